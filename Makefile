@@ -1,0 +1,120 @@
+# Two commands set everything up, with Python, make and a package index:
+#   make demo    trains a small model on several virtual devices and shows what happens
+#   make test    runs every check of the project
+# `make help` lists the rest.
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+SHELL := /bin/bash
+
+# The interpreters. The oldest supported JAX runs on the oldest supported Python, the newest on the newest.
+PYTHON ?= python3
+ifndef PYTHON_NEWEST
+PYTHON_NEWEST := $(shell sh scripts/newest_python.sh 3.13)
+endif
+PYTHON_TENSORFLOW ?= $(PYTHON)
+JAX_OLDEST ?= jax==0.10.2
+TENSORFLOW_VERSION ?= tensorflow-cpu==2.21.*
+# Arguments for pytest: make test PYTEST_ARGS="-k reduce"
+PYTEST_ARGS ?=
+
+DEMO := .venv
+TEST := .venv-test
+NEWEST := .venv-newest
+TENSORFLOW := .venv-tensorflow
+
+PIP := -m pip --disable-pip-version-check install --quiet --quiet
+PYTEST := -m pytest -n 2 --dist worksteal
+WITH_TENSORFLOW = if [ -e $(TENSORFLOW)/.installed ]; then \
+    export REPLICAX_TENSORFLOW_PYTHON="$${REPLICAX_TENSORFLOW_PYTHON:-$(CURDIR)/$(TENSORFLOW)/bin/python}"; fi;
+SAY_VERSIONS = -c 'import jax, sys; print("Testing on Python", sys.version.split()[0], "with JAX", jax.__version__)'
+
+version_of = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null))
+VERSION := $(call version_of,$(PYTHON))
+VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
+
+.PHONY: help demo test test-python test-newest tensorflow interpreters lint format bench clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
+	    printf '  make %-12s %s\n' "$$name" "$$text"; done
+
+demo: $(DEMO)/.installed  ## train a small model on several virtual devices
+	$(DEMO)/bin/python examples/digits.py
+
+test: interpreters lint test-python test-newest  ## run every check: lint, types, tests and doctests on both ends
+	@echo "All checks passed."
+
+interpreters:
+ifeq ($(VERSION),)
+	@echo "'$(PYTHON)' does not run. Name a Python, 3.11 or later, with PYTHON=..."; exit 1
+else ifneq ($(filter 2.% 3.0 3.1 3.2 3.3 3.4 3.5 3.6 3.7 3.8 3.9 3.10,$(VERSION)),)
+	@echo "'$(PYTHON)' is Python $(VERSION); replicax needs 3.11 or later. Name one with PYTHON=..."; exit 1
+else ifeq ($(VERSION),3.11)
+	@echo "Python $(VERSION) ($(PYTHON)) tests the oldest supported JAX, $(JAX_OLDEST)."
+else
+	@echo "Python $(VERSION) ($(PYTHON)) tests the newest JAX there is for it."
+endif
+ifeq ($(VERSION_NEWEST),)
+	@echo "There is no Python 3.13 here: the newest JAX is not tested on it. Name one with PYTHON_NEWEST=..."
+else ifeq ($(VERSION_NEWEST),$(VERSION))
+	@echo "That is the newest Python here too, so the tests run once."
+else
+	@echo "Python $(VERSION_NEWEST) ($(PYTHON_NEWEST)) tests the newest JAX."
+endif
+
+test-python: $(TEST)/.installed tensorflow  ## run the tests on python3 (JAX 0.10.2 where that is Python 3.11)
+	@$(TEST)/bin/python $(SAY_VERSIONS)
+	$(WITH_TENSORFLOW) $(TEST)/bin/python $(PYTEST) $(PYTEST_ARGS)
+
+ifneq ($(filter-out $(VERSION),$(VERSION_NEWEST)),)
+test-newest: $(NEWEST)/.installed tensorflow  ## run the tests on Python 3.13 with the newest JAX
+	@$(NEWEST)/bin/python $(SAY_VERSIONS)
+	$(WITH_TENSORFLOW) $(NEWEST)/bin/python $(PYTEST) $(PYTEST_ARGS)
+else
+test-newest:
+	@true
+endif
+
+# The comparison with TensorFlow runs where TensorFlow can be installed, and is skipped elsewhere.
+tensorflow:
+	@$(MAKE) --no-print-directory $(TENSORFLOW)/.installed \
+	    || echo "$(TENSORFLOW_VERSION) does not install on '$(PYTHON_TENSORFLOW)': the comparison with it is skipped."
+
+lint: $(TEST)/.installed  ## check style, format and types; list what is over the budget of lines
+	$(TEST)/bin/ruff check .
+	$(TEST)/bin/ruff format --check .
+	$(TEST)/bin/mypy
+	@$(TEST)/bin/python scripts/budget.py
+
+format: $(TEST)/.installed  ## mend style and format
+	$(TEST)/bin/ruff check --fix .
+	$(TEST)/bin/ruff format .
+
+bench: $(TEST)/.installed  ## measure what a step costs
+	$(TEST)/bin/python benchmarks/step.py
+
+clean:  ## remove environments and what tools leave behind
+	rm -rf $(DEMO) $(TEST) $(NEWEST) $(TENSORFLOW) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find src tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# Each environment has a stamp: it is installed again only when pyproject.toml has changed.
+$(DEMO)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(DEMO)
+	$(DEMO)/bin/python $(PIP) --editable '.[examples]'
+	@touch $@
+
+$(TEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(TEST)
+	$(TEST)/bin/python $(PIP) --editable '.[test]' $(if $(filter 3.11,$(VERSION)),'$(JAX_OLDEST)')
+	@touch $@
+
+$(NEWEST)/.installed: pyproject.toml
+	$(PYTHON_NEWEST) -m venv $(NEWEST)
+	$(NEWEST)/bin/python $(PIP) --upgrade --editable '.[test]'
+	@touch $@
+
+$(TENSORFLOW)/.installed:
+	$(PYTHON_TENSORFLOW) -m venv $(TENSORFLOW)
+	$(TENSORFLOW)/bin/python $(PIP) --only-binary :all: '$(TENSORFLOW_VERSION)'
+	@touch $@

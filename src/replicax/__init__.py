@@ -1,0 +1,103 @@
+"""The programming model of tf.distribute on JAX.
+
+Write what one replica does; a `Strategy` runs it on every replica, keeps the variables in step, splits the input and
+reduces the results. See https://github.com/replicax/replicax and the docstrings of the names below.
+"""
+
+from replicax import _devices
+
+_devices.configure_from_environment()
+
+# ruff: noqa: E402
+from replicax import config, data
+from replicax._context import (
+    ReplicaContext,
+    experimental_set_strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from replicax._cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
+from replicax._default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
+from replicax._errors import DeviceError, InvalidArgumentError, OutOfRangeError, ReplicaError, ReplicaxError
+from replicax._function import Function, function
+from replicax._indexed_slices import IndexedSlices
+from replicax._input import DistributedDataset, DistributedIterator
+from replicax._mirrored import MirroredStrategy
+from replicax._one_device import OneDeviceStrategy
+from replicax._optimizer import Optimizer
+from replicax._specs import PerReplicaSpec, TensorSpec
+from replicax._strategy import Strategy, StrategyExtended
+from replicax._tape import GradientTape, UnconnectedGradients
+from replicax._types import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    ReduceOp,
+    RunOptions,
+    ValueContext,
+    VariableAggregation,
+    VariableSynchronization,
+)
+from replicax._values import DistributedValues, Mirrored, PerReplica
+from replicax._variables import Variable, name_scope, variable_creator_scope
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "CrossDeviceOps",
+    "DeviceError",
+    "DistributedDataset",
+    "DistributedIterator",
+    "DistributedValues",
+    "Function",
+    "GradientTape",
+    "HierarchicalCopyAllReduce",
+    "IndexedSlices",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
+    "InvalidArgumentError",
+    "Mirrored",
+    "MirroredStrategy",
+    "NcclAllReduce",
+    "OneDeviceStrategy",
+    "Optimizer",
+    "OutOfRangeError",
+    "PerReplica",
+    "PerReplicaSpec",
+    "ReduceOp",
+    "ReductionToOneDevice",
+    "ReplicaContext",
+    "ReplicaError",
+    "ReplicaxError",
+    "RunOptions",
+    "Strategy",
+    "StrategyExtended",
+    "TensorSpec",
+    "UnconnectedGradients",
+    "ValueContext",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "config",
+    "data",
+    "experimental_set_strategy",
+    "function",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+    "name_scope",
+    "variable_creator_scope",
+]

@@ -1,0 +1,195 @@
+"""The arithmetic of reducing and gathering: on the components themselves, and on one replica's while traced.
+
+All tensors of one dtype are packed into one vector for one all-reduce, which is several times faster than one
+each where they are small (see benchmarks/step.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from replicax._context import as_array, has_64_bit_types
+from replicax._errors import InvalidArgumentError
+from replicax._indexed_slices import IndexedSlices
+from replicax._types import ReduceOp
+from replicax._values import AXIS, is_array
+
+
+def mean_dtype(dtype: Any) -> np.dtype:
+    """The dtype of a mean: floating point of integers, 64 bits wide for 32-bit ones where JAX has such types."""
+    dtype = np.dtype(dtype)
+    if dtype.kind not in "iub":
+        return dtype
+    return np.dtype(np.float64 if dtype.itemsize >= 4 and has_64_bit_types() else np.float32)
+
+
+def divided(total: Any, count: Any, dtype: Any) -> Any:
+    """`total / count` in the dtype of a mean of `dtype`."""
+    target = mean_dtype(dtype)
+    return total.astype(target) / jnp.asarray(count).astype(target)
+
+
+def check_numeric(dtype: Any) -> None:
+    """`InvalidArgumentError` for dtypes that have no sum."""
+    if jnp.issubdtype(dtype, jnp.bool_) or not (
+        jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.floating)
+    ):
+        raise InvalidArgumentError(
+            f"Values of dtype {dtype} cannot be added up; cast them to a numeric dtype first, such as int32 or float32."
+        )
+
+
+def check_alike(parts: Sequence[Any], free_axis: int | None = None) -> None:
+    """`InvalidArgumentError` where the replicas' arrays differ in dtype, or in shape but along `free_axis`."""
+    dtypes = [str(part.dtype) for part in parts]
+    if len(set(dtypes)) > 1:
+        raise InvalidArgumentError(f"The replicas' values differ in dtype: {_each(dtypes)}.")
+    shapes = [tuple(part.shape) for part in parts]
+    ranks = {len(shape) for shape in shapes}
+    if len(ranks) > 1:
+        raise InvalidArgumentError(f"The replicas' values differ in rank, their shapes are: {_each(shapes)}.")
+    fixed = {tuple(n for i, n in enumerate(shape) if i != free_axis) for shape in shapes}
+    if len(fixed) > 1:
+        where = "" if free_axis is None else f" in another dimension than {free_axis}"
+        raise InvalidArgumentError(f"The replicas' values differ in shape{where}: {_each(shapes)}.")
+
+
+def _each(things: Sequence[Any]) -> str:
+    return ", ".join(f"replica {i}: {thing}" for i, thing in enumerate(things))
+
+
+def gather_axis(axis: int, ndim: int) -> int:
+    """`axis` counted from the start; `InvalidArgumentError` for scalars or out of range."""
+    if ndim == 0:
+        raise InvalidArgumentError("Scalars cannot be concatenated: give them a dimension first, value[None].")
+    if not -ndim <= axis < ndim:
+        raise InvalidArgumentError(f"Expected concatenating dimensions in the range [{-ndim}, {ndim}), but got {axis}.")
+    return axis % ndim
+
+
+def add(parts: Sequence[Any]) -> Any:
+    """The sum of the components, on the first one's device."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def reduce_parts(op: ReduceOp, parts: Sequence[Any], add: Callable[[Sequence[Any]], Any] = add) -> Any:
+    """Sum or mean of the components, elementwise; sparse ones are concatenated."""
+    if isinstance(parts[0], IndexedSlices):
+        values = jnp.concatenate([part.values for part in parts])
+        indices = jnp.concatenate([jnp.asarray(part.indices) for part in parts])
+        scaled = values / len(parts) if op is ReduceOp.MEAN else values
+        return IndexedSlices(scaled, indices, parts[0].dense_shape)
+    for part in parts:
+        if not is_array(part):
+            raise TypeError(
+                f"The replicas' values are no arrays but {part!r} of type {type(part).__name__}. Return arrays from "
+                "the replica function: jnp.asarray(...)."
+            )
+        check_numeric(part.dtype)
+    check_alike(parts)
+    total = add([as_array(part) for part in parts])
+    return divided(total, len(parts), parts[0].dtype) if op is ReduceOp.MEAN else total
+
+
+def reduce_along(op: ReduceOp, parts: Sequence[Any], axis: int | tuple[int, ...]) -> Any:
+    """Each component reduced along `axis`, then all of them; the mean weighs every element equally."""
+    hash(axis)  # a list or an array is a TypeError
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    sums, count = [], 0
+    for part in parts:
+        part = as_array(part)
+        check_numeric(part.dtype)
+        for one in axes:
+            if not isinstance(one, (int, np.integer)) or isinstance(one, bool):
+                raise TypeError(f"`axis` is an int or a tuple of ints, got {axis!r}.")
+            if not -part.ndim <= one < part.ndim:
+                raise ValueError(
+                    f"Invalid reduction dimension {one} for input with {part.ndim} dimensions (shape {part.shape})."
+                )
+        sums.append(jnp.sum(part, axis=axes, dtype=part.dtype))
+        count += int(np.prod([part.shape[one] for one in axes], dtype=np.int64))
+    check_alike(sums)
+    total = add(sums)
+    return divided(total, count, parts[0].dtype) if op is ReduceOp.MEAN else total
+
+
+# One replica's view, inside of `shard_map`: values are its own component.
+
+
+def packed(leaves: Sequence[Any], collective: Callable[[Any], Any], packs: Callable[[list[Any]], list[list[int]]]):
+    """`collective` of all leaves, those of one pack raveled into one vector."""
+    results: list[Any] = [None] * len(leaves)
+    for group in packs(list(leaves)):
+        if len(group) == 1:
+            results[group[0]] = collective(leaves[group[0]])
+            continue
+        vector = collective(jnp.concatenate([jnp.ravel(leaves[i]) for i in group]))
+        start = 0
+        for i in group:
+            size = leaves[i].size
+            results[i] = jnp.reshape(lax.slice(vector, (start,), (start + size,)), leaves[i].shape)
+            start += size
+    return results
+
+
+def packs_by_dtype(leaves: list[Any], bytes_per_pack: int = 0) -> list[list[int]]:
+    """Groups of leaves of one dtype, of at most so many bytes each where that is not 0."""
+    groups: list[list[int]] = []
+    open_group: dict[Any, tuple[int, int]] = {}  # dtype -> (number of its last group, bytes in it)
+    for i, leaf in enumerate(leaves):
+        size = leaf.size * leaf.dtype.itemsize
+        where, filled = open_group.get(leaf.dtype, (-1, 0))
+        if where < 0 or (bytes_per_pack and filled + size > bytes_per_pack):
+            groups.append([])
+            where, filled = len(groups) - 1, 0
+        groups[where].append(i)
+        open_group[leaf.dtype] = (where, filled + size)
+    return groups
+
+
+def packs_by_count(leaves: list[Any], count: int) -> list[list[int]]:
+    """At most `count` groups for each dtype, of about equal bytes; 0 leaves every tensor by itself."""
+    if count == 0:
+        return [[i] for i in range(len(leaves))]
+    largest = max(sum(x.size * x.dtype.itemsize for x in leaves if x.dtype == leaf.dtype) for leaf in leaves)
+    return packs_by_dtype(leaves, 0 if count == 1 else max(1, -(-largest // count)))
+
+
+def local_sum(leaf: Any) -> Any:
+    """The sum over the replicas."""
+    return lax.psum(leaf, AXIS)
+
+
+def local_gather(leaf: Any, axis: int) -> Any:
+    """The concatenation over the replicas."""
+    return lax.all_gather(leaf, AXIS, axis=gather_axis(axis, leaf.ndim), tiled=True)
+
+
+def local_reduce(op: ReduceOp, leaves: Sequence[Any], size: int, reduce_dense: Callable[[list[Any]], list[Any]]):
+    """Sum or mean over the replicas of one replica's leaves; `reduce_dense` adds up the dense ones."""
+    dense = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, IndexedSlices)]
+    for i in dense:
+        check_numeric(leaves[i].dtype)
+    results = list(leaves)
+    for i, total in zip(dense, reduce_dense([leaves[i] for i in dense]) if dense else ()):
+        results[i] = divided(total, size, leaves[i].dtype) if op is ReduceOp.MEAN else total
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, IndexedSlices):
+            values = leaf.values / size if op is ReduceOp.MEAN else leaf.values
+            results[i] = IndexedSlices(local_gather(values, 0), local_gather(leaf.indices, 0), leaf.dense_shape)
+    return results
+
+
+def trace_of(leaf: Any) -> Any:
+    """The JAX trace that an array belongs to; a concrete one belongs to none of the traces in progress."""
+    return jex.find_top_trace([leaf]) if isinstance(leaf, jax.core.Tracer) else None

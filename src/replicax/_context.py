@@ -1,0 +1,274 @@
+"""Which strategy is current, and whether the program stands inside of one replica or above all of them.
+
+Each thread has a stack of contexts. In a *cross-replica* context (a strategy's scope, a merge function) values
+have a component per replica; in a *replica* context (the function given to `run`) they are one replica's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _errors, _levels, _nest
+from replicax._indexed_slices import IndexedSlices
+from replicax._types import CommunicationOptions, ReduceOp, as_reduce_op
+from replicax._values import DistributedValues, is_array
+
+if TYPE_CHECKING:
+    from replicax._strategy import Strategy
+
+
+class ReplicaContext:
+    """What the function given to `Strategy.run` can ask and do: who it is, and how to meet the other replicas.
+
+    Get it with `get_replica_context()`. Every replica must make the same calls in the same order.
+
+    >>> import replicax as rx
+    >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    >>> def total(x):
+    ...     return rx.get_replica_context().all_reduce("SUM", x)
+    >>> x = strategy.experimental_distribute_values_from_function(lambda c: np.float32(c.replica_id_in_sync_group + 1))
+    >>> [float(part) for part in strategy.run(total, args=(x,)).values]
+    [3.0, 3.0]
+    """
+
+    def __init__(self, strategy: Strategy, replica_id_in_sync_group: Any):
+        self._strategy = strategy
+        self._replica_id = replica_id_in_sync_group
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that runs the function."""
+        return self._strategy
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas run the function, on all workers together."""
+        return self._strategy.num_replicas_in_sync
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        """This replica's number, from 0: an int32 scalar array inside of `run`, symbolic in compiled code."""
+        return self._replica_id
+
+    @property
+    def devices(self) -> Any:
+        """The full names of the replica's devices."""
+        return self._strategy.extended._replica_devices(self)
+
+    def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
+        """Calls `merge_fn(strategy, *args, **kwargs)` once, in cross-replica context, for all replicas together.
+
+        Args:
+            merge_fn: its arguments are the replicas' merged: leaves are `PerReplica`, unless all replicas
+                passed the very same object.
+            args, kwargs: this replica's.
+
+        Returns:
+            This replica's component of what `merge_fn` returned.
+
+        Raises:
+            RuntimeError: this is not the context of the running replica, or the replicas do not all meet.
+        """
+        self._check_current()
+        return self._merge(merge_fn, tuple(args), kwargs or {}, ("merge_call",))
+
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
+        """The sum or the mean of all replicas' values, on every replica.
+
+        Args:
+            reduce_op: `ReduceOp` or its name.
+            value: a nest of arrays, variables or `IndexedSlices`, of equal shapes and dtypes on all replicas.
+                All tensors of one dtype are reduced together, in one collective.
+            options: see `CommunicationOptions`.
+
+        Returns:
+            The same nest. The mean of integers is floating point. It is differentiable: the gradient is the
+            same `all_reduce` of the incoming gradients. A value that is the very same object on every replica
+            (captured, or passed to `run` undistributed) counts as one value and is returned as it is.
+
+        Raises:
+            InvalidArgumentError: shapes or dtypes differ between the replicas.
+            TypeError: a leaf is no array.
+        """
+        op = as_reduce_op(reduce_op)
+        self._check_current()
+        leaves = [_tensor(leaf, "all_reduce") for leaf in _nest.leaves(value)]
+        results = iter(self._all_reduce(op, leaves, options or CommunicationOptions()) if leaves else [])
+        return _nest.map_structure(lambda _: next(results), value)
+
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        """All replicas' values, concatenated along `axis` in replica order, on every replica.
+
+        Args:
+            value: a nest of arrays of at least one dimension. In eager mode sizes along `axis` may differ between
+                the replicas; every other dimension must agree.
+            axis: negative ones count from the end.
+            options: see `CommunicationOptions`.
+
+        Raises:
+            InvalidArgumentError: scalars, an axis out of range, or shapes or dtypes that do not fit.
+            TypeError: a leaf is no array of a numeric type.
+        """
+        self._check_current()
+        leaves = [_tensor(leaf, "all_gather", sparse=False) for leaf in _nest.leaves(value)]
+        results = iter(self._all_gather(leaves, axis, options or CommunicationOptions()) if leaves else [])
+        return _nest.map_structure(lambda _: next(results), value)
+
+    # How the replicas meet: one implementation for each way to run.
+
+    def _merge(self, fn: Callable[..., Any], args: tuple, kwargs: dict, tag: tuple) -> Any:
+        raise NotImplementedError
+
+    def _all_reduce(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
+        raise NotImplementedError
+
+    def _all_gather(self, leaves: list[Any], axis: int, options: CommunicationOptions) -> list[Any]:
+        raise NotImplementedError
+
+    def _check_current(self) -> None:
+        current = get_replica_context()
+        if current is None:
+            raise RuntimeError(_errors.REPLICA_NEEDED)
+        if current.strategy is not self._strategy:
+            raise RuntimeError(
+                f"Mismatching tf.distribute.Strategy objects: {current.strategy!r} is not {self._strategy!r}."
+            )
+
+
+_NOT_NUMERIC = "OSUMmV"
+
+
+def _tensor(leaf: Any, what: str, sparse: bool = True) -> Any:
+    """A leaf that replicas can exchange, a variable read; an error that names the leaf's type otherwise."""
+    if isinstance(leaf, IndexedSlices):
+        if not sparse:
+            raise NotImplementedError(f"{what} does not support IndexedSlices")
+        return leaf
+    if getattr(leaf, "_replicax_variable", False):
+        leaf = leaf.read_value()
+    if isinstance(leaf, DistributedValues):
+        raise TypeError(
+            f"{what} takes this replica's own value, got a {type(leaf).__name__} value. Pass it to the replica "
+            "function through `args` of `strategy.run`, where it becomes the replica's component."
+        )
+    if not is_array(leaf):
+        raise TypeError(
+            f"{what} takes arrays, got {leaf!r} of type {type(leaf).__name__}. Make an array of it: jnp.asarray(...)."
+        )
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        if leaf.dtype.kind in _NOT_NUMERIC:
+            error = TypeError if what.endswith("gather") else _errors.InvalidArgumentError
+            raise error(f"{what} takes numeric arrays, got dtype {leaf.dtype}.")
+        leaf = as_array(leaf)
+    if what.endswith("gather") and leaf.dtype == bool:
+        raise TypeError(f"{what} takes floating and integer arrays, got dtype bool.")
+    return leaf
+
+
+def as_array(value: Any) -> jax.Array:
+    """A numpy value or number as a JAX array of the same dtype, where JAX is set to have 64-bit types."""
+    if isinstance(value, (np.ndarray, np.generic)) and has_64_bit_types():
+        return jnp.asarray(value, dtype=value.dtype)
+    return jnp.asarray(value)
+
+
+def has_64_bit_types() -> bool:
+    """Whether arrays may be of 64-bit types when that is asked for."""
+    allowed = jax.config.jax_explicit_x64_dtypes
+    return bool(jax.config.jax_enable_x64) or getattr(allowed, "name", str(allowed)).lower() == "allow"
+
+
+class _Contexts(threading.local):
+    def __init__(self):
+        self.default: tuple[Any, ReplicaContext | None] | None = None  # set by experimental_set_strategy
+        self.stack: list[tuple[Any, ReplicaContext | None]] = []
+
+
+_contexts = _Contexts()
+_default_strategy: Any = None  # set by _default.py
+
+
+def set_default_strategy(strategy: Any) -> None:
+    """Registers the strategy that is current outside of any scope."""
+    global _default_strategy
+    _default_strategy = strategy
+
+
+def _current() -> tuple[Any, ReplicaContext | None]:
+    if _contexts.stack:
+        return _contexts.stack[-1]
+    if _contexts.default is not None:
+        return _contexts.default
+    return _default_strategy, _default_strategy.extended._replica_context
+
+
+class entered:
+    """A context manager: this strategy is current, in this replica context or, with None, in cross-replica context."""
+
+    def __init__(self, strategy: Any, replica_context: ReplicaContext | None):
+        self._entry = (strategy, replica_context)
+
+    def __enter__(self) -> Any:
+        _contexts.stack.append(self._entry)
+        return self._entry[0]
+
+    def __exit__(self, *_: Any) -> None:
+        _contexts.stack.pop()
+
+
+def get_strategy() -> Strategy:
+    """The current strategy: the one whose scope was entered, or the default strategy.
+
+    >>> import replicax as rx
+    >>> rx.get_strategy().num_replicas_in_sync
+    1
+    """
+    return _current()[0]
+
+
+def has_strategy() -> bool:
+    """Whether a strategy other than the default one is current."""
+    return _current()[0] is not _default_strategy
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """The replica context that the program is in, None in cross-replica context."""
+    return _current()[1]
+
+
+def in_cross_replica_context() -> bool:
+    """Whether the program stands above the replicas: in a strategy's scope or a merge function."""
+    return _current()[1] is None
+
+
+def experimental_set_strategy(strategy: Strategy | None) -> None:
+    """Makes a strategy current without a `with` block, until the next call; None takes it away.
+
+    Raises:
+        RuntimeError: inside of a strategy's scope or of `run`.
+    """
+    if _contexts.stack:
+        raise RuntimeError("Must not be called inside a `tf.distribute.Strategy` scope.")
+    _contexts.default = None if strategy is None or strategy is _default_strategy else (strategy, None)
+
+
+def require_cross_replica(strategy: Any, message: str = _errors.CROSS_REPLICA_NEEDED) -> None:
+    """`RuntimeError` unless the program is outside of any replica of a strategy, and in no other one's scope."""
+    current, replica_context = _current()
+    if current is _default_strategy or strategy is _default_strategy:
+        return
+    if current is not strategy:
+        raise _errors.mixing(current, strategy)
+    if replica_context is not None:
+        raise RuntimeError(message)
+
+
+def is_traced() -> bool:
+    """Whether the program is being traced, so that replicas run compiled."""
+    return _levels.is_tracing()

@@ -1,0 +1,298 @@
+"""How values are combined over the replicas' devices, and what choice there is in it.
+
+XLA picks the algorithm of an all-reduce (ring, tree, NCCL's own) by itself. What is left to choose is how many
+all-reduces there are and what each carries, and whether to reduce on one device in place of all:
+
+| class | compiled program | eager |
+|---|---|---|
+| (none given) | all tensors of one dtype in one all-reduce | the same program, run at once |
+| `NcclAllReduce(num_packs)` | `num_packs` all-reduces; 0: one a tensor | the same |
+| `HierarchicalCopyAllReduce(num_packs)` | sums within halves of the replicas, then across them | the same |
+| `ReductionToOneDevice` | every replica gathers all and adds them up | added up on one device, then copied |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from replicax import _collectives, _devices, _dispatch, _nest, _private
+from replicax._indexed_slices import IndexedSlices
+from replicax._types import CommunicationOptions, ReduceOp
+from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh
+
+_DESTINATIONS = "destinations must be one of a `DistributedValues` object, a tf.Variable object, or a device string."
+
+
+def is_variable(value: Any) -> bool:
+    """Whether `value` is a `Variable`; known by a mark, since variables stand above this module."""
+    return bool(getattr(value, "_replicax_variable", False))
+
+
+def placed(value: Any, destinations: Any) -> Any:
+    """`value` where `destinations` says: mirrored where that is a distributed value or variable, else on its device."""
+    mesh = getattr(destinations, "_mesh", None) if is_variable(destinations) else getattr(destinations, "mesh", None)
+    if isinstance(value, jax.core.Tracer):
+        local = mesh is not None and isinstance(destinations, DistributedValues)
+        return Mirrored.of_local(value, mesh) if local else value
+    if isinstance(destinations, DistributedValues):
+        if isinstance(mesh, ReplicaMesh):
+            return Mirrored.of_array(mesh.mirror([value] * len(mesh.local_ids)), mesh)
+        return Mirrored((value,) * len(destinations.values))
+    if isinstance(destinations, str):
+        device = _devices.find_device(destinations)
+    elif is_variable(destinations):
+        device = next(iter(destinations.read_value().devices()))
+    elif isinstance(destinations, jax.Array):
+        device = next(iter(destinations.devices()))
+    else:
+        raise ValueError(f"{_DESTINATIONS} Got {destinations!r} of type {type(destinations).__name__}.")
+    if isinstance(value, IndexedSlices):
+        return value
+    return _private.uncommitted(jax.device_put(value, device))
+
+
+class CrossDeviceOps:
+    """The base of the ways to combine the replicas' values. To make one of your own, implement
+    `reduce_implementation` and `batch_reduce_implementation`, and give an instance to `MirroredStrategy`.
+    """
+
+    def reduce(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """The sum or mean of the components, placed at the destinations.
+
+        Args:
+            reduce_op: a `ReduceOp`; names are not taken here.
+            per_replica_value: a `PerReplica`; anything else counts as one replica's.
+            destinations: a variable or distributed value (the result is `Mirrored` on its devices), or a
+                device's name or an array (the result is a plain array there).
+            options: see `CommunicationOptions`.
+
+        Raises:
+            ValueError: `reduce_op` is no `ReduceOp`, or `destinations` is none of these.
+        """
+        _check_op(reduce_op)
+        _check_destinations(destinations)
+        value = _as_per_replica(per_replica_value)
+        return self.reduce_implementation(reduce_op, value, destinations, options or CommunicationOptions())
+
+    def batch_reduce(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+    ) -> list[Any]:
+        """`reduce` of several (value, destinations) pairs together; the results in their order."""
+        _check_op(reduce_op)
+        if not isinstance(value_destination_pairs, (list, tuple)) or not all(
+            isinstance(pair, tuple) and len(pair) == 2 for pair in value_destination_pairs
+        ):
+            raise ValueError("Each element of `value_destination_pairs` should be a tuple.")
+        pairs = [(_as_per_replica(value), destinations) for value, destinations in value_destination_pairs]
+        for _, destinations in pairs:
+            _check_destinations(destinations)
+        return self.batch_reduce_implementation(reduce_op, pairs, options or CommunicationOptions()) if pairs else []
+
+    def broadcast(self, tensor: Any, destinations: Any) -> Any:
+        """A copy of `tensor` at the destinations."""
+        _check_destinations(destinations)
+        return self.broadcast_implementation(tensor, destinations)
+
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: CommunicationOptions
+    ) -> Any:
+        """For subclasses: what `reduce` does after it has checked its arguments."""
+        raise NotImplementedError("_reduce method must be implemented in descendants.")
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions,
+    ) -> list[Any]:
+        """For subclasses: what `batch_reduce` does after it has checked its arguments."""
+        raise NotImplementedError("batch_reduce_implementation method must be implemented in descendants.")
+
+    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+        """For subclasses: what `broadcast` does after it has checked its arguments."""
+        return placed(_collectives.as_array(tensor), destinations)
+
+    def _local_reduce(
+        self, op: ReduceOp, leaves: list[Any], mesh: ReplicaMesh, options: CommunicationOptions
+    ) -> list[Any]:
+        """One replica's leaves, combined with the others' while a replica function is traced."""
+        values = [PerReplica.of_local(leaf, mesh) for leaf in leaves]
+        results = self.batch_reduce(op, [(value, value) for value in values], options)
+        return [result._local if isinstance(result, (PerReplica, Mirrored)) else result for result in results]
+
+
+class AllReduceCrossDeviceOps(CrossDeviceOps):
+    """Combines by all-reduce: every replica has the result at once."""
+
+    def __init__(self, num_packs: int = 1):
+        self._num_packs = num_packs
+        self._programs: dict[Any, Callable[..., Any]] = {}
+
+    def _packs(self, leaves: list[Any], options: CommunicationOptions) -> list[list[int]]:
+        if options.bytes_per_pack:
+            return _collectives.packs_by_dtype(leaves, options.bytes_per_pack)
+        return _collectives.packs_by_count(leaves, self._num_packs)
+
+    def _sum(self, leaf: Any, size: int) -> Any:
+        return _collectives.local_sum(leaf)
+
+    def _local_reduce(self, op, leaves, mesh, options):
+        def reduce_dense(dense):
+            return _collectives.packed(dense, lambda x: self._sum(x, mesh.size), lambda x: self._packs(x, options))
+
+        return _collectives.local_reduce(op, leaves, mesh.size, reduce_dense)
+
+    def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+        return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
+
+    def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
+        values = [value for value, _ in value_destination_pairs]
+        meshes = {value.mesh for value in values}
+        mesh = meshes.pop()
+        if values[0]._local is not None:
+            totals = self._local_reduce(reduce_op, [value._local for value in values], mesh, options)
+        elif not meshes and mesh is not None and all(value.array() is not None for value in values):
+            totals = self._run(reduce_op, [value.array() for value in values], mesh, options)
+        else:
+            totals = [_collectives.reduce_parts(reduce_op, value.values) for value in values]
+        return [_placed_total(total, pair[1]) for total, pair in zip(totals, value_destination_pairs)]
+
+    def _run(self, op: ReduceOp, arrays: list[Any], mesh: ReplicaMesh, options: CommunicationOptions) -> list[Any]:
+        """The compiled program, at once. Results are mirrored."""
+        key = (op, mesh, options.bytes_per_pack, len(arrays))
+        if key not in self._programs:
+
+            def program(*rows):
+                return tuple(self._local_reduce(op, [row[0] for row in rows], mesh, options))
+
+            stacked, mirrored = PartitionSpec(AXIS), PartitionSpec()
+            mapped = jax.shard_map(program, mesh=mesh.mesh, in_specs=stacked, out_specs=mirrored, check_vma=False)
+            self._programs[key] = jax.jit(mapped)
+        totals = self._programs[key](*arrays)
+        if mesh.needs_bound and not isinstance(totals[0], jax.core.Tracer):
+            _dispatch.launched(totals[0])
+        return [Mirrored.of_array(total, mesh) for total in totals]
+
+
+def _placed_total(total: Any, destinations: Any) -> Any:
+    if isinstance(total, Mirrored):
+        if isinstance(destinations, DistributedValues):
+            return total
+        total = total.values[0]
+    return placed(total, destinations)
+
+
+class CollectiveAllReduce(AllReduceCrossDeviceOps):
+    """What strategies use where no other is given: all tensors of one dtype in one all-reduce."""
+
+
+class NcclAllReduce(AllReduceCrossDeviceOps):
+    """All-reduce in a chosen number of packs. On GPUs XLA uses NCCL; elsewhere the devices' own collectives.
+
+    Args:
+        num_packs: how many all-reduces the tensors of one dtype are put into; 0 leaves each tensor its own.
+
+    Raises:
+        ValueError: `num_packs` is negative.
+    """
+
+    def __init__(self, num_packs: int = 1):
+        if num_packs < 0:
+            raise ValueError(f"NCCL all-reduce requires num_packs >= 0, but {num_packs} is specified")
+        super().__init__(num_packs)
+
+
+class HierarchicalCopyAllReduce(AllReduceCrossDeviceOps):
+    """All-reduce in two stages: within each half of the replicas, then between the halves.
+
+    It helps where devices within a half are better connected than the halves are. With an odd number of
+    replicas, or fewer than four, there is one stage.
+
+    Args:
+        num_packs: as in `NcclAllReduce`.
+
+    Raises:
+        ValueError: `num_packs` is negative.
+    """
+
+    def __init__(self, num_packs: int = 1):
+        if num_packs < 0:
+            raise ValueError(f"HierarchicalCopy requires num_packs >= 0, but {num_packs} is specified")
+        super().__init__(num_packs)
+
+    def _sum(self, leaf, size):
+        if size < 4 or size % 2:
+            return lax.psum(leaf, AXIS)
+        half = size // 2
+        within = lax.psum(leaf, AXIS, axis_index_groups=[list(range(half)), list(range(half, size))])
+        return lax.psum(within, AXIS, axis_index_groups=[[i, i + half] for i in range(half)])
+
+
+class ReductionToOneDevice(CrossDeviceOps):
+    """Adds up on one device and copies the result to all.
+
+    Compiled code has no reduction to one device: there every replica gathers all components and adds them up.
+
+    Args:
+        reduce_to_device: the device's name; by default the first of the destinations.
+        accumulation_fn: takes the list of the components and returns their combination; by default their sum.
+    """
+
+    def __init__(self, reduce_to_device: str | None = None, accumulation_fn: Callable[[list[Any]], Any] | None = None):
+        self._device = reduce_to_device
+        self._accumulate = accumulation_fn or _collectives.add
+
+    def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+        if per_replica_value._local is not None:
+            total = self._local_reduce(reduce_op, [per_replica_value._local], per_replica_value.mesh, options)[0]
+            return placed(total, destinations)
+        parts = per_replica_value.values
+        if self._device is not None and not isinstance(parts[0], IndexedSlices):
+            device = _devices.find_device(self._device)
+            parts = [jax.device_put(_collectives.as_array(part), device) for part in parts]
+        total = _collectives.reduce_parts(reduce_op, parts, lambda values: self._accumulate(list(values)))
+        return placed(total, destinations)
+
+    def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
+        return [self.reduce_implementation(reduce_op, *pair, options) for pair in value_destination_pairs]
+
+    def _local_reduce(self, op, leaves, mesh, options):
+        def reduce_dense(dense):
+            gathered = [lax.all_gather(leaf, AXIS) for leaf in dense]
+            return [self._accumulate([everyone[i] for i in range(mesh.size)]) for everyone in gathered]
+
+        return _collectives.local_reduce(op, leaves, mesh.size, reduce_dense)
+
+
+def _check_op(reduce_op: Any) -> None:
+    if not isinstance(reduce_op, ReduceOp):
+        raise ValueError("`reduce_op` must be Reduce.SUM or Reduce.MEAN.")
+
+
+def _check_destinations(destinations: Any) -> None:
+    if destinations is None:
+        raise ValueError(_DESTINATIONS)
+
+
+def _as_per_replica(value: Any) -> PerReplica:
+    if isinstance(value, PerReplica):
+        return value
+    if isinstance(value, DistributedValues) and is_variable(value):
+        return value._per_replica()  # type: ignore[attr-defined]
+    if isinstance(value, (IndexedSlices, _nest.Leaf)):
+        return PerReplica((value,))
+    return PerReplica((_collectives.as_array(value),))

@@ -1,0 +1,28 @@
+"""A bound on how many compiled calls with collectives are under way at once on CPU devices.
+
+With several CPU devices JAX runs each device's part of a call on a thread of one pool. Once 32 calls that hold
+collectives are in flight, each waits for threads that the others hold, and the process deadlocks and aborts
+(seen on JAX 0.10). A bound on calls in flight costs nothing, since the devices are busy all the same.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from typing import Any
+
+import jax
+
+LIMIT = 8
+
+_in_flight: collections.deque[jax.Array] = collections.deque()
+_lock = threading.Lock()
+
+
+def launched(output: Any) -> None:
+    """Says that a call was dispatched whose output this is; waits for the call before the last `LIMIT` ones."""
+    with _lock:
+        _in_flight.append(output)
+        oldest = _in_flight.popleft() if len(_in_flight) > LIMIT else None
+    if oldest is not None and not oldest.is_deleted():
+        oldest.block_until_ready()

@@ -1,0 +1,51 @@
+"""Exceptions of replicax. The type names the phase; each is also a builtin type, so that either can be caught.
+
+    ReplicaxError
+    ├── InvalidArgumentError (ValueError)    values that do not fit together: shapes, dtypes, axes
+    ├── OutOfRangeError (IndexError)         an iterator has no more elements
+    ├── DeviceError (ValueError)             a device that is not there, or is named twice
+    └── ReplicaError (RuntimeError)          replicas went different ways
+"""
+
+from __future__ import annotations
+
+
+class ReplicaxError(Exception):
+    """The base of replicax's own exceptions."""
+
+
+class InvalidArgumentError(ReplicaxError, ValueError):
+    """Values that do not fit together: shapes, dtypes or an axis out of range."""
+
+
+class OutOfRangeError(ReplicaxError, IndexError):
+    """An iterator has no more elements."""
+
+
+class DeviceError(ReplicaxError, ValueError):
+    """A device that is not there, is named twice, or is asked for too late."""
+
+
+class ReplicaError(ReplicaxError, RuntimeError):
+    """Replicas went different ways: they met in different calls, or one returned while others waited."""
+
+
+CROSS_REPLICA_NEEDED = "Method requires being in cross-replica context, use get_replica_context().merge_call()"
+REPLICA_NEEDED = "Need to be inside `call_for_each_replica()`"
+NOT_A_TENSOR = (
+    "It looks like you are using a PerReplica object while not inside a replica context, which is not supported. "
+    "Try running your op or function inside a replica context by using `strategy.run`"
+)
+MERGE_IN_TRACE = (
+    "`merge_call` called while defining a new graph or a tf.function. This can often happen if the function `fn` "
+    "passed to `strategy.run()` contains a nested `@tf.function`, and the nested `@tf.function` contains a "
+    "synchronization point, such as aggregating gradients (e.g, optimizer.apply_gradients), or if the function `fn` "
+    "uses a control flow statement which contains a synchronization point in the body. In replicax this holds only "
+    "while replicas run eagerly: put the whole step into one `rx.function`, where such functions, branches and loops "
+    "may contain synchronization points."
+)
+
+
+def mixing(one: object, other: object) -> RuntimeError:
+    """The error for a strategy used where another one is current."""
+    return RuntimeError(f"Mixing different tf.distribute.Strategy objects: {one!r} is not {other!r}")

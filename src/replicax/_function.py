@@ -1,0 +1,640 @@
+"""`function`: a Python function compiled as a whole, with the variables that it reads and writes.
+
+The first call with arguments of some signature traces the Python code once, to a jaxpr. Variables that it reads turn
+into inputs on the way, those that it assigns into outputs (see `_levels`), and `next(iterator)` of a distributed
+dataset into an input that each call pulls. The compiled program then takes the variables' current arrays, donates
+those that it replaces, and puts the new ones in their place. An array that somebody outside may hold is copied
+before it would be donated.
+
+Where one program cannot be had, the Python code itself runs: eagerly, where the replicas' parts of a batch differ in
+size; and driven from the host where the function loops over a distributed dataset, with each `strategy.run` in it
+compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _context, _dispatch, _input, _levels, _nest, _specs
+from replicax._errors import OutOfRangeError
+from replicax._indexed_slices import IndexedSlices
+from replicax._values import DistributedValues, Mirrored, PerReplica, is_array
+from replicax._variables import Variable
+
+_TOKEN_SIZE = 256  # bytes; a larger result is not kept just to see whether its call has ended
+
+
+class _Modes(threading.local):
+    def __init__(self):
+        self.host_driven = False  # whether `strategy.run` compiles by itself
+        self.no_creation = False  # whether a new variable is an error
+        self.created: list[Any] | None = None  # variables made in an eager first call
+
+
+_modes = _Modes()
+_run_eagerly = False
+
+
+def run_functions_eagerly(run_eagerly: bool) -> None:
+    """Makes every `function` run its Python code as it is, without compiling; for debugging."""
+    global _run_eagerly
+    _run_eagerly = bool(run_eagerly)
+
+
+def functions_run_eagerly() -> bool:
+    """Whether `run_functions_eagerly(True)` holds."""
+    return _run_eagerly
+
+
+class _Abort(BaseException):
+    """Ends a tracing that cannot be finished; the function runs in another way instead."""
+
+
+class _CreatesVariables(_Abort):
+    pass
+
+
+class _LoopsOverDataset(_Abort):
+    pass
+
+
+class _RaggedElement(_Abort):
+    pass
+
+
+def host_driven() -> bool:
+    """Whether `strategy.run` is to compile by itself."""
+    return _modes.host_driven
+
+
+def note_creation(variable: Any = None) -> None:
+    """Called before (without an argument) and after a variable is made."""
+    if variable is None:
+        if not _levels.is_tracing():
+            return
+        if _modes.no_creation:
+            raise ValueError(
+                "tf.function only supports singleton tf.Variables created on the first call. Make sure the tf.Variable "
+                "is only created once or created outside tf.function. See "
+                "https://www.tensorflow.org/guide/function#creating_tfvariables for more information."
+            )
+        if any(isinstance(frame, _levels.Level) for frame in _levels._frames.stack):
+            raise _CreatesVariables
+    elif _modes.created is not None:
+        _modes.created.append(variable)
+
+
+class _Entry:
+    """One compiled program: of one signature, in one context."""
+
+    def __init__(self, level: _levels.Level, jaxpr: Any, dynamic: list[Any], rebuild: Callable[[list[Any]], Any]):
+        self.level, self.jaxpr, self.rebuild = level, jaxpr, rebuild
+        self.pulls: list[_Pull] = []
+        self.result_count = 0
+        self.keep_alive: Any = None
+        written = set(level.written)
+        reads = [(key, i, slot) for key, slots in level.inputs.items() for i, slot in enumerate(slots)]
+        self.donated = [read for read in reads if read[0] in written]
+        self.kept = [read for read in reads if read[0] not in written]
+        self.compiled: Any = None
+        self.bound = False
+        self.token: int | None = None
+
+
+class _Pull:
+    """A `next(iterator)` in a function: what to pull, and the slots that its leaves fill."""
+
+    def __init__(self, iterator: Any, element: Any, slots: list[int]):
+        self.iterator, self.element, self.slots = weakref.ref(iterator), element, slots
+
+
+class Function:
+    """What `function` makes of a Python function. Call it as the function itself."""
+
+    def __init__(self, python_function: Callable[..., Any], input_signature: Sequence[Any] | None = None):
+        self._python_function = python_function
+        self._input_signature = None if input_signature is None else tuple(input_signature)
+        self._entries: dict[Any, list[_Entry]] = {}
+        self._host: set[Any] = set()
+        self._methods: weakref.WeakKeyDictionary[Any, Function] = weakref.WeakKeyDictionary()
+        self._traces = self._calls = 0
+        self._last_key: Any = None
+        self._warned = 0
+        functools.update_wrapper(self, python_function, updated=())
+
+    @property
+    def python_function(self) -> Callable[..., Any]:
+        """The Python function itself."""
+        return self._python_function
+
+    def experimental_get_tracing_count(self) -> int:
+        """How many times the Python code was traced."""
+        return self._traces
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        try:
+            return self._methods[instance]
+        except (KeyError, TypeError):
+            bound = Function(types.MethodType(self._python_function, instance), self._input_signature)
+            try:
+                self._methods[instance] = bound
+            except TypeError:  # the instance takes no weak references or has no hash
+                instance.__dict__[self._python_function.__name__] = bound
+            return bound
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._input_signature is not None:
+            args, kwargs = self._bind(args, kwargs)
+        if _run_eagerly or _levels.is_tracing():
+            return self._python_function(*args, **kwargs)
+        self._calls += 1
+        call = _Call(self, args, kwargs)
+        if call.ragged:
+            return self._run_python(args, kwargs, host=False)
+        if call.key in self._host or call.has_dataset:
+            return self._run_python(args, kwargs, host=True)
+        return self._run(call, args, kwargs)
+
+    def _run(self, call: _Call, args: tuple, kwargs: dict) -> Any:
+        entries = self._entries.setdefault(call.key, [])
+        pulled: list[Any] = []
+        try:
+            entry = None
+            if entries:
+                pulled = [_pull(pull.iterator()) for pull in entries[0].pulls]
+                entry = next((e for e in entries if _same_elements(e, pulled)), None)
+            if entry is None:
+                queue = list(pulled)
+                entry, pulled = self._trace(call, args, kwargs, queue)
+                entries.append(entry)
+        except StopIteration:
+            # The data end in the middle of the function: run it as it is, so that what it did until then stays.
+            _push_back(entries[0].pulls, pulled)
+            if not pulled:
+                raise OutOfRangeError("End of sequence") from None
+            try:
+                return self._run_python(args, kwargs, host=True)
+            except (StopIteration, RuntimeError) as error:
+                raise OutOfRangeError("End of sequence") from error
+        except _LoopsOverDataset:
+            self._host.add(call.key)
+            return self._run_python(args, kwargs, host=True)
+        except _RaggedElement:
+            return self._run_python(args, kwargs, host=False)
+        except _CreatesVariables:
+            return self._first_call_with_variables(call, args, kwargs)
+        return self._execute(entry, call, pulled)
+
+    def _run_python(self, args: tuple, kwargs: dict, host: bool) -> Any:
+        before, _modes.host_driven = _modes.host_driven, host
+        try:
+            return self._python_function(*args, **kwargs)
+        finally:
+            _modes.host_driven = before
+
+    def _first_call_with_variables(self, call: _Call, args: tuple, kwargs: dict) -> Any:
+        """Runs eagerly, so that the variables come into being, and then traces, where none may any more."""
+        before, _modes.created = _modes.created, []
+        try:
+            result = self._run_python(args, kwargs, host=False)
+        finally:
+            _modes.created = before
+        try:
+            entry, elements = self._trace(call, args, kwargs, [], creation=False)
+        except (_LoopsOverDataset, _RaggedElement):
+            return result
+        _push_back(entry.pulls, elements)
+        self._entries.setdefault(call.key, []).append(entry)
+        return result
+
+    def _trace(
+        self, call: _Call, args: tuple, kwargs: dict, queue: list[Any], creation: bool = True
+    ) -> tuple[_Entry, list[Any]]:
+        """The program for this call, and the elements that it pulled."""
+        self._traces += 1
+        self._warn_of_retracing(call)
+        frame = _levels.frame()
+        level = _levels.Level(local=frame.local, mesh=frame.mesh)
+        outputs: list[_Results] = []
+        pulls: list[_Pull] = []
+        elements: list[Any] = []
+
+        def lift(iterator: Any) -> Any:
+            if _levels.frame() is not level:
+                return NotImplemented
+            element = queue.pop(0) if queue else _pull(iterator)
+            elements.append(element)
+            pull = _Pull(iterator, element, [])
+            pulls.append(pull)
+            if not _uniform(element):
+                raise _RaggedElement
+            return _as_inputs(element, level, pull.slots)
+
+        def traced(*dynamic: Any) -> list[Any]:
+            level.trace = _levels.untaped_trace()
+            own_args, own_kwargs = call.rebuilt(dynamic)
+            with _levels.entered(level):
+                outputs.append(_Results(self._python_function(*own_args, **own_kwargs)))
+            state = [leaf for variable in level.written.values() for leaf in level.values[id(variable)]]
+            known = {id(leaf) for leaf in state}
+            known.update(id(leaf) for leaves in level.values.values() for leaf in leaves)
+            # A result that is a variable's array gets a buffer of its own, so that donating the one keeps the other.
+            results = [jnp.copy(leaf) if id(leaf) in known else leaf for leaf in outputs[0].leaves]
+            return [*results, *state]
+
+        lifts = _lifts.stack
+        lifts.append(lift)
+        before, _modes.no_creation = _modes.no_creation, _modes.no_creation or not creation
+        try:
+            jaxpr = jax.make_jaxpr(traced)(*[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.dynamic])
+        except (_Abort, StopIteration) as abort:
+            _push_back(pulls, elements)
+            if isinstance(abort, StopIteration):
+                raise OutOfRangeError("End of sequence") from None
+            raise
+        finally:
+            lifts.pop()
+            _modes.no_creation = before
+        entry = _Entry(level, jaxpr, call.dynamic, outputs[0].rebuilt)
+        entry.pulls = pulls
+        entry.result_count = len(outputs[0].leaves)
+        entry.keep_alive = call.statics
+        self._compile(entry, outputs[0].leaves)
+        return entry, elements
+
+    def _compile(self, entry: _Entry, results: list[Any]) -> None:
+        level = entry.level
+        meshes = {id(v._mesh): v._mesh for v in level.variables.values() if v._mesh is not None}
+        entry.bound = not level.local and any(mesh.needs_bound for mesh in [*meshes.values(), *_meshes_of(entry)])
+        small = [i for i, leaf in enumerate(results) if leaf.size * leaf.dtype.itemsize <= _TOKEN_SIZE]
+        entry.token = (small[0] if small else -1) if entry.bound else None
+
+        def program(donated: list[Any], kept: list[Any], pulled: list[Any], dynamic: list[Any]) -> list[Any]:
+            supplied = {slot: value for (_, _, slot), value in zip(entry.donated, donated)}
+            supplied.update((slot, value) for (_, _, slot), value in zip(entry.kept, kept))
+            slots = [slot for pull in entry.pulls for slot in pull.slots]
+            supplied.update(zip(slots, pulled))
+            out = level.replay(entry.jaxpr, supplied, *dynamic)
+            return [*out, jnp.zeros((), jnp.int8)] if entry.token == -1 else list(out)
+
+        name = getattr(self._python_function, "__name__", "function")
+        program.__name__ = program.__qualname__ = name if name.isidentifier() else "function"
+        entry.compiled = jax.jit(program, donate_argnums=() if level.local else (0,))
+
+    def _execute(self, entry: _Entry, call: _Call, pulled: list[Any]) -> Any:
+        level, frame = entry.level, _levels.frame()
+        current: dict[int, list[Any]] = {}
+        for key in level.inputs:
+            variable = level.variables[key]
+            leaves = frame.read(variable)
+            if key in level.written and variable._lent and not level.local:  # type: ignore[attr-defined]
+                leaves = _copies(leaves)
+            current[key] = leaves
+        donated = [current[key][i] for key, i, _ in entry.donated]
+        kept = [current[key][i] for key, i, _ in entry.kept]
+        elements = [leaf for element in pulled for leaf in _element_arrays(element)]
+        out = entry.compiled(donated, kept, elements, call.dynamic)
+        if entry.token is not None:
+            _dispatch.launched(out[entry.token])
+        position = entry.result_count
+        for key, variable in level.written.items():
+            count = len(level.values[key])
+            frame.write(variable, out[position : position + count])
+            variable._lent = False  # type: ignore[attr-defined]
+            position += count
+        return entry.rebuild(out[: entry.result_count])
+
+    def lower(self, *args: Any, **kwargs: Any) -> Any:
+        """The program for these arguments as `jax.jit(...).lower` gives it, to look at; nothing is run.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.function(lambda x: x + 1).lower(jnp.ones(2)).compile().as_text().startswith("HloModule")
+        True
+        """
+        call = _Call(self, args, kwargs)
+        entries = self._entries.setdefault(call.key, [])
+        if not entries:
+            entry, elements = self._trace(call, args, kwargs, [])
+            _push_back(entry.pulls, elements)
+            entries.append(entry)
+        entry, frame = entries[0], _levels.frame()
+        current = {key: frame.read(entry.level.variables[key]) for key in entry.level.inputs}
+        donated = [current[key][i] for key, i, _ in entry.donated]
+        kept = [current[key][i] for key, i, _ in entry.kept]
+        elements = [leaf for pull in entry.pulls for leaf in _element_arrays(pull.element)]
+        return entry.compiled.lower(donated, kept, elements, call.dynamic)
+
+    def _bind(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Arguments checked against the input signature; numbers and numpy arrays become arrays of its dtypes."""
+        assert self._input_signature is not None
+        if kwargs or len(args) != len(self._input_signature):
+            raise TypeError(
+                f"Binding inputs to tf.function failed due to `{len(self._input_signature)} positional arguments expected "
+                f"by input_signature`. Received args: {args} and kwargs: {kwargs}."
+            )
+        try:
+            return tuple(_specs.conform(arg, spec) for arg, spec in zip(args, self._input_signature)), {}
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"Binding inputs to tf.function failed due to `{error}`. Received args: {args} and kwargs: {kwargs} for "
+                f"signature: {self._input_signature}."
+            ) from error
+
+    def _warn_of_retracing(self, call: _Call) -> None:
+        before, self._last_key = self._last_key, call
+        if self._traces < 5 or self._traces * 2 <= self._calls or self._traces < self._warned + 5:
+            return
+        self._warned = self._traces
+        cause = before.difference(call) if before is not None else ""
+        warnings.warn(
+            f"{self._traces} out of the last {self._calls} calls to {self._python_function!r} triggered retracing, which "
+            f"is slow. {cause}Pass numbers that change as arrays, keep shapes the same, and define the function "
+            "outside of loops.",
+            stacklevel=5,
+        )
+
+
+class _Call:
+    """The arguments of one call: dynamic arrays, and a key for all that the program depends on."""
+
+    def __init__(self, function: Function, args: tuple, kwargs: dict):
+        leaves, self._tree = jax.tree.flatten((args, kwargs), is_leaf=_is_argument_leaf)
+        self.dynamic: list[Any] = []
+        self.statics: list[Any] = []
+        self._makers: list[Callable[[Sequence[Any]], Any]] = []
+        self.keys: list[Any] = []
+        self.ragged = self.has_dataset = False
+        for leaf in leaves:
+            self.keys.append(self._take(leaf))
+        frame, replica_context = _levels.frame(), _context.get_replica_context()
+        replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) else None
+        where = (id(_context.get_strategy()), replica_context is None, replica, _context.has_64_bit_types())
+        self.key = (self._tree, tuple(self.keys), where)
+
+    def _take(self, leaf: Any) -> Any:
+        place = len(self.dynamic)
+        if isinstance(leaf, (PerReplica, Mirrored)):
+            array = leaf.array()
+            if array is None:
+                self.ragged = True
+                return id(leaf)
+            kind, mesh = type(leaf), leaf.mesh
+            self.dynamic.append(array)
+            self._makers.append(lambda arrays: kind.of_array(arrays[place], mesh))
+            return (kind, array.shape, array.dtype, mesh)
+        if isinstance(leaf, IndexedSlices):
+            self.dynamic += [jnp.asarray(leaf.values), jnp.asarray(leaf.indices)]
+            shape = leaf.dense_shape
+            self._makers.append(lambda arrays: IndexedSlices(arrays[place], arrays[place + 1], shape))
+            return (IndexedSlices, *((x.shape, x.dtype) for x in self.dynamic[-2:]))
+        if is_array(leaf) and getattr(leaf.dtype, "kind", "V") not in "OSU":
+            array = leaf if isinstance(leaf, jax.Array) else _context.as_array(leaf)
+            self.dynamic.append(array)
+            self._makers.append(lambda arrays: arrays[place])
+            return (array.shape, array.dtype)
+        self._makers.append(lambda arrays: leaf)
+        if isinstance(leaf, (bool, int, float, complex, str, bytes)):
+            return (type(leaf), leaf)
+        self.statics.append(leaf)
+        self.has_dataset |= isinstance(leaf, _input.DistributedDataset)
+        return (type(leaf), id(leaf))
+
+    def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple, dict]:
+        """The arguments with these arrays for the dynamic ones."""
+        return jax.tree.unflatten(self._tree, [make(arrays) for make in self._makers])
+
+    def difference(self, other: _Call) -> str:
+        """What changed from this call to the other, in words."""
+        if self._tree != other._tree:
+            return "The arguments' structure changed. "
+        paths = [
+            jax.tree_util.keystr(path)
+            for path, _ in jax.tree_util.tree_leaves_with_path(self._tree.unflatten(range(self._tree.num_leaves)))
+        ]
+        for path, mine, theirs in zip(paths, self.keys, other.keys):
+            if mine != theirs:
+                argument = path.replace("[0]", "argument ", 1) if path.startswith("[0]") else f"argument {path[3:]}"
+                return f"The last time, {argument} changed from {_key_text(mine)} to {_key_text(theirs)}. "
+        return "The strategy or the context changed. "
+
+
+def _key_text(key: Any) -> str:
+    if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], tuple):
+        return f"an array of shape {key[0]} and dtype {key[1]}"
+    if isinstance(key, tuple) and len(key) == 2 and key[0] in (bool, int, float, complex, str, bytes):
+        return repr(key[1])
+    return "one object to another"
+
+
+def _is_argument_leaf(value: Any) -> bool:
+    return isinstance(value, (_nest.Leaf, _input.DistributedDataset, _input.DistributedIterator))
+
+
+class _Results:
+    """What a traced function returned: arrays to bring out, and what stays as it is."""
+
+    def __init__(self, result: Any):
+        self.leaves: list[Any] = []
+        self._skeleton = _nest.map_structure(self._take, result)
+
+    def _add(self, array: Any) -> int:
+        self.leaves.append(jnp.asarray(array) if not isinstance(array, jax.Array) else array)
+        return len(self.leaves) - 1
+
+    def _take(self, leaf: Any) -> Any:
+        if isinstance(leaf, Variable):
+            return _Made(lambda arrays: leaf)
+        if isinstance(leaf, (PerReplica, Mirrored)):
+            kind, mesh, array = type(leaf), leaf.mesh, leaf.array()
+            if array is None:
+                parts = [self._take(part) for part in leaf.values]
+                return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
+            place = self._add(array)
+            return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
+        if isinstance(leaf, IndexedSlices):
+            values, indices, shape = self._add(leaf.values), self._add(leaf.indices), leaf.dense_shape
+            return _Made(lambda arrays: IndexedSlices(arrays[values], arrays[indices], shape))
+        if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and leaf.dtype.kind not in "OSU"):
+            place = self._add(_context.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
+            return _Made(lambda arrays: arrays[place])
+        return _Made(lambda arrays: leaf)
+
+    def rebuilt(self, arrays: list[Any]) -> Any:
+        """The result with these arrays."""
+        return _nest.map_structure(lambda made: made.make(arrays), self._skeleton)
+
+
+class _Made:
+    """A leaf of a result, as a function of the arrays that came out."""
+
+    def __init__(self, make: Callable[[Sequence[Any]], Any]):
+        self.make = make
+
+
+@jax.jit
+def _copy_all(leaves: list[Any]) -> list[Any]:
+    return [jnp.copy(leaf) for leaf in leaves]
+
+
+def _copies(leaves: list[Any]) -> list[Any]:
+    return _copy_all(leaves)
+
+
+def _meshes_of(entry: _Entry) -> list[Any]:
+    return [leaf.mesh for pull in entry.pulls for leaf in _nest.leaves(pull.element) if isinstance(leaf, PerReplica)]
+
+
+# Elements of distributed datasets that are pulled by a function's calls.
+
+
+class _Lifts(threading.local):
+    def __init__(self):
+        self.stack: list[Callable[[Any], Any]] = []
+
+
+_lifts = _Lifts()
+
+
+def _lift(iterator: Any) -> Any:
+    return _lifts.stack[-1](iterator) if _lifts.stack else NotImplemented
+
+
+def _on_iterate(dataset: Any) -> None:
+    if _lifts.stack and isinstance(_levels.frame(), _levels.Level):
+        raise _LoopsOverDataset
+
+
+_input._lift = _lift
+_input._on_iterate = _on_iterate
+
+
+def _pull(iterator: Any) -> Any:
+    if iterator is None:
+        raise RuntimeError("The iterator that the function takes elements from is gone.")
+    return iterator._pull()
+
+
+def _push_back(pulls: Sequence[_Pull], elements: Sequence[Any]) -> None:
+    for pull, element in reversed(list(zip(pulls, elements))):
+        iterator = pull.iterator()
+        if iterator is not None:
+            iterator._push_back(element)
+
+
+def _element_arrays(element: Any) -> list[Any]:
+    return [leaf.array() if isinstance(leaf, DistributedValues) else leaf for leaf in _nest.leaves(element)]
+
+
+def _uniform(element: Any) -> bool:
+    return all(array is not None and array.dtype.kind not in "OSU" for array in _element_arrays(element))
+
+
+def _same_elements(entry: _Entry, pulled: list[Any]) -> bool:
+    if not all(_uniform(element) for element in pulled):
+        return False
+    before = [leaf for pull in entry.pulls for leaf in _element_arrays(pull.element)]
+    now = [leaf for element in pulled for leaf in _element_arrays(element)]
+    return [(x.shape, x.dtype) for x in before] == [(x.shape, x.dtype) for x in now]
+
+
+def _as_inputs(element: Any, level: _levels.Level, slots: list[int]) -> Any:
+    def make(leaf: Any) -> Any:
+        array = leaf.array() if isinstance(leaf, (PerReplica, Mirrored)) else leaf
+        slot, tracer = level.new_input(array)
+        slots.append(slot)
+        return type(leaf).of_array(tracer, leaf.mesh) if isinstance(leaf, (PerReplica, Mirrored)) else tracer
+
+    return _nest.map_structure(make, element)
+
+
+def function(
+    func: Callable[..., Any] | None = None,
+    input_signature: Sequence[Any] | None = None,
+    autograph: bool = False,
+    jit_compile: bool | None = None,
+    reduce_retracing: bool = False,
+    experimental_implements: str | None = None,
+    experimental_autograph_options: Any = None,
+    experimental_attributes: Any = None,
+    experimental_relax_shapes: bool | None = None,
+    experimental_compile: bool | None = None,
+    experimental_follow_type_hints: bool | None = None,
+) -> Any:
+    """Compiles a Python function as a whole; a decorator, with or without arguments.
+
+    Arrays among the arguments are inputs; Python numbers, strings and other objects are constants of the program,
+    which is traced anew for each of their values, and for each structure, shape and dtype of the arrays.
+    Variables may be read, assigned and (on the first call only) made in it; `next(iterator)` of a distributed
+    dataset is pulled anew by each call. Inside of another traced function it is part of that one.
+
+    Args:
+        func: the function.
+        input_signature: a `TensorSpec`, or a nest of them, for each argument, which the arguments must fit.
+        autograph, jit_compile, reduce_retracing and the experimental ones: accepted for compatibility.
+
+    Raises:
+        TypeError: an argument does not fit the input signature.
+        ValueError: a call after the first makes a variable.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> count = rx.Variable(0)
+    >>> @rx.function
+    ... def step(x):
+    ...     count.assign_add(1)
+    ...     return x * 2
+    >>> step(jnp.ones(2)).tolist(), step(jnp.ones(2)).tolist(), int(count), step.experimental_get_tracing_count()
+    ([2.0, 2.0], [2.0, 2.0], 2, 1)
+    """
+    if func is None:
+        return lambda f: function(f, input_signature)
+    return Function(func, input_signature)
+
+
+def compiled_run(strategy: Any, fn: Callable[..., Any]) -> Function:
+    """`strategy.run(fn, ...)` as a `function`, one for all functions of the same code and closure."""
+    cache = strategy.__dict__.setdefault("_compiled_runs", {})
+    key = _closure_key(fn)
+    if key not in cache:
+        target = fn.python_function if isinstance(fn, Function) else fn
+
+        def run(args: tuple, kwargs: dict) -> Any:
+            return strategy.run(target, args=args, kwargs=kwargs)
+
+        run.__name__ = getattr(fn, "__name__", "run")
+        cache[key] = (Function(run), fn)
+    return cache[key][0]
+
+
+def _closure_key(value: Any) -> Any:
+    if isinstance(value, Function):
+        return (Function, _closure_key(value.python_function))
+    if isinstance(value, types.FunctionType):
+        cells = [_cell(cell) for cell in value.__closure__ or ()]
+        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        return (value.__code__, tuple(_closure_key(x) for x in [*cells, *defaults]))
+    if isinstance(value, functools.partial):
+        return (_closure_key(value.func), tuple(map(_closure_key, value.args)), tuple(value.keywords))
+    if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
+        return (type(value), value)
+    if isinstance(value, np.generic):
+        return (type(value), value.item())
+    return id(value)
+
+
+def _cell(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return cell

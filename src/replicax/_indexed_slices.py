@@ -1,0 +1,54 @@
+"""Sparse gradients and updates: some rows of a larger tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _nest
+
+
+class IndexedSlices(_nest.Leaf):
+    """Rows `values` of a tensor, standing at `indices` along its first axis.
+
+    Args:
+        values: `[n, ...]`, the rows.
+        indices: `[n]` integers; a repeated index adds its rows up.
+        dense_shape: the tensor's shape, where it is known.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> rx.IndexedSlices(jnp.ones((1, 2)), jnp.array([1]), (3, 2)).to_dense().tolist()
+    [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
+    """
+
+    def __init__(self, values: Any, indices: Any, dense_shape: Any = None):
+        self.values, self.indices, self.dense_shape = values, indices, dense_shape
+
+    @property
+    def dtype(self) -> Any:
+        """The rows' dtype."""
+        return self.values.dtype
+
+    def to_dense(self) -> jax.Array:
+        """The whole tensor, zero where there is no row; `ValueError` without a `dense_shape`."""
+        if self.dense_shape is None:
+            raise ValueError(
+                f"Tensor conversion requested for IndexedSlices for argument `value` without dense_shape: {self!r}"
+            )
+        shape = tuple(int(size) for size in self.dense_shape)
+        return jnp.zeros(shape, self.values.dtype).at[self.indices].add(self.values)
+
+    def __jax_array__(self) -> jax.Array:
+        return self.to_dense()
+
+    def __repr__(self) -> str:
+        return f"IndexedSlices(indices={self.indices}, values={self.values}, dense_shape={self.dense_shape})"
+
+
+jax.tree_util.register_pytree_node(
+    IndexedSlices,
+    lambda slices: ((slices.values, slices.indices), slices.dense_shape),
+    lambda dense_shape, children: IndexedSlices(*children, dense_shape),
+)

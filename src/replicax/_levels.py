@@ -1,0 +1,174 @@
+"""Where the values of variables are read from and written to: frames.
+
+Outside of any trace, a variable's value lies in the variable. While a function is traced, each level of
+tracing is a frame of its own, laid over the one below: the first read of a variable makes an input of the
+level, and a write stays in the level until its tracing ends; then the new values are outputs.
+
+A frame is *global*, where a variable's leaf is its global array (see `_values`), or *local*, where it is the
+component of one replica.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any, Protocol
+
+import jax
+import jax.extend.core as jex
+from jax.core import ShapedArray
+
+from replicax import _private, _tape
+
+_slots = itertools.count()
+_input = _private.InputPrimitive("replicax_input")
+
+
+class State(Protocol):
+    """What frames need of a variable. Leaves are lists, since a variable may hold a whole pytree."""
+
+    _mesh: Any
+
+    def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]: ...
+    def _read_global(self) -> list[Any]: ...
+    def _write_global(self, leaves: list[Any]) -> None: ...
+    def _read_component(self, replica: int) -> list[Any]: ...
+    def _write_component(self, replica: int, leaves: list[Any]) -> None: ...
+
+
+class Frame:
+    """The values outside of any trace, in global form."""
+
+    local = False
+    mesh: Any = None
+
+    def read(self, variable: State) -> list[Any]:
+        """The variable's leaves, in the frame's form."""
+        return variable._read_global()
+
+    def write(self, variable: State, leaves: list[Any]) -> None:
+        """Replaces them."""
+        _refuse_tracers(leaves)
+        variable._write_global(leaves)
+
+
+class ReplicaFrame(Frame):
+    """The values that one eager replica sees: its own components."""
+
+    local = True
+
+    def __init__(self, mesh: Any, replica: int):
+        self.mesh, self.replica = mesh, replica  # the replica's number among the local ones
+
+    def read(self, variable: State) -> list[Any]:
+        if variable._mesh is not self.mesh:
+            return variable._read_global()
+        return variable._read_component(self.replica)
+
+    def write(self, variable: State, leaves: list[Any]) -> None:
+        _refuse_tracers(leaves)
+        if variable._mesh is not self.mesh:
+            return variable._write_global(leaves)
+        variable._write_component(self.replica, leaves)
+
+
+class Level(Frame):
+    """A level of tracing. `inputs` and `written` are what its function turned out to read and to write."""
+
+    def __init__(self, local: bool, mesh: Any = None):
+        self.local, self.mesh = local, mesh
+        self.trace: Any = None  # set when the tracing starts
+        self.values: dict[int, list[Any]] = {}
+        self.variables: dict[int, State] = {}
+        self.inputs: dict[int, list[int]] = {}  # id of a variable -> the slots of its leaves
+        self.written: dict[int, State] = {}
+        self.extra: dict[int, Any] = {}  # other inputs: slot -> what supplies it
+
+    def is_local(self, variable: State) -> bool:
+        """Whether the variable's leaves stand here as one replica's components."""
+        return self.local and variable._mesh is self.mesh and self.mesh is not None
+
+    def new_input(self, aval: Any) -> tuple[int, Any]:
+        """A new input of this level: its slot, and its tracer."""
+        slot = next(_slots)
+        with jax_trace(self.trace):
+            return slot, _input.bind(slot=slot, aval=ShapedArray(aval.shape, aval.dtype))
+
+    def read(self, variable: State) -> list[Any]:
+        key = id(variable)
+        if key not in self.values:
+            pairs = [self.new_input(aval) for aval in variable._leaf_types(self.is_local(variable))]
+            self.variables[key] = variable
+            self.inputs[key] = [slot for slot, _ in pairs]
+            self.values[key] = [tracer for _, tracer in pairs]
+        return self.values[key]
+
+    def write(self, variable: State, leaves: list[Any]) -> None:
+        if untaped_trace() is not self.trace:
+            raise RuntimeError(
+                f"{variable!r} is assigned inside of a JAX transformation (jax.jit, jax.grad, lax.scan, lax.cond ...) "
+                "within the function, where the new value would not come out. Return the value from the transformed "
+                "function and assign it outside of it."
+            )
+        key = id(variable)
+        self.variables[key] = self.written[key] = variable
+        self.values[key] = list(leaves)
+
+    def replay(self, jaxpr: Any, supplied: dict[int, Any], *args: Any) -> list[Any]:
+        """Evaluates the level's jaxpr with these values for its inputs."""
+        with _input.supplied(supplied):
+            return jex.jaxpr_as_fun(jaxpr)(*args)
+
+
+def jax_trace(trace: Any):
+    """A context in which primitives are bound to this JAX trace."""
+    return jex.set_current_trace(trace)
+
+
+def untaped_trace() -> Any:
+    """The current JAX trace below any gradient tapes."""
+    trace = _private.current_trace()
+    while isinstance(trace, _tape._TapeTrace):
+        trace = trace.parent_trace
+    return trace
+
+
+def is_tracing() -> bool:
+    """Whether the program is being traced by JAX (a gradient tape alone does not count)."""
+    return not _private.is_eager(untaped_trace())
+
+
+def _refuse_tracers(leaves: list[Any]) -> None:
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        raise RuntimeError(
+            "A variable is assigned a traced value inside of jax.jit or another JAX transformation, where the new "
+            "value would not come out. Use replicax.function in place of jax.jit, or return the value and assign it "
+            "outside."
+        )
+
+
+class _Frames(threading.local):
+    def __init__(self):
+        self.stack: list[Frame] = [Frame()]
+
+
+_frames = _Frames()
+
+
+def frame() -> Frame:
+    """The current frame of this thread."""
+    return _frames.stack[-1]
+
+
+class entered:
+    """A context in which this frame is the current one."""
+
+    def __init__(self, frame: Frame):
+        self._frame = frame
+
+    def __enter__(self) -> Frame:
+        _frames.stack.append(self._frame)
+        return self._frame
+
+    def __exit__(self, *_: Any) -> None:
+        _frames.stack.pop()

@@ -1,0 +1,281 @@
+"""Running a replica function eagerly: one thread for each local replica, of which one runs at a time.
+
+Replica 0 runs to its first meeting point or to its end, then replica 1, and so on. When all have come to a meeting
+point, the calling thread runs the merge function, once, in cross-replica context; then replica 0 goes on with its
+component of the result. The order is the same every time. If the replicas go different ways (one returns or raises
+while others wait, or they wait in different calls), those that wait are released and the caller gets one error.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _collectives, _context, _errors, _levels, _nest, _private
+from replicax._context import ReplicaContext
+from replicax._values import Mirrored, PerReplica, ReplicaMesh, regroup, select
+
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+class _Abandoned(BaseException):
+    """Raised in a waiting replica that nobody will come to meet any more."""
+
+
+class LockstepContext(ReplicaContext):
+    """The context of one eager replica."""
+
+    def __init__(self, strategy: Any, replica: _Replica):
+        super().__init__(strategy, None)
+        self._replica = replica
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        if self._replica_id is None:
+            self._replica_id = self._replica.replica_id()
+        return self._replica_id
+
+    def _merge(self, fn, args, kwargs, tag):
+        if _levels.is_tracing():
+            raise RuntimeError(_errors.MERGE_IN_TRACE)
+        return self._replica.meet(fn, args, kwargs, tag)
+
+    def _all_reduce(self, op, leaves, options):
+        extended = self._strategy.extended
+
+        def forward(values):
+            results = self._merge(
+                lambda strategy, *merged: extended._all_reduce_merged(op, list(merged), options),
+                tuple(values),
+                {},
+                ("all_reduce", op.value, len(values)),
+            )
+            return list(results)
+
+        return _differentiable(forward, lambda _, grads: self._all_reduce(op, grads, options), leaves)
+
+    def _all_gather(self, leaves, axis, options):
+        extended = self._strategy.extended
+
+        def forward(values):
+            results = self._merge(
+                lambda strategy, *merged: [extended._gather_merged(value, axis) for value in merged],
+                tuple(values),
+                {},
+                ("all_gather", axis, len(values)),
+            )
+            return list(results)
+
+        def backward(values, grads):
+            """Each replica's own part of the sum of the gradients of what all replicas got."""
+            sums = self._all_reduce(_collectives.ReduceOp.SUM, grads, options)
+            parts = []
+            for value, total in zip(values, sums):
+                sizes = self._merge(
+                    lambda strategy, size: (list(size.values) if isinstance(size, PerReplica) else [size],),
+                    (value.shape[axis],),
+                    {},
+                    ("all_gather gradient",),
+                )[0]
+                sizes = sizes if len(sizes) > 1 else sizes * self.num_replicas_in_sync
+                start = sum(sizes[: self._replica.index])
+                parts.append(jax.lax.slice_in_dim(total, start, start + value.shape[axis], axis=axis % total.ndim))
+            return parts
+
+        return _differentiable(forward, backward, leaves)
+
+
+def _differentiable(forward: Callable, backward: Callable, leaves: list[Any]) -> list[Any]:
+    """`forward(leaves)`, with `backward(leaves, gradients)` as its gradient where one is asked for."""
+    if _plain():
+        return forward(leaves)
+
+    @jax.custom_vjp
+    def call(*values):
+        return tuple(forward(list(values)))
+
+    def call_forward(*values):
+        return call(*values), values
+
+    def call_backward(values, gradients):
+        return tuple(backward(list(values), [jnp.asarray(gradient) for gradient in gradients]))
+
+    call.defvjp(call_forward, call_backward)
+    return list(call(*leaves))
+
+
+def _plain() -> bool:
+    """Whether nothing looks at the operations that are run: no tracing, and no gradient tape."""
+    return _private.is_eager(_private.current_trace())
+
+
+class _Replica:
+    """One replica's thread, and what it is at."""
+
+    def __init__(self, run: Lockstep, index: int, fn: Callable, args: tuple, kwargs: dict):
+        self.run, self.index, self.fn, self.args, self.kwargs = run, index, fn, args, kwargs
+        self.id = run.mesh.local_ids[index]
+        self.resume = threading.Semaphore(0)
+        self.state = "ready"  # ready, running, waiting, returned, raised
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.meeting: tuple[Callable, tuple, dict, tuple] | None = None
+        self.where = ""
+        self.thread: threading.Thread | None = None
+
+    def replica_id(self) -> Any:
+        with jax.default_device(self.run.mesh.local_devices[self.index]):
+            return jnp.asarray(self.id, dtype=jnp.int32)
+
+    def start(self) -> None:
+        inherited = contextvars.copy_context()
+        self.thread = threading.Thread(
+            target=inherited.run, args=(self._main,), name=f"replicax-replica-{self.id}", daemon=True
+        )
+        self.thread.start()
+
+    def body(self) -> Any:
+        """The function, in this replica's contexts."""
+        run = self.run
+        context = LockstepContext(run.strategy, self)
+        frame = _levels.ReplicaFrame(run.mesh, self.index)
+        device = run.mesh.local_devices[self.index]
+        with _context.entered(run.strategy, context), _levels.entered(frame), jax.default_device(device):
+            return self.fn(*self.args, **self.kwargs)
+
+    def _main(self) -> None:
+        self.resume.acquire()
+        try:
+            if not self.run.abandoned:
+                self.result = self.body()
+            self.state = "returned"
+        except _Abandoned:
+            self.state = "returned"
+        except BaseException as error:
+            self.state, self.error = "raised", error
+        finally:
+            self.run.turn.release()
+
+    def meet(self, fn: Callable, args: tuple, kwargs: dict, tag: tuple) -> Any:
+        if self.run.abandoned:
+            raise _Abandoned
+        self.meeting, self.where, self.state = (fn, args, kwargs, tag), _user_line(), "waiting"
+        if self.thread is None:  # a single replica runs in the calling thread
+            return self.run.merge([self])[0]
+        self.run.turn.release()
+        self.resume.acquire()
+        self.state = "running"
+        if self.run.abandoned:
+            raise _Abandoned
+        return self.result
+
+    def standing(self) -> str:
+        """Where the replica is, for error messages."""
+        if self.state == "waiting" and self.meeting:
+            tag = self.meeting[3]
+            call = tag[0] + (f"({', '.join(str(t) for t in tag[1:-1])})" if len(tag) > 2 else "")
+            return f"replica {self.id} waits in {call} at {self.where}"
+        if self.state == "raised":
+            return f"replica {self.id} raised {type(self.error).__name__}"
+        return f"replica {self.id} {'has returned' if self.state == 'returned' else 'has not started'}"
+
+
+class Lockstep:
+    """One call of `run`."""
+
+    def __init__(self, strategy: Any, mesh: ReplicaMesh):
+        self.strategy, self.mesh = strategy, mesh
+        self.turn = threading.Semaphore(0)  # given back by a replica that meets or ends
+        self.abandoned = False
+
+    def call(self, fn: Callable, args: tuple, kwargs: dict) -> list[Any]:
+        """Each local replica's result."""
+        count = len(self.mesh.local_ids)
+        replicas = [_Replica(self, i, fn, select(i, args), select(i, kwargs)) for i in range(count)]
+        if count == 1:
+            return [replicas[0].body()]
+        for replica in replicas:
+            replica.start()
+        try:
+            while True:
+                for replica in replicas:
+                    self._step(replica)
+                waiting = [replica for replica in replicas if replica.state == "waiting"]
+                if not waiting:
+                    return [replica.result for replica in replicas]
+                self._check(replicas)
+                for replica, result in zip(replicas, self.merge(replicas)):
+                    replica.result = result
+        except BaseException:
+            self._abandon(replicas)
+            raise
+
+    def _step(self, replica: _Replica) -> None:
+        """Lets one replica run to its next meeting point or its end."""
+        replica.state = "running"
+        replica.resume.release()
+        self.turn.acquire()
+        if replica.error is not None:
+            raise replica.error
+
+    def _check(self, replicas: Sequence[_Replica]) -> None:
+        standings = "\n".join("  " + replica.standing() for replica in replicas)
+        if any(replica.state != "waiting" for replica in replicas):
+            raise _errors.ReplicaError(
+                "Some replicas made a different number of replica_context().merge_call() calls. Every replica must "
+                f"make the same calls in the same order, but:\n{standings}"
+            )
+        tags = [replica.meeting[3] for replica in replicas if replica.meeting]
+        if any(tag != tags[0] for tag in tags):
+            raise _errors.ReplicaError(
+                f"The replicas meet in different calls. Every replica must make the same ones, but:\n{standings}"
+            )
+
+    def merge(self, replicas: Sequence[_Replica]) -> list[Any]:
+        """Runs the merge function that the replicas have met for; each replica's part of the result."""
+        meetings = [replica.meeting for replica in replicas if replica.meeting]
+        fn = meetings[0][0]
+        args = regroup([meeting[1] for meeting in meetings], self.mesh)
+        kwargs = regroup([meeting[2] for meeting in meetings], self.mesh)
+        with _context.entered(self.strategy, None), _levels.entered(_levels.Frame()):
+            result = fn(self.strategy, *args, **kwargs)
+        return [_own_part(result, replica.index) for replica in replicas]
+
+    def _abandon(self, replicas: Sequence[_Replica]) -> None:
+        self.abandoned = True
+        for replica in replicas:
+            if replica.state == "running" and replica.error is None and replica.thread and replica.thread.ident:
+                # The caller was interrupted while this replica ran: interrupt it as well.
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(replica.thread.ident), ctypes.py_object(KeyboardInterrupt)
+                )
+            replica.resume.release()
+        for replica in replicas:
+            if replica.thread is not None:
+                replica.thread.join(timeout=0.5)
+
+
+def _own_part(result: Any, index: int) -> Any:
+    return _nest.map_structure(
+        lambda leaf: leaf.values[index] if isinstance(leaf, (PerReplica, Mirrored)) else leaf, result
+    )
+
+
+def _user_line() -> str:
+    """The innermost line of the program that is not of this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith((_PACKAGE + ".", "jax")):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dict) -> Any:
+    """`fn` on every local replica, eagerly; the results put together."""
+    return regroup(Lockstep(strategy, mesh).call(fn, args, kwargs), mesh)

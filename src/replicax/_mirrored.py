@@ -1,0 +1,56 @@
+"""One replica on each of several devices of one machine, with a copy of every variable on each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from replicax import _devices
+from replicax._cross_device_ops import CollectiveAllReduce, CrossDeviceOps
+from replicax._strategy import Strategy, StrategyExtended
+from replicax._values import ReplicaMesh
+
+
+class MirroredExtended(StrategyExtended):
+    """The engine of `MirroredStrategy`."""
+
+    def __init__(self, container_strategy: Strategy, devices: Sequence[Any] | None, cross_device_ops: Any):
+        super().__init__(container_strategy)
+        self._mesh = ReplicaMesh(_devices.find_devices(devices))
+        self._cross_device_ops = cross_device_ops or CollectiveAllReduce()
+
+    def _cross_device_ops_for(self, options):
+        if not isinstance(self._cross_device_ops, CrossDeviceOps):
+            raise TypeError(
+                f"cross_device_ops is a CrossDeviceOps such as NcclAllReduce(), got {self._cross_device_ops!r} of type "
+                f"{type(self._cross_device_ops).__name__}."
+            )
+        return self._cross_device_ops
+
+
+class MirroredStrategy(Strategy):
+    """Runs one replica on each device of a machine, keeping variables in step on all of them.
+
+    Args:
+        devices: names such as `["GPU:0", "GPU:1"]` or `jax.Device` objects; by default all accelerators or,
+            where there are none, all CPU devices.
+        cross_device_ops: how values are combined over the devices, such as `NcclAllReduce()`; by default all
+            tensors of one dtype go into one all-reduce.
+
+    Raises:
+        DeviceError: a name does not parse, or there is no such device.
+        AssertionError: a device is named twice.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    >>> with strategy.scope():
+    ...     w = rx.Variable(1.0, aggregation=rx.VariableAggregation.SUM)
+    >>> @rx.function
+    ... def step():
+    ...     return strategy.run(lambda: w.assign_add(jnp.float32(1.0) * 2))
+    >>> [float(x) for x in step().values], float(w)
+    ([5.0, 5.0], 5.0)
+    """
+
+    def __init__(self, devices: Sequence[Any] | None = None, cross_device_ops: CrossDeviceOps | None = None):
+        super().__init__(MirroredExtended(self, devices, cross_device_ops))

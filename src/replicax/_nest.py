@@ -1,0 +1,95 @@
+"""Walking structures: dicts, lists, tuples, named tuples, and whatever else is registered as a pytree.
+
+`jax.tree` sorts the keys of dicts and wants every replica's structure flattened alike; here order is kept,
+and a difference between replicas is an error that says where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+
+class Leaf:
+    """A base for classes that are leaves of structures although JAX may know them as pytrees."""
+
+    __slots__ = ()
+
+
+def is_leaf(value: Any) -> bool:
+    """For `is_leaf=` of `jax.tree` functions."""
+    return isinstance(value, Leaf)
+
+
+def is_namedtuple(value: Any) -> bool:
+    """Whether `value` is an instance of a named tuple class."""
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def _one_level(value: Any) -> tuple[list[Any], Any] | None:
+    """Children and tree of a registered pytree node, None for a leaf."""
+    children, tree = jax.tree.flatten(value, is_leaf=lambda node: node is not value)
+    if len(children) == 1 and children[0] is value:
+        return None
+    return children, tree
+
+
+def map_structure(fn: Callable[[Any], Any], nest: Any) -> Any:
+    """`fn` of every leaf, in the same structure."""
+    if isinstance(nest, Leaf) or nest is None:
+        return fn(nest)
+    if type(nest) is dict:
+        return {key: map_structure(fn, child) for key, child in nest.items()}
+    if is_namedtuple(nest):
+        return type(nest)(*(map_structure(fn, child) for child in nest))
+    if type(nest) in (list, tuple):
+        return type(nest)(map_structure(fn, child) for child in nest)
+    if isinstance(nest, jax.Array) or (level := _one_level(nest)) is None:
+        return fn(nest)
+    children, tree = level
+    return jax.tree.unflatten(tree, [map_structure(fn, child) for child in children])
+
+
+def leaves(nest: Any) -> list[Any]:
+    """Every leaf, None included, in the order of the structure."""
+    found: list[Any] = []
+    map_structure(found.append, nest)
+    return found
+
+
+def merge(nests: Sequence[Any], fn: Callable[[Sequence[Any]], Any]) -> Any:
+    """One structure from several alike: `fn` of the leaves that stand in the same place.
+
+    Raises:
+        AssertionError: the structures differ; the message says how.
+    """
+    first = nests[0]
+    if isinstance(first, Leaf) or first is None:
+        return fn(nests)
+    if isinstance(first, dict) and type(first) is dict:
+        _check_types(nests)
+        for other in nests[1:]:
+            assert set(other) == set(first), f"v[0].keys: {set(first)}  v[i].keys: {set(other)}"
+        return {key: merge([nest[key] for nest in nests], fn) for key in first}
+    if isinstance(first, (list, tuple)) and (type(first) in (list, tuple) or is_namedtuple(first)):
+        _check_types(nests)
+        for other in nests[1:]:
+            assert len(other) == len(first), f"len(v) == {len(first)}, len(v0) == {len(other)}, v: {first}, v0: {other}"
+        children = [merge(group, fn) for group in zip(*nests)]
+        return type(first)(*children) if is_namedtuple(first) else type(first)(children)
+    if isinstance(first, jax.Array) or (level := _one_level(first)) is None:
+        return fn(nests)
+    _check_types(nests)
+    levels = [level, *(_one_level(nest) for nest in nests[1:])]
+    trees = [found[1] for found in levels if found]
+    assert all(tree == trees[0] for tree in trees), f"the replicas' structures differ: {trees}"
+    return jax.tree.unflatten(trees[0], [merge(group, fn) for group in zip(*(found[0] for found in levels if found))])
+
+
+def _check_types(nests: Sequence[Any]) -> None:
+    kinds = {type(nest) for nest in nests}
+    assert len(kinds) == 1, (
+        "the replicas' structures differ: one has a " + ", another a ".join(sorted(k.__name__ for k in kinds))
+    )

@@ -1,0 +1,85 @@
+"""The one place that uses what JAX does not document: each function says why nothing else can do it.
+
+Tested on the oldest and the newest JAX we support in `tests/test_private.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.extend.core as jex
+
+
+def uncommitted(array: jax.Array) -> jax.Array:
+    """The same buffer as an array that JAX may move freely.
+
+    JAX refuses to compute with two arrays *committed* to different devices, as the components of a
+    distributed value would be. The flag cannot be cleared by a public function without a copy.
+    """
+    return type(array)(array.aval, array.sharding, [array], committed=False)  # type: ignore[call-arg]
+
+
+def current_trace():
+    """The JAX trace that primitives are bound to in this thread."""
+    with jex.take_current_trace() as trace:
+        return trace
+
+
+def _eager_trace():
+    found: list = []  # a new thread always starts without a trace, whoever imports us
+    thread = threading.Thread(target=lambda: found.append(current_trace()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+_EAGER = _eager_trace()
+
+
+def is_eager(trace) -> bool:
+    """Whether `trace` is JAX's top level, where primitives run at once."""
+    return isinstance(trace, type(_EAGER))
+
+
+def at_once():
+    """A context in which primitives run at once, whatever is being traced.
+
+    (`jax.ensure_compile_time_eval` keeps staging some primitives.)
+    """
+    return jex.set_current_trace(_EAGER)
+
+
+class InputPrimitive(jex.Primitive):
+    """A primitive without operands that stands for a value which is supplied when a jaxpr is replayed.
+
+    A level of tracing finds out while it runs which variables its function reads. `bind` stages a
+    placeholder into the level's jaxpr; `supplied` makes replaying that jaxpr use real values instead.
+    """
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.def_abstract_eval(lambda *, slot, aval: aval)
+        self._supply = threading.local()
+
+    def bind(self, *args, slot, aval):
+        supply = getattr(self._supply, "values", None)
+        if supply is not None and slot in supply:
+            return supply[slot]
+        return super().bind(slot=slot, aval=aval)
+
+    def supplied(self, values: dict[int, object]):
+        """A context in which the placeholders of these slots are these values."""
+        return _Supplied(self._supply, values)
+
+
+class _Supplied:
+    def __init__(self, local, values):
+        self._local, self._values = local, values
+
+    def __enter__(self):
+        self._before = getattr(self._local, "values", None)
+        self._local.values = {**(self._before or {}), **self._values}
+
+    def __exit__(self, *_):
+        self._local.values = self._before

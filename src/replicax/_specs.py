@@ -1,0 +1,289 @@
+"""What is known of a value before it is there: shape and dtype, for one tensor or for one tensor a replica.
+
+A dimension that may differ from element to element is None. Specs are leaves of `jax.tree`'s structures, so the
+spec of a dict of arrays is a dict of specs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# Stands before a dtype's name in a printed spec. replicax.tf sets it to "tf.".
+dtype_prefix = ""
+
+# What Python's own numbers become as tensors. bool comes first: a bool is an int as well.
+PYTHON_DTYPES = {bool: np.bool_, int: np.int32, float: np.float32, complex: np.complex64}
+
+
+def as_dtype(dtype: Any) -> Any:
+    """`dtype` as a numpy dtype. Strings of any length are the dtype object, written "string"."""
+    if isinstance(dtype, str) and dtype == "string":
+        return np.dtype(object)
+    try:
+        dtype = np.dtype(dtype)
+    except TypeError:
+        return dtype  # JAX has dtypes that numpy has not, such as those of random keys
+    return np.dtype(object) if dtype.kind in "SU" else dtype
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name under which a spec prints `dtype`, such as float32, bfloat16 or string."""
+    return dtype_prefix + ("string" if dtype == np.dtype(object) else str(getattr(dtype, "name", dtype)))
+
+
+class TensorShape(tuple):
+    """The shape of a tensor: a tuple of dimensions, None where one is not known; or unknown as a whole.
+
+    >>> import replicax as rx
+    >>> shape = rx.TensorShape([None, 3])
+    >>> shape.rank, shape.as_list(), shape.is_compatible_with((8, 3))
+    (2, [None, 3], True)
+    >>> rx.TensorShape(None).rank is None
+    True
+    """
+
+    _known: bool
+
+    def __new__(cls, dims: Iterable[int | None] | int | None) -> TensorShape:
+        known = dims is not None and getattr(dims, "_known", True)
+        if isinstance(dims, (int, np.integer)):
+            dims = (int(dims),)
+        values = tuple(None if d is None else int(d) for d in dims) if known else ()  # type: ignore[union-attr]
+        if any(d is not None and d < 0 for d in values):
+            raise ValueError(f"Dimensions must be >= 0, or None where they are not known, got {list(values)}.")
+        self = super().__new__(cls, values)
+        self._known = known
+        return self
+
+    @property
+    def rank(self) -> int | None:
+        """The number of dimensions, None where it is not known."""
+        return len(self) if self._known else None
+
+    ndims = rank
+
+    def as_list(self) -> list[int | None]:
+        """The dimensions; `ValueError` for a shape of unknown rank."""
+        if not self._known:
+            raise ValueError("as_list() is not defined on an unknown TensorShape.")
+        return list(self)
+
+    def is_fully_defined(self) -> bool:
+        """Whether every dimension is known."""
+        return self._known and None not in self
+
+    def num_elements(self) -> int | None:
+        """The product of the dimensions, None where one is not known."""
+        return int(np.prod(self, dtype=np.int64)) if self.is_fully_defined() else None
+
+    def is_compatible_with(self, other: Any) -> bool:
+        """Whether a tensor can have both shapes: equal in every dimension that both know."""
+        other = TensorShape(other)
+        if not (self._known and other._known):
+            return True
+        return len(self) == len(other) and all(a is None or b is None or a == b for a, b in zip(self, other))
+
+    def __getitem__(self, key: Any) -> Any:
+        if not self._known:
+            return TensorShape(None) if isinstance(key, slice) else None
+        value = super().__getitem__(key)
+        return TensorShape(value) if isinstance(key, slice) else value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (tuple, list)):
+            return NotImplemented
+        return self._known == getattr(other, "_known", True) and tuple(self) == tuple(other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self._known, tuple(self)))
+
+    def __str__(self) -> str:
+        return tuple.__repr__(self) if self._known else "<unknown>"
+
+    def __repr__(self) -> str:
+        return f"TensorShape({list(self) if self._known else None})"
+
+    def __reduce__(self) -> Any:
+        return TensorShape, (tuple(self) if self._known else None,)
+
+
+class TensorSpec:
+    """The shape and dtype of a tensor.
+
+    Args:
+        shape: the dimensions, None for those not known; None as a whole where not even the rank is known.
+        dtype: anything that numpy takes for a dtype; `str`, `bytes`, `object` and "string" are all strings.
+        name: kept and printed, without effect.
+
+    >>> import replicax as rx
+    >>> rx.TensorSpec((None, 3), "int64")
+    TensorSpec(shape=(None, 3), dtype=int64, name=None)
+    >>> rx.TensorSpec((None,)).is_compatible_with(np.zeros(5, np.float32))
+    True
+    """
+
+    __slots__ = ("_shape", "_dtype", "_name")
+
+    def __init__(self, shape: Any, dtype: Any = np.float32, name: str | None = None):
+        self._shape = TensorShape(shape)
+        self._dtype = as_dtype(dtype)
+        self._name = name
+
+    @property
+    def shape(self) -> TensorShape:
+        """The shape."""
+        return self._shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype, as numpy's."""
+        return self._dtype
+
+    @property
+    def name(self) -> str | None:
+        """The name, or None."""
+        return self._name
+
+    @classmethod
+    def from_tensor(cls, tensor: Any, name: str | None = None) -> TensorSpec:
+        """The spec of an array, a number or a string."""
+        spec = _leaf_spec(tensor)
+        return cls(spec.shape, spec.dtype, name)
+
+    @classmethod
+    def from_spec(cls, spec: Any, name: str | None = None) -> TensorSpec:
+        """The spec of anything that has a shape and a dtype, such as a `jax.ShapeDtypeStruct`."""
+        return cls(spec.shape, spec.dtype, name)
+
+    def is_compatible_with(self, spec_or_value: Any) -> bool:
+        """Whether a spec, an array or a number fits: the same dtype, and no dimension that differs."""
+        other = spec_or_value if isinstance(spec_or_value, TensorSpec) else _leaf_spec(spec_or_value)
+        return self.dtype == other.dtype and self.shape.is_compatible_with(other.shape)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorSpec):
+            return NotImplemented
+        return (self.shape, self.dtype, self.name) == (other.shape, other.dtype, other.name)
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype, self.name))
+
+    def __repr__(self) -> str:
+        return f"TensorSpec(shape={self.shape}, dtype={dtype_name(self.dtype)}, name={self.name!r})"
+
+    def __reduce__(self) -> Any:
+        return TensorSpec, (self.shape, self.dtype, self.name)
+
+
+class PerReplicaSpec:
+    """The specs of a PerReplica value's components, one for each replica.
+
+    >>> import replicax as rx
+    >>> rx.PerReplicaSpec(rx.TensorSpec((2,)), rx.TensorSpec((1,))).value_specs[1].shape
+    TensorShape([1])
+    """
+
+    __slots__ = ("_value_specs",)
+
+    def __init__(self, *value_specs: Any):
+        self._value_specs = tuple(value_specs)
+
+    @property
+    def value_specs(self) -> tuple[Any, ...]:
+        """The components' specs, in the order of the replicas."""
+        return self._value_specs
+
+    def is_compatible_with(self, spec_or_value: Any) -> bool:
+        """Whether the components of a PerReplicaSpec, or of a value with `.values`, fit one by one."""
+        if isinstance(spec_or_value, PerReplicaSpec):
+            others = spec_or_value.value_specs
+        else:
+            others = getattr(spec_or_value, "values", ())
+        if callable(others) or len(others) != len(self.value_specs):
+            return False
+        return all(spec.is_compatible_with(other) for spec, other in zip(self.value_specs, others))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PerReplicaSpec):
+            return NotImplemented
+        return self.value_specs == other.value_specs
+
+    def __hash__(self) -> int:
+        return hash(self.value_specs)
+
+    def __repr__(self) -> str:
+        return f"PerReplicaSpec({', '.join(map(repr, self.value_specs))})"
+
+    def __reduce__(self) -> Any:
+        return PerReplicaSpec, self.value_specs
+
+
+def _leaf_spec(value: Any) -> TensorSpec:
+    if isinstance(value, TensorSpec):
+        return value
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return TensorSpec(value.shape, value.dtype)
+    for kind, dtype in PYTHON_DTYPES.items():
+        if isinstance(value, kind):
+            return TensorSpec((), dtype)
+    if isinstance(value, (str, bytes)):
+        return TensorSpec((), object)
+    raise TypeError(f"Could not build a TensorSpec for {value!r} of type {type(value).__name__}: pass an array or a number.")
+
+
+def spec_of(value: Any) -> Any:
+    """The specs of a structure of arrays, numbers and strings, in the same structure.
+
+    >>> spec_of({"x": np.ones((2, 3)), "y": 1})["y"]
+    TensorSpec(shape=(), dtype=int32, name=None)
+    """
+    return jax.tree.map(_leaf_spec, value)
+
+
+def conform(value: Any, spec: Any) -> Any:
+    """`value` as an argument that was declared as `spec`, a structure of specs.
+
+    Numbers and numpy arrays become arrays of the declared dtype; JAX arrays and PerReplica values must have it.
+
+    Raises:
+        TypeError: shape, dtype or kind do not fit.
+        ValueError: the structure does not fit.
+
+    >>> conform((1, np.ones(2)), (TensorSpec(()), TensorSpec((None,))))[0].dtype
+    dtype('float32')
+    """
+    structure = jax.tree.structure(spec)
+    pairs = zip(structure.flatten_up_to(value), jax.tree.leaves(spec))
+    return structure.unflatten([_conform_leaf(leaf, leaf_spec) for leaf, leaf_spec in pairs])
+
+
+def _conform_leaf(value: Any, spec: Any) -> Any:
+    if isinstance(spec, PerReplicaSpec):
+        parts = getattr(value, "values", None)
+        if not isinstance(parts, tuple):
+            raise TypeError(f"Can not take a {type(value).__name__}, which is no PerReplica value, for {spec}")
+        if len(parts) != len(spec.value_specs):
+            raise TypeError(f"Can not take a PerReplica value of {len(parts)} components for {spec}")
+        for part, part_spec in zip(parts, spec.value_specs):
+            _check(_leaf_spec(part), part_spec)
+        return value
+    if not isinstance(spec, TensorSpec):
+        raise TypeError(f"Expected a TensorSpec or a PerReplicaSpec, got {spec!r} of type {type(spec).__name__}")
+    if not isinstance(value, jax.Array) and spec.dtype != np.dtype(object):
+        if isinstance(value, (bool, int, float, complex, list, tuple, np.ndarray, np.generic)):
+            value = jnp.asarray(np.asarray(value), dtype=spec.dtype)
+    _check(_leaf_spec(value), spec)
+    return value
+
+
+def _check(found: TensorSpec, spec: TensorSpec) -> None:
+    if not spec.is_compatible_with(found):
+        raise TypeError(f"Can not cast {found} to {spec}")

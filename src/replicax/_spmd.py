@@ -1,0 +1,262 @@
+"""Running a replica function compiled: traced once, whatever the number of replicas.
+
+The function is traced to a jaxpr in the surroundings that `jax.shard_map` gives it, where its values are one
+replica's components and `psum` over the axis `replica` meets the others. What it reads and writes of variables turns
+out meanwhile (see `_levels`). Then `shard_map` runs that jaxpr over the mesh, with the variables' values among
+its inputs and outputs.
+
+`check_vma=False` matters: with it on, JAX sums gradients of replicated inputs over the replicas by itself, while
+users of this API expect each replica's own gradient and reduce it themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from replicax import _collectives, _context, _control_flow, _levels, _nest
+from replicax._context import ReplicaContext
+from replicax._indexed_slices import IndexedSlices
+from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, is_array
+
+_STACKED, _MIRRORED = PartitionSpec(AXIS), PartitionSpec()
+
+
+class SpmdContext(ReplicaContext):
+    """The context of the replicas while their function is traced, once for all of them."""
+
+    def __init__(self, strategy: Any, level: _levels.Level, outer: Any):
+        super().__init__(strategy, None)
+        self._level, self._outer = level, outer
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        if self._replica_id is None:
+            with _levels.jax_trace(self._level.trace):
+                self._replica_id = lax.axis_index(AXIS)
+        return self._replica_id
+
+    def _is_own(self, leaf: Any) -> bool:
+        """Whether a value was computed by the replica, rather than brought in from outside as one object."""
+        if not isinstance(leaf, jax.core.Tracer):
+            return False
+        return _collectives.trace_of(leaf) not in self._outer
+
+    def _merge(self, fn, args, kwargs, tag):
+        mesh = self._level.mesh
+
+        def wrap(leaf):
+            if isinstance(leaf, IndexedSlices) or self._is_own(leaf):
+                return PerReplica.of_local(leaf, mesh)
+            return leaf
+
+        def unwrap(leaf):
+            if not isinstance(leaf, (PerReplica, Mirrored)):
+                return leaf
+            if leaf._local is not None:
+                return leaf._local
+            return jnp.stack(leaf.values)[self.replica_id_in_sync_group]
+
+        args, kwargs = _nest.map_structure(wrap, args), _nest.map_structure(wrap, kwargs)
+        with _context.entered(self._strategy, None):
+            return _nest.map_structure(unwrap, fn(self._strategy, *args, **kwargs))
+
+    def _exchange(self, leaves: list[Any], collective: Callable[[list[Any]], list[Any]]) -> list[Any]:
+        """The collective of the replica's own values; others count as one value for all."""
+        own = [i for i, leaf in enumerate(leaves) if isinstance(leaf, IndexedSlices) or self._is_own(leaf)]
+        results = list(leaves)
+        for i, result in zip(own, collective([leaves[i] for i in own]) if own else ()):
+            results[i] = result
+        return results
+
+    def _all_reduce(self, op, leaves, options):
+        extended = self._strategy.extended
+        ops = extended._cross_device_ops_for(options)
+        return self._exchange(leaves, lambda own: ops._local_reduce(op, own, self._level.mesh, options))
+
+    def _all_gather(self, leaves, axis, options):
+        return self._exchange(leaves, lambda own: [_collectives.local_gather(leaf, axis) for leaf in own])
+
+
+def own_value(value: Any) -> Any:
+    """A concrete value as one that the replica computed itself; unchanged outside of compiled replicas."""
+    replica_context = _context.get_replica_context()
+    if isinstance(replica_context, SpmdContext) and is_array(value) and not replica_context._is_own(value):
+        return lax.optimization_barrier(jnp.asarray(value))
+    return value
+
+
+class _Outputs:
+    """The results of a traced replica function: arrays to bring out, and what stays as it is."""
+
+    def __init__(self, result: Any, context: SpmdContext):
+        self.result, self.context = result, context
+        self.leaves: list[Any] = []
+        self.places: dict[int, int] = {}  # id of a leaf -> its place among the leaves
+        _nest.map_structure(self._add, result)
+
+    def _add(self, leaf: Any) -> None:
+        for array in (leaf.values, leaf.indices) if isinstance(leaf, IndexedSlices) else (leaf,):
+            if isinstance(array, np.ndarray) and array.dtype.kind not in "OSU":
+                array = _context.as_array(array)
+                array = lax.optimization_barrier(array)
+                self.places[id(leaf)] = len(self.leaves)
+                self.leaves.append(array)
+            elif self.context._is_own(array) and id(array) not in self.places:
+                self.places[id(array)] = len(self.leaves)
+                self.leaves.append(array)
+
+    def restored(self, stacked: Sequence[Any], mesh: ReplicaMesh) -> Any:
+        """The function's result, its arrays replaced by what came out of the mapped program."""
+
+        def value_of(array: Any) -> Any:
+            if id(array) not in self.places:
+                return array
+            return PerReplica.of_array(stacked[self.places[id(array)]], mesh)
+
+        def restore(leaf: Any) -> Any:
+            if isinstance(leaf, IndexedSlices):
+                values, indices = value_of(leaf.values), value_of(leaf.indices)
+                parts = zip(_components(values, mesh), _components(indices, mesh))
+                slices = [IndexedSlices(v, i, leaf.dense_shape) for v, i in parts]
+                return slices[0] if mesh.size == 1 else PerReplica(slices, mesh)
+            value = value_of(leaf)
+            return value.values[0] if mesh.size == 1 and isinstance(value, PerReplica) else value
+
+        return _nest.map_structure(restore, self.result)
+
+
+def _components(value: Any, mesh: ReplicaMesh) -> Sequence[Any]:
+    return value.values if isinstance(value, PerReplica) else [value] * mesh.size
+
+
+def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dict) -> Any:
+    """`fn` on all replicas as part of the program that is being traced; the results put together."""
+    level = _levels.Level(local=True, mesh=mesh)
+    context = SpmdContext(strategy, level, _outer_traces())
+    inputs: list[Any] = []
+
+    def split_off(leaf: Any) -> Any:
+        if not isinstance(leaf, (PerReplica, Mirrored)):
+            return leaf
+        if leaf.array() is None:
+            return _Parts(leaf)
+        inputs.append(leaf)
+        return _Place(len(inputs) - 1)
+
+    skeleton = _nest.map_structure(split_off, (args, kwargs))
+    outputs: list[_Outputs] = []
+    written: list[Any] = []
+
+    def replica_function(*components: Any) -> list[Any]:
+        level.trace = _levels.untaped_trace()
+
+        def fill(leaf: Any) -> Any:
+            if isinstance(leaf, _Place):
+                return components[leaf.index]
+            return leaf.component(context) if isinstance(leaf, _Parts) else leaf
+
+        own_args, own_kwargs = _nest.map_structure(fill, skeleton)
+        with _context.entered(strategy, context), _levels.entered(level):
+            outputs.append(_Outputs(fn(*own_args, **own_kwargs), context))
+            written.extend(level.written.values())
+            new_values = [leaf for variable in written for leaf in level.values[id(variable)]]
+        return [*outputs[0].leaves, *new_values]
+
+    arrays = [leaf.array() for leaf in inputs]
+    in_specs = tuple(_STACKED if isinstance(leaf, PerReplica) else _MIRRORED for leaf in inputs)
+
+    def component(leaf: Any, block: Any) -> Any:
+        return block[0] if isinstance(leaf, PerReplica) else block
+
+    # The first shard_map only lends its surroundings to the tracing of the function.
+    traced: list[Any] = []
+
+    def surroundings(*blocks: Any) -> Any:
+        components = [component(leaf, block) for leaf, block in zip(inputs, blocks)]
+        traced.append(jax.make_jaxpr(replica_function)(*components))
+        return jnp.zeros(())
+
+    jax.eval_shape(_mapped(surroundings, mesh, in_specs, _MIRRORED), *arrays)
+
+    reads = [
+        (slot, variable, i) for key, variable in level.variables.items() for i, slot in enumerate(level.inputs.get(key, ()))
+    ]
+    current = {key: _levels.frame().read(variable) for key, variable in level.variables.items() if key in level.inputs}
+    read_stacked = [_rows(level, variable) for _, variable, _ in reads]
+    varying = {slot for (slot, _, _), rows in zip(reads, read_stacked) if rows}
+    _control_flow.check(traced[0], [isinstance(leaf, PerReplica) for leaf in inputs], varying)
+    write_stacked = [_rows(level, variable) for variable in written for _ in level.values[id(variable)]]
+
+    def program(values: Sequence[Any], blocks: Sequence[Any]) -> list[Any]:
+        supplied = {slot: value[0] if rows else value for (slot, _, _), value, rows in zip(reads, values, read_stacked)}
+        components = [component(leaf, block) for leaf, block in zip(inputs, blocks)]
+        results = level.replay(traced[0], supplied, *components)
+        count = len(outputs[0].leaves)
+        new_values = [x[None] if rows else x for x, rows in zip(results[count:], write_stacked)]
+        return [*(x[None] for x in results[:count]), *new_values]
+
+    read_specs = [_STACKED if rows else _MIRRORED for rows in read_stacked]
+    out_specs = [_STACKED] * len(outputs[0].leaves) + [_STACKED if rows else _MIRRORED for rows in write_stacked]
+    values = [current[id(variable)][i] for _, variable, i in reads]
+    results = _mapped(program, mesh, (read_specs, list(in_specs)), out_specs)(values, arrays)
+
+    new_values = iter(results[len(outputs[0].leaves) :])
+    for variable in written:
+        _levels.frame().write(variable, [next(new_values) for _ in level.values[id(variable)]])
+    return outputs[0].restored(results[: len(outputs[0].leaves)], mesh)
+
+
+def _mapped(fn: Callable, mesh: ReplicaMesh, in_specs: Any, out_specs: Any) -> Callable:
+    return jax.shard_map(fn, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def _rows(level: _levels.Level, variable: Any) -> bool:
+    """Whether the variable's global form has a row for each replica."""
+    local, whole = variable._leaf_types(level.is_local(variable)), variable._leaf_types(False)
+    return bool(local) and local[0].shape != whole[0].shape
+
+
+def _outer_traces() -> list[Any]:
+    """The traces that were in progress when the replicas were entered."""
+    traces = [frame.trace for frame in _levels._frames.stack if isinstance(frame, _levels.Level)]
+    trace = _levels.untaped_trace()
+    while trace is not None:
+        traces.append(trace)
+        trace = getattr(trace, "parent_trace", None)
+    return traces
+
+
+class _Place:
+    """Stands for a distributed argument in the skeleton of the arguments."""
+
+    def __init__(self, index: int):
+        self.index = index
+
+
+class _Parts:
+    """Stands for a distributed argument whose components are no arrays of one shape."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def component(self, context: SpmdContext) -> Any:
+        parts = self.value.values
+        if all(part is parts[0] for part in parts):
+            return parts[0]
+        shapes = ", ".join(f"replica {i}: {getattr(part, 'shape', repr(part))}" for i, part in enumerate(parts))
+        raise ValueError(
+            "Compiled code has one program for all replicas, which cannot take components that differ in shape or "
+            f"are no arrays, got {shapes}. Run the function eagerly, or make the components alike."
+        )
+
+
+def context_outer(level: _levels.Level) -> list[Any]:
+    """The traces outside of this level."""
+    return [trace for trace in _outer_traces() if trace is not level.trace]

@@ -1,0 +1,287 @@
+"""The words of the API: enumerations and option records, without behaviour of their own."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NamedTuple
+
+
+class ReduceOp(enum.Enum):
+    """How the values of the replicas become one.
+
+    Wherever a `ReduceOp` is expected, its name in any case (`"sum"`, `"MEAN"`) does as well.
+
+    >>> import replicax as rx
+    >>> rx.ReduceOp("SUM")
+    <ReduceOp.SUM: 'SUM'>
+    """
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+    @staticmethod
+    def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
+        """The `ReduceOp` of an aggregation that has one; `ValueError` for NONE and ONLY_FIRST_REPLICA."""
+        if aggregation == VariableAggregation.SUM:
+            return ReduceOp.SUM
+        if aggregation == VariableAggregation.MEAN:
+            return ReduceOp.MEAN
+        raise ValueError(f"Could not convert from `tf.VariableAggregation` {aggregation} to`tf.distribute.ReduceOp` type")
+
+
+def as_reduce_op(reduce_op: Any) -> ReduceOp:
+    """A `ReduceOp` or its name in any case, as a `ReduceOp`."""
+    if isinstance(reduce_op, ReduceOp):
+        return reduce_op
+    if isinstance(reduce_op, str):
+        return ReduceOp(reduce_op.upper())
+    raise AssertionError(
+        f"reduce_op must be a ReduceOp or one of the names 'SUM' and 'MEAN', got {reduce_op!r} "
+        f"of type {type(reduce_op).__name__}."
+    )
+
+
+class VariableSynchronization(enum.Enum):
+    """When the copies of a variable are brought into step.
+
+    AUTO: as the strategy sees fit (ON_WRITE). ON_WRITE: at each assignment. ON_READ: each replica keeps
+    a value of its own, and they are aggregated when the variable is read outside of `run`. NONE: never;
+    strategies of several devices refuse it.
+    """
+
+    AUTO = 0
+    NONE = 1
+    ON_WRITE = 2
+    ON_READ = 3
+
+
+class VariableAggregation(enum.Enum):
+    """How the replicas' values of one variable become one: not at all, sum, mean, or the first replica's."""
+
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
+# The class prints under the name it has in TensorFlow 2, where VariableAggregation is the v1 enumeration.
+VariableAggregation.__name__ = "VariableAggregationV2"
+
+
+def as_synchronization(value: Any, name: str | None) -> VariableSynchronization:
+    """`value` where it is a member, AUTO for None; else `ValueError`, naming the variable."""
+    if value is None:
+        return VariableSynchronization.AUTO
+    try:
+        return VariableSynchronization(value)
+    except ValueError:
+        raise ValueError(f"Invalid variable synchronization mode: {value} for variable: {name}") from None
+
+
+def as_aggregation(value: Any, name: str | None) -> VariableAggregation:
+    """`value` where it is a member or a member's number, NONE for None; else `ValueError`."""
+    if value is None:
+        return VariableAggregation.NONE
+    try:
+        return VariableAggregation(value)
+    except ValueError:
+        raise ValueError(f"Invalid variable aggregation mode: {value} for variable: {name}") from None
+
+
+class RunOptions(NamedTuple):
+    """Options of `Strategy.run`. They are accepted for compatibility; XLA's static shapes leave them no effect."""
+
+    experimental_enable_dynamic_batch_size: bool = True
+    experimental_bucketizing_dynamic_shape: bool = False
+    experimental_xla_options: Any = None
+
+
+class InputReplicationMode(enum.Enum):
+    """Whether `dataset_fn` is called once for each worker or once for each replica."""
+
+    PER_WORKER = "PER_WORKER"
+    PER_REPLICA = "PER_REPLICA"
+
+
+class _InputOptions(NamedTuple):
+    experimental_fetch_to_device: bool
+    experimental_replication_mode: InputReplicationMode
+    experimental_place_dataset_on_device: bool
+    experimental_per_replica_buffer_size: int
+
+
+class InputOptions(_InputOptions):
+    """How a distributed dataset brings its elements to the devices.
+
+    Args:
+        experimental_fetch_to_device: whether elements are moved to the replicas' devices (default) or stay
+            on the host.
+        experimental_replication_mode: with `distribute_datasets_from_function`, one dataset for each worker
+            or for each replica.
+        experimental_place_dataset_on_device: accepted for compatibility; datasets run on the host.
+        experimental_per_replica_buffer_size: how many batches are prefetched to the devices.
+    """
+
+    __slots__ = ()
+
+    def __new__(
+        cls,
+        experimental_fetch_to_device: bool | None = None,
+        experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        experimental_place_dataset_on_device: bool = False,
+        experimental_per_replica_buffer_size: int = 1,
+    ) -> InputOptions:
+        fetch = True if experimental_fetch_to_device is None else experimental_fetch_to_device
+        return super().__new__(
+            cls,
+            fetch,
+            experimental_replication_mode,
+            experimental_place_dataset_on_device,
+            experimental_per_replica_buffer_size,
+        )
+
+
+class CommunicationImplementation(enum.Enum):
+    """Which collective implementation to ask for. XLA chooses by itself; the members are accepted as hints."""
+
+    AUTO = "AUTO"
+    RING = "RING"
+    NCCL = "NCCL"
+
+
+class CommunicationOptions:
+    """Options of one collective.
+
+    Args:
+        bytes_per_pack: how many bytes of small tensors one all-reduce carries at the most. 0 packs all
+            tensors of one dtype into one all-reduce.
+        timeout_seconds: how long a collective may take; None for no limit. It takes effect across processes.
+        implementation: a `CommunicationImplementation` or its name.
+
+    Raises:
+        ValueError: `bytes_per_pack` is negative, or the implementation is unknown.
+
+    >>> import replicax as rx
+    >>> rx.CommunicationOptions(bytes_per_pack=1 << 20).bytes_per_pack
+    1048576
+    """
+
+    def __init__(
+        self,
+        bytes_per_pack: int = 0,
+        timeout_seconds: float | None = None,
+        implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
+    ):
+        if bytes_per_pack < 0:
+            raise ValueError(f"Argument `bytes_per_pack` must be >=0, Received {bytes_per_pack}.")
+        if isinstance(implementation, str):
+            implementation = CommunicationImplementation(implementation.upper())
+        self.bytes_per_pack = bytes_per_pack
+        self.timeout_seconds = timeout_seconds
+        self.implementation = implementation
+
+    def __repr__(self) -> str:
+        return (
+            f"Options(bytes_per_pack={self.bytes_per_pack},timeout_seconds={self.timeout_seconds}, "
+            f"implementation={self.implementation})"
+        )
+
+
+# The name under which it prints, as TensorFlow's does.
+CommunicationOptions.__name__ = "Options"
+
+
+class CollectiveHints:
+    """The older spelling of `CommunicationOptions`; calling it makes one of those."""
+
+    def __new__(cls, bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:  # type: ignore[misc]
+        return CommunicationOptions(bytes_per_pack=bytes_per_pack, timeout_seconds=timeout_seconds)
+
+    def __init__(self, bytes_per_pack: int = 0, timeout_seconds: float | None = None):
+        raise TypeError("CollectiveHints makes CommunicationOptions and has no instances of its own.")
+
+
+class ValueContext:
+    """What `value_fn` of `experimental_distribute_values_from_function` is told: which replica it fills.
+
+    >>> import replicax as rx
+    >>> rx.ValueContext(2, 4)
+    tf.distribute.ValueContext(replica id 2,  total replicas in sync: 4)
+    """
+
+    def __init__(self, replica_id_in_sync_group: int = 0, num_replicas_in_sync: int = 1):
+        self._replica_id_in_sync_group = replica_id_in_sync_group
+        self._num_replicas_in_sync = num_replicas_in_sync
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """The replica to fill, from 0."""
+        return self._replica_id_in_sync_group
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are."""
+        return self._num_replicas_in_sync
+
+    def __repr__(self) -> str:
+        return (
+            f"tf.distribute.ValueContext(replica id {self.replica_id_in_sync_group},  "
+            f"total replicas in sync: {self.num_replicas_in_sync})"
+        )
+
+
+class InputContext:
+    """What `dataset_fn` of `distribute_datasets_from_function` is told: which part of the input it makes.
+
+    >>> import replicax as rx
+    >>> rx.InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)
+    tf.distribute.InputContext(input pipeline id 1, total: 2)
+    """
+
+    def __init__(self, num_input_pipelines: int = 1, input_pipeline_id: int = 0, num_replicas_in_sync: int = 1):
+        self._num_input_pipelines = num_input_pipelines
+        self._input_pipeline_id = input_pipeline_id
+        self._num_replicas_in_sync = num_replicas_in_sync
+
+    @property
+    def num_input_pipelines(self) -> int:
+        """How many pipelines there are in all."""
+        return self._num_input_pipelines
+
+    @property
+    def input_pipeline_id(self) -> int:
+        """Which of them this is, from 0."""
+        return self._input_pipeline_id
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas there are in all."""
+        return self._num_replicas_in_sync
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """The batch size of one replica; `ValueError` where the replicas do not divide the global one."""
+        if global_batch_size % self._num_replicas_in_sync:
+            raise ValueError(
+                f"The `global_batch_size` {global_batch_size} is not divisible by "
+                f"`num_replicas_in_sync` {self._num_replicas_in_sync}"
+            )
+        return global_batch_size // self._num_replicas_in_sync
+
+    def __repr__(self) -> str:
+        return (
+            f"tf.distribute.InputContext(input pipeline id {self.input_pipeline_id}, "
+            f"total: {self.num_input_pipelines})"
+        )
+
+
+class AutoShardPolicy(enum.IntEnum):
+    """How input is divided among workers. Each but OFF and FILE also keeps the batches' boundaries."""
+
+    OFF = -1
+    AUTO = 0
+    FILE = 1
+    DATA = 2
+    HINT = 3

@@ -1,0 +1,267 @@
+"""Values that have one component for each replica, and the mesh of devices that they live on.
+
+`PerReplica` has two forms behind one class. *Stacked*: one global array of shape `[replicas, ...]`, sharded
+over its first axis; it enters and leaves compiled code as it is. *Parts*: a tuple with the components of this
+process, which may differ in shape or be no arrays at all. `Mirrored` likewise is one fully replicated array,
+or its copies. Either form is made from the other when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from replicax import _devices, _errors, _nest, _private
+
+AXIS = "replica"
+
+
+class ReplicaMesh:
+    """The devices of the replicas, one each, in order of replica id.
+
+    Nothing here assumes that all of them belong to this process: `local_ids` says which do.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device]):
+        self.devices = tuple(devices)
+        self.mesh = Mesh(np.array(self.devices), (AXIS,), axis_types=(AxisType.Auto,))
+        self.mirrored = NamedSharding(self.mesh, PartitionSpec())
+        self.stacked = NamedSharding(self.mesh, PartitionSpec(AXIS))
+        process = jax.process_index()
+        self.local_ids = tuple(i for i, device in enumerate(self.devices) if device.process_index == process)
+        self.local_devices = [self.devices[i] for i in self.local_ids]
+        # With several CPU devices, JAX must not have too many collectives in flight (see _dispatch.py).
+        self.needs_bound = len(self.devices) > 1 and self.devices[0].platform == "cpu"
+
+    @property
+    def size(self) -> int:
+        """How many replicas there are."""
+        return len(self.devices)
+
+    @cached_property
+    def device_names(self) -> tuple[str, ...]:
+        """Full names, as `worker_devices` lists them."""
+        return tuple(_devices.full_name(device) for device in self.devices)
+
+    def mirror(self, parts: Sequence[Any]) -> jax.Array:
+        """One replicated array whose copy on each local device is that part."""
+        placed = jax.device_put(list(parts), self.local_devices)
+        return jax.make_array_from_single_device_arrays(placed[0].shape, self.mirrored, placed)
+
+    def stack(self, parts: Sequence[Any]) -> jax.Array:
+        """One array `[replicas, ...]` whose row on each local device is that part."""
+        rows = [part[None] if np.ndim(part) else jnp.reshape(part, (1,)) for part in parts]
+        placed = jax.device_put(rows, self.local_devices)
+        shape = (self.size, *placed[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self.stacked, placed)
+
+    def copies(self, array: jax.Array) -> tuple[jax.Array, ...]:
+        """The local copies of a replicated array; they share its buffers."""
+        return tuple(_private.uncommitted(array.addressable_data(i)) for i in range(len(self.local_ids)))
+
+    def rows(self, array: jax.Array) -> tuple[jax.Array, ...]:
+        """The local rows of a stacked array, each on its replica's device."""
+        shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        return tuple(_private.uncommitted(_first_row(shard.data)) for shard in shards)
+
+
+@jax.jit
+def _first_row(block: jax.Array) -> jax.Array:
+    return jnp.reshape(block, block.shape[1:])
+
+
+def is_array(value: Any) -> bool:
+    """Whether `value` is an array, of JAX (concrete or traced) or numpy."""
+    return isinstance(value, (jax.Array, np.ndarray, np.generic))
+
+
+class DistributedValues(_nest.Leaf):
+    """The base of values with a component for each replica: `PerReplica`, `Mirrored` and distributed variables."""
+
+    __slots__ = ()
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components of this process's replicas, in order."""
+        raise NotImplementedError
+
+    def _text(self, show) -> str:
+        lines = ",\n".join(f"  {index}: {show(value)}" for index, value in enumerate(self.values))
+        return f"{type(self).__name__}:{{\n{lines}\n}}"
+
+    def __str__(self) -> str:
+        return self._text(str)
+
+    def __repr__(self) -> str:
+        return self._text(repr)
+
+
+class _Value(DistributedValues):
+    """What `PerReplica` and `Mirrored` share: parts, a global array, and the mesh to go between them."""
+
+    __slots__ = ("__weakref__", "_array", "_local", "_parts", "mesh")
+
+    def __init__(self, values: Sequence[Any], mesh: ReplicaMesh | None = None):
+        self._parts: tuple[Any, ...] | None = tuple(values)
+        self._array: jax.Array | None = None
+        self._local: Any = None
+        self.mesh = mesh
+
+    @classmethod
+    def of_array(cls, array: jax.Array, mesh: ReplicaMesh):
+        """The value whose global form this array is."""
+        self = cls.__new__(cls)
+        self._parts, self._array, self._local, self.mesh = None, array, None, mesh
+        return self
+
+    @classmethod
+    def of_local(cls, component: Any, mesh: ReplicaMesh):
+        """The value as one replica sees it while a replica function is traced: its own component, symbolically."""
+        self = cls.__new__(cls)
+        self._parts, self._array, self._local, self.mesh = None, None, component, mesh
+        return self
+
+    def _uniform(self) -> bool:
+        parts = self._parts
+        return (
+            self.mesh is not None
+            and parts is not None
+            and len(parts) == len(self.mesh.local_ids)
+            and all(is_array(part) and part.dtype.kind not in "OSU" for part in parts)
+            and all(part.shape == parts[0].shape and part.dtype == parts[0].dtype for part in parts)
+        )
+
+    def array(self) -> jax.Array | None:
+        """The global form, None where the components have none (they differ in shape, or are no arrays)."""
+        if self._array is None and self._local is None and self._uniform():
+            assert self._parts is not None and self.mesh is not None
+            if any(isinstance(part, jax.core.Tracer) for part in self._parts):
+                return self._join_traced(self._parts)
+            parts = [np.asarray(part) if isinstance(part, np.generic) else part for part in self._parts]
+            self._array = self._join(parts)
+        return self._array
+
+    def _join(self, parts: Sequence[Any]) -> jax.Array:
+        raise NotImplementedError
+
+    def _join_traced(self, parts: Sequence[Any]) -> jax.Array:
+        raise NotImplementedError
+
+
+class PerReplica(_Value):
+    """A value with a component of its own for each replica.
+
+    `values` is the tuple of the components of this process. It is no tensor: pass it to `Strategy.run`, in
+    whose function it is the replica's component, or to `Strategy.reduce`. As a pytree it is its stacked array.
+
+    >>> import replicax as rx
+    >>> rx.PerReplica([1, 2])
+    PerReplica:{
+      0: 1,
+      1: 2
+    }
+    """
+
+    __slots__ = ()
+
+    def _join(self, parts: Sequence[Any]) -> jax.Array:
+        assert self.mesh is not None
+        return self.mesh.stack(parts)
+
+    def _join_traced(self, parts: Sequence[Any]) -> jax.Array:
+        return jnp.stack([jnp.asarray(part) for part in parts])
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components of this process's replicas, in order."""
+        if self._parts is None:
+            assert self.mesh is not None
+            if self._local is not None:
+                everyone = jax.lax.all_gather(self._local, AXIS)
+                return tuple(everyone[i] for i in range(self.mesh.size))
+            assert self._array is not None
+            if isinstance(self._array, jax.core.Tracer):
+                return tuple(self._array[i] for i in range(self.mesh.size))
+            self._parts = self.mesh.rows(self._array)
+        return self._parts
+
+    def __jax_array__(self):
+        raise ValueError(_errors.NOT_A_TENSOR)
+
+
+class Mirrored(_Value):
+    """A value that is the same on every replica, with a copy on each replica's device."""
+
+    __slots__ = ()
+
+    def _join(self, parts: Sequence[Any]) -> jax.Array:
+        assert self.mesh is not None
+        return self.mesh.mirror(parts)
+
+    def _join_traced(self, parts: Sequence[Any]) -> jax.Array:
+        return jnp.asarray(parts[0])
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The copies of this process's replicas."""
+        if self._parts is None:
+            assert self.mesh is not None
+            value = self._array if self._local is None else self._local
+            if isinstance(value, jax.core.Tracer):
+                return (value,) * self.mesh.size
+            assert value is not None
+            self._parts = self.mesh.copies(value)
+        return self._parts
+
+    def __jax_array__(self):
+        return self._local if self._local is not None else self.values[0]
+
+
+def _flatten(value: _Value):
+    if value._local is not None:
+        return (value._local,), ("local", value.mesh)
+    array = value.array()
+    return ((array,), ("array", value.mesh)) if array is not None else (value.values, ("parts", value.mesh))
+
+
+def _unflatten(cls):
+    def unflatten(aux, children):
+        form, mesh = aux
+        if form == "parts":
+            return cls(children, mesh)
+        return (cls.of_array if form == "array" else cls.of_local)(children[0], mesh)
+
+    return unflatten
+
+
+for _cls in (PerReplica, Mirrored):
+    jax.tree_util.register_pytree_node(_cls, _flatten, _unflatten(_cls))
+
+
+def regroup(results: Sequence[Any], mesh: ReplicaMesh) -> Any:
+    """One structure from each replica's: leaves become PerReplica, unless all replicas gave the very same object."""
+
+    def group(values: Sequence[Any]) -> Any:
+        if all(value is values[0] for value in values):
+            return values[0]
+        return PerReplica(values, mesh)
+
+    return _nest.merge(results, group)
+
+
+def select(replica: int, nest: Any) -> Any:
+    """The structure as that replica (counted among the local ones) sees it: PerReplica leaves by their component."""
+    return _nest.map_structure(lambda x: x.values[replica] if isinstance(x, (PerReplica, Mirrored)) else x, nest)
+
+
+def all_parts_uniform(nest: Any) -> bool:
+    """Whether every PerReplica value in the nest has a global form, so that compiled code can take it."""
+    return all(
+        x._local is not None or x.array() is not None for x in _nest.leaves(nest) if isinstance(x, PerReplica)
+    )

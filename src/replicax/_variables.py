@@ -1,0 +1,1094 @@
+"""Variables: state that outlives a step and that every replica sees in step.
+
+`Variable(...)` asks the current strategy for the right kind. A `MirroredVariable` is one replicated array, written
+on all replicas alike; a `SyncOnReadVariable` is one stacked array in which each replica has a row of its own, put
+together when it is read from outside; a `ResourceVariable` is one array on one device. Values are read and written
+through frames (`_levels`), so that the same variable works eagerly, on one eager replica, and in compiled code.
+
+As a pytree a variable is its value: `jnp.sum(v)`, `jax.grad(f)(v)` and `optax` take it as they take an array.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from replicax import _collectives, _context, _devices, _display, _errors, _levels, _nest, _private, _tape
+from replicax._indexed_slices import IndexedSlices
+from replicax._types import (
+    ReduceOp,
+    VariableAggregation,
+    VariableSynchronization,
+    as_aggregation,
+    as_synchronization,
+)
+from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_array
+
+_NONE = VariableAggregation.NONE
+
+
+class _Creation(threading.local):
+    def __init__(self):
+        self.creators: list[tuple[int, Callable[..., Any]]] = []  # (contexts entered then, creator)
+        self.names: list[str] = []
+
+
+_creation = _Creation()
+
+
+@contextlib.contextmanager
+def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
+    """A context in which `creator(next_creator, **kwargs)` makes the variables; it calls `next_creator(**kwargs)`."""
+    _creation.creators.append((len(_context._contexts.stack), creator))
+    try:
+        yield
+    finally:
+        _creation.creators.pop()
+
+
+@contextlib.contextmanager
+def name_scope(name: str) -> Iterator[str]:
+    """A context in which `name/` stands before the names of new variables."""
+    _creation.names.append(name)
+    try:
+        yield "/".join(_creation.names) + "/"
+    finally:
+        _creation.names.pop()
+
+
+class _VariableType(type):
+    """`Variable(...)` makes a variable of the kind that the current strategy has."""
+
+    def __call__(cls, *args, **kwargs):
+        if cls is not Variable:
+            return super().__call__(*args, **kwargs)
+        arguments = _arguments(*args, **kwargs)
+        return _through_creators(_context.get_strategy().extended._create_variable, inside_scope=None)(**arguments)
+
+
+def _arguments(
+    initial_value: Any = None,
+    trainable: bool | None = None,
+    validate_shape: bool = True,
+    caching_device: Any = None,
+    name: str | None = None,
+    variable_def: Any = None,
+    dtype: Any = None,
+    import_scope: Any = None,
+    constraint: Callable[[Any], Any] | None = None,
+    synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+    aggregation: VariableAggregation = _NONE,
+    shape: Any = None,
+    experimental_enable_variable_lifting: bool = True,
+) -> dict[str, Any]:
+    """The arguments of `Variable` by name."""
+    if initial_value is None:
+        raise ValueError("`initial_value` must be given: an array, a number, a pytree, or a function that makes it.")
+    as_synchronization(synchronization, name), as_aggregation(aggregation, name)
+    return {
+        "initial_value": initial_value,
+        "trainable": trainable,
+        "name": name,
+        "dtype": dtype,
+        "constraint": constraint,
+        "synchronization": synchronization,
+        "aggregation": aggregation,
+        "shape": shape,
+    }
+
+
+def _through_creators(make: Callable[..., Any], inside_scope: bool | None) -> Callable[..., Any]:
+    """`make` wrapped in the creators; those entered outside of a strategy's scope see the single components."""
+    depth = len(_context._contexts.stack)
+    for entered_at, creator in _creation.creators:
+        outside = entered_at < depth and _context.has_strategy()
+        if (inside_scope is None and not outside) or (inside_scope is False and outside):
+            make = _bind_creator(creator, make)
+    return make
+
+
+def _bind_creator(creator: Callable[..., Any], make: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda **kwargs: creator(make, **kwargs)
+
+
+def initial_tree(initial_value: Any, dtype: Any) -> tuple[list[Any], Any]:
+    """The leaves of an initial value as concrete arrays, and their tree."""
+    with _private.at_once():
+        value = initial_value() if callable(initial_value) else initial_value
+        if isinstance(value, Variable):
+            value = value.value()
+        if isinstance(value, DistributedValues):
+            value = value.values[0]
+        if is_array(value) or _is_number_list(value):
+            return [_new_array(value, dtype)], jax.tree.structure(0)
+        leaves, tree = jax.tree.flatten(value)
+        for leaf in leaves:
+            if not (is_array(leaf) or isinstance(leaf, (bool, int, float, complex))):
+                raise TypeError(
+                    f"A variable holds an array or a pytree of arrays; got a leaf {leaf!r} of type "
+                    f"{type(leaf).__name__} in {type(value).__name__}."
+                )
+        return [_new_array(leaf, dtype) for leaf in leaves], tree
+
+
+def _is_number_list(value: Any) -> bool:
+    if isinstance(value, (list, tuple)) and not _nest.is_namedtuple(value):
+        return all(_is_number_list(item) for item in value)
+    return isinstance(value, (bool, int, float, complex, np.generic))
+
+
+def _new_array(value: Any, dtype: Any) -> jax.Array:
+    if dtype is not None and not isinstance(value, jax.Array):
+        return jnp.asarray(value, dtype=dtype)
+    array = _context.as_array(value)
+    return array if dtype is None else array.astype(dtype)
+
+
+_SCATTER: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "scatter_add": lambda x, i, u: x.at[i].add(u),
+    "scatter_sub": lambda x, i, u: x.at[i].add(-u),
+    "scatter_mul": lambda x, i, u: x.at[i].multiply(u),
+    "scatter_div": lambda x, i, u: x.at[i].divide(u),
+    "scatter_update": lambda x, i, u: x.at[i].set(u),
+    "scatter_max": lambda x, i, u: x.at[i].max(u),
+    "scatter_min": lambda x, i, u: x.at[i].min(u),
+}
+
+
+class Variable(_nest.Leaf, metaclass=_VariableType):
+    """State that replicas share: an array, or a whole pytree such as Flax parameters or an Optax state.
+
+    Args:
+        initial_value: an array, a number, a nest of numbers, a pytree of arrays, or a function that makes one
+            (called once). A list that holds arrays is a pytree; a list of numbers is an array.
+        trainable: whether gradient tapes watch it; by default yes, but for ON_READ.
+        name: by default "Variable".
+        dtype: by default the initial value's; float32 and int32 for Python numbers.
+        synchronization: see `VariableSynchronization`.
+        aggregation: how values that replicas assign are combined.
+        validate_shape, caching_device, variable_def, import_scope, constraint, shape,
+        experimental_enable_variable_lifting: accepted for compatibility; `constraint` is kept for optimizers.
+
+    Raises:
+        ValueError: no initial value, or a synchronization or aggregation that the strategy does not have.
+        TypeError: the initial value is no array.
+
+    >>> import replicax as rx
+    >>> v = rx.Variable([1.0, 2.0], name="w")
+    >>> v.assign_add([1.0, 1.0]).tolist()
+    [2.0, 3.0]
+    >>> (v * 2).tolist(), v.shape, v.name
+    ([4.0, 6.0], (2,), 'w:0')
+    """
+
+    _replicax_variable = True
+    _mesh: ReplicaMesh | None = None
+    _strategy: Any = None
+    __hash__: Any
+    __array_priority__ = 100
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        validate_shape: bool = True,
+        caching_device: Any = None,
+        name: str | None = None,
+        variable_def: Any = None,
+        dtype: Any = None,
+        import_scope: Any = None,
+        constraint: Callable[[Any], Any] | None = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = _NONE,
+        shape: Any = None,
+        experimental_enable_variable_lifting: bool = True,
+    ):
+        self._synchronization = as_synchronization(synchronization, name)
+        self._aggregation = as_aggregation(aggregation, name)
+        on_read = self._synchronization is VariableSynchronization.ON_READ
+        self._trainable = (not on_read) if trainable is None else bool(trainable)
+        self._name = "/".join([*_creation.names, name or "Variable"])
+        self._constraint = constraint
+        leaves, self._treedef = initial_tree(initial_value, dtype)
+        self._types = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
+        self._lent = True  # whether someone outside may hold a buffer of ours, so that it must not be donated
+        self._leaves: list[Any] = [self._stored(leaf) for leaf in leaves]
+
+    # What it is.
+
+    @property
+    def name(self) -> str:
+        """The name, with `:0` behind it."""
+        return f"{self._name}:0"
+
+    @property
+    def trainable(self) -> bool:
+        """Whether gradient tapes watch it by themselves."""
+        return self._trainable
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """When its copies are brought into step."""
+        return self._synchronization
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        """How values that replicas assign are combined."""
+        return self._aggregation
+
+    @property
+    def constraint(self) -> Callable[[Any], Any] | None:
+        """The function given as `constraint`."""
+        return self._constraint
+
+    @property
+    def shape(self) -> Any:
+        """The array's shape, a tuple of ints; for a pytree, a pytree of shapes."""
+        return self._of_leaves([leaf.shape for leaf in self._types])
+
+    @property
+    def dtype(self) -> Any:
+        """The array's dtype; for a pytree, a pytree of dtypes."""
+        return self._of_leaves([np.dtype(leaf.dtype) for leaf in self._types])
+
+    @property
+    def ndim(self) -> int:
+        """The array's number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def device(self) -> str:
+        """The full name of the device that the value read here and now lies on."""
+        return _devices.full_name(self._device())
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy in whose scope it was made, None outside of any."""
+        return self._strategy
+
+    def get_shape(self) -> Any:
+        """The shape."""
+        return self.shape
+
+    def set_shape(self, shape: Any) -> None:
+        """Checks that `shape` is the variable's; `ValueError` otherwise."""
+        if tuple(shape) != tuple(self.shape):
+            raise ValueError(f"{self.name} has shape {self.shape}, which is not {tuple(shape)}.")
+
+    # Reading.
+
+    def value(self) -> Any:
+        """The value here: the replica's own in replica context; else the first copy, or the aggregated value."""
+        return self._of_leaves(_tape.on_read(self, self._read()))
+
+    def read_value(self) -> Any:
+        """The same as `value()`."""
+        return self.value()
+
+    def numpy(self) -> Any:
+        """The value as a numpy array (for a pytree, a pytree of them)."""
+        return self._of_leaves([_numpy(leaf) for leaf in self._read()])
+
+    @property
+    def initial_value(self) -> Any:
+        """Not kept: raises `RuntimeError`."""
+        raise RuntimeError("The initial value is not kept; read the variable before its first assignment.")
+
+    def initialized_value(self) -> Any:
+        """The value: variables are always initialized."""
+        return self.value()
+
+    def is_initialized(self) -> jax.Array:
+        """True: variables are always initialized."""
+        return jnp.asarray(True)
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+        """The rows at `indices`."""
+        return jnp.take(self.value(), jnp.asarray(indices), axis=0)
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> Any:
+        """The elements or slices at `indices`, whose last dimension counts through the variable's first ones."""
+        return self.value()[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
+
+    def eval(self, session: Any = None) -> Any:
+        """The value as a numpy array."""
+        return self.numpy()
+
+    # Writing.
+
+    def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
+        """Replaces the value.
+
+        Args:
+            value: of the variable's shape and dtype (a pytree of them); Python numbers and numpy arrays are cast.
+                In cross-replica context also a mirrored or per-replica value, taken component by component.
+            use_locking, name: accepted for compatibility.
+            read_value: False to return None.
+
+        Returns:
+            The new value: in replica context the replica's, else a mirrored variable's `Mirrored` value.
+
+        Raises:
+            ValueError: another shape, dtype or structure, or an aggregation that does not allow it.
+            RuntimeError: a scope of another strategy, or a JAX transformation out of which the value cannot come.
+        """
+        return self._update(lambda old, new: new, value, read_value, "assign")
+
+    def assign_add(self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True):
+        """Adds `delta`; see `assign`."""
+        return self._update(lambda old, new: old + new, delta, read_value, "assign_add")
+
+    def assign_sub(self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True):
+        """Subtracts `delta`; see `assign`."""
+        return self._update(lambda old, new: old - new, delta, read_value, "assign_sub")
+
+    def load(self, value: Any, session: Any = None) -> None:
+        """The same as `assign`, returning None."""
+        self.assign(value)
+
+    def count_up_to(self, limit: int) -> Any:
+        """Adds 1 to an integer variable and returns its former value; `OutOfRangeError` at the limit."""
+        before = self.numpy()
+        if before >= limit:
+            raise _errors.OutOfRangeError(f"Reached limit of {limit}")
+        self.assign_add(1)
+        return before
+
+    def _scatter(self, method: str, slices: Any) -> Any:
+        if not isinstance(slices, IndexedSlices):
+            raise TypeError(f"sparse_delta is not IndexedSlices: {slices!r}")
+        return self._update_slices(method, slices)
+
+    def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+        """Adds rows to those at their indices."""
+        return self._scatter("scatter_add", sparse_delta)
+
+    def scatter_sub(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+        """Subtracts rows from those at their indices."""
+        return self._scatter("scatter_sub", sparse_delta)
+
+    def scatter_mul(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+        """Multiplies the rows at the indices."""
+        return self._scatter("scatter_mul", sparse_delta)
+
+    def scatter_div(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+        """Divides the rows at the indices."""
+        return self._scatter("scatter_div", sparse_delta)
+
+    def scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+        """Replaces the rows at the indices."""
+        return self._scatter("scatter_update", sparse_delta)
+
+    def scatter_max(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+        """The larger of each row's elements and the given ones."""
+        return self._scatter("scatter_max", sparse_delta)
+
+    def scatter_min(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+        """The smaller of each row's elements and the given ones."""
+        return self._scatter("scatter_min", sparse_delta)
+
+    def batch_scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None):
+        """Replaces elements along the last indexed axis, for each batch of indices."""
+        indices, values = jnp.asarray(sparse_delta.indices), jnp.asarray(sparse_delta.values)
+        batch = jnp.indices(indices.shape)[:-1]
+        return self.assign(self.value().at[(*batch, indices)].set(values))
+
+    def _scatter_nd(self, indices: Any, updates: Any, method: str) -> Any:
+        at = self.value().at[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
+        updates = jnp.asarray(updates, dtype=self.dtype)
+        return self.assign(at.set(updates) if method == "update" else at.add(updates if method == "add" else -updates))
+
+    def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Adds to the elements or slices at `indices`, whose last dimension counts through the first ones."""
+        return self._scatter_nd(indices, updates, "add")
+
+    def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Subtracts from the elements or slices at `indices`."""
+        return self._scatter_nd(indices, updates, "sub")
+
+    def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Replaces the elements or slices at `indices`."""
+        return self._scatter_nd(indices, updates, "update")
+
+    # Identity.
+
+    class _Reference:
+        def __init__(self, variable: Variable):
+            self._variable = variable
+
+        def deref(self) -> Variable:
+            """The variable."""
+            return self._variable
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, type(self)) and other._variable is self._variable
+
+        def __hash__(self) -> int:
+            return id(self._variable)
+
+        def __repr__(self) -> str:
+            return f"<Reference wrapping {self._variable!r}>"
+
+    def ref(self) -> _Reference:
+        """A hashable reference; `ref().deref()` is the variable."""
+        return Variable._Reference(self)
+
+    def experimental_ref(self) -> _Reference:
+        """The older name of `ref`."""
+        return self.ref()
+
+    def __hash__(self) -> int:  # type: ignore[no-redef]
+        raise TypeError(
+            f"Variable is unhashable. Instead, use variable.ref() as the key. (Variable: {self!r})"
+        )
+
+    def __deepcopy__(self, memo: dict) -> Variable:
+        clone = type(self).__new__(type(self))
+        clone.__dict__.update(self.__dict__)
+        clone._lent = self._lent = True
+        clone._leaves = list(self._leaves)
+        memo[id(self)] = clone
+        return clone
+
+    # Graphs and sessions, which there are none of.
+
+    class SaveSliceInfo:
+        """How a variable is a part of a larger one in a checkpoint; kept for compatibility."""
+
+        def __init__(
+            self,
+            full_name: str | None = None,
+            full_shape: Any = None,
+            var_offset: Any = None,
+            var_shape: Any = None,
+            save_slice_info_def: Any = None,
+            import_scope: str | None = None,
+        ):
+            self.full_name, self.full_shape = full_name, full_shape
+            self.var_offset, self.var_shape = var_offset, var_shape
+
+    def _no_graph(self, what: str) -> Any:
+        raise RuntimeError(f"Variable.{what} belongs to TensorFlow's graphs and sessions, which replicax has none of.")
+
+    @property
+    def graph(self) -> Any:
+        """Raises `RuntimeError`: there are no graphs."""
+        return self._no_graph("graph")
+
+    @property
+    def op(self) -> Any:
+        """Raises `RuntimeError`: there are no graphs."""
+        return self._no_graph("op")
+
+    @property
+    def initializer(self) -> Any:
+        """None: variables are always initialized."""
+        return None
+
+    def to_proto(self, export_scope: str | None = None) -> Any:
+        """Raises `RuntimeError`: there are no graphs."""
+        return self._no_graph("to_proto")
+
+    @staticmethod
+    def from_proto(variable_def: Any, import_scope: str | None = None) -> Any:
+        """Raises `RuntimeError`: there are no graphs."""
+        raise RuntimeError("Variable.from_proto belongs to TensorFlow's graphs, which replicax has none of.")
+
+    # As an array.
+
+    def __jax_array__(self) -> Any:
+        return self.value()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self.numpy(), dtype=dtype)
+
+    def __getitem__(self, index: Any) -> Any:
+        value = self.value()
+        return value if index is Ellipsis else value[index]
+
+    def __len__(self) -> int:
+        return len(self.value())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.value())
+
+    def __float__(self) -> float:
+        return float(self.value())
+
+    def __int__(self) -> int:
+        return int(self.value())
+
+    def __bool__(self) -> bool:
+        return bool(self.value())
+
+    def __index__(self) -> int:
+        return self.value().__index__()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value(), spec) if spec else str(self)
+
+    def __neg__(self) -> Any:
+        return -self.value()
+
+    def __abs__(self) -> Any:
+        return abs(self.value())
+
+    def __invert__(self) -> Any:
+        return ~self.value()
+
+    # For the engine: how values are stored, and how they go through frames.
+
+    def _of_leaves(self, leaves: Sequence[Any]) -> Any:
+        return jax.tree.unflatten(self._treedef, leaves)
+
+    def _stored(self, leaf: Any) -> Any:
+        raise NotImplementedError
+
+    def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]:
+        return self._types
+
+    def _read_global(self) -> list[Any]:
+        raise NotImplementedError
+
+    def _write_global(self, leaves: list[Any]) -> None:
+        raise NotImplementedError
+
+    def _read_component(self, replica: int) -> list[Any]:
+        raise NotImplementedError
+
+    def _write_component(self, replica: int, leaves: list[Any]) -> None:
+        raise NotImplementedError
+
+    def _get(self) -> list[Any]:
+        return _levels.frame().read(self)
+
+    def _put(self, leaves: list[Any]) -> None:
+        _levels.frame().write(self, leaves)
+
+    def _read(self) -> list[Any]:
+        """The leaves as the user sees them here."""
+        raise NotImplementedError
+
+    def _update(self, combine: Callable[[Any, Any], Any], value: Any, read_value: bool, method: str) -> Any:
+        raise NotImplementedError
+
+    def _update_slices(self, method: str, slices: IndexedSlices) -> Any:
+        raise NotImplementedError
+
+    def _device(self) -> Any:
+        frame = _levels.frame()
+        if isinstance(frame, _levels.ReplicaFrame) and frame.mesh is self._mesh and self._mesh is not None:
+            return self._mesh.local_devices[frame.replica]
+        if self._mesh is not None:
+            return self._mesh.local_devices[0]
+        leaf = self._get()[0] if self._types else None
+        return jax.local_devices()[0] if not hasattr(leaf, "devices") or _traced(leaf) else next(iter(leaf.devices()))
+
+    def _convert(self, value: Any) -> list[Any]:
+        """`value` as leaves of the variable's shapes and dtypes; distributed values as they are."""
+        if isinstance(value, Variable):
+            value = value.value()
+        if isinstance(value, DistributedValues):
+            return [value]
+        if self._treedef == jax.tree.structure(0):
+            return [self._convert_leaf(value, self._types[0])]
+        leaves, tree = jax.tree.flatten(value)
+        if tree != self._treedef:
+            raise ValueError(
+                f"Cannot assign to variable '{self.name}': its structure is {self._treedef}, the value's {tree}."
+            )
+        return [self._convert_leaf(leaf, kind) for leaf, kind in zip(leaves, self._types)]
+
+    def _convert_leaf(self, value: Any, kind: jax.ShapeDtypeStruct) -> Any:
+        if isinstance(value, IndexedSlices):
+            value = value.to_dense()
+        if isinstance(value, jax.Array):
+            if value.dtype != kind.dtype:
+                if not (value.weak_type and np.can_cast(value.dtype, kind.dtype, "same_kind")):
+                    raise ValueError(
+                        f"Tensor conversion requested dtype {kind.dtype} for Tensor with dtype {value.dtype}: {value!r}"
+                    )
+                value = value.astype(kind.dtype)
+        else:
+            try:
+                value = jnp.asarray(value, dtype=kind.dtype)
+            except (TypeError, ValueError) as error:
+                raise TypeError(f"Cannot convert {value!r} to an array of dtype {kind.dtype}.") from error
+        if value.shape != kind.shape:
+            raise ValueError(
+                f"Cannot assign value to variable ' {self.name}': Shape mismatch.The variable shape {kind.shape}, and "
+                f"the assigned value shape {value.shape} are incompatible."
+            )
+        return value
+
+    def _text_of(self, name: str, leaves: Sequence[Any]) -> str:
+        if self._treedef == jax.tree.structure(0):
+            kind = self._types[0]
+            return _display.variable_text(name, kind.shape, kind.dtype, leaves[0])
+        size = sum(kind.size * np.dtype(kind.dtype).itemsize for kind in self._types)
+        return f"<Variable '{name}' pytree of {len(self._types)} arrays, {size} bytes>"
+
+    def __repr__(self) -> str:
+        return self._text_of(self.name, self._read())
+
+
+def _traced(value: Any) -> bool:
+    return isinstance(value, jax.core.Tracer)
+
+
+def _numpy(leaf: Any) -> Any:
+    if _traced(leaf):
+        raise NotImplementedError("numpy() has no value inside of compiled code; use value().")
+    array = np.asarray(leaf)
+    return array if array.ndim else array[()]
+
+
+def _binary(name: str) -> Callable[[Any, Any], Any]:
+    def method(self: Variable, other: Any) -> Any:
+        if isinstance(other, Variable):
+            other = other.value()
+        if isinstance(other, (PerReplica, Mirrored)):
+            if isinstance(other, PerReplica):
+                raise AttributeError(
+                    "A PerReplica value has no dtype and is no operand of arithmetic outside of a replica: pass it to "
+                    "`strategy.run` and compute there."
+                )
+            other = other.__jax_array__()
+        value = self.value()
+        if isinstance(other, (list, tuple, np.ndarray)):
+            other = jnp.asarray(other)
+        result = getattr(value, name)(other)
+        return result
+
+    method.__name__ = name
+    return method
+
+
+for _name in (
+    "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul "
+    "and rand or ror xor rxor eq ne lt le gt ge"
+).split():
+    setattr(Variable, f"__{_name}__", _binary(f"__{_name}__"))
+
+
+class ResourceVariable(Variable):
+    """A variable that has one copy: an ordinary one, or one component of a distributed one."""
+
+    _parent: Variable | None = None
+    _index = 0
+
+    @classmethod
+    def _component(cls, parent: Variable, index: int) -> ResourceVariable:
+        self = cls.__new__(cls)
+        for attribute in ("_synchronization", "_aggregation", "_trainable", "_constraint", "_treedef", "_types"):
+            setattr(self, attribute, getattr(parent, attribute))
+        self._parent, self._index, self._leaves, self._lent = parent, index, [], True
+        self._name = parent._name + (f"/replica_{index}" if index else "")
+        return self
+
+    def _stored(self, leaf: Any) -> Any:
+        return leaf
+
+    def _read_global(self) -> list[Any]:
+        return list(self._leaves)
+
+    def _write_global(self, leaves: list[Any]) -> None:
+        self._leaves, self._lent = list(leaves), True
+
+    def _get(self) -> list[Any]:
+        if self._parent is None:
+            return super()._get()
+        frame = _levels.frame()
+        if frame.local:
+            return frame.read(self._parent)
+        if not isinstance(frame, _levels.Level):
+            return self._parent._read_component(self._index)
+        leaves = frame.read(self._parent)
+        return [leaf[self._index] for leaf in leaves] if isinstance(self._parent, SyncOnReadVariable) else leaves
+
+    def _put(self, leaves: list[Any]) -> None:
+        if self._parent is None:
+            return super()._put(leaves)
+        frame = _levels.frame()
+        if frame.local:
+            return frame.write(self._parent, leaves)
+        if isinstance(frame, _levels.Level):
+            raise RuntimeError(
+                f"One component of {self._parent.name} is assigned in compiled code, outside of any replica. Assign "
+                "it in the replica function, or through `strategy.extended.update`."
+            )
+        self._parent._write_component(self._index, leaves)
+
+    def _read(self) -> list[Any]:
+        self._lent = True
+        return self._get()
+
+    def _device(self) -> Any:
+        if self._parent is None or self._parent._mesh is None:
+            return super()._device()
+        return self._parent._mesh.local_devices[self._index]
+
+    def _update(self, combine, value, read_value, method):
+        leaves = self._convert(value)
+        if any(isinstance(leaf, DistributedValues) for leaf in leaves):
+            raise TypeError(f"{self.name} takes one value, got a {type(leaves[0]).__name__} value.")
+        frame = _levels.frame()
+        if isinstance(frame, _levels.Level) and frame.local and self._parent is None:
+            leaves = self._in_turn(combine, leaves, method)
+        else:
+            leaves = [combine(old, new) for old, new in zip(self._get(), leaves)]
+        self._put(leaves)
+        return self._of_leaves(leaves) if read_value else None
+
+    def _in_turn(self, combine: Callable[[Any, Any], Any], leaves: list[Any], method: str) -> list[Any]:
+        """In compiled code, what all replicas' assignments come to when they are made one after the other."""
+        old = self._get()
+        zero = [jnp.zeros_like(leaf) for leaf in old]
+        if method == "assign":  # the last replica's value stays
+            last = lax.axis_index(AXIS) == lax.axis_size(AXIS) - 1
+            return [lax.psum(jnp.where(last, leaf, z), AXIS) for leaf, z in zip(leaves, zero)]
+        return [x + lax.psum(combine(z, leaf), AXIS) for x, z, leaf in zip(old, zero, leaves)]
+
+    def _update_slices(self, method, slices):
+        new = _SCATTER[method](self._get()[0], jnp.asarray(slices.indices), jnp.asarray(slices.values))
+        self._put([new])
+        return new
+
+
+class _Distributed(Variable, DistributedValues):
+    """What mirrored and on-read variables share: components, and the ways between them and frames."""
+
+    _value_type: type[PerReplica] | type[Mirrored]
+
+    def __init__(self, *args: Any, strategy: Any, mesh: ReplicaMesh, **kwargs: Any):
+        self._strategy, self._mesh = strategy, mesh
+        super().__init__(*args, **kwargs)
+        kind = self._types[0].dtype if len(self._types) == 1 else None
+        if kind is not None and self._aggregation is VariableAggregation.MEAN and not jnp.issubdtype(kind, jnp.inexact):
+            raise ValueError(
+                "creating distributed tf.Variable with aggregation=MEAN and a non-floating dtype is not supported, "
+                "please use a different aggregation or dtype"
+            )
+        self._components: tuple[ResourceVariable, ...] | None = None
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components of this process's replicas, as variables of their own."""
+        if self._components is None:
+            assert self._mesh is not None
+            make = [ResourceVariable._component(self, index) for index in range(len(self._mesh.local_ids))]
+            self._components = tuple(make)
+        return self._components
+
+    def __deepcopy__(self, memo):
+        clone = super().__deepcopy__(memo)
+        clone._components = None
+        return clone
+
+    def _stored(self, leaf: Any) -> Any:
+        assert self._mesh is not None
+        return self._value_type([leaf] * len(self._mesh.local_ids), self._mesh)
+
+    def _read_global(self) -> list[Any]:
+        return [leaf.array() for leaf in self._leaves]
+
+    def _write_global(self, leaves: list[Any]) -> None:
+        assert self._mesh is not None
+        self._leaves, self._lent = [self._value_type.of_array(leaf, self._mesh) for leaf in leaves], True
+
+    def _read_component(self, replica: int) -> list[Any]:
+        self._lent = True
+        return [leaf.values[replica] for leaf in self._leaves]
+
+    def _write_component(self, replica: int, leaves: list[Any]) -> None:
+        assert self._mesh is not None
+        changed = []
+        for stored, leaf in zip(self._leaves, leaves):
+            parts = list(stored.values)
+            parts[replica] = leaf
+            changed.append(self._value_type(parts, self._mesh))
+        self._leaves, self._lent = changed, True
+
+    def _in_own_replica(self) -> bool:
+        replica_context = _context.get_replica_context()
+        return replica_context is not None and replica_context.strategy is self._strategy
+
+    def _check_strategy(self) -> None:
+        current = _context.get_strategy()
+        if _context.has_strategy() and current is not self._strategy:
+            raise _errors.mixing(current, self._strategy)
+
+    def _per_replica(self) -> Any:
+        """The components as a value."""
+        frame = _levels.frame()
+        if frame.local:
+            return self._value_type.of_local(frame.read(self)[0], self._mesh)
+        if isinstance(frame, _levels.Level):
+            return self._value_type.of_array(frame.read(self)[0], self._mesh)
+        self._lent = True
+        return self._leaves[0]
+
+    def _placed_leaf(self, leaf: Any) -> Any:
+        """A converted value in the form that the current frame has for this variable."""
+        frame = _levels.frame()
+        if frame.local:
+            if not isinstance(leaf, DistributedValues):
+                return leaf
+            if leaf._local is not None:  # type: ignore[attr-defined]
+                return leaf._local  # type: ignore[attr-defined]
+            if isinstance(frame, _levels.ReplicaFrame):
+                return leaf.values[frame.replica]
+            return jnp.stack(leaf.values)[lax.axis_index(AXIS)]
+        return self._global_leaf(leaf, isinstance(frame, _levels.Level))
+
+    def _global_leaf(self, leaf: Any, traced: bool) -> Any:
+        raise NotImplementedError
+
+    def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
+        """Combines the values of the current frame with these and writes them there."""
+        placed = [self._placed_leaf(leaf) for leaf in leaves]
+        new = [combine(old, leaf) for old, leaf in zip(self._get(), placed)]
+        self._put(new)
+        return new
+
+    def _result(self, new: list[Any]) -> Any:
+        frame, mesh = _levels.frame(), self._mesh
+        assert mesh is not None
+        if frame.local:
+            return self._of_leaves([Mirrored.of_local(leaf, mesh) for leaf in new])
+        if isinstance(frame, _levels.Level):
+            return self._of_leaves([self._value_type.of_array(leaf, mesh) for leaf in new])
+        self._lent = True
+        return self._of_leaves(self._leaves)
+
+    def __repr__(self) -> str:
+        show = []
+        for index, component in enumerate(self.values):
+            frame = _levels.frame()
+            leaves = component._get() if isinstance(frame, _levels.Level) else self._read_component(index)
+            show.append(f"  {index}: {self._text_of(component.name, leaves)}")
+        return f"{type(self).__name__}:{{\n" + ",\n".join(show) + "\n}"
+
+    __str__ = __repr__
+
+
+def container_of(variable: Any) -> Any:
+    """The distributed variable that a component belongs to, else the argument itself."""
+    parent = getattr(variable, "_parent", None)
+    return variable if parent is None else parent
+
+
+class MirroredVariable(_Distributed):
+    """A variable with a copy on each replica's device, written on all of them."""
+
+    _value_type = Mirrored
+
+    def __init__(self, *args: Any, strategy: Any, mesh: ReplicaMesh, **kwargs: Any):
+        super().__init__(*args, strategy=strategy, mesh=mesh, **kwargs)
+        self._synchronization = VariableSynchronization.ON_WRITE
+
+    def _read(self) -> list[Any]:
+        frame = _levels.frame()
+        if frame.local or isinstance(frame, _levels.Level):
+            return frame.read(self) if frame.mesh is self._mesh or not frame.local else self._read_component(0)
+        return self._read_component(0)
+
+    def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]:
+        return self._types
+
+    def _global_leaf(self, leaf: Any, traced: bool) -> Any:
+        mesh = self._mesh
+        assert mesh is not None
+        if isinstance(leaf, Mirrored) and leaf.mesh is mesh:
+            return leaf.array()
+        if isinstance(leaf, DistributedValues):
+            return spread(leaf.array(), mesh) if traced else mesh.mirror(leaf.values)
+        return leaf if traced else mesh.mirror([leaf] * len(mesh.local_ids))
+
+    def _update(self, combine, value, read_value, method):
+        self._check_strategy()
+        if self._in_own_replica():
+            new = self._update_in_replica(combine, value, method)
+            return self._of_leaves(new) if read_value else None
+        new = self._apply(combine, self._spread_tree(value))
+        return self._result(new) if read_value else None
+
+    def _spread_tree(self, value: Any) -> list[Any]:
+        """The converted leaves of a value whose pytree may have distributed leaves."""
+        if isinstance(value, MirroredVariable) and value._mesh is self._mesh and len(self._types) == 1:
+            return [value._per_replica()]
+        if isinstance(value, DistributedValues) or len(self._types) == 1:
+            return [self._checked(leaf, kind) for leaf, kind in zip(self._convert(value), self._types)]
+        leaves = jax.tree.leaves(value, is_leaf=_nest.is_leaf)
+        if any(isinstance(leaf, DistributedValues) for leaf in leaves):
+            return leaves
+        return self._convert(value)
+
+    def _checked(self, leaf: Any, kind: jax.ShapeDtypeStruct) -> Any:
+        if isinstance(leaf, (PerReplica, Mirrored)) and leaf._local is None and leaf._array is None:
+            converted = [self._convert_leaf(part, kind) for part in leaf.values]
+            return type(leaf)(converted, leaf.mesh)
+        return leaf
+
+    def _update_in_replica(self, combine: Callable[[Any, Any], Any], value: Any, method: str) -> list[Any]:
+        if self._aggregation is _NONE:
+            return self._apply(combine, self._convert(value))
+        replica_context = _context.get_replica_context()
+        assert replica_context is not None
+        tag = (method, self._name, id(self))
+        replica_context._merge(self._merge_update, (_Box(combine), value), {}, tag)
+        return self._get()
+
+    def _merge_update(self, strategy: Any, combine: Any, value: Any) -> None:
+        """In cross-replica context: the replicas' values combined, then every component updated."""
+        boxed = combine.values[0] if isinstance(combine, PerReplica) else combine
+        extended = strategy.extended
+        single = len(self._types) == 1
+        leaves = [value] if single else jax.tree.leaves(value, is_leaf=_nest.is_leaf)
+        combined = [extended._aggregate(self._aggregation, leaf) for leaf in leaves]
+        converted = [
+            leaf if isinstance(leaf, DistributedValues) else self._convert_leaf(leaf, kind)
+            for leaf, kind in zip(combined, self._types)
+        ]
+        self._apply(boxed.content, converted)
+
+    def _update_slices(self, method, slices):
+        self._check_strategy()
+        if self._in_own_replica():
+            if self._aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN) and method in (
+                "scatter_update",
+                "scatter_max",
+                "scatter_min",
+            ):
+                raise NotImplementedError(
+                    f"{method} is only supported for mirrored variable (variable created within certain "
+                    "`tf.distribute.Strategy` scope) with NONE or `ONLY_FIRST_REPLICA` aggregation, got: "
+                    f"{self._aggregation}."
+                )
+            if self._aggregation is not _NONE:
+                replica_context = _context.get_replica_context()
+                assert replica_context is not None
+                tag = (method, self._name, id(self))
+                replica_context._merge(self._merge_slices, (method, slices), {}, tag)
+                return self._of_leaves(self._get())
+        return self._of_leaves(self._scatter_here(method, slices))
+
+    def _merge_slices(self, strategy: Any, method: str, slices: Any) -> None:
+        self._scatter_here(method, strategy.extended._aggregate(self._aggregation, slices))
+
+    def _scatter_here(self, method: str, slices: IndexedSlices) -> list[Any]:
+        indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
+        new = [_SCATTER[method](leaf, indices, values) for leaf in self._get()]
+        self._put(new)
+        return new
+
+
+class _Box:
+    """Keeps a function out of the way of structures."""
+
+    def __init__(self, content: Any):
+        self.content = content
+
+
+class SyncOnReadVariable(_Distributed):
+    """A variable in which each replica has a value of its own, aggregated when it is read from outside."""
+
+    _value_type = PerReplica
+
+    def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]:
+        if local:
+            return self._types
+        assert self._mesh is not None
+        return [jax.ShapeDtypeStruct((self._mesh.size, *kind.shape), kind.dtype) for kind in self._types]
+
+    def _read(self) -> list[Any]:
+        frame = _levels.frame()
+        if self._in_own_replica() and frame.local:
+            return frame.read(self)
+        return self._aggregated()
+
+    def _aggregated(self) -> list[Any]:
+        frame, mesh = _levels.frame(), self._mesh
+        first_only = self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA
+        op = None if first_only else ReduceOp.from_variable_aggregation(self._aggregation)
+        assert mesh is not None
+        if frame.local and frame.mesh is mesh:
+            leaves = frame.read(self)
+            if op is None:
+                return [first_replica(leaf) for leaf in leaves]
+            return _collectives.local_reduce(op, leaves, mesh.size, lambda x: [lax.psum(leaf, AXIS) for leaf in x])
+        if isinstance(frame, _levels.Level) and not frame.local:
+            leaves = frame.read(self)
+            if op is None:
+                return [leaf[0] for leaf in leaves]
+            return [(jnp.sum if op is ReduceOp.SUM else jnp.mean)(x, axis=0, dtype=x.dtype) for x in leaves]
+        if op is None:
+            return self._read_component(0)
+        return [_collectives.reduce_parts(op, leaf.values) for leaf in self._leaves]
+
+    def _global_leaf(self, leaf: Any, traced: bool) -> Any:
+        mesh = self._mesh
+        assert mesh is not None
+        if traced:
+            return jnp.broadcast_to(leaf, (mesh.size, *leaf.shape))
+        return mesh.stack([leaf] * len(mesh.local_ids))
+
+    def _update(self, combine, value, read_value, method):
+        self._check_strategy()
+        if self._in_own_replica():
+            new = self._apply(combine, self._convert(value))
+            return self._of_leaves(new) if read_value else None
+        self._refuse_per_replica(value)
+        if method == "assign":
+            op = self._aggregation
+            if op is _NONE:
+                ReduceOp.from_variable_aggregation(op)
+            leaves = self._convert(value)
+            if op is VariableAggregation.SUM:
+                size = self._mesh.size  # type: ignore[union-attr]
+                leaves = [(leaf / size).astype(leaf.dtype) for leaf in leaves]
+            new = self._apply(lambda old, new: new, leaves)
+        else:
+            if self._aggregation is VariableAggregation.SUM:
+                raise ValueError(
+                    f"SyncOnReadVariable does not support `{method}` in cross-replica context when aggregation is set "
+                    "to `tf.VariableAggregation.SUM`."
+                )
+            sums = [combine(old, leaf) for old, leaf in zip(self._aggregated(), self._convert(value))]
+            new = self._apply(lambda old, new: new, sums)
+        return self._result(new) if read_value else None
+
+    def _refuse_per_replica(self, value: Any) -> None:
+        if isinstance(value, PerReplica):
+            raise TypeError(
+                f"{self.name} is assigned one value for all replicas outside of `run`, got a PerReplica value. Assign "
+                "it in the replica function, where it is the replica's component."
+            )
+
+    def _update_slices(self, method, slices):
+        raise NotImplementedError(f"Variables with `synchronization=ON_READ` doesn't support `{method}`")
+
+
+def first_replica(leaf: Any) -> Any:
+    """Replica 0's value on every replica, inside of compiled code."""
+    return lax.psum(jnp.where(lax.axis_index(AXIS) == 0, leaf, jnp.zeros_like(leaf)), AXIS)
+
+
+def spread(stacked: Any, mesh: ReplicaMesh) -> Any:
+    """A replicated array whose copies are the rows of a stacked one, inside of compiled code."""
+    take = jax.shard_map(
+        lambda row: row[0], mesh=mesh.mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False
+    )
+    return take(stacked)
+
+
+for _cls in (Variable, ResourceVariable, MirroredVariable, SyncOnReadVariable):
+    jax.tree_util.register_pytree_node(_cls, lambda v: ((v.value(),), None), lambda _, children: children[0])

@@ -1,0 +1,18 @@
+"""Settings: virtual devices, and running functions eagerly.
+
+>>> import replicax as rx
+>>> rx.config.functions_run_eagerly()
+False
+"""
+
+from __future__ import annotations
+
+from replicax._devices import device_table, set_virtual_devices
+from replicax._function import functions_run_eagerly, run_functions_eagerly
+
+__all__ = ["functions_run_eagerly", "list_devices", "run_functions_eagerly", "set_virtual_devices"]
+
+
+def list_devices() -> list[str]:
+    """The short names of all devices of this process, such as `"GPU:0"`. Starts JAX."""
+    return list(device_table())

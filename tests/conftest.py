@@ -1,0 +1,151 @@
+"""What every test stands on: virtual devices, programs with a deadline, and a check that nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+# The environment is set before JAX is imported, here and in each process of pytest-xdist.
+# The suite always has the same devices, whatever the machine has.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["REPLICAX_VIRTUAL_DEVICES"] = "GPU:8,CPU:4"
+os.environ["MPLBACKEND"] = "Agg"
+if "jax" in sys.modules:
+    raise RuntimeError(
+        "JAX was imported before tests/conftest.py: run pytest on the folder `tests`, or without a path."
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Registered by hand, because a fixture of this file would not reach the doctests in `src`.
+    config.pluginmanager.register(_Everywhere(), "replicax-everywhere")
+
+
+class _Everywhere:
+    @pytest.fixture(autouse=True)
+    def nothing_left_behind(self) -> Iterator[None]:
+        """Fails a test after which a thread of replicax lives on or a strategy's scope is still open."""
+        before = set(threading.enumerate())
+        yield
+        left = _threads_left(before, patience=5.0)
+        if left:
+            names = ", ".join(sorted(thread.name for thread in left))
+            pytest.fail(f"The test left threads of replicax running: {names}", pytrace=False)
+        replicax = sys.modules.get("replicax")
+        if replicax is not None and replicax.has_strategy():
+            pytest.fail(f"The test left the scope of {replicax.get_strategy()} open", pytrace=False)
+
+
+def _threads_left(before: set[threading.Thread], patience: float) -> list[threading.Thread]:
+    """The threads of replicax that were not there before and do not end within `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while True:
+        left = [t for t in threading.enumerate() if t.name.startswith("replicax") and t not in before]
+        if not left or time.monotonic() > deadline:
+            return left
+        gc.collect()  # an iterator in a reference cycle ends its thread when it is collected
+        time.sleep(0.02)
+
+
+class Finished(NamedTuple):
+    """How a program ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+# Runs the program as `__main__`, so that its functions can be sent to other processes, and shows where each
+# thread stands shortly before the deadline.
+_BOOT = """\
+import faulthandler, sys
+faulthandler.dump_traceback_later(float(sys.argv.pop(1)))
+del sys.argv[0]
+__file__ = sys.argv[0]
+exec(compile(open(__file__, encoding="utf-8").read(), __file__, "exec"))
+"""
+
+
+@pytest.fixture
+def run_python(tmp_path: Path) -> Callable[..., Finished]:
+    """`run_python(code, *, timeout=60, env=None, python=sys.executable)` runs a program in its own process.
+
+    Returns its exit status and output. `env` is laid over the environment of the tests; None removes a
+    variable. A program that is not done after `timeout` seconds is ended with all its children, and the
+    test fails with its output, in which faulthandler shows where its threads stood.
+    """
+    number = 0
+
+    def run(
+        code: str,
+        *,
+        timeout: float = 60.0,
+        env: Mapping[str, str | None] | None = None,
+        python: str | os.PathLike[str] = sys.executable,
+    ) -> Finished:
+        nonlocal number
+        number += 1
+        folder = tmp_path / f"program{number}"
+        folder.mkdir()
+        program = folder / "program.py"
+        program.write_text(textwrap.dedent(code), encoding="utf-8")
+        changed = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8", **(env or {})}
+        command = [str(python), "-X", "faulthandler", "-c", _BOOT, str(max(timeout - 3.0, timeout * 0.7)), str(program)]
+        # Files, not pipes: a grandchild that lives on would keep a pipe open.
+        with open(folder / "stdout", "w+b") as stdout, open(folder / "stderr", "w+b") as stderr:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                cwd=folder,
+                env={name: value for name, value in changed.items() if value is not None},
+                start_new_session=True,
+            )
+            try:
+                process.wait(timeout)
+                late = False
+            except subprocess.TimeoutExpired:
+                late = True
+            finally:
+                _end_group(process)
+        out, err = ((folder / name).read_text(encoding="utf-8", errors="replace") for name in ("stdout", "stderr"))
+        if late:
+            pytest.fail(
+                f"The program was not done after {timeout:g} s and was ended.\n"
+                f"--- stdout ---\n{out}\n--- stderr ---\n{err}",
+                pytrace=False,
+            )
+        return Finished(process.returncode, out, err)
+
+    return run
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process that leads its group, and what it has started in it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture(scope="session")
+def tensorflow_python() -> str:
+    """The path of a Python that has TensorFlow, to compare with; skips where there is none."""
+    path = os.environ.get("REPLICAX_TENSORFLOW_PYTHON")
+    if not path:
+        pytest.skip("REPLICAX_TENSORFLOW_PYTHON does not name a Python that has TensorFlow (`make test` sets one up)")
+    if not os.access(path, os.X_OK):
+        pytest.fail(f"REPLICAX_TENSORFLOW_PYTHON names {path}, which cannot be run")
+    return path

@@ -1,0 +1,154 @@
+"""The modules of replicax stand in layers, and imports point one way: down, or sideways within a layer."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "replicax"
+
+# From the lowest layer to the highest. A folder's name stands for all the modules in it.
+LAYERS: dict[str, tuple[str, ...]] = {
+    "words": (
+        "_types",
+        "_errors",
+        "_specs",
+        "_display",
+        "_config",
+        "_devices",
+        "_nest",
+        "_dispatch",
+        "_private",
+    ),
+    "values": ("_values", "_tape", "_indexed_slices"),
+    "engine": (
+        "_levels",
+        "_context",
+        "_collectives",
+        "_cross_device_ops",
+        "_lockstep",
+        "_spmd",
+        "_variables",
+        "_control_flow",
+        "_function",
+    ),
+    "data": ("_data", "_input"),
+    "strategies": ("_strategy", "_default", "_mirrored", "_one_device", "_optimizer"),
+    "namespaces": ("__init__", "distribute", "data", "tf"),
+}
+
+# The modules that may use what JAX does not document.
+MAY_USE_JAX_SRC = {"_private"}
+
+# Libraries that nobody needs for `import replicax`: they are imported where they are used, if at all.
+NOT_AT_TOP_LEVEL = {"flax", "grain", "keras", "optax", "tensorflow", "torch"}
+NEVER = {"tensorflow"}
+
+
+class Import(NamedTuple):
+    """One imported module: its dotted name, the line, and whether importing the importer imports it."""
+
+    module: str
+    line: int
+    top_level: bool
+
+
+def modules() -> dict[str, Path]:
+    """The modules of the package by their dotted name inside it; a folder's `__init__` has the folder's name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(path: Path) -> Iterator[Import]:
+    """The imports of a file. What only type checkers import runs nowhere and does not count."""
+    here = ["replicax", *path.relative_to(PACKAGE).with_suffix("").parts]
+    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), True)]
+    while waiting:
+        node, top = waiting.pop()
+        if isinstance(node, ast.Import):
+            yield from (Import(alias.name, node.lineno, top) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(
+                [*here[: len(here) - node.level], *filter(None, [node.module])] if node.level else [node.module]
+            )
+            # `from package import name` may import a module of the package.
+            yield from (Import(f"{base}.{alias.name}", node.lineno, top) for alias in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += [(child, top) for child in node.orelse]
+        else:
+            top = top and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            waiting += [(child, top) for child in ast.iter_child_nodes(node)]
+
+
+def layer_of(module: str) -> int | None:
+    """The number of a module's layer, 0 for the lowest; None for a module that is not in the table."""
+    for number, names in enumerate(LAYERS.values()):
+        if module in names or module.partition(".")[0] in names:
+            return number
+    return None
+
+
+def own_module(name: str) -> str | None:
+    """The module of this package that importing `name` runs; None for other packages."""
+    parts = name.split(".")
+    if parts[0] != "replicax":
+        return None
+    for end in range(len(parts), 1, -1):
+        if (module := ".".join(parts[1:end])) in MODULES:
+            return module
+    return "__init__"
+
+
+def test_every_module_has_a_layer():
+    missing = [name for name in MODULES if layer_of(name) is None]
+    assert not missing, f"Add these modules to LAYERS in tests/test_layers.py, each to its layer: {missing}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_down(module):
+    own = layer_of(module)
+    if own is None:
+        pytest.fail(f"Add {module} to LAYERS in tests/test_layers.py.")
+    wrong = []
+    for imported in imports(MODULES[module]):
+        target = own_module(imported.module)
+        layer = None if target is None else layer_of(target)
+        if layer is not None and layer > own:
+            wrong.append(f"line {imported.line}: {target} ({list(LAYERS)[layer]})")
+    assert not wrong, f"{module} ({list(LAYERS)[own]}) may not import from the layers above it: {wrong}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_only_one_module_uses_what_jax_does_not_document(module):
+    if module in MAY_USE_JAX_SRC:
+        return
+    lines = [found.line for found in imports(MODULES[module]) if found.module.startswith("jax._src")]
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    lines += [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "_src"]
+    assert not lines, f"{module} uses jax._src in lines {lines}; move that to {sorted(MAY_USE_JAX_SRC)}."
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_optional_libraries_are_imported_where_they_are_used(module):
+    wrong = [
+        f"line {found.line}: {library}"
+        for found in imports(MODULES[module])
+        if (library := found.module.partition(".")[0]) in NEVER or (library in NOT_AT_TOP_LEVEL and found.top_level)
+    ]
+    assert not wrong, f"{module} imports what replicax does not need: {wrong}"
+
+
+def test_the_table_names_no_module_that_is_gone():
+    there = {name.partition(".")[0] for name in MODULES} | set(MODULES)
+    gone = [name for names in LAYERS.values() for name in names if name not in there]
+    assert not gone, f"Remove from LAYERS in tests/test_layers.py: {gone}"

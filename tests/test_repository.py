@@ -1,0 +1,124 @@
+"""The door of the package, and what stands around it: documentation, README, the built package."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import re
+import subprocess
+import sys
+import tomllib
+import types
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# The devices that a reader of the README has who follows it.
+README_DEVICES = "GPU:4,CPU:1"
+
+
+def test_names_at_the_door_are_sorted_and_complete():
+    import replicax
+
+    assert list(replicax.__all__) == sorted(replicax.__all__)
+    absent = [name for name in replicax.__all__ if not hasattr(replicax, name)]
+    assert not absent, f"In replicax.__all__ and not there: {absent}"
+    public = {
+        name
+        for name, value in vars(replicax).items()
+        if not name.startswith("_") and name != "annotations" and not isinstance(value, types.ModuleType)
+    }
+    assert public <= set(replicax.__all__), f"Public, and not in replicax.__all__: {public - set(replicax.__all__)}"
+
+
+def test_every_public_name_is_documented():
+    import replicax
+
+    undocumented = []
+    for name in replicax.__all__:
+        value = getattr(replicax, name)
+        if inspect.isclass(value):
+            if not value.__dict__.get("__doc__"):
+                undocumented.append(name)
+            undocumented += [
+                f"{name}.{member}"
+                for member, part in vars(value).items()
+                if not member.startswith("_")
+                and isinstance(part, types.FunctionType | property | classmethod | staticmethod)
+                and not inspect.getdoc(getattr(value, member))
+            ]
+        elif (callable(value) or inspect.ismodule(value)) and not inspect.getdoc(value):
+            undocumented.append(name)
+    assert not undocumented, f"Without a docstring: {undocumented}"
+
+
+def test_the_readme_runs(run_python):
+    """The README's ```python blocks, one after the other in one program. A ```py block is not run."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    assert blocks, "README.md has no ```python block"
+    # Blank lines in front of a block: an error then names the README's own line.
+    sources = ["\n" * text.count("\n", 0, block.start(1)) + block.group(1) for block in blocks]
+    for source in sources:
+        ast.parse(source, "README.md")
+    program = f"for source in {sources!r}:\n    exec(compile(source, 'README.md', 'exec'))\n"
+    done = run_python(program, timeout=180, env={"REPLICAX_VIRTUAL_DEVICES": README_DEVICES})
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_the_version_is_the_same_everywhere():
+    import replicax
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert replicax.__version__ == project["version"]
+    assert f"## [{project['version']}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_built_package_has_everything(tmp_path):
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=60)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name for name in archive.namelist() if ".dist-info/" not in name}
+        licences = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
+    source = ROOT / "src"
+    expected = {path.relative_to(source).as_posix() for path in source.rglob("*.py")} | {"replicax/py.typed"}
+    assert files == expected
+    assert licences
+
+
+def test_import_is_light(run_python):
+    """`import replicax` brings no library besides JAX, NumPy and theirs, starts no backend and leaves no thread."""
+    done = run_python(
+        """
+        import json, sys, threading
+        import jax, jax.numpy, numpy
+
+        def libraries():
+            return {name.partition(".")[0] for name in sys.modules}
+
+        before = libraries() | sys.stdlib_module_names | {"replicax"}
+        import replicax, replicax.tf
+        from jax._src import xla_bridge
+
+        print(json.dumps({
+            "libraries": sorted(libraries() - before),
+            "backends": sorted(xla_bridge._backends),
+            "threads": [thread.name for thread in threading.enumerate()],
+        }))
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"libraries": [], "backends": [], "threads": ["MainThread"]}
+
+
+@pytest.mark.parametrize("name", ["replicax.distribute", "replicax.data", "replicax.tf"])
+def test_every_namespace_can_be_imported_alone(name, run_python):
+    done = run_python(f"import {name}")
+    assert done.returncode == 0, done.stderr
+    assert importlib.import_module(name).__doc__
