@@ -223,7 +223,10 @@ def test_fact_101_what_only_shows_at_iteration():
 def test_fact_101_generators_of_vectors_are_split():
     declared = Dataset.from_generator(lambda: iter([[1, 2], [3, 4]]), output_signature=TensorSpec((2,), np.int32))
     assert batches(declared) == [[[1], [2]], [[3], [4]]]
-    assert batches(Dataset.from_generator(lambda: iter([[1, 2], [3, 4]]), output_types=np.int32)) == [[[1], [2]], [[3], [4]]]
+    assert batches(Dataset.from_generator(lambda: iter([[1, 2], [3, 4]]), output_types=np.int32)) == [
+        [[1], [2]],
+        [[3], [4]],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -364,7 +367,9 @@ def test_fact_108_from_function():
     seen = []
 
     def dataset_fn(c):
-        seen.append((c.num_input_pipelines, c.input_pipeline_id, c.num_replicas_in_sync, c.get_per_replica_batch_size(8)))
+        seen.append(
+            (c.num_input_pipelines, c.input_pipeline_id, c.num_replicas_in_sync, c.get_per_replica_batch_size(8))
+        )
         return R(7).batch(2)
 
     dataset = from_function(dataset_fn)
@@ -452,7 +457,11 @@ def test_fact_111_one_replica_passes_data_through():
     assert [int(x) for x in distribute(R(2), replicas=1)] == [0, 1]
     mapped = from_function(lambda c: dataset.map(lambda x: x + c.num_replicas_in_sync), replicas=1)
     assert [x.tolist() for x in mapped] == [[1, 2], [3, 4], [5]]
-    assert [x.tolist() for x in distribute(with_policy(dataset, AutoShardPolicy.OFF), replicas=1)] == [[0, 1], [2, 3], [4]]
+    assert [x.tolist() for x in distribute(with_policy(dataset, AutoShardPolicy.OFF), replicas=1)] == [
+        [0, 1],
+        [2, 3],
+        [4],
+    ]
 
 
 def test_fact_112_shuffled_datasets():
@@ -569,7 +578,7 @@ def test_sequence_protocol_and_bad_leaves():
         next(iter(distribute([{"x": object()}])))
 
 
-# --- the background thread ---------------------------------------------------------------------------------------------
+# --- the background thread -------------------------------------------------------------------------------------------
 
 
 class Counted:

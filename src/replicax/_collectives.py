@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -188,8 +187,3 @@ def local_reduce(op: ReduceOp, leaves: Sequence[Any], size: int, reduce_dense: C
             values = leaf.values / size if op is ReduceOp.MEAN else leaf.values
             results[i] = IndexedSlices(local_gather(values, 0), local_gather(leaf.indices, 0), leaf.dense_shape)
     return results
-
-
-def trace_of(leaf: Any) -> Any:
-    """The JAX trace that an array belongs to; a concrete one belongs to none of the traces in progress."""
-    return jex.find_top_trace([leaf]) if isinstance(leaf, jax.core.Tracer) else None

@@ -39,6 +39,10 @@ def placed(value: Any, destinations: Any) -> Any:
     if isinstance(value, jax.core.Tracer):
         local = mesh is not None and isinstance(destinations, DistributedValues)
         return Mirrored.of_local(value, mesh) if local else value
+    if isinstance(value, IndexedSlices):
+        if not isinstance(destinations, DistributedValues):
+            return value
+        return Mirrored([IndexedSlices(value.values, value.indices, value.dense_shape) for _ in destinations.values])
     if isinstance(destinations, DistributedValues):
         if isinstance(mesh, ReplicaMesh):
             return Mirrored.of_array(mesh.mirror([value] * len(mesh.local_ids)), mesh)
@@ -51,8 +55,6 @@ def placed(value: Any, destinations: Any) -> Any:
         device = next(iter(destinations.devices()))
     else:
         raise ValueError(f"{_DESTINATIONS} Got {destinations!r} of type {type(destinations).__name__}.")
-    if isinstance(value, IndexedSlices):
-        return value
     return _private.uncommitted(jax.device_put(value, device))
 
 

@@ -45,8 +45,8 @@ Maker = Callable[[], Iterator[Any]]
 
 def wide_dtypes() -> bool:
     """Whether JAX keeps an explicit 64-bit dtype."""
-    explicit = getattr(jax.config, "jax_explicit_x64_dtypes", None)
-    return bool(jax.config.jax_enable_x64) or getattr(explicit, "name", "") == "ALLOW"
+    config: Any = jax.config  # its options are not declared
+    return bool(config.jax_enable_x64) or getattr(config.jax_explicit_x64_dtypes, "name", "") == "ALLOW"
 
 
 def tensor_dtype(dtype: Any) -> Any:
@@ -112,6 +112,10 @@ def host_structure(value: Any) -> Any:
     return jax.tree.map(as_host, value, is_leaf=lambda v: isinstance(v, list))
 
 
+def _flatten(tree: Any) -> tuple[list[Any], Any]:
+    return jax.tree.flatten(tree)
+
+
 def num_rows(block: Any) -> int:
     """The first dimension of a structure of arrays."""
     return int(jax.tree.leaves(block)[0].shape[0])
@@ -156,7 +160,7 @@ def _concatenate(blocks: list[Any]) -> Any:
 
 
 def _stack(elements: list[Any]) -> Any:
-    leaves, structure = zip(*map(jax.tree.flatten, elements))
+    leaves, structure = zip(*map(_flatten, elements))
     for number, arrays in enumerate(zip(*leaves)):
         for i, array in enumerate(arrays):
             if array.shape != arrays[0].shape:
@@ -193,14 +197,18 @@ def first_spec(make: Maker) -> Any:
             return shown_spec(element)
     finally:
         _probing.on = False
-    raise InvalidArgumentError("element_spec cannot be told: it would be read off the first element, and there is none.")
+    raise InvalidArgumentError(
+        "element_spec cannot be told: it would be read off the first element, and there is none."
+    )
 
 
 def _result_spec(call: Callable[[Any], Any], spec: Any, make: Maker) -> Any:
     """The spec of `call`'s results, from calls on zeros: a dimension is unknown if it changes with an unknown one."""
     unknown = any(not s.shape.is_fully_defined() for s in jax.tree.leaves(spec))
     try:
-        return jax.tree.map(_common_spec, *[spec_of(call(_zeros(spec, size))) for size in ((2, 3) if unknown else (2, 2))])
+        return jax.tree.map(
+            _common_spec, *[spec_of(call(_zeros(spec, size))) for size in ((2, 3) if unknown else (2, 2))]
+        )
     except Exception:  # whatever a function may raise that was not meant for zeros: see what it does on data
         return first_spec(make)
 
@@ -264,9 +272,16 @@ class Options:
     """
 
     _PLAIN = (
-        "deterministic experimental_deterministic experimental_external_state_policy experimental_slack "
-        "experimental_symbolic_checkpoint experimental_threading experimental_warm_start framework_type dataset_name"
-    ).split()
+        "deterministic",
+        "experimental_deterministic",
+        "experimental_external_state_policy",
+        "experimental_slack",
+        "experimental_symbolic_checkpoint",
+        "experimental_threading",
+        "experimental_warm_start",
+        "framework_type",
+        "dataset_name",
+    )
     __slots__ = ("experimental_distribute", "autotune", "threading", "experimental_optimization", *_PLAIN)
 
     def __init__(self) -> None:
@@ -397,7 +412,7 @@ class _Rows(NamedTuple):
 
     fetch: Callable[[Any], Any]  # one number gives one element, an array of numbers gives a block
     order: Callable[[], Iterator[np.ndarray]]
-    count: int | None = None  # their number while the order is 0, 1, 2, ...; then None
+    in_order: bool = False  # whether the order is still 0, 1, 2, ...
 
     def elements(self) -> Iterator[Any]:
         for numbers in self.order():
@@ -410,12 +425,12 @@ def _plain_rows(fetch: Callable[[Any], Any], count: int) -> _Rows:
         for start in range(0, count, _CHUNK):
             yield np.arange(start, min(start + _CHUNK, count))
 
-    return _Rows(fetch, order, count)
+    return _Rows(fetch, order, in_order=True)
 
 
 def _fetch_from(arrays: Any) -> Callable[[Any], Any]:
     """How to fetch rows of a structure of arrays. Rows in a row are a view, which costs nothing; others a copy."""
-    leaves, structure = jax.tree.flatten(arrays)
+    leaves, structure = _flatten(arrays)
 
     def fetch(numbers: Any) -> Any:
         if isinstance(numbers, int):
@@ -492,7 +507,8 @@ class _Passes:
     """The random numbers of each pass over a shuffled dataset: new ones, unless it shall not be reshuffled."""
 
     def __init__(self, seed: int | None, reshuffle: bool):
-        self._seed = np.random.SeedSequence().entropy if seed is None else int(seed) % 2**64
+        entropy: Any = np.random.SeedSequence().entropy
+        self._seed: int = entropy if seed is None else int(seed) % 2**64
         self._reshuffle = reshuffle
         self._passes = 0
 
@@ -500,7 +516,7 @@ class _Passes:
         number = self._passes if self._reshuffle else 0
         if not _probing.on:
             self._passes += 1
-        return np.random.default_rng([self._seed, number])  # type: ignore[list-item]
+        return np.random.default_rng([self._seed, number])
 
 
 def _repeated(make: Maker, count: int) -> Iterator[Any]:
@@ -588,7 +604,9 @@ class Dataset:
             self._found_spec = self._find_spec(probe)
         return self._found_spec
 
-    def _derived(self, make: Maker, cardinality: int, spec: Callable[[Any], Any] | None = None, **known: Any) -> Dataset:
+    def _derived(
+        self, make: Maker, cardinality: int, spec: Callable[[Any], Any] | None = None, **known: Any
+    ) -> Dataset:
         """A dataset made of this one; `spec` is a function of this one's."""
 
         def find(probe: bool) -> Any:
@@ -625,12 +643,15 @@ class Dataset:
         [np.int32(0), np.int32(1), np.int32(2)]
         """
         arrays = jax.tree.map(_read_only, host_structure(tensors))
-        shapes = {jax.tree_util.keystr(path): a.shape for path, a in jax.tree_util.tree_leaves_with_path(arrays)}
+        shapes = {
+            f"tensors{jax.tree_util.keystr(path)}": a.shape for path, a in jax.tree_util.tree_leaves_with_path(arrays)
+        }
         if not shapes:
             raise InvalidArgumentError(f"from_tensor_slices needs at least one array, got {tensors!r}.")
         if any(not shape for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
+            found = ", ".join(f"{name}: {shape}" for name, shape in shapes.items())
             raise InvalidArgumentError(
-                f"from_tensor_slices needs arrays with one and the same first dimension, got shapes {shapes}."
+                f"from_tensor_slices needs arrays with one and the same first dimension, got {found}."
             )
         count = num_rows(arrays)
         spec = _without_batch(spec_of(arrays))
@@ -677,10 +698,12 @@ class Dataset:
                 "Pass the generator function itself, or `lambda: ...`."
             )
         if output_signature is not None and (output_types is not None or output_shapes is not None):
-            raise TypeError("The `output_types` and `output_shapes` arguments are ignored with `output_signature`: drop them.")
+            raise TypeError(
+                "The `output_types` and `output_shapes` arguments are ignored with `output_signature`: drop them."
+            )
         spec = output_signature
         if output_types is not None:
-            structure = jax.tree.structure(output_types)
+            structure: Any = jax.tree.structure(output_types)
             shapes = [None] * structure.num_leaves if output_shapes is None else structure.flatten_up_to(output_shapes)
             spec = structure.unflatten(list(map(TensorSpec, shapes, jax.tree.leaves(output_types))))
         arguments = tuple(args or ())
@@ -703,7 +726,7 @@ class Dataset:
         [(np.int64(0), np.int64(5)), (np.int64(1), np.int64(6))]
         """
         tree = datasets if datasets is not None else args[0] if len(args) == 1 else args
-        inputs, structure = jax.tree.flatten(tree)
+        inputs, structure = _flatten(tree)
         for dataset in inputs:
             if not isinstance(dataset, Dataset):
                 raise TypeError(f"Dataset.zip takes datasets in tuples or dicts, got {type(dataset).__name__}.")
@@ -718,7 +741,7 @@ class Dataset:
 
         batch_size = inputs[0]._batch_size if len({d._batch_size for d in inputs}) == 1 else None
         known: dict[str, Any] = {"batch_size": batch_size, "options": inputs[0]._options}
-        sources = [d._rows for d in inputs if d._rows is not None and d._rows.count is not None]
+        sources = [d._rows for d in inputs if d._rows is not None and d._rows.in_order]
         if len(sources) == len(inputs):
             rows = _plain_rows(lambda i: structure.unflatten([s.fetch(i) for s in sources]), cardinality)
             return Dataset(rows.elements, find, cardinality, rows=rows, **known)
@@ -785,7 +808,7 @@ class Dataset:
                 yield _pad_and_stack(group, padded_shapes, padding_values)
 
         def spec(found: Any) -> Any:
-            leaves, structure = jax.tree.flatten(found)
+            leaves, structure = _flatten(found)
             if padded_shapes is None:
                 shapes = [TensorShape([None] * s.shape.rank) if s.shape.rank is not None else s.shape for s in leaves]
             else:
@@ -800,10 +823,11 @@ class Dataset:
 
         def make() -> Iterator[Any]:
             for element in self._make():
-                leaves, structure = jax.tree.flatten(element)
+                leaves, structure = _flatten(element)
                 if len({a.shape[:1] for a in leaves}) != 1 or not leaves[0].ndim:
+                    shapes = [a.shape for a in leaves]
                     raise InvalidArgumentError(
-                        f"unbatch needs elements with one and the same first dimension, got shapes {[a.shape for a in leaves]}."
+                        f"unbatch needs elements with one and the same first dimension, got shapes {shapes}."
                     )
                 for i in range(leaves[0].shape[0]):
                     yield structure.unflatten([a[i, ...] for a in leaves])
@@ -884,7 +908,9 @@ class Dataset:
             for element in inputs:
                 dataset = _call(map_func, element)
                 if not isinstance(dataset, Dataset):
-                    raise TypeError(f"`map_func` must return a Dataset here, got {type(dataset).__name__}. Use `map` for elements.")
+                    raise TypeError(
+                        f"`map_func` must return a Dataset here, got {type(dataset).__name__}. Use `map` for elements."
+                    )
                 return dataset._make()
             return None
 
@@ -902,7 +928,9 @@ class Dataset:
                     if taken < block:
                         slots[i] = open_next(inputs)
 
-        return Dataset(make, lambda probe: first_spec(make) if probe else None, UNKNOWN_CARDINALITY, options=self._options)
+        return Dataset(
+            make, lambda probe: first_spec(make) if probe else None, UNKNOWN_CARDINALITY, options=self._options
+        )
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
         """The last of the states that `state = reduce_func(state, element)` goes through.
@@ -1067,8 +1095,8 @@ class Dataset:
 
     def __len__(self) -> int:
         if self._cardinality < 0:
-            kind = "infinite" if self._cardinality == INFINITE_CARDINALITY else "unknown"
-            raise TypeError(f"The dataset is {kind}." if kind == "infinite" else "The dataset length is unknown.")
+            endless = self._cardinality == INFINITE_CARDINALITY
+            raise TypeError("The dataset is infinite." if endless else "The dataset length is unknown.")
         return self._cardinality
 
     def __repr__(self) -> str:
@@ -1097,7 +1125,7 @@ def fold(elements: Iterable[Any], initial_state: Any, reduce_func: Callable[[Any
 
 def _checked(value: Any, spec: Any) -> Any:
     """What a generator yielded, as arrays of the declared dtypes and shapes."""
-    structure = jax.tree.structure(spec)
+    structure: Any = jax.tree.structure(spec)
     try:
         leaves = structure.flatten_up_to(value)
     except (ValueError, TypeError) as e:
@@ -1119,7 +1147,8 @@ def _checked_leaf(value: Any, spec: TensorSpec) -> np.ndarray:
         ) from e
     if not spec.shape.is_compatible_with(array.shape):
         raise TypeError(
-            f"`generator` yielded an element of shape {array.shape} where an element of shape {spec.shape} was expected."
+            f"`generator` yielded an element of shape {array.shape} where an element of shape {spec.shape} was "
+            "expected."
         )
     return array
 
@@ -1129,7 +1158,7 @@ def _padded_shape(shape: Any) -> TensorShape:
 
 
 def _pad_and_stack(elements: list[Any], shapes: Any, values: Any) -> Any:
-    leaves, structures = zip(*map(jax.tree.flatten, elements))
+    leaves, structures = zip(*map(_flatten, elements))
     structure, count = structures[0], len(leaves[0])
     all_shapes = [None] * count if shapes is None else [_padded_shape(s) for s in structure.flatten_up_to(shapes)]
     one_value = values is None or jax.tree.structure(values) != structure

@@ -42,6 +42,9 @@ class SingleReplicaExtended(StrategyExtended):
     def _gather(self, value, axis):
         return value
 
+    def _on_each_replica(self, value):
+        return value
+
     def _gather_merged(self, value, axis):
         return value
 
@@ -66,7 +69,7 @@ class SingleReplicaExtended(StrategyExtended):
         return result if group else (result,)
 
 
-class DefaultContext(SingleReplicaContext):
+class _DefaultReplicaContext(SingleReplicaContext):
     """The context of programs outside of any strategy."""
 
     @property
@@ -79,7 +82,10 @@ class DefaultExtended(SingleReplicaExtended):
 
     def __init__(self, container_strategy: Strategy):
         super().__init__(container_strategy)
-        self._replica_context = DefaultContext(container_strategy, 0)
+        self._replica_context = _DefaultReplicaContext(container_strategy, 0)
+
+    def _device_text(self):
+        return ""
 
     def _scope_context(self):
         return contextlib.nullcontext()

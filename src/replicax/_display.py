@@ -7,24 +7,34 @@ from typing import Any
 import jax
 import numpy as np
 
-style = "jax"  # or "tensorflow"; set by `use_tensorflow`
+style = "jax"  # or "tensorflow", set by `replicax.tf`
 
 
 def numpy_text(value: Any) -> str:
-    """The `repr` of a numpy value, on a line of its own where it has several."""
-    text = repr(np.asarray(value)) if np.ndim(value) else repr(np.asarray(value).item())
+    """The `repr` of a numpy value, on lines of its own where it has several; a scalar without its type."""
+    array = np.asarray(value)
+    if not array.ndim:
+        return str(array[()]) if array.dtype.kind not in "OSU" else repr(array[()])
+    text = repr(array)
     return "\n" + text if "\n" in text else text
-
-
-def dtype_text(dtype: Any) -> str:
-    """A dtype's name, `tf.`-style inside of specs."""
-    name = "string" if np.dtype(dtype).kind in "OSU" else np.dtype(dtype).name
-    return f"tf.{name}" if style == "tensorflow" else name
 
 
 def variable_text(name: str, shape: Any, dtype: Any, value: Any) -> str:
     """One array of a variable, with its name."""
     kind = "tf.Variable" if style == "tensorflow" else "Variable"
-    if isinstance(value, jax.core.Tracer):
-        return f"<{kind} '{name}' shape={tuple(shape)} dtype={np.dtype(dtype).name}>"
-    return f"<{kind} '{name}' shape={tuple(shape)} dtype={np.dtype(dtype).name}, numpy={numpy_text(value)}>"
+    shown = f"<{kind} '{name}' shape={tuple(shape)} dtype={np.dtype(dtype).name}"
+    return f"{shown}>" if isinstance(value, jax.core.Tracer) else f"{shown}, numpy={numpy_text(value)}>"
+
+
+def tensor_str(array: jax.Array) -> str:
+    """An array as `str` of a TensorFlow tensor."""
+    if array.dtype == jax.dtypes.float0 or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        return f"tf.Tensor(..., shape={array.shape}, dtype={array.dtype})"
+    return f"tf.Tensor({np.asarray(array)!s}, shape={array.shape}, dtype={array.dtype})"
+
+
+def tensor_repr(array: jax.Array) -> str:
+    """An array as `repr` of a TensorFlow tensor."""
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        return f"<tf.Tensor: shape={array.shape}, dtype={array.dtype}>"
+    return f"<tf.Tensor: shape={array.shape}, dtype={array.dtype}, numpy={numpy_text(array)}>"

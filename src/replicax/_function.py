@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _dispatch, _input, _levels, _nest, _specs
+from replicax import _context, _dispatch, _input, _levels, _nest, _private, _specs, _tape
 from replicax._errors import OutOfRangeError
 from replicax._indexed_slices import IndexedSlices
 from replicax._values import DistributedValues, Mirrored, PerReplica, is_array
@@ -107,6 +107,7 @@ class _Entry:
         self.donated = [read for read in reads if read[0] in written]
         self.kept = [read for read in reads if read[0] not in written]
         self.compiled: Any = None
+        self.undonated: Any = None  # the same program, for calls under a gradient tape
         self.bound = False
         self.token: int | None = None
 
@@ -121,8 +122,10 @@ class _Pull:
 class Function:
     """What `function` makes of a Python function. Call it as the function itself."""
 
-    def __init__(self, python_function: Callable[..., Any], input_signature: Sequence[Any] | None = None):
-        self._python_function = python_function
+    def __init__(
+        self, python_function: Callable[..., Any], input_signature: Sequence[Any] | None = None, autograph: bool = False
+    ):
+        self._python_function, self._autograph = python_function, autograph
         self._input_signature = None if input_signature is None else tuple(input_signature)
         self._entries: dict[Any, list[_Entry]] = {}
         self._host: set[Any] = set()
@@ -147,7 +150,7 @@ class Function:
         try:
             return self._methods[instance]
         except (KeyError, TypeError):
-            bound = Function(types.MethodType(self._python_function, instance), self._input_signature)
+            bound = Function(types.MethodType(self._python_function, instance), self._input_signature, self._autograph)
             try:
                 self._methods[instance] = bound
             except TypeError:  # the instance takes no weak references or has no hash
@@ -182,17 +185,23 @@ class Function:
         except StopIteration:
             # The data end in the middle of the function: run it as it is, so that what it did until then stays.
             _push_back(entries[0].pulls, pulled)
-            if not pulled:
-                raise OutOfRangeError("End of sequence") from None
-            try:
-                return self._run_python(args, kwargs, host=True)
-            except (StopIteration, RuntimeError) as error:
-                raise OutOfRangeError("End of sequence") from error
+            return self._run_python(args, kwargs, host=True)
         except _LoopsOverDataset:
             self._host.add(call.key)
             return self._run_python(args, kwargs, host=True)
         except _RaggedElement:
             return self._run_python(args, kwargs, host=False)
+        except jax.errors.ConcretizationTypeError as error:
+            if not self._autograph:
+                raise
+            warnings.warn(
+                f"{self._python_function!r} has Python control flow that depends on the value of an array, so it is "
+                "driven from the host, with each `strategy.run` in it compiled. Use lax.cond, lax.scan and the like, "
+                f"or tf.cond, to compile it as a whole. JAX says: {str(error).splitlines()[0]}",
+                stacklevel=3,
+            )
+            self._host.add(call.key)
+            return self._run_python(args, kwargs, host=True)
         except _CreatesVariables:
             return self._first_call_with_variables(call, args, kwargs)
         return self._execute(entry, call, pulled)
@@ -201,6 +210,8 @@ class Function:
         before, _modes.host_driven = _modes.host_driven, host
         try:
             return self._python_function(*args, **kwargs)
+        except StopIteration as error:  # of a `next(iterator)` in it
+            raise OutOfRangeError("End of sequence") from error
         finally:
             _modes.host_driven = before
 
@@ -252,7 +263,9 @@ class Function:
             known.update(id(leaf) for leaves in level.values.values() for leaf in leaves)
             # A result that is a variable's array gets a buffer of its own, so that donating the one keeps the other.
             results = [jnp.copy(leaf) if id(leaf) in known else leaf for leaf in outputs[0].leaves]
-            return [*results, *state]
+            results = [_constrained(leaf, kind) for leaf, kind in zip(results, outputs[0].shardings)]
+            shardings = [v._global_sharding() for v in level.written.values() for _ in level.values[id(v)]]
+            return [*results, *(x if level.local else _constrained(x, kind) for x, kind in zip(state, shardings))]
 
         lifts = _lifts.stack
         lifts.append(lift)
@@ -292,22 +305,28 @@ class Function:
         name = getattr(self._python_function, "__name__", "function")
         program.__name__ = program.__qualname__ = name if name.isidentifier() else "function"
         entry.compiled = jax.jit(program, donate_argnums=() if level.local else (0,))
+        entry.undonated = jax.jit(program)
 
     def _execute(self, entry: _Entry, call: _Call, pulled: list[Any]) -> Any:
         level, frame = entry.level, _levels.frame()
         current: dict[int, list[Any]] = {}
+        taped = not _private.is_eager(_private.current_trace())
         for key in level.inputs:
             variable = level.variables[key]
             leaves = frame.read(variable)
-            if key in level.written and variable._lent and not level.local:  # type: ignore[attr-defined]
+            if taped:  # a gradient tape around the call sees what the program reads
+                leaves = _tape.on_read(variable, leaves)
+            elif key in level.written and variable._lent and not level.local:  # type: ignore[attr-defined]
                 leaves = _copies(leaves)
             current[key] = leaves
         donated = [current[key][i] for key, i, _ in entry.donated]
         kept = [current[key][i] for key, i, _ in entry.kept]
         elements = [leaf for element in pulled for leaf in _element_arrays(element)]
-        out = entry.compiled(donated, kept, elements, call.dynamic)
+        out = (entry.undonated if taped else entry.compiled)(donated, kept, elements, call.dynamic)
         if entry.token is not None:
             _dispatch.launched(out[entry.token])
+        if entry.jaxpr.effects:  # what it prints comes out before the call returns
+            jax.effects_barrier()
         position = entry.result_count
         for key, variable in level.written.items():
             count = len(level.values[key])
@@ -447,9 +466,11 @@ class _Results:
 
     def __init__(self, result: Any):
         self.leaves: list[Any] = []
+        self.shardings: list[Any] = []  # for each leaf, what the compiled program has to leave it in
         self._skeleton = _nest.map_structure(self._take, result)
 
-    def _add(self, array: Any) -> int:
+    def _add(self, array: Any, sharding: Any = None) -> int:
+        self.shardings.append(sharding)
         self.leaves.append(jnp.asarray(array) if not isinstance(array, jax.Array) else array)
         return len(self.leaves) - 1
 
@@ -461,7 +482,7 @@ class _Results:
             if array is None:
                 parts = [self._take(part) for part in leaf.values]
                 return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
-            place = self._add(array)
+            place = self._add(array, mesh.stacked if kind is PerReplica else mesh.mirrored)
             return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
         if isinstance(leaf, IndexedSlices):
             values, indices, shape = self._add(leaf.values), self._add(leaf.indices), leaf.dense_shape
@@ -481,6 +502,10 @@ class _Made:
 
     def __init__(self, make: Callable[[Sequence[Any]], Any]):
         self.make = make
+
+
+def _constrained(array: Any, sharding: Any) -> Any:
+    return array if sharding is None else jax.lax.with_sharding_constraint(array, sharding)
 
 
 @jax.jit
@@ -582,7 +607,9 @@ def function(
     Args:
         func: the function.
         input_signature: a `TensorSpec`, or a nest of them, for each argument, which the arguments must fit.
-        autograph, jit_compile, reduce_retracing and the experimental ones: accepted for compatibility.
+        autograph: whether a function with Python control flow on the values of arrays is driven from the host, with a
+            warning, in place of JAX's error.
+        jit_compile, reduce_retracing and the experimental ones: accepted for compatibility.
 
     Raises:
         TypeError: an argument does not fit the input signature.
@@ -598,8 +625,8 @@ def function(
     ([2.0, 2.0], [2.0, 2.0], 2, 1)
     """
     if func is None:
-        return lambda f: function(f, input_signature)
-    return Function(func, input_signature)
+        return lambda f: function(f, input_signature, autograph)
+    return Function(func, input_signature, autograph)
 
 
 def compiled_run(strategy: Any, fn: Callable[..., Any]) -> Function:

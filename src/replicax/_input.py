@@ -18,7 +18,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -147,6 +147,7 @@ def split_batch(element: Any, num_replicas: int) -> list[Any]:
     >>> [part.tolist() for part in split_batch(np.arange(5), 4)]
     [[0, 1], [2, 3], [4], []]
     """
+    structure: Any
     leaves, structure = jax.tree.flatten(_batch(element, num_replicas))
     share = -(-leaves[0].shape[0] // num_replicas)
     return [structure.unflatten([a[i * share : (i + 1) * share] for a in leaves]) for i in range(num_replicas)]
@@ -164,7 +165,9 @@ def _not_a_batch(element: Any, num_replicas: int) -> InvalidArgumentError:
     """The error for an element (of arrays or specs) that has not one first dimension to split."""
     leaves = jax.tree_util.tree_leaves_with_path(element)
     if not leaves:
-        return InvalidArgumentError(f"An element of the dataset has no array in it that could be split, got {element!r}.")
+        return InvalidArgumentError(
+            f"An element of the dataset has no array in it that could be split, got {element!r}."
+        )
     shapes = {f"element{jax.tree_util.keystr(path)}": tuple(leaf.shape) for path, leaf in leaves}
     where = ", ".join(f"{name}: {shape}" for name, shape in shapes.items())
     if all(shapes.values()):
@@ -231,7 +234,7 @@ class _Buffer:
                 self._put(next(elements), None)
         except StopIteration:
             pass
-        except BaseException as e:  # noqa: BLE001 - it is raised where `next` waits for it, whatever it is
+        except BaseException as e:  # whatever it is, it is raised where `next` waits for it
             self._put(None, e)
         finally:
             # A generator ends in its own thread and before the thread does, with whatever it has open.
@@ -340,8 +343,8 @@ class DistributedIterator(ElementIterator):
         if self._buffer is None:
             # Neither the thread nor what it calls may hold this iterator: see above.
             buffer = _Buffer(self._dataset._placed, size)
-            buffer.start()
             weakref.finalize(self, buffer.stop).atexit = False
+            buffer.start()
             self._buffer = buffer
         return self._buffer.take()
 

@@ -76,7 +76,7 @@ def merge(nests: Sequence[Any], fn: Callable[[Sequence[Any]], Any]) -> Any:
     if isinstance(first, (list, tuple)) and (type(first) in (list, tuple) or is_namedtuple(first)):
         _check_types(nests)
         for other in nests[1:]:
-            assert len(other) == len(first), f"len(v) == {len(first)}, len(v0) == {len(other)}, v: {first}, v0: {other}"
+            assert len(other) == len(first), f"len(v) == {len(other)}, len(v0) == {len(first)}, v: {other}, v0: {first}"
         children = [merge(group, fn) for group in zip(*nests)]
         return type(first)(*children) if is_namedtuple(first) else type(first)(children)
     if isinstance(first, jax.Array) or (level := _one_level(first)) is None:

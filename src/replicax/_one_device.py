@@ -44,8 +44,8 @@ class OneDeviceExtended(SingleReplicaExtended):
             variable._leaves = [self._mesh.copies(self._mesh.mirror([leaf]))[0] for leaf in variable._leaves]
         return variable
 
-    def _place(self, parts, fetch_to_device):
-        return super()._place(parts, fetch_to_device)
+    def _device_text(self):
+        return super()._device_text()[1:-1]
 
     def _distribute_dataset(self, dataset, options):
         return _input.DistributedDataset(dataset, 1, self._place, options)

@@ -42,6 +42,11 @@ def is_eager(trace) -> bool:
     return isinstance(trace, type(_EAGER))
 
 
+def trace_of(tracer: jax.core.Tracer):
+    """The trace that a tracer belongs to; JAX tells only whether there is a trace at all."""
+    return tracer._trace
+
+
 def at_once():
     """A context in which primitives run at once, whatever is being traced.
 
@@ -83,3 +88,10 @@ class _Supplied:
 
     def __exit__(self, *_):
         self._local.values = self._before
+
+
+def array_type() -> type:
+    """The class of concrete arrays, found without making one, which would start JAX's backend."""
+    from jax._src.array import ArrayImpl
+
+    return ArrayImpl

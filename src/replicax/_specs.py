@@ -40,10 +40,10 @@ class TensorShape(tuple):
     """The shape of a tensor: a tuple of dimensions, None where one is not known; or unknown as a whole.
 
     >>> import replicax as rx
-    >>> shape = rx.TensorShape([None, 3])
+    >>> shape = rx.TensorSpec([None, 3]).shape
     >>> shape.rank, shape.as_list(), shape.is_compatible_with((8, 3))
     (2, [None, 3], True)
-    >>> rx.TensorShape(None).rank is None
+    >>> rx.TensorSpec(None).shape.rank is None
     True
     """
 
@@ -236,7 +236,9 @@ def _leaf_spec(value: Any) -> TensorSpec:
             return TensorSpec((), dtype)
     if isinstance(value, (str, bytes)):
         return TensorSpec((), object)
-    raise TypeError(f"Could not build a TensorSpec for {value!r} of type {type(value).__name__}: pass an array or a number.")
+    raise TypeError(
+        f"Could not build a TensorSpec for {value!r} of type {type(value).__name__}: pass an array or a number."
+    )
 
 
 def spec_of(value: Any) -> Any:
@@ -260,7 +262,7 @@ def conform(value: Any, spec: Any) -> Any:
     >>> conform((1, np.ones(2)), (TensorSpec(()), TensorSpec((None,))))[0].dtype
     dtype('float32')
     """
-    structure = jax.tree.structure(spec)
+    structure: Any = jax.tree.structure(spec)
     pairs = zip(structure.flatten_up_to(value), jax.tree.leaves(spec))
     return structure.unflatten([_conform_leaf(leaf, leaf_spec) for leaf, leaf_spec in pairs])
 
@@ -277,9 +279,9 @@ def _conform_leaf(value: Any, spec: Any) -> Any:
         return value
     if not isinstance(spec, TensorSpec):
         raise TypeError(f"Expected a TensorSpec or a PerReplicaSpec, got {spec!r} of type {type(spec).__name__}")
-    if not isinstance(value, jax.Array) and spec.dtype != np.dtype(object):
-        if isinstance(value, (bool, int, float, complex, list, tuple, np.ndarray, np.generic)):
-            value = jnp.asarray(np.asarray(value), dtype=spec.dtype)
+    from_host = isinstance(value, (*PYTHON_DTYPES, list, tuple, np.ndarray, np.generic))
+    if from_host and spec.dtype != np.dtype(object):
+        value = jnp.asarray(np.asarray(value), dtype=spec.dtype)
     _check(_leaf_spec(value), spec)
     return value
 

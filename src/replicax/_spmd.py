@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _collectives, _context, _control_flow, _levels, _nest
+from replicax import _collectives, _context, _control_flow, _levels, _nest, _private
 from replicax._context import ReplicaContext
 from replicax._indexed_slices import IndexedSlices
 from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, is_array
@@ -34,6 +34,7 @@ class SpmdContext(ReplicaContext):
     def __init__(self, strategy: Any, level: _levels.Level, outer: Any):
         super().__init__(strategy, None)
         self._level, self._outer = level, outer
+        self._common: dict[int, Any] = {}  # what merge functions returned, one value for all replicas
 
     @property
     def replica_id_in_sync_group(self) -> Any:
@@ -44,9 +45,13 @@ class SpmdContext(ReplicaContext):
 
     def _is_own(self, leaf: Any) -> bool:
         """Whether a value was computed by the replica, rather than brought in from outside as one object."""
-        if not isinstance(leaf, jax.core.Tracer):
+        if not isinstance(leaf, jax.core.Tracer) or id(leaf) in self._common:
             return False
-        return _collectives.trace_of(leaf) not in self._outer
+        return _private.trace_of(leaf) not in self._outer
+
+    def is_common(self, leaf: Any) -> bool:
+        """Whether a value was computed by a merge function, as one for all replicas."""
+        return id(leaf) in self._common
 
     def _merge(self, fn, args, kwargs, tag):
         mesh = self._level.mesh
@@ -58,6 +63,8 @@ class SpmdContext(ReplicaContext):
 
         def unwrap(leaf):
             if not isinstance(leaf, (PerReplica, Mirrored)):
+                if self._is_own(leaf):
+                    self._common[id(leaf)] = leaf
                 return leaf
             if leaf._local is not None:
                 return leaf._local
@@ -70,7 +77,7 @@ class SpmdContext(ReplicaContext):
     def _exchange(self, leaves: list[Any], collective: Callable[[list[Any]], list[Any]]) -> list[Any]:
         """The collective of the replica's own values; others count as one value for all."""
         own = [i for i, leaf in enumerate(leaves) if isinstance(leaf, IndexedSlices) or self._is_own(leaf)]
-        results = list(leaves)
+        results = [leaf if i in own else lax.optimization_barrier(leaf) for i, leaf in enumerate(leaves)]
         for i, result in zip(own, collective([leaves[i] for i in own]) if own else ()):
             results[i] = result
         return results
@@ -98,6 +105,7 @@ class _Outputs:
     def __init__(self, result: Any, context: SpmdContext):
         self.result, self.context = result, context
         self.leaves: list[Any] = []
+        self.common: list[bool] = []  # for each leaf, whether it is one value for all replicas
         self.places: dict[int, int] = {}  # id of a leaf -> its place among the leaves
         _nest.map_structure(self._add, result)
 
@@ -106,11 +114,14 @@ class _Outputs:
             if isinstance(array, np.ndarray) and array.dtype.kind not in "OSU":
                 array = _context.as_array(array)
                 array = lax.optimization_barrier(array)
-                self.places[id(leaf)] = len(self.leaves)
-                self.leaves.append(array)
-            elif self.context._is_own(array) and id(array) not in self.places:
-                self.places[id(array)] = len(self.leaves)
-                self.leaves.append(array)
+                self._bring_out(id(leaf), array)
+            elif id(array) not in self.places and (self.context._is_own(array) or self.context.is_common(array)):
+                self._bring_out(id(array), array)
+
+    def _bring_out(self, key: int, array: Any) -> None:
+        self.places[key] = len(self.leaves)
+        self.leaves.append(array)
+        self.common.append(self.context.is_common(array))
 
     def restored(self, stacked: Sequence[Any], mesh: ReplicaMesh) -> Any:
         """The function's result, its arrays replaced by what came out of the mapped program."""
@@ -118,7 +129,8 @@ class _Outputs:
         def value_of(array: Any) -> Any:
             if id(array) not in self.places:
                 return array
-            return PerReplica.of_array(stacked[self.places[id(array)]], mesh)
+            place = self.places[id(array)]
+            return stacked[place] if self.common[place] else PerReplica.of_array(stacked[place], mesh)
 
         def restore(leaf: Any) -> Any:
             if isinstance(leaf, IndexedSlices):
@@ -200,10 +212,11 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
         results = level.replay(traced[0], supplied, *components)
         count = len(outputs[0].leaves)
         new_values = [x[None] if rows else x for x, rows in zip(results[count:], write_stacked)]
-        return [*(x[None] for x in results[:count]), *new_values]
+        common = outputs[0].common
+        return [*(x if same else x[None] for x, same in zip(results[:count], common)), *new_values]
 
     read_specs = [_STACKED if rows else _MIRRORED for rows in read_stacked]
-    out_specs = [_STACKED] * len(outputs[0].leaves) + [_STACKED if rows else _MIRRORED for rows in write_stacked]
+    out_specs = [_MIRRORED if same else _STACKED for same in outputs[0].common] + [_STACKED if rows else _MIRRORED for rows in write_stacked]
     values = [current[id(variable)][i] for _, variable, i in reads]
     results = _mapped(program, mesh, (read_specs, list(in_specs)), out_specs)(values, arrays)
 

@@ -266,6 +266,9 @@ class Strategy:
         """The value itself, a distributed one's first component."""
         return self.experimental_local_results(value)[0]
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._extended._device_text()})"
+
     def __copy__(self) -> Any:
         raise RuntimeError("Must only deepcopy DistributionStrategy.")
 
@@ -317,6 +320,9 @@ class StrategyExtended:
         clone.__dict__.update(self.__dict__)
         clone._container = strategy
         return clone
+
+    def _device_text(self) -> str:
+        return repr([name.rpartition("device:")[2] for name in self._mesh.device_names])
 
     def _scope_context(self) -> Any:
         return _context.entered(self._container, None)
@@ -405,7 +411,7 @@ class StrategyExtended:
             return _context.as_array(value) if not isinstance(value, jax.Array) else value
         if op is ReduceOp.MEAN:
             return value
-        raise ValueError(f"A non-DistributedValues value {value} cannot be reduced with the given reduce op {op}.")
+        raise ValueError(f"A non-DistributedValues value {value!s} cannot be reduced with the given reduce op {op}.")
 
     def _as_value(self, op: ReduceOp, value: Any) -> Any:
         """A variable as the value to be reduced; refuses the sum of mirrored ones."""
@@ -499,12 +505,17 @@ class StrategyExtended:
                 for part in values[i].values:
                     check_numeric(part.dtype)
                 _collectives.check_alike(values[i].values)
-        results = list(values)
+        results = [self._on_each_replica(value) for value in values]
         if own:
             pairs = [(values[i], values[i]) for i in own]
             for i, total in zip(own, self._cross_device_ops_for(options).batch_reduce(op, pairs, options)):
-                results[i] = total
+                results[i] = self._on_each_replica(total)
         return results
+
+    def _on_each_replica(self, value: Any) -> Any:
+        """A plain array as a value of its own on every replica's device."""
+        mesh = self._mesh
+        return Mirrored.of_array(mesh.mirror([value] * len(mesh.local_ids)), mesh) if is_array(value) else value
 
     def _aggregate(self, aggregation: VariableAggregation, value: Any) -> Any:
         """What the replicas' values to be assigned to a variable come to."""

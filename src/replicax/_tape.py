@@ -12,6 +12,7 @@ import contextlib
 import enum
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -51,6 +52,7 @@ class _Record(NamedTuple):
     zeros: list[Zero]
     pullback: Callable[[list[Any]], Sequence[Any]]
     symbolic: bool  # whether the pullback may be given symbolic zeros, from which nothing is computed
+    again: Callable[[], Any] | None = None  # what makes the pullback anew, for persistent tapes
 
     def pull(self, cotangents: list[Any]) -> Sequence[Any]:
         if self.symbolic:
@@ -59,28 +61,35 @@ class _Record(NamedTuple):
                 return self.pullback(cotangents)
         return self.pullback([ct.instantiate() if isinstance(ct, Zero) else ct for ct in cotangents])
 
+    def pull_again(self, cotangents: list[Any]) -> Sequence[Any]:
+        """The same, where the tape itself is to see how the result depends on what the operation read."""
+        assert self.again is not None
+        return self._replace(pullback=self.again()).pull(cotangents)
+
 
 class _TapeTrace(jax.core.Trace):
     """The trace of one tape, on top of the trace that was current when the tape was entered."""
 
-    def __init__(self, tape: GradientTape, below: jax.core.Trace):
+    def __init__(self, tape: GradientTape, parent_trace: jax.core.Trace):
         super().__init__()
         self.tape = tape
-        self.tape_parent = below  # the name by which the rest of replicax looks below tapes
-        self.parent_trace = below  # and the one by which JAX does
+        self.parent_trace = parent_trace
 
     def stage_value(self, value):
-        staged = self.tape_parent.stage_value(value)
+        staged = self.parent_trace.stage_value(value)
         if staged is not value and self.tape._recording and id(value) in self.tape._tracked:
-            (staged,) = self._record([value], [value], [staged], lambda cotangents: cotangents, True)
+            (staged,) = self._record([value], [value], [staged], _identity, True, lambda: _identity)
         return staged
 
     def process_primitive(self, primitive, args, params, /):
-        tracked = self.tape._tracked
-        if primitive is jit_p and self.tape._recording and any(id(c) in tracked for c in params["jaxpr"].consts):
-            # The function closes over a tracked array. Evaluated here, that array is an operand like others.
-            with jex.set_current_trace(self):
-                return jex.jaxpr_as_fun(params["jaxpr"])(*args)
+        if self.tape._recording:
+            closed_over = [c for c in _constants(params) if id(c) in self.tape._tracked]
+            if closed_over and primitive is jit_p:
+                # Evaluated here, what the function closes over is an operand like others.
+                with jex.set_current_trace(self):
+                    return jex.jaxpr_as_fun(params["jaxpr"])(*args)
+            if closed_over:
+                return self._process_opaque(primitive, args, params, closed_over, NotImplementedError(_CLOSES_OVER))
         return self._process(primitive, args, params, python=False)
 
     def process_call(self, primitive, fun, args, params, /):  # JAX 0.10 only
@@ -116,33 +125,39 @@ class _TapeTrace(jax.core.Trace):
 
         inputs = [args[i] for i in which]
         try:
-            with jex.set_current_trace(self.tape_parent):
+            with jex.set_current_trace(self.parent_trace):
                 outs, pullback = jax.vjp(call, *inputs)
         except (NotImplementedError, ValueError) as error:
             if python:
                 raise
-            # There is no gradient (of a callback, say), which matters only to who asks for it. If the primitive
-            # itself is at fault, it raises again here.
-            structure = self._pass_on(primitive, args, params)
-            outs = list(structure) if primitive.multiple_results else [structure]
-            pullback = _raiser(error)
-        outs = self._record(args, inputs, outs, pullback, symbolic=not python)
+            # There is no gradient (of a callback, say). If the primitive itself is at fault, it raises again.
+            return self._process_opaque(primitive, args, params, inputs, error)
+        again = (lambda: jax.vjp(call, *inputs)[1]) if self.tape._persistent else None
+        outs = self._record(args, inputs, outs, pullback, not python, again)
         if not primitive.multiple_results:
             return outs[0]
         return structure.update(outs) if hasattr(structure, "update") else outs  # shard_map has a class of its own
 
+    def _process_opaque(self, primitive, args, params, inputs, error):
+        """Runs a primitive that cannot be differentiated, which matters only to who asks for its gradient."""
+        out = self._pass_on(primitive, args, params)
+        outs = out if primitive.multiple_results else [out]
+        outs = self._record(args, inputs, outs, _raiser(error), True, lambda: _raiser(error))
+        return outs if primitive.multiple_results else outs[0]
+
     def _pass_on(self, primitive, args, params):
-        return primitive.bind_with_trace(self.tape_parent, args, [jax.typeof(arg) for arg in args], params)
+        return primitive.bind_with_trace(self.parent_trace, args, [jax.typeof(arg) for arg in args], params)
 
     def _copy(self, array):
         """The same value under an identity of its own."""
-        with jex.set_current_trace(self.tape_parent):
+        with jex.set_current_trace(self.parent_trace):
             return jnp.copy(array)
 
-    def _record(self, args, inputs, outs, pullback, symbolic):
+    def _record(self, args, inputs, outs, pullback, symbolic, again):
         """Keeps a pullback and returns `outs`, each tracked one as an array that was not tracked before."""
         tracked = self.tape._tracked
-        outs, ids = list(outs), []
+        ids: list[int | None] = []
+        outs = list(outs)
         for i, out in enumerate(outs):
             if not _is_inexact(out):
                 ids.append(None)
@@ -155,9 +170,35 @@ class _TapeTrace(jax.core.Trace):
             tracked[id(out)] = out
             ids.append(id(out))
         if any(ids):
+            assert self.tape._records is not None
             zeros = [Zero(jax.typeof(out).to_tangent_aval()) for out in outs]
-            self.tape._records.append(_Record([id(x) for x in inputs], ids, zeros, pullback, symbolic))
+            self.tape._records.append(_Record([id(x) for x in inputs], ids, zeros, pullback, symbolic, again))
         return outs
+
+
+_CLOSES_OVER = (
+    "GradientTape: a jitted function inside of lax.scan, lax.cond or another such function closes over an array that "
+    "the gradient is to go through. Pass the array to the jitted function as an argument."
+)
+
+_constants_of: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+
+
+def _constants(params: dict[str, Any]) -> Iterator[Any]:
+    """The arrays that are constants in the jaxprs of a primitive's parameters, at any depth."""
+    for value in params.values():
+        for jaxpr in value if isinstance(value, tuple) else (value,):
+            if not hasattr(jaxpr, "eqns"):
+                continue
+            found = _constants_of.get(jaxpr)
+            if found is None:
+                inside = (c for eqn in jaxpr.eqns for c in _constants(eqn.params))
+                found = _constants_of[jaxpr] = (*getattr(jaxpr, "consts", ()), *inside)
+            yield from found
+
+
+def _identity(cotangents: list[Any]) -> list[Any]:
+    return cotangents
 
 
 def _raiser(error: Exception) -> Callable[[list[Any]], Sequence[Any]]:
@@ -223,6 +264,7 @@ class GradientTape:
         self._tracked: dict[int, jax.Array] = {}  # what depends on something watched
         self._watched: dict[int, Any] = {}  # variables
         self._reads: dict[int, list[set[int]]] = {}  # for each variable and leaf, the arrays it was read as
+        self._copies: dict[tuple[int, int, int], tuple[Any, jax.Array]] = {}  # what `on_read` made
 
     def _start(self) -> None:
         if self._records is None:
@@ -246,9 +288,9 @@ class GradientTape:
             _tapes.entered.remove(self)
         # A tape that is left before one inside of it stays below that one, passing everything on.
         if trace is not None and current_trace() is trace:
-            below = trace.tape_parent
+            below = trace.parent_trace
             while isinstance(below, _TapeTrace) and below.tape._trace is not below:
-                below = below.tape_parent
+                below = below.parent_trace
             jex.set_current_trace(below).__enter__()
 
     def watch(self, tensor: Any) -> None:
@@ -456,16 +498,15 @@ class GradientTape:
         self._check_unused()
         if target is None:
             raise TypeError("The target of a gradient is an array, a variable or a nest of them, got None.")
-        leaves = []
+        leaves: list[jax.Array] = []
         for leaf in _flatten(target, "The target of a GradientTape")[0]:
             if is_variable(leaf):
                 values = jax.tree.leaves(leaf.read_value())
                 leaves += self._mark(leaf, values) if self._follows(leaf) else values
             else:
                 leaves.append(leaf)
-        if output_gradients is None:
-            given = [None] * len(leaves)
-        else:
+        given: list[Any] = [None] * len(leaves)
+        if output_gradients is not None:
             given = jax.tree.leaves(output_gradients, is_leaf=lambda x: x is None)
             if len(given) != len(leaves):
                 raise ValueError(
@@ -535,10 +576,11 @@ class GradientTape:
 
         if not self._persistent:
             self._recording = False
-            self._records, self._tracked, self._reads = None, {}, {}
+            self._records, self._tracked, self._reads, self._copies = None, {}, {}, {}
 
         def pull(seeds):
-            gradients = _walk(path if once else list(path), reached, zip(starts, seeds), wanted)
+            pull_record = _Record.pull_again if self._recording else _Record.pull
+            gradients = _walk(path if once else list(path), reached, zip(starts, seeds), wanted, pull_record)
             return [_sum(gradients[i] for i in sorted(slot) if i in gradients) for slot in slots]
 
         found = iter(compute(pull))
@@ -562,11 +604,6 @@ class GradientTape:
     def _follows(self, variable: Any) -> bool:
         return id(variable) in self._watched or (self._watch_accessed_variables and bool(variable.trainable))
 
-    def _is_foreign(self, variable: Any, i: int, leaf: jax.Array) -> bool:
-        """Whether `leaf` is tracked as something else than leaf `i` of the variable."""
-        reads = self._reads.get(id(variable))
-        return id(leaf) in self._tracked and not (reads and id(leaf) in reads[i])
-
     def _mark(self, variable: Any, leaves: list[jax.Array]) -> list[jax.Array]:
         self._watched.setdefault(id(variable), variable)
         reads = self._reads.setdefault(id(variable), [set() for _ in leaves])
@@ -577,7 +614,7 @@ class GradientTape:
         return leaves
 
 
-def _walk(path: list[_Record], reached: set[int], seeds: Any, wanted: set[int]) -> dict[int, Any]:
+def _walk(path: list[_Record], reached: set[int], seeds: Any, wanted: set[int], pull: Any) -> dict[int, Any]:
     """Runs the pullbacks of `path` backwards, emptying it; the cotangents of the arrays that are `wanted`."""
     cotangents: dict[int, Any] = {}
 
@@ -596,7 +633,7 @@ def _walk(path: list[_Record], reached: set[int], seeds: Any, wanted: set[int]) 
         for i in record.outputs:
             if i not in wanted:
                 cotangents.pop(i, None)  # type: ignore[arg-type]
-        for i, cotangent in zip(record.inputs, record.pull(outs)):
+        for i, cotangent in zip(record.inputs, pull(record, outs)):
             if i in reached:
                 add(i, cotangent)
     return cotangents
@@ -645,20 +682,41 @@ def _flatten(nest: Any, role: str) -> tuple[list[Any], Any]:
 def on_read(variable: Any, leaves: Sequence[jax.Array]) -> list[jax.Array]:
     """Tells the thread's tapes that `variable` was read as these arrays; returns the arrays to hand out.
 
-    They are `leaves`, except where one is already tracked as something else: two variables may hold the same
-    array, or one was assigned an array that was computed under the tape. It then gets an identity of its own.
+    Under a tape that follows the variable they are copies (which cost nothing in compiled code). The arrays
+    themselves may be in use as something else: by another variable, or as a value that was read, or is about to be
+    assigned, for which no gradient is wanted.
     """
     leaves = list(leaves)
     tapes = [tape for tape in _tapes.entered if tape._recording and tape._follows(variable)]
+    if not tapes:
+        return leaves
+    copies = tapes[0]._copies
     for i, leaf in enumerate(leaves):
-        if any(tape._is_foreign(variable, i, leaf) for tape in tapes):
-            outermost = tapes[0]._trace
-            assert outermost is not None
-            with jex.set_current_trace(outermost.tape_parent):  # recorded, it would depend on that something else
-                leaves[i] = jnp.copy(leaf)
+        key = id(variable), i, id(leaf)
+        if key not in copies:
+            copies[key] = leaf, _copy_below(tapes, leaf)
+        leaves[i] = copies[key][1]
     for tape in tapes:
         tape._mark(variable, leaves)
     return leaves
+
+
+def _copy_below(tapes: list[GradientTape], leaf: jax.Array) -> jax.Array:
+    """A copy that no tape records, as an array of the trace that the tapes stand on."""
+    if isinstance(leaf, jax.core.Tracer):
+        trace = _below(current_trace())
+        if all(_below(tape._trace) is not trace for tape in tapes):
+            return leaf  # Inside of a `lax.scan`, say. Copied there, it would mean nothing to the tapes.
+    else:
+        trace = _below(tapes[0]._trace)
+    with jex.set_current_trace(trace):
+        return jnp.copy(leaf)
+
+
+def _below(trace: Any) -> Any:
+    while isinstance(trace, _TapeTrace):
+        trace = trace.parent_trace
+    return trace
 
 
 def on_write(variable: Any) -> None:

@@ -277,6 +277,23 @@ class InputContext:
         )
 
 
+class TerminationConfig:
+    """How a program is told of its coming end and how it ends; a record that handlers of preemption read.
+
+    Args:
+        termination_watcher_fn: returns True once the end is near.
+        exit_fn: called to end the program.
+        grace_period: seconds from the notice to the end.
+        save_fn: called to save.
+    """
+
+    def __init__(
+        self, termination_watcher_fn: Any = None, exit_fn: Any = None, grace_period: Any = None, save_fn: Any = None
+    ):
+        self.termination_watcher_fn, self.exit_fn = termination_watcher_fn, exit_fn
+        self.grace_period, self.save_fn = grace_period, save_fn
+
+
 class AutoShardPolicy(enum.IntEnum):
     """How input is divided among workers. Each but OFF and FILE also keeps the batches' boundaries."""
 

@@ -63,10 +63,14 @@ class ReplicaMesh:
 
     def copies(self, array: jax.Array) -> tuple[jax.Array, ...]:
         """The local copies of a replicated array; they share its buffers."""
-        return tuple(_private.uncommitted(array.addressable_data(i)) for i in range(len(self.local_ids)))
+        if not array.sharding.is_equivalent_to(self.mirrored, array.ndim):
+            array = jax.device_put(array, self.mirrored)
+        return tuple(_private.uncommitted(shard.data) for shard in array.addressable_shards)
 
     def rows(self, array: jax.Array) -> tuple[jax.Array, ...]:
         """The local rows of a stacked array, each on its replica's device."""
+        if not array.sharding.is_equivalent_to(self.stacked, array.ndim):
+            array = jax.device_put(array, self.stacked)
         shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
         return tuple(_private.uncommitted(_first_row(shard.data)) for shard in shards)
 

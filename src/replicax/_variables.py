@@ -149,7 +149,7 @@ def _new_array(value: Any, dtype: Any) -> jax.Array:
     if dtype is not None and not isinstance(value, jax.Array):
         return jnp.asarray(value, dtype=dtype)
     array = _context.as_array(value)
-    return array if dtype is None else array.astype(dtype)
+    return array.astype(array.dtype if dtype is None else dtype)  # of a firm type also where `value` is a number
 
 
 _SCATTER: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -555,6 +555,10 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]:
         return self._types
 
+    def _global_sharding(self) -> Any:
+        """How compiled code has to leave the global form; None for wherever it is."""
+        return None
+
     def _read_global(self) -> list[Any]:
         raise NotImplementedError
 
@@ -795,7 +799,11 @@ class _Distributed(Variable, DistributedValues):
 
     def _stored(self, leaf: Any) -> Any:
         assert self._mesh is not None
-        return self._value_type([leaf] * len(self._mesh.local_ids), self._mesh)
+        return self._value_type.of_array(self._global_leaf(leaf, traced=False), self._mesh)
+
+    def _global_sharding(self) -> Any:
+        assert self._mesh is not None
+        return self._mesh.mirrored if self._value_type is Mirrored else self._mesh.stacked
 
     def _read_global(self) -> list[Any]:
         return [leaf.array() for leaf in self._leaves]

@@ -1,0 +1,283 @@
+"""The contenders on JAX: replicax, and the same step written by hand. Run by step.py in a process of its own.
+
+All of them compute the same: the gradients of the mean loss of one global batch, added up over the replicas, an Optax
+update, and the loss. All are dispatched asynchronously, and wait for the call before the last eight where several CPU
+devices take part (JAX 0.10 deadlocks on more): replicax by itself, the hand-written loops in `Loop.run`.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import replicax as rx
+
+OPS = models.jax_ops()
+IN_FLIGHT = 8
+
+
+def transformation(model: Any) -> optax.GradientTransformation:
+    kind, rate = model.optimizer
+    return {"sgd": optax.sgd(rate), "momentum": optax.sgd(rate, momentum=0.9), "adam": optax.adam(rate)}[kind]
+
+
+def devices(count: int) -> list[jax.Device]:
+    return jax.devices()[:count]
+
+
+class Replicax:
+    """The step as a user of replicax writes it."""
+
+    def __init__(self, model: Any, replicas: int, tape: bool = False):
+        self.strategy = strategy = rx.MirroredStrategy(devices(replicas))
+        with strategy.scope():
+            self.parameters = parameters = rx.Variable(model.parameters())
+            optimizer = rx.Optimizer(transformation(model), parameters)
+
+        def by_function(x, y):
+            loss, gradients = jax.value_and_grad(lambda p: models.loss(OPS, model, p, x, y))(parameters.value())
+            optimizer.apply_gradients(gradients)
+            return loss
+
+        def by_tape(x, y):
+            with rx.GradientTape() as tape:
+                loss = models.loss(OPS, model, parameters.value(), x, y)
+            optimizer.apply_gradients(tape.gradient(loss, parameters))
+            return loss
+
+        @rx.function
+        def step(x, y):
+            return strategy.reduce("SUM", strategy.run(by_tape if tape else by_function, args=(x, y)), axis=None)
+
+        parts = [np.split(part, replicas) for part in models.batch(model)]
+        self.batch = [
+            strategy.experimental_distribute_values_from_function(lambda c, p=p: p[c.replica_id_in_sync_group])
+            for p in parts
+        ]
+        self.step = step
+
+    def __call__(self) -> jax.Array:
+        return self.step(*self.batch)
+
+    def lower(self) -> Any:
+        return self.step.lower(*self.batch)
+
+
+class ByHand:
+    """The step with `jax.jit` and `jax.shard_map` alone: `best` form or usual one.
+
+    The best form ravels all gradients into one vector for one all-reduce, and does without `shard_map` on one device.
+    """
+
+    def __init__(self, model: Any, replicas: int, best: bool):
+        mesh = Mesh(np.array(devices(replicas)), ("replica",))
+        everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("replica"))
+        update = transformation(model)
+        self.state: Any = jax.device_put(model.parameters(), everywhere)
+        self.state = (self.state, jax.device_put(update.init(self.state), everywhere))
+        self.batch = [jax.device_put(part, split) for part in models.batch(model)]
+
+        def step(state, x, y):
+            parameters, inner = state
+            loss, gradients = jax.value_and_grad(lambda p: models.loss(OPS, model, p, x, y))(parameters)
+            if best and replicas > 1:
+                vector, unravel = ravel_pytree(gradients)
+                gradients = unravel(lax.psum(vector, "replica"))
+                loss = lax.psum(loss, "replica")
+            elif not best:
+                gradients = jax.tree.map(lambda g: lax.psum(g, "replica"), gradients)
+                loss = lax.psum(loss, "replica")
+            updates, inner = update.update(gradients, inner, parameters)
+            return (optax.apply_updates(parameters, updates), inner), loss
+
+        if not best or replicas > 1:
+            split_over = (P(), P("replica"), P("replica"))
+            step = jax.shard_map(step, mesh=mesh, in_specs=split_over, out_specs=(P(), P()), check_vma=False)
+        self.step = jax.jit(step, donate_argnums=0)
+
+    def __call__(self) -> jax.Array:
+        self.state, loss = self.step(self.state, *self.batch)
+        return loss
+
+    def lower(self) -> Any:
+        return self.step.lower(self.state, *self.batch)
+
+
+CONTENDERS: dict[str, Callable[[Any, int], Any]] = {
+    "replicax": lambda model, replicas: Replicax(model, replicas),
+    "replicax tape": lambda model, replicas: Replicax(model, replicas, tape=True),
+    "by hand, best": lambda model, replicas: ByHand(model, replicas, best=True),
+    "by hand, usual": lambda model, replicas: ByHand(model, replicas, best=False),
+}
+
+
+class Loop:
+    """A contender, and how its steps are called and awaited."""
+
+    def __init__(self, name: str, model: Any, replicas: int):
+        self.contender = CONTENDERS[name](model, replicas)
+        jax.block_until_ready(jax.tree.leaves(self.contender.__dict__))
+        self.bound = isinstance(self.contender, ByHand) and replicas > 1 and jax.default_backend() == "cpu"
+
+    def run(self, steps: int) -> tuple[float, float]:
+        """The seconds that so many steps take, awaited at the end, and the last loss."""
+        in_flight: collections.deque[jax.Array] = collections.deque()
+        start = time.perf_counter()
+        for _ in range(steps):
+            loss = self.contender()
+            if self.bound:
+                in_flight.append(loss)
+                if len(in_flight) > IN_FLIGHT:
+                    in_flight.popleft().block_until_ready()
+        loss.block_until_ready()
+        return time.perf_counter() - start, float(loss)
+
+
+def set_devices(device: str, replicas: int) -> None:
+    if device == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+        rx.config.set_virtual_devices({"CPU": replicas})
+    if len(jax.devices()) < replicas:
+        sys.exit(f"There are {len(jax.devices())} devices here, {replicas} replicas need as many.")
+
+
+def warm_up() -> None:
+    """What a process does once, so that no contender pays for it."""
+    jax.jit(jax.grad(lambda x: jnp.sum(jnp.tanh(x @ x))))(jnp.ones((8, 8))).block_until_ready()
+    rx.function(lambda x: x + 1)(jnp.ones(2)).block_until_ready()
+
+
+class Compiling:
+    """Adds up what JAX says of compiling, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds: collections.Counter[str] = collections.Counter()
+        jax.monitoring.register_event_duration_secs_listener(self._heard)
+
+    def _heard(self, event: str, duration: float, **_: Any) -> None:
+        self.seconds[event.rsplit("/", 1)[-1]] += duration
+
+    def of(self, function: Callable[[], Any]) -> tuple[float, float]:
+        """The seconds of XLA's compiling, and those of lowering to it, while the function runs."""
+        self.seconds.clear()
+        function()
+        return self.seconds["backend_compile_duration"], self.seconds["jaxpr_to_mlir_module_duration"]
+
+
+def first_step(name: str, model_name: str, replicas: int) -> dict[str, Any]:
+    """The time to the first step, in parts. The part that is not compiling, lowering or running is tracing."""
+    warm_up()
+    compiling = Compiling()
+    start = time.perf_counter()
+    contender = CONTENDERS[name](models.MODELS[model_name], replicas)
+    jax.block_until_ready(jax.tree.leaves(contender.__dict__))
+    setup = time.perf_counter() - start
+    start = time.perf_counter()
+    compile_, lower = compiling.of(lambda: contender().block_until_ready())
+    total = time.perf_counter() - start
+    runs = []
+    for _ in range(5):
+        start = time.perf_counter()
+        contender().block_until_ready()
+        runs.append(time.perf_counter() - start)
+    run = float(np.median(runs))
+    text = contender.lower().compile().as_text()
+    return {
+        "setup": setup,
+        "total": total,
+        "trace": total - compile_ - lower - run,
+        "lower": lower,
+        "compile": compile_,
+        "run": run,
+        "traces": contender.step.experimental_get_tracing_count() if isinstance(contender, Replicax) else 1,
+        "all_reduces": text.count(" all-reduce(") + text.count(" all-reduce-start("),
+    }
+
+
+def variables(counts: list[int], rounds: int) -> list[dict[str, Any]]:
+    """The time of a call with so many small variables on one device, beside `jax.jit` with as many arrays."""
+    results = []
+    for count in counts:
+        many = [rx.Variable(jnp.zeros(4)) for _ in range(count)]
+        one = rx.Variable([jnp.zeros(4) for _ in range(count)])
+
+        @rx.function
+        def add_many(many=many):
+            for variable in many:
+                variable.assign_add(jnp.ones(4))
+
+        @rx.function
+        def add_one(one=one):
+            one.assign([x + 1 for x in one.value()])
+
+        plain = jax.jit(lambda arrays: [x + 1 for x in arrays], donate_argnums=0)
+        state = [jnp.zeros(4) for _ in range(count)]
+
+        def call_plain(plain=plain, box=[state]):  # noqa: B006
+            box[0] = plain(box[0])
+
+        calls = {"plain jax.jit": call_plain, "one variable of a pytree": add_one, "as many variables": add_many}
+        calls = {name: (lambda f=f: f()) for name, f in calls.items()}
+        waits = {"plain jax.jit": lambda c=call_plain: c.__defaults__[1][0][0].block_until_ready()}
+        waits["one variable of a pytree"] = lambda one=one: one._read_global()[0].block_until_ready()
+        waits["as many variables"] = lambda many=many: many[0]._read_global()[0].block_until_ready()
+        times: dict[str, list[float]] = {name: [] for name in calls}
+        steps = max(20, 20000 // count)
+        for round_ in range(rounds + 1):
+            for name, call in calls.items():
+                start = time.perf_counter()
+                for _ in range(steps if round_ else 5):
+                    call()
+                waits[name]()
+                if round_:
+                    times[name].append((time.perf_counter() - start) / steps)
+        results.append({"variables": count, **{name: float(np.median(t)) for name, t in times.items()}})
+    return results
+
+
+def serve(device: str, replicas: int) -> None:
+    """Answers step.py: each line in is a request, each line out its answer, in JSON."""
+    set_devices(device, replicas)
+    warm_up()
+    out, sys.stdout = sys.stdout, sys.stderr
+    loops: dict[str, Loop] = {}
+    for line in sys.stdin:
+        request = json.loads(line)
+        name = request["contender"]
+        if request["do"] == "build":
+            jax.clear_caches()
+            loops[name] = Loop(name, models.MODELS[request["model"]], replicas)
+            first, loss = loops[name].run(1)
+            answer = {"first": first, "loss": loss}
+        else:
+            seconds, loss = loops[name].run(request["steps"])
+            answer = {"seconds": seconds, "loss": loss}
+        print(json.dumps(answer), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    what, device, replicas = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    if what == "serve":
+        serve(device, replicas)
+    elif what == "first":
+        set_devices(device, replicas)
+        print(json.dumps(first_step(sys.argv[4], sys.argv[5], replicas)))
+    elif what == "variables":
+        set_devices(device, 1)
+        print(json.dumps(variables([int(count) for count in sys.argv[4].split(",")], int(sys.argv[5]))))
+    else:
+        sys.exit(__doc__)

@@ -1,0 +1,214 @@
+"""Trains a small network on handwritten digits, on several devices at once.
+
+    python examples/digits.py                 all accelerators or, without any, 4 virtual devices
+    python examples/digits.py --replicas 2    the same, to rounding, on 2
+
+The 1,797 images come with scikit-learn. A batch of 64 is split among the replicas, each of which computes the loss and
+the gradients of its part; the gradients are summed over the replicas, and every replica makes the same update.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import matplotlib.figure
+import numpy as np
+import optax
+import rich.console
+import rich.progress
+import rich.table
+from sklearn.datasets import load_digits
+
+import replicax as rx
+
+# --- the model: plain JAX, which knows nothing of replicas ------------------------------------------------------------
+
+
+def initial_parameters(seed):
+    rng = np.random.default_rng(seed)
+
+    def layer(*shape):
+        scale = np.sqrt(2 / np.prod(shape[:-1]))
+        return {"w": jnp.asarray(rng.normal(0, scale, shape), jnp.float32), "b": jnp.zeros(shape[-1])}
+
+    return [layer(3, 3, 1, 16), layer(3, 3, 16, 32), layer(4 * 4 * 32, 10)]
+
+
+def logits_of(parameters, images):
+    *convolutions, dense = parameters
+    x = images
+    for layer, stride in zip(convolutions, (1, 2)):
+        strides, names = (stride, stride), ("NHWC", "HWIO", "NHWC")
+        x = jax.lax.conv_general_dilated(x, layer["w"], strides, "SAME", dimension_numbers=names)
+        x = jax.nn.gelu(x + layer["b"])
+    return x.reshape(len(x), -1) @ dense["w"] + dense["b"]
+
+
+def loss_of(parameters, images, labels, batch_size):
+    """A replica's share of the mean loss over a batch, and its sums: of losses, of right answers, of images."""
+    logits = logits_of(parameters, images)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    right = logits.argmax(axis=-1) == labels
+    return losses.sum() / batch_size, jnp.stack([losses.sum(), right.sum(), jnp.float32(len(labels))])
+
+
+# Compiled by themselves too: where the parts of a batch differ in size, replicas run eagerly.
+loss_and_gradients = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
+predicted_logits = jax.jit(logits_of)
+
+
+# --- the training -----------------------------------------------------------------------------------------------------
+
+
+def train(strategy, options, console):
+    """Trains and tests; returns the history, and the predictions for the test images."""
+    images, labels = load_images()
+    cut = len(images) * 4 // 5
+    examples = rx.data.Dataset.from_tensor_slices((images[:cut], labels[:cut]))
+    batches = examples.shuffle(cut, seed=options.seed).batch(options.batch_size)
+    train_data = strategy.experimental_distribute_dataset(batches)
+    test_data = strategy.experimental_distribute_dataset([images[cut:]])
+
+    with strategy.scope():  # a copy on every replica's device
+        parameters = rx.Variable(lambda: initial_parameters(options.seed))
+        optimizer = rx.Optimizer(optax.sgd(0.05, momentum=0.9), parameters)
+
+    @rx.function
+    def train_step(images, labels):
+        def replica_step(images, labels):
+            batch_size = rx.get_replica_context().all_reduce("SUM", jnp.float32(len(labels)))
+            (_, sums), gradients = loss_and_gradients(parameters.value(), images, labels, batch_size)
+            optimizer.apply_gradients(gradients)
+            return sums
+
+        return strategy.reduce("SUM", strategy.run(replica_step, args=(images, labels)), axis=None)
+
+    @rx.function
+    def predict(images):
+        logits = strategy.run(lambda images: predicted_logits(parameters.value(), images), args=(images,))
+        return strategy.gather(logits, axis=0).argmax(axis=-1)
+
+    console.print(table_of(strategy, train_data, parameters))
+    history = {"loss": [], "accuracy": [], "test_accuracy": []}
+    with progress_bar(console) as bar:
+        task = bar.add_task("", total=options.epochs * -(-cut // options.batch_size), status="compiling")
+        for epoch in range(1, options.epochs + 1):
+            sums, start = np.zeros(3), time.perf_counter()
+            for images_of_step, labels_of_step in train_data:
+                sums += np.asarray(train_step(images_of_step, labels_of_step))
+                loss, accuracy = sums[:2] / sums[2]
+                speed = sums[2] / (time.perf_counter() - start)
+                status = f"loss {loss:.4f}, {accuracy:.1%} right, {speed:,.0f} images/s"
+                bar.update(task, advance=1, description=f"epoch {epoch}/{options.epochs}", status=status)
+            predictions = np.concatenate([predict(images_of_step) for images_of_step in test_data])
+            test_accuracy = float(np.mean(predictions == labels[cut:]))
+            console.print(f"epoch {epoch:{len(str(options.epochs))}}: {status}; {test_accuracy:.1%} of the test images")
+            for name, value in zip(history, (loss, accuracy, test_accuracy)):
+                history[name].append(float(value))
+    return history, (images[cut:], labels[cut:], predictions)
+
+
+def load_images():
+    """All images, `[1797, 8, 8, 1]` from 0 to 1, and their labels, in an order that is always the same."""
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.images))
+    return (digits.images[order, :, :, None] / 16).astype(np.float32), digits.target[order].astype(np.int32)
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def table_of(strategy, dataset, parameters):
+    sizes = [[len(part) for part in strategy.experimental_local_results(images)] for images, _ in dataset]
+    table = rich.table.Table("replica", "device", "images of a batch", "of the last one", "parameters")
+    for i, copy in enumerate(parameters.values):
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(copy.value()))
+        device = copy.device.rpartition("device:")[2]
+        table.add_row(str(i), device, str(sizes[0][i]), str(sizes[-1][i]), f"{size:,} bytes")
+    return table
+
+
+def progress_bar(console):
+    columns = ("{task.description}", rich.progress.BarColumn(20), "{task.percentage:3.0f} %", "{task.fields[status]}")
+    return rich.progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def draw(path, history, images, labels, predictions):
+    """Training curves on the left; on the right test images with their predictions, wrong ones first."""
+    figure = matplotlib.figure.Figure(figsize=(13, 5.5), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=(2, 3))
+    above, below = left.subplots(2, sharex=True)
+    epochs = range(1, len(history["loss"]) + 1)
+    above.semilogy(epochs, history["loss"], "o-", label="loss in training")
+    below.plot(epochs, history["accuracy"], "o-", label="accuracy in training")
+    below.plot(epochs, history["test_accuracy"], "s-", label="accuracy on the test images")
+    below.set_xlabel("epoch")
+    below.xaxis.get_major_locator().set_params(integer=True)
+    for axes in (above, below):
+        axes.legend()
+        axes.grid(alpha=0.3)
+    wrong = predictions != labels
+    right.suptitle(f"{wrong.sum()} of {len(labels)} test images read wrongly (red: read as, is)")
+    cells = right.subplots(5, 10).flat
+    for axes, i in zip(cells, np.argsort(~wrong, kind="stable")):
+        axes.imshow(images[i, :, :, 0], cmap="gray_r")
+        axes.set(xticks=[], yticks=[])
+        axes.set_title(f"{predictions[i]}, {labels[i]}" if wrong[i] else predictions[i], fontsize=10)
+        if wrong[i]:
+            axes.title.set_color("red")
+            axes.spines[:].set(color="red", linewidth=3)
+    figure.savefig(path, dpi=110)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def whole_number(at_least):
+    def parse(text):
+        if not text.isdecimal() or int(text) < at_least:
+            raise argparse.ArgumentTypeError(f"expected a whole number, {at_least} or more, got {text!r}")
+        return int(text)
+
+    return parse
+
+
+def main(arguments=None):
+    parser = Parser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--replicas", type=whole_number(1), help="default: one an accelerator, or 4")
+    parser.add_argument("--epochs", type=whole_number(1), default=10)
+    parser.add_argument("--batch-size", type=whole_number(1), default=64, help="of all replicas together")
+    parser.add_argument("--seed", type=whole_number(0), default=0, help="of the parameters and the order of images")
+    parser.add_argument("--output", type=Path, default=Path("digits.png"), help="the picture to write")
+    options = parser.parse_args(arguments)
+    if options.output.suffix != ".png" or options.output.is_dir() or not os.access(options.output.parent, os.W_OK):
+        parser.error(f"argument --output: expected a name.png in a folder that can be written, got {options.output}")
+    if (options.replicas or 1) > options.batch_size:
+        parser.error(f"{options.replicas} replicas cannot share a batch of {options.batch_size} images")
+
+    if "REPLICAX_VIRTUAL_DEVICES" not in os.environ:  # several CPU devices; they serve where there is no accelerator
+        rx.config.set_virtual_devices({"CPU": options.replicas or 4})
+    everything = rx.config.list_devices()
+    devices = [name for name in everything if not name.startswith("CPU:")] or everything
+    if (options.replicas or 1) > len(devices):
+        parser.error(f"argument --replicas: {options.replicas} is more than the devices here, {', '.join(devices)}")
+    strategy = rx.MirroredStrategy(devices[: options.replicas])
+
+    console = rich.console.Console(highlight=False)
+    history, tested = train(strategy, options, console)
+    draw(options.output, history, *tested)
+    console.print(f"{history['test_accuracy'][-1]:.1%} of the test images read rightly. See {options.output}.")
+    return history
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""`Module`: an object that knows the variables in its attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from replicax import _variables
+from replicax._variables import Variable
+
+
+class Module:
+    """A base for objects with variables and other modules in their attributes."""
+
+    def __init__(self, name: str | None = None):
+        self._name = name or type(self).__name__.lower()
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self._name
+
+    def name_scope(self) -> Any:
+        """A context in which the module's name stands before the names of new variables."""
+        return _variables.name_scope(self._name)
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """All variables, each once."""
+        return tuple(x for x in _walk(self, set()) if isinstance(x, Variable))
+
+    @property
+    def trainable_variables(self) -> tuple[Variable, ...]:
+        """Those that are trained."""
+        return tuple(v for v in self.variables if v.trainable)
+
+    @property
+    def submodules(self) -> tuple[Module, ...]:
+        """All modules inside of this one."""
+        return tuple(x for x in _walk(self, set()) if isinstance(x, Module) and x is not self)
+
+
+def _walk(value: Any, seen: set[int]) -> Iterator[Any]:
+    if id(value) in seen:
+        return
+    if isinstance(value, (Variable, Module)):
+        seen.add(id(value))
+        yield value
+    if isinstance(value, Module):
+        value = dict(sorted(vars(value).items()))
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _walk(item, seen)

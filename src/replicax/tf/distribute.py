@@ -1,0 +1,73 @@
+"""`tf.distribute`: the strategies and all that belongs to them, under TensorFlow's names."""
+
+from __future__ import annotations
+
+import types as _modules
+
+from replicax._context import (
+    ReplicaContext,
+    experimental_set_strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from replicax._cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
+from replicax._input import DistributedDataset, DistributedIterator
+from replicax._mirrored import MirroredStrategy
+from replicax._one_device import OneDeviceStrategy
+from replicax._strategy import Strategy, StrategyExtended
+from replicax._types import (
+    CollectiveHints,
+    CommunicationImplementation,
+    CommunicationOptions,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    ReduceOp,
+    RunOptions,
+    TerminationConfig,
+    ValueContext,
+)
+from replicax._values import DistributedValues
+
+experimental = _modules.ModuleType(f"{__name__}.experimental", "Names that TensorFlow keeps under `experimental`.")
+experimental.__dict__.update(
+    CollectiveCommunication=CommunicationImplementation,
+    CollectiveHints=CollectiveHints,
+    CommunicationImplementation=CommunicationImplementation,
+    CommunicationOptions=CommunicationOptions,
+    TerminationConfig=TerminationConfig,
+    ValueContext=ValueContext,
+)
+
+__all__ = [
+    "CrossDeviceOps",
+    "DistributedDataset",
+    "DistributedIterator",
+    "DistributedValues",
+    "HierarchicalCopyAllReduce",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
+    "MirroredStrategy",
+    "NcclAllReduce",
+    "OneDeviceStrategy",
+    "ReduceOp",
+    "ReductionToOneDevice",
+    "ReplicaContext",
+    "RunOptions",
+    "Strategy",
+    "StrategyExtended",
+    "experimental",
+    "experimental_set_strategy",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+]

@@ -1,0 +1,48 @@
+"""Runs the programs of facts.json on replicax.tf, each in a namespace of its own, and prints what they print as JSON.
+
+    python run_facts.py FACTS_JSON OUTPUT_JSON
+"""
+
+import contextlib
+import io
+import json
+import linecache
+import re
+import sys
+import warnings
+
+import numpy as np
+
+import replicax.tf as tf
+
+
+def run(number, preamble, program):
+    """What one program prints."""
+    sys.modules["tensorflow"] = tf
+    namespace = {"__name__": "__main__", "tf": tf, "np": np}
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        np.random.seed(0)
+        for part, source in (("preamble", preamble), ("program", program)):
+            name = f"<{part} of fact {number}>"
+            linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+            try:
+                exec(compile(source, name, "exec", dont_inherit=True), namespace)
+            except Exception as error:
+                print(f"(the program ended with {type(error).__name__}: {str(error)[:400]})")
+    with contextlib.suppress(RuntimeError):
+        tf.distribute.experimental_set_strategy(None)
+    return re.sub(r" at 0x[0-9a-f]+", " at 0x...", out.getvalue())
+
+
+def main(facts_file, output_file):
+    with open(facts_file) as f:
+        facts = json.load(f)
+    results = {str(f["number"]): run(f["number"], facts["preamble"], f["program"]) for f in facts["facts"]}
+    with open(output_file, "w") as f:
+        json.dump(results, f)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

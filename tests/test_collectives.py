@@ -1,0 +1,760 @@
+"""`all_reduce`, `all_gather` and `merge_call`: values, gradients, packing and the classes that do the reducing."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_ways import (
+    MEAN,
+    SUM,
+    compiled,
+    counts,
+    ctx,
+    mirrored,
+    one_device,
+    parts,
+    per_replica,
+    replica_id,
+    several,
+    strategies,
+    ways,
+)
+
+import replicax as rx
+
+ALL_OPS = [
+    rx.ReductionToOneDevice,
+    rx.HierarchicalCopyAllReduce,
+    rx.NcclAllReduce,
+    functools.partial(rx.NcclAllReduce, 0),
+    functools.partial(rx.NcclAllReduce, 3),
+    functools.partial(rx.HierarchicalCopyAllReduce, 0),
+]
+each_ops = pytest.mark.parametrize("ops", ALL_OPS, ids=["one", "hierarchical", "nccl", "nccl0", "nccl3", "hier0"])
+
+
+@functools.cache
+def strategy_with(ops, n) -> rx.MirroredStrategy:
+    return rx.MirroredStrategy([f"GPU:{i}" for i in range(n)], cross_device_ops=ops())
+
+
+# all_reduce
+
+
+@counts
+@ways
+@pytest.mark.parametrize("op", [SUM, MEAN, "sum", "Mean"], ids=str)
+def test_all_reduce(n, way, op):
+    """Fact 52."""
+    strategy = mirrored(n)
+
+    def replica():
+        r = replica_id() + 1
+        return ctx().all_reduce(op, {"a": r, "b": [jnp.stack([r, -r]), (r * jnp.ones((2, 0, 3)),)]})
+
+    result = way(lambda: strategy.run(replica))()
+    total = n * (n + 1) / 2 / (n if op in (MEAN, "Mean") else 1)
+    assert parts(strategy, result["a"]) == [total] * n
+    assert parts(strategy, result["b"][0]) == [[total, -total]] * n
+    assert [p.shape for p in strategy.experimental_local_results(result["b"][1][0])] == [(2, 0, 3)] * n
+
+
+@several
+@ways
+@pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32, np.int8, np.int32, np.uint8, np.complex64])
+def test_all_reduce_of_each_dtype(n, way, dtype):
+    """Fact 52: the sum keeps the dtype, the mean of integers is floating point."""
+    strategy = mirrored(n)
+    x = per_replica(strategy, [np.asarray(2 * r + 1).astype(dtype) for r in range(n)])
+
+    def replica(x):
+        return ctx().all_reduce(SUM, x), ctx().all_reduce(MEAN, x)
+
+    total, mean = way(lambda x: strategy.run(replica, args=(x,)))(x)
+    assert all(p.dtype == dtype and complex(p) == n * n for p in total.values)
+    floating = np.float32 if np.dtype(dtype).kind in "iu" else dtype
+    assert all(p.dtype == floating and complex(p) == n for p in mean.values)
+
+
+@several
+@ways
+def test_one_call_may_mix_dtypes_and_be_empty(n, way):
+    """Fact 52: TensorFlow refuses both, which is not to be copied."""
+    strategy = mirrored(n)
+
+    def replica():
+        r = ctx().replica_id_in_sync_group
+        return ctx().all_reduce(SUM, [r, r * 0.5, r.astype(jnp.int8), (), {}])
+
+    a, b, c, *empty = way(lambda: strategy.run(replica))()
+    total = n * (n - 1) / 2
+    assert parts(strategy, a) == [total] * n and parts(strategy, b) == [total / 2] * n
+    assert parts(strategy, c) == [total] * n and empty == [(), {}]
+    assert way(lambda: strategy.run(lambda: ctx().all_reduce(SUM, [])))() == []
+
+
+@several
+@ways
+def test_all_reduce_reads_variables_and_takes_numpy(n, way):
+    """Fact 52."""
+    strategy = mirrored(n)
+    with strategy.scope():
+        v = rx.Variable(2.0)
+        on_read = rx.Variable(
+            1.0, synchronization=rx.VariableSynchronization.ON_READ, aggregation=rx.VariableAggregation.MEAN
+        )
+    for value, expected in ((v, 2.0), (on_read, 1.0)):
+        assert parts(strategy, way(lambda value=value: strategy.run(lambda: ctx().all_reduce(SUM, value)))()) == [
+            expected * n
+        ] * n
+    numpy = [np.float32(1), np.array([5.0], np.float32)]
+    a, b = way(lambda: strategy.run(lambda: ctx().all_reduce(SUM, [x.copy() for x in numpy])))()
+    assert parts(strategy, a) == [1.0 * n] * n and parts(strategy, b) == [[5.0 * n]] * n
+
+
+@several
+@ways
+def test_the_very_same_array_counts_as_one_value(n, way):
+    """Fact 53: the trap. Captured or passed undistributed it is not multiplied; computed by the replica it is."""
+    strategy, shared = mirrored(n), jnp.asarray([5.0])
+
+    def all_of(x):
+        c = ctx()
+        return [
+            c.all_reduce(SUM, shared),
+            c.all_reduce(MEAN, shared),
+            c.all_reduce(SUM, x),
+            c.all_gather(shared, axis=0),
+            *c.all_reduce(SUM, [shared, shared * 1.0 + 0.0 * replica_id()]),
+            c.all_reduce(SUM, shared * 1.0),
+            c.all_gather(shared * 1.0, axis=0),
+        ]
+
+    results = way(lambda x: strategy.run(all_of, args=(x,)))(shared)
+    once, times = [5.0], [5.0 * n]
+    found = [np.asarray(strategy.experimental_local_results(r)[-1]).tolist() for r in results]
+    assert found == [once, once, once, once, once, times, times, once * n]
+
+
+@several
+@ways
+def test_all_reduce_refuses(n, way):
+    """Fact 54."""
+    strategy = mirrored(n)
+
+    def refused(error, match, value, op=SUM, **more):
+        with pytest.raises(error, match=match):
+            way(lambda: strategy.run(lambda: ctx().all_reduce(op, value(), **more)))()
+        assert not rx.has_strategy()
+
+    refused((TypeError, AttributeError), "float", lambda: 1.0)
+    refused((TypeError, AttributeError), "float", lambda: [1.0, replica_id()])
+    refused((TypeError, AttributeError), "None", lambda: None)
+    refused(ValueError, "'MAX' is not a valid ReduceOp", replica_id, op="max")
+    refused(rx.InvalidArgumentError, None, lambda: np.array("a"))
+    refused(rx.InvalidArgumentError, "bool", lambda: replica_id() > 0)
+    refused(TypeError, "unexpected keyword argument 'axis'", replica_id, axis=0)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'value'"):
+        way(lambda: strategy.run(lambda: ctx().all_reduce(replica_id())))()
+
+
+@several
+def test_eager_replicas_with_different_shapes_or_dtypes_are_refused(n):
+    """Fact 54: detected, not waited on."""
+    strategy = mirrored(n)
+
+    def rid():
+        return int(ctx().replica_id_in_sync_group)
+
+    with pytest.raises(rx.InvalidArgumentError, match=r"shape.*replica 0: \(1,\), replica 1: \(2,\)"):
+        strategy.run(lambda: ctx().all_reduce(SUM, jnp.zeros(rid() + 1)))
+    with pytest.raises(rx.InvalidArgumentError, match="replica 0: int32, replica 1: float32"):
+        strategy.run(lambda: ctx().all_reduce(SUM, jnp.ones((), jnp.float32 if rid() else jnp.int32)))
+
+
+@several
+@ways
+@pytest.mark.parametrize("op", [SUM, MEAN])
+def test_sparse_values_are_concatenated(n, way, op):
+    """Fact 55: beside dense ones."""
+    strategy = mirrored(n)
+
+    def replica():
+        r = replica_id()
+        x = rx.IndexedSlices((r + 1) * jnp.ones((1, 2)), ctx().replica_id_in_sync_group[None], (n, 2))
+        return ctx().all_reduce(op, [x, r])
+
+    slices, dense = way(lambda: strategy.run(replica))()
+    share = n if op is MEAN else 1
+    for part in strategy.experimental_local_results(slices):
+        assert isinstance(part, rx.IndexedSlices)
+        np.testing.assert_allclose(part.values, [[(r + 1) / share] * 2 for r in range(n)])
+        assert np.asarray(part.indices).tolist() == list(range(n))
+        np.testing.assert_allclose(part.to_dense(), [[(r + 1) / share] * 2 for r in range(n)])
+    assert parts(strategy, dense) == [n * (n - 1) / 2 / share] * n
+
+
+# all_gather
+
+
+@counts
+@ways
+@pytest.mark.parametrize("axis", [0, 1, -1, -2])
+def test_all_gather(n, way, axis):
+    """Fact 50."""
+    strategy = mirrored(n)
+    values = [np.arange(6, dtype=np.float32).reshape(2, 3) + 10 * r for r in range(n)]
+
+    def replica(x):
+        return ctx().all_gather({"a": x, "b": (x.astype(jnp.int32),), "c": ()}, axis=axis)
+
+    result = way(lambda x: strategy.run(replica, args=(x,)))(per_replica(strategy, values))
+    expected = np.concatenate(values, axis).tolist()
+    assert parts(strategy, result["a"]) == parts(strategy, result["b"][0]) == [expected] * n
+    assert result["c"] == ()
+
+
+@several
+def test_eager_all_gather_of_uneven_shares(n):
+    """Fact 50."""
+    strategy = mirrored(n)
+
+    def replica():
+        r = int(ctx().replica_id_in_sync_group)
+        return ctx().all_gather(jnp.full(r + 1, r), axis=0), ctx().all_gather(jnp.full((1, r), r), axis=1)
+
+    a, b = strategy.run(replica)
+    assert parts(strategy, a) == [[r for r in range(n) for _ in range(r + 1)]] * n
+    assert parts(strategy, b) == [[[r for r in range(n) for _ in range(r)]]] * n
+
+
+@several
+@ways
+def test_all_gather_refuses(n, way):
+    """Facts 50, 51."""
+    strategy = mirrored(n)
+
+    def refused(error, match, value, axis=0):
+        with pytest.raises(error, match=match):
+            way(lambda: strategy.run(lambda: ctx().all_gather(value(), axis=axis)))()
+        assert not rx.has_strategy()
+
+    refused(rx.InvalidArgumentError, "[Ss]calars", replica_id)
+    refused(rx.InvalidArgumentError, r"in the range \[-1, 1\), but got 1", lambda: replica_id()[None], 1)
+    refused(rx.InvalidArgumentError, r"in the range \[-1, 1\), but got -2", lambda: replica_id()[None], -2)
+    refused(NotImplementedError, "all_gather does not support IndexedSlices", lambda: rx.IndexedSlices(jnp.ones((1, 1)), jnp.array([0])))
+    refused(TypeError, None, lambda: np.array(["a"]))
+    refused(TypeError, "bool", lambda: replica_id()[None] > 0)
+    refused((TypeError, AttributeError), None, lambda: [1])
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'axis'"):
+        way(lambda: strategy.run(lambda: ctx().all_gather(replica_id())))()
+    assert way(lambda: strategy.run(lambda: ctx().all_gather([], axis=0)))() == []
+
+
+@several
+def test_eager_all_gather_of_shares_that_do_not_fit(n):
+    """Fact 51."""
+    strategy = mirrored(n)
+
+    def rid():
+        return int(ctx().replica_id_in_sync_group)
+
+    for value in (
+        lambda: jnp.ones((1, rid() + 1)),
+        lambda: jnp.ones(1) if rid() else jnp.ones((1, 1)),
+        lambda: jnp.ones(1, jnp.int32 if rid() else jnp.float32),
+    ):
+        with pytest.raises(rx.InvalidArgumentError, match="replica 0: "):
+            strategy.run(lambda value=value: ctx().all_gather(value(), axis=0))
+
+
+# merge_call
+
+
+@several
+@ways
+def test_merge_call(n, way):
+    """Fact 57."""
+    strategy, seen = mirrored(n), []
+
+    def merge(got, per, same, *, key):
+        seen.append((got is strategy, rx.get_replica_context(), rx.in_cross_replica_context(), rx.get_strategy() is got))
+        assert isinstance(per, rx.PerReplica) and isinstance(key[0], rx.PerReplica) and same == "same"
+        return {"per": per, "sum": strategy.reduce(SUM, per, axis=None), "plain": 5}
+
+    def replica():
+        r = replica_id()
+        return ctx().merge_call(merge, args=(r + 1, "same"), kwargs={"key": [r]})
+
+    result = way(lambda: strategy.run(replica))()
+    assert seen == [(True, None, True, True)]
+    assert parts(strategy, result["per"]) == [r + 1.0 for r in range(n)]
+    assert np.asarray(strategy.experimental_local_results(result["sum"])[0]).tolist() == n * (n + 1) / 2
+    assert int(strategy.experimental_local_results(result["plain"])[0]) == 5
+
+
+@several
+@ways
+def test_merge_call_hands_out_components(n, way):
+    """Fact 57: of what the merge function returns each replica gets its own component."""
+    strategy = mirrored(n)
+    x = per_replica(strategy, [10.0 * r for r in range(n)])
+    result = way(lambda x: strategy.run(lambda: ctx().merge_call(lambda s: {"x": x})["x"] + replica_id()))(x)
+    assert parts(strategy, result) == [11.0 * r for r in range(n)]
+
+
+@several
+@ways
+def test_merge_call_with_variables_and_errors(n, way):
+    """Fact 58."""
+    strategy, seen = mirrored(n), []
+    with strategy.scope():
+        v = rx.Variable(1.0)
+
+    def merge(strategy, variable):
+        seen.append(variable is v)
+        variable.assign(9.0)
+        return variable
+
+    assert way(lambda: strategy.run(lambda: ctx().merge_call(merge, args=(v,))))() is v
+    assert set(seen) == {True} and parts(strategy, v) == [9.0] * n
+
+    def raises(error, merge_fn, **more):
+        with pytest.raises(error):
+            way(lambda: strategy.run(lambda: ctx().merge_call(merge_fn, **more)))()
+        assert not rx.has_strategy()
+
+    raises(TypeError, 5)
+    raises(ZeroDivisionError, lambda strategy: 1 // 0)
+    raises((AttributeError, AssertionError, RuntimeError), lambda strategy: ctx().merge_call(lambda strategy: 1))
+    raises(TypeError, lambda: 1)
+    assert int(way(lambda: strategy.run(lambda: ctx().merge_call(lambda s, x: x, args=[3])))()) == 3
+
+
+@several
+@ways
+def test_run_inside_of_a_merge_function(n, way):
+    """Fact 58."""
+    strategy = mirrored(n)
+    result = way(lambda: strategy.run(lambda: ctx().merge_call(lambda s: s.run(lambda: replica_id() + 1))))()
+    assert parts(strategy, result) == [r + 1.0 for r in range(n)]
+
+
+@several
+@ways
+def test_reduce_gather_and_local_results_inside_of_a_merge_function(n, way):
+    """Fact 57: what merge functions are for."""
+    strategy = mirrored(n)
+
+    def merge(s, x):
+        return s.reduce(SUM, x, axis=0), s.reduce(MEAN, x, axis=None), s.gather(x, axis=0)
+
+    def replica():
+        total, mean, gathered = ctx().merge_call(merge, args=(jnp.stack([replica_id(), jnp.float32(1.0)]),))
+        return total * 1.0, mean * 1.0, gathered * 1.0
+
+    total, mean, gathered = way(lambda: strategy.run(replica))()
+    ids = [float(r) for r in range(n)]
+    assert parts(strategy, total) == [sum(ids) + n] * n
+    assert parts(strategy, mean) == [[sum(ids) / n, 1.0]] * n
+    assert parts(strategy, gathered) == [[x for r in ids for x in (r, 1.0)]] * n
+
+
+@strategies
+def test_a_kept_replica_context_refuses_elsewhere(make):
+    """Fact 10."""
+    strategy, kept, x = make(), [], jnp.ones(1)
+    strategy.run(lambda: kept.append(ctx()))
+    calls = [
+        lambda c: c.all_reduce(SUM, x),
+        lambda c: c.all_gather(x, axis=0),
+        lambda c: c.merge_call(lambda strategy: 1),
+    ]
+    default = ctx()
+    assert kept[0].num_replicas_in_sync == strategy.num_replicas_in_sync
+    assert int(kept[0].replica_id_in_sync_group) == 0
+    for call in calls:
+        with pytest.raises(RuntimeError, match="Mismatching tf.distribute.Strategy objects: .* is not "):
+            call(kept[0])
+        with strategy.scope():
+            for context in (kept[0], default):
+                with pytest.raises(RuntimeError, match=r"Need to be inside `call_for_each_replica\(\)`"):
+                    call(context)
+        with pytest.raises(RuntimeError, match="Mismatching tf.distribute.Strategy objects"):
+            strategy.run(lambda call=call: call(default))
+
+
+@ways
+def test_the_collectives_of_one_device(way):
+    """Fact 116."""
+    one = one_device()
+
+    def replica():
+        c = ctx()
+        return (
+            c.all_reduce(SUM, jnp.float32(2) * 1),
+            c.all_reduce("MEAN", {"a": jnp.ones(1)}),
+            c.all_gather(jnp.ones(1), axis=0),
+            c.merge_call(lambda s, x: (s is one, x), args=(3,)),
+        )
+
+    total, mean, gathered, (same, three) = way(lambda: one.run(replica))()
+    assert float(total) == 2 and mean["a"].tolist() == [1] and gathered.tolist() == [1] and bool(same) and int(three) == 3
+
+
+# Gradients.
+
+
+def by_grad(function, x):
+    return jax.grad(function)(x)
+
+
+def by_tape(function, x):
+    with rx.GradientTape() as tape:
+        tape.watch(x)
+        y = function(x)
+    return tape.gradient(y, x)
+
+
+differentiated = pytest.mark.parametrize("differentiate", [by_grad, by_tape], ids=["grad", "tape"])
+
+
+@counts
+@ways
+@differentiated
+@pytest.mark.parametrize("op", [SUM, MEAN])
+def test_the_gradient_of_all_reduce_is_the_all_reduce_of_gradients(n, way, differentiate, op):
+    """Fact 56: replica r's loss is (r + 1) * all_reduce(x * x); its gradient 2 x times the reduced (r + 1)."""
+    strategy = mirrored(n)
+    x = per_replica(strategy, [r + 1.0 for r in range(n)])
+
+    def replica(x):
+        scale = replica_id() + 1
+        return differentiate(lambda x: ctx().all_reduce(op, x * x) * scale, x)
+
+    gradient = way(lambda x: strategy.run(replica, args=(x,)))(x)
+    reduced = n * (n + 1) / 2 / (n if op is MEAN else 1)
+    assert parts(strategy, gradient) == [2 * (r + 1) * reduced for r in range(n)]
+
+
+@several
+@ways
+@differentiated
+def test_the_gradient_of_all_gather_is_the_replicas_own_part(n, way, differentiate):
+    """Fact 56."""
+    strategy = mirrored(n)
+    x = per_replica(strategy, [[1.0, 2.0]] * n)
+    weights = np.arange(1.0, 2 * n + 1, dtype=np.float32)
+
+    def replica(x):
+        scale = replica_id() + 1
+        return differentiate(lambda x: (ctx().all_gather(x, axis=0) * weights).sum() * scale, x)
+
+    gradient = way(lambda x: strategy.run(replica, args=(x,)))(x)
+    scales = n * (n + 1) / 2
+    assert parts(strategy, gradient) == (weights.reshape(n, 2) * scales).tolist()
+
+
+@several
+@differentiated
+def test_the_gradient_of_an_uneven_all_gather(n, differentiate):
+    """Facts 50, 56."""
+    strategy = mirrored(n)
+    weights = np.arange(1.0, n * (n + 1) / 2 + 1, dtype=np.float32)
+
+    def replica():
+        r = int(ctx().replica_id_in_sync_group)
+        return differentiate(lambda x: (ctx().all_gather(x, axis=0) * weights).sum(), jnp.ones(r + 1))
+
+    starts = [r * (r + 1) // 2 for r in range(n + 1)]
+    expected = [(weights[a:b] * n).tolist() for a, b in zip(starts, starts[1:])]
+    assert parts(strategy, strategy.run(replica)) == expected
+
+
+@several
+@ways
+@differentiated
+def test_the_local_gradient_is_not_summed(n, way, differentiate):
+    """Fact 68: of a value that all replicas share every replica gets its own gradient."""
+    strategy, w = mirrored(n), jnp.float32(3.0)
+    x = per_replica(strategy, [r + 1.0 for r in range(n)])
+    gradient = way(lambda w, x: strategy.run(lambda a: differentiate(lambda w: w * w * a, w * 1.0), args=(x,)))(w, x)
+    assert parts(strategy, gradient) == [6.0 * (r + 1) for r in range(n)]
+
+
+@several
+@ways
+@differentiated
+def test_two_collectives_after_one_another_are_differentiated(n, way, differentiate):
+    strategy = mirrored(n)
+    x = per_replica(strategy, [r + 1.0 for r in range(n)])
+
+    def loss(x):
+        centred = x - ctx().all_reduce(MEAN, x)
+        return ctx().all_reduce(SUM, centred * centred) / n  # the variance
+
+    gradient = way(lambda x: strategy.run(lambda a: differentiate(loss, a), args=(x,)))(x)
+    mean = (n + 1) / 2  # the n replicas' losses are the same variance, whose gradients sum up
+    np.testing.assert_allclose(parts(strategy, gradient), [2 * (r + 1 - mean) for r in range(n)], atol=1e-6)
+
+
+@several
+@ways
+def test_a_nest_of_dtypes_is_differentiated(n, way):
+    """Integers have no gradient and do not stand in the way."""
+    strategy = mirrored(n)
+    x = per_replica(strategy, [r + 1.0 for r in range(n)])
+
+    def replica(x):
+        def loss(x):
+            total, count = ctx().all_reduce(SUM, [x * x, ctx().replica_id_in_sync_group * 0 + 1])
+            return total / count
+
+        return jax.value_and_grad(loss)(x)
+
+    value, gradient = way(lambda x: strategy.run(replica, args=(x,)))(x)
+    np.testing.assert_allclose(parts(strategy, value), [sum((r + 1) ** 2 for r in range(n)) / n] * n)
+    np.testing.assert_allclose(parts(strategy, gradient), [2 * (r + 1.0) for r in range(n)])
+
+
+# How many all-reduces there are.
+
+
+def all_reduces(strategy, shapes, dtypes=(jnp.float32,), **options) -> int:
+    """How many all-reduces the compiled program of one `all_reduce` has."""
+
+    @rx.function
+    def program():
+        def replica():
+            r = ctx().replica_id_in_sync_group
+            # each another value, lest XLA finds that two are the same
+            tree = [jnp.ones(s, d) * r.astype(d) + i for i, s in enumerate(shapes) for d in dtypes]
+            return ctx().all_reduce(SUM, tree, rx.CommunicationOptions(**options))
+
+        return strategy.run(replica)
+
+    text = program.lower().compile().as_text()
+    combined = re.findall(r"= (\(.*?\)|\S+) all-reduce(?:-start)?\(", text)
+    return sum(max(1, part.count("[")) for part in combined)  # XLA may put several into one tuple
+
+
+def test_all_tensors_of_one_dtype_are_packed_into_one_all_reduce():
+    strategy, shapes = mirrored(4), [(3,), (2, 2), (), (5,)]
+    assert all_reduces(strategy, shapes) == 1
+    assert all_reduces(strategy, shapes, (jnp.float32, jnp.int32)) == 2
+
+
+def test_packing_follows_the_classes_and_options():
+    shapes = [(256,)] * 6
+    assert all_reduces(strategy_with(functools.partial(rx.NcclAllReduce, 0), 2), shapes) == 6
+    assert all_reduces(strategy_with(rx.NcclAllReduce, 2), shapes) == 1
+    assert all_reduces(strategy_with(functools.partial(rx.NcclAllReduce, 3), 2), shapes) == 3
+    assert all_reduces(mirrored(2), shapes, bytes_per_pack=2048) == 3
+    assert all_reduces(mirrored(2), shapes, bytes_per_pack=1) == 6
+    assert all_reduces(strategy_with(rx.HierarchicalCopyAllReduce, 4), shapes) == 2
+    assert all_reduces(strategy_with(rx.HierarchicalCopyAllReduce, 2), shapes) == 1
+
+
+def test_one_replica_needs_no_packing():
+    assert all_reduces(mirrored(1), [(3,)] * 4) <= 1
+
+
+@several
+@ways
+@pytest.mark.parametrize("bytes_per_pack", [0, 1, 8, 1 << 20])
+def test_options_do_not_change_the_values(n, way, bytes_per_pack):
+    """Facts 52, 96."""
+    strategy = mirrored(n)
+    options = rx.CommunicationOptions(bytes_per_pack, timeout_seconds=10.0, implementation="ring")
+
+    def replica():
+        r = replica_id()
+        return ctx().all_reduce(SUM, [r, r * jnp.ones((2, 3)), r * 2], options=options)
+
+    a, b, c = way(lambda: strategy.run(replica))()
+    total = n * (n - 1) / 2
+    assert parts(strategy, a) == [total] * n and parts(strategy, b) == [[[total] * 3] * 2] * n
+    assert parts(strategy, c) == [2 * total] * n
+    gather = way(lambda: strategy.run(lambda: ctx().all_gather(replica_id()[None], axis=0, options=options)))()
+    assert parts(strategy, gather) == [list(range(n))] * n
+
+
+# The classes.
+
+
+@several
+@ways
+@each_ops
+@pytest.mark.parametrize("op", [SUM, MEAN])
+def test_every_class_gives_the_same(n, way, ops, op):
+    """Fact 91."""
+    strategy = strategy_with(ops, n)
+
+    def replica():
+        r = replica_id() + 1
+        tree = {"a": r, "b": [r * jnp.ones(3), ctx().replica_id_in_sync_group], "c": r * jnp.ones((2, 2))}
+        return ctx().all_reduce(op, tree)
+
+    result = way(lambda: strategy.run(replica))()
+    share = n if op is MEAN else 1
+    total = n * (n + 1) / 2 / share
+    assert parts(strategy, result["a"]) == [total] * n
+    assert parts(strategy, result["b"][0]) == [[total] * 3] * n
+    assert parts(strategy, result["b"][1]) == [n * (n - 1) / 2 / share] * n
+    assert parts(strategy, result["c"]) == [[[total] * 2] * 2] * n
+
+
+@several
+@ways
+@each_ops
+def test_every_class_is_differentiable(n, way, ops):
+    """Fact 56."""
+    strategy = strategy_with(ops, n)
+
+    def replica():
+        return jax.grad(lambda x: ctx().all_reduce(SUM, x * x) * (replica_id() + 1))(replica_id() + 1)
+
+    total = n * (n + 1) / 2
+    assert parts(strategy, way(lambda: strategy.run(replica))()) == [2 * (r + 1) * total for r in range(n)]
+
+
+@each_ops
+def test_reduce_batch_reduce_and_broadcast(ops):
+    """Fact 93."""
+    strategy, ops = mirrored(2), ops()
+    x, y = per_replica(strategy, [1.0, 3.0]), per_replica(strategy, [[1.0], [2.0]])
+    with strategy.scope():
+        v = rx.Variable(1.0)
+
+    def shown(value):
+        return type(value).__name__, parts(strategy, value)
+
+    assert shown(ops.reduce(SUM, x, destinations=x)) == ("Mirrored", [4.0, 4.0])
+    mean = ops.reduce(MEAN, x, destinations=v)
+    assert shown(mean) == ("Mirrored", [2.0, 2.0])
+    assert [p.devices() for p in mean.values] == [c.value().devices() for c in v.values]
+    assert [shown(r) for r in ops.batch_reduce(SUM, [(x, x), (y, v)])] == [
+        ("Mirrored", [4.0, 4.0]),
+        ("Mirrored", [[3.0], [3.0]]),
+    ]
+    assert shown(ops.broadcast(jnp.float32(2), v)) == ("Mirrored", [2.0, 2.0])
+    on_one = ops.reduce(SUM, x, destinations="GPU:1")
+    assert isinstance(on_one, jax.Array) and float(on_one) == 4.0
+    assert on_one.devices() == v.values[1].value().devices()
+    assert ops.broadcast(jnp.float32(2), "GPU:1").devices() == on_one.devices()
+
+
+@each_ops
+def test_what_the_classes_refuse(ops):
+    """Facts 93, 94."""
+    strategy, ops = mirrored(2), ops()
+    x = per_replica(strategy, [1.0, 3.0])
+    for op in ("SUM", "max", None):
+        with pytest.raises(ValueError, match=r"`reduce_op` must be Reduce.SUM or Reduce.MEAN\."):
+            ops.reduce(op, x, x)
+    for call in (lambda: ops.reduce(SUM, x, None), lambda: ops.broadcast(jnp.float32(1), None)):
+        with pytest.raises(ValueError, match="destinations must be one of a `DistributedValues` object, a tf.Variable"):
+            call()
+    for pairs in ((x, x), [x]):
+        with pytest.raises(ValueError, match="Each element of `value_destination_pairs` should be a tuple"):
+            ops.batch_reduce(SUM, pairs)
+    assert ops.batch_reduce(SUM, []) == []
+    assert float(ops.reduce(SUM, jnp.float32(1), "GPU:0")) == 1 and int(ops.reduce(SUM, 5, "GPU:0")) == 5
+
+
+def test_constructors():
+    """Fact 92."""
+    with pytest.raises(ValueError, match="NCCL all-reduce requires num_packs >= 0, but -1 is specified"):
+        rx.NcclAllReduce(num_packs=-1)
+    with pytest.raises(ValueError, match="HierarchicalCopy requires num_packs >= 0, but -2 is specified"):
+        rx.HierarchicalCopyAllReduce(num_packs=-2)
+    x = per_replica(mirrored(2), [1.0, 2.0])
+    for call in (lambda o: o.reduce(SUM, x, x), lambda o: o.batch_reduce(SUM, [(x, x)])):
+        with pytest.raises(NotImplementedError):
+            call(rx.CrossDeviceOps())
+    assert all(issubclass(c, rx.CrossDeviceOps) for c in (rx.NcclAllReduce, rx.ReductionToOneDevice))
+
+
+@ways
+def test_an_accumulation_of_ones_own(way):
+    """Fact 95: used by all_reduce, not by `Strategy.reduce`."""
+    calls = []
+
+    def accumulate(values):
+        calls.append(len(values))
+        return sum(values[1:], values[0]) * 100.0
+
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], rx.ReductionToOneDevice("GPU:1", accumulate))
+    x = per_replica(strategy, [1.0, 2.0])
+    assert float(way(lambda x: strategy.reduce(SUM, x, axis=None))(x)) == 3.0 and calls == []
+    assert parts(strategy, way(lambda x: strategy.run(lambda a: ctx().all_reduce(SUM, a), args=(x,)))(x)) == [300.0] * 2
+    assert calls == [2]
+
+
+@ways
+def test_a_class_of_ones_own(way):
+    """Fact 95: `all_reduce` calls the batch form, once, with PerReplica values and options."""
+    log = []
+
+    class Mine(rx.CrossDeviceOps):
+        def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+            log.append((reduce_op, type(per_replica_value).__name__, type(options).__name__))
+            return per_replica_value.values[0]
+
+        def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
+            log.append(len(value_destination_pairs))
+            return [self.reduce_implementation(reduce_op, v, d, options) for v, d in value_destination_pairs]
+
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], Mine())
+    x = per_replica(strategy, [1.0, 2.0])
+    assert float(way(lambda x: strategy.reduce(SUM, x, axis=None))(x)) == 3.0 and log == []
+    result = way(lambda x: strategy.run(lambda a: ctx().all_reduce(SUM, a), args=(x,)))(x)
+    assert parts(strategy, result) == [1.0, 1.0]
+    assert log == [1, (SUM, "PerReplica", "Options")]
+
+
+@ways
+def test_something_else_than_cross_device_ops_is_refused_when_used(way):
+    """Fact 91: not checked when the strategy is made."""
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], cross_device_ops="nccl")
+    x = per_replica(strategy, [1.0, 2.0])
+    assert float(strategy.reduce(SUM, x, axis=None)) == 3.0
+    with pytest.raises(TypeError, match="cross_device_ops is a CrossDeviceOps such as .*, got 'nccl' of type str"):
+        way(lambda x: strategy.run(lambda a: ctx().all_reduce(SUM, a), args=(x,)))(x)
+
+
+def test_communication_options():
+    """Fact 96."""
+    options = rx.CommunicationOptions()
+    assert (options.bytes_per_pack, options.timeout_seconds) == (0, None)
+    assert options.implementation is rx.CommunicationImplementation.AUTO
+    with pytest.raises(ValueError, match=r"Argument `bytes_per_pack` must be >=0, Received -1\."):
+        rx.CommunicationOptions(bytes_per_pack=-1)
+    assert rx.CommunicationOptions(implementation="NCCL").implementation is rx.CommunicationImplementation.NCCL
+    assert rx.CommunicationOptions(timeout_seconds=-5).timeout_seconds == -5
+    assert repr(rx.CommunicationOptions(100)) == (
+        "Options(bytes_per_pack=100,timeout_seconds=None, implementation=CommunicationImplementation.AUTO)"
+    )
+
+
+@several
+def test_compiled_collectives_are_traced_once(n):
+    traces = []
+
+    def replica(x):
+        traces.append(1)
+        y = ctx().all_gather(x, axis=0)
+        return ctx().merge_call(lambda s, v: s.reduce(SUM, v, axis=0), args=(y,)) + ctx().all_reduce(MEAN, x)
+
+    strategy = mirrored(n)
+    run = compiled(lambda x: strategy.run(replica, args=(x,)))
+    for start in (0.0, 1.0):
+        values = [start + r for r in range(n)]
+        result = run(per_replica(strategy, [[v] for v in values]))
+        np.testing.assert_allclose(parts(strategy, result), [[sum(values) * n + sum(values) / n]] * n)
+    assert len(traces) == 1

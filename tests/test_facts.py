@@ -1,0 +1,66 @@
+"""What TensorFlow does, program by program: facts.json holds programs and what TensorFlow 2.21 prints for them.
+
+Each program runs on `replicax.tf`. Either it prints the same to the letter, or what differs is written down: in
+facts/NUMBER.diff (lines of TensorFlow's with `-`, ours with `+`), with the reason in docs/differences.md.
+
+To look at the differences anew after a change: REPLICAX_WRITE_FACTS=1 pytest tests/test_facts.py
+"""
+
+import difflib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent / "facts"
+FACTS = json.loads((HERE / "facts.json").read_text())["facts"]
+DIFFERENCES = pathlib.Path(__file__).parents[1] / "docs" / "differences.md"
+
+# Names of JAX's own that differ from one of its versions to the next.
+VERSIONS = [(r"'jaxlib._jax.Device'", "'Device'"), (r"jaxlib\._jax\.ArrayImpl|jax\.Array", "jax.Array"), (r"JitTracer\(", "Tracer(")]
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """What every program prints, run in one process of its own, since `replicax.tf` dresses JAX's arrays."""
+    output = tmp_path_factory.mktemp("facts") / "printed.json"
+    command = [sys.executable, str(HERE / "run_facts.py"), str(HERE / "facts.json"), str(output)]
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "REPLICAX_VIRTUAL_DEVICES": "CPU:4,GPU:4"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(output.read_text())
+
+
+def difference(expected, got):
+    lines = difflib.unified_diff(expected.splitlines(), got.splitlines(), lineterm="", n=0)
+    text = "\n".join(line.rstrip() for line in lines if not line.startswith(("---", "+++", "@@")))
+    for pattern, name in VERSIONS:
+        text = re.sub(pattern, name, text)
+    return text
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: f"{fact['number']}: {fact['title']}")
+def test_fact(fact, printed):
+    found = difference(fact["observed"], printed[str(fact["number"])])
+    recorded = HERE / f"{fact['number']:03d}.diff"
+    if os.environ.get("REPLICAX_WRITE_FACTS"):
+        recorded.unlink(missing_ok=True)
+        if found:
+            recorded.write_text(found + "\n")
+    assert found == (recorded.read_text().rstrip("\n") if recorded.exists() else "")
+
+
+def test_every_difference_is_explained():
+    """Each fact that differs stands in docs/differences.md, and none that does not."""
+    differing = {int(path.stem) for path in HERE.glob("*.diff")}
+    covered = {fact["number"] for fact in FACTS}
+    named = set()
+    for line in DIFFERENCES.read_text().splitlines():
+        if line.startswith("Facts:"):
+            named |= {int(number) for number in re.findall(r"\d+", line)}
+    assert differing - named == set(), "facts that differ and are not explained"
+    assert named & covered - differing == set(), "facts that are explained and do not differ"

@@ -1,0 +1,592 @@
+"""Mirrored variables: made, read, assigned in every context, scattered, printed, and taken by JAX."""
+
+from __future__ import annotations
+
+import copy
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_ways import MEAN, SUM, counts, ctx, mirrored, one_device, parts, per_replica, replica_id, several, ways
+
+import replicax as rx
+
+S, A = rx.VariableSynchronization, rx.VariableAggregation
+
+
+def make(n, value=1.0, **more):
+    with mirrored(n).scope():
+        return rx.Variable(value, **more)
+
+
+# What it is.
+
+
+@counts
+def test_what_a_variable_in_scope_is(n):
+    """Facts 29, 59."""
+    strategy = mirrored(n)
+    v = make(n, [1.0, 2.0], name="w")
+    assert type(v).__name__ == "MirroredVariable" and isinstance(v, rx.Variable) and isinstance(v, rx.DistributedValues)
+    assert (v.name, v.shape, v.dtype, v.trainable, v.ndim) == ("w:0", (2,), np.float32, True, 1)
+    assert v.synchronization is S.ON_WRITE and v.aggregation == A.NONE and v.distribute_strategy is strategy
+    assert v.numpy().tolist() == v.read_value().tolist() == v.value().tolist() == [1.0, 2.0]
+    full = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(n)]
+    assert v.device == full[0] and [c.device for c in v.values] == full
+    assert [c.name for c in v.values] == ["w:0", *(f"w/replica_{i}:0" for i in range(1, n))]
+    assert all(type(c).__name__ == "ResourceVariable" and c.distribute_strategy is None or True for c in v.values)
+    assert bool(v.is_initialized())
+
+
+@counts
+def test_a_variable_is_an_array_to_jax_and_numpy(n):
+    """Facts 59, 76."""
+    v = make(n, [1.0, 2.0])
+    assert (v + 1).tolist() == (1 + v).tolist() == [2, 3] and (v * v).tolist() == [1, 4] and (2 / v).tolist() == [2, 1]
+    assert float(v[1]) == 2 and v[...].tolist() == [1, 2] and len(v) == 2 and [float(x) for x in v] == [1, 2]
+    assert float(jnp.sum(v)) == 3 and np.asarray(v).tolist() == [1, 2] and (-v).tolist() == [-1, -2]
+    assert (v @ v).tolist() == 5 and (v > 1).tolist() == [False, True] and (v == v).tolist() == [True, True]
+    assert jax.tree.leaves(v)[0].tolist() == [1, 2]
+    assert jax.grad(lambda w: jnp.sum(w * w))(v).tolist() == [2, 4]
+    scalar = make(n, 3.0)
+    assert float(scalar) == 3 and int(scalar) == 3 and bool(scalar) and f"{scalar:.1f}" == "3.0"
+
+
+def test_a_variable_of_a_number_has_a_firm_dtype():
+    """A variable's dtype does not give way to that of an operand."""
+    half = jnp.ones(2, jnp.bfloat16)
+    for v in (rx.Variable(1.0), make(2, 1.0), make(2, [1.0, 2.0]), rx.Variable(lambda: 1.0)):
+        before = (v * half).dtype
+        assert before == np.float32
+        v.assign(v + 0.0)
+        assert (v * half).dtype == np.float32
+
+
+@counts
+def test_the_initial_value_is_computed_once(n):
+    """Fact 60."""
+    calls = []
+
+    def init():
+        calls.append(1)
+        return jax.random.normal(jax.random.key(0), (3,))
+
+    v = make(n, init)
+    assert len(calls) == 1 and len({tuple(p) for p in parts(mirrored(n), v)}) == 1
+    assert make(n, lambda: 3.0, dtype=np.float16).dtype == np.float16
+    assert make(n, np.arange(3, dtype=np.int8)).dtype == np.int8 and make(n, 3).dtype == np.int32
+    assert make(n, make(n, [7.0])).numpy().tolist() == [7.0]
+
+
+@several
+def test_each_component_lies_on_its_device(n):
+    """Fact 59."""
+    v = make(n, [1.0])
+    for _ in range(2):
+        devices = [next(iter(c.value().devices())) for c in v.values]
+        assert len(set(devices)) == n
+        v.assign_add([1.0])
+
+
+def test_names():
+    """Fact 61."""
+    a, b = make(2), make(2)
+    with rx.name_scope("layer"):
+        c = make(2, name="kernel")
+    assert [x.name for v in (a, b, c) for x in v.values] == [
+        *["Variable:0", "Variable/replica_1:0"] * 2,
+        "layer/kernel:0",
+        "layer/kernel/replica_1:0",
+    ]
+
+
+def test_printing():
+    """Fact 30."""
+    v = make(2, [1.0, 2.0], name="w")
+    first = "<tf.Variable 'w:0' shape=(2,) dtype=float32, numpy=array([1., 2.], dtype=float32)>"
+    second = first.replace("w:0", "w/replica_1:0")
+    assert str(v) == repr(v) == f"MirroredVariable:{{\n  0: {first},\n  1: {second}\n}}"
+    v.assign([3.0, 4.0])
+    assert "array([3., 4.]" in str(v)
+
+
+def test_identity():
+    """Fact 73."""
+    v, w = make(2), make(2)
+    assert bool(v == w) and v.ref() == v.ref() and v.ref() != w.ref() and v.ref().deref() is v
+    assert len({v.ref(), v.ref(), w.ref()}) == 2
+    with pytest.raises(TypeError, match=r"Variable is unhashable. Instead, use variable.ref\(\) as the key"):
+        hash(v)
+    with pytest.raises(TypeError):
+        {v: 1}  # noqa: B018
+    clone = copy.deepcopy(v)
+    clone.assign(5.0)
+    assert type(clone).__name__ == "MirroredVariable" and float(v) == 1.0 and float(clone) == 5.0
+    v.assign(7.0)
+    assert parts(mirrored(2), clone) == [5.0, 5.0]
+
+
+def test_arguments():
+    """Facts 66, 69, 158."""
+    for more, expected in (
+        ({}, (S.ON_WRITE, A.NONE, True)),
+        ({"synchronization": S.ON_WRITE}, (S.ON_WRITE, A.NONE, True)),
+        ({"aggregation": None}, (S.ON_WRITE, A.NONE, True)),
+        ({"aggregation": 1}, (S.ON_WRITE, A.SUM, True)),
+        ({"trainable": False}, (S.ON_WRITE, A.NONE, False)),
+    ):
+        v = make(2, **more)
+        assert (v.synchronization, v.aggregation, v.trainable) == expected
+    with pytest.raises(ValueError, match="`NONE` variable synchronization mode is not supported .* for variable: n"):
+        make(2, synchronization=S.NONE, name="n")
+    for wrong in ("sum", SUM):
+        with pytest.raises(ValueError, match="Invalid variable aggregation mode: .* for variable: n"):
+            make(2, aggregation=wrong, name="n")
+    with pytest.raises(ValueError, match="Invalid variable synchronization mode: on_read for variable: None"):
+        make(2, synchronization="on_read")
+    with pytest.raises(ValueError, match="aggregation=MEAN and a non-floating dtype is not supported"):
+        make(2, 0, aggregation=A.MEAN)
+    assert rx.Variable(0, aggregation=A.MEAN).aggregation == A.MEAN
+    plain = rx.Variable(1.0, synchronization=S.ON_READ, aggregation=A.SUM)
+    assert type(plain).__name__ == "ResourceVariable" and not plain.trainable and plain.synchronization is S.ON_READ
+    with pytest.raises(ValueError):
+        make(2, None)
+
+
+# Assigning outside of replicas.
+
+
+@counts
+@ways
+def test_assigning_outside_of_replicas(n, way):
+    """Fact 62."""
+    strategy, v = mirrored(n), make(n)
+
+    def after(program):
+        way(program)()
+        return parts(strategy, v)
+
+    assert after(lambda: v.assign(5.0)) == [5.0] * n
+    assert after(lambda: v.assign_add(1.0)) == [6.0] * n
+    assert after(lambda: v.assign_sub(jnp.float32(2.0))) == [4.0] * n
+    assert after(lambda: v.assign(np.float32(3.0))) == [3.0] * n
+    other = make(n, 7.0)
+    assert after(lambda: v.assign(other)) == [7.0] * n
+    assert after(lambda: v.assign(v + 1)) == [8.0] * n
+    with strategy.scope():
+        assert after(lambda: v.assign(v * 2)) == [16.0] * n
+        value = strategy.extended.reduce_to(SUM, per_replica(strategy, [1.0] * n), destinations=v)
+    assert after(lambda: v.assign(value)) == [float(n)] * n
+
+
+@counts
+@ways
+def test_what_an_assignment_outside_returns(n, way):
+    """Fact 62: a mirrored value, not the variable; None with read_value=False."""
+    v = make(n)
+    result = way(lambda: v.assign(5.0))()
+    assert type(result).__name__ == "Mirrored" and parts(mirrored(n), result) == [5.0] * n
+    v.assign(6.0)
+    assert parts(mirrored(n), result) == [5.0] * n  # the value of then
+    assert way(lambda: v.assign_add(1.0, read_value=False))() is None and float(v) == 7.0
+
+
+@several
+@ways
+def test_a_per_replica_argument_makes_the_components_differ(n, way):
+    """Fact 62."""
+    strategy, v = mirrored(n), make(n)
+    x = per_replica(strategy, [r + 1.0 for r in range(n)])
+    way(lambda x: v.assign(x))(x)
+    assert parts(strategy, v) == [r + 1.0 for r in range(n)] and float(v) == 1.0
+    way(lambda x: v.assign_add(x))(x)
+    assert parts(strategy, v) == [2 * (r + 1.0) for r in range(n)]
+    way(lambda: v.assign_add(1.0))()
+    assert parts(strategy, v) == [2 * (r + 1.0) + 1 for r in range(n)]
+
+
+@counts
+@ways
+def test_wrong_values_are_refused(n, way):
+    """Fact 62: and leave the variable as it was."""
+    strategy = mirrored(n)
+    for aggregation in (A.NONE, A.MEAN):
+        v = make(n, aggregation=aggregation)
+        for where in (lambda f: f(), strategy.run):
+            for error, match, value in (
+                (ValueError, "Shape mismatch", lambda: [1.0, 2.0]),
+                (TypeError, "Cannot convert 'a'", lambda: "a"),
+                (ValueError, "conversion requested dtype float32 for Tensor with dtype int32", lambda: jnp.asarray(1)),
+            ):
+                if where != strategy.run or aggregation is A.NONE:
+                    with pytest.raises(error, match=match):
+                        way(lambda where=where, v=v, value=value: where(lambda: v.assign(value())))()
+        assert parts(strategy, v) == [1.0] * n
+
+
+# Assigning in replicas.
+
+
+@several
+@ways
+def test_without_aggregation_each_replica_assigns_its_own_component(n, way):
+    """Fact 63."""
+    strategy, v = mirrored(n), make(n)
+    way(lambda: strategy.run(lambda: v.assign(2.0)))()
+    assert parts(strategy, v) == [2.0] * n
+    result = way(lambda: strategy.run(lambda: v.assign_add(jnp.float32(2.0) + 0 * replica_id())))()
+    assert parts(strategy, result) == parts(strategy, v) == [4.0] * n
+    way(lambda: strategy.run(lambda: v.assign(replica_id())))()
+    assert parts(strategy, v) == [float(r) for r in range(n)] and float(v) == 0.0
+    way(lambda: strategy.run(lambda: v.assign_add(10.0 + replica_id())))()
+    assert parts(strategy, v) == [10.0 + 2 * r for r in range(n)] and float(v) == 10.0
+    way(lambda: strategy.run(lambda: v.assign_sub(v * 2)))()
+    assert parts(strategy, v) == [-(10.0 + 2 * r) for r in range(n)]
+
+
+@counts
+@ways
+@pytest.mark.parametrize("aggregation", [A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA], ids=lambda a: a.name)
+def test_aggregations(n, way, aggregation):
+    """Fact 64: the replicas' values are combined, then every component is updated."""
+    strategy, v = mirrored(n), make(n, 10.0, aggregation=aggregation)
+    values = [r + 1.0 for r in range(n)]
+    combined = {A.SUM: sum(values), A.MEAN: sum(values) / n, A.ONLY_FIRST_REPLICA: 1.0}[aggregation]
+    for method, expected in (("assign", combined), ("assign_add", 2 * combined), ("assign_sub", combined)):
+        result = way(lambda method=method: strategy.run(lambda: getattr(v, method)(replica_id() + 1)))()
+        assert parts(strategy, v) == parts(strategy, result) == [expected] * n
+
+
+@several
+@ways
+def test_the_same_object_on_every_replica(n, way):
+    """Fact 64: a literal is refused under SUM, and taken by the others."""
+    strategy, shared = mirrored(n), jnp.float32(1.0)
+    v = make(n, 10.0, aggregation=A.SUM)
+    for value in (1.0, shared):
+        with pytest.raises(ValueError, match="A non-DistributedValues value .* cannot be reduced .* ReduceOp.SUM"):
+            way(lambda value=value: strategy.run(lambda: v.assign_add(value)))()
+    assert parts(strategy, v) == [10.0] * n and not rx.has_strategy()
+    for aggregation in (A.MEAN, A.ONLY_FIRST_REPLICA):
+        v = make(n, 10.0, aggregation=aggregation)
+        for value in (1.0, shared):
+            way(lambda value=value, v=v: strategy.run(lambda: v.assign_add(value)))()
+        assert parts(strategy, v) == [12.0] * n
+
+
+@several
+def test_differing_python_numbers_are_refused(n):
+    """Fact 64."""
+    for aggregation in (A.SUM, A.MEAN):
+        v = make(n, 10.0, aggregation=aggregation)
+        with pytest.raises((TypeError, AttributeError)):
+            mirrored(n).run(lambda v=v: v.assign_add(float(ctx().replica_id_in_sync_group)))
+        assert float(v) == 10.0
+    v = make(n, 10.0, aggregation=A.ONLY_FIRST_REPLICA)
+    mirrored(n).run(lambda: v.assign_add(float(ctx().replica_id_in_sync_group) + 2))
+    assert parts(mirrored(n), v) == [12.0] * n
+
+
+@several
+@ways
+def test_what_an_assignment_in_replicas_returns(n, way):
+    """Fact 65."""
+    strategy, v = mirrored(n), make(n, aggregation=A.MEAN)
+    seen = []
+
+    def replica():
+        result = v.assign_add(replica_id() * 0 + 1)
+        seen.append(isinstance(result, jax.Array))
+        return result
+
+    result = way(lambda: strategy.run(replica))()
+    assert all(seen) and isinstance(result, rx.PerReplica) and result is not v
+    assert way(lambda: strategy.run(lambda: v.assign_add(replica_id() * 0 + 1, read_value=False)))() is None
+    assert float(v) == 3.0
+
+
+@several
+@ways
+def test_integers(n, way):
+    """Fact 66."""
+    strategy, v = mirrored(n), make(n, 0, aggregation=A.SUM)
+    way(lambda: strategy.run(lambda: v.assign_add(ctx().replica_id_in_sync_group + 1)))()
+    assert parts(strategy, v) == [n * (n + 1) // 2] * n and v.dtype == np.int32
+
+
+@several
+@ways
+def test_a_replica_reads_its_own_component(n, way):
+    """Fact 67."""
+    strategy, v = mirrored(n), make(n)
+    for r, component in enumerate(v.values):
+        component.assign(5.0 + r)
+    assert float(v) == 5.0 and parts(strategy, v) == [5.0 + r for r in range(n)]
+
+    def replica():
+        assert type(v).__name__ == "MirroredVariable" and v.name == "Variable:0"
+        return v + 0, v.read_value() * 1.0, jnp.asarray(v) * 1.0, v.value() * 1.0
+
+    for result in way(lambda: strategy.run(replica))():
+        assert parts(strategy, result) == [5.0 + r for r in range(n)]
+    assert float(v + 0) == 5.0
+    assert float(strategy.reduce(SUM, strategy.run(lambda: v + 0), axis=None)) == sum(5.0 + r for r in range(n))
+
+
+@several
+def test_an_eager_replica_reads_numbers_and_its_device(n):
+    """Fact 67."""
+    strategy, v = mirrored(n), make(n, 3.0)
+    seen = strategy.run(lambda: (float(v.numpy()), float(v), v.device))
+    assert seen[0].values == seen[1].values == (3.0,) * n
+    assert [d[-5:] for d in seen[2].values] == [f"GPU:{i}" for i in range(n)]
+
+
+@several
+@ways
+def test_a_write_is_read_at_once_and_in_order(n, way):
+    strategy, v = mirrored(n), make(n, aggregation=A.SUM)
+
+    def replica():
+        before = v + 0.0
+        v.assign_add(replica_id() + 1)
+        between = v + 0.0
+        v.assign(v * replica_id())
+        return before, between, v + 0.0
+
+    before, between, after = way(lambda: strategy.run(replica))()
+    ids = sum(range(n))
+    total = 1.0 + n * (n + 1) / 2
+    assert parts(strategy, before) == [1.0] * n and parts(strategy, between) == [total] * n
+    assert parts(strategy, after) == parts(strategy, v) == [total * ids] * n
+
+
+@counts
+@ways
+def test_an_ordinary_variable_is_shared_by_the_replicas(n, way):
+    """Fact 70: their assignments happen one after the other."""
+    strategy, plain = mirrored(n), rx.Variable(1.0)
+    assert not strategy.extended.variable_created_in_scope(plain)
+    way(lambda: strategy.run(lambda: plain.assign_add(1.0)))()
+    assert float(plain) == 1.0 + n
+    way(lambda: strategy.run(lambda: plain.assign(replica_id())))()
+    assert float(plain) == n - 1.0
+    with strategy.scope():
+        plain.assign(9.0)
+    assert float(plain) == 9.0
+    way(lambda: strategy.run(lambda: plain.assign_sub(replica_id() + 1)))()
+    assert float(plain) == 9.0 - n * (n + 1) / 2
+
+
+@several
+@ways
+def test_a_variable_of_another_strategy(n, way):
+    """Fact 71: may be read, not assigned."""
+    strategy, other = mirrored(n), rx.MirroredStrategy(["GPU:5", "GPU:6"])
+    with other.scope():
+        v = rx.Variable(1.0, aggregation=A.SUM)
+    with strategy.scope(), pytest.raises(RuntimeError, match="Mixing different tf.distribute.Strategy objects"):
+        way(lambda: v.assign(2.0))()
+    with pytest.raises(RuntimeError, match="Mixing different tf.distribute.Strategy objects"):
+        way(lambda: strategy.run(lambda: v.assign_add(replica_id())))()
+    assert parts(other, v) == [1.0, 1.0]
+    assert parts(strategy, strategy.run(lambda: v + 0)) == [1.0] * n
+
+
+@several
+@ways
+@pytest.mark.parametrize("method", ["scatter_add", "scatter_sub", "scatter_mul", "scatter_div"])
+@pytest.mark.parametrize("aggregation", [A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA, A.NONE], ids=lambda a: a.name)
+def test_scatter_in_replicas(n, way, method, aggregation):
+    """Fact 72."""
+    strategy, v = mirrored(n), make(n, [1.0, 2.0, 3.0, 4.0], aggregation=aggregation)
+
+    def slices():
+        return rx.IndexedSlices((10.0 * (replica_id() + 1))[None], ctx().replica_id_in_sync_group[None])
+
+    way(lambda: strategy.run(lambda: getattr(v, method)(slices())))()
+
+    def applied(replicas, share):
+        values = [1.0, 2.0, 3.0, 4.0]
+        for r in replicas:
+            x = 10.0 * (r + 1) / share
+            values[r] = {"add": values[r] + x, "sub": values[r] - x, "mul": values[r] * x, "div": values[r] / x}[method[8:]]
+        return values
+
+    if aggregation is A.NONE:
+        expected = [applied([r], 1) for r in range(n)]
+    else:
+        expected = [applied([0] if aggregation is A.ONLY_FIRST_REPLICA else range(n), n if aggregation is A.MEAN else 1)] * n
+    np.testing.assert_allclose(parts(strategy, v), expected, rtol=1e-6)
+
+
+@several
+@ways
+@pytest.mark.parametrize("method", ["scatter_update", "scatter_max", "scatter_min"])
+def test_scatter_that_cannot_be_summed(n, way, method):
+    """Facts 72, 171."""
+    strategy = mirrored(n)
+
+    def slices():
+        return rx.IndexedSlices((10.0 * (replica_id() + 1))[None], ctx().replica_id_in_sync_group[None])
+
+    for aggregation in (A.SUM, A.MEAN):
+        v = make(n, [1.0, 2.0, 3.0, 4.0], aggregation=aggregation)
+        with pytest.raises(NotImplementedError, match=f"{method} is only supported for mirrored variable .* got: Var"):
+            way(lambda v=v: strategy.run(lambda: getattr(v, method)(slices())))()
+    v = make(n, [1.0, 2.0, 3.0, 4.0], aggregation=A.ONLY_FIRST_REPLICA)
+    way(lambda: strategy.run(lambda: getattr(v, method)(slices())))()
+    first = {"scatter_update": 10.0, "scatter_max": 10.0, "scatter_min": 1.0}[method]
+    assert parts(strategy, v) == [[first, 2.0, 3.0, 4.0]] * n
+
+
+@counts
+@ways
+def test_scatter_outside_of_replicas(n, way):
+    """Fact 72."""
+    v = make(n, [1.0, 2.0, 3.0])
+    way(lambda: v.scatter_add(rx.IndexedSlices(jnp.array([5.0, 7.0]), jnp.array([0, 0]))))()
+    assert parts(mirrored(n), v) == [[13.0, 2.0, 3.0]] * n
+    with pytest.raises(TypeError, match="sparse_delta is not IndexedSlices"):
+        v.scatter_add(5)
+    assert v.sparse_read([2, 0]).tolist() == [3.0, 13.0]
+
+
+# Gradients, creators, pytrees.
+
+
+@several
+@ways
+def test_gradients_in_replicas_are_the_replicas_own(n, way):
+    """Fact 68."""
+    strategy, v = mirrored(n), make(n, 3.0)
+    x = per_replica(strategy, [r + 1.0 for r in range(n)])
+
+    def by_tape(x):
+        with rx.GradientTape() as tape:
+            loss = v * v * x
+        assert [w is v for w in tape.watched_variables()] == [True]
+        return tape.gradient(loss, v)
+
+    def by_grad(x):
+        return jax.grad(lambda w: w * w * x)(v.value())
+
+    for gradient in (by_tape, by_grad):
+        result = way(lambda x, gradient=gradient: strategy.run(gradient, args=(x,)))(x)
+        assert parts(strategy, result) == [6.0 * (r + 1) for r in range(n)]
+
+
+@counts
+@ways
+def test_gradients_outside_of_replicas(n, way):
+    """Fact 68."""
+    v = make(n, 3.0)
+
+    def program():
+        with rx.GradientTape() as tape:
+            y = v * v
+        return tape.gradient(y, v)
+
+    assert float(way(program)()) == 6.0
+
+
+def test_creators():
+    """Fact 75."""
+    calls, strategy = [], mirrored(2)
+
+    def creator(next_creator, **kwargs):
+        v = next_creator(**kwargs)
+        calls.append((kwargs.get("name"), type(v).__name__))
+        return v
+
+    with rx.variable_creator_scope(creator), strategy.scope():
+        rx.Variable(1.0, name="outside")
+    with strategy.scope(), rx.variable_creator_scope(creator):
+        v = rx.Variable(1.0, name="inside")
+    assert calls == [
+        ("outside", "ResourceVariable"),
+        ("outside/replica_1/", "ResourceVariable"),
+        ("inside", "MirroredVariable"),
+    ]
+    assert type(v).__name__ == "MirroredVariable"
+
+
+def test_a_creator_may_change_the_arguments():
+    def creator(next_creator, **kwargs):
+        return next_creator(**{**kwargs, "initial_value": 9.0, "trainable": False})
+
+    with mirrored(2).scope(), rx.variable_creator_scope(creator):
+        v = rx.Variable(1.0)
+    assert parts(mirrored(2), v) == [9.0, 9.0] and not v.trainable
+
+
+@several
+@ways
+def test_arithmetic_with_per_replica_values(n, way):
+    """Fact 76: not outside of replicas."""
+    strategy, v = mirrored(n), make(n, [1.0, 2.0])
+    x = per_replica(strategy, [10.0**r for r in range(n)])
+    with pytest.raises((AttributeError, TypeError, ValueError)):
+        way(lambda x: v + x)(x)
+    with pytest.raises((AttributeError, TypeError, ValueError)):
+        way(lambda x: jnp.add(v, x))(x)
+    assert parts(strategy, way(lambda x: strategy.run(lambda a: v * a, args=(x,)))(x)) == [
+        [10.0**r, 2 * 10.0**r] for r in range(n)
+    ]
+
+
+@counts
+@ways
+def test_a_variable_of_a_pytree(n, way):
+    """State of Flax or Optax is one variable."""
+    strategy = mirrored(n)
+    v = make(n, {"w": jnp.ones((2, 2)), "b": [jnp.zeros(2), np.int32(3)]}, aggregation=A.MEAN)
+
+    def replica():
+        tree = v.value()
+        v.assign(jax.tree.map(lambda x: (x + replica_id() * 2).astype(x.dtype), tree))
+        return v.value()["w"][0, 0]
+
+    half = n - 1.0  # the mean of 0, 2, 4, ...
+    before = strategy.run(lambda: None) if n == 0 else None
+    assert before is None
+    if n == 1:
+        result = way(lambda: strategy.run(replica))()
+        assert float(result) == 1.0
+    v2 = make(n, {"w": jnp.ones((2, 2)), "b": jnp.zeros(2)}, aggregation=A.MEAN)
+
+    def floats():
+        v2.assign(jax.tree.map(lambda x: x + replica_id() * 2, v2.value()))
+        return v2.value()["w"][0, 0] * 1.0
+
+    assert parts(strategy, way(lambda: strategy.run(floats))()) == [1.0 + half] * n
+    assert jax.tree.map(lambda x: x.tolist(), v2.numpy()) == {"w": [[1 + half] * 2] * 2, "b": [half] * 2}
+    with pytest.raises(ValueError, match="structure"):
+        v2.assign({"w": jnp.ones((2, 2))})
+    with pytest.raises(TypeError):
+        make(n, {"a": "text"})
+
+
+def test_one_device_variables_are_ordinary():
+    """Fact 115."""
+    one = one_device()
+    with one.scope():
+        v = rx.Variable(1.0)
+        w = rx.Variable(1.0, synchronization=S.ON_READ, aggregation=A.SUM)
+    assert type(v).__name__ == type(w).__name__ == "ResourceVariable"
+    assert v.device == one.extended.worker_devices[0] == "/job:localhost/replica:0/task:0/device:GPU:1"
+    for way in (lambda f: f, rx.function):
+        before = float(v)
+        way(lambda: one.run(lambda: v.assign_add(jnp.float32(1.0))))()
+        assert float(v) == before + 1 and v.device.endswith("GPU:1")
+    assert one.extended.variable_created_in_scope(v)
+
+
+@several
+@ways
+def test_a_mean_assigned_by_hand_keeps_the_components_equal(n, way):
+    """Fact 63: what makes reduce-then-assign work without an aggregation."""
+    strategy, v = mirrored(n), make(n, 10.0)
+    way(lambda: strategy.run(lambda: v.assign_sub(0.5 * ctx().all_reduce(MEAN, replica_id()))))()
+    assert parts(strategy, v) == [10.0 - (n - 1) / 4] * n

@@ -1,0 +1,105 @@
+"""What the behavioural tests share: strategies of each size, and the two ways to run a program; and that they are two.
+
+A test that takes `n` and `way` runs with 1, 2 and 4 replicas, eagerly (`strategy.run` called directly, one thread a
+replica) and compiled (inside of `rx.function`).
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax as rx
+
+SUM, MEAN = rx.ReduceOp.SUM, rx.ReduceOp.MEAN
+
+
+@functools.cache
+def mirrored(n: int) -> rx.MirroredStrategy:
+    return rx.MirroredStrategy([f"GPU:{i}" for i in range(n)])
+
+
+@functools.cache
+def one_device() -> rx.OneDeviceStrategy:
+    return rx.OneDeviceStrategy("GPU:1")
+
+
+def eager(program: Callable[..., Any]) -> Callable[..., Any]:
+    """The program as it is: `strategy.run` in it runs a thread for each replica."""
+    return program
+
+
+def compiled(program: Callable[..., Any]) -> Callable[..., Any]:
+    """The program as one `rx.function`."""
+    return rx.function(program)
+
+
+counts = pytest.mark.parametrize("n", [1, 2, 4])
+several = pytest.mark.parametrize("n", [2, 4])
+ways = pytest.mark.parametrize("way", [eager, compiled], ids=["eager", "compiled"])
+strategies = pytest.mark.parametrize(
+    "make", [one_device, *(functools.partial(mirrored, n) for n in (1, 2, 4))], ids=["one_device", "1", "2", "4"]
+)
+
+
+def ctx() -> rx.ReplicaContext:
+    context = rx.get_replica_context()
+    assert context is not None
+    return context
+
+
+def replica_id() -> jax.Array:
+    """This replica's number as a float."""
+    return ctx().replica_id_in_sync_group.astype(jnp.float32)
+
+
+def per_replica(strategy: rx.Strategy, values: Any) -> Any:
+    """A per-replica value with these components, as arrays."""
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: jnp.asarray(values[context.replica_id_in_sync_group])
+    )
+
+
+def parts(strategy: rx.Strategy, value: Any) -> list[Any]:
+    """The components, as lists."""
+    return [np.asarray(part).tolist() for part in strategy.experimental_local_results(value)]
+
+
+def leaves_of(strategy: rx.Strategy, value: Any) -> list[list[Any]]:
+    """Of a nest: for each replica its leaves, as lists."""
+    return [
+        [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(nest)]
+        for nest in strategy.experimental_local_results(value)
+    ]
+
+
+@counts
+def test_eagerly_the_function_runs_once_for_each_replica_and_compiled_once_at_all(n):
+    """Facts 15, 16: in compiled code the function is traced once whatever the number of replicas."""
+    strategy, calls = mirrored(n), []
+
+    def replica():
+        calls.append(threading.current_thread())
+        return replica_id() + 1
+
+    for way, expected in ((eager, n), (compiled, 1)):
+        calls.clear()
+        run = way(lambda: strategy.run(replica))
+        assert parts(strategy, run()) == [i + 1.0 for i in range(n)]
+        assert len(calls) == expected
+        assert parts(strategy, run()) == [i + 1.0 for i in range(n)]
+        assert len(calls) == (2 * n if way is eager else 1)
+
+
+def test_eager_replicas_have_a_thread_each():
+    """Fact 12."""
+    seen = []
+    mirrored(2).run(lambda: seen.append(threading.current_thread()))
+    assert len(set(seen)) == 2 and threading.main_thread() not in seen
