@@ -113,15 +113,17 @@ def _weights(rng: np.random.Generator, *shape: int) -> np.ndarray:
 MODELS: dict[str, Any] = {"mlp": MLP(), "cnn": CNN(), "transformer": Transformer()}
 
 
-def batch(model: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The inputs, and the labels as one-hot rows."""
+def batch(model: Any, replicas: int) -> tuple[np.ndarray, np.ndarray]:
+    """The inputs, and the labels as one-hot rows; the same for any number of replicas that has a row for each."""
     rng = np.random.default_rng(1)
-    return model.x(rng), np.eye(CLASSES, dtype=np.float32)[rng.integers(0, CLASSES, model.batch)]
+    x, y = model.x(rng), np.eye(CLASSES, dtype=np.float32)[rng.integers(0, CLASSES, model.batch)]
+    times = -(-replicas // model.batch)
+    return np.concatenate([x] * times), np.concatenate([y] * times)
 
 
-def loss(ops: Any, model: Any, parameters: dict[str, Any], x: Any, y: Any) -> Any:
+def loss(ops: Any, model: Any, parameters: dict[str, Any], x: Any, y: Any, replicas: int) -> Any:
     """One replica's share of the mean cross-entropy of the global batch."""
-    return -ops.sum(ops.log_softmax(model.logits(ops, parameters, x)) * y) / model.batch
+    return -ops.sum(ops.log_softmax(model.logits(ops, parameters, x)) * y) / (x.shape[0] * replicas)
 
 
 def jax_ops() -> Any:

@@ -49,13 +49,13 @@ class Replicax:
             optimizer = rx.Optimizer(transformation(model), parameters)
 
         def by_function(x, y):
-            loss, gradients = jax.value_and_grad(lambda p: models.loss(OPS, model, p, x, y))(parameters.value())
+            loss, gradients = jax.value_and_grad(lambda p: models.loss(OPS, model, p, x, y, replicas))(parameters.value())
             optimizer.apply_gradients(gradients)
             return loss
 
         def by_tape(x, y):
             with rx.GradientTape() as tape:
-                loss = models.loss(OPS, model, parameters.value(), x, y)
+                loss = models.loss(OPS, model, parameters.value(), x, y, replicas)
             optimizer.apply_gradients(tape.gradient(loss, parameters))
             return loss
 
@@ -63,7 +63,7 @@ class Replicax:
         def step(x, y):
             return strategy.reduce("SUM", strategy.run(by_tape if tape else by_function, args=(x, y)), axis=None)
 
-        parts = [np.split(part, replicas) for part in models.batch(model)]
+        parts = [np.split(part, replicas) for part in models.batch(model, replicas)]
         self.batch = [
             strategy.experimental_distribute_values_from_function(lambda c, p=p: p[c.replica_id_in_sync_group])
             for p in parts
@@ -89,11 +89,11 @@ class ByHand:
         update = transformation(model)
         self.state: Any = jax.device_put(model.parameters(), everywhere)
         self.state = (self.state, jax.device_put(update.init(self.state), everywhere))
-        self.batch = [jax.device_put(part, split) for part in models.batch(model)]
+        self.batch = [jax.device_put(part, split) for part in models.batch(model, replicas)]
 
         def step(state, x, y):
             parameters, inner = state
-            loss, gradients = jax.value_and_grad(lambda p: models.loss(OPS, model, p, x, y))(parameters)
+            loss, gradients = jax.value_and_grad(lambda p: models.loss(OPS, model, p, x, y, replicas))(parameters)
             if best and replicas > 1:
                 vector, unravel = ravel_pytree(gradients)
                 gradients = unravel(lax.psum(vector, "replica"))

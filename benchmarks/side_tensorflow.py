@@ -52,7 +52,7 @@ class Mirrored:
 
         def replica(x, y):
             with tf.GradientTape() as tape:
-                loss = models.loss(OPS, model, parameters, x, y)
+                loss = models.loss(OPS, model, parameters, x, y, replicas)
             gradients = tape.gradient(loss, flat)
             tf.distribute.get_replica_context().merge_call(apply, args=(gradients,))
             return loss
@@ -61,7 +61,7 @@ class Mirrored:
         def step(x, y):
             return strategy.reduce("SUM", strategy.run(replica, args=(x, y)), axis=None)
 
-        parts = [np.split(part, replicas) for part in models.batch(model)]
+        parts = [np.split(part, replicas) for part in models.batch(model, replicas)]
         self.batch = [
             strategy.experimental_distribute_values_from_function(
                 lambda c, p=p: tf.constant(p[c.replica_id_in_sync_group])

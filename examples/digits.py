@@ -1,7 +1,7 @@
 """Trains a small network on handwritten digits, on several devices at once.
 
-    python examples/digits.py                 all accelerators or, without any, 4 virtual devices
-    python examples/digits.py --replicas 2    the same, to rounding, on 2
+    python examples/digits.py                 on all accelerators or, without any, 4 virtual devices
+    python examples/digits.py --replicas 2    on two devices: the same losses, to rounding
 
 The 1,797 images come with scikit-learn. A batch of 64 is split among the replicas, each of which computes the loss and
 the gradients of its part; the gradients are summed over the replicas, and every replica makes the same update.
@@ -26,27 +26,27 @@ from sklearn.datasets import load_digits
 
 import replicax as rx
 
-# --- the model: plain JAX, which knows nothing of replicas ------------------------------------------------------------
+LAYOUT = ("NHWC", "HWIO", "NHWC")  # of images, kernels, images
 
 
 def initial_parameters(seed):
     rng = np.random.default_rng(seed)
 
     def layer(*shape):
-        scale = np.sqrt(2 / np.prod(shape[:-1]))
-        return {"w": jnp.asarray(rng.normal(0, scale, shape), jnp.float32), "b": jnp.zeros(shape[-1])}
+        weights = rng.normal(0, np.sqrt(2 / np.prod(shape[:-1])), shape)
+        return {"w": jnp.asarray(weights, jnp.float32), "b": jnp.zeros(shape[-1])}
 
     return [layer(3, 3, 1, 16), layer(3, 3, 16, 32), layer(4 * 4 * 32, 10)]
 
 
 def logits_of(parameters, images):
+    """The model: two convolutions and a dense layer, in plain JAX."""
     *convolutions, dense = parameters
     x = images
     for layer, stride in zip(convolutions, (1, 2)):
-        strides, names = (stride, stride), ("NHWC", "HWIO", "NHWC")
-        x = jax.lax.conv_general_dilated(x, layer["w"], strides, "SAME", dimension_numbers=names)
-        x = jax.nn.gelu(x + layer["b"])
-    return x.reshape(len(x), -1) @ dense["w"] + dense["b"]
+        x = jax.lax.conv_general_dilated(x, layer["w"], (stride,) * 2, "SAME", dimension_numbers=LAYOUT)
+        x = jax.nn.gelu(x + layer["b"])  # smooth, so that rounding stays rounding
+    return x.reshape(len(x), 4 * 4 * 32) @ dense["w"] + dense["b"]
 
 
 def loss_of(parameters, images, labels, batch_size):
@@ -57,22 +57,19 @@ def loss_of(parameters, images, labels, batch_size):
     return losses.sum() / batch_size, jnp.stack([losses.sum(), right.sum(), jnp.float32(len(labels))])
 
 
-# Compiled by themselves too: where the parts of a batch differ in size, replicas run eagerly.
+# Compiled on their own as well, for uneven batches: there the replicas run eagerly.
 loss_and_gradients = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
 predicted_logits = jax.jit(logits_of)
 
 
-# --- the training -----------------------------------------------------------------------------------------------------
-
-
 def train(strategy, options, console):
-    """Trains and tests; returns the history, and the predictions for the test images."""
+    """Trains and tests; returns the history, and the test images with their labels and predictions."""
     images, labels = load_images()
     cut = len(images) * 4 // 5
     examples = rx.data.Dataset.from_tensor_slices((images[:cut], labels[:cut]))
     batches = examples.shuffle(cut, seed=options.seed).batch(options.batch_size)
     train_data = strategy.experimental_distribute_dataset(batches)
-    test_data = strategy.experimental_distribute_dataset([images[cut:]])
+    test_images = next(iter(strategy.experimental_distribute_dataset([images[cut:]])))
 
     with strategy.scope():  # a copy on every replica's device
         parameters = rx.Variable(lambda: initial_parameters(options.seed))
@@ -101,13 +98,12 @@ def train(strategy, options, console):
             sums, start = np.zeros(3), time.perf_counter()
             for images_of_step, labels_of_step in train_data:
                 sums += np.asarray(train_step(images_of_step, labels_of_step))
-                loss, accuracy = sums[:2] / sums[2]
-                speed = sums[2] / (time.perf_counter() - start)
-                status = f"loss {loss:.4f}, {accuracy:.1%} right, {speed:,.0f} images/s"
+                loss, accuracy, speed = *sums[:2] / sums[2], sums[2] / (time.perf_counter() - start)
+                status = f"loss {loss:.4f}, accuracy {accuracy:.1%}, {speed:,.0f} images/s"
                 bar.update(task, advance=1, description=f"epoch {epoch}/{options.epochs}", status=status)
-            predictions = np.concatenate([predict(images_of_step) for images_of_step in test_data])
-            test_accuracy = float(np.mean(predictions == labels[cut:]))
-            console.print(f"epoch {epoch:{len(str(options.epochs))}}: {status}; {test_accuracy:.1%} of the test images")
+            predictions = np.asarray(predict(test_images))
+            test_accuracy = np.mean(predictions == labels[cut:])
+            console.print(f"epoch {epoch:{len(str(options.epochs))}}: {status}, test {test_accuracy:.1%}")
             for name, value in zip(history, (loss, accuracy, test_accuracy)):
                 history[name].append(float(value))
     return history, (images[cut:], labels[cut:], predictions)
@@ -120,16 +116,13 @@ def load_images():
     return (digits.images[order, :, :, None] / 16).astype(np.float32), digits.target[order].astype(np.int32)
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
-
-
 def table_of(strategy, dataset, parameters):
     sizes = [[len(part) for part in strategy.experimental_local_results(images)] for images, _ in dataset]
-    table = rich.table.Table("replica", "device", "images of a batch", "of the last one", "parameters")
-    for i, copy in enumerate(parameters.values):
+    table = rich.table.Table("replica", "device", "images of a batch", "of the last batch", "parameters")
+    for copy, *images in zip(parameters.values, sizes[0], sizes[-1]):
         size = sum(leaf.nbytes for leaf in jax.tree.leaves(copy.value()))
         device = copy.device.rpartition("device:")[2]
-        table.add_row(str(i), device, str(sizes[0][i]), str(sizes[-1][i]), f"{size:,} bytes")
+        table.add_row(str(len(table.rows)), device, *map(str, images), f"{size:,} bytes")
     return table
 
 
@@ -143,29 +136,25 @@ def draw(path, history, images, labels, predictions):
     figure = matplotlib.figure.Figure(figsize=(13, 5.5), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(2, 3))
     above, below = left.subplots(2, sharex=True)
-    epochs = range(1, len(history["loss"]) + 1)
-    above.semilogy(epochs, history["loss"], "o-", label="loss in training")
-    below.plot(epochs, history["accuracy"], "o-", label="accuracy in training")
-    below.plot(epochs, history["test_accuracy"], "s-", label="accuracy on the test images")
+    epochs = np.arange(len(history["loss"])) + 1
+    above.semilogy(epochs, history["loss"], "o-", label="training loss")
+    below.plot(epochs, history["accuracy"], "o-", label="training accuracy")
+    below.plot(epochs, history["test_accuracy"], "s-", label="test accuracy")
     below.set_xlabel("epoch")
     below.xaxis.get_major_locator().set_params(integer=True)
     for axes in (above, below):
         axes.legend()
         axes.grid(alpha=0.3)
     wrong = predictions != labels
-    right.suptitle(f"{wrong.sum()} of {len(labels)} test images read wrongly (red: read as, is)")
-    cells = right.subplots(5, 10).flat
-    for axes, i in zip(cells, np.argsort(~wrong, kind="stable")):
+    right.suptitle(f"{wrong.sum()} of the {len(labels)} test images are read wrongly; they come first, in red")
+    for axes, i in zip(right.subplots(5, 10).flat, np.argsort(~wrong, kind="stable")):
         axes.imshow(images[i, :, :, 0], cmap="gray_r")
         axes.set(xticks=[], yticks=[])
-        axes.set_title(f"{predictions[i]}, {labels[i]}" if wrong[i] else predictions[i], fontsize=10)
+        axes.set_title(predictions[i], fontsize=10)
         if wrong[i]:
-            axes.title.set_color("red")
+            axes.set_title(f"{predictions[i]} (is {labels[i]})", fontsize=10, color="red")
             axes.spines[:].set(color="red", linewidth=3)
     figure.savefig(path, dpi=110)
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
 
 
 class Parser(argparse.ArgumentParser):
@@ -195,18 +184,18 @@ def main(arguments=None):
     if (options.replicas or 1) > options.batch_size:
         parser.error(f"{options.replicas} replicas cannot share a batch of {options.batch_size} images")
 
-    if "REPLICAX_VIRTUAL_DEVICES" not in os.environ:  # several CPU devices; they serve where there is no accelerator
+    if "REPLICAX_VIRTUAL_DEVICES" not in os.environ:  # used where there is no accelerator
         rx.config.set_virtual_devices({"CPU": options.replicas or 4})
-    everything = rx.config.list_devices()
-    devices = [name for name in everything if not name.startswith("CPU:")] or everything
+    found = rx.config.list_devices()
+    devices = [name for name in found if not name.startswith("CPU:")] or found
     if (options.replicas or 1) > len(devices):
         parser.error(f"argument --replicas: {options.replicas} is more than the devices here, {', '.join(devices)}")
     strategy = rx.MirroredStrategy(devices[: options.replicas])
 
-    console = rich.console.Console(highlight=False)
+    console = rich.console.Console(highlight=False, soft_wrap=True)
     history, tested = train(strategy, options, console)
     draw(options.output, history, *tested)
-    console.print(f"{history['test_accuracy'][-1]:.1%} of the test images read rightly. See {options.output}.")
+    console.print(f"Test accuracy {history['test_accuracy'][-1]:.1%}; curves and images are in {options.output}.")
     return history
 
 

@@ -18,13 +18,13 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_errors",
         "_specs",
         "_display",
-        "_config",
         "_devices",
         "_nest",
         "_dispatch",
         "_private",
     ),
     "values": ("_values", "_tape", "_indexed_slices"),
+    "data": ("_data", "_input"),
     "engine": (
         "_levels",
         "_context",
@@ -36,9 +36,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_control_flow",
         "_function",
     ),
-    "data": ("_data", "_input"),
     "strategies": ("_strategy", "_default", "_mirrored", "_one_device", "_optimizer"),
-    "namespaces": ("__init__", "distribute", "data", "tf"),
+    "namespaces": ("__init__", "config", "data", "tf"),
 }
 
 # The modules that may use what JAX does not document.

@@ -13,6 +13,7 @@ compiled.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import types
@@ -31,6 +32,7 @@ from replicax._indexed_slices import IndexedSlices
 from replicax._values import DistributedValues, Mirrored, PerReplica, is_array
 from replicax._variables import Variable
 
+_nowhere = contextlib.nullcontext()
 _TOKEN_SIZE = 256  # bytes; a larger result is not kept just to see whether its call has ended
 
 
@@ -322,7 +324,9 @@ class Function:
         donated = [current[key][i] for key, i, _ in entry.donated]
         kept = [current[key][i] for key, i, _ in entry.kept]
         elements = [leaf for element in pulled for leaf in _element_arrays(element)]
-        out = (entry.undonated if taped else entry.compiled)(donated, kept, elements, call.dynamic)
+        program = entry.undonated if taped else entry.compiled
+        with _nowhere if level.device is None else jax.default_device(level.device):
+            out = program(donated, kept, elements, call.dynamic)
         if entry.token is not None:
             _dispatch.launched(out[entry.token])
         if entry.jaxpr.effects:  # what it prints comes out before the call returns

@@ -82,7 +82,7 @@ class Level(Frame):
         self.variables: dict[int, State] = {}
         self.inputs: dict[int, list[int]] = {}  # id of a variable -> the slots of its leaves
         self.written: dict[int, State] = {}
-        self.extra: dict[int, Any] = {}  # other inputs: slot -> what supplies it
+        self.device: Any = None  # where a strategy of one device wants the program to run
 
     def is_local(self, variable: State) -> bool:
         """Whether the variable's leaves stand here as one replica's components."""

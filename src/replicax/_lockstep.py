@@ -105,7 +105,11 @@ def _differentiable(forward: Callable, backward: Callable, leaves: list[Any]) ->
         return call(*values), values
 
     def call_backward(values, gradients):
-        return tuple(backward(list(values), [jnp.asarray(gradient) for gradient in gradients]))
+        results = list(gradients)  # those of integers are JAX's float0 and stay as they are
+        some = [i for i, value in enumerate(values) if jnp.issubdtype(value.dtype, jnp.inexact)]
+        for i, result in zip(some, backward([values[i] for i in some], [jnp.asarray(gradients[i]) for i in some])):
+            results[i] = result
+        return tuple(results)
 
     call.defvjp(call_forward, call_backward)
     return list(call(*leaves))

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _devices, _input
+from replicax import _context, _devices, _input, _levels
 from replicax._default import SingleReplicaContext, SingleReplicaExtended
 from replicax._strategy import Strategy
 from replicax._values import ReplicaMesh
@@ -33,7 +33,9 @@ class OneDeviceExtended(SingleReplicaExtended):
         self._mesh = ReplicaMesh([_devices.find_device(device)])
 
     def _run(self, fn, args, kwargs):
-        strategy = self._container
+        strategy, frame = self._container, _levels.frame()
+        if isinstance(frame, _levels.Level):
+            frame.device = self._mesh.devices[0]
         context = OneDeviceContext(strategy, None)
         with _context.entered(strategy, context), jax.default_device(self._mesh.devices[0]):
             return fn(*args, **kwargs)

@@ -31,7 +31,7 @@ from replicax import (
     _variables,
 )
 from replicax._collectives import check_numeric, gather_axis
-from replicax._errors import InvalidArgumentError
+from replicax._indexed_slices import IndexedSlices
 from replicax._types import (
     CommunicationOptions,
     InputOptions,
@@ -821,6 +821,8 @@ _sum_of_rows = jax.jit(_sum_rows, static_argnums=1)
 
 
 def _first(leaf: Any) -> Any:
+    if isinstance(leaf, IndexedSlices):
+        return IndexedSlices(_first(leaf.values), _first(leaf.indices), leaf.dense_shape)
     return _variables.first_replica(leaf)
 
 

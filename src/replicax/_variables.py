@@ -220,7 +220,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         leaves, self._treedef = initial_tree(initial_value, dtype)
         self._types = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         self._lent = True  # whether someone outside may hold a buffer of ours, so that it must not be donated
-        self._leaves: list[Any] = [self._stored(leaf) for leaf in leaves]
+        self._store(leaves)
 
     # What it is.
 
@@ -454,7 +454,6 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         clone = type(self).__new__(type(self))
         clone.__dict__.update(self.__dict__)
         clone._lent = self._lent = True
-        clone._leaves = list(self._leaves)
         memo[id(self)] = clone
         return clone
 
@@ -549,7 +548,8 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     def _of_leaves(self, leaves: Sequence[Any]) -> Any:
         return jax.tree.unflatten(self._treedef, leaves)
 
-    def _stored(self, leaf: Any) -> Any:
+    def _store(self, leaves: list[jax.Array]) -> None:
+        """Keeps the initial value."""
         raise NotImplementedError
 
     def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]:
@@ -694,18 +694,20 @@ class ResourceVariable(Variable):
         self = cls.__new__(cls)
         for attribute in ("_synchronization", "_aggregation", "_trainable", "_constraint", "_treedef", "_types"):
             setattr(self, attribute, getattr(parent, attribute))
-        self._parent, self._index, self._leaves, self._lent = parent, index, [], True
+        self._parent, self._index, self._lent = parent, index, True
         self._name = parent._name + (f"/replica_{index}" if index else "")
         return self
 
-    def _stored(self, leaf: Any) -> Any:
-        return leaf
+    _leaves: list[jax.Array]
+
+    def _store(self, leaves: list[jax.Array]) -> None:
+        self._leaves = leaves
 
     def _read_global(self) -> list[Any]:
-        return list(self._leaves)
+        return self._leaves
 
     def _write_global(self, leaves: list[Any]) -> None:
-        self._leaves, self._lent = list(leaves), True
+        self._leaves, self._lent = leaves, True
 
     def _get(self) -> list[Any]:
         if self._parent is None:
@@ -797,33 +799,43 @@ class _Distributed(Variable, DistributedValues):
         clone._components = None
         return clone
 
-    def _stored(self, leaf: Any) -> Any:
-        assert self._mesh is not None
-        return self._value_type.of_array(self._global_leaf(leaf, traced=False), self._mesh)
+    # The value in either form, made from the other when it is asked for: global arrays, or distributed values.
+    _arrays: list[jax.Array] | None = None
+    _values: list[Any] | None = None
+
+    def _store(self, leaves: list[jax.Array]) -> None:
+        self._arrays = [self._global_leaf(leaf, traced=False) for leaf in leaves]
+
+    def _stored_values(self) -> list[Any]:
+        if self._values is None:
+            assert self._arrays is not None and self._mesh is not None
+            self._values = [self._value_type.of_array(array, self._mesh) for array in self._arrays]
+        return self._values
 
     def _global_sharding(self) -> Any:
         assert self._mesh is not None
         return self._mesh.mirrored if self._value_type is Mirrored else self._mesh.stacked
 
     def _read_global(self) -> list[Any]:
-        return [leaf.array() for leaf in self._leaves]
+        if self._arrays is None:
+            self._arrays = [value.array() for value in self._stored_values()]
+        return self._arrays
 
     def _write_global(self, leaves: list[Any]) -> None:
-        assert self._mesh is not None
-        self._leaves, self._lent = [self._value_type.of_array(leaf, self._mesh) for leaf in leaves], True
+        self._arrays, self._values, self._lent = leaves, None, True
 
     def _read_component(self, replica: int) -> list[Any]:
         self._lent = True
-        return [leaf.values[replica] for leaf in self._leaves]
+        return [value.values[replica] for value in self._stored_values()]
 
     def _write_component(self, replica: int, leaves: list[Any]) -> None:
         assert self._mesh is not None
         changed = []
-        for stored, leaf in zip(self._leaves, leaves):
+        for stored, leaf in zip(self._stored_values(), leaves):
             parts = list(stored.values)
             parts[replica] = leaf
             changed.append(self._value_type(parts, self._mesh))
-        self._leaves, self._lent = changed, True
+        self._arrays, self._values, self._lent = None, changed, True
 
     def _in_own_replica(self) -> bool:
         replica_context = _context.get_replica_context()
@@ -842,7 +854,7 @@ class _Distributed(Variable, DistributedValues):
         if isinstance(frame, _levels.Level):
             return self._value_type.of_array(frame.read(self)[0], self._mesh)
         self._lent = True
-        return self._leaves[0]
+        return self._stored_values()[0]
 
     def _placed_leaf(self, leaf: Any) -> Any:
         """A converted value in the form that the current frame has for this variable."""
@@ -875,7 +887,7 @@ class _Distributed(Variable, DistributedValues):
         if isinstance(frame, _levels.Level):
             return self._of_leaves([self._value_type.of_array(leaf, mesh) for leaf in new])
         self._lent = True
-        return self._of_leaves(self._leaves)
+        return self._of_leaves(self._stored_values())
 
     def __repr__(self) -> str:
         show = []
@@ -1040,7 +1052,7 @@ class SyncOnReadVariable(_Distributed):
             return [(jnp.sum if op is ReduceOp.SUM else jnp.mean)(x, axis=0, dtype=x.dtype) for x in leaves]
         if op is None:
             return self._read_component(0)
-        return [_collectives.reduce_parts(op, leaf.values) for leaf in self._leaves]
+        return [_collectives.reduce_parts(op, value.values) for value in self._stored_values()]
 
     def _global_leaf(self, leaf: Any, traced: bool) -> Any:
         mesh = self._mesh

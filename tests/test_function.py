@@ -1,0 +1,773 @@
+"""`rx.function`: variables lifted, values never invalidated, retracing, iterators, creation, nesting, and errors."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import warnings
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_ways import SUM, counts, ctx, mirrored, one_device, parts, per_replica, replica_id, several, strategies
+
+import replicax as rx
+
+A, S = rx.VariableAggregation, rx.VariableSynchronization
+
+
+def made(strategy, value=1.0, **more):
+    with strategy.scope():
+        return rx.Variable(value, **more)
+
+
+def dataset(batch=4, count=16):
+    x = np.arange(count, dtype=np.float32)
+    return [x[i : i + batch] for i in range(0, count, batch)]
+
+
+# Variables.
+
+
+@strategies
+def test_variables_are_read_and_written_anew_by_each_call(make):
+    strategy = make()
+    v, w = made(strategy), made(strategy, jnp.zeros(3))
+    plain = rx.Variable(10)
+
+    @rx.function
+    def step(x):
+        v.assign_add(x)
+        plain.assign_add(1)
+        w.assign(w * 2 + v)
+        return v + 0.0, plain.value() * 2
+
+    expected = np.zeros(3)
+    total = 1.0
+    for k in range(1, 5):
+        a, b = step(jnp.float32(k))
+        total += k
+        expected = expected * 2 + total
+        assert float(a) == float(v) == total and int(b) == 2 * int(plain) == 2 * (10 + k)
+        np.testing.assert_allclose(w.numpy(), expected)
+    v.assign(100.0)  # a change from outside is seen
+    assert float(step(jnp.float32(1))[0]) == 101.0
+    assert step.experimental_get_tracing_count() == 1
+
+
+@strategies
+def test_a_value_that_the_user_holds_stays_valid(make):
+    """Donation never invalidates a value, component or distributed value that was read out before."""
+    strategy = make()
+    v = made(strategy, jnp.arange(4.0))
+    on_read = made(strategy, jnp.arange(4.0), synchronization=S.ON_READ, aggregation=A.MEAN)
+    tree = made(strategy, {"a": jnp.arange(4.0)})
+
+    @rx.function
+    def step():
+        def replica():
+            v.assign_add(jnp.ones(4))
+            on_read.assign_add(jnp.ones(4))
+            tree.assign({"a": tree.value()["a"] + 1})
+
+        strategy.run(replica)
+
+    held = []
+    for k in range(4):
+        now = [
+            v.value(), v.read_value(), v.numpy(), jnp.asarray(v), np.asarray(v), v[:], jax.tree.leaves(v)[0],
+            on_read.value(), tree.value()["a"], strategy.experimental_local_results(v)[0].value(),
+            strategy.experimental_local_results(v)[-1].numpy(),
+            *(c.value() for c in getattr(v, "values", ())), *(c.value() for c in getattr(on_read, "values", ())),
+            v.assign(v.value()), v.assign_add(jnp.zeros(4)),
+        ]  # fmt: skip
+        held.append((k, now))
+        step()
+        if k % 2:
+            step()
+            v.assign(v - 1)
+            tree.assign(jax.tree.map(lambda x: x - 1, tree.value()))
+            strategy.run(lambda: on_read.assign_sub(jnp.ones(4)))
+        for then, values in held:
+            for value in values:
+                array = value.values[0] if isinstance(value, rx.DistributedValues) else value
+                assert np.asarray(array).tolist() == [then + i for i in range(4)]
+    assert v.numpy().tolist() == [4.0, 5.0, 6.0, 7.0]
+
+
+@strategies
+def test_what_the_function_returned_stays_valid(make):
+    strategy = make()
+    v = made(strategy, jnp.zeros(2))
+
+    @rx.function
+    def step():
+        result = v.assign_add(jnp.ones(2))
+        return v.value(), v.read_value(), result, strategy.run(lambda: v.value())
+
+    results = [step() for _ in range(4)]
+    for k, (value, read, assigned, per) in enumerate(results, start=1):
+        assert value.tolist() == read.tolist() == [k, k]
+        assert parts(strategy, per)[0] == [k, k] and parts(strategy, assigned)[0] == [k, k]
+
+
+@strategies
+def test_one_array_assigned_to_two_variables(make):
+    strategy = make()
+    v, w, x = made(strategy, jnp.zeros(2)), made(strategy, jnp.zeros(2)), jnp.asarray([1.0, 2.0])
+
+    @rx.function
+    def step():
+        v.assign_add(jnp.ones(2))
+        w.assign_add(jnp.ones(2))
+
+    @rx.function
+    def both(x):
+        v.assign(x)
+        w.assign(x)
+
+    @rx.function
+    def swap():
+        a, b = v.value(), w.value()
+        v.assign(b)
+        w.assign(a)
+
+    v.assign(x)
+    w.assign(x)
+    step()
+    step()
+    assert v.numpy().tolist() == w.numpy().tolist() == [3.0, 4.0] and x.tolist() == [1.0, 2.0]
+    w.assign(v)
+    step()
+    assert v.numpy().tolist() == w.numpy().tolist() == [4.0, 5.0]
+    both(x)
+    both(x)
+    step()
+    assert v.numpy().tolist() == w.numpy().tolist() == [2.0, 3.0] and x.tolist() == [1.0, 2.0]
+    v.assign([0.0, 0.0])
+    swap()
+    swap()
+    swap()
+    assert v.numpy().tolist() == [2.0, 3.0] and w.numpy().tolist() == [0.0, 0.0]
+
+
+def test_a_variables_array_passed_as_an_argument_is_not_donated_away():
+    v = rx.Variable(jnp.zeros(2))
+
+    @rx.function
+    def step(x):
+        v.assign_add(x + 1)
+        return x
+
+    for _ in range(3):
+        x = v.value()
+        y = step(x)
+        assert x.tolist() == y.tolist()
+    assert v.numpy().tolist() == [7.0, 7.0]
+
+
+@counts
+def test_two_functions_share_variables(n):
+    strategy = mirrored(n)
+    v = made(strategy, aggregation=A.SUM)
+    add = rx.function(lambda: strategy.run(lambda: v.assign_add(replica_id() + 1)))
+    double = rx.function(lambda: v.assign(v * 2))
+    read = rx.function(lambda: v.read_value())
+    total, expected = n * (n + 1) / 2, 1.0
+    for _ in range(3):
+        add()
+        double()
+        expected = (expected + total) * 2
+        assert float(read()) == float(v) == expected and parts(strategy, v) == [expected] * n
+
+
+@counts
+def test_a_variable_that_is_only_read_is_not_copied_or_moved(n):
+    v = made(mirrored(n), jnp.ones(3))
+    read = rx.function(lambda: v * 2)
+    before = v.value()
+    read()
+    assert v.value() is before or v.value().unsafe_buffer_pointer() == before.unsafe_buffer_pointer()
+
+
+def test_a_function_does_not_keep_its_variables_values_alive():
+    v = rx.Variable(jnp.zeros(4))
+    step = rx.function(lambda: v.assign_add(jnp.ones(4), read_value=False))
+    step()
+    old = weakref.ref(v.value())
+    step()
+    step()
+    gc.collect()
+    assert old() is None
+
+
+def test_assigning_inside_of_a_jax_transformation_is_refused():
+    v = rx.Variable(1.0)
+
+    def body(x):
+        v.assign(x)
+        return x
+
+    with pytest.raises(RuntimeError, match="assigned"):
+        jax.jit(body)(jnp.float32(2))
+    with pytest.raises(RuntimeError, match="assigned"):
+        rx.function(lambda x: jax.grad(body)(x))(jnp.float32(2))
+    with pytest.raises(RuntimeError, match="assigned"):
+        rx.function(lambda x: jax.lax.fori_loop(0, 3, lambda i, y: body(y), x))(jnp.float32(2))
+    assert float(v) == 1.0 and float(v + 0) == 1.0
+    assert float(rx.function(lambda: v.assign(3.0))().tolist()) == 3.0
+
+
+# Tracing.
+
+
+@pytest.mark.filterwarnings("ignore:.*triggered retracing")
+def test_it_is_traced_anew_for_each_signature():
+    traces = []
+
+    @rx.function
+    def f(x, k=1, *, name="a"):
+        traces.append(1)
+        return jax.tree.map(lambda a: a * k, x)
+
+    def traced(*args, **kwargs):
+        before = len(traces)
+        f(*args, **kwargs)
+        return len(traces) - before
+
+    assert traced(jnp.ones(2)) == 1 and traced(jnp.zeros(2)) == 0 and traced(np.ones(2, np.float32)) == 0
+    assert traced(jnp.ones(3)) == 1 and traced(jnp.ones(2, jnp.int32)) == 1 and traced({"a": jnp.ones(2)}) == 1
+    assert traced(jnp.ones(2), 2) == 1 and traced(jnp.ones(2), 2) == 0 and traced(jnp.ones(2), 2.0) == 1
+    assert traced(jnp.ones(2), True) == 1 and traced(jnp.ones(2), name="b") == 1 and traced(jnp.ones(2), name="b") == 0
+    assert traced(jnp.ones(2), jnp.int32(3)) == 1 and traced(jnp.ones(2), jnp.int32(4)) == 0
+    assert f.experimental_get_tracing_count() == len(traces)
+
+
+def test_python_numbers_are_constants_of_the_program():
+    @rx.function
+    def f(x, n):
+        for _ in range(n):  # needs a number
+            x = x * 2
+        return x
+
+    assert [float(f(jnp.float32(1), n)) for n in (0, 1, 3)] == [1.0, 2.0, 8.0]
+    assert [float(rx.function(lambda k: jnp.float32(k))(k)) for k in (True, 1, 1.0, 2)] == [1.0, 1.0, 1.0, 2.0]
+
+
+@pytest.mark.filterwarnings("ignore:.*triggered retracing")
+def test_objects_are_constants_by_identity():
+    class Settings:
+        def __init__(self, scale):
+            self.scale = scale
+
+    f = rx.function(lambda x, s: x * s.scale)
+    a, b = Settings(2.0), Settings(3.0)
+    assert float(f(jnp.float32(1), a)) == 2.0 and float(f(jnp.float32(1), b)) == 3.0
+    del a, b
+    gc.collect()
+    for scale in range(20):  # the ids of objects that are gone must not be taken for new ones
+        assert float(f(jnp.float32(1), Settings(float(scale)))) == scale
+
+
+@counts
+def test_per_replica_arguments_and_results(n):
+    """Fact 23."""
+    strategy, traces = mirrored(n), []
+
+    @rx.function
+    def f(x):
+        traces.append(type(x).__name__)
+        return x, strategy.run(lambda a: a * 10, args=(x,))
+
+    same, scaled = f(per_replica(strategy, [float(r) for r in range(n)]))
+    assert isinstance(same, rx.PerReplica) and parts(strategy, same) == [float(r) for r in range(n)]
+    assert parts(strategy, scaled) == [10.0 * r for r in range(n)]
+    f(per_replica(strategy, [3.0] * n))
+    f(per_replica(strategy, [[1.0]] * n))
+    assert traces == ["PerReplica"] * 2
+    three = rx.function(lambda: strategy.run(lambda: 3))()
+    assert isinstance(three, jax.Array) and int(three) == 3
+    assert rx.function(lambda: strategy.run(lambda: None))() is None
+    assert rx.function(lambda: strategy.run(lambda: ("x",)))() == ("x",)
+
+
+def test_results_of_every_kind():
+    v = rx.Variable(1.0)
+    f = rx.function(lambda x: {"b": (x, [v, None, "t"]), "a": 3, "c": np.arange(2), "d": (), "e": x > 1, "f": 2.5})
+    result = f(jnp.float32(2))
+    assert list(result) == ["b", "a", "c", "d", "e", "f"] and result["b"][1][0] is v and result["b"][1][1:] == [None, "t"]
+    assert int(result["a"]) == 3 and result["c"].tolist() == [0, 1] and result["d"] == () and bool(result["e"])
+    assert float(result["f"]) == 2.5
+
+
+def test_input_signature():
+    """Fact 36."""
+    traces = []
+
+    @rx.function(input_signature=[rx.TensorSpec([None, 2], np.float32), {"a": rx.TensorSpec([], np.int32)}])
+    def f(x, d):
+        traces.append(x.shape)
+        return x.sum() + d["a"]
+
+    assert float(f(jnp.ones((3, 2)), {"a": jnp.int32(1)})) == 7.0
+    assert float(f(np.ones((3, 2), np.float32), {"a": 2})) == 8.0
+    assert len(traces) == 1
+    for wrong in (
+        (jnp.ones((3, 3)), {"a": jnp.int32(1)}),
+        (jnp.ones((3, 2), jnp.int32), {"a": jnp.int32(1)}),
+        (jnp.ones((3, 2)), {"b": jnp.int32(1)}),
+        (jnp.ones((3, 2)),),
+        (jnp.ones((3, 2)), {"a": jnp.int32(1)}, 3),
+    ):
+        with pytest.raises(TypeError, match="Binding inputs to tf.function failed due to `"):
+            f(*wrong)
+
+
+def test_a_per_replica_spec_as_input_signature():
+    """Fact 36."""
+    strategy = mirrored(2)
+    distributed = strategy.experimental_distribute_dataset(dataset())
+    iterator = iter(distributed)
+    spec = iterator.element_spec
+    assert type(spec).__name__ == "PerReplicaSpec"
+    f = rx.function(lambda x: strategy.reduce(SUM, x, axis=0), input_signature=[spec])
+    assert [float(f(x)) for x in iterator] == [6.0, 22.0, 38.0, 54.0]
+    for wrong in (jnp.ones(2), per_replica(strategy, [[1], [2]])):
+        with pytest.raises(TypeError, match="Binding inputs to tf.function failed due to `"):
+            f(wrong)
+
+
+def test_the_warning_about_retracing_names_the_cause():
+    f = rx.function(lambda x, k: x * k)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for k in range(8):
+            f(jnp.float32(1), k)
+    messages = [str(w.message) for w in caught]
+    assert len(messages) == 1 and "triggered retracing" in messages[0]
+    assert "argument 1" in messages[0] and "changed from 3 to 4" in messages[0]
+    assert caught[0].filename == __file__
+
+    g = rx.function(lambda x: x.sum())
+    with pytest.warns(UserWarning, match=r"argument 0.*array of shape \(5,\).* to an array of shape \(6,\)|\(4,\).*\(5,\)"):
+        for k in range(2, 10):
+            g(jnp.ones(k))
+
+
+def test_no_warning_where_tracing_pays():
+    f = rx.function(lambda x, k: x * k)  # warnings are errors here
+    for k in range(6):
+        for _ in range(5):
+            f(jnp.float32(1), k)
+    assert f.experimental_get_tracing_count() == 6
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 8])
+def test_the_replica_function_is_traced_once_whatever_the_number_of_replicas(n):
+    strategy, calls = mirrored(n), []
+    v = made(strategy, aggregation=A.SUM)
+
+    def replica(x):
+        calls.append(1)
+        g = jax.grad(lambda w: (w * x) ** 2)(v.value())
+        v.assign_add(ctx().all_reduce("MEAN", g) + 0 * x)
+        return v + x
+
+    step = rx.function(lambda x: strategy.run(replica, args=(x,)))
+    for _ in range(3):
+        step(per_replica(strategy, [1.0] * n))
+    assert len(calls) == 1 and step.experimental_get_tracing_count() == 1
+
+
+# Variables made in it.
+
+
+@counts
+def test_variables_are_made_on_the_first_call_only(n):
+    """Fact 167."""
+    strategy, variables = mirrored(n), []
+
+    @rx.function
+    def f():
+        if not variables:
+            variables.append(rx.Variable(1.0, aggregation=A.SUM))
+        return variables[0].assign_add(1.0)
+
+    with strategy.scope():
+        for k in range(3):
+            f()
+            assert parts(strategy, variables[0]) == [2.0 + k] * n
+    assert type(variables[0]).__name__ == "MirroredVariable"
+
+
+@several
+def test_variables_are_made_in_replicas_on_the_first_call(n):
+    """Facts 24, 167."""
+    strategy, variables = mirrored(n), {}
+
+    @rx.function
+    def f():
+        def replica():
+            if "v" not in variables:
+                variables["v"] = rx.Variable(5.0, aggregation=A.MEAN)
+            variables["v"].assign_add(replica_id() * 2)
+            return variables["v"].read_value() * 1.0
+
+        return strategy.run(replica)
+
+    for k in (1, 2, 3):
+        result = f()
+        assert parts(strategy, result) == [5.0 + k * (n - 1)] * n == parts(strategy, variables["v"])
+
+
+@counts
+def test_making_a_variable_on_every_call_is_refused(n):
+    """Fact 24."""
+    strategy = mirrored(n)
+    message = "tf.function only supports singleton tf.Variables created on the first call"
+    for program in (lambda: rx.Variable(1.0) + 1.0, lambda: strategy.run(lambda: rx.Variable(1.0) + 1.0)):
+        f = rx.function(program)
+        with pytest.raises(ValueError, match=message):
+            f()
+    assert not rx.has_strategy()
+
+
+# Iterators.
+
+
+@counts
+def test_next_of_an_iterator_is_pulled_by_each_call(n):
+    strategy, traces = mirrored(n), []
+    iterator = iter(strategy.experimental_distribute_dataset(dataset()))
+
+    @rx.function
+    def step():
+        traces.append(1)
+        return strategy.reduce(SUM, strategy.run(lambda x: x.sum(), args=(next(iterator),)), axis=None)
+
+    assert [float(step()) for _ in range(4)] == [6.0, 22.0, 38.0, 54.0]
+    assert len(traces) == 1
+    for _ in range(2):
+        with pytest.raises(rx.OutOfRangeError):
+            step()
+
+
+@counts
+def test_an_iterator_as_an_argument(n):
+    """Fact 166."""
+    strategy = mirrored(n)
+    v = made(strategy, 0.0, aggregation=A.SUM)
+    distributed = strategy.experimental_distribute_dataset(dataset(2, 16))
+
+    @rx.function
+    def steps(iterator, count):
+        for _ in range(count):
+            strategy.run(lambda x: v.assign_add(x.sum()), args=(next(iterator),))
+
+    iterator = iter(distributed)
+    steps(iterator, 2)
+    assert float(v) == 6.0
+    steps(iterator, 2)
+    assert float(v) == 28.0
+    with pytest.raises(rx.OutOfRangeError):  # the data end in the middle: the updates made until then stay
+        steps(iterator, 9)
+    assert float(v) == 120.0
+    v.assign(0.0)
+    steps(iter(distributed), 2)  # another iterator over the same
+    assert float(v) == 6.0
+
+
+@several
+def test_an_uneven_last_element(n):
+    strategy = mirrored(n)
+    v = made(strategy, 0.0, aggregation=A.SUM)
+    batches = dataset(n, 2 * n + 1)  # the last has one element: one replica has it, the others nothing
+    iterator = iter(strategy.experimental_distribute_dataset(batches))
+
+    @rx.function
+    def step():
+        x = next(iterator)
+        strategy.run(lambda x: v.assign_add(x.sum()), args=(x,))
+        return strategy.reduce("MEAN", x, axis=0)
+
+    means = [float(step()) for _ in range(3)]
+    assert means == [float(np.mean(b)) for b in batches] and float(v) == sum(range(2 * n + 1))
+    with pytest.raises(rx.OutOfRangeError):
+        step()
+
+
+@counts
+def test_a_loop_over_a_dataset_is_driven_from_the_host(n):
+    """Fact 164."""
+    strategy, traces = mirrored(n), []
+    v = made(strategy, 0.0, aggregation=A.SUM)
+
+    @rx.function
+    def epoch(d):
+        total = 0.0
+        for x in d:
+
+            def replica(x):
+                traces.append(1)
+                v.assign_add(x.sum())
+                return x.sum()
+
+            total += strategy.reduce(SUM, strategy.run(replica, args=(x,)), axis=None)
+        return total
+
+    distributed = strategy.experimental_distribute_dataset(dataset())
+    for k in (1, 2):
+        assert float(epoch(distributed)) == 120.0 and float(v) == 120.0 * k
+    assert len(traces) == 1
+
+
+@several
+def test_a_loop_over_a_dataset_with_an_uneven_end_and_no_data(n):
+    strategy = mirrored(n)
+
+    @rx.function
+    def count(d):
+        total = 0
+        for x in d:
+            total += strategy.reduce(SUM, strategy.run(lambda x: jnp.ones_like(x).sum(), args=(x,)), axis=None)
+        return total
+
+    assert float(count(strategy.experimental_distribute_dataset(dataset(4, 13)))) == 13
+    assert float(count(strategy.experimental_distribute_dataset(dataset(4, 3)))) == 3
+
+
+def test_a_captured_dataset_is_looped_over():
+    strategy = mirrored(2)
+    distributed = strategy.experimental_distribute_dataset(dataset())
+
+    @rx.function
+    def epoch(scale):
+        total = jnp.zeros(())
+        for x in distributed:
+            total += strategy.reduce(SUM, x, axis=0)
+        return total * scale
+
+    assert float(epoch(2.0)) == 240.0 and float(epoch(1.0)) == 120.0
+
+
+# Nesting, methods, and other ways to call.
+
+
+@counts
+def test_nested_functions_are_part_of_the_outer_one(n):
+    strategy, traces = mirrored(n), []
+    v = made(strategy, aggregation=A.SUM)
+
+    @rx.function
+    def inner(x):
+        traces.append("inner")
+        v.assign_add(x)
+        return ctx().all_reduce(SUM, x)
+
+    @rx.function
+    def outer(x):
+        traces.append("outer")
+        return strategy.run(lambda a: inner(a * 1.0) + inner(a * 2.0), args=(x,))
+
+    for _ in range(2):
+        v.assign(0.0)
+        result = outer(per_replica(strategy, [r + 1.0 for r in range(n)]))
+        total = n * (n + 1) / 2
+        assert parts(strategy, result) == [3 * total] * n and float(v) == 3 * total
+    assert traces.count("outer") == 1 and traces.count("inner") <= 2
+
+
+@several
+def test_a_function_with_a_meeting_point_inside_of_an_eager_replica_is_refused(n):
+    """Fact 25."""
+    f = rx.function(lambda: ctx().all_reduce(SUM, replica_id()))
+    with pytest.raises(RuntimeError, match="`merge_call` called while defining a new graph or a tf.function"):
+        mirrored(n).run(lambda: f())
+    assert parts(mirrored(n), mirrored(n).run(f)) == [n * (n - 1) / 2] * n
+
+
+@several
+def test_a_function_without_meeting_points_inside_of_an_eager_replica(n):
+    strategy = mirrored(n)
+    v = made(strategy, 0.0)
+    f = rx.function(lambda x: v.assign_add(x) * 2.0)
+    for k in (1, 2):
+        result = strategy.run(lambda: f(replica_id() + 1))
+        assert parts(strategy, v) == [k * (r + 1.0) for r in range(n)]
+        assert parts(strategy, result) == [2 * k * (r + 1.0) for r in range(n)]
+
+
+def test_methods_have_a_cache_for_each_instance():
+    traces = []
+
+    class Model:
+        def __init__(self, scale):
+            self.w = rx.Variable(scale)
+
+        @rx.function
+        def step(self, x, k=1):
+            traces.append(1)
+            self.w.assign_add(1.0)
+            return self.w * x * k
+
+        @rx.function(input_signature=[rx.TensorSpec([], np.float32)])
+        def signed(self, x):
+            return self.w + x
+
+    a, b = Model(1.0), Model(10.0)
+    assert float(a.step(jnp.float32(1))) == 2.0 and float(b.step(jnp.float32(1))) == 11.0
+    assert float(a.step(jnp.float32(2), k=1)) == 6.0 and float(b.step(jnp.float32(2))) == 24.0
+    assert len(traces) <= 4 and float(a.signed(jnp.float32(1))) == 4.0 and float(b.signed(1)) == 13.0
+    dead = weakref.ref(a)
+    del a
+    gc.collect()
+    assert dead() is None
+
+
+def test_it_keeps_the_functions_name_and_doc():
+    @rx.function
+    def named(x):
+        """Doc."""
+        return x
+
+    assert named.__name__ == "named" and named.__doc__ == "Doc." and float(named.python_function(2.0)) == 2.0
+    assert "named" in named.lower(jnp.ones(2)).as_text()
+    assert isinstance(named, rx.Function)
+    assert float(rx.function(functools.partial(lambda a, b: a - b, jnp.float32(5)))(jnp.float32(2))) == 3.0
+
+
+def test_run_functions_eagerly():
+    seen = []
+
+    @rx.function
+    def f(x):
+        seen.append(isinstance(x, jax.core.Tracer))
+        return x + 1
+
+    try:
+        rx.config.run_functions_eagerly(True)
+        f(jnp.float32(1))
+    finally:
+        rx.config.run_functions_eagerly(False)
+    f(jnp.float32(1))
+    assert seen == [False, True]
+
+
+def test_under_a_gradient():
+    v = rx.Variable(3.0)
+    f = rx.function(lambda x: v * x * x)
+    assert float(jax.grad(lambda x: f(x))(jnp.float32(2))) == 12.0
+    with rx.GradientTape() as tape:
+        x = jnp.float32(2)
+        tape.watch(x)
+        y = f(x)
+    assert [float(g) for g in tape.gradient(y, [x, v])] == [12.0, 4.0]
+
+
+@counts
+def test_a_step_that_computes_its_gradients_inside(n):
+    """Facts 68, 164."""
+    strategy = mirrored(n)
+    w = made(strategy, [[1.0], [1.0]])
+    x = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [0.0, 1.0]], np.float32)
+    y = np.array([[1.0], [2.0], [3.0], [0.0]], np.float32)
+
+    def replica(inputs):
+        a, b = inputs
+        with rx.GradientTape() as tape:
+            loss = jnp.sum((a @ w.value() - b) ** 2) / 4.0
+        w.assign_sub(0.01 * ctx().all_reduce(SUM, tape.gradient(loss, w)))
+        return loss
+
+    step = rx.function(lambda inputs: strategy.reduce(SUM, strategy.run(replica, args=(inputs,)), axis=None))
+    single = np.ones((2, 1))
+    for batch in strategy.experimental_distribute_dataset([(x, y)] * 3):
+        residual = x @ single - y
+        np.testing.assert_allclose(step(batch), (residual**2).sum() / 4, rtol=1e-5)
+        single = single - 0.01 * 2 * (x.T @ residual) / 4
+        np.testing.assert_allclose(w.numpy(), single, rtol=1e-5)
+    assert len({str(p) for p in parts(strategy, w)}) == 1
+
+
+# Errors leave things usable.
+
+
+@counts
+def test_an_exception_while_tracing_leaves_things_usable(n):
+    strategy = mirrored(n)
+    v = made(strategy, aggregation=A.SUM)
+    fail = [True]
+
+    @rx.function
+    def step():
+        def replica():
+            v.assign_add(replica_id() + 1)
+            if fail[0]:
+                raise KeyError("while tracing")
+            return v + 0.0
+
+        return strategy.run(replica)
+
+    for _ in range(2):
+        with pytest.raises(KeyError, match="while tracing"):
+            step()
+        assert parts(strategy, v) == [1.0] * n and not rx.has_strategy()
+    fail[0] = False
+    total = n * (n + 1) / 2
+    for k in (1, 2):
+        assert parts(strategy, step()) == [1.0 + k * total] * n
+    strategy.run(lambda: v.assign_add(replica_id() + 1))
+    assert float(v) == 1.0 + 3 * total
+
+
+def test_an_iterator_that_fails_leaves_things_usable():
+    strategy = mirrored(2)
+    v = made(strategy, 0.0, aggregation=A.SUM)
+
+    def source():
+        yield np.ones(2, np.float32)
+        yield np.ones(2, np.float32)
+        raise OSError("disk")
+
+    class Source:
+        def __iter__(self):
+            return source()
+
+    iterator = iter(strategy.experimental_distribute_dataset(Source()))
+    step = rx.function(lambda: strategy.run(lambda x: v.assign_add(x.sum()), args=(next(iterator),)))
+    step()
+    step()
+    with pytest.raises(OSError, match="disk"):
+        step()
+    assert float(v) == 4.0
+    v.assign(1.0)
+    assert float(rx.function(lambda: v + 1)()) == 2.0
+
+
+def test_wrong_calls():
+    f = rx.function(lambda x: x)
+    with pytest.raises(TypeError):
+        f()
+    with pytest.raises(TypeError):
+        f(1, 2)
+    assert float(f(jnp.float32(3))) == 3.0
+
+
+def test_lower_shows_the_program_and_runs_nothing():
+    strategy = mirrored(2)
+    v = made(strategy, aggregation=A.SUM)
+    step = rx.function(lambda x: strategy.run(lambda a: v.assign_add(a), args=(x,)))
+    x = per_replica(strategy, [1.0, 2.0])
+    text = step.lower(x).compile().as_text()
+    assert text.startswith("HloModule") and "all-reduce" in text and float(v) == 1.0
+    step(x)
+    assert float(v) == 4.0 and step.experimental_get_tracing_count() == 1
+
+
+def test_one_device_functions_run_on_their_device():
+    """Fact 115."""
+    one = one_device()
+    x = rx.function(lambda: one.run(lambda: jnp.ones(3) * 2))()
+    assert x.devices() == mirrored(2).run(lambda: jnp.ones(2) + 1).values[1].devices()
