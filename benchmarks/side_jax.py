@@ -49,7 +49,9 @@ class Replicax:
             optimizer = rx.Optimizer(transformation(model), parameters)
 
         def by_function(x, y):
-            loss, gradients = jax.value_and_grad(lambda p: models.loss(OPS, model, p, x, y, replicas))(parameters.value())
+            loss, gradients = jax.value_and_grad(lambda p: models.loss(OPS, model, p, x, y, replicas))(
+                parameters.value()
+            )
             optimizer.apply_gradients(gradients)
             return loss
 

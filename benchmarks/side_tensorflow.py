@@ -10,9 +10,9 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-import models  # noqa: E402
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import models
+import numpy as np
+import tensorflow as tf
 
 OPS = models.tensorflow_ops(tf)
 

@@ -162,7 +162,9 @@ def compare_first_steps(options: argparse.Namespace) -> dict[str, Any]:
                 for replicas in options.first_step:
                     answer = run_side("first", options.device, str(replicas), name, model)
                     runs.setdefault((model, name, replicas), []).append(answer)
-    medians = {key: {part: statistics.median(r[part] for r in found) for part in found[0]} for key, found in runs.items()}
+    medians = {
+        key: {part: statistics.median(r[part] for r in found) for part in found[0]} for key, found in runs.items()
+    }
     head = ["model", "contender", "replicas", "s", "trace", "lower", "compile", "run", "traces", "all-reduces", "ratio"]
     rows = []
     for (model, name, replicas), m in medians.items():

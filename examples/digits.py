@@ -42,11 +42,10 @@ def initial_parameters(seed):
 def logits_of(parameters, images):
     """The model: two convolutions and a dense layer, in plain JAX."""
     *convolutions, dense = parameters
-    x = images
-    for layer, stride in zip(convolutions, (1, 2)):
-        x = jax.lax.conv_general_dilated(x, layer["w"], (stride,) * 2, "SAME", dimension_numbers=LAYOUT)
-        x = jax.nn.gelu(x + layer["b"])  # smooth, so that rounding stays rounding
-    return x.reshape(len(x), 4 * 4 * 32) @ dense["w"] + dense["b"]
+    for layer, strides in zip(convolutions, [(1, 1), (2, 2)]):
+        images = jax.lax.conv_general_dilated(images, layer["w"], strides, "SAME", dimension_numbers=LAYOUT)
+        images = jax.nn.gelu(images + layer["b"])  # smooth, so that rounding stays rounding
+    return images.reshape(len(images), 4 * 4 * 32) @ dense["w"] + dense["b"]
 
 
 def loss_of(parameters, images, labels, batch_size):
@@ -186,12 +185,10 @@ def main(arguments=None):
 
     if "REPLICAX_VIRTUAL_DEVICES" not in os.environ:  # used where there is no accelerator
         rx.config.set_virtual_devices({"CPU": options.replicas or 4})
-    found = rx.config.list_devices()
-    devices = [name for name in found if not name.startswith("CPU:")] or found
+    devices = [name for name in rx.config.list_devices() if not name.startswith("CPU:")] or rx.config.list_devices()
     if (options.replicas or 1) > len(devices):
         parser.error(f"argument --replicas: {options.replicas} is more than the devices here, {', '.join(devices)}")
     strategy = rx.MirroredStrategy(devices[: options.replicas])
-
     console = rich.console.Console(highlight=False, soft_wrap=True)
     history, tested = train(strategy, options, console)
     draw(options.output, history, *tested)

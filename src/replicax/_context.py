@@ -180,8 +180,9 @@ def as_array(value: Any) -> jax.Array:
 
 def has_64_bit_types() -> bool:
     """Whether arrays may be of 64-bit types when that is asked for."""
-    allowed = jax.config.jax_explicit_x64_dtypes
-    return bool(jax.config.jax_enable_x64) or getattr(allowed, "name", str(allowed)).lower() == "allow"
+    config: Any = jax.config
+    allowed = config.jax_explicit_x64_dtypes
+    return bool(config.jax_enable_x64) or getattr(allowed, "name", str(allowed)).lower() == "allow"
 
 
 class _Contexts(threading.local):

@@ -83,7 +83,7 @@ def _refuse(what: str) -> None:
 
 
 def _cond(eqn: Any, flags: list[bool], slots: set[int]) -> list[bool]:
-    branches = [j for j in _jaxprs(eqn.params["branches"])]
+    branches = list(_jaxprs(eqn.params["branches"]))
     if flags[0] and any(_has_collective(branch) for branch in branches):
         _refuse("a branch")
     outs = [_walk(branch, flags[1:], slots) for branch in branches]

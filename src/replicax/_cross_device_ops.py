@@ -35,7 +35,7 @@ def is_variable(value: Any) -> bool:
 
 def placed(value: Any, destinations: Any) -> Any:
     """`value` where `destinations` says: mirrored where that is a distributed value or variable, else on its device."""
-    mesh = getattr(destinations, "_mesh", None) if is_variable(destinations) else getattr(destinations, "mesh", None)
+    mesh: Any = getattr(destinations, "_mesh" if is_variable(destinations) else "mesh", None)
     if isinstance(value, jax.core.Tracer):
         local = mesh is not None and isinstance(destinations, DistributedValues)
         return Mirrored.of_local(value, mesh) if local else value
@@ -83,7 +83,7 @@ class CrossDeviceOps:
             ValueError: `reduce_op` is no `ReduceOp`, or `destinations` is none of these.
         """
         _check_op(reduce_op)
-        _check_destinations(destinations)
+        check_destinations(destinations)
         value = _as_per_replica(per_replica_value)
         return self.reduce_implementation(reduce_op, value, destinations, options or CommunicationOptions())
 
@@ -101,12 +101,12 @@ class CrossDeviceOps:
             raise ValueError("Each element of `value_destination_pairs` should be a tuple.")
         pairs = [(_as_per_replica(value), destinations) for value, destinations in value_destination_pairs]
         for _, destinations in pairs:
-            _check_destinations(destinations)
+            check_destinations(destinations)
         return self.batch_reduce_implementation(reduce_op, pairs, options or CommunicationOptions()) if pairs else []
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
         """A copy of `tensor` at the destinations."""
-        _check_destinations(destinations)
+        check_destinations(destinations)
         return self.broadcast_implementation(tensor, destinations)
 
     def reduce_implementation(
@@ -270,7 +270,9 @@ class ReductionToOneDevice(CrossDeviceOps):
         return placed(total, destinations)
 
     def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
-        return [self.reduce_implementation(reduce_op, *pair, options) for pair in value_destination_pairs]
+        return [
+            self.reduce_implementation(reduce_op, value, where, options) for value, where in value_destination_pairs
+        ]
 
     def _local_reduce(self, op, leaves, mesh, options):
         def reduce_dense(dense):
@@ -285,7 +287,8 @@ def _check_op(reduce_op: Any) -> None:
         raise ValueError("`reduce_op` must be Reduce.SUM or Reduce.MEAN.")
 
 
-def _check_destinations(destinations: Any) -> None:
+def check_destinations(destinations: Any) -> None:
+    """`ValueError` where there are none."""
     if destinations is None:
         raise ValueError(_DESTINATIONS)
 

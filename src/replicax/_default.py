@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-
-
 from replicax import _collectives, _context, _function, _nest, _variables
 from replicax._context import ReplicaContext
 from replicax._strategy import Strategy, StrategyExtended

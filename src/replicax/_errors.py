@@ -1,10 +1,10 @@
 """Exceptions of replicax. The type names the phase; each is also a builtin type, so that either can be caught.
 
-    ReplicaxError
-    ├── InvalidArgumentError (ValueError)    values that do not fit together: shapes, dtypes, axes
-    ├── OutOfRangeError (IndexError)         an iterator has no more elements
-    ├── DeviceError (ValueError)             a device that is not there, or is named twice
-    └── ReplicaError (RuntimeError)          replicas went different ways
+ReplicaxError
+├── InvalidArgumentError (ValueError)    values that do not fit together: shapes, dtypes, axes
+├── OutOfRangeError (IndexError)         an iterator has no more elements
+├── DeviceError (ValueError)             a device that is not there, or is named twice
+└── ReplicaError (RuntimeError)          replicas went different ways
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ import numpy as np
 from replicax import _context, _dispatch, _input, _levels, _nest, _private, _specs, _tape
 from replicax._errors import OutOfRangeError
 from replicax._indexed_slices import IndexedSlices
-from replicax._values import DistributedValues, Mirrored, PerReplica, is_array
+from replicax._values import Mirrored, PerReplica, is_array
 from replicax._variables import Variable
 
 _nowhere = contextlib.nullcontext()
@@ -364,15 +364,15 @@ class Function:
         assert self._input_signature is not None
         if kwargs or len(args) != len(self._input_signature):
             raise TypeError(
-                f"Binding inputs to tf.function failed due to `{len(self._input_signature)} positional arguments expected "
-                f"by input_signature`. Received args: {args} and kwargs: {kwargs}."
+                f"Binding inputs to tf.function failed due to `{len(self._input_signature)} positional arguments "
+                f"expected by input_signature`. Received args: {args} and kwargs: {kwargs}."
             )
         try:
             return tuple(_specs.conform(arg, spec) for arg, spec in zip(args, self._input_signature)), {}
         except (TypeError, ValueError) as error:
             raise TypeError(
-                f"Binding inputs to tf.function failed due to `{error}`. Received args: {args} and kwargs: {kwargs} for "
-                f"signature: {self._input_signature}."
+                f"Binding inputs to tf.function failed due to `{error}`. Received args: {args} and kwargs: {kwargs} "
+                f"for signature: {self._input_signature}."
             ) from error
 
     def _warn_of_retracing(self, call: _Call) -> None:
@@ -382,8 +382,8 @@ class Function:
         self._warned = self._traces
         cause = before.difference(call) if before is not None else ""
         warnings.warn(
-            f"{self._traces} out of the last {self._calls} calls to {self._python_function!r} triggered retracing, which "
-            f"is slow. {cause}Pass numbers that change as arrays, keep shapes the same, and define the function "
+            f"{self._traces} out of the last {self._calls} calls to {self._python_function!r} triggered retracing, "
+            f"which is slow. {cause}Pass numbers that change as arrays, keep shapes the same, and define the function "
             "outside of loops.",
             stacklevel=5,
         )
@@ -393,7 +393,9 @@ class _Call:
     """The arguments of one call: dynamic arrays, and a key for all that the program depends on."""
 
     def __init__(self, function: Function, args: tuple, kwargs: dict):
-        leaves, self._tree = jax.tree.flatten((args, kwargs), is_leaf=_is_argument_leaf)
+        tree: Any
+        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_argument_leaf)
+        self._tree = tree
         self.dynamic: list[Any] = []
         self.statics: list[Any] = []
         self._makers: list[Callable[[Sequence[Any]], Any]] = []
@@ -486,7 +488,7 @@ class _Results:
             if array is None:
                 parts = [self._take(part) for part in leaf.values]
                 return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
-            place = self._add(array, mesh.stacked if kind is PerReplica else mesh.mirrored)
+            place = self._add(array, _sharding_of(leaf))
             return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
         if isinstance(leaf, IndexedSlices):
             values, indices, shape = self._add(leaf.values), self._add(leaf.indices), leaf.dense_shape
@@ -506,6 +508,11 @@ class _Made:
 
     def __init__(self, make: Callable[[Sequence[Any]], Any]):
         self.make = make
+
+
+def _sharding_of(value: Any) -> Any:
+    mesh = value.mesh
+    return mesh.stacked if isinstance(value, PerReplica) else mesh.mirrored
 
 
 def _constrained(array: Any, sharding: Any) -> Any:
@@ -563,7 +570,7 @@ def _push_back(pulls: Sequence[_Pull], elements: Sequence[Any]) -> None:
 
 
 def _element_arrays(element: Any) -> list[Any]:
-    return [leaf.array() if isinstance(leaf, DistributedValues) else leaf for leaf in _nest.leaves(element)]
+    return [leaf.array() if isinstance(leaf, (PerReplica, Mirrored)) else leaf for leaf in _nest.leaves(element)]
 
 
 def _uniform(element: Any) -> bool:

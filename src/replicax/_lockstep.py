@@ -66,7 +66,7 @@ class LockstepContext(ReplicaContext):
 
         def forward(values):
             results = self._merge(
-                lambda strategy, *merged: [extended._on_each_replica(extended._gather_merged(value, axis)) for value in merged],
+                lambda strategy, *merged: [extended._gathered_everywhere(value, axis) for value in merged],
                 tuple(values),
                 {},
                 ("all_gather", axis, len(values)),

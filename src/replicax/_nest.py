@@ -90,6 +90,6 @@ def merge(nests: Sequence[Any], fn: Callable[[Sequence[Any]], Any]) -> Any:
 
 def _check_types(nests: Sequence[Any]) -> None:
     kinds = {type(nest) for nest in nests}
-    assert len(kinds) == 1, (
-        "the replicas' structures differ: one has a " + ", another a ".join(sorted(k.__name__ for k in kinds))
+    assert len(kinds) == 1, "the replicas' structures differ: one has a " + ", another a ".join(
+        sorted(k.__name__ for k in kinds)
     )

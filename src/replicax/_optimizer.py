@@ -82,16 +82,17 @@ class Optimizer:
             ValueError: the structure is another one, or a pair has a variable that is not optimized here.
         """
         gradients = self._in_order(gradients)
-        if self._strategy is not None and _context.in_cross_replica_context():
-            self._strategy.run(self._apply, args=(gradients,))
-        elif self._strategy is not None and _context.get_strategy() is not self._strategy:
-            self._strategy.run(self._apply, args=(gradients,))
-        else:
+        replica_context = _context.get_replica_context()
+        in_own_replica = replica_context is not None and replica_context.strategy is self._strategy
+        if self._strategy is None or in_own_replica:
             self._apply(gradients)
+        else:
+            self._strategy.run(self._apply, args=(gradients,))
 
     def _apply(self, gradients: Any) -> None:
         parameters = self._parameters()
-        wanted, got = jax.tree.structure(parameters), jax.tree.structure(gradients)
+        wanted: Any = jax.tree.structure(parameters)
+        got: Any = jax.tree.structure(gradients)
         if wanted != got:
             raise ValueError(f"The gradients' structure is {got}, that of the variables' values is {wanted}.")
         replica_context = _context.get_replica_context()
@@ -108,8 +109,10 @@ class Optimizer:
         """The gradients in the structure of the variables' values, zeros for None."""
         if isinstance(gradients, zip):
             gradients = list(gradients)
-        pairs = isinstance(gradients, (list, tuple)) and gradients and all(
-            isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Variable) for pair in gradients
+        pairs = (
+            isinstance(gradients, (list, tuple))
+            and gradients
+            and all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Variable) for pair in gradients)
         )
         if pairs:
             by_id = {id(variable): gradient for gradient, variable in gradients}
@@ -156,6 +159,7 @@ def _zip_structure(fn: Any, variables: Any, values: Any) -> None:
             _zip_structure(fn, variable, value)
     elif variables is not None:
         one_level = lambda node: node is not variables  # noqa: E731
+        tree: Any
         children, tree = jax.tree.flatten(variables, is_leaf=one_level)
         for variable, value in zip(children, tree.flatten_up_to(values)):
             _zip_structure(fn, variable, value)

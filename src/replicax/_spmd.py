@@ -110,6 +110,11 @@ class _Outputs:
         _nest.map_structure(self._add, result)
 
     def _add(self, leaf: Any) -> None:
+        if isinstance(leaf, (PerReplica, Mirrored)):
+            raise TypeError(
+                f"A compiled replica function returned a {type(leaf).__name__} value, which has a component for each "
+                "replica already. Return the replica's own component, or make the value outside of `run`."
+            )
         for array in (leaf.values, leaf.indices) if isinstance(leaf, IndexedSlices) else (leaf,):
             if isinstance(array, np.ndarray) and array.dtype.kind not in "OSU":
                 array = _context.as_array(array)
@@ -197,10 +202,8 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
 
     jax.eval_shape(_mapped(surroundings, mesh, in_specs, _MIRRORED), *arrays)
 
-    reads = [
-        (slot, variable, i) for key, variable in level.variables.items() for i, slot in enumerate(level.inputs.get(key, ()))
-    ]
-    current = {key: _levels.frame().read(variable) for key, variable in level.variables.items() if key in level.inputs}
+    reads = [(slot, level.variables[key], i) for key, slots in level.inputs.items() for i, slot in enumerate(slots)]
+    current = {key: _levels.frame().read(level.variables[key]) for key in level.inputs}
     read_stacked = [_rows(level, variable) for _, variable, _ in reads]
     varying = {slot for (slot, _, _), rows in zip(reads, read_stacked) if rows}
     _control_flow.check(traced[0], [isinstance(leaf, PerReplica) for leaf in inputs], varying)
@@ -216,7 +219,8 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
         return [*(x if same else x[None] for x, same in zip(results[:count], common)), *new_values]
 
     read_specs = [_STACKED if rows else _MIRRORED for rows in read_stacked]
-    out_specs = [_MIRRORED if same else _STACKED for same in outputs[0].common] + [_STACKED if rows else _MIRRORED for rows in write_stacked]
+    out_specs = [_MIRRORED if same else _STACKED for same in outputs[0].common]
+    out_specs += [_STACKED if rows else _MIRRORED for rows in write_stacked]
     values = [current[id(variable)][i] for _, variable, i in reads]
     results = _mapped(program, mesh, (read_specs, list(in_specs)), out_specs)(values, arrays)
 

@@ -21,7 +21,6 @@ from replicax import (
     _context,
     _cross_device_ops,
     _dispatch,
-    _errors,
     _function,
     _input,
     _levels,
@@ -45,7 +44,7 @@ from replicax._types import (
     as_reduce_op,
     as_synchronization,
 )
-from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_array, regroup, select
+from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_array, select
 
 _GATHER_NEEDED = (
     "tf.distribute.Strategy.gather method requires cross-replica context, use "
@@ -392,6 +391,7 @@ class StrategyExtended:
     def _run_inline(self, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         """A run inside of a merge function of compiled replicas: goes on as the replica."""
         level = _levels.frame()
+        assert isinstance(level, _levels.Level)
         replica_context = _spmd.SpmdContext(self._container, level, _spmd.context_outer(level))
         result: list[Any] = []
 
@@ -497,6 +497,10 @@ class StrategyExtended:
         _collectives.check_alike(parts, free_axis=axis)
         return jnp.concatenate(parts, axis)
 
+    def _gathered_everywhere(self, value: Any, axis: int) -> Any:
+        """What eager replicas get from `all_gather`."""
+        return self._on_each_replica(self._gather_merged(value, axis))
+
     def _all_reduce_merged(self, op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
         """What eager replicas get from `all_reduce`: one value for each they passed."""
         own = [i for i, value in enumerate(values) if isinstance(value, PerReplica)]
@@ -573,6 +577,8 @@ class StrategyExtended:
             return results
 
     def _reduce_batch(self, op: ReduceOp, pairs: list[tuple[Any, Any]], options: CommunicationOptions) -> list[Any]:
+        for _, destinations in pairs:
+            _cross_device_ops.check_destinations(destinations)
         stacked = [value._array for value, _ in pairs if isinstance(value._array, jax.core.Tracer)]
         if len(stacked) < len(pairs):
             return self._cross_device_ops_for(options).batch_reduce(op, pairs, options)
@@ -602,9 +608,7 @@ class StrategyExtended:
         all_kwargs = [box.content for box in (boxes.values if isinstance(boxes, PerReplica) else (boxes,))]
         for index, other in enumerate(all_kwargs):
             if other["name"] != all_kwargs[0]["name"]:
-                raise RuntimeError(
-                    f"Tried to create variable {other['name']} with mismatching name on device {index}"
-                )
+                raise RuntimeError(f"Tried to create variable {other['name']} with mismatching name on device {index}")
         return self._new_variable(**all_kwargs[0])
 
     def _new_variable(self, **kwargs: Any) -> Any:
@@ -848,4 +852,3 @@ def _uncommitted(array: Any) -> Any:
     from replicax._private import uncommitted
 
     return uncommitted(array)
-

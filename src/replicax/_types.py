@@ -26,7 +26,9 @@ class ReduceOp(enum.Enum):
             return ReduceOp.SUM
         if aggregation == VariableAggregation.MEAN:
             return ReduceOp.MEAN
-        raise ValueError(f"Could not convert from `tf.VariableAggregation` {aggregation} to`tf.distribute.ReduceOp` type")
+        raise ValueError(
+            f"Could not convert from `tf.VariableAggregation` {aggregation} to`tf.distribute.ReduceOp` type"
+        )
 
 
 def as_reduce_op(reduce_op: Any) -> ReduceOp:
@@ -272,8 +274,7 @@ class InputContext:
 
     def __repr__(self) -> str:
         return (
-            f"tf.distribute.InputContext(input pipeline id {self.input_pipeline_id}, "
-            f"total: {self.num_input_pipelines})"
+            f"tf.distribute.InputContext(input pipeline id {self.input_pipeline_id}, total: {self.num_input_pipelines})"
         )
 
 

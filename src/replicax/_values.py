@@ -118,14 +118,14 @@ class _Value(DistributedValues):
         self.mesh = mesh
 
     @classmethod
-    def of_array(cls, array: jax.Array, mesh: ReplicaMesh):
+    def of_array(cls, array: jax.Array, mesh: Any):
         """The value whose global form this array is."""
         self = cls.__new__(cls)
         self._parts, self._array, self._local, self.mesh = None, array, None, mesh
         return self
 
     @classmethod
-    def of_local(cls, component: Any, mesh: ReplicaMesh):
+    def of_local(cls, component: Any, mesh: Any):
         """The value as one replica sees it while a replica function is traced: its own component, symbolically."""
         self = cls.__new__(cls)
         self._parts, self._array, self._local, self.mesh = None, None, component, mesh
@@ -266,6 +266,4 @@ def select(replica: int, nest: Any) -> Any:
 
 def all_parts_uniform(nest: Any) -> bool:
     """Whether every PerReplica value in the nest has a global form, so that compiled code can take it."""
-    return all(
-        x._local is not None or x.array() is not None for x in _nest.leaves(nest) if isinstance(x, PerReplica)
-    )
+    return all(x._local is not None or x.array() is not None for x in _nest.leaves(nest) if isinstance(x, PerReplica))

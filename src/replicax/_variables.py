@@ -446,9 +446,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         return self.ref()
 
     def __hash__(self) -> int:  # type: ignore[no-redef]
-        raise TypeError(
-            f"Variable is unhashable. Instead, use variable.ref() as the key. (Variable: {self!r})"
-        )
+        raise TypeError(f"Variable is unhashable. Instead, use variable.ref() as the key. (Variable: {self!r})")
 
     def __deepcopy__(self, memo: dict) -> Variable:
         clone = type(self).__new__(type(self))
@@ -593,7 +591,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
             return self._mesh.local_devices[frame.replica]
         if self._mesh is not None:
             return self._mesh.local_devices[0]
-        leaf = self._get()[0] if self._types else None
+        leaf: Any = self._get()[0] if self._types else None
         return jax.local_devices()[0] if not hasattr(leaf, "devices") or _traced(leaf) else next(iter(leaf.devices()))
 
     def _convert(self, value: Any) -> list[Any]:
@@ -676,10 +674,11 @@ def _binary(name: str) -> Callable[[Any, Any], Any]:
     return method
 
 
-for _name in (
+_OPERATORS = (
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul "
     "and rand or ror xor rxor eq ne lt le gt ge"
-).split():
+)
+for _name in _OPERATORS.split():
     setattr(Variable, f"__{_name}__", _binary(f"__{_name}__"))
 
 
@@ -795,7 +794,7 @@ class _Distributed(Variable, DistributedValues):
         return self._components
 
     def __deepcopy__(self, memo):
-        clone = super().__deepcopy__(memo)
+        clone: Any = super().__deepcopy__(memo)
         clone._components = None
         return clone
 
@@ -930,7 +929,7 @@ class MirroredVariable(_Distributed):
         if isinstance(leaf, Mirrored) and leaf.mesh is mesh:
             return leaf.array()
         if isinstance(leaf, DistributedValues):
-            return spread(leaf.array(), mesh) if traced else mesh.mirror(leaf.values)
+            return spread(_array_of(leaf), mesh) if traced else mesh.mirror(leaf.values)
         return leaf if traced else mesh.mirror([leaf] * len(mesh.local_ids))
 
     def _update(self, combine, value, read_value, method):
@@ -1095,6 +1094,10 @@ class SyncOnReadVariable(_Distributed):
 
     def _update_slices(self, method, slices):
         raise NotImplementedError(f"Variables with `synchronization=ON_READ` doesn't support `{method}`")
+
+
+def _array_of(value: Any) -> Any:
+    return value.array()
 
 
 def first_replica(leaf: Any) -> Any:

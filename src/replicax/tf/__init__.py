@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _devices, _display, _function, _nest, _private, _specs
 from replicax import _data as _datasets
+from replicax import _devices, _display, _function, _nest, _private, _specs
 from replicax import _types as _words
 from replicax._errors import InvalidArgumentError, OutOfRangeError
 from replicax._indexed_slices import IndexedSlices
@@ -32,7 +32,7 @@ from replicax._variables import Variable, name_scope, variable_creator_scope
 from replicax.tf import _ops, _random, distribute
 from replicax.tf._module import Module
 from replicax.tf._ops import (
-    abs,  # noqa: A004
+    abs,
     add,
     add_n,
     argmax,
@@ -54,9 +54,9 @@ from replicax.tf._ops import (
     one_hot,
     ones,
     ones_like,
-    pow,  # noqa: A004
-    print,  # noqa: A004
-    range,  # noqa: A004
+    pow,
+    print,
+    range,
     reduce_all,
     reduce_any,
     reduce_max,
@@ -78,9 +78,22 @@ from replicax.tf._ops import (
 
 Tensor = jax.Array
 
-for _name in (
-    "float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 complex64 complex128 bool"
-).split():
+for _name in [
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "complex64",
+    "complex128",
+    "bool",
+]:
     globals()[_name] = np.dtype(_name)
 bfloat16 = np.dtype(jnp.bfloat16)
 string = np.dtype(object)
@@ -239,9 +252,7 @@ config = _namespace(
     functions_run_eagerly=_function.functions_run_eagerly,
 )
 
-errors = _namespace(
-    "errors", "Exceptions.", InvalidArgumentError=InvalidArgumentError, OutOfRangeError=OutOfRangeError
-)
+errors = _namespace("errors", "Exceptions.", InvalidArgumentError=InvalidArgumentError, OutOfRangeError=OutOfRangeError)
 data = _namespace(
     "data",
     "Datasets.",
@@ -257,9 +268,15 @@ data = _namespace(
 math = _namespace(
     "math",
     "Mathematics.",
-    **{name: getattr(_ops, name) for name in ("abs add add_n divide equal exp log maximum minimum multiply pow").split()},
-    **{name: getattr(_ops, name) for name in ("reduce_sum reduce_mean reduce_max reduce_min sigmoid sqrt square").split()},
-    **{name: getattr(_ops, name) for name in ("subtract tanh argmax").split()},
+    **{
+        name: getattr(_ops, name)
+        for name in ["abs", "add", "add_n", "divide", "equal", "exp", "log", "maximum", "minimum", "multiply", "pow"]
+    },
+    **{
+        name: getattr(_ops, name)
+        for name in ["reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "sigmoid", "sqrt", "square"]
+    },
+    **{name: getattr(_ops, name) for name in ["subtract", "tanh", "argmax"]},
 )
 nn = _namespace("nn", "Neural networks.", relu=_ops.relu, softmax=_ops.softmax, tanh=tanh, sigmoid=sigmoid)
 random = _namespace(

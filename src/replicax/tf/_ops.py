@@ -43,7 +43,11 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
     if dtype is not None:
         return jnp.asarray(array, dtype=as_dtype(dtype))
     if not isinstance(value, (np.ndarray, np.generic)):
-        narrow = {np.dtype(np.float64): np.float32, np.dtype(np.int64): np.int32, np.dtype(np.complex128): np.complex128}
+        narrow = {
+            np.dtype(np.float64): np.float32,
+            np.dtype(np.int64): np.int32,
+            np.dtype(np.complex128): np.complex128,
+        }
         array = array.astype(narrow.get(array.dtype, array.dtype))
     return _context.as_array(array)
 
@@ -56,7 +60,7 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None 
     return tensor if shape is None else jnp.broadcast_to(tensor, tuple(shape))
 
 
-def identity(input: Any, name: str | None = None) -> Any:  # noqa: A002
+def identity(input: Any, name: str | None = None) -> Any:
     """A new tensor with the same value."""
     return jnp.array(convert_to_tensor(input), copy=True)
 
@@ -92,16 +96,18 @@ def fill(dims: Any, value: Any, name: str | None = None) -> Any:
     return jnp.broadcast_to(convert_to_tensor(value), _shape(dims))
 
 
-def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range") -> Any:  # noqa: A001
+def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range") -> Any:
     """Numbers from `start` to before `limit`, int32 or float32 by default."""
     start, limit = (0, start) if limit is None else (start, limit)
-    values = [x.item() if hasattr(x, "item") and not isinstance(x, jax.core.Tracer) else x for x in (start, limit, delta)]
+    values = [
+        x.item() if hasattr(x, "item") and not isinstance(x, jax.core.Tracer) else x for x in (start, limit, delta)
+    ]
     if dtype is None:
         dtype = np.float32 if any(isinstance(x, float) for x in values) else np.int32
-    return jnp.arange(*values, dtype=as_dtype(dtype))
+    return jnp.arange(values[0], values[1], values[2], dtype=as_dtype(dtype))
 
 
-def shape(input: Any, out_type: Any = np.int32, name: str | None = None) -> Any:  # noqa: A002
+def shape(input: Any, out_type: Any = np.int32, name: str | None = None) -> Any:
     """The shape, as a tensor."""
     return jnp.asarray(np.asarray(convert_to_tensor(input).shape, dtype=as_dtype(out_type)))
 
@@ -179,7 +185,9 @@ def _elementwise(compute: Callable[..., Any], doc: str, count: int = 1) -> Calla
     def two(x: Any, y: Any, name: str | None = None) -> Any:
         for value in (x, y):
             if isinstance(value, PerReplica):
-                in_variable = any(isinstance(other, DistributedValues) and isinstance(other, Variable) for other in (x, y))
+                in_variable = any(
+                    isinstance(other, DistributedValues) and isinstance(other, Variable) for other in (x, y)
+                )
                 raise (AttributeError if in_variable else ValueError)(_errors.NOT_A_TENSOR)
         x, y = (v if isinstance(v, (int, float, complex)) else convert_to_tensor(v) for v in (x, y))
         return compute(x, y)
@@ -195,12 +203,12 @@ divide = _elementwise(jnp.divide, "x / y.", 2)
 maximum = _elementwise(jnp.maximum, "The larger of x and y.", 2)
 minimum = _elementwise(jnp.minimum, "The smaller of x and y.", 2)
 equal = _elementwise(jnp.equal, "x == y, elementwise.", 2)
-pow = _elementwise(jnp.power, "x to the power of y.", 2)  # noqa: A001
+pow = _elementwise(jnp.power, "x to the power of y.", 2)
 square = _elementwise(jnp.square, "x squared.")
 sqrt = _elementwise(jnp.sqrt, "The square root.")
 exp = _elementwise(jnp.exp, "The exponential.")
 log = _elementwise(jnp.log, "The natural logarithm.")
-abs = _elementwise(jnp.abs, "The absolute value.")  # noqa: A001
+abs = _elementwise(jnp.abs, "The absolute value.")
 sigmoid = _elementwise(jax.nn.sigmoid, "The logistic function.")
 tanh = _elementwise(jnp.tanh, "The hyperbolic tangent.")
 relu = _elementwise(jax.nn.relu, "The positive part.")
@@ -214,7 +222,7 @@ def one_hot(indices: Any, depth: int, dtype: Any = np.float32, name: str | None 
     return jax.nn.one_hot(convert_to_tensor(indices), depth, dtype=as_dtype(dtype))
 
 
-def argmax(input: Any, axis: int | None = None, output_type: Any = np.int64, name: str | None = None) -> Any:  # noqa: A002
+def argmax(input: Any, axis: int | None = None, output_type: Any = np.int64, name: str | None = None) -> Any:
     """Where the largest element along `axis` (0 by default) stands."""
     result = jnp.argmax(convert_to_tensor(input), axis=0 if axis is None else axis)
     return result.astype(as_dtype(output_type)) if _context.has_64_bit_types() else result
@@ -228,7 +236,9 @@ def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], nam
     return jax.lax.cond(pred, true_fn, false_fn)
 
 
-def print(*inputs: Any, output_stream: Any = None, summarize: int = 3, sep: str = " ", end: str = "\n", name: Any = None):  # noqa: A001
+def print(
+    *inputs: Any, output_stream: Any = None, summarize: int = 3, sep: str = " ", end: str = "\n", name: Any = None
+):
     """Prints when the program runs, in compiled code too; by default to the standard error stream."""
     values = [convert_to_tensor(x) if isinstance(x, (jax.Array, Variable)) else x for x in inputs]
     arrays = [x for x in values if isinstance(x, jax.Array)]

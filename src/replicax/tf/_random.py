@@ -42,7 +42,9 @@ class Generator:
         """Normally distributed numbers."""
         return jax.random.normal(self._key(), _shape(shape), as_dtype(dtype)) * stddev + mean
 
-    def uniform(self, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32, name: Any = None) -> Any:
+    def uniform(
+        self, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32, name: Any = None
+    ) -> Any:
         """Uniformly distributed numbers from `minval` to before `maxval` (1 by default)."""
         return _uniform(self._key(), shape, minval, maxval, dtype)
 
@@ -73,7 +75,9 @@ def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float
     return _global_generator().normal(shape, mean, stddev, dtype)
 
 
-def uniform(shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32, seed: Any = None, name: Any = None):
+def uniform(
+    shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32, seed: Any = None, name: Any = None
+):
     """Uniformly distributed numbers."""
     return _global_generator().uniform(shape, minval, maxval, dtype)
 

@@ -1,0 +1,160 @@
+"""What `_private.py` takes from JAX's inside does what its docstrings say, on every JAX that is tested."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import pytest
+from jax.core import ShapedArray
+
+from replicax import _private
+
+DEVICES = jax.devices()
+
+
+def test_every_function_is_tested_here():
+    public = {
+        name
+        for name, value in vars(_private).items()
+        if getattr(value, "__module__", None) == _private.__name__ and not name.startswith("_")
+    }
+    tested = {name for name in public if name in inspect.getsource(inspect.getmodule(inspect.currentframe()))}
+    assert tested == public, f"no test here names {public - tested}"
+    assert all(inspect.getdoc(getattr(_private, name)) for name in public)
+
+
+def test_uncommitted_arrays_are_moved_freely():
+    a = jax.device_put(jnp.arange(3.0), DEVICES[0])
+    b = jax.device_put(jnp.arange(3.0), DEVICES[1])
+    with pytest.raises(ValueError):  # what the function is for
+        a + b
+    x, y = _private.uncommitted(a), _private.uncommitted(b)
+    assert (x + y).tolist() == [0.0, 2.0, 4.0] and (y + x).tolist() == [0.0, 2.0, 4.0]
+    assert x.devices() == {DEVICES[0]} and y.devices() == {DEVICES[1]}
+
+
+def test_uncommitted_keeps_the_buffer_and_the_type():
+    for value in (jnp.arange(3), jnp.ones((2, 0), jnp.bfloat16), jnp.zeros((), bool), jax.random.normal(jax.random.key(0), (2, 2))):
+        array = jax.device_put(value, DEVICES[2])
+        loose = _private.uncommitted(array)
+        assert loose.shape == array.shape and loose.dtype == array.dtype and loose.tolist() == array.tolist()
+        if array.size:
+            assert loose.unsafe_buffer_pointer() == array.unsafe_buffer_pointer()
+    array = jax.device_put(jnp.arange(1000.0), DEVICES[1])
+    loose = _private.uncommitted(array)
+    del array
+    assert float(loose.sum()) == 499500.0
+
+
+def test_the_current_trace_is_eager_outside_of_transformations():
+    assert _private.is_eager(_private.current_trace())
+    seen = []
+
+    def look(x):
+        seen.append(_private.is_eager(_private.current_trace()))
+        return x * 2
+
+    jax.jit(look)(1.0)
+    jax.make_jaxpr(look)(1.0)
+    jax.eval_shape(look, 1.0)
+    jax.grad(look)(1.0)
+    jax.vmap(look)(jnp.ones(2))
+    jax.lax.fori_loop(0, 2, lambda i, x: look(x), 1.0)
+    assert seen and not any(seen)
+    assert _private.is_eager(_private.current_trace())
+
+
+def test_the_trace_belongs_to_the_thread():
+    seen = []
+
+    def f(x):
+        thread = threading.Thread(target=lambda: seen.append(_private.is_eager(_private.current_trace())))
+        thread.start()
+        thread.join()
+        return x
+
+    jax.jit(f)(1.0)
+    assert seen == [True]
+
+
+def test_the_trace_of_a_tracer():
+    seen = []
+
+    def f(x):
+        seen.append(_private.trace_of(x) is _private.current_trace())
+        y = x * 2
+
+        def inner(z):
+            seen.append(_private.trace_of(z) is _private.current_trace())
+            seen.append(_private.trace_of(y) is _private.current_trace())
+            return z * y
+
+        return jax.jit(inner)(y)
+
+    jax.make_jaxpr(f)(1.0)
+    assert seen == [True, True, False]
+
+
+def test_the_type_of_concrete_arrays():
+    kind = _private.array_type()
+    assert isinstance(jnp.ones(2), kind) and type(jnp.ones(2)) is kind and issubclass(kind, jax.Array)
+    seen = []
+    jax.jit(lambda x: seen.append(isinstance(x, kind)))(1.0)
+    assert seen == [False]
+
+
+def test_at_once_runs_primitives_although_something_is_traced():
+    seen = []
+
+    def f(x):
+        with _private.at_once():
+            made = jax.random.normal(jax.random.key(0), (3,)) * jnp.arange(3)
+            seen.append((isinstance(made, jax.core.Tracer), _private.is_eager(_private.current_trace())))
+        assert not _private.is_eager(_private.current_trace())
+        return x + made
+
+    expected = jax.random.normal(jax.random.key(0), (3,)) * jnp.arange(3)
+    assert jax.jit(f)(1.0).tolist() == pytest.approx((expected + 1).tolist())
+    assert seen == [(False, True)]
+
+
+def test_inputs_are_placeholders_until_they_are_supplied():
+    primitive = _private.InputPrimitive("test_input")
+    aval = ShapedArray((2,), jnp.float32)
+
+    def f(x):
+        return x + primitive.bind(slot=7, aval=aval) * primitive.bind(slot=8, aval=aval)
+
+    jaxpr = jax.make_jaxpr(f)(jnp.ones(2))
+    assert [e.params["slot"] for e in jaxpr.jaxpr.eqns if e.primitive.name == "test_input"] == [7, 8]
+
+    def replay(x, a, b):
+        with primitive.supplied({7: a, 8: b}):
+            return jex.jaxpr_as_fun(jaxpr)(x)[0]
+
+    a, b = jnp.array([1.0, 2.0]), jnp.array([3.0, 4.0])
+    assert replay(jnp.ones(2), a, b).tolist() == [4.0, 9.0]
+    assert jax.jit(replay)(jnp.ones(2), a, b).tolist() == [4.0, 9.0]
+    gradient = jax.grad(lambda a: replay(jnp.ones(2), a, b).sum())(a)
+    assert gradient.tolist() == [3.0, 4.0]  # what is supplied is differentiated
+
+
+def test_supplies_nest_and_end():
+    primitive = _private.InputPrimitive("test_nested")
+    aval = ShapedArray((), jnp.float32)
+    with primitive.supplied({1: "outer", 2: "two"}):
+        with primitive.supplied({1: "inner"}):
+            assert primitive.bind(slot=1, aval=aval) == "inner" and primitive.bind(slot=2, aval=aval) == "two"
+        assert primitive.bind(slot=1, aval=aval) == "outer"
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(jax.make_jaxpr(lambda: primitive.bind(slot=1, aval=aval))()))
+        thread.start()
+        thread.join()
+        assert len(seen[0].jaxpr.eqns) == 1  # a supply belongs to its thread
+    with pytest.raises(KeyError), primitive.supplied({1: "x"}):
+        raise KeyError
+    assert len(jax.make_jaxpr(lambda: primitive.bind(slot=1, aval=aval))().jaxpr.eqns) == 1
