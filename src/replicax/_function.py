@@ -108,6 +108,10 @@ class _Entry:
         reads = [(key, i, slot) for key, slots in level.inputs.items() for i, slot in enumerate(slots)]
         self.donated = [read for read in reads if read[0] in written]
         self.kept = [read for read in reads if read[0] not in written]
+        # The same by variable, whose leaves stand together in these lists.
+        self.donors: list[Any] = [level.variables[key] for key in level.inputs if key in written]
+        self.keepers: list[Any] = [level.variables[key] for key in level.inputs if key not in written]
+        self.writes: list[tuple[Any, int, int]] = []  # variables, and where their new leaves stand among the results
         self.compiled: Any = None
         self.undonated: Any = None  # the same program, for calls under a gradient tape
         self.bound = False
@@ -131,9 +135,9 @@ class Function:
         self._input_signature = None if input_signature is None else tuple(input_signature)
         self._entries: dict[Any, list[_Entry]] = {}
         self._host: set[Any] = set()
-        self._methods: weakref.WeakKeyDictionary[Any, Function] = weakref.WeakKeyDictionary()
+        self._methods: dict[int, Function] = {}
         self._traces = self._calls = 0
-        self._last_key: Any = None
+        self._last_call: tuple[Any, Any] | None = None  # structure and keys of the call that was traced last
         self._warned = 0
         functools.update_wrapper(self, python_function, updated=())
 
@@ -149,44 +153,56 @@ class Function:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        try:
-            return self._methods[instance]
-        except (KeyError, TypeError):
-            bound = Function(types.MethodType(self._python_function, instance), self._input_signature, self._autograph)
-            try:
-                self._methods[instance] = bound
-            except TypeError:  # the instance takes no weak references or has no hash
-                instance.__dict__[self._python_function.__name__] = bound
-            return bound
+        reference = weakref.ref(instance)
+        key = id(instance)
+        if key not in self._methods:
+            # Programs are kept for each instance, without keeping the instance alive.
+            target = self._python_function
+
+            @functools.wraps(target)
+            def method(*args: Any, **kwargs: Any) -> Any:
+                return target(reference(), *args, **kwargs)
+
+            self._methods[key] = Function(method, self._input_signature, self._autograph)
+            weakref.finalize(instance, self._methods.pop, key, None)
+        return _Method(self._methods[key], instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._input_signature is not None:
             args, kwargs = self._bind(args, kwargs)
-        if _run_eagerly or _levels.is_tracing():
+        taped = not _private.is_eager(_private.current_trace())  # what stands there may also be a `jax.jit`
+        if _run_eagerly or (taped and _levels.is_tracing()):
             return self._python_function(*args, **kwargs)
         self._calls += 1
-        call = _Call(self, args, kwargs)
+        call = _Call(args, kwargs)
         if call.ragged:
             return self._run_python(args, kwargs, host=False)
-        if call.key in self._host or call.has_dataset:
+        if call.has_dataset or call.key in self._host:
             return self._run_python(args, kwargs, host=True)
+        entries = self._entries.get(call.key)
+        if entries and not entries[0].pulls:
+            return self._execute(entries[0], call, (), taped)
         return self._run(call, args, kwargs)
 
     def _run(self, call: _Call, args: tuple, kwargs: dict) -> Any:
         entries = self._entries.setdefault(call.key, [])
         pulled: list[Any] = []
+        entry = None
         try:
-            entry = None
             if entries:
-                pulled = [_pull(pull.iterator()) for pull in entries[0].pulls]
+                try:
+                    for pull in entries[0].pulls:
+                        pulled.append(_pull(pull.iterator()))
+                except StopIteration:
+                    _push_back(entries[0].pulls, pulled)
+                    raise
                 entry = next((e for e in entries if _same_elements(e, pulled)), None)
             if entry is None:
-                queue = list(pulled)
+                queue = list(zip(entries[0].pulls, pulled)) if entries else []
                 entry, pulled = self._trace(call, args, kwargs, queue)
                 entries.append(entry)
         except StopIteration:
             # The data end in the middle of the function: run it as it is, so that what it did until then stays.
-            _push_back(entries[0].pulls, pulled)
             return self._run_python(args, kwargs, host=True)
         except _LoopsOverDataset:
             self._host.add(call.key)
@@ -206,7 +222,7 @@ class Function:
             return self._run_python(args, kwargs, host=True)
         except _CreatesVariables:
             return self._first_call_with_variables(call, args, kwargs)
-        return self._execute(entry, call, pulled)
+        return self._execute(entry, call, pulled, not _private.is_eager(_private.current_trace()))
 
     def _run_python(self, args: tuple, kwargs: dict, host: bool) -> Any:
         before, _modes.host_driven = _modes.host_driven, host
@@ -233,9 +249,9 @@ class Function:
         return result
 
     def _trace(
-        self, call: _Call, args: tuple, kwargs: dict, queue: list[Any], creation: bool = True
+        self, call: _Call, args: tuple, kwargs: dict, queue: list[tuple[_Pull, Any]], creation: bool = True
     ) -> tuple[_Entry, list[Any]]:
-        """The program for this call, and the elements that it pulled."""
+        """The program for this call, and the elements that it pulled; those in `queue` were pulled before."""
         self._traces += 1
         self._warn_of_retracing(call)
         frame = _levels.frame()
@@ -247,7 +263,7 @@ class Function:
         def lift(iterator: Any) -> Any:
             if _levels.frame() is not level:
                 return NotImplemented
-            element = queue.pop(0) if queue else _pull(iterator)
+            element = queue.pop(0)[1] if queue else _pull(iterator)
             elements.append(element)
             pull = _Pull(iterator, element, [])
             pulls.append(pull)
@@ -274,10 +290,9 @@ class Function:
         before, _modes.no_creation = _modes.no_creation, _modes.no_creation or not creation
         try:
             jaxpr = jax.make_jaxpr(traced)(*[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.dynamic])
-        except (_Abort, StopIteration) as abort:
+        except BaseException:
+            _push_back([pull for pull, _ in queue], [element for _, element in queue])
             _push_back(pulls, elements)
-            if isinstance(abort, StopIteration):
-                raise OutOfRangeError("End of sequence") from None
             raise
         finally:
             lifts.pop()
@@ -287,12 +302,18 @@ class Function:
         entry.result_count = len(outputs[0].leaves)
         entry.keep_alive = call.statics
         self._compile(entry, outputs[0].leaves)
+        outputs[0].leaves = []  # tracers, and with them all that was traced, are let go of
+        level.values.clear()
         return entry, elements
 
     def _compile(self, entry: _Entry, results: list[Any]) -> None:
         level = entry.level
         meshes = {id(v._mesh): v._mesh for v in level.variables.values() if v._mesh is not None}
         entry.bound = not level.local and any(mesh.needs_bound for mesh in [*meshes.values(), *_meshes_of(entry)])
+        position = entry.result_count
+        for key, variable in level.written.items():
+            entry.writes.append((variable, position, position + len(level.values[key])))
+            position += len(level.values[key])
         small = [i for i, leaf in enumerate(results) if leaf.size * leaf.dtype.itemsize <= _TOKEN_SIZE]
         entry.token = (small[0] if small else -1) if entry.bound else None
 
@@ -309,34 +330,31 @@ class Function:
         entry.compiled = jax.jit(program, donate_argnums=() if level.local else (0,))
         entry.undonated = jax.jit(program)
 
-    def _execute(self, entry: _Entry, call: _Call, pulled: list[Any]) -> Any:
-        level, frame = entry.level, _levels.frame()
-        current: dict[int, list[Any]] = {}
-        taped = not _private.is_eager(_private.current_trace())
-        for key in level.inputs:
-            variable = level.variables[key]
+    def _execute(self, entry: _Entry, call: _Call, pulled: Sequence[Any], taped: bool) -> Any:
+        frame, local = _levels.frame(), entry.level.local
+        donated: list[Any] = []
+        for variable in entry.donors:
             leaves = frame.read(variable)
             if taped:  # a gradient tape around the call sees what the program reads
                 leaves = _tape.on_read(variable, leaves)
-            elif key in level.written and variable._lent and not level.local:  # type: ignore[attr-defined]
+            elif variable._lent and not local:
                 leaves = _copies(leaves)
-            current[key] = leaves
-        donated = [current[key][i] for key, i, _ in entry.donated]
-        kept = [current[key][i] for key, i, _ in entry.kept]
-        elements = [leaf for element in pulled for leaf in _element_arrays(element)]
+            donated += leaves
+        kept: list[Any] = []
+        for variable in entry.keepers:
+            leaves = frame.read(variable)
+            kept += _tape.on_read(variable, leaves) if taped else leaves
+        elements = [leaf for element in pulled for leaf in _element_arrays(element)] if pulled else []
         program = entry.undonated if taped else entry.compiled
-        with _nowhere if level.device is None else jax.default_device(level.device):
+        with _nowhere if entry.level.device is None else jax.default_device(entry.level.device):
             out = program(donated, kept, elements, call.dynamic)
         if entry.token is not None:
             _dispatch.launched(out[entry.token])
         if entry.jaxpr.effects:  # what it prints comes out before the call returns
             jax.effects_barrier()
-        position = entry.result_count
-        for key, variable in level.written.items():
-            count = len(level.values[key])
-            frame.write(variable, out[position : position + count])
-            variable._lent = False  # type: ignore[attr-defined]
-            position += count
+        for variable, start, stop in entry.writes:
+            frame.store(variable, out[start:stop])
+            variable._lent = False
         return entry.rebuild(out[: entry.result_count])
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
@@ -346,7 +364,7 @@ class Function:
         >>> rx.function(lambda x: x + 1).lower(jnp.ones(2)).compile().as_text().startswith("HloModule")
         True
         """
-        call = _Call(self, args, kwargs)
+        call = _Call(args, kwargs)
         entries = self._entries.setdefault(call.key, [])
         if not entries:
             entry, elements = self._trace(call, args, kwargs, [])
@@ -376,11 +394,11 @@ class Function:
             ) from error
 
     def _warn_of_retracing(self, call: _Call) -> None:
-        before, self._last_key = self._last_key, call
+        before, self._last_call = self._last_call, (call._tree, call.keys)
         if self._traces < 5 or self._traces * 2 <= self._calls or self._traces < self._warned + 5:
             return
         self._warned = self._traces
-        cause = before.difference(call) if before is not None else ""
+        cause = _difference(before, (call._tree, call.keys)) if before is not None else ""
         warnings.warn(
             f"{self._traces} out of the last {self._calls} calls to {self._python_function!r} triggered retracing, "
             f"which is slow. {cause}Pass numbers that change as arrays, keep shapes the same, and define the function "
@@ -389,78 +407,118 @@ class Function:
         )
 
 
+class _Method:
+    """A `Function` for one instance; it keeps the instance alive, as a bound method does."""
+
+    def __init__(self, function: Function, instance: Any):
+        self._function, self.__self__ = function, instance
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+
 class _Call:
     """The arguments of one call: dynamic arrays, and a key for all that the program depends on."""
 
-    def __init__(self, function: Function, args: tuple, kwargs: dict):
-        tree: Any
-        leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_argument_leaf)
-        self._tree = tree
+    __slots__ = ("_leaves", "_tree", "dynamic", "has_dataset", "key", "keys", "ragged", "statics")
+
+    def __init__(self, args: tuple, kwargs: dict):
+        self._leaves: Sequence[Any]
+        self._tree: Any
+        if not kwargs and _LEAF_TYPES.issuperset(map(type, args)):
+            self._leaves, self._tree = args, _tree_of(len(args))
+        else:
+            self._leaves, self._tree = jax.tree.flatten((args, kwargs), is_leaf=_is_argument_leaf)
         self.dynamic: list[Any] = []
         self.statics: list[Any] = []
-        self._makers: list[Callable[[Sequence[Any]], Any]] = []
-        self.keys: list[Any] = []
         self.ragged = self.has_dataset = False
-        for leaf in leaves:
-            self.keys.append(self._take(leaf))
-        frame, replica_context = _levels.frame(), _context.get_replica_context()
+        self.keys = tuple([self._take(leaf) for leaf in self._leaves])
+        frame, (strategy, replica_context) = _levels.frame(), _context._current()
         replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) else None
-        where = (id(_context.get_strategy()), replica_context is None, replica, _context.has_64_bit_types())
-        self.key = (self._tree, tuple(self.keys), where)
+        self.key = (self._tree, self.keys, id(strategy), replica_context is None, replica, _context.has_64_bit_types())
 
     def _take(self, leaf: Any) -> Any:
-        place = len(self.dynamic)
-        if isinstance(leaf, (PerReplica, Mirrored)):
+        kind = type(leaf)
+        if kind is PerReplica or kind is Mirrored:
             array = leaf.array()
             if array is None:
                 self.ragged = True
                 return id(leaf)
-            kind, mesh = type(leaf), leaf.mesh
             self.dynamic.append(array)
-            self._makers.append(lambda arrays: kind.of_array(arrays[place], mesh))
-            return (kind, array.shape, array.dtype, mesh)
+            return (kind, array.shape, array.dtype, leaf.mesh)
         if isinstance(leaf, IndexedSlices):
             self.dynamic += [jnp.asarray(leaf.values), jnp.asarray(leaf.indices)]
-            shape = leaf.dense_shape
-            self._makers.append(lambda arrays: IndexedSlices(arrays[place], arrays[place + 1], shape))
             return (IndexedSlices, *((x.shape, x.dtype) for x in self.dynamic[-2:]))
-        if is_array(leaf) and getattr(leaf.dtype, "kind", "V") not in "OSU":
+        if _is_dynamic(leaf):
             array = leaf if isinstance(leaf, jax.Array) else _context.as_array(leaf)
             self.dynamic.append(array)
-            self._makers.append(lambda arrays: arrays[place])
             return (array.shape, array.dtype)
-        self._makers.append(lambda arrays: leaf)
         if isinstance(leaf, (bool, int, float, complex, str, bytes)):
-            return (type(leaf), leaf)
+            return (kind, leaf)
         self.statics.append(leaf)
         self.has_dataset |= isinstance(leaf, _input.DistributedDataset)
-        return (type(leaf), id(leaf))
+        return (kind, id(leaf))
 
     def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple, dict]:
         """The arguments with these arrays for the dynamic ones."""
-        return jax.tree.unflatten(self._tree, [make(arrays) for make in self._makers])
+        queue = iter(arrays)
 
-    def difference(self, other: _Call) -> str:
-        """What changed from this call to the other, in words."""
-        if self._tree != other._tree:
-            return "The arguments' structure changed. "
-        paths = [
-            jax.tree_util.keystr(path)
-            for path, _ in jax.tree_util.tree_leaves_with_path(self._tree.unflatten(range(self._tree.num_leaves)))
-        ]
-        for path, mine, theirs in zip(paths, self.keys, other.keys):
-            if mine != theirs:
-                argument = path.replace("[0]", "argument ", 1) if path.startswith("[0]") else f"argument {path[3:]}"
-                return f"The last time, {argument} changed from {_key_text(mine)} to {_key_text(theirs)}. "
-        return "The strategy or the context changed. "
+        def remade(leaf: Any) -> Any:
+            if isinstance(leaf, (PerReplica, Mirrored)):
+                return type(leaf).of_array(next(queue), leaf.mesh)
+            if isinstance(leaf, IndexedSlices):
+                return IndexedSlices(next(queue), next(queue), leaf.dense_shape)
+            return next(queue) if _is_dynamic(leaf) else leaf
+
+        return jax.tree.unflatten(self._tree, [remade(leaf) for leaf in self._leaves])
+
+
+def _difference(before: tuple[Any, Any], now: tuple[Any, Any]) -> str:
+    """What changed from one call, given by structure and keys, to another, in words."""
+    (tree, keys), (other_tree, other_keys) = before, now
+    if tree != other_tree:
+        return "The arguments' structure changed. "
+    paths = jax.tree_util.tree_leaves_with_path(tree.unflatten(range(tree.num_leaves)))
+    for (path, _), mine, theirs in zip(paths, keys, other_keys):
+        if mine != theirs:
+            position, name, *inside = path
+            which = getattr(name, "idx", None) if position.idx == 0 else repr(name.key)
+            argument = f"argument {which}{jax.tree_util.keystr(tuple(inside))}"
+            if _is_object(mine) and _is_object(theirs):
+                return f"The last time, {argument} was another object of type {theirs[0].__name__}. "
+            return f"The last time, {argument} changed from {_key_text(mine)} to {_key_text(theirs)}. "
+    return "The strategy or the context changed. "
+
+
+def _is_object(key: Any) -> bool:
+    return _key_text(key).startswith("an object")
 
 
 def _key_text(key: Any) -> str:
-    if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], tuple):
-        return f"an array of shape {key[0]} and dtype {key[1]}"
-    if isinstance(key, tuple) and len(key) == 2 and key[0] in (bool, int, float, complex, str, bytes):
+    first = key[0]
+    if first in (PerReplica, Mirrored):
+        return f"a {first.__name__} value of shape {key[1][first is PerReplica :]} and dtype {key[2]}"
+    if isinstance(first, tuple):
+        return f"an array of shape {first} and dtype {key[1]}"
+    if first in (bool, int, float, complex, str, bytes):
         return repr(key[1])
-    return "one object to another"
+    return f"an object of type {first.__name__}"
+
+
+_LEAF_TYPES = {PerReplica, Mirrored, _private.array_type(), np.ndarray, bool, int, float, str}
+
+
+@functools.cache
+def _tree_of(count: int) -> Any:
+    """The structure of a call with so many leaves for its arguments."""
+    return jax.tree.structure(((0,) * count, {}))
+
+
+def _is_dynamic(leaf: Any) -> bool:
+    return is_array(leaf) and getattr(leaf.dtype, "kind", "V") not in "OSU"
 
 
 def _is_argument_leaf(value: Any) -> bool:
@@ -500,6 +558,8 @@ class _Results:
 
     def rebuilt(self, arrays: list[Any]) -> Any:
         """The result with these arrays."""
+        if type(self._skeleton) is _Made:
+            return self._skeleton.make(arrays)
         return _nest.map_structure(lambda made: made.make(arrays), self._skeleton)
 
 
@@ -640,12 +700,17 @@ def function(
     return Function(func, input_signature, autograph)
 
 
+def is_function(value: Any) -> bool:
+    """Whether `value` was made by `function`, as a method of an instance or by itself."""
+    return isinstance(value, (Function, _Method))
+
+
 def compiled_run(strategy: Any, fn: Callable[..., Any]) -> Function:
     """`strategy.run(fn, ...)` as a `function`, one for all functions of the same code and closure."""
     cache = strategy.__dict__.setdefault("_compiled_runs", {})
     key = _closure_key(fn)
     if key not in cache:
-        target = fn.python_function if isinstance(fn, Function) else fn
+        target = fn.python_function if is_function(fn) else fn
 
         def run(args: tuple, kwargs: dict) -> Any:
             return strategy.run(target, args=args, kwargs=kwargs)
@@ -656,7 +721,7 @@ def compiled_run(strategy: Any, fn: Callable[..., Any]) -> Function:
 
 
 def _closure_key(value: Any) -> Any:
-    if isinstance(value, Function):
+    if is_function(value):
         return (Function, _closure_key(value.python_function))
     if isinstance(value, types.FunctionType):
         cells = [_cell(cell) for cell in value.__closure__ or ()]

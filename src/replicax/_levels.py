@@ -52,6 +52,10 @@ class Frame:
         _refuse_tracers(leaves)
         variable._write_global(leaves)
 
+    def store(self, variable: State, leaves: list[Any]) -> None:
+        """The same for leaves that a compiled program returned."""
+        variable._write_global(leaves)
+
 
 class ReplicaFrame(Frame):
     """The values that one eager replica sees: its own components."""
@@ -71,6 +75,8 @@ class ReplicaFrame(Frame):
         if variable._mesh is not self.mesh:
             return variable._write_global(leaves)
         variable._write_component(self.replica, leaves)
+
+    store = write
 
 
 class Level(Frame):
@@ -114,6 +120,8 @@ class Level(Frame):
         key = id(variable)
         self.variables[key] = self.written[key] = variable
         self.values[key] = list(leaves)
+
+    store = write
 
     def replay(self, jaxpr: Any, supplied: dict[int, Any], *args: Any) -> list[Any]:
         """Evaluates the level's jaxpr with these values for its inputs."""

@@ -58,6 +58,7 @@ class Optimizer:
         if not self._flat:
             raise TypeError("An Optimizer takes at least one variable, got none.")
         self._strategy = self._flat[0].distribute_strategy
+        self._update = jax.jit(self._new_values)  # one program, also where replicas run eagerly
         state = transformation.init(self._parameters())
         with (self._strategy or _context.get_strategy()).scope():
             self.state = Variable(lambda: state, trainable=False, name="optimizer_state")
@@ -98,12 +99,15 @@ class Optimizer:
         replica_context = _context.get_replica_context()
         if replica_context is not None and replica_context.num_replicas_in_sync > 1:
             gradients = replica_context.all_reduce(self._reduce_op, gradients, options=self._options)
-        updates, state = self._transformation.update(gradients, self.state.value(), parameters)
+        new, state = self._update(gradients, self.state.value(), parameters)
         self.state.assign(state)
-        new = jax.tree.map(lambda p, u: jnp.asarray(p + u).astype(p.dtype), parameters, updates)
         values = _values_of(self._variables, new)
         for variable, value in zip(self._flat, values):
             variable.assign(value)
+
+    def _new_values(self, gradients: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
+        updates, state = self._transformation.update(gradients, state, parameters)
+        return jax.tree.map(lambda p, u: jnp.asarray(p + u).astype(p.dtype), parameters, updates), state
 
     def _in_order(self, gradients: Any) -> Any:
         """The gradients in the structure of the variables' values, zeros for None."""

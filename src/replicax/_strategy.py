@@ -383,7 +383,7 @@ class StrategyExtended:
                 return self._run_inline(fn, args, kwargs)
             if _levels.is_tracing():
                 return _spmd.run(strategy, self._mesh, fn, args, kwargs)
-            compile_it = isinstance(fn, _function.Function) and not _function.functions_run_eagerly()
+            compile_it = _function.is_function(fn) and not _function.functions_run_eagerly()
             if (compile_it or _function.host_driven()) and not isinstance(frame, _levels.ReplicaFrame):
                 return _function.compiled_run(strategy, fn)(args, kwargs)
             return _lockstep.run(strategy, self._mesh, fn, args, kwargs)
