@@ -6,7 +6,7 @@
     python benchmarks/step.py --variables 6,50,500         # what a call costs by the number of variables
 
 All sides take turns in one run, round by round, so that what else the machine does hits them alike; the medians of the
-rounds are shown. docs/benchmarks.md says what is compared, and what came out.
+rounds are shown, and the medians of the rounds' ratios. docs/benchmarks.md says what is compared, and what came out.
 """
 
 from __future__ import annotations
@@ -84,8 +84,11 @@ def measure(model: str, replicas: int, sides: dict[str, Side], rounds: int, seco
 
 
 def ratio(result: dict[str, Any], of: str, to: str) -> str:
-    step = result["step"]
-    return f"{step[of] / step[to]:.2f}" if of in step and to in step else "–"
+    """The median of the rounds' ratios: what slows the machine for a while slows both sides of a round."""
+    rounds = result["rounds"]
+    if of not in rounds or to not in rounds:
+        return "–"
+    return f"{statistics.median(a / b for a, b in zip(rounds[of], rounds[to])):.2f}"
 
 
 def steps_table(results: list[dict[str, Any]], sides: list[str]) -> tuple[list[str], list[list[str]]]:

@@ -109,9 +109,10 @@ def test_all_reduce_reads_variables_and_takes_numpy(n, way):
             1.0, synchronization=rx.VariableSynchronization.ON_READ, aggregation=rx.VariableAggregation.MEAN
         )
     for value, expected in ((v, 2.0), (on_read, 1.0)):
-        assert parts(strategy, way(lambda value=value: strategy.run(lambda: ctx().all_reduce(SUM, value)))()) == [
-            expected * n
-        ] * n
+        assert (
+            parts(strategy, way(lambda value=value: strategy.run(lambda: ctx().all_reduce(SUM, value)))())
+            == [expected * n] * n
+        )
     numpy = [np.float32(1), np.array([5.0], np.float32)]
     a, b = way(lambda: strategy.run(lambda: ctx().all_reduce(SUM, [x.copy() for x in numpy])))()
     assert parts(strategy, a) == [1.0 * n] * n and parts(strategy, b) == [[5.0 * n]] * n
@@ -247,7 +248,11 @@ def test_all_gather_refuses(n, way):
     refused(rx.InvalidArgumentError, "[Ss]calars", replica_id)
     refused(rx.InvalidArgumentError, r"in the range \[-1, 1\), but got 1", lambda: replica_id()[None], 1)
     refused(rx.InvalidArgumentError, r"in the range \[-1, 1\), but got -2", lambda: replica_id()[None], -2)
-    refused(NotImplementedError, "all_gather does not support IndexedSlices", lambda: rx.IndexedSlices(jnp.ones((1, 1)), jnp.array([0])))
+    refused(
+        NotImplementedError,
+        "all_gather does not support IndexedSlices",
+        lambda: rx.IndexedSlices(jnp.ones((1, 1)), jnp.array([0])),
+    )
     refused(TypeError, None, lambda: np.array(["a"]))
     refused(TypeError, "bool", lambda: replica_id()[None] > 0)
     refused((TypeError, AttributeError), None, lambda: [1])
@@ -283,7 +288,9 @@ def test_merge_call(n, way):
     strategy, seen = mirrored(n), []
 
     def merge(got, per, same, *, key):
-        seen.append((got is strategy, rx.get_replica_context(), rx.in_cross_replica_context(), rx.get_strategy() is got))
+        seen.append(
+            (got is strategy, rx.get_replica_context(), rx.in_cross_replica_context(), rx.get_strategy() is got)
+        )
         assert isinstance(per, rx.PerReplica) and isinstance(key[0], rx.PerReplica) and same == "same"
         return {"per": per, "sum": strategy.reduce(SUM, per, axis=None), "plain": 5}
 
@@ -404,7 +411,9 @@ def test_the_collectives_of_one_device(way):
         )
 
     total, mean, gathered, (same, three) = way(lambda: one.run(replica))()
-    assert float(total) == 2 and mean["a"].tolist() == [1] and gathered.tolist() == [1] and bool(same) and int(three) == 3
+    assert (
+        float(total) == 2 and mean["a"].tolist() == [1] and gathered.tolist() == [1] and bool(same) and int(three) == 3
+    )
 
 
 # Gradients.

@@ -26,7 +26,11 @@ def test_outside_of_any_scope_there_is_the_default_strategy():
 def test_what_the_default_strategy_does():
     """Fact 2."""
     d = rx.get_strategy()
-    assert d.run(lambda x, y=1: (x, y, rx.get_replica_context() is not None), args=(5,), kwargs={"y": 2}) == (5, 2, True)
+    assert d.run(lambda x, y=1: (x, y, rx.get_replica_context() is not None), args=(5,), kwargs={"y": 2}) == (
+        5,
+        2,
+        True,
+    )
     x = jnp.asarray([1.0, 2.0])
     assert d.reduce("SUM", x, axis=None) is x and float(d.reduce("MEAN", x, axis=0)) == 1.5
     assert d.reduce("SUM", 7, axis=None) == 7 and d.experimental_local_results([1, 2]) == ([1, 2],)
@@ -93,7 +97,9 @@ def test_no_scope_inside_of_run(n, way):
         with strategy.scope():
             return 1
 
-    with pytest.raises(RuntimeError, match=r"requires being in cross-replica context, use get_replica_context\(\).merge"):
+    with pytest.raises(
+        RuntimeError, match=r"requires being in cross-replica context, use get_replica_context\(\).merge"
+    ):
         way(lambda: mirrored(n).run(lambda: enter(mirrored(n))))()
     with pytest.raises(RuntimeError, match="Mixing different tf.distribute.Strategy objects"):
         way(lambda: mirrored(n).run(lambda: enter(mirrored(n + 1))))()
@@ -111,7 +117,9 @@ def test_methods_of_the_wrong_context(n, way):
         lambda: strategy.extended.reduce_to(SUM, x, destinations="GPU:0"),
         lambda: strategy.extended.batch_reduce_to(SUM, [(x, "GPU:0")]),
     ):
-        with pytest.raises(RuntimeError, match="^Method requires being in cross-replica context, use get_replica_context"):
+        with pytest.raises(
+            RuntimeError, match="^Method requires being in cross-replica context, use get_replica_context"
+        ):
             way(lambda call=call: strategy.run(call))()
     for call in (
         lambda: strategy.experimental_local_results(x),
@@ -138,7 +146,10 @@ def test_experimental_set_strategy():
         rx.experimental_set_strategy(None)
     assert not rx.has_strategy() and not rx.in_cross_replica_context()
     for wrong in (other, None):
-        with strategy.scope(), pytest.raises(RuntimeError, match="Must not be called inside a `tf.distribute.Strategy` sc"):
+        with (
+            strategy.scope(),
+            pytest.raises(RuntimeError, match="Must not be called inside a `tf.distribute.Strategy` sc"),
+        ):
             rx.experimental_set_strategy(wrong)
     with pytest.raises(RuntimeError, match="Must not be called inside"):
         strategy.run(lambda: rx.experimental_set_strategy(None))
@@ -234,7 +245,9 @@ def test_value_context_and_enumerations():
     assert [m.name for m in rx.VariableAggregation] == ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"]
     assert [m.value for m in rx.VariableAggregation] == [0, 1, 2, 3]
     assert rx.ReduceOp.from_variable_aggregation(rx.VariableAggregation.MEAN) is MEAN
-    with pytest.raises(ValueError, match="Could not convert from `tf.VariableAggregation` VariableAggregationV2.ONLY_FI"):
+    with pytest.raises(
+        ValueError, match="Could not convert from `tf.VariableAggregation` VariableAggregationV2.ONLY_FI"
+    ):
         rx.ReduceOp.from_variable_aggregation(rx.VariableAggregation.ONLY_FIRST_REPLICA)
     assert repr(rx.RunOptions()) == (
         "RunOptions(experimental_enable_dynamic_batch_size=True, experimental_bucketizing_dynamic_shape=False, "
@@ -246,7 +259,9 @@ def test_value_context_and_enumerations():
 def test_older_names(n):
     """Fact 90."""
     strategy = mirrored(n)
-    assert strategy.experimental_run(lambda: 1) == 1 and strategy.configure() is None and strategy.cluster_resolver is None
+    assert (
+        strategy.experimental_run(lambda: 1) == 1 and strategy.configure() is None and strategy.cluster_resolver is None
+    )
     assert int(strategy.group(jnp.asarray(1))) == 1 and strategy.unwrap(per_replica(strategy, [1] * n))[0] == 1
     assert strategy.extended.call_for_each_replica(lambda x: x, args=(2,)) == 2
     assert not hasattr(strategy, "experimental_run_v2") and not hasattr(strategy, "broadcast")

@@ -79,7 +79,9 @@ def test_a_branch_that_all_replicas_take_alike_works(n, meet):
             return lax.cond(predicate(x, flag), lambda: meet(x) * 1.0, lambda: x * 0.0)
 
         assert compiled_run(n, replica, x, flag) == [expected] * n
-    assert compiled_run(n, lambda x, f: lax.cond(f, lambda: meet(x), lambda: x), x, ~flag) == [r + 1.0 for r in range(n)]
+    assert compiled_run(n, lambda x, f: lax.cond(f, lambda: meet(x), lambda: x), x, ~flag) == [
+        r + 1.0 for r in range(n)
+    ]
 
 
 @several
@@ -215,7 +217,9 @@ def test_eager_replicas_may_not_meet_inside_of_control_flow(n, meet):
         lambda x: jax.jit(meet)(x),
         lambda x: jax.vmap(meet)(x[None] * jnp.ones(2)),
     ):
-        with pytest.raises(RuntimeError, match="^`merge_call` called while defining a new graph or a tf.function. This can"):
+        with pytest.raises(
+            RuntimeError, match="^`merge_call` called while defining a new graph or a tf.function. This can"
+        ):
             mirrored(n).run(replica, args=(x,))
         assert not rx.has_strategy()
 

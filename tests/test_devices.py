@@ -52,7 +52,9 @@ def test_jax_devices():
 def test_names_that_do_not_parse(name):
     """Facts 113, 117."""
     for make in (lambda: rx.MirroredStrategy([name]), lambda: rx.OneDeviceStrategy(name)):
-        with pytest.raises(ValueError, match=f"Unknown attribute {name!r} is encountered while parsing the device spec"):
+        with pytest.raises(
+            ValueError, match=f"Unknown attribute {name!r} is encountered while parsing the device spec"
+        ):
             make()
 
 
@@ -69,7 +71,9 @@ def test_things_that_are_no_devices():
         rx.MirroredStrategy("GPU:0")
 
 
-@pytest.mark.parametrize("devices", [["GPU:0", "GPU:0"], ["GPU:0", "/device:gpu:0"], ["CPU:1", "CPU:0", "CPU:1"]], ids=str)
+@pytest.mark.parametrize(
+    "devices", [["GPU:0", "GPU:0"], ["GPU:0", "/device:gpu:0"], ["CPU:1", "CPU:0", "CPU:1"]], ids=str
+)
 def test_a_device_named_twice(devices):
     """Fact 113."""
     with pytest.raises(AssertionError, match=r"No duplicates allowed in `devices` argument: \("):
@@ -118,7 +122,9 @@ def test_virtual_devices_from_the_environment(run_python, text, expected):
     assert (code, out) == (0, expected), err
 
 
-@pytest.mark.parametrize("text", ["GPU", "GPU:0", "GPU:-1", "GPU:x", "GPU:1;CPU:1", "4", "GPU:1,GPU:2", "GPU:1.5", "GPU:1:2"])
+@pytest.mark.parametrize(
+    "text", ["GPU", "GPU:0", "GPU:-1", "GPU:x", "GPU:1;CPU:1", "4", "GPU:1,GPU:2", "GPU:1.5", "GPU:1:2"]
+)
 def test_a_malformed_environment_variable(run_python, text):
     code, _, err = show(run_python, LIST, REPLICAX_VIRTUAL_DEVICES=text)
     assert code == 1 and "DeviceError" in err and repr(text) in err and "TYPE:COUNT" in err

@@ -189,7 +189,10 @@ def test_colocate_vars_with():
         w = rx.Variable(2.0)
     assert [c.device for c in w.values] == [c.device for c in v.values]
     for wrong in (plain, 5):
-        with strategy.scope(), pytest.raises(ValueError, match="`colocate_vars_with` must only be passed a variable creat"):
+        with (
+            strategy.scope(),
+            pytest.raises(ValueError, match="`colocate_vars_with` must only be passed a variable creat"),
+        ):
             with strategy.extended.colocate_vars_with(wrong):
                 pass
     with pytest.raises(RuntimeError, match=r'Need to be inside "with strategy.scope\(\)" for '):

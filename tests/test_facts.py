@@ -21,7 +21,11 @@ FACTS = json.loads((HERE / "facts.json").read_text())["facts"]
 DIFFERENCES = pathlib.Path(__file__).parents[1] / "docs" / "differences.md"
 
 # Names of JAX's own that differ from one of its versions to the next.
-VERSIONS = [(r"'jaxlib._jax.Device'", "'Device'"), (r"jaxlib\._jax\.ArrayImpl|jax\.Array", "jax.Array"), (r"JitTracer\(", "Tracer(")]
+VERSIONS = [
+    (r"'jaxlib._jax.Device'", "'Device'"),
+    (r"jaxlib\._jax\.ArrayImpl|jax\.Array", "jax.Array"),
+    (r"JitTracer\(", "Tracer("),
+]
 
 
 @pytest.fixture(scope="module")

@@ -297,7 +297,9 @@ def test_results_of_every_kind():
     v = rx.Variable(1.0)
     f = rx.function(lambda x: {"b": (x, [v, None, "t"]), "a": 3, "c": np.arange(2), "d": (), "e": x > 1, "f": 2.5})
     result = f(jnp.float32(2))
-    assert list(result) == ["b", "a", "c", "d", "e", "f"] and result["b"][1][0] is v and result["b"][1][1:] == [None, "t"]
+    assert (
+        list(result) == ["b", "a", "c", "d", "e", "f"] and result["b"][1][0] is v and result["b"][1][1:] == [None, "t"]
+    )
     assert int(result["a"]) == 3 and result["c"].tolist() == [0, 1] and result["d"] == () and bool(result["e"])
     assert float(result["f"]) == 2.5
 
@@ -351,7 +353,9 @@ def test_the_warning_about_retracing_names_the_cause():
     assert caught[0].filename == __file__
 
     g = rx.function(lambda x: x.sum())
-    with pytest.warns(UserWarning, match=r"argument 0.*array of shape \(5,\).* to an array of shape \(6,\)|\(4,\).*\(5,\)"):
+    with pytest.warns(
+        UserWarning, match=r"argument 0.*array of shape \(5,\).* to an array of shape \(6,\)|\(4,\).*\(5,\)"
+    ):
         for k in range(2, 10):
             g(jnp.ones(k))
 

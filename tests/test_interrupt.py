@@ -103,7 +103,7 @@ next(iter(strategy.experimental_distribute_dataset(Stuck())))
 
 @pytest.mark.parametrize("name", _PROGRAMS)
 def test_an_interrupt_ends_the_program(run_python, name):
-    finished = run_python(_HEAD + _PROGRAMS[name], timeout=60)
+    finished = run_python(_HEAD + _PROGRAMS[name], timeout=40)
     assert finished.stderr.rstrip().splitlines()[-1] == "KeyboardInterrupt", finished.stderr
     assert finished.returncode != 0
     assert "Fatal Python error" not in finished.stderr
@@ -134,6 +134,6 @@ for thread in left:
 print("usable", sum(t.is_alive() for t in left))
 """
     head = _HEAD.replace("threading.Thread(target=interrupt_soon, daemon=True).start()\n", "")
-    finished = run_python(head + program, timeout=60)
+    finished = run_python(head + program, timeout=40)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.split() == ["usable", "0"], finished.stdout + finished.stderr

@@ -32,11 +32,15 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_cross_device_ops",
         "_lockstep",
         "_spmd",
+        "_creation",
         "_variables",
+        "_distributed_variables",
         "_control_flow",
+        "_arguments",
+        "_pulls",
         "_function",
     ),
-    "strategies": ("_strategy", "_default", "_mirrored", "_one_device", "_optimizer"),
+    "strategies": ("_extended", "_strategy", "_default", "_mirrored", "_one_device", "_optimizer"),
     "namespaces": ("__init__", "config", "data", "tf"),
 }
 

@@ -96,7 +96,9 @@ def check(finished, n):
             assert outcome == "ReplicaError", case
             for replica in range(n):  # the error names every replica and where it stood
                 assert re.search(rf"replica {replica} (waits in \w.* at .*program\.py:\d+|has returned)", text), case
-            assert ("different number of replica_context().merge_call() calls" in text) == ("return" in combination), case
+            assert ("different number of replica_context().merge_call() calls" in text) == ("return" in combination), (
+                case
+            )
     return results
 
 
@@ -130,7 +132,9 @@ def test_the_error_names_each_replica_and_where_it_stood(n):
     first = replica.__code__.co_firstlineno
     assert re.fullmatch(rf"  replica 0 waits in all_reduce\(.*\) at {re.escape(__file__)}:{first + 3}", lines[1])
     for r in range(1, n):
-        assert re.fullmatch(rf"  replica {r} waits in all_gather\(.*\) at {re.escape(__file__)}:{first + 4}", lines[r + 1])
+        assert re.fullmatch(
+            rf"  replica {r} waits in all_gather\(.*\) at {re.escape(__file__)}:{first + 4}", lines[r + 1]
+        )
 
 
 @several

@@ -217,7 +217,11 @@ def test_wrong_values_are_refused(n, way):
             for error, match, value in (
                 (ValueError, "Shape mismatch", lambda: [1.0, 2.0]),
                 (TypeError, "Cannot convert 'a'", lambda: "a"),
-                (ValueError, "conversion requested dtype float32 for Tensor with dtype int32", lambda: jnp.ones((), jnp.int32)),
+                (
+                    ValueError,
+                    "conversion requested dtype float32 for Tensor with dtype int32",
+                    lambda: jnp.ones((), jnp.int32),
+                ),
             ):
                 if where != strategy.run or aggregation is A.NONE:
                     with pytest.raises(error, match=match):
@@ -411,13 +415,17 @@ def test_scatter_in_replicas(n, way, method, aggregation):
         values = [1.0, 2.0, 3.0, 4.0]
         for r in replicas:
             x = 10.0 * (r + 1) / share
-            values[r] = {"add": values[r] + x, "sub": values[r] - x, "mul": values[r] * x, "div": values[r] / x}[method[8:]]
+            values[r] = {"add": values[r] + x, "sub": values[r] - x, "mul": values[r] * x, "div": values[r] / x}[
+                method[8:]
+            ]
         return values
 
     if aggregation is A.NONE:
         expected = [applied([r], 1) for r in range(n)]
     else:
-        expected = [applied([0] if aggregation is A.ONLY_FIRST_REPLICA else range(n), n if aggregation is A.MEAN else 1)] * n
+        expected = [
+            applied([0] if aggregation is A.ONLY_FIRST_REPLICA else range(n), n if aggregation is A.MEAN else 1)
+        ] * n
     np.testing.assert_allclose(parts(strategy, v), expected, rtol=1e-6)
 
 

@@ -38,7 +38,12 @@ def test_uncommitted_arrays_are_moved_freely():
 
 
 def test_uncommitted_keeps_the_buffer_and_the_type():
-    for value in (jnp.arange(3), jnp.ones((2, 0), jnp.bfloat16), jnp.zeros((), bool), jax.random.normal(jax.random.key(0), (2, 2))):
+    for value in (
+        jnp.arange(3),
+        jnp.ones((2, 0), jnp.bfloat16),
+        jnp.zeros((), bool),
+        jax.random.normal(jax.random.key(0), (2, 2)),
+    ):
         array = jax.device_put(value, DEVICES[2])
         loose = _private.uncommitted(array)
         assert loose.shape == array.shape and loose.dtype == array.dtype and loose.tolist() == array.tolist()
@@ -151,7 +156,9 @@ def test_supplies_nest_and_end():
             assert primitive.bind(slot=1, aval=aval) == "inner" and primitive.bind(slot=2, aval=aval) == "two"
         assert primitive.bind(slot=1, aval=aval) == "outer"
         seen = []
-        thread = threading.Thread(target=lambda: seen.append(jax.make_jaxpr(lambda: primitive.bind(slot=1, aval=aval))()))
+        thread = threading.Thread(
+            target=lambda: seen.append(jax.make_jaxpr(lambda: primitive.bind(slot=1, aval=aval))())
+        )
         thread.start()
         thread.join()
         assert len(seen[0].jaxpr.eqns) == 1  # a supply belongs to its thread

@@ -204,7 +204,9 @@ def test_the_reduce_op(n, way):
 def test_a_value_that_is_not_distributed(n, way):
     """Fact 42."""
     strategy, x = mirrored(n), jnp.asarray([1.0, 3.0])
-    with pytest.raises(ValueError, match=r"A non-DistributedValues value .* cannot be reduced with the given reduce op"):
+    with pytest.raises(
+        ValueError, match=r"A non-DistributedValues value .* cannot be reduced with the given reduce op"
+    ):
         way(lambda x: strategy.reduce(SUM, x, axis=None))(x)
     for bare in (3, 0, 0.0, None, rx.Variable(3.0)):
         with pytest.raises(ValueError, match="A non-DistributedValues value"):

@@ -239,9 +239,7 @@ def test_a_returned_variable_is_the_variable(n, way):
     strategy = mirrored(n)
     with strategy.scope():
         v = rx.Variable(1.0)
-        w = rx.Variable(
-            1.0, synchronization=rx.VariableSynchronization.ON_READ, aggregation=rx.VariableAggregation.SUM
-        )
+        w = rx.Variable(1.0, synchronization=rx.VariableSynchronization.ON_READ, aggregation=rx.VariableAggregation.SUM)
     plain = rx.Variable(1.0)
     for variable in (v, w, plain):
         assert way(lambda variable=variable: strategy.run(lambda: variable))() is variable
@@ -294,7 +292,12 @@ def test_the_replica_context_tells_who_the_replica_is(n, way):
     def replica():
         c = ctx()
         seen.append(
-            (c.strategy is strategy, rx.get_strategy() is strategy, c.num_replicas_in_sync, type(c.num_replicas_in_sync))
+            (
+                c.strategy is strategy,
+                rx.get_strategy() is strategy,
+                c.num_replicas_in_sync,
+                type(c.num_replicas_in_sync),
+            )
         )
         assert c is ctx() and not rx.in_cross_replica_context() and rx.has_strategy()
         assert c.replica_id_in_sync_group.shape == () and c.replica_id_in_sync_group.dtype == np.int32
@@ -308,11 +311,13 @@ def test_the_replica_context_tells_who_the_replica_is(n, way):
 def test_eager_replicas_know_their_number_and_compute_on_their_device(n):
     """Facts 4, 28."""
     strategy = mirrored(n)
-    assert [int(i) for i in strategy.experimental_local_results(strategy.run(lambda: ctx().replica_id_in_sync_group))] == list(range(n))
+    assert [
+        int(i) for i in strategy.experimental_local_results(strategy.run(lambda: ctx().replica_id_in_sync_group))
+    ] == list(range(n))
     names = strategy.run(lambda: ctx().devices[0][0])
     expected = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(n)]
     assert list(strategy.experimental_local_results(names)) == expected
-    table = {name: device for name, device in zip(rx.config.list_devices(), jax.devices())}
+    table = dict(zip(rx.config.list_devices(), jax.devices()))
     for i, part in enumerate(strategy.experimental_local_results(strategy.run(lambda: jnp.ones(2) + 1))):
         assert part.devices() == {table[f"GPU:{i}"]}
 

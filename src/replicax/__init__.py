@@ -18,6 +18,7 @@ from replicax._context import (
     has_strategy,
     in_cross_replica_context,
 )
+from replicax._creation import name_scope, variable_creator_scope
 from replicax._cross_device_ops import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -26,6 +27,7 @@ from replicax._cross_device_ops import (
 )
 from replicax._default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
 from replicax._errors import DeviceError, InvalidArgumentError, OutOfRangeError, ReplicaError, ReplicaxError
+from replicax._extended import StrategyExtended
 from replicax._function import Function, function
 from replicax._indexed_slices import IndexedSlices
 from replicax._input import DistributedDataset, DistributedIterator
@@ -33,7 +35,7 @@ from replicax._mirrored import MirroredStrategy
 from replicax._one_device import OneDeviceStrategy
 from replicax._optimizer import Optimizer
 from replicax._specs import PerReplicaSpec, TensorSpec
-from replicax._strategy import Strategy, StrategyExtended
+from replicax._strategy import Strategy
 from replicax._tape import GradientTape, UnconnectedGradients
 from replicax._types import (
     CommunicationImplementation,
@@ -48,7 +50,7 @@ from replicax._types import (
     VariableSynchronization,
 )
 from replicax._values import DistributedValues, Mirrored, PerReplica
-from replicax._variables import Variable, name_scope, variable_creator_scope
+from replicax._variables import Variable
 
 __version__ = "0.1.0"
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from replicax import _collectives, _context, _function, _nest, _variables
 from replicax._context import ReplicaContext
-from replicax._strategy import Strategy, StrategyExtended
+from replicax._extended import StrategyExtended
+from replicax._strategy import Strategy
 from replicax._types import InputContext, ValueContext
 
 

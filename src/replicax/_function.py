@@ -26,13 +26,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _dispatch, _input, _levels, _nest, _private, _specs, _tape
+from replicax import _dispatch, _input, _levels, _private, _specs, _tape
+from replicax._arguments import Call, Results, constrained, difference
 from replicax._errors import OutOfRangeError
-from replicax._indexed_slices import IndexedSlices
-from replicax._values import Mirrored, PerReplica, is_array
-from replicax._variables import Variable
+from replicax._pulls import (
+    Pull,
+    as_inputs,
+    element_arrays,
+    lifts,
+    meshes_of,
+    pull_from,
+    push_back,
+    same_elements,
+    uniform,
+)
 
 _nowhere = contextlib.nullcontext()
+
+
 _TOKEN_SIZE = 256  # bytes; a larger result is not kept just to see whether its call has ended
 
 
@@ -44,6 +55,8 @@ class _Modes(threading.local):
 
 
 _modes = _Modes()
+
+
 _run_eagerly = False
 
 
@@ -101,7 +114,7 @@ class _Entry:
 
     def __init__(self, level: _levels.Level, jaxpr: Any, dynamic: list[Any], rebuild: Callable[[list[Any]], Any]):
         self.level, self.jaxpr, self.rebuild = level, jaxpr, rebuild
-        self.pulls: list[_Pull] = []
+        self.pulls: list[Pull] = []
         self.result_count = 0
         self.keep_alive: Any = None
         written = set(level.written)
@@ -116,13 +129,6 @@ class _Entry:
         self.undonated: Any = None  # the same program, for calls under a gradient tape
         self.bound = False
         self.token: int | None = None
-
-
-class _Pull:
-    """A `next(iterator)` in a function: what to pull, and the slots that its leaves fill."""
-
-    def __init__(self, iterator: Any, element: Any, slots: list[int]):
-        self.iterator, self.element, self.slots = weakref.ref(iterator), element, slots
 
 
 class Function:
@@ -174,7 +180,7 @@ class Function:
         if _run_eagerly or (taped and _levels.is_tracing()):
             return self._python_function(*args, **kwargs)
         self._calls += 1
-        call = _Call(args, kwargs)
+        call = Call(args, kwargs)
         if call.ragged:
             return self._run_python(args, kwargs, host=False)
         if call.has_dataset or call.key in self._host:
@@ -184,7 +190,7 @@ class Function:
             return self._execute(entries[0], call, (), taped)
         return self._run(call, args, kwargs)
 
-    def _run(self, call: _Call, args: tuple, kwargs: dict) -> Any:
+    def _run(self, call: Call, args: tuple, kwargs: dict) -> Any:
         entries = self._entries.setdefault(call.key, [])
         pulled: list[Any] = []
         entry = None
@@ -192,11 +198,11 @@ class Function:
             if entries:
                 try:
                     for pull in entries[0].pulls:
-                        pulled.append(_pull(pull.iterator()))
+                        pulled.append(pull_from(pull.iterator()))
                 except StopIteration:
-                    _push_back(entries[0].pulls, pulled)
+                    push_back(entries[0].pulls, pulled)
                     raise
-                entry = next((e for e in entries if _same_elements(e, pulled)), None)
+                entry = next((e for e in entries if same_elements(e.pulls, pulled)), None)
             if entry is None:
                 queue = list(zip(entries[0].pulls, pulled)) if entries else []
                 entry, pulled = self._trace(call, args, kwargs, queue)
@@ -233,7 +239,7 @@ class Function:
         finally:
             _modes.host_driven = before
 
-    def _first_call_with_variables(self, call: _Call, args: tuple, kwargs: dict) -> Any:
+    def _first_call_with_variables(self, call: Call, args: tuple, kwargs: dict) -> Any:
         """Runs eagerly, so that the variables come into being, and then traces, where none may any more."""
         before, _modes.created = _modes.created, []
         try:
@@ -244,58 +250,57 @@ class Function:
             entry, elements = self._trace(call, args, kwargs, [], creation=False)
         except (_LoopsOverDataset, _RaggedElement):
             return result
-        _push_back(entry.pulls, elements)
+        push_back(entry.pulls, elements)
         self._entries.setdefault(call.key, []).append(entry)
         return result
 
     def _trace(
-        self, call: _Call, args: tuple, kwargs: dict, queue: list[tuple[_Pull, Any]], creation: bool = True
+        self, call: Call, args: tuple, kwargs: dict, queue: list[tuple[Pull, Any]], creation: bool = True
     ) -> tuple[_Entry, list[Any]]:
         """The program for this call, and the elements that it pulled; those in `queue` were pulled before."""
         self._traces += 1
         self._warn_of_retracing(call)
         frame = _levels.frame()
         level = _levels.Level(local=frame.local, mesh=frame.mesh)
-        outputs: list[_Results] = []
-        pulls: list[_Pull] = []
+        outputs: list[Results] = []
+        pulls: list[Pull] = []
         elements: list[Any] = []
 
         def lift(iterator: Any) -> Any:
             if _levels.frame() is not level:
                 return NotImplemented
-            element = queue.pop(0)[1] if queue else _pull(iterator)
+            element = queue.pop(0)[1] if queue else pull_from(iterator)
             elements.append(element)
-            pull = _Pull(iterator, element, [])
+            pull = Pull(iterator, element, [])
             pulls.append(pull)
-            if not _uniform(element):
+            if not uniform(element):
                 raise _RaggedElement
-            return _as_inputs(element, level, pull.slots)
+            return as_inputs(element, level, pull.slots)
 
         def traced(*dynamic: Any) -> list[Any]:
             level.trace = _levels.untaped_trace()
             own_args, own_kwargs = call.rebuilt(dynamic)
             with _levels.entered(level):
-                outputs.append(_Results(self._python_function(*own_args, **own_kwargs)))
+                outputs.append(Results(self._python_function(*own_args, **own_kwargs)))
             state = [leaf for variable in level.written.values() for leaf in level.values[id(variable)]]
             known = {id(leaf) for leaf in state}
             known.update(id(leaf) for leaves in level.values.values() for leaf in leaves)
             # A result that is a variable's array gets a buffer of its own, so that donating the one keeps the other.
             results = [jnp.copy(leaf) if id(leaf) in known else leaf for leaf in outputs[0].leaves]
-            results = [_constrained(leaf, kind) for leaf, kind in zip(results, outputs[0].shardings)]
+            results = [constrained(leaf, kind) for leaf, kind in zip(results, outputs[0].shardings)]
             shardings = [v._global_sharding() for v in level.written.values() for _ in level.values[id(v)]]
-            return [*results, *(x if level.local else _constrained(x, kind) for x, kind in zip(state, shardings))]
+            return [*results, *(x if level.local else constrained(x, kind) for x, kind in zip(state, shardings))]
 
-        lifts = _lifts.stack
-        lifts.append(lift)
+        lifts.stack.append(lift)
         before, _modes.no_creation = _modes.no_creation, _modes.no_creation or not creation
         try:
             jaxpr = jax.make_jaxpr(traced)(*[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.dynamic])
         except BaseException:
-            _push_back([pull for pull, _ in queue], [element for _, element in queue])
-            _push_back(pulls, elements)
+            push_back([pull for pull, _ in queue], [element for _, element in queue])
+            push_back(pulls, elements)
             raise
         finally:
-            lifts.pop()
+            lifts.stack.pop()
             _modes.no_creation = before
         entry = _Entry(level, jaxpr, call.dynamic, outputs[0].rebuilt)
         entry.pulls = pulls
@@ -309,7 +314,7 @@ class Function:
     def _compile(self, entry: _Entry, results: list[Any]) -> None:
         level = entry.level
         meshes = {id(v._mesh): v._mesh for v in level.variables.values() if v._mesh is not None}
-        entry.bound = not level.local and any(mesh.needs_bound for mesh in [*meshes.values(), *_meshes_of(entry)])
+        entry.bound = not level.local and any(mesh.needs_bound for mesh in [*meshes.values(), *meshes_of(entry.pulls)])
         position = entry.result_count
         for key, variable in level.written.items():
             entry.writes.append((variable, position, position + len(level.values[key])))
@@ -330,7 +335,7 @@ class Function:
         entry.compiled = jax.jit(program, donate_argnums=() if level.local else (0,))
         entry.undonated = jax.jit(program)
 
-    def _execute(self, entry: _Entry, call: _Call, pulled: Sequence[Any], taped: bool) -> Any:
+    def _execute(self, entry: _Entry, call: Call, pulled: Sequence[Any], taped: bool) -> Any:
         frame, local = _levels.frame(), entry.level.local
         donated: list[Any] = []
         for variable in entry.donors:
@@ -344,7 +349,7 @@ class Function:
         for variable in entry.keepers:
             leaves = frame.read(variable)
             kept += _tape.on_read(variable, leaves) if taped else leaves
-        elements = [leaf for element in pulled for leaf in _element_arrays(element)] if pulled else []
+        elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
         program = entry.undonated if taped else entry.compiled
         with _nowhere if entry.level.device is None else jax.default_device(entry.level.device):
             out = program(donated, kept, elements, call.dynamic)
@@ -364,17 +369,17 @@ class Function:
         >>> rx.function(lambda x: x + 1).lower(jnp.ones(2)).compile().as_text().startswith("HloModule")
         True
         """
-        call = _Call(args, kwargs)
+        call = Call(args, kwargs)
         entries = self._entries.setdefault(call.key, [])
         if not entries:
             entry, elements = self._trace(call, args, kwargs, [])
-            _push_back(entry.pulls, elements)
+            push_back(entry.pulls, elements)
             entries.append(entry)
         entry, frame = entries[0], _levels.frame()
         current = {key: frame.read(entry.level.variables[key]) for key in entry.level.inputs}
         donated = [current[key][i] for key, i, _ in entry.donated]
         kept = [current[key][i] for key, i, _ in entry.kept]
-        elements = [leaf for pull in entry.pulls for leaf in _element_arrays(pull.element)]
+        elements = [leaf for pull in entry.pulls for leaf in element_arrays(pull.element)]
         return entry.compiled.lower(donated, kept, elements, call.dynamic)
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
@@ -393,12 +398,12 @@ class Function:
                 f"for signature: {self._input_signature}."
             ) from error
 
-    def _warn_of_retracing(self, call: _Call) -> None:
+    def _warn_of_retracing(self, call: Call) -> None:
         before, self._last_call = self._last_call, (call._tree, call.keys)
         if self._traces < 5 or self._traces * 2 <= self._calls or self._traces < self._warned + 5:
             return
         self._warned = self._traces
-        cause = _difference(before, (call._tree, call.keys)) if before is not None else ""
+        cause = difference(before, (call._tree, call.keys)) if before is not None else ""
         warnings.warn(
             f"{self._traces} out of the last {self._calls} calls to {self._python_function!r} triggered retracing, "
             f"which is slow. {cause}Pass numbers that change as arrays, keep shapes the same, and define the function "
@@ -420,165 +425,6 @@ class _Method:
         return getattr(self._function, name)
 
 
-class _Call:
-    """The arguments of one call: dynamic arrays, and a key for all that the program depends on."""
-
-    __slots__ = ("_leaves", "_tree", "dynamic", "has_dataset", "key", "keys", "ragged", "statics")
-
-    def __init__(self, args: tuple, kwargs: dict):
-        self._leaves: Sequence[Any]
-        self._tree: Any
-        if not kwargs and _LEAF_TYPES.issuperset(map(type, args)):
-            self._leaves, self._tree = args, _tree_of(len(args))
-        else:
-            self._leaves, self._tree = jax.tree.flatten((args, kwargs), is_leaf=_is_argument_leaf)
-        self.dynamic: list[Any] = []
-        self.statics: list[Any] = []
-        self.ragged = self.has_dataset = False
-        self.keys = tuple([self._take(leaf) for leaf in self._leaves])
-        frame, (strategy, replica_context) = _levels.frame(), _context._current()
-        replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) else None
-        self.key = (self._tree, self.keys, id(strategy), replica_context is None, replica, _context.has_64_bit_types())
-
-    def _take(self, leaf: Any) -> Any:
-        kind = type(leaf)
-        if kind is PerReplica or kind is Mirrored:
-            array = leaf.array()
-            if array is None:
-                self.ragged = True
-                return id(leaf)
-            self.dynamic.append(array)
-            return (kind, array.shape, array.dtype, leaf.mesh)
-        if isinstance(leaf, IndexedSlices):
-            self.dynamic += [jnp.asarray(leaf.values), jnp.asarray(leaf.indices)]
-            return (IndexedSlices, *((x.shape, x.dtype) for x in self.dynamic[-2:]))
-        if _is_dynamic(leaf):
-            array = leaf if isinstance(leaf, jax.Array) else _context.as_array(leaf)
-            self.dynamic.append(array)
-            return (array.shape, array.dtype)
-        if isinstance(leaf, (bool, int, float, complex, str, bytes)):
-            return (kind, leaf)
-        self.statics.append(leaf)
-        self.has_dataset |= isinstance(leaf, _input.DistributedDataset)
-        return (kind, id(leaf))
-
-    def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple, dict]:
-        """The arguments with these arrays for the dynamic ones."""
-        queue = iter(arrays)
-
-        def remade(leaf: Any) -> Any:
-            if isinstance(leaf, (PerReplica, Mirrored)):
-                return type(leaf).of_array(next(queue), leaf.mesh)
-            if isinstance(leaf, IndexedSlices):
-                return IndexedSlices(next(queue), next(queue), leaf.dense_shape)
-            return next(queue) if _is_dynamic(leaf) else leaf
-
-        return jax.tree.unflatten(self._tree, [remade(leaf) for leaf in self._leaves])
-
-
-def _difference(before: tuple[Any, Any], now: tuple[Any, Any]) -> str:
-    """What changed from one call, given by structure and keys, to another, in words."""
-    (tree, keys), (other_tree, other_keys) = before, now
-    if tree != other_tree:
-        return "The arguments' structure changed. "
-    paths = jax.tree_util.tree_leaves_with_path(tree.unflatten(range(tree.num_leaves)))
-    for (path, _), mine, theirs in zip(paths, keys, other_keys):
-        if mine != theirs:
-            position, name, *inside = path
-            which = getattr(name, "idx", None) if position.idx == 0 else repr(name.key)
-            argument = f"argument {which}{jax.tree_util.keystr(tuple(inside))}"
-            if _is_object(mine) and _is_object(theirs):
-                return f"The last time, {argument} was another object of type {theirs[0].__name__}. "
-            return f"The last time, {argument} changed from {_key_text(mine)} to {_key_text(theirs)}. "
-    return "The strategy or the context changed. "
-
-
-def _is_object(key: Any) -> bool:
-    return _key_text(key).startswith("an object")
-
-
-def _key_text(key: Any) -> str:
-    first = key[0]
-    if first in (PerReplica, Mirrored):
-        return f"a {first.__name__} value of shape {key[1][first is PerReplica :]} and dtype {key[2]}"
-    if isinstance(first, tuple):
-        return f"an array of shape {first} and dtype {key[1]}"
-    if first in (bool, int, float, complex, str, bytes):
-        return repr(key[1])
-    return f"an object of type {first.__name__}"
-
-
-_LEAF_TYPES = {PerReplica, Mirrored, _private.array_type(), np.ndarray, bool, int, float, str}
-
-
-@functools.cache
-def _tree_of(count: int) -> Any:
-    """The structure of a call with so many leaves for its arguments."""
-    return jax.tree.structure(((0,) * count, {}))
-
-
-def _is_dynamic(leaf: Any) -> bool:
-    return is_array(leaf) and getattr(leaf.dtype, "kind", "V") not in "OSU"
-
-
-def _is_argument_leaf(value: Any) -> bool:
-    return isinstance(value, (_nest.Leaf, _input.DistributedDataset, _input.DistributedIterator))
-
-
-class _Results:
-    """What a traced function returned: arrays to bring out, and what stays as it is."""
-
-    def __init__(self, result: Any):
-        self.leaves: list[Any] = []
-        self.shardings: list[Any] = []  # for each leaf, what the compiled program has to leave it in
-        self._skeleton = _nest.map_structure(self._take, result)
-
-    def _add(self, array: Any, sharding: Any = None) -> int:
-        self.shardings.append(sharding)
-        self.leaves.append(jnp.asarray(array) if not isinstance(array, jax.Array) else array)
-        return len(self.leaves) - 1
-
-    def _take(self, leaf: Any) -> Any:
-        if isinstance(leaf, Variable):
-            return _Made(lambda arrays: leaf)
-        if isinstance(leaf, (PerReplica, Mirrored)):
-            kind, mesh, array = type(leaf), leaf.mesh, leaf.array()
-            if array is None:
-                parts = [self._take(part) for part in leaf.values]
-                return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
-            place = self._add(array, _sharding_of(leaf))
-            return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
-        if isinstance(leaf, IndexedSlices):
-            values, indices, shape = self._add(leaf.values), self._add(leaf.indices), leaf.dense_shape
-            return _Made(lambda arrays: IndexedSlices(arrays[values], arrays[indices], shape))
-        if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and leaf.dtype.kind not in "OSU"):
-            place = self._add(_context.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
-            return _Made(lambda arrays: arrays[place])
-        return _Made(lambda arrays: leaf)
-
-    def rebuilt(self, arrays: list[Any]) -> Any:
-        """The result with these arrays."""
-        if type(self._skeleton) is _Made:
-            return self._skeleton.make(arrays)
-        return _nest.map_structure(lambda made: made.make(arrays), self._skeleton)
-
-
-class _Made:
-    """A leaf of a result, as a function of the arrays that came out."""
-
-    def __init__(self, make: Callable[[Sequence[Any]], Any]):
-        self.make = make
-
-
-def _sharding_of(value: Any) -> Any:
-    mesh = value.mesh
-    return mesh.stacked if isinstance(value, PerReplica) else mesh.mirrored
-
-
-def _constrained(array: Any, sharding: Any) -> Any:
-    return array if sharding is None else jax.lax.with_sharding_constraint(array, sharding)
-
-
 @jax.jit
 def _copy_all(leaves: list[Any]) -> list[Any]:
     return [jnp.copy(leaf) for leaf in leaves]
@@ -588,71 +434,12 @@ def _copies(leaves: list[Any]) -> list[Any]:
     return _copy_all(leaves)
 
 
-def _meshes_of(entry: _Entry) -> list[Any]:
-    return [leaf.mesh for pull in entry.pulls for leaf in _nest.leaves(pull.element) if isinstance(leaf, PerReplica)]
-
-
-# Elements of distributed datasets that are pulled by a function's calls.
-
-
-class _Lifts(threading.local):
-    def __init__(self):
-        self.stack: list[Callable[[Any], Any]] = []
-
-
-_lifts = _Lifts()
-
-
-def _lift(iterator: Any) -> Any:
-    return _lifts.stack[-1](iterator) if _lifts.stack else NotImplemented
-
-
 def _on_iterate(dataset: Any) -> None:
-    if _lifts.stack and isinstance(_levels.frame(), _levels.Level):
+    if lifts.stack and isinstance(_levels.frame(), _levels.Level):
         raise _LoopsOverDataset
 
 
-_input._lift = _lift
 _input._on_iterate = _on_iterate
-
-
-def _pull(iterator: Any) -> Any:
-    if iterator is None:
-        raise RuntimeError("The iterator that the function takes elements from is gone.")
-    return iterator._pull()
-
-
-def _push_back(pulls: Sequence[_Pull], elements: Sequence[Any]) -> None:
-    for pull, element in reversed(list(zip(pulls, elements))):
-        iterator = pull.iterator()
-        if iterator is not None:
-            iterator._push_back(element)
-
-
-def _element_arrays(element: Any) -> list[Any]:
-    return [leaf.array() if isinstance(leaf, (PerReplica, Mirrored)) else leaf for leaf in _nest.leaves(element)]
-
-
-def _uniform(element: Any) -> bool:
-    return all(array is not None and array.dtype.kind not in "OSU" for array in _element_arrays(element))
-
-
-def _same_elements(entry: _Entry, pulled: list[Any]) -> bool:
-    if not all(_uniform(element) for element in pulled):
-        return False
-    before = [leaf for pull in entry.pulls for leaf in _element_arrays(pull.element)]
-    now = [leaf for element in pulled for leaf in _element_arrays(element)]
-    return [(x.shape, x.dtype) for x in before] == [(x.shape, x.dtype) for x in now]
-
-
-def _as_inputs(element: Any, level: _levels.Level, slots: list[int]) -> Any:
-    def make(leaf: Any) -> Any:
-        array = leaf.array() if isinstance(leaf, (PerReplica, Mirrored)) else leaf
-        slot, tracer = level.new_input(array)
-        slots.append(slot)
-        return type(leaf).of_array(tracer, leaf.mesh) if isinstance(leaf, (PerReplica, Mirrored)) else tracer
-
-    return _nest.map_structure(make, element)
 
 
 def function(
@@ -710,7 +497,7 @@ def compiled_run(strategy: Any, fn: Callable[..., Any]) -> Function:
     cache = strategy.__dict__.setdefault("_compiled_runs", {})
     key = _closure_key(fn)
     if key not in cache:
-        target = fn.python_function if is_function(fn) else fn
+        target = getattr(fn, "python_function", fn) if is_function(fn) else fn
 
         def run(args: tuple, kwargs: dict) -> Any:
             return strategy.run(target, args=args, kwargs=kwargs)

@@ -7,7 +7,8 @@ from typing import Any
 
 from replicax import _devices
 from replicax._cross_device_ops import CollectiveAllReduce, CrossDeviceOps
-from replicax._strategy import Strategy, StrategyExtended
+from replicax._extended import StrategyExtended
+from replicax._strategy import Strategy
 from replicax._values import ReplicaMesh
 
 

@@ -1,6 +1,6 @@
 """Runs the programs of facts.json on replicax.tf, each in a namespace of its own, and prints what they print as JSON.
 
-    python run_facts.py FACTS_JSON OUTPUT_JSON
+python run_facts.py FACTS_JSON OUTPUT_JSON
 """
 
 import contextlib

@@ -18,6 +18,8 @@ import numpy as np
 from replicax import _data as _datasets
 from replicax import _devices, _display, _function, _nest, _private, _specs
 from replicax import _types as _words
+from replicax._creation import name_scope, variable_creator_scope
+from replicax._distributed_variables import MirroredVariable as _MirroredVariable
 from replicax._errors import InvalidArgumentError, OutOfRangeError
 from replicax._indexed_slices import IndexedSlices
 from replicax._input import DistributedDataset, DistributedIterator
@@ -27,8 +29,7 @@ from replicax._types import VariableAggregation, VariableSynchronization
 from replicax._values import DistributedValues
 from replicax._values import Mirrored as _Mirrored
 from replicax._values import PerReplica as _PerReplica
-from replicax._variables import MirroredVariable as _MirroredVariable
-from replicax._variables import Variable, name_scope, variable_creator_scope
+from replicax._variables import Variable
 from replicax.tf import _ops, _random, distribute
 from replicax.tf._module import Module
 from replicax.tf._ops import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from replicax import _variables
+from replicax import _creation
 from replicax._variables import Variable
 
 
@@ -22,7 +22,7 @@ class Module:
 
     def name_scope(self) -> Any:
         """A context in which the module's name stands before the names of new variables."""
-        return _variables.name_scope(self._name)
+        return _creation.name_scope(self._name)
 
     @property
     def variables(self) -> tuple[Variable, ...]:

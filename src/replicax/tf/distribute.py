@@ -18,10 +18,11 @@ from replicax._cross_device_ops import (
     NcclAllReduce,
     ReductionToOneDevice,
 )
+from replicax._extended import StrategyExtended
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._mirrored import MirroredStrategy
 from replicax._one_device import OneDeviceStrategy
-from replicax._strategy import Strategy, StrategyExtended
+from replicax._strategy import Strategy
 from replicax._types import (
     CollectiveHints,
     CommunicationImplementation,

@@ -1,0 +1,175 @@
+"""The arguments and the results of a compiled function: what the program depends on, and what goes in and comes out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _context, _input, _levels, _nest, _private
+from replicax._indexed_slices import IndexedSlices
+from replicax._values import Mirrored, PerReplica, is_array
+from replicax._variables import Variable
+
+
+class Call:
+    """The arguments of one call: dynamic arrays, and a key for all that the program depends on."""
+
+    __slots__ = ("_leaves", "_tree", "dynamic", "has_dataset", "key", "keys", "ragged", "statics")
+
+    def __init__(self, args: tuple, kwargs: dict):
+        self._leaves: Sequence[Any]
+        self._tree: Any
+        if not kwargs and _LEAF_TYPES.issuperset(map(type, args)):
+            self._leaves, self._tree = args, _tree_of(len(args))
+        else:
+            self._leaves, self._tree = jax.tree.flatten((args, kwargs), is_leaf=_is_argument_leaf)
+        self.dynamic: list[Any] = []
+        self.statics: list[Any] = []
+        self.ragged = self.has_dataset = False
+        self.keys = tuple([self._take(leaf) for leaf in self._leaves])
+        frame, (strategy, replica_context) = _levels.frame(), _context._current()
+        replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) else None
+        self.key = (self._tree, self.keys, id(strategy), replica_context is None, replica, _context.has_64_bit_types())
+
+    def _take(self, leaf: Any) -> Any:
+        kind = type(leaf)
+        if kind is PerReplica or kind is Mirrored:
+            array = leaf.array()
+            if array is None:
+                self.ragged = True
+                return id(leaf)
+            self.dynamic.append(array)
+            return (kind, array.shape, array.dtype, leaf.mesh)
+        if isinstance(leaf, IndexedSlices):
+            self.dynamic += [jnp.asarray(leaf.values), jnp.asarray(leaf.indices)]
+            return (IndexedSlices, *((x.shape, x.dtype) for x in self.dynamic[-2:]))
+        if _is_dynamic(leaf):
+            array = leaf if isinstance(leaf, jax.Array) else _context.as_array(leaf)
+            self.dynamic.append(array)
+            return (array.shape, array.dtype)
+        if isinstance(leaf, (bool, int, float, complex, str, bytes)):
+            return (kind, leaf)
+        self.statics.append(leaf)
+        self.has_dataset |= isinstance(leaf, _input.DistributedDataset)
+        return (kind, id(leaf))
+
+    def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple, dict]:
+        """The arguments with these arrays for the dynamic ones."""
+        queue = iter(arrays)
+
+        def remade(leaf: Any) -> Any:
+            if isinstance(leaf, (PerReplica, Mirrored)):
+                return type(leaf).of_array(next(queue), leaf.mesh)
+            if isinstance(leaf, IndexedSlices):
+                return IndexedSlices(next(queue), next(queue), leaf.dense_shape)
+            return next(queue) if _is_dynamic(leaf) else leaf
+
+        return jax.tree.unflatten(self._tree, [remade(leaf) for leaf in self._leaves])
+
+
+def difference(before: tuple[Any, Any], now: tuple[Any, Any]) -> str:
+    """What changed from one call, given by structure and keys, to another, in words."""
+    (tree, keys), (other_tree, other_keys) = before, now
+    if tree != other_tree:
+        return "The arguments' structure changed. "
+    paths = jax.tree_util.tree_leaves_with_path(tree.unflatten(range(tree.num_leaves)))
+    for (path, _), mine, theirs in zip(paths, keys, other_keys):
+        if mine != theirs:
+            position, name, *inside = path
+            which = getattr(name, "idx", None) if position.idx == 0 else repr(name.key)
+            argument = f"argument {which}{jax.tree_util.keystr(tuple(inside))}"
+            if _is_object(mine) and _is_object(theirs):
+                return f"The last time, {argument} was another object of type {theirs[0].__name__}. "
+            return f"The last time, {argument} changed from {_key_text(mine)} to {_key_text(theirs)}. "
+    return "The strategy or the context changed. "
+
+
+def _is_object(key: Any) -> bool:
+    return _key_text(key).startswith("an object")
+
+
+def _key_text(key: Any) -> str:
+    first = key[0]
+    if first in (PerReplica, Mirrored):
+        return f"a {first.__name__} value of shape {key[1][first is PerReplica :]} and dtype {key[2]}"
+    if isinstance(first, tuple):
+        return f"an array of shape {first} and dtype {key[1]}"
+    if first in (bool, int, float, complex, str, bytes):
+        return repr(key[1])
+    return f"an object of type {first.__name__}"
+
+
+_LEAF_TYPES = {PerReplica, Mirrored, _private.array_type(), np.ndarray, bool, int, float, str}
+
+
+@functools.cache
+def _tree_of(count: int) -> Any:
+    """The structure of a call with so many leaves for its arguments."""
+    return jax.tree.structure(((0,) * count, {}))
+
+
+def _is_dynamic(leaf: Any) -> bool:
+    return is_array(leaf) and getattr(leaf.dtype, "kind", "V") not in "OSU"
+
+
+def _is_argument_leaf(value: Any) -> bool:
+    return isinstance(value, (_nest.Leaf, _input.DistributedDataset, _input.DistributedIterator))
+
+
+class Results:
+    """What a traced function returned: arrays to bring out, and what stays as it is."""
+
+    def __init__(self, result: Any):
+        self.leaves: list[Any] = []
+        self.shardings: list[Any] = []  # for each leaf, what the compiled program has to leave it in
+        self._skeleton = _nest.map_structure(self._take, result)
+
+    def _add(self, array: Any, sharding: Any = None) -> int:
+        self.shardings.append(sharding)
+        self.leaves.append(jnp.asarray(array) if not isinstance(array, jax.Array) else array)
+        return len(self.leaves) - 1
+
+    def _take(self, leaf: Any) -> Any:
+        if isinstance(leaf, Variable):
+            return _Made(lambda arrays: leaf)
+        if isinstance(leaf, (PerReplica, Mirrored)):
+            kind, mesh, array = type(leaf), leaf.mesh, leaf.array()
+            if array is None:
+                parts = [self._take(part) for part in leaf.values]
+                return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
+            place = self._add(array, _sharding_of(leaf))
+            return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
+        if isinstance(leaf, IndexedSlices):
+            values, indices, shape = self._add(leaf.values), self._add(leaf.indices), leaf.dense_shape
+            return _Made(lambda arrays: IndexedSlices(arrays[values], arrays[indices], shape))
+        if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and leaf.dtype.kind not in "OSU"):
+            place = self._add(_context.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
+            return _Made(lambda arrays: arrays[place])
+        return _Made(lambda arrays: leaf)
+
+    def rebuilt(self, arrays: list[Any]) -> Any:
+        """The result with these arrays."""
+        if type(self._skeleton) is _Made:
+            return self._skeleton.make(arrays)
+        return _nest.map_structure(lambda made: made.make(arrays), self._skeleton)
+
+
+class _Made:
+    """A leaf of a result, as a function of the arrays that came out."""
+
+    def __init__(self, make: Callable[[Sequence[Any]], Any]):
+        self.make = make
+
+
+def _sharding_of(value: Any) -> Any:
+    mesh = value.mesh
+    return mesh.stacked if isinstance(value, PerReplica) else mesh.mirrored
+
+
+def constrained(array: Any, sharding: Any) -> Any:
+    return array if sharding is None else jax.lax.with_sharding_constraint(array, sharding)

@@ -1,0 +1,53 @@
+"""How variables come into being: creators that see each one, and names."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from replicax import _context
+
+
+class _Creation(threading.local):
+    def __init__(self):
+        self.creators: list[tuple[int, Callable[..., Any]]] = []  # (contexts entered then, creator)
+        self.names: list[str] = []
+
+
+state = _Creation()
+
+
+@contextlib.contextmanager
+def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
+    """A context in which `creator(next_creator, **kwargs)` makes the variables; it calls `next_creator(**kwargs)`."""
+    state.creators.append((len(_context._contexts.stack), creator))
+    try:
+        yield
+    finally:
+        state.creators.pop()
+
+
+@contextlib.contextmanager
+def name_scope(name: str) -> Iterator[str]:
+    """A context in which `name/` stands before the names of new variables."""
+    state.names.append(name)
+    try:
+        yield "/".join(state.names) + "/"
+    finally:
+        state.names.pop()
+
+
+def through_creators(make: Callable[..., Any], inside_scope: bool | None) -> Callable[..., Any]:
+    """`make` wrapped in the creators; those entered outside of a strategy's scope see the single components."""
+    depth = len(_context._contexts.stack)
+    for entered_at, creator in state.creators:
+        outside = entered_at < depth and _context.has_strategy()
+        if (inside_scope is None and not outside) or (inside_scope is False and outside):
+            make = _bind_creator(creator, make)
+    return make
+
+
+def _bind_creator(creator: Callable[..., Any], make: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda **kwargs: creator(make, **kwargs)

@@ -1,0 +1,367 @@
+"""Variables of several replicas: mirrored ones, and those that synchronize on read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from replicax import _collectives, _context, _errors, _levels, _nest
+from replicax._indexed_slices import IndexedSlices
+from replicax._types import (
+    ReduceOp,
+    VariableAggregation,
+    VariableSynchronization,
+)
+from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh
+from replicax._variables import SCATTER, ResourceVariable, Variable, register
+
+_NONE = VariableAggregation.NONE
+
+
+class _Distributed(Variable, DistributedValues):
+    """What mirrored and on-read variables share: components, and the ways between them and frames."""
+
+    _value_type: type[PerReplica] | type[Mirrored]
+
+    def __init__(self, *args: Any, strategy: Any, mesh: ReplicaMesh, **kwargs: Any):
+        self._strategy, self._mesh = strategy, mesh
+        super().__init__(*args, **kwargs)
+        kind = self._types[0].dtype if len(self._types) == 1 else None
+        if kind is not None and self._aggregation is VariableAggregation.MEAN and not jnp.issubdtype(kind, jnp.inexact):
+            raise ValueError(
+                "creating distributed tf.Variable with aggregation=MEAN and a non-floating dtype is not supported, "
+                "please use a different aggregation or dtype"
+            )
+        self._components: tuple[ResourceVariable, ...] | None = None
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components of this process's replicas, as variables of their own."""
+        if self._components is None:
+            assert self._mesh is not None
+            make = [ResourceVariable._component(self, index) for index in range(len(self._mesh.local_ids))]
+            self._components = tuple(make)
+        return self._components
+
+    def __deepcopy__(self, memo):
+        clone: Any = super().__deepcopy__(memo)
+        clone._components = None
+        return clone
+
+    # The value in either form, made from the other when it is asked for: global arrays, or distributed values.
+    _arrays: list[jax.Array] | None = None
+    _values: list[Any] | None = None
+
+    def _store(self, leaves: list[jax.Array]) -> None:
+        self._arrays = [self._global_leaf(leaf, traced=False) for leaf in leaves]
+
+    def _stored_values(self) -> list[Any]:
+        if self._values is None:
+            assert self._arrays is not None and self._mesh is not None
+            self._values = [self._value_type.of_array(array, self._mesh) for array in self._arrays]
+        return self._values
+
+    def _global_sharding(self) -> Any:
+        assert self._mesh is not None
+        return self._mesh.mirrored if self._value_type is Mirrored else self._mesh.stacked
+
+    def _read_global(self) -> list[Any]:
+        if self._arrays is None:
+            self._arrays = [value.array() for value in self._stored_values()]
+        return self._arrays
+
+    def _write_global(self, leaves: list[Any]) -> None:
+        self._arrays, self._values, self._lent = leaves, None, True
+
+    def _read_component(self, replica: int) -> list[Any]:
+        self._lent = True
+        return [value.values[replica] for value in self._stored_values()]
+
+    def _write_component(self, replica: int, leaves: list[Any]) -> None:
+        assert self._mesh is not None
+        changed = []
+        for stored, leaf in zip(self._stored_values(), leaves):
+            parts = list(stored.values)
+            parts[replica] = leaf
+            changed.append(self._value_type(parts, self._mesh))
+        self._arrays, self._values, self._lent = None, changed, True
+
+    def _in_own_replica(self) -> bool:
+        replica_context = _context.get_replica_context()
+        return replica_context is not None and replica_context.strategy is self._strategy
+
+    def _check_strategy(self) -> None:
+        current = _context.get_strategy()
+        if _context.has_strategy() and current is not self._strategy:
+            raise _errors.mixing(current, self._strategy)
+
+    def _per_replica(self) -> Any:
+        """The components as a value."""
+        frame = _levels.frame()
+        if frame.local:
+            return self._value_type.of_local(frame.read(self)[0], self._mesh)
+        if isinstance(frame, _levels.Level):
+            return self._value_type.of_array(frame.read(self)[0], self._mesh)
+        self._lent = True
+        return self._stored_values()[0]
+
+    def _placed_leaf(self, leaf: Any) -> Any:
+        """A converted value in the form that the current frame has for this variable."""
+        frame = _levels.frame()
+        if frame.local:
+            if not isinstance(leaf, DistributedValues):
+                return leaf
+            if leaf._local is not None:  # type: ignore[attr-defined]
+                return leaf._local  # type: ignore[attr-defined]
+            if isinstance(frame, _levels.ReplicaFrame):
+                return leaf.values[frame.replica]
+            return jnp.stack(leaf.values)[lax.axis_index(AXIS)]
+        return self._global_leaf(leaf, isinstance(frame, _levels.Level))
+
+    def _global_leaf(self, leaf: Any, traced: bool) -> Any:
+        raise NotImplementedError
+
+    def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
+        """Combines the values of the current frame with these and writes them there."""
+        placed = [self._placed_leaf(leaf) for leaf in leaves]
+        new = [combine(old, leaf) for old, leaf in zip(self._get(), placed)]
+        self._put(new)
+        return new
+
+    def _result(self, new: list[Any]) -> Any:
+        frame, mesh = _levels.frame(), self._mesh
+        assert mesh is not None
+        if frame.local:
+            return self._of_leaves([Mirrored.of_local(leaf, mesh) for leaf in new])
+        if isinstance(frame, _levels.Level):
+            return self._of_leaves([self._value_type.of_array(leaf, mesh) for leaf in new])
+        self._lent = True
+        return self._of_leaves(self._stored_values())
+
+    def __repr__(self) -> str:
+        show = []
+        for index, component in enumerate(self.values):
+            frame = _levels.frame()
+            leaves = component._get() if isinstance(frame, _levels.Level) else self._read_component(index)
+            show.append(f"  {index}: {self._text_of(component.name, leaves)}")
+        return f"{type(self).__name__}:{{\n" + ",\n".join(show) + "\n}"
+
+    __str__ = __repr__
+
+
+class MirroredVariable(_Distributed):
+    """A variable with a copy on each replica's device, written on all of them."""
+
+    _value_type = Mirrored
+
+    def __init__(self, *args: Any, strategy: Any, mesh: ReplicaMesh, **kwargs: Any):
+        super().__init__(*args, strategy=strategy, mesh=mesh, **kwargs)
+        self._synchronization = VariableSynchronization.ON_WRITE
+
+    def _read(self) -> list[Any]:
+        frame = _levels.frame()
+        if frame.local or isinstance(frame, _levels.Level):
+            return frame.read(self) if frame.mesh is self._mesh or not frame.local else self._read_component(0)
+        return self._read_component(0)
+
+    def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]:
+        return self._types
+
+    def _global_leaf(self, leaf: Any, traced: bool) -> Any:
+        mesh = self._mesh
+        assert mesh is not None
+        if isinstance(leaf, Mirrored) and leaf.mesh is mesh:
+            return leaf.array()
+        if isinstance(leaf, DistributedValues):
+            return spread(_array_of(leaf), mesh) if traced else mesh.mirror(leaf.values)
+        return leaf if traced else mesh.mirror([leaf] * len(mesh.local_ids))
+
+    def _update(self, combine, value, read_value, method):
+        self._check_strategy()
+        if self._in_own_replica():
+            new = self._update_in_replica(combine, value, method)
+            return self._of_leaves(new) if read_value else None
+        new = self._apply(combine, self._spread_tree(value))
+        return self._result(new) if read_value else None
+
+    def _spread_tree(self, value: Any) -> list[Any]:
+        """The converted leaves of a value whose pytree may have distributed leaves."""
+        if isinstance(value, MirroredVariable) and value._mesh is self._mesh and len(self._types) == 1:
+            return [value._per_replica()]
+        if isinstance(value, DistributedValues) or len(self._types) == 1:
+            return [self._checked(leaf, kind) for leaf, kind in zip(self._convert(value), self._types)]
+        leaves = jax.tree.leaves(value, is_leaf=_nest.is_leaf)
+        if any(isinstance(leaf, DistributedValues) for leaf in leaves):
+            return leaves
+        return self._convert(value)
+
+    def _checked(self, leaf: Any, kind: jax.ShapeDtypeStruct) -> Any:
+        if isinstance(leaf, (PerReplica, Mirrored)) and leaf._local is None and leaf._array is None:
+            converted = [self._convert_leaf(part, kind) for part in leaf.values]
+            return type(leaf)(converted, leaf.mesh)
+        return leaf
+
+    def _update_in_replica(self, combine: Callable[[Any, Any], Any], value: Any, method: str) -> list[Any]:
+        if self._aggregation is _NONE:
+            return self._apply(combine, self._convert(value))
+        replica_context = _context.get_replica_context()
+        assert replica_context is not None
+        tag = (method, self._name, id(self))
+        replica_context._merge(self._merge_update, (_Box(combine), value), {}, tag)
+        return self._get()
+
+    def _merge_update(self, strategy: Any, combine: Any, value: Any) -> None:
+        """In cross-replica context: the replicas' values combined, then every component updated."""
+        boxed = combine.values[0] if isinstance(combine, PerReplica) else combine
+        extended = strategy.extended
+        single = len(self._types) == 1
+        leaves = [value] if single else jax.tree.leaves(value, is_leaf=_nest.is_leaf)
+        combined = [extended._aggregate(self._aggregation, leaf) for leaf in leaves]
+        converted = [
+            leaf if isinstance(leaf, DistributedValues) else self._convert_leaf(leaf, kind)
+            for leaf, kind in zip(combined, self._types)
+        ]
+        self._apply(boxed.content, converted)
+
+    def _update_slices(self, method, slices):
+        self._check_strategy()
+        if self._in_own_replica():
+            if self._aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN) and method in (
+                "scatter_update",
+                "scatter_max",
+                "scatter_min",
+            ):
+                raise NotImplementedError(
+                    f"{method} is only supported for mirrored variable (variable created within certain "
+                    "`tf.distribute.Strategy` scope) with NONE or `ONLY_FIRST_REPLICA` aggregation, got: "
+                    f"{self._aggregation}."
+                )
+            if self._aggregation is not _NONE:
+                replica_context = _context.get_replica_context()
+                assert replica_context is not None
+                tag = (method, self._name, id(self))
+                replica_context._merge(self._merge_slices, (method, slices), {}, tag)
+                return self._of_leaves(self._get())
+        return self._of_leaves(self._scatter_here(method, slices))
+
+    def _merge_slices(self, strategy: Any, method: str, slices: Any) -> None:
+        self._scatter_here(method, strategy.extended._aggregate(self._aggregation, slices))
+
+    def _scatter_here(self, method: str, slices: IndexedSlices) -> list[Any]:
+        indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
+        new = [SCATTER[method](leaf, indices, values) for leaf in self._get()]
+        self._put(new)
+        return new
+
+
+class _Box:
+    """Keeps a function out of the way of structures."""
+
+    def __init__(self, content: Any):
+        self.content = content
+
+
+class SyncOnReadVariable(_Distributed):
+    """A variable in which each replica has a value of its own, aggregated when it is read from outside."""
+
+    _value_type = PerReplica
+    _stacked = True
+
+    def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]:
+        if local:
+            return self._types
+        assert self._mesh is not None
+        return [jax.ShapeDtypeStruct((self._mesh.size, *kind.shape), kind.dtype) for kind in self._types]
+
+    def _read(self) -> list[Any]:
+        frame = _levels.frame()
+        if self._in_own_replica() and frame.local:
+            return frame.read(self)
+        return self._aggregated()
+
+    def _aggregated(self) -> list[Any]:
+        frame, mesh = _levels.frame(), self._mesh
+        first_only = self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA
+        op = None if first_only else ReduceOp.from_variable_aggregation(self._aggregation)
+        assert mesh is not None
+        if frame.local and frame.mesh is mesh:
+            leaves = frame.read(self)
+            if op is None:
+                return [first_replica(leaf) for leaf in leaves]
+            return _collectives.local_reduce(op, leaves, mesh.size, lambda x: [lax.psum(leaf, AXIS) for leaf in x])
+        if isinstance(frame, _levels.Level) and not frame.local:
+            leaves = frame.read(self)
+            if op is None:
+                return [leaf[0] for leaf in leaves]
+            return [(jnp.sum if op is ReduceOp.SUM else jnp.mean)(x, axis=0, dtype=x.dtype) for x in leaves]
+        if op is None:
+            return self._read_component(0)
+        return [_collectives.reduce_parts(op, value.values) for value in self._stored_values()]
+
+    def _global_leaf(self, leaf: Any, traced: bool) -> Any:
+        mesh = self._mesh
+        assert mesh is not None
+        if traced:
+            return jnp.broadcast_to(leaf, (mesh.size, *leaf.shape))
+        return mesh.stack([leaf] * len(mesh.local_ids))
+
+    def _update(self, combine, value, read_value, method):
+        self._check_strategy()
+        if self._in_own_replica():
+            new = self._apply(combine, self._convert(value))
+            return self._of_leaves(new) if read_value else None
+        self._refuse_per_replica(value)
+        if method == "assign":
+            op = self._aggregation
+            if op is _NONE:
+                ReduceOp.from_variable_aggregation(op)
+            leaves = self._convert(value)
+            if op is VariableAggregation.SUM:
+                size = self._mesh.size  # type: ignore[union-attr]
+                leaves = [(leaf / size).astype(leaf.dtype) for leaf in leaves]
+            new = self._apply(lambda old, new: new, leaves)
+        else:
+            if self._aggregation is VariableAggregation.SUM:
+                raise ValueError(
+                    f"SyncOnReadVariable does not support `{method}` in cross-replica context when aggregation is set "
+                    "to `tf.VariableAggregation.SUM`."
+                )
+            sums = [combine(old, leaf) for old, leaf in zip(self._aggregated(), self._convert(value))]
+            new = self._apply(lambda old, new: new, sums)
+        return self._result(new) if read_value else None
+
+    def _refuse_per_replica(self, value: Any) -> None:
+        if isinstance(value, PerReplica):
+            raise TypeError(
+                f"{self.name} is assigned one value for all replicas outside of `run`, got a PerReplica value. Assign "
+                "it in the replica function, where it is the replica's component."
+            )
+
+    def _update_slices(self, method, slices):
+        raise NotImplementedError(f"Variables with `synchronization=ON_READ` doesn't support `{method}`")
+
+
+def _array_of(value: Any) -> Any:
+    return value.array()
+
+
+def first_replica(leaf: Any) -> Any:
+    """Replica 0's value on every replica, inside of compiled code."""
+    return lax.psum(jnp.where(lax.axis_index(AXIS) == 0, leaf, jnp.zeros_like(leaf)), AXIS)
+
+
+def spread(stacked: Any, mesh: ReplicaMesh) -> Any:
+    """A replicated array whose copies are the rows of a stacked one, inside of compiled code."""
+    take = jax.shard_map(
+        lambda row: row[0], mesh=mesh.mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False
+    )
+    return take(stacked)
+
+
+for _cls in (MirroredVariable, SyncOnReadVariable):
+    register(_cls)

@@ -1,0 +1,78 @@
+"""Elements of distributed datasets that the calls of a compiled function pull: `next(iterator)` as an input."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicax import _input, _levels, _nest
+from replicax._values import Mirrored, PerReplica
+
+
+class Pull:
+    """A `next(iterator)` in a function: what to pull, and the slots that its leaves fill."""
+
+    def __init__(self, iterator: Any, element: Any, slots: list[int]):
+        self.iterator, self.element, self.slots = weakref.ref(iterator), element, slots
+
+
+def meshes_of(pulls: Sequence[Pull]) -> list[Any]:
+    """The meshes of the per-replica values in the elements."""
+    return [leaf.mesh for pull in pulls for leaf in _nest.leaves(pull.element) if isinstance(leaf, PerReplica)]
+
+
+class _Lifts(threading.local):
+    def __init__(self):
+        self.stack: list[Callable[[Any], Any]] = []
+
+
+lifts = _Lifts()
+
+
+def _lift(iterator: Any) -> Any:
+    return lifts.stack[-1](iterator) if lifts.stack else NotImplemented
+
+
+def pull_from(iterator: Any) -> Any:
+    if iterator is None:
+        raise RuntimeError("The iterator that the function takes elements from is gone.")
+    return iterator._pull()
+
+
+def push_back(pulls: Sequence[Pull], elements: Sequence[Any]) -> None:
+    for pull, element in reversed(list(zip(pulls, elements))):
+        iterator = pull.iterator()
+        if iterator is not None:
+            iterator._push_back(element)
+
+
+def element_arrays(element: Any) -> list[Any]:
+    return [leaf.array() if isinstance(leaf, (PerReplica, Mirrored)) else leaf for leaf in _nest.leaves(element)]
+
+
+def uniform(element: Any) -> bool:
+    return all(array is not None and array.dtype.kind not in "OSU" for array in element_arrays(element))
+
+
+def same_elements(pulls: Sequence[Pull], pulled: list[Any]) -> bool:
+    """Whether the elements have the shapes and dtypes of those that were pulled while tracing."""
+    if not all(uniform(element) for element in pulled):
+        return False
+    before = [leaf for pull in pulls for leaf in element_arrays(pull.element)]
+    now = [leaf for element in pulled for leaf in element_arrays(element)]
+    return [(x.shape, x.dtype) for x in before] == [(x.shape, x.dtype) for x in now]
+
+
+def as_inputs(element: Any, level: _levels.Level, slots: list[int]) -> Any:
+    def make(leaf: Any) -> Any:
+        array = leaf.array() if isinstance(leaf, (PerReplica, Mirrored)) else leaf
+        slot, tracer = level.new_input(array)
+        slots.append(slot)
+        return type(leaf).of_array(tracer, leaf.mesh) if isinstance(leaf, (PerReplica, Mirrored)) else tracer
+
+    return _nest.map_structure(make, element)
+
+
+_input._lift = _lift
