@@ -59,10 +59,12 @@ def measure(model: str, replicas: int, sides: dict[str, Side], rounds: int, seco
     """Median seconds of a step, and those to the first one, for each contender."""
     first, times, steps, losses = {}, {}, {}, {}
     for name, side in sides.items():
-        built = side.ask(do="build", contender=name, model=model)
-        first[name], losses[name], times[name] = built["first"], [built["loss"]], []
-        losses[name].append(side.ask(do="run", contender=name, steps=4)["loss"])
+        answer = side.ask(do="first", contender=name, model=model)
+        first[name], losses[name], times[name] = answer["first"], [answer["loss"], answer["later_loss"]], []
     for name, side in sides.items():
+        side.ask(do="build", contender=name, model=model)
+    for name, side in sides.items():
+        side.ask(do="run", contender=name, steps=10)
         took = side.ask(do="run", contender=name, steps=10)["seconds"] / 10
         steps[name] = max(5, int(seconds / took))
     for round_ in range(rounds):

@@ -1,4 +1,4 @@
-"""Collectives inside of JAX's control flow: allowed where all replicas take the same way, refused where they may not."""
+"""Collectives in JAX control flow: allowed where all replicas take the same way, refused where they may not."""
 
 from __future__ import annotations
 

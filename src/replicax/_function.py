@@ -115,7 +115,7 @@ class _Entry:
     def __init__(self, level: _levels.Level, jaxpr: Any, dynamic: list[Any], rebuild: Callable[[list[Any]], Any]):
         self.level, self.jaxpr, self.rebuild = level, jaxpr, rebuild
         self.pulls: list[Pull] = []
-        self.result_count = 0
+        self.state_count = 0  # how many of the program's outputs are variables' leaves; results stand behind them
         self.keep_alive: Any = None
         written = set(level.written)
         reads = [(key, i, slot) for key, slots in level.inputs.items() for i, slot in enumerate(slots)]
@@ -282,6 +282,10 @@ class Function:
             own_args, own_kwargs = call.rebuilt(dynamic)
             with _levels.entered(level):
                 outputs.append(Results(self._python_function(*own_args, **own_kwargs)))
+            # JAX lets donated inputs and outputs of one shape share buffers in their order. In the same order, with the
+            # results behind, each variable keeps its own, and nothing is copied.
+            first = [key for key in level.inputs if key in level.written]
+            level.written = {key: level.written[key] for key in dict.fromkeys([*first, *level.written])}
             state = [leaf for variable in level.written.values() for leaf in level.values[id(variable)]]
             known = {id(leaf) for leaf in state}
             known.update(id(leaf) for leaves in level.values.values() for leaf in leaves)
@@ -289,7 +293,7 @@ class Function:
             results = [jnp.copy(leaf) if id(leaf) in known else leaf for leaf in outputs[0].leaves]
             results = [constrained(leaf, kind) for leaf, kind in zip(results, outputs[0].shardings)]
             shardings = [v._global_sharding() for v in level.written.values() for _ in level.values[id(v)]]
-            return [*results, *(x if level.local else constrained(x, kind) for x, kind in zip(state, shardings))]
+            return [*(x if level.local else constrained(x, kind) for x, kind in zip(state, shardings)), *results]
 
         lifts.stack.append(lift)
         before, _modes.no_creation = _modes.no_creation, _modes.no_creation or not creation
@@ -304,7 +308,6 @@ class Function:
             _modes.no_creation = before
         entry = _Entry(level, jaxpr, call.dynamic, outputs[0].rebuilt)
         entry.pulls = pulls
-        entry.result_count = len(outputs[0].leaves)
         entry.keep_alive = call.statics
         self._compile(entry, outputs[0].leaves)
         outputs[0].leaves = []  # tracers, and with them all that was traced, are let go of
@@ -315,12 +318,11 @@ class Function:
         level = entry.level
         meshes = {id(v._mesh): v._mesh for v in level.variables.values() if v._mesh is not None}
         entry.bound = not level.local and any(mesh.needs_bound for mesh in [*meshes.values(), *meshes_of(entry.pulls)])
-        position = entry.result_count
         for key, variable in level.written.items():
-            entry.writes.append((variable, position, position + len(level.values[key])))
-            position += len(level.values[key])
+            start, entry.state_count = entry.state_count, entry.state_count + len(level.values[key])
+            entry.writes.append((variable, start, entry.state_count))
         small = [i for i, leaf in enumerate(results) if leaf.size * leaf.dtype.itemsize <= _TOKEN_SIZE]
-        entry.token = (small[0] if small else -1) if entry.bound else None
+        entry.token = (entry.state_count + small[0] if small else -1) if entry.bound else None
 
         def program(donated: list[Any], kept: list[Any], pulled: list[Any], dynamic: list[Any]) -> list[Any]:
             supplied = {slot: value for (_, _, slot), value in zip(entry.donated, donated)}
@@ -360,7 +362,7 @@ class Function:
         for variable, start, stop in entry.writes:
             frame.store(variable, out[start:stop])
             variable._lent = False
-        return entry.rebuild(out[: entry.result_count])
+        return entry.rebuild(out[entry.state_count :])
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The program for these arguments as `jax.jit(...).lower` gives it, to look at; nothing is run.

@@ -258,7 +258,9 @@ class _Buffer:
     def take(self) -> Any:
         """The next element; StopIteration at the end, and the source's own exception where it raised one."""
         with self._changed:
-            self._changed.wait_for(lambda: self._items or self._ended or self._stopped)
+            # In pieces: an interrupt that comes just before Python goes to sleep is seen only once it wakes up.
+            while not self._changed.wait_for(lambda: self._items or self._ended or self._stopped, timeout=0.2):
+                pass
             if not self._items:
                 raise StopIteration
             element, error = self._items.popleft()
@@ -316,7 +318,10 @@ class DistributedIterator(ElementIterator):
     False
     """
 
-    def __init__(self, dataset: DistributedDataset):
+    def __init__(self, *args: Any, **kwargs: Any):
+        self._open(*args, **kwargs)
+
+    def _open(self, dataset: DistributedDataset) -> None:
         self._dataset = dataset
         self._buffer: _Buffer | None = None
         self._elements: Iterator[Any] | None = None
@@ -397,14 +402,18 @@ class DistributedDataset:
             at that element.
     """
 
-    def __init__(
+    def __init__(self, *args: Any, **kwargs: Any):
+        self._open(*args, **kwargs)
+
+    def _open(
         self,
         dataset: Any,
         num_replicas: int,
         place: Place,
         options: InputOptions | None = None,
         policy: AutoShardPolicy | None = None,
-    ):
+    ) -> None:
+        """For strategies, which make distributed datasets: `place` brings the replicas' parts to their devices."""
         self._source = normalize_source(dataset)
         self._prepare(num_replicas, place, options)
         if self._options.experimental_replication_mode == InputReplicationMode.PER_REPLICA:

@@ -225,7 +225,9 @@ class Lockstep:
         """Lets one replica run to its next meeting point or its end."""
         replica.state = "running"
         replica.resume.release()
-        self.turn.acquire()
+        # In pieces: an interrupt that comes just before Python goes to sleep is seen only once it wakes up.
+        while not self.turn.acquire(timeout=0.2):
+            pass
         if replica.error is not None:
             raise replica.error
 

@@ -205,6 +205,10 @@ class PhysicalDevice(LogicalDevice):
 class LogicalDeviceConfiguration:
     """One virtual device, for `set_logical_device_configuration`."""
 
+    memory_limit: Any = None
+    experimental_priority: Any = None
+    experimental_device_ordinal: Any = None
+
     def __init__(
         self,
         memory_limit: Any = None,
