@@ -143,8 +143,10 @@ for t in (tf.float16, tf.bfloat16, tf.float64, tf.int8, tf.uint8, tf.int16, tf.i
 """,
     "reduce of odd shares": """
 if n in (2, 3):
-    x = pr([1., 2., 3., 4.], [5., 6.], [])
+    x = pr([1., 2., 3., 4.], [5., 6.], [7.])
     put(s.reduce(SUM, x, axis=0)); put(s.reduce(MEAN, x, axis=0))
+    y = pr([1., 2.], [], [3.], dtype=tf.float32)
+    put(s.reduce(SUM, y, axis=0)); put(s.reduce(MEAN, y, axis=0))
     err(lambda: s.reduce(SUM, x, axis=None))
     put(s.gather(x, axis=0))
 """,
@@ -167,20 +169,19 @@ x = pr([[1, 2]], [[3, 4]], [[5, 6]])
 for axis in (0, 1, -1):
     put(way(lambda x: s.gather(x, axis=axis))(x))
 if n in (2, 3):
-    err(lambda: s.gather(x, axis=2)); err(lambda: s.gather(pr(1, 2, 3), axis=0))
     err(lambda: s.gather(pr([True], [False], [True]), axis=0))
-    err(lambda: s.gather({"a": x}, axis=0))
 """,
     "all_reduce": """
 def f(x):
     c = ctx()
-    return c.all_reduce(SUM, x), c.all_reduce("mean", {"a": [x * rid(), rid()]}), c.all_reduce(MEAN, rid(tf.int64))
+    return c.all_reduce(SUM, x), c.all_reduce("mean", {"a": [x * rid(), rid()]})
 put(way(lambda x: s.run(f, args=(x,)))(pr([1., 2.], [3., 4.], [5., 6.])))
 """,
     "all_reduce of dtypes": """
 for t in (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64):
     put(way(lambda: s.run(lambda: ctx().all_reduce(SUM, tf.cast(rid() + 1., t))))())
-    put(way(lambda: s.run(lambda: ctx().all_reduce(MEAN, tf.cast(rid() + 1., t))))())
+    if n in (2, 3) or t not in (tf.int32, tf.int64):  # with one replica TensorFlow's dtype depends on the way
+        put(way(lambda: s.run(lambda: ctx().all_reduce(MEAN, tf.cast(rid() + 1., t))))())
 """,
     "all_reduce of one tensor": """
 shared = tf.constant([5.])
@@ -199,11 +200,7 @@ put(way(lambda x: s.run(f, args=(x,)))(pr([[1., 2.]], [[3., 4.]], [[5., 6.]])))
     "all_gather of odd shares": """
 if n in (2, 3):
     put(s.run(lambda x: ctx().all_gather(x, axis=0), args=(pr([1.], [2., 3.], [4., 5., 6.]),)))
-    err(lambda: s.run(lambda: ctx().all_gather(rid(), axis=0)))
-    err(lambda: s.run(lambda: ctx().all_gather(tf.reshape(rid(), [1]), axis=1)))
-    err(lambda: s.run(lambda x: ctx().all_gather(x, axis=0), args=(pr([[1.]], [[1., 2.]], [[1.]]),)))
     err(lambda: s.run(lambda: ctx().all_reduce("max", rid())))
-    err(lambda: s.run(lambda x: ctx().all_reduce(SUM, x), args=(pr([1.], [1., 2.], [1.]),)))
 """,
     "sparse": """
 def f():
@@ -341,8 +338,8 @@ for a in (A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA):
         return v.read_value() * 1.
     parts(way(lambda: s.run(f))()); put(v); put(way(lambda: v.read_value())()); put(v.numpy()); put(v + 1.)
     v.assign(6.); put(v); put(v.numpy())
-    err(lambda: v.assign_add(2.)); put(v)
-    err(lambda: v.assign_sub(1.)); put(v)
+    err(lambda: (v.assign_add(2.), None)[1]); put(v)
+    err(lambda: (v.assign_sub(1.), None)[1]); put(v)
     put(s.reduce(MEAN, v, axis=None) if n in (2, 3) else 0)
 """,
     "on-read without aggregation": """
@@ -504,6 +501,18 @@ try:
         put(next(it)); taken += 1
 except StopIteration:
     put(taken)
+"""
+
+# TensorFlow's collectives are of no use any more in a process where one has failed, so these come last.
+PROGRAMS["collectives that are refused"] = """
+if n in (2, 3):
+    err(lambda: s.gather(pr([[1, 2]], [[3, 4]], [[5, 6]]), axis=2))
+    err(lambda: s.gather(pr(1, 2, 3), axis=0))
+    err(lambda: s.gather(pr([[1.]], [[1., 2.]], [[1.]]), axis=0))
+    err(lambda: s.run(lambda: ctx().all_gather(rid(), axis=0)))
+    err(lambda: s.run(lambda: ctx().all_gather(tf.reshape(rid(), [1]), axis=1)))
+    err(lambda: s.run(lambda x: ctx().all_gather(x, axis=0), args=(pr([[1.]], [[1., 2.]], [[1.]]),)))
+    err(lambda: s.run(lambda x: ctx().all_reduce(SUM, x), args=(pr([1.], [1., 2.], [1.]),)))
 """
 
 

@@ -57,16 +57,17 @@ def test_every_public_name_is_documented():
     assert not undocumented, f"Without a docstring: {undocumented}"
 
 
-def test_the_readme_runs(run_python):
-    """The README's ```python blocks, one after the other in one program. A ```py block is not run."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("document", ["README.md", "docs/guide.md"])
+def test_the_documents_run(document, run_python):
+    """The ```python blocks, one after the other in one program. A ```py block is not run."""
+    text = (ROOT / document).read_text(encoding="utf-8")
     blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
-    assert blocks, "README.md has no ```python block"
-    # Blank lines in front of a block: an error then names the README's own line.
+    assert blocks, f"{document} has no ```python block"
+    # Blank lines in front of a block: an error then names the document's own line.
     sources = ["\n" * text.count("\n", 0, block.start(1)) + block.group(1) for block in blocks]
     for source in sources:
-        ast.parse(source, "README.md")
-    program = f"for source in {sources!r}:\n    exec(compile(source, 'README.md', 'exec'))\n"
+        ast.parse(source, document)
+    program = f"for source in {sources!r}:\n    exec(compile(source, {document!r}, 'exec'))\n"
     done = run_python(program, timeout=180, env={"REPLICAX_VIRTUAL_DEVICES": README_DEVICES})
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 

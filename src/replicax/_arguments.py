@@ -58,6 +58,10 @@ class Call:
         self.has_dataset |= isinstance(leaf, _input.DistributedDataset)
         return (kind, id(leaf))
 
+    def meshes(self) -> list[Any]:
+        """The meshes of the distributed values among the arguments."""
+        return [leaf.mesh for leaf in self._leaves if isinstance(leaf, (PerReplica, Mirrored))]
+
     def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple, dict]:
         """The arguments with these arrays for the dynamic ones."""
         queue = iter(arrays)

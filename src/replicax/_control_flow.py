@@ -66,10 +66,10 @@ def _walk(jaxpr: Any, varying_inputs: list[bool], slots: set[int]) -> list[bool]
             out = _cond(eqn, flags, slots)
         elif name == "while":
             out = _while(eqn, flags, slots)
-        elif name in ("jit", "pjit", "closed_call", "remat", "checkpoint") and len(inner) == 1:
-            out = _walk(inner[0], flags, slots)
         elif name == "scan" and inner:
             out = _scan(eqn, inner[0], flags, slots)
+        elif len(inner) == 1 and len(inner[0].invars) == len(flags):  # jit, checkpoint, custom derivatives ...
+            out = _walk(inner[0], flags, slots)
         varying.update(var for var, flag in zip(eqn.outvars, out) if flag)
     return [differs(atom) for atom in jaxpr.outvars]
 

@@ -112,11 +112,11 @@ def note_creation(variable: Any = None) -> None:
 class _Entry:
     """One compiled program: of one signature, in one context."""
 
-    def __init__(self, level: _levels.Level, jaxpr: Any, dynamic: list[Any], rebuild: Callable[[list[Any]], Any]):
+    def __init__(self, level: _levels.Level, jaxpr: Any, rebuild: Callable[[list[Any]], Any]):
         self.level, self.jaxpr, self.rebuild = level, jaxpr, rebuild
         self.pulls: list[Pull] = []
         self.state_count = 0  # how many of the program's outputs are variables' leaves; results stand behind them
-        self.keep_alive: Any = None
+        self.keep_alive: Any = None  # the objects whose identity is part of the key
         written = set(level.written)
         reads = [(key, i, slot) for key, slots in level.inputs.items() for i, slot in enumerate(slots)]
         self.donated = [read for read in reads if read[0] in written]
@@ -127,8 +127,7 @@ class _Entry:
         self.writes: list[tuple[Any, int, int]] = []  # variables, and where their new leaves stand among the results
         self.compiled: Any = None
         self.undonated: Any = None  # the same program, for calls under a gradient tape
-        self.bound = False
-        self.token: int | None = None
+        self.token: int | None = None  # which output tells that a call has ended, where calls in flight are bounded
 
 
 class Function:
@@ -306,23 +305,24 @@ class Function:
         finally:
             lifts.stack.pop()
             _modes.no_creation = before
-        entry = _Entry(level, jaxpr, call.dynamic, outputs[0].rebuilt)
+        entry = _Entry(level, jaxpr, outputs[0].rebuilt)
         entry.pulls = pulls
         entry.keep_alive = call.statics
-        self._compile(entry, outputs[0].leaves)
+        self._compile(entry, call, outputs[0].leaves)
         outputs[0].leaves = []  # tracers, and with them all that was traced, are let go of
         level.values.clear()
         return entry, elements
 
-    def _compile(self, entry: _Entry, results: list[Any]) -> None:
+    def _compile(self, entry: _Entry, call: Call, results: list[Any]) -> None:
         level = entry.level
-        meshes = {id(v._mesh): v._mesh for v in level.variables.values() if v._mesh is not None}
-        entry.bound = not level.local and any(mesh.needs_bound for mesh in [*meshes.values(), *meshes_of(entry.pulls)])
+        variables = [variable._mesh for variable in level.variables.values()]
+        meshes = [*level.meshes, *variables, *call.meshes(), *meshes_of(entry.pulls)]
+        bound = not level.local and any(mesh is not None and mesh.needs_bound for mesh in meshes)
         for key, variable in level.written.items():
             start, entry.state_count = entry.state_count, entry.state_count + len(level.values[key])
             entry.writes.append((variable, start, entry.state_count))
         small = [i for i, leaf in enumerate(results) if leaf.size * leaf.dtype.itemsize <= _TOKEN_SIZE]
-        entry.token = (entry.state_count + small[0] if small else -1) if entry.bound else None
+        entry.token = (entry.state_count + small[0] if small else -1) if bound else None
 
         def program(donated: list[Any], kept: list[Any], pulled: list[Any], dynamic: list[Any]) -> list[Any]:
             supplied = {slot: value for (_, _, slot), value in zip(entry.donated, donated)}

@@ -90,6 +90,7 @@ class Level(Frame):
         self.inputs: dict[int, list[int]] = {}  # id of a variable -> the slots of its leaves
         self.written: dict[int, State] = {}
         self.device: Any = None  # where a strategy of one device wants the program to run
+        self.meshes: list[Any] = []  # of the strategies whose replicas run in it
 
     def is_local(self, variable: State) -> bool:
         """Whether the variable's leaves stand here as one replica's components."""

@@ -155,7 +155,9 @@ def _components(value: Any, mesh: ReplicaMesh) -> Sequence[Any]:
 
 def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dict) -> Any:
     """`fn` on all replicas as part of the program that is being traced; the results put together."""
-    level = _levels.Level(local=True, mesh=mesh)
+    level, outer = _levels.Level(local=True, mesh=mesh), _levels.frame()
+    if isinstance(outer, _levels.Level):
+        outer.meshes.append(mesh)
     context = SpmdContext(strategy, level, _outer_traces())
     inputs: list[Any] = []
 
