@@ -175,7 +175,7 @@ if n in (2, 3):
     "all_reduce": """
 def f(x):
     c = ctx()
-    return c.all_reduce(SUM, x), c.all_reduce("mean", {"a": [x * rid(), rid()]})
+    return c.all_reduce(SUM, x * 1.), c.all_reduce("mean", {"a": [x * rid(), rid()]})
 put(way(lambda x: s.run(f, args=(x,)))(pr([1., 2.], [3., 4.], [5., 6.])))
 """,
     "all_reduce of dtypes": """
@@ -195,7 +195,7 @@ for f in (lambda x: ctx().all_reduce(SUM, shared), lambda x: ctx().all_reduce(ME
     "all_gather": """
 def f(x):
     c = ctx()
-    return c.all_gather(x, axis=0), c.all_gather({"a": x, "b": (x * rid(),)}, axis=-1), c.all_gather(x, axis=1)
+    return c.all_gather(x, axis=0), c.all_gather({"a": x, "b": (x * rid(),)}, axis=0), c.all_gather(x, axis=1)
 put(way(lambda x: s.run(f, args=(x,)))(pr([[1., 2.]], [[3., 4.]], [[5., 6.]])))
 """,
     "all_gather of odd shares": """
@@ -510,8 +510,6 @@ if n in (2, 3):
     err(lambda: s.gather(pr([[1, 2]], [[3, 4]], [[5, 6]]), axis=2))
     err(lambda: s.gather(pr(1, 2, 3), axis=0))
     err(lambda: s.gather(pr([[1.]], [[1., 2.]], [[1.]]), axis=0))
-    err(lambda: s.run(lambda: ctx().all_gather(rid(), axis=0)))
-    err(lambda: s.run(lambda: ctx().all_gather(tf.reshape(rid(), [1]), axis=1)))
     err(lambda: s.run(lambda x: ctx().all_gather(x, axis=0), args=(pr([[1.]], [[1., 2.]], [[1.]]),)))
     err(lambda: s.run(lambda x: ctx().all_reduce(SUM, x), args=(pr([1.], [1., 2.], [1.]),)))
 """

@@ -161,7 +161,7 @@ class StrategyExtended:
 
     def _non_distributed(self, op: ReduceOp, value: Any) -> Any:
         if self._mesh.size == 1:
-            return _context.as_array(value) if not isinstance(value, jax.Array) else value
+            return value if isinstance(value, (jax.Array, IndexedSlices)) else _context.as_array(value)
         if op is ReduceOp.MEAN:
             return value
         raise ValueError(f"A non-DistributedValues value {value!s} cannot be reduced with the given reduce op {op}.")
