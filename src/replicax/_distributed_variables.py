@@ -61,10 +61,13 @@ class _Distributed(Variable, DistributedValues):
         self._arrays = [self._global_leaf(leaf, traced=False) for leaf in leaves]
 
     def _stored_values(self) -> list[Any]:
-        if self._values is None:
-            assert self._arrays is not None and self._mesh is not None
-            self._values = [self._value_type.of_array(array, self._mesh) for array in self._arrays]
-        return self._values
+        if self._values is not None:
+            return self._values
+        assert self._arrays is not None and self._mesh is not None
+        values = [self._value_type.of_array(array, self._mesh) for array in self._arrays]
+        if not self._stacked:  # mirrored copies share the array's buffers; rows are copies, not to be kept beside it
+            self._values = values
+        return values
 
     def _global_sharding(self) -> Any:
         assert self._mesh is not None
@@ -73,6 +76,7 @@ class _Distributed(Variable, DistributedValues):
     def _read_global(self) -> list[Any]:
         if self._arrays is None:
             self._arrays = [value.array() for value in self._stored_values()]
+            self._values = None
         return self._arrays
 
     def _write_global(self, leaves: list[Any]) -> None:
