@@ -42,7 +42,8 @@ def plain(x):
         x = np.asarray(x.numpy())
     if isinstance(x, (np.ndarray, np.generic)):
         x = np.asarray(x)
-        wide = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64 if x.dtype.kind == "V" or "float" in x.dtype.name else x.dtype)
+        floating = x.dtype.kind == "V" or "float" in x.dtype.name
+        wide = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64 if floating else x.dtype)
         values = wide.tolist()
         if x.dtype.kind == "c":
             values = [wide.real.tolist(), wide.imag.tolist()]
@@ -228,7 +229,8 @@ if n in (2, 3):
 if n in (2, 3):
     def f():
         raise KeyError("x")
-    err(lambda: s.run(f)); err(lambda: s.run(5)); err(lambda: s.run(lambda x: x)); err(lambda: s.run(lambda x: x, args=1))
+    err(lambda: s.run(f)); err(lambda: s.run(5)); err(lambda: s.run(lambda x: x))
+    err(lambda: s.run(lambda x: x, args=1))
     err(lambda: s.run(lambda: s.run(lambda: 1)))
     err(lambda: s.run(lambda: [0] * (1 + int(rid())))); err(lambda: s.run(lambda: {"a%d" % int(rid()): 1}))
     err(lambda: s.run(lambda: ctx().merge_call(lambda st: None) if int(rid()) == 0 else None))
@@ -271,9 +273,11 @@ put(way(lambda x: s.run(f, args=(x,)))(pr(1., 2., 3.)))
 """,
     "what a variable is": """
 for kw in ({}, {"aggregation": A.SUM}, {"aggregation": A.MEAN, "trainable": False},
-           {"synchronization": S.ON_READ, "aggregation": A.SUM}, {"synchronization": S.ON_READ, "aggregation": A.MEAN, "trainable": True}):
+           {"synchronization": S.ON_READ, "aggregation": A.SUM},
+           {"synchronization": S.ON_READ, "aggregation": A.MEAN, "trainable": True}):
     v = var([1., 2.], name="w", **kw)
-    put([type(v).__name__, v.name, list(v.shape), v.dtype.name, v.trainable, v.synchronization.name, v.aggregation.name])
+    put([type(v).__name__, v.name, list(v.shape), v.dtype.name, v.trainable])
+    put([v.synchronization.name, v.aggregation.name])
     put(v)
     put([v.numpy(), v + 1, v * v, 2. / v, v[0], -v, v ** 2.])
 """,
@@ -361,7 +365,7 @@ def f():
 way(lambda: s.run(f))(); put(v.numpy())
 """,
     "scatter": """
-for name in ("scatter_add", "scatter_sub", "scatter_mul", "scatter_div", "scatter_update", "scatter_max", "scatter_min"):
+for name in ["scatter_" + x for x in ("add", "sub", "mul", "div", "update", "max", "min")]:
     for a in (A.NONE, A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA):
         v = var([1., 2., 3.], aggregation=a)
         def f():
@@ -413,10 +417,12 @@ if n in (2, 3):
 x = pr(1, 2, 3)
 for value in (x, 3, "a", None, [x, 5], {"a": x}, (x,), [], ()):
     put(s.experimental_local_results(value))
-put(s.experimental_distribute_values_from_function(lambda c: {"a": c.replica_id_in_sync_group, "b": [c.num_replicas_in_sync]}))
+def value(c): return {"a": c.replica_id_in_sync_group, "b": [c.num_replicas_in_sync]}
+put(s.experimental_distribute_values_from_function(value))
 """,
     "contexts": """
-def look(): return [D.has_strategy(), D.in_cross_replica_context(), ctx() is None, D.get_strategy().num_replicas_in_sync]
+def look():
+    return [D.has_strategy(), D.in_cross_replica_context(), ctx() is None, D.get_strategy().num_replicas_in_sync]
 put(look())
 with s.scope():
     put(look())
@@ -434,7 +440,7 @@ Y = np.stack([X.sum(1), X[:, 0] * X[:, 1]], 1).astype(np.float32)
 W1 = (np.arange(20, dtype=np.float32).reshape(4, 5) % 7 - 3) / 5
 W2 = (np.arange(10, dtype=np.float32).reshape(5, 2) % 3 - 1) / 2
 with s.scope():
-    params = [tf.Variable(W1), tf.Variable(np.zeros(5, np.float32)), tf.Variable(W2), tf.Variable(np.zeros(2, np.float32))]
+    params = [tf.Variable(x) for x in (W1, np.zeros(5, np.float32), W2, np.zeros(2, np.float32))]
     loss_sum = tf.Variable(0., synchronization=S.ON_READ, aggregation=A.SUM)
     steps = tf.Variable(0, aggregation=A.ONLY_FIRST_REPLICA, trainable=False)
 def replica(x, y):

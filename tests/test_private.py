@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax.core import ShapedArray
 
+import replicax as rx
 from replicax import _private
 
 DEVICES = jax.devices()
@@ -165,3 +166,24 @@ def test_supplies_nest_and_end():
     with pytest.raises(KeyError), primitive.supplied({1: "x"}):
         raise KeyError
     assert len(jax.make_jaxpr(lambda: primitive.bind(slot=1, aval=aval))().jaxpr.eqns) == 1
+
+
+def test_single():
+    """One array on one device, of a replicated one; another array itself."""
+    mesh = rx.MirroredStrategy(["GPU:1", "GPU:2"]).extended._mesh
+    replicated = mesh.mirror([jnp.arange(3.0), jnp.arange(3.0)])
+    array = _private.single(replicated)
+    assert array.devices() == {mesh.devices[0]} and array.tolist() == [0.0, 1.0, 2.0]
+    assert _private.single(array) is array
+
+
+def test_is_staging():
+    """True under jax.jit, False under jax.grad and at the top."""
+    seen = []
+
+    def f(x):
+        seen.append(_private.is_staging(_private.current_trace()))
+        return x
+
+    f(1.0), jax.grad(f)(1.0), jax.jit(f)(1.0)
+    assert seen == [False, False, True]

@@ -12,14 +12,14 @@ import numpy as np
 
 from replicax import _context, _input, _levels, _nest, _private
 from replicax._indexed_slices import IndexedSlices
-from replicax._values import Mirrored, PerReplica, is_array
+from replicax._values import Mirrored, PerReplica, is_array, is_text
 from replicax._variables import Variable
 
 
 class Call:
     """The arguments of one call: dynamic arrays, and a key for all that the program depends on."""
 
-    __slots__ = ("_leaves", "_tree", "dynamic", "has_dataset", "key", "keys", "ragged", "statics")
+    __slots__ = ("_leaves", "_tree", "dynamic", "iterators", "has_dataset", "key", "keys", "ragged", "statics")
 
     def __init__(self, args: tuple, kwargs: dict):
         self._leaves: Sequence[Any]
@@ -30,11 +30,12 @@ class Call:
             self._leaves, self._tree = jax.tree.flatten((args, kwargs), is_leaf=_is_argument_leaf)
         self.dynamic: list[Any] = []
         self.statics: list[Any] = []
+        self.iterators: list[Any] = []
         self.ragged = self.has_dataset = False
         self.keys = tuple([self._take(leaf) for leaf in self._leaves])
         frame, (strategy, replica_context) = _levels.frame(), _context._current()
         replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) else None
-        self.key = (self._tree, self.keys, id(strategy), replica_context is None, replica, _context.has_64_bit_types())
+        self.key = (self._tree, self.keys, strategy, replica_context is None, replica, _context.has_64_bit_types())
 
     def _take(self, leaf: Any) -> Any:
         kind = type(leaf)
@@ -47,13 +48,20 @@ class Call:
             return (kind, array.shape, array.dtype, leaf.mesh)
         if isinstance(leaf, IndexedSlices):
             self.dynamic += [jnp.asarray(leaf.values), jnp.asarray(leaf.indices)]
-            return (IndexedSlices, *((x.shape, x.dtype) for x in self.dynamic[-2:]))
+            shape = None if leaf.dense_shape is None else tuple(int(n) for n in leaf.dense_shape)
+            return (IndexedSlices, *((x.shape, x.dtype) for x in self.dynamic[-2:]), shape)
         if _is_dynamic(leaf):
             array = leaf if isinstance(leaf, jax.Array) else _context.as_array(leaf)
             self.dynamic.append(array)
-            return (array.shape, array.dtype)
-        if isinstance(leaf, (bool, int, float, complex, str, bytes)):
+            return (array.shape, array.dtype, array.weak_type)
+        if isinstance(leaf, (float, complex)):
+            return (kind, repr(leaf))  # tells 0.0 from -0.0, and knows nan again
+        if isinstance(leaf, (bool, int, str, bytes)):
             return (kind, leaf)
+        if isinstance(leaf, _input.DistributedIterator):  # each call pulls from the one it was given
+            self.iterators.append(leaf)
+            self.statics.append(leaf._dataset)
+            return (kind, id(leaf._dataset))
         self.statics.append(leaf)
         self.has_dataset |= isinstance(leaf, _input.DistributedDataset)
         return (kind, id(leaf))
@@ -104,7 +112,7 @@ def _key_text(key: Any) -> str:
     if isinstance(first, tuple):
         return f"an array of shape {first} and dtype {key[1]}"
     if first in (bool, int, float, complex, str, bytes):
-        return repr(key[1])
+        return key[1] if first in (float, complex) else repr(key[1])
     return f"an object of type {first.__name__}"
 
 
@@ -118,7 +126,7 @@ def _tree_of(count: int) -> Any:
 
 
 def _is_dynamic(leaf: Any) -> bool:
-    return is_array(leaf) and getattr(leaf.dtype, "kind", "V") not in "OSU"
+    return is_array(leaf) and not is_text(leaf)
 
 
 def _is_argument_leaf(value: Any) -> bool:
@@ -151,7 +159,7 @@ class Results:
         if isinstance(leaf, IndexedSlices):
             values, indices, shape = self._add(leaf.values), self._add(leaf.indices), leaf.dense_shape
             return _Made(lambda arrays: IndexedSlices(arrays[values], arrays[indices], shape))
-        if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and leaf.dtype.kind not in "OSU"):
+        if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and not is_text(leaf)):
             place = self._add(_context.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
             return _Made(lambda arrays: arrays[place])
         return _Made(lambda arrays: leaf)

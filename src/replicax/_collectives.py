@@ -22,9 +22,9 @@ from replicax._values import AXIS, is_array
 
 def mean_dtype(dtype: Any) -> np.dtype:
     """The dtype of a mean: floating point of integers, 64 bits wide for 32-bit ones where JAX has such types."""
-    dtype = np.dtype(dtype)
-    if dtype.kind not in "iub":
+    if not (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)):
         return dtype
+    dtype = np.dtype(dtype)
     return np.dtype(np.float64 if dtype.itemsize >= 4 and has_64_bit_types() else np.float32)
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _errors, _levels, _nest
+from replicax import _errors, _nest
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import CommunicationOptions, ReduceOp, as_reduce_op
 from replicax._values import DistributedValues, is_array
@@ -268,8 +268,3 @@ def require_cross_replica(strategy: Any, message: str = _errors.CROSS_REPLICA_NE
         raise _errors.mixing(current, strategy)
     if replica_context is not None:
         raise RuntimeError(message)
-
-
-def is_traced() -> bool:
-    """Whether the program is being traced, so that replicas run compiled."""
-    return _levels.is_tracing()

@@ -57,7 +57,9 @@ def _walk(jaxpr: Any, varying_inputs: list[bool], slots: set[int]) -> list[bool]
         name = eqn.primitive.name
         flags = [differs(atom) for atom in eqn.invars]
         inner = [j for value in eqn.params.values() for j in _jaxprs(value)]
-        out = [any(flags) or name == "axis_index" or bool(inner and not eqn.invars)] * len(eqn.outvars)
+        out = [any(flags) or name == "axis_index" or name in COLLECTIVES or bool(inner and not eqn.invars)] * len(
+            eqn.outvars
+        )
         if name == "replicax_input":
             out = [eqn.params["slot"] in slots]
         elif name in _SAME_EVERYWHERE and not eqn.params.get("axis_index_groups"):
@@ -108,7 +110,10 @@ def _while(eqn: Any, flags: list[bool], slots: set[int]) -> list[bool]:
 
 
 def _scan(eqn: Any, body: Any, flags: list[bool], slots: set[int]) -> list[bool]:
-    consts, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+    # What is scanned over has one dimension less in the body; the rest are constants and the carry, which comes out.
+    carried = sum(out.aval.ndim == inner.aval.ndim for out, inner in zip(eqn.outvars, body.outvars))
+    scanned = sum(arg.aval.ndim != inner.aval.ndim for arg, inner in zip(eqn.invars, body.invars))
+    consts = len(eqn.invars) - carried - scanned
     carry = flags[consts : consts + carried]
     outs: list[bool] = []
     for _ in range(len(carry) + 1):

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 LIMIT = 16
+_HELD_BYTES = 1 << 20  # a larger output is waited for at once, in place of being held
 
 _in_flight: collections.deque[jax.Array] = collections.deque()
 _lock = threading.Lock()
@@ -24,6 +25,9 @@ def launched(output: Any) -> None:
 
     Waiting once for several calls wakes this thread up less often than waiting a little at each call.
     """
+    if output.nbytes > _HELD_BYTES:
+        output.block_until_ready()
+        return
     with _lock:
         _in_flight.append(output)
         if len(_in_flight) < LIMIT:

@@ -22,8 +22,9 @@ def numpy_text(value: Any) -> str:
 def variable_text(name: str, shape: Any, dtype: Any, value: Any) -> str:
     """One array of a variable, with its name."""
     kind = "tf.Variable" if style == "tensorflow" else "Variable"
-    shown = f"<{kind} '{name}' shape={tuple(shape)} dtype={np.dtype(dtype).name}"
-    return f"{shown}>" if isinstance(value, jax.core.Tracer) else f"{shown}, numpy={numpy_text(value)}>"
+    shown = f"<{kind} '{name}' shape={tuple(shape)} dtype={dtype}"
+    hidden = isinstance(value, jax.core.Tracer) or jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
+    return f"{shown}>" if hidden else f"{shown}, numpy={numpy_text(value)}>"
 
 
 def tensor_str(array: jax.Array) -> str:

@@ -45,7 +45,7 @@ from replicax._types import (
     as_reduce_op,
     as_synchronization,
 )
-from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_array, select
+from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_array, is_text, select
 
 if TYPE_CHECKING:
     from replicax._strategy import Strategy
@@ -262,6 +262,8 @@ class StrategyExtended:
                 for part in values[i].values:
                     check_numeric(part.dtype)
                 _collectives.check_alike(values[i].values)
+        if self._mesh.size == 1:  # the only replica's values arrive bare
+            return [_collectives.reduce_parts(op, [value]) if is_array(value) else value for value in values]
         results = [self._on_each_replica(value) for value in values]
         if own:
             pairs = [(values[i], values[i]) for i in own]
@@ -521,7 +523,7 @@ class StrategyExtended:
         """One element of a distributed dataset from each local replica's host arrays."""
 
         def place(leaves: Sequence[Any]) -> Any:
-            if any(not is_array(leaf) or leaf.dtype.kind in "OSU" for leaf in leaves):
+            if any(not is_array(leaf) or is_text(leaf) for leaf in leaves):
                 return leaves[0] if self._mesh.size == 1 else PerReplica(leaves, self._mesh)
             with jax.default_device(self._mesh.local_devices[0]):
                 wide = any(leaf.dtype.itemsize == 8 for leaf in leaves) and _context.has_64_bit_types()

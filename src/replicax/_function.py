@@ -158,7 +158,13 @@ class Function:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        reference = weakref.ref(instance)
+        try:
+            reference = weakref.ref(instance)
+        except TypeError:
+            raise TypeError(
+                f"A method of {type(instance).__name__} is compiled for each instance, which has to take weak "
+                "references: add '__weakref__' to its __slots__."
+            ) from None
         key = id(instance)
         if key not in self._methods:
             # Programs are kept for each instance, without keeping the instance alive.
@@ -197,9 +203,9 @@ class Function:
             if entries:
                 try:
                     for pull in entries[0].pulls:
-                        pulled.append(pull_from(pull.iterator()))
+                        pulled.append(pull_from(pull.source(call.iterators)))
                 except StopIteration:
-                    push_back(entries[0].pulls, pulled)
+                    push_back(entries[0].pulls, pulled, call.iterators)
                     raise
                 entry = next((e for e in entries if same_elements(e.pulls, pulled)), None)
             if entry is None:
@@ -247,9 +253,13 @@ class Function:
             _modes.created = before
         try:
             entry, elements = self._trace(call, args, kwargs, [], creation=False)
-        except (_LoopsOverDataset, _RaggedElement):
+        except (_LoopsOverDataset, _RaggedElement, StopIteration):
             return result
-        push_back(entry.pulls, elements)
+        except jax.errors.ConcretizationTypeError:
+            if not self._autograph:
+                raise
+            return result
+        push_back(entry.pulls, elements, call.iterators)
         self._entries.setdefault(call.key, []).append(entry)
         return result
 
@@ -270,7 +280,7 @@ class Function:
                 return NotImplemented
             element = queue.pop(0)[1] if queue else pull_from(iterator)
             elements.append(element)
-            pull = Pull(iterator, element, [])
+            pull = Pull(iterator, call.iterators, element)
             pulls.append(pull)
             if not uniform(element):
                 raise _RaggedElement
@@ -297,10 +307,10 @@ class Function:
         lifts.stack.append(lift)
         before, _modes.no_creation = _modes.no_creation, _modes.no_creation or not creation
         try:
-            jaxpr = jax.make_jaxpr(traced)(*[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in call.dynamic])
+            jaxpr = jax.make_jaxpr(traced)(*[_aval(x) for x in call.dynamic])
         except BaseException:
-            push_back([pull for pull, _ in queue], [element for _, element in queue])
-            push_back(pulls, elements)
+            push_back([pull for pull, _ in queue], [element for _, element in queue], call.iterators)
+            push_back(pulls, elements, call.iterators)
             raise
         finally:
             lifts.stack.pop()
@@ -339,29 +349,31 @@ class Function:
 
     def _execute(self, entry: _Entry, call: Call, pulled: Sequence[Any], taped: bool) -> Any:
         frame, local = _levels.frame(), entry.level.local
-        donated: list[Any] = []
-        for variable in entry.donors:
-            leaves = frame.read(variable)
-            if taped:  # a gradient tape around the call sees what the program reads
-                leaves = _tape.on_read(variable, leaves)
-            elif variable._lent and not local:
-                leaves = _copies(leaves)
-            donated += leaves
-        kept: list[Any] = []
-        for variable in entry.keepers:
-            leaves = frame.read(variable)
-            kept += _tape.on_read(variable, leaves) if taped else leaves
-        elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
-        program = entry.undonated if taped else entry.compiled
-        with _nowhere if entry.level.device is None else jax.default_device(entry.level.device):
-            out = program(donated, kept, elements, call.dynamic)
-        if entry.token is not None:
-            _dispatch.launched(out[entry.token])
-        if entry.jaxpr.effects:  # what it prints comes out before the call returns
-            jax.effects_barrier()
-        for variable, start, stop in entry.writes:
-            frame.store(variable, out[start:stop])
-            variable._lent = False
+        with _levels.lock:
+            donated: list[Any] = []
+            for variable in entry.donors:
+                leaves = frame.read(variable)
+                if taped:  # a gradient tape around the call sees what the program reads
+                    leaves = _tape.on_read(variable, leaves)
+                elif variable._lent and not local:
+                    leaves = _copies(leaves)
+                donated += leaves
+            kept: list[Any] = []
+            for variable in entry.keepers:
+                leaves = frame.read(variable)
+                kept += _tape.on_read(variable, leaves) if taped else leaves
+            elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
+            program = entry.undonated if taped else entry.compiled
+            with _nowhere if entry.level.device is None else jax.default_device(entry.level.device):
+                out = program(donated, kept, elements, call.dynamic)
+            if entry.token is not None:
+                _dispatch.launched(out[entry.token])
+            if entry.jaxpr.effects:  # what it prints comes out before the call returns
+                jax.effects_barrier()
+            for variable, start, stop in entry.writes:
+                frame.store(variable, out[start:stop])
+                # One replica's component stands among others, and a tape holds on to what it saw.
+                variable._lent = local or taped
         return entry.rebuild(out[entry.state_count :])
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
@@ -371,11 +383,20 @@ class Function:
         >>> rx.function(lambda x: x + 1).lower(jnp.ones(2)).compile().as_text().startswith("HloModule")
         True
         """
+        if self._input_signature is not None:
+            args, kwargs = self._bind(args, kwargs)
         call = Call(args, kwargs)
         entries = self._entries.setdefault(call.key, [])
         if not entries:
-            entry, elements = self._trace(call, args, kwargs, [])
-            push_back(entry.pulls, elements)
+            try:
+                entry, elements = self._trace(call, args, kwargs, [])
+            except _Abort as abort:
+                raise RuntimeError(
+                    f"{self._python_function!r} has no program of its own for these arguments: it makes variables on "
+                    "its first call (call it once before), loops over a distributed dataset, or takes a batch of "
+                    "uneven parts."
+                ) from abort
+            push_back(entry.pulls, elements, call.iterators)
             entries.append(entry)
         entry, frame = entries[0], _levels.frame()
         current = {key: frame.read(entry.level.variables[key]) for key in entry.level.inputs}
@@ -414,6 +435,10 @@ class Function:
         )
 
 
+def _aval(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=array.weak_type)
+
+
 class _Method:
     """A `Function` for one instance; it keeps the instance alive, as a bound method does."""
 
@@ -428,12 +453,8 @@ class _Method:
 
 
 @jax.jit
-def _copy_all(leaves: list[Any]) -> list[Any]:
-    return [jnp.copy(leaf) for leaf in leaves]
-
-
 def _copies(leaves: list[Any]) -> list[Any]:
-    return _copy_all(leaves)
+    return [jnp.copy(leaf) for leaf in leaves]
 
 
 def _on_iterate(dataset: Any) -> None:
@@ -497,32 +518,52 @@ def is_function(value: Any) -> bool:
 def compiled_run(strategy: Any, fn: Callable[..., Any]) -> Function:
     """`strategy.run(fn, ...)` as a `function`, one for all functions of the same code and closure."""
     cache = strategy.__dict__.setdefault("_compiled_runs", {})
-    key = _closure_key(fn)
+    keep: list[Any] = []
+    key = _closure_key(fn, keep)
     if key not in cache:
-        target = getattr(fn, "python_function", fn) if is_function(fn) else fn
+        current: list[Any] = []
 
         def run(args: tuple, kwargs: dict) -> Any:
-            return strategy.run(target, args=args, kwargs=kwargs)
+            return strategy.run(current[0], args=args, kwargs=kwargs)
 
         run.__name__ = getattr(fn, "__name__", "run")
-        cache[key] = (Function(run), fn)
-    return cache[key][0]
+        cache[key] = (Function(run), current, keep)  # what the key knows by its id is kept, so that ids stay unique
+    compiled, current, _ = cache[key]
+    current[:] = [getattr(fn, "python_function", fn) if is_function(fn) else fn]
+    return compiled
 
 
-def _closure_key(value: Any) -> Any:
+def _closure_key(value: Any, keep: list[Any], inside: tuple[int, ...] = ()) -> Any:
+    """What a function's program depends on: its code, and what it closes over. Objects count by identity."""
+    if id(value) in inside:  # a function that closes over itself
+        return inside.index(id(value))
+    inside = (*inside, id(value))
+
+    def keys(values: Any) -> tuple[Any, ...]:
+        return tuple(_closure_key(x, keep, inside) for x in values)
+
     if is_function(value):
-        return (Function, _closure_key(value.python_function))
+        return (Function, *keys([value.python_function]))
     if isinstance(value, types.FunctionType):
         cells = [_cell(cell) for cell in value.__closure__ or ()]
-        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        return (value.__code__, tuple(_closure_key(x) for x in [*cells, *defaults]))
+        defaults = (value.__kwdefaults__ or {}).items()
+        return (
+            value.__code__,
+            keys(cells),
+            keys(value.__defaults__ or ()),
+            tuple((k, *keys([v])) for k, v in defaults),
+        )
+    if isinstance(value, types.MethodType):
+        return (types.MethodType, keys([value.__func__, value.__self__]))
     if isinstance(value, functools.partial):
-        return (_closure_key(value.func), tuple(map(_closure_key, value.args)), tuple(value.keywords))
+        named = tuple((k, *keys([v])) for k, v in value.keywords.items())
+        return (functools.partial, keys([value.func]), keys(value.args), named)
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
-        return (type(value), value)
+        return (type(value), repr(value))
     if isinstance(value, np.generic):
-        return (type(value), value.item())
-    return id(value)
+        return (type(value), repr(value))
+    keep.append(value)
+    return (type(value), id(value))
 
 
 def _cell(cell: Any) -> Any:

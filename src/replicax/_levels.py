@@ -10,6 +10,7 @@ component of one replica.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from typing import Any, Protocol
@@ -143,6 +144,11 @@ def untaped_trace() -> Any:
     return trace
 
 
+def is_staging() -> bool:
+    """Whether a program is being recorded, as under `jax.jit`; `jax.grad` alone does not count."""
+    return _private.is_staging(untaped_trace())
+
+
 def is_tracing() -> bool:
     """Whether the program is being traced by JAX (a gradient tape alone does not count)."""
     return not _private.is_eager(untaped_trace())
@@ -155,6 +161,10 @@ def _refuse_tracers(leaves: list[Any]) -> None:
             "value would not come out. Use replicax.function in place of jax.jit, or return the value and assign it "
             "outside."
         )
+
+
+# Held while a compiled program takes variables' arrays and puts new ones in their place, and while a value is read.
+lock = threading.RLock()
 
 
 class _Frames(threading.local):
@@ -170,15 +180,23 @@ def frame() -> Frame:
     return _frames.stack[-1]
 
 
+# JAX keeps what it traced of jitted functions and loop bodies, the values of variables that they read included. Its
+# caches tell user contexts apart, so that nothing that was traced at one level is taken for another.
+_cache_scope = jax.make_user_context(None)
+
+
 class entered:
     """A context in which this frame is the current one."""
 
     def __init__(self, frame: Frame):
         self._frame = frame
+        self._caches = _cache_scope(frame) if isinstance(frame, Level) else contextlib.nullcontext()
 
     def __enter__(self) -> Frame:
+        self._caches.__enter__()
         _frames.stack.append(self._frame)
         return self._frame
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *error: Any) -> None:
         _frames.stack.pop()
+        self._caches.__exit__(*error)

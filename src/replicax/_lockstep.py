@@ -8,6 +8,7 @@ while others wait, or they wait in different calls), those that wait are release
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import ctypes
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _collectives, _context, _errors, _levels, _nest, _private
+from replicax import _collectives, _context, _creation, _errors, _levels, _nest, _private
 from replicax._context import ReplicaContext
 from replicax._values import Mirrored, PerReplica, ReplicaMesh, regroup, select
 
@@ -120,6 +121,16 @@ def _plain() -> bool:
     return _private.is_eager(_private.current_trace())
 
 
+# JAX's settings that a thread can have for itself (`with jax.enable_x64(True)`): replicas get their caller's.
+_SETTINGS = {
+    f"jax_{name}": getattr(jax, name)
+    for name in (
+        "enable_x64", "numpy_dtype_promotion", "numpy_rank_promotion", "default_matmul_precision", "default_prng_impl",
+        "debug_nans", "debug_infs", "disable_jit",
+    )
+}  # fmt: skip
+
+
 class _Replica:
     """One replica's thread, and what it is at."""
 
@@ -150,8 +161,15 @@ class _Replica:
         run = self.run
         context = LockstepContext(run.strategy, self)
         frame = _levels.ReplicaFrame(run.mesh, self.index)
-        device = run.mesh.local_devices[self.index]
-        with _context.entered(run.strategy, context), _levels.entered(frame), jax.default_device(device):
+        with contextlib.ExitStack() as stack:
+            if self.thread is not None:
+                for name, value in run.settings.items():
+                    if getattr(jax.config, name) != value:
+                        stack.enter_context(_SETTINGS[name](value))
+                _creation.state.names = list(run.names)
+            stack.enter_context(_context.entered(run.strategy, context))
+            stack.enter_context(_levels.entered(frame))
+            stack.enter_context(jax.default_device(run.mesh.local_devices[self.index]))
             return self.fn(*self.args, **self.kwargs)
 
     def _main(self) -> None:
@@ -198,6 +216,8 @@ class Lockstep:
         self.strategy, self.mesh = strategy, mesh
         self.turn = threading.Semaphore(0)  # given back by a replica that meets or ends
         self.abandoned = False
+        self.settings = {name: getattr(jax.config, name) for name in _SETTINGS}
+        self.names = list(_creation.state.names)
 
     def call(self, fn: Callable, args: tuple, kwargs: dict) -> list[Any]:
         """Each local replica's result."""

@@ -17,7 +17,14 @@ def uncommitted(array: jax.Array) -> jax.Array:
     JAX refuses to compute with two arrays *committed* to different devices, as the components of a
     distributed value would be. The flag cannot be cleared by a public function without a copy.
     """
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(uncommitted(jax.random.key_data(array)), impl=jax.random.key_impl(array))
     return type(array)(array.aval, array.sharding, [array], committed=False)  # type: ignore[call-arg]
+
+
+def single(array: jax.Array) -> jax.Array:
+    """An array on one device, free to move: the first copy of a replicated one."""
+    return uncommitted(array.addressable_shards[0].data) if len(array.sharding.device_set) > 1 else array
 
 
 def current_trace():
@@ -88,6 +95,11 @@ class _Supplied:
 
     def __exit__(self, *_):
         self._local.values = self._before
+
+
+def is_staging(trace) -> bool:
+    """Whether `trace` records a program (as under `jax.jit`) rather than following values (as under `jax.grad`)."""
+    return type(trace).__name__ == "DynamicJaxprTrace"
 
 
 def array_type() -> type:

@@ -8,14 +8,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicax import _input, _levels, _nest
-from replicax._values import Mirrored, PerReplica
+from replicax._values import Mirrored, PerReplica, is_text
 
 
 class Pull:
     """A `next(iterator)` in a function: what to pull, and the slots that its leaves fill."""
 
-    def __init__(self, iterator: Any, element: Any, slots: list[int]):
-        self.iterator, self.element, self.slots = weakref.ref(iterator), element, slots
+    def __init__(self, iterator: Any, arguments: list[Any], element: Any):
+        self.element, self.slots = element, list[int]()
+        # Which of the call's arguments the iterator is; another one is known by itself.
+        self._argument = next((i for i, argument in enumerate(arguments) if argument is iterator), None)
+        self._iterator = weakref.ref(iterator)
+
+    def source(self, arguments: list[Any]) -> Any:
+        """The iterator, in a call whose iterators among the arguments are these; None where it is gone."""
+        return self._iterator() if self._argument is None else arguments[self._argument]
 
 
 def meshes_of(pulls: Sequence[Pull]) -> list[Any]:
@@ -32,7 +39,13 @@ lifts = _Lifts()
 
 
 def _lift(iterator: Any) -> Any:
-    return lifts.stack[-1](iterator) if lifts.stack else NotImplemented
+    element = lifts.stack[-1](iterator) if lifts.stack else NotImplemented
+    if element is NotImplemented and _levels.is_staging():
+        raise RuntimeError(
+            "next(iterator) stands inside of a compiled replica function or of jax.jit, where one element would become "
+            "a constant. Take the element outside, and pass it through `args` of `strategy.run`."
+        )
+    return element
 
 
 def pull_from(iterator: Any) -> Any:
@@ -41,9 +54,10 @@ def pull_from(iterator: Any) -> Any:
     return iterator._pull()
 
 
-def push_back(pulls: Sequence[Pull], elements: Sequence[Any]) -> None:
+def push_back(pulls: Sequence[Pull], elements: Sequence[Any], arguments: list[Any]) -> None:
+    """Gives elements back to the iterators that they came from."""
     for pull, element in reversed(list(zip(pulls, elements))):
-        iterator = pull.iterator()
+        iterator = pull.source(arguments)
         if iterator is not None:
             iterator._push_back(element)
 
@@ -53,7 +67,7 @@ def element_arrays(element: Any) -> list[Any]:
 
 
 def uniform(element: Any) -> bool:
-    return all(array is not None and array.dtype.kind not in "OSU" for array in element_arrays(element))
+    return all(array is not None and not is_text(array) for array in element_arrays(element))
 
 
 def same_elements(pulls: Sequence[Pull], pulled: list[Any]) -> bool:

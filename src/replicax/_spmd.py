@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 from replicax import _collectives, _context, _control_flow, _levels, _nest, _private
 from replicax._context import ReplicaContext
 from replicax._indexed_slices import IndexedSlices
-from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, is_array
+from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, is_text
 
 _STACKED, _MIRRORED = PartitionSpec(AXIS), PartitionSpec()
 
@@ -91,14 +91,6 @@ class SpmdContext(ReplicaContext):
         return self._exchange(leaves, lambda own: [_collectives.local_gather(leaf, axis) for leaf in own])
 
 
-def own_value(value: Any) -> Any:
-    """A concrete value as one that the replica computed itself; unchanged outside of compiled replicas."""
-    replica_context = _context.get_replica_context()
-    if isinstance(replica_context, SpmdContext) and is_array(value) and not replica_context._is_own(value):
-        return lax.optimization_barrier(jnp.asarray(value))
-    return value
-
-
 class _Outputs:
     """The results of a traced replica function: arrays to bring out, and what stays as it is."""
 
@@ -116,7 +108,7 @@ class _Outputs:
                 "replica already. Return the replica's own component, or make the value outside of `run`."
             )
         for array in (leaf.values, leaf.indices) if isinstance(leaf, IndexedSlices) else (leaf,):
-            if isinstance(array, np.ndarray) and array.dtype.kind not in "OSU":
+            if isinstance(array, np.ndarray) and not is_text(array):
                 array = _context.as_array(array)
                 array = lax.optimization_barrier(array)
                 self._bring_out(id(leaf), array)

@@ -80,6 +80,11 @@ def _first_row(block: jax.Array) -> jax.Array:
     return jnp.reshape(block, block.shape[1:])
 
 
+def is_text(array: Any) -> bool:
+    """Whether an array is one of strings or objects, which numpy has and JAX has not."""
+    return getattr(array.dtype, "kind", "V") in "OSU"
+
+
 def is_array(value: Any) -> bool:
     """Whether `value` is an array, of JAX (concrete or traced) or numpy."""
     return isinstance(value, (jax.Array, np.ndarray, np.generic))
@@ -137,7 +142,7 @@ class _Value(DistributedValues):
             self.mesh is not None
             and parts is not None
             and len(parts) == len(self.mesh.local_ids)
-            and all(is_array(part) and part.dtype.kind not in "OSU" for part in parts)
+            and all(is_array(part) and not is_text(part) for part in parts)
             and all(part.shape == parts[0].shape and part.dtype == parts[0].dtype for part in parts)
         )
 
@@ -262,8 +267,3 @@ def regroup(results: Sequence[Any], mesh: ReplicaMesh) -> Any:
 def select(replica: int, nest: Any) -> Any:
     """The structure as that replica (counted among the local ones) sees it: PerReplica leaves by their component."""
     return _nest.map_structure(lambda x: x.values[replica] if isinstance(x, (PerReplica, Mirrored)) else x, nest)
-
-
-def all_parts_uniform(nest: Any) -> bool:
-    """Whether every PerReplica value in the nest has a global form, so that compiled code can take it."""
-    return all(x._local is not None or x.array() is not None for x in _nest.leaves(nest) if isinstance(x, PerReplica))

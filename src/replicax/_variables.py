@@ -10,6 +10,7 @@ As a pytree a variable is its value: `jnp.sum(v)`, `jax.grad(f)(v)` and `optax` 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _context, _creation, _devices, _display, _errors, _levels, _nest, _private, _tape
+from replicax import _collectives, _context, _creation, _devices, _display, _errors, _levels, _nest, _private, _tape
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import (
     VariableAggregation,
@@ -104,6 +105,8 @@ def _new_array(value: Any, dtype: Any) -> jax.Array:
     if dtype is not None and not isinstance(value, jax.Array):
         return jnp.asarray(value, dtype=dtype)
     array = _context.as_array(value)
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):  # a PRNG key
+        return array
     return array.astype(array.dtype if dtype is None else dtype)  # of a firm type also where `value` is a number
 
 
@@ -213,7 +216,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     @property
     def dtype(self) -> Any:
         """The array's dtype; for a pytree, a pytree of dtypes."""
-        return self._of_leaves([np.dtype(leaf.dtype) for leaf in self._types])
+        return self._of_leaves([leaf.dtype for leaf in self._types])
 
     @property
     def ndim(self) -> int:
@@ -243,7 +246,15 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     def value(self) -> Any:
         """The value here: the replica's own in replica context; else the first copy, or the aggregated value."""
-        return self._of_leaves(_tape.on_read(self, self._read()))
+        with _levels.lock:
+            leaves = self._read()
+        if not isinstance(_levels.frame(), _levels.Level) and _levels.is_staging():
+            warnings.warn(
+                f"{self.name} is read inside of jax.jit or the like, which keeps the value that it has now as a "
+                "constant. Use replicax.function in place of jax.jit, or pass the value as an argument.",
+                stacklevel=3,
+            )
+        return self._of_leaves(_tape.on_read(self, leaves))
 
     def read_value(self) -> Any:
         """The same as `value()`."""
@@ -251,7 +262,9 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     def numpy(self) -> Any:
         """The value as a numpy array (for a pytree, a pytree of them)."""
-        return self._of_leaves([_numpy(leaf) for leaf in self._read()])
+        with _levels.lock:
+            leaves = self._read()
+        return self._of_leaves([_numpy(leaf) for leaf in leaves])
 
     @property
     def initial_value(self) -> Any:
@@ -591,7 +604,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         if self._treedef == jax.tree.structure(0):
             kind = self._types[0]
             return _display.variable_text(name, kind.shape, kind.dtype, leaves[0])
-        size = sum(kind.size * np.dtype(kind.dtype).itemsize for kind in self._types)
+        size = sum(kind.size * kind.dtype.itemsize for kind in self._types)
         return f"<Variable '{name}' pytree of {len(self._types)} arrays, {size} bytes>"
 
     def __repr__(self) -> str:
@@ -664,7 +677,8 @@ class ResourceVariable(Variable):
         return self._leaves
 
     def _write_global(self, leaves: list[Any]) -> None:
-        self._leaves, self._lent = leaves, True
+        # A program over several devices leaves a copy on each; one is kept, which any other program can take.
+        self._leaves, self._lent = [_private.single(leaf) for leaf in leaves], True
 
     def _get(self) -> list[Any]:
         if self._parent is None:
@@ -721,7 +735,11 @@ class ResourceVariable(Variable):
         return [x + lax.psum(combine(z, leaf), AXIS) for x, z, leaf in zip(old, zero, leaves)]
 
     def _update_slices(self, method, slices):
-        new = SCATTER[method](self._get()[0], jnp.asarray(slices.indices), jnp.asarray(slices.values))
+        indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
+        frame = _levels.frame()
+        if isinstance(frame, _levels.Level) and frame.local and self._parent is None:  # all replicas' in turn
+            indices, values = _collectives.local_gather(indices, 0), _collectives.local_gather(values, 0)
+        new = SCATTER[method](self._get()[0], indices, values)
         self._put([new])
         return new
 
