@@ -89,7 +89,12 @@ def test_writing_in_replicas_is_no_meeting_point(n, way):
 
     strategy.run(eagerly)
     assert parts(strategy, v) == [float(r) for r in range(n)]
-    way(lambda: strategy.run(lambda: v.assign(jax.lax.cond(replica_id() > 0, lambda: v + 1.0, lambda: v * 1.0))))()
+
+    def conditionally():
+        x = v.value()
+        v.assign(jax.lax.cond(replica_id() > 0, lambda: x + 1.0, lambda: x * 1.0))
+
+    way(lambda: strategy.run(conditionally))()
     assert parts(strategy, v) == [0.0, *(r + 1.0 for r in range(1, n))]
 
 

@@ -53,7 +53,7 @@ class Call:
         if _is_dynamic(leaf):
             array = leaf if isinstance(leaf, jax.Array) else _context.as_array(leaf)
             self.dynamic.append(array)
-            return (array.shape, array.dtype, array.weak_type)
+            return (array.shape, array.dtype, getattr(array, "weak_type", False))  # keys of random numbers have none
         if isinstance(leaf, (float, complex)):
             return (kind, repr(leaf))  # tells 0.0 from -0.0, and knows nan again
         if isinstance(leaf, (bool, int, str, bytes)):

@@ -179,6 +179,8 @@ class MirroredVariable(_Distributed):
     def _global_leaf(self, leaf: Any, traced: bool) -> Any:
         mesh = self._mesh
         assert mesh is not None
+        if not traced:
+            _levels.refuse_tracers([leaf])
         if isinstance(leaf, Mirrored) and leaf.mesh is mesh:
             return leaf.array()
         if isinstance(leaf, DistributedValues):
@@ -205,6 +207,17 @@ class MirroredVariable(_Distributed):
         return self._convert(value)
 
     def _checked(self, leaf: Any, kind: jax.ShapeDtypeStruct) -> Any:
+        """A distributed value whose components fit the variable; plain values are checked already."""
+        if isinstance(leaf, (PerReplica, Mirrored)) and (leaf._local is not None or leaf._array is not None):
+            whole = leaf._local if leaf._local is not None else leaf._array
+            rows = isinstance(leaf, PerReplica) and leaf._local is None
+            shape, dtype = whole.shape[1:] if rows else whole.shape, whole.dtype
+            if shape != kind.shape or dtype != kind.dtype:
+                raise ValueError(
+                    f"Cannot assign value to variable ' {self.name}': its shape is {kind.shape} and its dtype "
+                    f"{kind.dtype}, the components of the assigned {type(leaf).__name__} value have shape {shape} and "
+                    f"dtype {dtype}."
+                )
         if isinstance(leaf, (PerReplica, Mirrored)) and leaf._local is None and leaf._array is None:
             converted = [self._convert_leaf(part, kind) for part in leaf.values]
             return type(leaf)(converted, leaf.mesh)

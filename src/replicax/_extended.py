@@ -131,6 +131,12 @@ class StrategyExtended:
 
     def _run(self, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         strategy, frame = self._container, _levels.frame()
+        for leaf in _nest.leaves((args, kwargs)):
+            if isinstance(leaf, PerReplica) and leaf.count > self._mesh.size:
+                raise ValueError(
+                    f"A PerReplica value with {leaf.count} components is passed to {strategy!r}, which has "
+                    f"{self._mesh.size} replicas. Values belong to the strategy that made them."
+                )
         with _context.entered(strategy, None):
             if frame.local and frame.mesh is self._mesh and isinstance(frame, _levels.Level):
                 return self._run_inline(fn, args, kwargs)
@@ -208,7 +214,7 @@ class StrategyExtended:
         return _collectives.divided(total, count, leaf.dtype) if op is ReduceOp.MEAN else total
 
     def _reduce_stacked(self, op: ReduceOp, stacked: Any, axis: Any) -> Any:
-        mesh, traced = self._mesh, isinstance(stacked, jax.core.Tracer)
+        mesh, traced = self._mesh, isinstance(stacked, jax.core.Tracer) or _levels.is_tracing()
         row = jax.ShapeDtypeStruct(stacked.shape[1:], stacked.dtype)
         check_numeric(row.dtype)
         axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)

@@ -366,14 +366,14 @@ class Function:
             program = entry.undonated if taped else entry.compiled
             with _nowhere if entry.level.device is None else jax.default_device(entry.level.device):
                 out = program(donated, kept, elements, call.dynamic)
-            if entry.token is not None:
-                _dispatch.launched(out[entry.token])
-            if entry.jaxpr.effects:  # what it prints comes out before the call returns
-                jax.effects_barrier()
             for variable, start, stop in entry.writes:
                 frame.store(variable, out[start:stop])
                 # One replica's component stands among others, and a tape holds on to what it saw.
                 variable._lent = local or taped
+        if entry.token is not None:
+            _dispatch.launched(out[entry.token])
+        if entry.jaxpr.effects:  # what it prints comes out before the call returns
+            jax.effects_barrier()
         return entry.rebuild(out[entry.state_count :])
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
@@ -436,7 +436,7 @@ class Function:
 
 
 def _aval(array: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=array.weak_type)
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=getattr(array, "weak_type", False))
 
 
 class _Method:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import warnings
 from typing import Any, Protocol
 
 import jax
@@ -30,6 +31,8 @@ class State(Protocol):
 
     _mesh: Any
 
+    @property
+    def name(self) -> str: ...
     def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]: ...
     def _read_global(self) -> list[Any]: ...
     def _write_global(self, leaves: list[Any]) -> None: ...
@@ -50,7 +53,7 @@ class Frame:
 
     def write(self, variable: State, leaves: list[Any]) -> None:
         """Replaces them."""
-        _refuse_tracers(leaves)
+        refuse_tracers(leaves)
         variable._write_global(leaves)
 
     def store(self, variable: State, leaves: list[Any]) -> None:
@@ -72,7 +75,7 @@ class ReplicaFrame(Frame):
         return variable._read_component(self.replica)
 
     def write(self, variable: State, leaves: list[Any]) -> None:
-        _refuse_tracers(leaves)
+        refuse_tracers(leaves)
         if variable._mesh is not self.mesh:
             return variable._write_global(leaves)
         variable._write_component(self.replica, leaves)
@@ -149,12 +152,23 @@ def is_staging() -> bool:
     return _private.is_staging(untaped_trace())
 
 
+def warn_of_constant(name: str, stacklevel: int) -> None:
+    """Warns where a variable's value becomes a constant of a program that JAX records by itself."""
+    if not isinstance(frame(), Level) and is_staging():
+        warnings.warn(
+            f"{name} is read inside of jax.jit or the like, which keeps the value that it has now as a constant. Use "
+            "replicax.function in place of jax.jit, or pass the value as an argument.",
+            stacklevel=stacklevel + 1,
+        )
+
+
 def is_tracing() -> bool:
     """Whether the program is being traced by JAX (a gradient tape alone does not count)."""
     return not _private.is_eager(untaped_trace())
 
 
-def _refuse_tracers(leaves: list[Any]) -> None:
+def refuse_tracers(leaves: list[Any]) -> None:
+    """`RuntimeError` where a value that JAX is tracing would be kept in a variable."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise RuntimeError(
             "A variable is assigned a traced value inside of jax.jit or another JAX transformation, where the new "

@@ -197,6 +197,8 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
     jax.eval_shape(_mapped(surroundings, mesh, in_specs, _MIRRORED), *arrays)
 
     reads = [(slot, level.variables[key], i) for key, slots in level.inputs.items() for i, slot in enumerate(slots)]
+    for key in level.inputs:
+        _levels.warn_of_constant(level.variables[key].name, stacklevel=5)
     current = {key: _levels.frame().read(level.variables[key]) for key in level.inputs}
     read_stacked = [_rows(level, variable) for _, variable, _ in reads]
     varying = {slot for (slot, _, _), rows in zip(reads, read_stacked) if rows}

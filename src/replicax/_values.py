@@ -118,7 +118,7 @@ class _Value(DistributedValues):
 
     def __init__(self, values: Sequence[Any], mesh: ReplicaMesh | None = None):
         self._parts: tuple[Any, ...] | None = tuple(values)
-        self._array: jax.Array | None = None
+        self._array: Any = None
         self._local: Any = None
         self.mesh = mesh
 
@@ -148,12 +148,15 @@ class _Value(DistributedValues):
 
     def array(self) -> jax.Array | None:
         """The global form, None where the components have none (they differ in shape, or are no arrays)."""
+        if self._array is not None and not isinstance(self._array, jax.Array):
+            return None
         if self._array is None and self._local is None and self._uniform():
             assert self._parts is not None and self.mesh is not None
             if any(isinstance(part, jax.core.Tracer) for part in self._parts):
                 return self._join_traced(self._parts)
             parts = [np.asarray(part) if isinstance(part, np.generic) else part for part in self._parts]
-            self._array = self._join(parts)
+            with _private.at_once():
+                self._array = self._join(parts)
         return self._array
 
     def _join(self, parts: Sequence[Any]) -> jax.Array:
@@ -195,10 +198,25 @@ class PerReplica(_Value):
                 everyone = jax.lax.all_gather(self._local, AXIS)
                 return tuple(everyone[i] for i in range(self.mesh.size))
             assert self._array is not None
-            if isinstance(self._array, jax.core.Tracer):
-                return tuple(self._array[i] for i in range(self.mesh.size))
-            self._parts = self.mesh.rows(self._array)
+            self._parts = self._components(self._array)
+            if any(isinstance(part, jax.core.Tracer) for part in self._parts):
+                parts, self._parts = self._parts, None
+                return parts
         return self._parts
+
+    @property
+    def count(self) -> int:
+        """How many components there are, on all workers together."""
+        return len(self.values) if self.mesh is None else self.mesh.size
+
+    def _components(self, array: Any) -> tuple[Any, ...]:
+        assert self.mesh is not None
+        if np.shape(array)[:1] != (self.mesh.size,):  # what jax.tree.map made of the value: the same for all
+            return (array,) * len(self.mesh.local_ids)
+        if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
+            return tuple(array[i] for i in range(self.mesh.size))
+        with _private.at_once():
+            return self.mesh.rows(array)
 
     def __jax_array__(self):
         raise ValueError(_errors.NOT_A_TENSOR)
@@ -224,8 +242,10 @@ class Mirrored(_Value):
             value = self._array if self._local is None else self._local
             if isinstance(value, jax.core.Tracer):
                 return (value,) * self.mesh.size
-            assert value is not None
-            self._parts = self.mesh.copies(value)
+            if not isinstance(value, jax.Array):
+                return (value,) * len(self.mesh.local_ids)
+            with _private.at_once():
+                self._parts = self.mesh.copies(value)
         return self._parts
 
     def __jax_array__(self):

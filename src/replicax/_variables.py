@@ -10,7 +10,6 @@ As a pytree a variable is its value: `jnp.sum(v)`, `jax.grad(f)(v)` and `optax` 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -108,6 +107,20 @@ def _new_array(value: Any, dtype: Any) -> jax.Array:
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):  # a PRNG key
         return array
     return array.astype(array.dtype if dtype is None else dtype)  # of a firm type also where `value` is a number
+
+
+class _readonly:
+    """A method that an assignment to its name does not replace (users of Flax write `variable.value = x`)."""
+
+    def __init__(self, method: Callable[..., Any]):
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self._method if instance is None else self._method.__get__(instance, owner)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        raise AttributeError("A variable's value() is a method. To replace the value, call variable.assign(...).")
 
 
 SCATTER: dict[str, Callable[[Any, Any, Any], Any]] = {
@@ -244,16 +257,12 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     # Reading.
 
+    @_readonly
     def value(self) -> Any:
         """The value here: the replica's own in replica context; else the first copy, or the aggregated value."""
         with _levels.lock:
             leaves = self._read()
-        if not isinstance(_levels.frame(), _levels.Level) and _levels.is_staging():
-            warnings.warn(
-                f"{self.name} is read inside of jax.jit or the like, which keeps the value that it has now as a "
-                "constant. Use replicax.function in place of jax.jit, or pass the value as an argument.",
-                stacklevel=3,
-            )
+        _levels.warn_of_constant(self.name, stacklevel=2)
         return self._of_leaves(_tape.on_read(self, leaves))
 
     def read_value(self) -> Any:
@@ -590,6 +599,8 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
                 value = value.astype(kind.dtype)
         else:
             try:
+                if np.asarray(value).dtype.kind == "f" and jnp.issubdtype(kind.dtype, jnp.integer):
+                    raise TypeError("it has a fraction")
                 value = jnp.asarray(value, dtype=kind.dtype)
             except (TypeError, ValueError) as error:
                 raise TypeError(f"Cannot convert {value!r} to an array of dtype {kind.dtype}.") from error
