@@ -139,7 +139,7 @@ class Function:
         self._python_function, self._autograph = python_function, autograph
         self._input_signature = None if input_signature is None else tuple(input_signature)
         self._entries: dict[Any, list[_Entry]] = {}
-        self._host: set[Any] = set()
+        self._host: dict[Any, list[Any]] = {}  # signatures that are driven from the host, and objects they know by id
         self._methods: dict[int, Function] = {}
         self._traces = self._calls = 0
         self._last_call: tuple[Any, Any] | None = None  # structure and keys of the call that was traced last
@@ -216,7 +216,7 @@ class Function:
             # The data end in the middle of the function: run it as it is, so that what it did until then stays.
             return self._run_python(args, kwargs, host=True)
         except _LoopsOverDataset:
-            self._host.add(call.key)
+            self._host[call.key] = call.statics
             return self._run_python(args, kwargs, host=True)
         except _RaggedElement:
             return self._run_python(args, kwargs, host=False)
@@ -229,7 +229,7 @@ class Function:
                 f"or tf.cond, to compile it as a whole. JAX says: {str(error).splitlines()[0]}",
                 stacklevel=3,
             )
-            self._host.add(call.key)
+            self._host[call.key] = call.statics
             return self._run_python(args, kwargs, host=True)
         except _CreatesVariables:
             return self._first_call_with_variables(call, args, kwargs)
