@@ -10,6 +10,7 @@ As a pytree a variable is its value: `jnp.sum(v)`, `jax.grad(f)(v)` and `optax` 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -43,35 +44,18 @@ class _VariableType(type):
         )
 
 
-def _arguments(
-    initial_value: Any = None,
-    trainable: bool | None = None,
-    validate_shape: bool = True,
-    caching_device: Any = None,
-    name: str | None = None,
-    variable_def: Any = None,
-    dtype: Any = None,
-    import_scope: Any = None,
-    constraint: Callable[[Any], Any] | None = None,
-    synchronization: VariableSynchronization = VariableSynchronization.AUTO,
-    aggregation: VariableAggregation = _NONE,
-    shape: Any = None,
-    experimental_enable_variable_lifting: bool = True,
-) -> dict[str, Any]:
-    """The arguments of `Variable` by name."""
-    if initial_value is None:
+def _arguments(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments of `Variable` by name, checked, without those that have no effect."""
+    bound = inspect.signature(Variable.__init__).bind(None, *args, **kwargs)
+    bound.apply_defaults()
+    given = {name: bound.arguments[name] for name in _EFFECTIVE}
+    if given["initial_value"] is None:
         raise ValueError("`initial_value` must be given: an array, a number, a pytree, or a function that makes it.")
-    as_synchronization(synchronization, name), as_aggregation(aggregation, name)
-    return {
-        "initial_value": initial_value,
-        "trainable": trainable,
-        "name": name,
-        "dtype": dtype,
-        "constraint": constraint,
-        "synchronization": synchronization,
-        "aggregation": aggregation,
-        "shape": shape,
-    }
+    as_synchronization(given["synchronization"], given["name"]), as_aggregation(given["aggregation"], given["name"])
+    return given
+
+
+_EFFECTIVE = ("initial_value", "trainable", "name", "dtype", "constraint", "synchronization", "aggregation", "shape")
 
 
 def initial_tree(initial_value: Any, dtype: Any) -> tuple[list[Any], Any]:
