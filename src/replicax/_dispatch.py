@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 LIMIT = 16
-_HELD_BYTES = 1 << 20  # a larger output is waited for at once, in place of being held
+_HELD_BYTES = 1 << 16  # a larger output is waited for at once, in place of being held
 
 _in_flight: collections.deque[jax.Array] = collections.deque()
 _lock = threading.Lock()

@@ -318,7 +318,7 @@ class SyncOnReadVariable(_Distributed):
             return [(jnp.sum if op is ReduceOp.SUM else jnp.mean)(x, axis=0, dtype=x.dtype) for x in leaves]
         if op is None:
             return self._read_component(0)
-        return [_collectives.reduce_parts(op, value.values) for value in self._stored_values()]
+        return [self._strategy.extended._reduce_leaf(op, value, None) for value in self._stored_values()]
 
     def _global_leaf(self, leaf: Any, traced: bool) -> Any:
         mesh = self._mesh

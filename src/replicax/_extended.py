@@ -198,6 +198,8 @@ class StrategyExtended:
             return self._reduce_local(op, value._local, axis)
         if value._array is not None and (value._parts is None or isinstance(value._array, jax.core.Tracer)):
             return self._reduce_stacked(op, value._array, axis)
+        if not self._mesh.all_local and value.array() is not None:
+            return self._reduce_stacked(op, value.array(), axis)
         if axis is None:
             return _collectives.reduce_parts(op, value.values)
         return _collectives.reduce_along(op, value.values, axis)
@@ -294,7 +296,7 @@ class StrategyExtended:
         if value._local is not None:
             ops = self._cross_device_ops_for(CommunicationOptions())
             return ops._local_reduce(op, [value._local], self._mesh, CommunicationOptions())[0]
-        return _collectives.reduce_parts(op, value.values)
+        return self._reduce_leaf(op, value, None)
 
     def reduce_to(
         self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: CommunicationOptions | None = None

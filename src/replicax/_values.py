@@ -36,6 +36,7 @@ class ReplicaMesh:
         process = jax.process_index()
         self.local_ids = tuple(i for i, device in enumerate(self.devices) if device.process_index == process)
         self.local_devices = [self.devices[i] for i in self.local_ids]
+        self.all_local = len(self.local_ids) == len(self.devices)
         # With several CPU devices, JAX must not have too many collectives in flight (see _dispatch.py).
         self.needs_bound = len(self.devices) > 1 and self.devices[0].platform == "cpu"
 
@@ -277,7 +278,8 @@ def regroup(results: Sequence[Any], mesh: ReplicaMesh) -> Any:
     """One structure from each replica's: leaves become PerReplica, unless all replicas gave the very same object."""
 
     def group(values: Sequence[Any]) -> Any:
-        if all(value is values[0] for value in values):
+        alike = all(value is values[0] for value in values)
+        if alike and (len(values) > 1 or mesh.all_local or not is_array(values[0])):
             return values[0]
         return PerReplica(values, mesh)
 
