@@ -1,7 +1,7 @@
 """The programming model of tf.distribute on JAX.
 
 Write what one replica does; a `Strategy` runs it on every replica, keeps the variables in step, splits the input and
-reduces the results. See https://github.com/replicax/replicax and the docstrings of the names below.
+reduces the results. The names below have docstrings with examples; docs/guide.md is the guide.
 """
 
 from replicax import _devices
