@@ -60,7 +60,6 @@ class SingleReplicaExtended(StrategyExtended):
     def _new_variable(self, **kwargs: Any) -> Any:
         variable = _variables.ResourceVariable(**kwargs)
         variable._strategy = self._container
-        _function.note_creation(variable)
         return variable
 
     def _update(self, var, fn, args, kwargs, group):

@@ -17,7 +17,7 @@ from replicax._types import (
     VariableAggregation,
     VariableSynchronization,
 )
-from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh
+from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, own_component
 from replicax._variables import SCATTER, ResourceVariable, Variable, register
 
 _NONE = VariableAggregation.NONE
@@ -118,13 +118,9 @@ class _Distributed(Variable, DistributedValues):
         """A converted value in the form that the current frame has for this variable."""
         frame = _levels.frame()
         if frame.local:
-            if not isinstance(leaf, DistributedValues):
-                return leaf
-            if leaf._local is not None:  # type: ignore[attr-defined]
-                return leaf._local  # type: ignore[attr-defined]
-            if isinstance(frame, _levels.ReplicaFrame):
+            if isinstance(frame, _levels.ReplicaFrame) and isinstance(leaf, DistributedValues):
                 return leaf.values[frame.replica]
-            return jnp.stack(leaf.values)[lax.axis_index(AXIS)]
+            return own_component(leaf)
         return self._global_leaf(leaf, isinstance(frame, _levels.Level))
 
     def _global_leaf(self, leaf: Any, traced: bool) -> Any:
@@ -172,9 +168,6 @@ class MirroredVariable(_Distributed):
         if frame.local or isinstance(frame, _levels.Level):
             return frame.read(self) if frame.mesh is self._mesh or not frame.local else self._read_component(0)
         return self._read_component(0)
-
-    def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]:
-        return self._types
 
     def _global_leaf(self, leaf: Any, traced: bool) -> Any:
         mesh = self._mesh

@@ -45,7 +45,17 @@ from replicax._types import (
     as_reduce_op,
     as_synchronization,
 )
-from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_array, is_text, select
+from replicax._values import (
+    AXIS,
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    ReplicaMesh,
+    is_array,
+    is_text,
+    own_component,
+    select,
+)
 
 if TYPE_CHECKING:
     from replicax._strategy import Strategy
@@ -391,7 +401,6 @@ class StrategyExtended:
                 suffix = f"/replica_{component._index}/" if component._index else ""
                 make = _creation.through_creators(_returning(component), inside_scope=False)
                 make(**{**kwargs, "name": (name or "Variable") + suffix})
-        _function.note_creation(variable)
         return variable
 
     def update(
@@ -436,7 +445,7 @@ class StrategyExtended:
         )
         frame, mesh = _levels.frame(), self._mesh
         if frame.local and frame.mesh is mesh:
-            args, kwargs = _nest.map_structure(_own_component, args), _nest.map_structure(_own_component, kwargs)
+            args, kwargs = _nest.map_structure(own_component, args), _nest.map_structure(own_component, kwargs)
             result = fn(var.values[0], *args, **kwargs)
             return _nest.map_structure(
                 lambda leaf: Mirrored.of_local(leaf, mesh) if isinstance(leaf, jax.core.Tracer) else leaf, result
@@ -595,12 +604,6 @@ def _first(leaf: Any) -> Any:
 
 def _read(value: Any) -> Any:
     return value.read_value() if isinstance(value, _variables.Variable) else value
-
-
-def _own_component(leaf: Any) -> Any:
-    if isinstance(leaf, (PerReplica, Mirrored)):
-        return leaf._local if leaf._local is not None else jnp.stack(leaf.values)[lax.axis_index(AXIS)]
-    return leaf
 
 
 def _component_of(index: int) -> Callable[[Any], Any]:

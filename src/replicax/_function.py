@@ -51,7 +51,6 @@ class _Modes(threading.local):
     def __init__(self):
         self.host_driven = False  # whether `strategy.run` compiles by itself
         self.no_creation = False  # whether a new variable is an error
-        self.created: list[Any] | None = None  # variables made in an eager first call
 
 
 _modes = _Modes()
@@ -92,11 +91,9 @@ def host_driven() -> bool:
     return _modes.host_driven
 
 
-def note_creation(variable: Any = None) -> None:
-    """Called before (without an argument) and after a variable is made."""
-    if variable is None:
-        if not _levels.is_tracing():
-            return
+def note_creation() -> None:
+    """Called before a variable is made."""
+    if _levels.is_tracing():
         if _modes.no_creation:
             raise ValueError(
                 "tf.function only supports singleton tf.Variables created on the first call. Make sure the tf.Variable "
@@ -105,8 +102,6 @@ def note_creation(variable: Any = None) -> None:
             )
         if any(isinstance(frame, _levels.Level) for frame in _levels._frames.stack):
             raise _CreatesVariables
-    elif _modes.created is not None:
-        _modes.created.append(variable)
 
 
 class _Entry:
@@ -246,11 +241,7 @@ class Function:
 
     def _first_call_with_variables(self, call: Call, args: tuple, kwargs: dict) -> Any:
         """Runs eagerly, so that the variables come into being, and then traces, where none may any more."""
-        before, _modes.created = _modes.created, []
-        try:
-            result = self._run_python(args, kwargs, host=False)
-        finally:
-            _modes.created = before
+        result = self._run_python(args, kwargs, host=False)
         try:
             entry, elements = self._trace(call, args, kwargs, [], creation=False)
         except (_LoopsOverDataset, _RaggedElement, StopIteration):

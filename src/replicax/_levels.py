@@ -30,6 +30,7 @@ class State(Protocol):
     """What frames need of a variable. Leaves are lists, since a variable may hold a whole pytree."""
 
     _mesh: Any
+    _stacked: bool
 
     @property
     def name(self) -> str: ...

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 from replicax import _collectives, _context, _control_flow, _levels, _nest, _private
 from replicax._context import ReplicaContext
 from replicax._indexed_slices import IndexedSlices
-from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, is_text
+from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, is_text, own_component
 
 _STACKED, _MIRRORED = PartitionSpec(AXIS), PartitionSpec()
 
@@ -62,13 +62,9 @@ class SpmdContext(ReplicaContext):
             return leaf
 
         def unwrap(leaf):
-            if not isinstance(leaf, (PerReplica, Mirrored)):
-                if self._is_own(leaf):
-                    self._common[id(leaf)] = leaf
-                return leaf
-            if leaf._local is not None:
-                return leaf._local
-            return jnp.stack(leaf.values)[self.replica_id_in_sync_group]
+            if self._is_own(leaf):
+                self._common[id(leaf)] = leaf
+            return own_component(leaf)
 
         args, kwargs = _nest.map_structure(wrap, args), _nest.map_structure(wrap, kwargs)
         with _context.entered(self._strategy, None):
@@ -231,9 +227,8 @@ def _mapped(fn: Callable, mesh: ReplicaMesh, in_specs: Any, out_specs: Any) -> C
 
 
 def _rows(level: _levels.Level, variable: Any) -> bool:
-    """Whether the variable's global form has a row for each replica."""
-    local, whole = variable._leaf_types(level.is_local(variable)), variable._leaf_types(False)
-    return bool(local) and local[0].shape != whole[0].shape
+    """Whether the level sees one row of the variable's global form, which has one for each replica."""
+    return variable._stacked and level.is_local(variable)
 
 
 def _outer_traces() -> list[Any]:

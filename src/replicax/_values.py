@@ -274,6 +274,13 @@ for _cls in (PerReplica, Mirrored):
     jax.tree_util.register_pytree_node(_cls, _flatten, _unflatten(_cls))
 
 
+def own_component(leaf: Any) -> Any:
+    """Inside of compiled replicas: this replica's component of a distributed value; another value as it is."""
+    if not isinstance(leaf, (PerReplica, Mirrored)):
+        return leaf
+    return leaf._local if leaf._local is not None else jnp.stack(leaf.values)[jax.lax.axis_index(AXIS)]
+
+
 def regroup(results: Sequence[Any], mesh: ReplicaMesh) -> Any:
     """One structure from each replica's: leaves become PerReplica, unless all replicas gave the very same object."""
 

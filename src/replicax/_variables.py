@@ -46,7 +46,7 @@ class _VariableType(type):
 
 def _arguments(*args: Any, **kwargs: Any) -> dict[str, Any]:
     """The arguments of `Variable` by name, checked, without those that have no effect."""
-    bound = inspect.signature(Variable.__init__).bind(None, *args, **kwargs)
+    bound = _SIGNATURE.bind(None, *args, **kwargs)
     bound.apply_defaults()
     given = {name: bound.arguments[name] for name in _EFFECTIVE}
     if given["initial_value"] is None:
@@ -646,6 +646,9 @@ _OPERATORS = (
 
 for _name in _OPERATORS.split():
     setattr(Variable, f"__{_name}__", _binary(f"__{_name}__"))
+
+
+_SIGNATURE = inspect.signature(Variable.__init__)
 
 
 class ResourceVariable(Variable):
