@@ -22,13 +22,16 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_nest",
         "_dispatch",
         "_private",
+        "_runtime",
+        "_exchange",
     ),
     "values": ("_values", "_tape", "_indexed_slices"),
-    "data": ("_data", "_input"),
+    "data": ("_data", "_files", "_agreed_input", "_input"),
     "engine": (
         "_levels",
         "_context",
         "_collectives",
+        "_across",
         "_cross_device_ops",
         "_lockstep",
         "_spmd",
@@ -40,7 +43,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_pulls",
         "_function",
     ),
-    "strategies": ("_extended", "_strategy", "_default", "_mirrored", "_one_device", "_optimizer"),
+    "strategies": ("_extended", "_strategy", "_default", "_mirrored", "_one_device", "_multi_worker", "_optimizer"),
     "namespaces": ("__init__", "config", "data", "tf"),
 }
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _collectives, _context, _errors, _levels, _nest
+from replicax import _across, _collectives, _context, _errors, _levels, _nest
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import (
     ReduceOp,
@@ -58,6 +58,10 @@ class _Distributed(Variable, DistributedValues):
     _values: list[Any] | None = None
 
     def _store(self, leaves: list[jax.Array]) -> None:
+        mesh = self._mesh
+        assert mesh is not None
+        if not mesh.all_local:  # all workers start from the first one's
+            leaves = [_across.from_first(mesh, leaf, f"the initial value of {self._name}") for leaf in leaves]
         self._arrays = [self._global_leaf(leaf, traced=False) for leaf in leaves]
 
     def _stored_values(self) -> list[Any]:
@@ -310,7 +314,8 @@ class SyncOnReadVariable(_Distributed):
                 return [leaf[0] for leaf in leaves]
             return [(jnp.sum if op is ReduceOp.SUM else jnp.mean)(x, axis=0, dtype=x.dtype) for x in leaves]
         if op is None:
-            return self._read_component(0)
+            self._lent = True
+            return [self._strategy.extended._aggregate(self._aggregation, value) for value in self._stored_values()]
         return [self._strategy.extended._reduce_leaf(op, value, None) for value in self._stored_values()]
 
     def _global_leaf(self, leaf: Any, traced: bool) -> Any:
@@ -371,6 +376,14 @@ def spread(stacked: Any, mesh: ReplicaMesh) -> Any:
         lambda row: row[0], mesh=mesh.mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False
     )
     return take(stacked)
+
+
+def as_rows(value: Any, mesh: ReplicaMesh) -> Any:
+    """A stacked array whose rows are each replica's own copy of a value, inside of compiled code."""
+    give = jax.shard_map(
+        lambda copy: copy[None], mesh=mesh.mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(AXIS), check_vma=False
+    )
+    return give(value)
 
 
 for _cls in (MirroredVariable, SyncOnReadVariable):

@@ -122,7 +122,8 @@ class _Entry:
         self.writes: list[tuple[Any, int, int]] = []  # variables, and where their new leaves stand among the results
         self.compiled: Any = None
         self.undonated: Any = None  # the same program, for calls under a gradient tape
-        self.token: int | None = None  # which output tells that a call has ended, where calls in flight are bounded
+        self.mesh: Any = None  # of replicas whose calls in flight are bounded, or watched by the workers of a job
+        self.token = -1  # which output tells that a call has ended, where that is to be known
 
 
 class Function:
@@ -291,7 +292,9 @@ class Function:
             known.update(id(leaf) for leaves in level.values.values() for leaf in leaves)
             # A result that is a variable's array gets a buffer of its own, so that donating the one keeps the other.
             results = [jnp.copy(leaf) if id(leaf) in known else leaf for leaf in outputs[0].leaves]
-            results = [constrained(leaf, kind) for leaf, kind in zip(results, outputs[0].shardings)]
+            spanning = next((mesh for mesh in _meshes(level, call, pulls) if not mesh.all_local), None)
+            common = None if spanning is None or level.local else spanning.mirrored
+            results = [constrained(leaf, kind or common) for leaf, kind in zip(results, outputs[0].shardings)]
             shardings = [v._global_sharding() for v in level.written.values() for _ in level.values[id(v)]]
             return [*(x if level.local else constrained(x, kind) for x, kind in zip(state, shardings)), *results]
 
@@ -316,14 +319,15 @@ class Function:
 
     def _compile(self, entry: _Entry, call: Call, results: list[Any]) -> None:
         level = entry.level
-        variables = [variable._mesh for variable in level.variables.values()]
-        meshes = [*level.meshes, *variables, *call.meshes(), *meshes_of(entry.pulls)]
-        bound = not level.local and any(mesh is not None and mesh.needs_bound for mesh in meshes)
+        meshes = [] if level.local else _meshes(level, call, entry.pulls)
+        # One that spans processes counts first.
+        meshes = sorted((mesh for mesh in meshes if mesh.needs_bound or not mesh.all_local), key=lambda m: m.all_local)
+        entry.mesh = meshes[0] if meshes else None
         for key, variable in level.written.items():
             start, entry.state_count = entry.state_count, entry.state_count + len(level.values[key])
             entry.writes.append((variable, start, entry.state_count))
         small = [i for i, leaf in enumerate(results) if leaf.size * leaf.dtype.itemsize <= _TOKEN_SIZE]
-        entry.token = (entry.state_count + small[0] if small else -1) if bound else None
+        entry.token = entry.state_count + small[0] if small else -1
 
         def program(donated: list[Any], kept: list[Any], pulled: list[Any], dynamic: list[Any]) -> list[Any]:
             supplied = {slot: value for (_, _, slot), value in zip(entry.donated, donated)}
@@ -331,7 +335,7 @@ class Function:
             slots = [slot for pull in entry.pulls for slot in pull.slots]
             supplied.update(zip(slots, pulled))
             out = level.replay(entry.jaxpr, supplied, *dynamic)
-            return [*out, jnp.zeros((), jnp.int8)] if entry.token == -1 else list(out)
+            return [*out, jnp.zeros((), jnp.int8)] if entry.mesh is not None and entry.token == -1 else list(out)
 
         name = getattr(self._python_function, "__name__", "function")
         program.__name__ = program.__qualname__ = name if name.isidentifier() else "function"
@@ -340,7 +344,8 @@ class Function:
 
     def _execute(self, entry: _Entry, call: Call, pulled: Sequence[Any], taped: bool) -> Any:
         frame, local = _levels.frame(), entry.level.local
-        with _levels.lock:
+        name = entry.compiled.__name__
+        with _dispatch.calling(entry.mesh, name) if entry.mesh is not None else _nowhere as under_way, _levels.lock:
             donated: list[Any] = []
             for variable in entry.donors:
                 leaves = frame.read(variable)
@@ -361,8 +366,8 @@ class Function:
                 frame.store(variable, out[start:stop])
                 # One replica's component stands among others, and a tape holds on to what it saw.
                 variable._lent = local or taped
-        if entry.token is not None:
-            _dispatch.launched(out[entry.token])
+            if under_way is not None:
+                under_way.output = out[entry.token]
         if entry.jaxpr.effects:  # what it prints comes out before the call returns
             jax.effects_barrier()
         return entry.rebuild(out[entry.state_count :])
@@ -424,6 +429,12 @@ class Function:
             "outside of loops.",
             stacklevel=5,
         )
+
+
+def _meshes(level: _levels.Level, call: Call, pulls: Sequence[Pull]) -> list[Any]:
+    """The meshes of replicas that a program has to do with."""
+    variables = [variable._mesh for variable in level.variables.values() if variable._mesh is not None]
+    return [mesh for mesh in [*level.meshes, *variables, *call.meshes(), *meshes_of(pulls)] if mesh is not None]
 
 
 def _aval(array: Any) -> jax.ShapeDtypeStruct:

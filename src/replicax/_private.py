@@ -107,3 +107,20 @@ def array_type() -> type:
     from jax._src.array import ArrayImpl
 
     return ArrayImpl
+
+
+def coordination_client():
+    """The client of the job's coordination service, whose key-value store `jax.distributed` keeps to itself."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def value_of_key(client, key: str, milliseconds: int) -> str | None:
+    """The value of a key, once another worker has set it; None where it has not in this time."""
+    try:
+        return client.blocking_key_value_get(key, milliseconds)
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+        return None
