@@ -22,6 +22,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_nest",
         "_dispatch",
         "_private",
+        "_runtime",
     ),
     "values": ("_values", "_tape", "_indexed_slices"),
     "data": ("_data", "_input"),
