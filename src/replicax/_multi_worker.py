@@ -28,7 +28,8 @@ class MultiWorkerMirroredExtended(MirroredExtended):
             tasks, addresses = [me], [""]
         if resolver.task_type is not None:
             _devices.set_task(*me)
-        self._job = _runtime.start(tasks, addresses, tasks.index(me), step_timeout=options.timeout_seconds)
+        self._job = _runtime.start(tasks, addresses, tasks.index(me))
+        _runtime.set_step_timeout(options.timeout_seconds)
         self._worker = Worker(len(tasks), self._job.process_id)
         super().__init__(container_strategy, _everyones_devices() if len(tasks) > 1 else None, None)
         if options.implementation is CommunicationImplementation.NCCL and self._mesh.devices[0].platform == "cpu":
