@@ -9,7 +9,8 @@ from replicax import _devices
 _devices.configure_from_environment()
 
 # ruff: noqa: E402
-from replicax import config, data
+from replicax import cluster_resolver, config, data
+from replicax._cluster.spec import ClusterSpec
 from replicax._context import (
     ReplicaContext,
     experimental_set_strategy,
@@ -55,6 +56,7 @@ from replicax._variables import Variable
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClusterSpec",
     "CommunicationImplementation",
     "CommunicationOptions",
     "CrossDeviceOps",
@@ -92,6 +94,7 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "cluster_resolver",
     "config",
     "data",
     "experimental_set_strategy",

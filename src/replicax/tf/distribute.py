@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types as _modules
 
+from replicax import cluster_resolver
 from replicax._context import (
     ReplicaContext,
     experimental_set_strategy,
@@ -65,6 +66,7 @@ __all__ = [
     "RunOptions",
     "Strategy",
     "StrategyExtended",
+    "cluster_resolver",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",
