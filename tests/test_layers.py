@@ -25,6 +25,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_runtime",
         "_exchange",
     ),
+    "clusters": ("_cluster",),
     "values": ("_values", "_tape", "_indexed_slices"),
     "data": ("_data", "_files", "_agreed_input", "_input"),
     "engine": (
@@ -43,15 +44,23 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_pulls",
         "_function",
     ),
-    "strategies": ("_extended", "_strategy", "_default", "_mirrored", "_one_device", "_multi_worker", "_optimizer"),
-    "namespaces": ("__init__", "config", "data", "tf"),
+    "strategies": (
+        "_extended",
+        "_strategy",
+        "_default",
+        "_mirrored",
+        "_one_device",
+        "_multi_worker",
+        "_optimizer",
+    ),
+    "namespaces": ("__init__", "cluster_resolver", "config", "data", "tf"),
 }
 
 # The modules that may use what JAX does not document.
 MAY_USE_JAX_SRC = {"_private"}
 
 # Libraries that nobody needs for `import replicax`: they are imported where they are used, if at all.
-NOT_AT_TOP_LEVEL = {"flax", "grain", "keras", "optax", "tensorflow", "torch"}
+NOT_AT_TOP_LEVEL = {"flax", "googleapiclient", "grain", "keras", "kubernetes", "optax", "tensorflow", "torch"}
 NEVER = {"tensorflow"}
 
 

@@ -9,7 +9,8 @@ from replicax import _devices
 _devices.configure_from_environment()
 
 # ruff: noqa: E402
-from replicax import config, data
+from replicax import cluster_resolver, config, data
+from replicax._cluster.spec import ClusterSpec
 from replicax._context import (
     ReplicaContext,
     experimental_set_strategy,
@@ -32,6 +33,7 @@ from replicax._function import Function, function
 from replicax._indexed_slices import IndexedSlices
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._mirrored import MirroredStrategy
+from replicax._multi_worker import MultiWorkerMirroredStrategy
 from replicax._one_device import OneDeviceStrategy
 from replicax._optimizer import Optimizer
 from replicax._specs import PerReplicaSpec, TensorSpec
@@ -55,6 +57,7 @@ from replicax._variables import Variable
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClusterSpec",
     "CommunicationImplementation",
     "CommunicationOptions",
     "CrossDeviceOps",
@@ -72,6 +75,7 @@ __all__ = [
     "InvalidArgumentError",
     "Mirrored",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "Optimizer",
@@ -92,6 +96,7 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "cluster_resolver",
     "config",
     "data",
     "experimental_set_strategy",

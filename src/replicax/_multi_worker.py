@@ -8,9 +8,10 @@ from typing import Any
 import jax
 
 from replicax import _devices, _runtime
-from replicax._cluster_resolver import ClusterResolver, TFConfigClusterResolver
-from replicax._mirrored import MirroredExtended
+from replicax._cluster.environment import TFConfigClusterResolver
+from replicax._cluster.resolver import ClusterResolver
 from replicax._input import Worker
+from replicax._mirrored import MirroredExtended
 from replicax._strategy import Strategy
 from replicax._types import CommunicationImplementation, CommunicationOptions
 

@@ -18,9 +18,11 @@ import numpy as np
 from replicax import _data as _datasets
 from replicax import _devices, _display, _function, _nest, _private, _specs
 from replicax import _types as _words
+from replicax import cluster_resolver as _resolvers
 from replicax._creation import name_scope, variable_creator_scope
 from replicax._distributed_variables import MirroredVariable as _MirroredVariable
 from replicax._errors import InvalidArgumentError, OutOfRangeError
+from replicax._files import TextLineDataset as _TextLineDataset
 from replicax._indexed_slices import IndexedSlices
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._specs import TensorShape, TensorSpec
@@ -263,12 +265,20 @@ data = _namespace(
     "Datasets.",
     Dataset=_datasets.Dataset,
     Options=_datasets.Options,
+    TextLineDataset=_TextLineDataset,
     experimental=_namespace(
         "data.experimental",
         "Datasets' options.",
         AutoShardPolicy=_words.AutoShardPolicy,
         DistributeOptions=_datasets.DistributeOptions,
     ),
+)
+train = _namespace(
+    "train",
+    "The cluster to train on.",
+    ClusterDef=_resolvers.ClusterDef,
+    ClusterSpec=_resolvers.ClusterSpec,
+    JobDef=_resolvers.JobDef,
 )
 math = _namespace(
     "math",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types as _modules
 
+from replicax import cluster_resolver
 from replicax._context import (
     ReplicaContext,
     experimental_set_strategy,
@@ -21,6 +22,7 @@ from replicax._cross_device_ops import (
 from replicax._extended import StrategyExtended
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._mirrored import MirroredStrategy
+from replicax._multi_worker import ExperimentalMultiWorkerMirroredStrategy, MultiWorkerMirroredStrategy
 from replicax._one_device import OneDeviceStrategy
 from replicax._strategy import Strategy
 from replicax._types import (
@@ -43,6 +45,7 @@ experimental.__dict__.update(
     CollectiveHints=CollectiveHints,
     CommunicationImplementation=CommunicationImplementation,
     CommunicationOptions=CommunicationOptions,
+    MultiWorkerMirroredStrategy=ExperimentalMultiWorkerMirroredStrategy,
     TerminationConfig=TerminationConfig,
     ValueContext=ValueContext,
 )
@@ -57,6 +60,7 @@ __all__ = [
     "InputOptions",
     "InputReplicationMode",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "ReduceOp",
@@ -65,6 +69,7 @@ __all__ = [
     "RunOptions",
     "Strategy",
     "StrategyExtended",
+    "cluster_resolver",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",

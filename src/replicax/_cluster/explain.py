@@ -1,0 +1,221 @@
+"""Why a cluster looks as it does: what was found where, what is missing, and what contradicts."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from replicax._cluster import machine
+from replicax._cluster.spec import ClusterSpec
+
+_ASK_SECONDS = 10.0  # for the resolver, which may ask a server
+_LOOK_UP_SECONDS = 3.0  # for the names of hosts
+_MOST_SHOWN = 16
+_MAY_STAND_ALONE = ("evaluator",)  # jobs that watch a cluster and are not part of it
+
+
+class Explanation:
+    """What a cluster resolver found where, what is missing, and what contradicts. Prints as a report.
+
+    Args:
+        subject: what is explained.
+
+    >>> import replicax as rx
+    >>> cluster = rx.ClusterSpec({"worker": ["localhost:2222", "10.0.0.2:2222"]})
+    >>> report = rx.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=2).explain()
+    >>> report.ok
+    False
+    >>> print(report)
+    SimpleClusterResolver
+      found
+        cluster: worker 0 at localhost:2222, worker 1 at 10.0.0.2:2222
+        this process: worker 2
+      missing
+        nothing
+      contradicts
+        ...there is no task 2 in job 'worker', which has the tasks 0 and 1...
+    """
+
+    def __init__(self, subject: str):
+        self.subject = subject
+        self.found: list[str] = []
+        self.missing: list[str] = []
+        self.contradictions: list[str] = []
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is missing and nothing contradicts."""
+        return not self.missing and not self.contradictions
+
+    def __str__(self) -> str:
+        lines = [self.subject]
+        for title, entries in (
+            ("found", self.found),
+            ("missing", self.missing),
+            ("contradicts", self.contradictions),
+        ):
+            lines.append(f"  {title}")
+            for entry in entries or ["nothing"]:
+                lines += textwrap.wrap(
+                    entry,
+                    116,
+                    initial_indent="    ",
+                    subsequent_indent="      ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def explain(resolver: Any) -> Explanation:
+    """The explanation of a resolver. Raises nothing, and returns within seconds whatever servers do."""
+    subject = type(resolver).__name__
+    sources, report = Explanation(subject), Explanation(subject)
+    asked: dict[str, Callable[[], Any]] = {
+        "where it reads": lambda: resolver._describe(sources),
+        "cluster_spec()": resolver.cluster_spec,
+        "task_type": lambda: resolver.task_type,
+        "task_id": lambda: resolver.task_id,
+    }
+    answers: dict[str, Any] = {}
+    outcomes = machine.within(_ASK_SECONDS, *asked.values())
+    report.found += list(sources.found)
+    report.missing += list(sources.missing)
+    report.contradictions += list(sources.contradictions)
+    for name, (how, answer) in zip(asked, outcomes):
+        if how == "done":
+            answers[name] = answer
+        elif how == "late":
+            report.contradictions.append(f"{name} did not answer within {_ASK_SECONDS:g} s")
+        else:
+            _add(report.contradictions, f"{name} raised {type(answer).__name__}: {answer}")
+    checks: list[Callable[[], None]] = []
+    if "cluster_spec()" in answers:
+        spec = answers["cluster_spec()"]
+        kind, index = answers.get("task_type"), answers.get("task_id")
+        known = "task_type" in answers and "task_id" in answers
+        checks.append(lambda: _explain_cluster(report, spec, kind, index, known))
+    for check in checks:
+        try:
+            check()
+        except Exception as error:  # whatever a resolver answers, it is explained as far as it goes
+            report.contradictions.append(f"the explanation stopped with {type(error).__name__}: {error}")
+    return report
+
+
+def _add(entries: list[str], entry: str) -> None:
+    if entry not in entries:
+        entries.append(entry)
+
+
+def _explain_cluster(report: Explanation, spec: Any, kind: Any, index: Any, task_known: bool) -> None:
+    if not isinstance(spec, ClusterSpec):
+        report.contradictions.append(f"cluster_spec() returned a {type(spec).__name__}, not a ClusterSpec")
+        return
+    tasks = [(job, at, spec.task_address(job, at)) for job in spec.jobs for at in spec.task_indices(job)]
+    if tasks:
+        shown = ", ".join(f"{job} {at} at {address}" for job, at, address in tasks[:_MOST_SHOWN])
+        report.found.append(f"cluster: {shown}{_and_more(len(tasks))}")
+    else:
+        report.missing.append("a cluster: without one, this process works alone")
+    if task_known:
+        _check_task(report, spec, kind, index, len(tasks))
+    addresses = _check_addresses(report, tasks)
+    _check_way(report, addresses, (kind, index))
+
+
+def _and_more(count: int) -> str:
+    return f" and {count - _MOST_SHOWN} more" if count > _MOST_SHOWN else ""
+
+
+def _check_task(report: Explanation, spec: ClusterSpec, kind: Any, index: Any, count: int) -> None:
+    """What this process says it is, held against the cluster."""
+    if kind is None and index is None:
+        if count > 1:
+            report.missing.append("which task this process is: task_type and task_id")
+        return
+    if kind is None or index is None:
+        absent = "task_type" if kind is None else "task_id"
+        report.missing.append(f"{absent}: the other half, {index if kind is None else kind!r}, is there")
+        return
+    report.found.append(f"this process: {kind} {index}")
+    if not count or (kind in _MAY_STAND_ALONE and kind not in spec.jobs):
+        return
+    if kind not in spec.jobs:
+        jobs = listed([repr(job) for job in spec.jobs])
+        report.contradictions.append(f"this process is of job {kind!r}, but the cluster has the jobs {jobs} alone")
+    elif index not in spec.task_indices(kind):
+        have = listed([str(at) for at in spec.task_indices(kind)])
+        report.contradictions.append(
+            f"this process is {kind} {index}, but there is no task {index} in job {kind!r}, which has the tasks {have}"
+        )
+
+
+def listed(words: list[str]) -> str:
+    """`a, b and c`, and not too many of them."""
+    if len(words) > _MOST_SHOWN:
+        return f"{', '.join(words[: _MOST_SHOWN - 1])}, ... and {words[-1]}"
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def _check_addresses(report: Explanation, tasks: list[tuple[str, int, str]]) -> dict[tuple[str, int], Any]:
+    """What the addresses say by themselves. Returns host and port of each task that has them."""
+    claims: dict[str, list[str]] = defaultdict(list)
+    near: list[str] = []
+    far: list[str] = []
+    addresses: dict[tuple[str, int], Any] = {}
+    for job, at, address in tasks:
+        host, port, wrong = machine.split_address(address)
+        task = f"{job} {at}"
+        if wrong:
+            report.contradictions.append(f"the address of {task}, {address!r}, {wrong}")
+        if machine.is_unspecified(host):
+            report.contradictions.append(
+                f"the address of {task}, {address}, is one to listen at; others cannot reach it. Give the machine's own"
+            )
+        claims[address].append(task)
+        (near if machine.is_loopback(host) else far).append(f"{task} ({address})")
+        addresses[job, at] = (host, port)
+    for address, claimants in claims.items():
+        if len(claimants) > 1:
+            report.contradictions.append(f"{listed(claimants)} claim one address, {address}")
+    if near and far:
+        report.contradictions.append(
+            f"{listed(near)}: localhost means each machine itself, so that other machines cannot reach it, but there are "
+            f"other hosts in the cluster: {listed(far)}. Give an address that all of them reach"
+        )
+    elif len(near) > 1:
+        report.found.append("hosts: all tasks are on this machine (localhost)")
+    return addresses
+
+
+def _check_way(report: Explanation, addresses: dict[tuple[str, int], Any], own: tuple[Any, Any]) -> None:
+    """What this machine says to the addresses: names, its own address and port, proxies."""
+    distinct = list(dict.fromkeys(host for host, _ in [addresses[own]] * (own in addresses) + [*addresses.values()]))
+    numbers = machine.look_up(distinct[:_MOST_SHOWN], _LOOK_UP_SECONDS)
+    for host, found in numbers.items():
+        if isinstance(found, str):
+            report.contradictions.append(f"the host {host!r} {found}")
+    if len(addresses) > 1 and (proxied := machine.proxied(distinct)):
+        variable, proxy, hosts = proxied
+        exempt = ",".join(hosts[:_MOST_SHOWN])
+        report.contradictions.append(
+            f"{variable}={proxy} is set, and gRPC, by which the processes find each other, would go through that proxy "
+            f"to {listed(hosts)}: unset {variable}, or export no_proxy={exempt} (added to what it has; gRPC knows no `*`)"
+        )
+    if own not in addresses:
+        return
+    (host, port), name = addresses[own], f"{own[0]} {own[1]}"
+    if machine.is_here(host, numbers.get(host, "")) is False:
+        here = [f"{job} {at}" for (job, at), (h, _) in addresses.items() if machine.is_here(h, numbers.get(h, ""))]
+        instead = f"; {listed(here)} would be" if here else ""
+        report.contradictions.append(
+            f"this process is {name}, whose host {host} is none of this machine's ({listed(sorted(machine.names()))})"
+            f"{instead}. In a container with forwarded ports that may be right"
+        )
+    elif port is not None and (trouble := machine.port_trouble(port)):
+        report.contradictions.append(f"the address of this process, {host}:{port}: {trouble}")
