@@ -35,13 +35,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_creation",
         "_variables",
         "_distributed_variables",
+        "_aggregating",
         "_control_flow",
         "_arguments",
         "_pulls",
         "_function",
     ),
-    "strategies": ("_extended", "_strategy", "_default", "_mirrored", "_one_device", "_optimizer"),
-    "namespaces": ("__init__", "config", "data", "tf"),
+    "strategies": ("_extended", "_strategy", "_default", "_mirrored", "_one_device", "_central", "_optimizer"),
+    "namespaces": ("__init__", "config", "data", "experimental", "tf"),
 }
 
 # The modules that may use what JAX does not document.

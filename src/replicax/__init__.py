@@ -9,7 +9,7 @@ from replicax import _devices
 _devices.configure_from_environment()
 
 # ruff: noqa: E402
-from replicax import config, data
+from replicax import config, data, experimental
 from replicax._context import (
     ReplicaContext,
     experimental_set_strategy,
@@ -94,6 +94,7 @@ __all__ = [
     "VariableSynchronization",
     "config",
     "data",
+    "experimental",
     "experimental_set_strategy",
     "function",
     "get_replica_context",

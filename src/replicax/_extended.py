@@ -69,6 +69,7 @@ class StrategyExtended:
 
     _mesh: ReplicaMesh
     _cluster_resolver: Any = None
+    _variables_live_once = False  # whether a variable is one thing for all replicas, with no component for each
 
     def __init__(self, container_strategy: Strategy):
         self._container = container_strategy
@@ -297,9 +298,7 @@ class StrategyExtended:
     def _aggregate(self, aggregation: VariableAggregation, value: Any) -> Any:
         """What the replicas' values to be assigned to a variable come to."""
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            if not isinstance(value, PerReplica):
-                return value
-            return value.values[0] if value._local is None else _first(value._local)
+            return _distributed_variables.first_component(value) if isinstance(value, PerReplica) else value
         op = ReduceOp.from_variable_aggregation(aggregation)
         if not isinstance(value, PerReplica):
             return self._non_distributed(op, value)
@@ -594,12 +593,6 @@ def _sum_rows(stacked: Any, axes: tuple[int, ...]) -> Any:
 
 
 _sum_of_rows = jax.jit(_sum_rows, static_argnums=1)
-
-
-def _first(leaf: Any) -> Any:
-    if isinstance(leaf, IndexedSlices):
-        return IndexedSlices(_first(leaf.values), _first(leaf.indices), leaf.dense_shape)
-    return _distributed_variables.first_replica(leaf)
 
 
 def _read(value: Any) -> Any:
