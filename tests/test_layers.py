@@ -39,6 +39,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_creation",
         "_variables",
         "_distributed_variables",
+        "_aggregating",
         "_control_flow",
         "_arguments",
         "_pulls",
@@ -51,9 +52,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_mirrored",
         "_one_device",
         "_multi_worker",
+        "_central",
         "_optimizer",
     ),
-    "namespaces": ("__init__", "cluster_resolver", "config", "data", "tf"),
+    "namespaces": ("__init__", "cluster_resolver", "config", "data", "experimental", "tf"),
 }
 
 # The modules that may use what JAX does not document.

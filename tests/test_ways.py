@@ -1,7 +1,7 @@
 """What the behavioural tests share: strategies of each size, and the two ways to run a program; and that they are two.
 
 A test that takes `n` and `way` runs with 1, 2 and 4 replicas, eagerly (`strategy.run` called directly, one thread a
-replica) and compiled (inside of `rx.function`).
+replica) and compiled (inside of `rx.function`). One that takes `make` runs over all strategies of the table below.
 """
 
 from __future__ import annotations
@@ -31,6 +31,22 @@ def one_device() -> rx.OneDeviceStrategy:
     return rx.OneDeviceStrategy("GPU:1")
 
 
+@functools.cache
+def central() -> rx.experimental.CentralStorageStrategy:
+    return rx.experimental.CentralStorageStrategy(["GPU:0", "GPU:1"], "CPU:0")
+
+
+# Every strategy that the shared tests run over: its name, how many replicas it has, and what makes it. A strategy that
+# is new takes one line here.
+STRATEGIES: dict[str, tuple[int, Callable[[], rx.Strategy]]] = {
+    "one_device": (1, one_device),
+    "1": (1, functools.partial(mirrored, 1)),
+    "2": (2, functools.partial(mirrored, 2)),
+    "4": (4, functools.partial(mirrored, 4)),
+    "central": (2, central),
+}
+
+
 def eager(program: Callable[..., Any]) -> Callable[..., Any]:
     """The program as it is: `strategy.run` in it runs a thread for each replica."""
     return program
@@ -44,8 +60,12 @@ def compiled(program: Callable[..., Any]) -> Callable[..., Any]:
 counts = pytest.mark.parametrize("n", [1, 2, 4])
 several = pytest.mark.parametrize("n", [2, 4])
 ways = pytest.mark.parametrize("way", [eager, compiled], ids=["eager", "compiled"])
-strategies = pytest.mark.parametrize(
-    "make", [one_device, *(functools.partial(mirrored, n) for n in (1, 2, 4))], ids=["one_device", "1", "2", "4"]
+strategies = pytest.mark.parametrize("make", [make for _, make in STRATEGIES.values()], ids=list(STRATEGIES))
+# Those whose replicas have components, with their number.
+replicated = pytest.mark.parametrize(
+    "make, n",
+    [(make, n) for n, make in STRATEGIES.values() if make is not one_device],
+    ids=[name for name in STRATEGIES if name != "one_device"],
 )
 
 

@@ -9,7 +9,7 @@ from replicax import _devices
 _devices.configure_from_environment()
 
 # ruff: noqa: E402
-from replicax import cluster_resolver, config, data
+from replicax import cluster_resolver, config, data, experimental
 from replicax._cluster.spec import ClusterSpec
 from replicax._context import (
     ReplicaContext,
@@ -99,6 +99,7 @@ __all__ = [
     "cluster_resolver",
     "config",
     "data",
+    "experimental",
     "experimental_set_strategy",
     "function",
     "get_replica_context",

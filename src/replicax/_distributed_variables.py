@@ -23,7 +23,44 @@ from replicax._variables import SCATTER, ResourceVariable, Variable, register
 _NONE = VariableAggregation.NONE
 
 
-class _Distributed(Variable, DistributedValues):
+class OfReplicas(Variable):
+    """A variable of a strategy with replicas, which may combine what they assign."""
+
+    def _in_own_replica(self) -> bool:
+        replica_context = _context.get_replica_context()
+        return replica_context is not None and replica_context.strategy is self._strategy
+
+    def _check_strategy(self) -> None:
+        current = _context.get_strategy()
+        if _context.has_strategy() and current is not self._strategy:
+            raise _errors.mixing(current, self._strategy)
+
+    def _update_aggregated(self, combine: Callable[[Any, Any], Any], value: Any, method: str) -> Any:
+        """In replica context: meets the others, and assigns what all replicas' values come to."""
+        replica_context = _context.get_replica_context()
+        assert replica_context is not None
+        tag = (method, self._name, id(self))
+        return replica_context._merge(self._merge_update, (_Box(combine), value), {}, tag)
+
+    def _merge_update(self, strategy: Any, combine: Any, value: Any) -> Any:
+        """In cross-replica context: the replicas' values combined, then every component updated."""
+        boxed = combine.values[0] if isinstance(combine, PerReplica) else combine
+        extended = strategy.extended
+        single = len(self._types) == 1
+        leaves = [value] if single else jax.tree.leaves(value, is_leaf=_nest.is_leaf)
+        combined = [extended._aggregate(self._aggregation, leaf) for leaf in leaves]
+        converted = [
+            leaf if isinstance(leaf, DistributedValues) else self._convert_leaf(leaf, kind)
+            for leaf, kind in zip(combined, self._types)
+        ]
+        self._apply(boxed.content, converted)
+
+    def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
+        """Combines the values of the current frame with these and writes them there."""
+        raise NotImplementedError
+
+
+class _Distributed(OfReplicas, DistributedValues):
     """What mirrored and on-read variables share: components, and the ways between them and frames."""
 
     _value_type: type[PerReplica] | type[Mirrored]
@@ -73,9 +110,10 @@ class _Distributed(Variable, DistributedValues):
             self._values = values
         return values
 
-    def _global_sharding(self) -> Any:
+    def _leaving(self, leaf: Any) -> Any:
         assert self._mesh is not None
-        return self._mesh.mirrored if self._value_type is Mirrored else self._mesh.stacked
+        sharding = self._mesh.mirrored if self._value_type is Mirrored else self._mesh.stacked
+        return lax.with_sharding_constraint(leaf, sharding)
 
     def _read_global(self) -> list[Any]:
         if self._arrays is None:
@@ -98,15 +136,6 @@ class _Distributed(Variable, DistributedValues):
             parts[replica] = leaf
             changed.append(self._value_type(parts, self._mesh))
         self._arrays, self._values, self._lent = None, changed, True
-
-    def _in_own_replica(self) -> bool:
-        replica_context = _context.get_replica_context()
-        return replica_context is not None and replica_context.strategy is self._strategy
-
-    def _check_strategy(self) -> None:
-        current = _context.get_strategy()
-        if _context.has_strategy() and current is not self._strategy:
-            raise _errors.mixing(current, self._strategy)
 
     def _per_replica(self) -> Any:
         """The components as a value."""
@@ -131,7 +160,6 @@ class _Distributed(Variable, DistributedValues):
         raise NotImplementedError
 
     def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
-        """Combines the values of the current frame with these and writes them there."""
         placed = [self._placed_leaf(leaf) for leaf in leaves]
         new = [combine(old, leaf) for old, leaf in zip(self._get(), placed)]
         self._put(new)
@@ -223,24 +251,8 @@ class MirroredVariable(_Distributed):
     def _update_in_replica(self, combine: Callable[[Any, Any], Any], value: Any, method: str) -> list[Any]:
         if self._aggregation is _NONE:
             return self._apply(combine, self._convert(value))
-        replica_context = _context.get_replica_context()
-        assert replica_context is not None
-        tag = (method, self._name, id(self))
-        replica_context._merge(self._merge_update, (_Box(combine), value), {}, tag)
+        self._update_aggregated(combine, value, method)
         return self._get()
-
-    def _merge_update(self, strategy: Any, combine: Any, value: Any) -> None:
-        """In cross-replica context: the replicas' values combined, then every component updated."""
-        boxed = combine.values[0] if isinstance(combine, PerReplica) else combine
-        extended = strategy.extended
-        single = len(self._types) == 1
-        leaves = [value] if single else jax.tree.leaves(value, is_leaf=_nest.is_leaf)
-        combined = [extended._aggregate(self._aggregation, leaf) for leaf in leaves]
-        converted = [
-            leaf if isinstance(leaf, DistributedValues) else self._convert_leaf(leaf, kind)
-            for leaf, kind in zip(combined, self._types)
-        ]
-        self._apply(boxed.content, converted)
 
     def _update_slices(self, method, slices):
         self._check_strategy()
@@ -365,8 +377,19 @@ def _array_of(value: Any) -> Any:
     return value.array()
 
 
+def first_component(leaf: Any) -> Any:
+    """Replica 0's component of a distributed value, anywhere; another value as it is."""
+    if not isinstance(leaf, (PerReplica, Mirrored)):
+        return leaf
+    if leaf._local is None:
+        return leaf.values[0]
+    return leaf._local if isinstance(leaf, Mirrored) else first_replica(leaf._local)
+
+
 def first_replica(leaf: Any) -> Any:
     """Replica 0's value on every replica, inside of compiled code."""
+    if isinstance(leaf, IndexedSlices):
+        return IndexedSlices(first_replica(leaf.values), first_replica(leaf.indices), leaf.dense_shape)
     return lax.psum(jnp.where(lax.axis_index(AXIS) == 0, leaf, jnp.zeros_like(leaf)), AXIS)
 
 

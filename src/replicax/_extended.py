@@ -73,6 +73,7 @@ class StrategyExtended:
     _cluster_resolver: Any = None
     _options = CommunicationOptions()  # of collectives where none are given
     _worker = _input.Worker()
+    _variables_live_once = False  # whether a variable is one thing for all replicas, with no component for each
 
     def __init__(self, container_strategy: Strategy):
         self._container = container_strategy
@@ -320,11 +321,9 @@ class StrategyExtended:
         """What the replicas' values to be assigned to a variable come to."""
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             value = self._own(value)
-            if not isinstance(value, PerReplica):
-                return value
-            if value._local is not None:
-                return _first(value._local)
-            return value.values[0] if self._mesh.all_local else self._first_anywhere(value)
+            if isinstance(value, PerReplica) and value._local is None and not self._mesh.all_local:
+                return self._first_anywhere(value)
+            return _distributed_variables.first_component(value) if isinstance(value, PerReplica) else value
         op = ReduceOp.from_variable_aggregation(aggregation)
         value = self._own(value)
         if not isinstance(value, PerReplica):
@@ -637,12 +636,6 @@ def _sum_rows(stacked: Any, axes: tuple[int, ...]) -> Any:
 
 
 _sum_of_rows = jax.jit(_sum_rows, static_argnums=1)
-
-
-def _first(leaf: Any) -> Any:
-    if isinstance(leaf, IndexedSlices):
-        return IndexedSlices(_first(leaf.values), _first(leaf.indices), leaf.dense_shape)
-    return _distributed_variables.first_replica(leaf)
 
 
 def _read(value: Any) -> Any:

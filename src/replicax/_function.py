@@ -295,8 +295,10 @@ class Function:
             spanning = next((mesh for mesh in _meshes(level, call, pulls) if not mesh.all_local), None)
             common = None if spanning is None or level.local else spanning.mirrored
             results = [constrained(leaf, kind or common) for leaf, kind in zip(results, outputs[0].shardings)]
-            shardings = [v._global_sharding() for v in level.written.values() for _ in level.values[id(v)]]
-            return [*(x if level.local else constrained(x, kind) for x, kind in zip(state, shardings)), *results]
+            if not level.local:
+                owners = [variable for variable in level.written.values() for _ in level.values[id(variable)]]
+                state = [variable._leaving(leaf) for variable, leaf in zip(owners, state)]
+            return [*state, *results]
 
         lifts.stack.append(lift)
         before, _modes.no_creation = _modes.no_creation, _modes.no_creation or not creation
@@ -330,8 +332,9 @@ class Function:
         entry.token = entry.state_count + small[0] if small else -1
 
         def program(donated: list[Any], kept: list[Any], pulled: list[Any], dynamic: list[Any]) -> list[Any]:
-            supplied = {slot: value for (_, _, slot), value in zip(entry.donated, donated)}
-            supplied.update((slot, value) for (_, _, slot), value in zip(entry.kept, kept))
+            supplied = {}
+            for (key, _, slot), value in zip([*entry.donated, *entry.kept], [*donated, *kept]):
+                supplied[slot] = value if level.local else level.variables[key]._entering(value)
             slots = [slot for pull in entry.pulls for slot in pull.slots]
             supplied.update(zip(slots, pulled))
             out = level.replay(entry.jaxpr, supplied, *dynamic)
@@ -348,16 +351,16 @@ class Function:
         with _dispatch.calling(entry.mesh, name) if entry.mesh is not None else _nowhere as under_way, _levels.lock:
             donated: list[Any] = []
             for variable in entry.donors:
-                leaves = frame.read(variable)
                 if taped:  # a gradient tape around the call sees what the program reads
-                    leaves = _tape.on_read(variable, leaves)
-                elif variable._lent and not local:
-                    leaves = _copies(leaves)
+                    leaves = _tape.on_read(variable, frame.read(variable))
+                else:
+                    leaves = frame.fetch(variable)
+                    if variable._lent and not local:
+                        leaves = variable._copied(leaves)
                 donated += leaves
             kept: list[Any] = []
             for variable in entry.keepers:
-                leaves = frame.read(variable)
-                kept += _tape.on_read(variable, leaves) if taped else leaves
+                kept += _tape.on_read(variable, frame.read(variable)) if taped else frame.fetch(variable)
             elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
             program = entry.undonated if taped else entry.compiled
             with _nowhere if entry.level.device is None else jax.default_device(entry.level.device):
@@ -395,7 +398,7 @@ class Function:
             push_back(entry.pulls, elements, call.iterators)
             entries.append(entry)
         entry, frame = entries[0], _levels.frame()
-        current = {key: frame.read(entry.level.variables[key]) for key in entry.level.inputs}
+        current = {key: frame.fetch(entry.level.variables[key]) for key in entry.level.inputs}
         donated = [current[key][i] for key, i, _ in entry.donated]
         kept = [current[key][i] for key, i, _ in entry.kept]
         elements = [leaf for pull in entry.pulls for leaf in element_arrays(pull.element)]
@@ -452,11 +455,6 @@ class _Method:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
-
-
-@jax.jit
-def _copies(leaves: list[Any]) -> list[Any]:
-    return [jnp.copy(leaf) for leaf in leaves]
 
 
 def _on_iterate(dataset: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types as _modules
 
 from replicax import cluster_resolver
+from replicax._central import CentralStorageStrategy
 from replicax._context import (
     ReplicaContext,
     experimental_set_strategy,
@@ -41,6 +42,7 @@ from replicax._values import DistributedValues
 
 experimental = _modules.ModuleType(f"{__name__}.experimental", "Names that TensorFlow keeps under `experimental`.")
 experimental.__dict__.update(
+    CentralStorageStrategy=CentralStorageStrategy,
     CollectiveCommunication=CommunicationImplementation,
     CollectiveHints=CollectiveHints,
     CommunicationImplementation=CommunicationImplementation,
