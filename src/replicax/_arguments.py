@@ -179,8 +179,7 @@ class _Made:
 
 
 def _sharding_of(value: Any) -> Any:
-    mesh = value.mesh
-    return mesh.stacked if isinstance(value, PerReplica) else mesh.mirrored
+    return value.mesh.result_sharding(value.array().ndim, isinstance(value, PerReplica))
 
 
 def constrained(array: Any, sharding: Any) -> Any:

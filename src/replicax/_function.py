@@ -292,7 +292,7 @@ class Function:
             # A result that is a variable's array gets a buffer of its own, so that donating the one keeps the other.
             results = [jnp.copy(leaf) if id(leaf) in known else leaf for leaf in outputs[0].leaves]
             results = [constrained(leaf, kind) for leaf, kind in zip(results, outputs[0].shardings)]
-            shardings = [v._global_sharding() for v in level.written.values() for _ in level.values[id(v)]]
+            shardings = [sharding for v in level.written.values() for sharding in v._global_shardings()]
             return [*(x if level.local else constrained(x, kind) for x, kind in zip(state, shardings)), *results]
 
         lifts.stack.append(lift)

@@ -515,9 +515,9 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]:
         return self._types
 
-    def _global_sharding(self) -> Any:
-        """How compiled code has to leave the global form; None for wherever it is."""
-        return None
+    def _global_shardings(self) -> list[Any]:
+        """How compiled code has to leave each leaf's global form; None for wherever it is."""
+        return [None] * len(self._types)
 
     def _read_global(self) -> list[Any]:
         raise NotImplementedError
