@@ -22,6 +22,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_nest",
         "_dispatch",
         "_private",
+        "_topology",
+        "_tpu_system",
     ),
     "values": ("_values", "_tape", "_indexed_slices"),
     "data": ("_data", "_input"),
@@ -39,9 +41,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_arguments",
         "_pulls",
         "_function",
+        "_logical",
     ),
-    "strategies": ("_extended", "_strategy", "_default", "_mirrored", "_one_device", "_optimizer"),
-    "namespaces": ("__init__", "config", "data", "tf"),
+    "strategies": ("_extended", "_strategy", "_default", "_mirrored", "_one_device", "_optimizer", "_tpu"),
+    "namespaces": ("__init__", "config", "data", "tf", "tpu"),
 }
 
 # The modules that may use what JAX does not document.

@@ -59,6 +59,17 @@ def check_alike(parts: Sequence[Any], free_axis: int | None = None) -> None:
         raise InvalidArgumentError(f"The replicas' values differ in shape{where}: {_each(shapes)}.")
 
 
+def check_static(parts: Sequence[Any]) -> None:
+    """`InvalidArgumentError` where the replicas' arrays differ in shape, for strategies in which they must not."""
+    shapes = [tuple(part.shape) for part in parts if is_array(part)]
+    if len(set(shapes)) > 1:
+        raise InvalidArgumentError(
+            "The strategy has one program for all replicas, which needs the same shapes on each, but they are: "
+            f"{_each(shapes)}. Where it is the last batch of a dataset, drop it, `dataset.batch(batch_size, "
+            f"drop_remainder=True)` with a batch size that {len(parts)} (the number of replicas) divides, or pad it."
+        )
+
+
 def _each(things: Sequence[Any]) -> str:
     return ", ".join(f"replica {i}: {thing}" for i, thing in enumerate(things))
 

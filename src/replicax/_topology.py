@@ -319,29 +319,29 @@ def build(topology: Any, shape: Any, stride: Any, num_replicas: int, mode: Devic
     """See `DeviceAssignment.build`."""
     if not isinstance(topology, Topology):
         raise ValueError(f"`topology` is not a Topology object; got {type(topology)}")
-    mesh = topology.mesh_shape
+    mode, mesh = DeviceOrderMode(mode), topology.mesh_shape
     shape = _four_numbers("computation_shape", shape, topology.mesh_rank)
     stride = _four_numbers("computation_stride", stride, topology.mesh_rank)
     footprint = shape * stride
     if (footprint > mesh).any():
         raise ValueError(f"computation footprint {footprint} does not fit in TPU topology shape {mesh}")
     counts = mesh // footprint * stride
-    if num_replicas < 0 or num_replicas > math.prod(counts.tolist()):
+    most = math.prod(counts.tolist())
+    if not 0 <= num_replicas <= most:
         raise ValueError(
-            f"requested {num_replicas} replicas but only {math.prod(counts.tolist())} replicas with shape {shape} and "
-            f"computation_stride {stride} fit in a TPU mesh of shape {mesh}"
+            f"requested {num_replicas} replicas but only {most} replicas with shape {shape} and computation_stride "
+            f"{stride} fit in a TPU mesh of shape {mesh}"
         )
-    ring = num_replicas * math.prod(shape.tolist()) == math.prod(mesh.tolist()) and shape[3] == mesh[3]
-    ring = ring and (stride == 1).all() and not len(topology.missing_devices)
+    ring = num_replicas == most and shape[3] == mesh[3] and (stride == 1).all()
     if mode == DeviceOrderMode.RING and not ring:
         raise ValueError(
-            f"device_order_mode={mode!s} needs replicas that fill the whole mesh of shape {mesh}, with all cores of a "
-            f"chip in one replica; got {num_replicas} replicas of shape {shape} and stride {stride}. Try setting "
-            "device_order_mode=DeviceOrderMode.AUTO"
+            f"device_order_mode=DeviceOrderMode.RING needs as many replicas as fit in the mesh of shape {mesh}, with "
+            f"all cores of a chip in one replica; got {num_replicas} replicas of shape {shape} and stride {stride}. "
+            "Try setting device_order_mode=DeviceOrderMode.AUTO"
         )
     if ring and mode != DeviceOrderMode.MESH:
-        positions = [(*chip, 0) for chip in _ring(*counts[:3].tolist())]
-        inner = [(*chip, core) for chip in _ring(*shape[:3].tolist()) for core in range(shape[3])]
+        positions: list[Any] = [(*chip, 0) for chip in _ring(*counts[:3].tolist())]
+        inner: list[Any] = [(*chip, core) for chip in _ring(*shape[:3].tolist()) for core in range(shape[3])]
     else:
         positions = _by_coordinates(num_replicas, counts.tolist())
         inner = list(itertools.product(*map(range, shape.tolist())))
@@ -365,7 +365,7 @@ def _four_numbers(name: str, value: Any, rank: int) -> np.ndarray:
     return numbers
 
 
-def _by_coordinates(count: int, counts: list[int]) -> list[tuple[int, ...]]:
+def _by_coordinates(count: int, counts: list[int]) -> list[tuple[int, int, int, int]]:
     """So many positions of a block that is about as long in each direction: cores first, then x, y and z."""
     block = [1, 1, 1, min(count, counts[3])]
     remaining = -(-count // max(block[3], 1))

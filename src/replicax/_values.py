@@ -35,10 +35,12 @@ class ReplicaMesh:
     """
 
     def __init__(self, devices: Sequence[jax.Device | Sequence[jax.Device]]):
-        self.logical_devices = [list(d) if isinstance(d, (list, tuple)) else [d] for d in devices]
-        self.devices = tuple(row[0] for row in self.logical_devices)
+        self.logical_devices: list[Any] = [list(d) if isinstance(d, (list, tuple)) else [d] for d in devices]
+        self.devices: tuple[jax.Device, ...] = tuple(row[0] for row in self.logical_devices)
         factors = _prime_factors(len(self.logical_devices[0]))
-        self.logical_axes = (LOGICAL_AXIS,) if len(factors) == 1 else tuple(f"{LOGICAL_AXIS}_{n}" for n in range(len(factors)))
+        self.logical_axes = (
+            (LOGICAL_AXIS,) if len(factors) == 1 else tuple(f"{LOGICAL_AXIS}_{n}" for n in range(len(factors)))
+        )
         names = (AXIS, *self.logical_axes)
         grid = np.array(self.logical_devices).reshape(len(self.devices), *factors)
         self.mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))

@@ -23,6 +23,7 @@ from replicax._input import DistributedDataset, DistributedIterator
 from replicax._mirrored import MirroredStrategy
 from replicax._one_device import OneDeviceStrategy
 from replicax._strategy import Strategy
+from replicax._tpu import ExperimentalTPUStrategy, TPUStrategy
 from replicax._types import (
     CollectiveHints,
     CommunicationImplementation,
@@ -43,6 +44,7 @@ experimental.__dict__.update(
     CollectiveHints=CollectiveHints,
     CommunicationImplementation=CommunicationImplementation,
     CommunicationOptions=CommunicationOptions,
+    TPUStrategy=ExperimentalTPUStrategy,
     TerminationConfig=TerminationConfig,
     ValueContext=ValueContext,
 )
@@ -65,6 +67,7 @@ __all__ = [
     "RunOptions",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",
