@@ -175,13 +175,14 @@ def packs_by_count(leaves: list[Any], count: int) -> list[list[int]]:
 
 
 def local_sum(leaf: Any) -> Any:
-    """The sum over the replicas."""
-    return lax.psum(leaf, AXIS)
+    """The sum over the replicas. XLA has none of a single replica that is spread over several devices."""
+    return leaf if lax.axis_size(AXIS) == 1 else lax.psum(leaf, AXIS)
 
 
 def local_gather(leaf: Any, axis: int) -> Any:
     """The concatenation over the replicas."""
-    return lax.all_gather(leaf, AXIS, axis=gather_axis(axis, leaf.ndim), tiled=True)
+    axis = gather_axis(axis, leaf.ndim)
+    return leaf if lax.axis_size(AXIS) == 1 else lax.all_gather(leaf, AXIS, axis=axis, tiled=True)
 
 
 def local_reduce(op: ReduceOp, leaves: Sequence[Any], size: int, reduce_dense: Callable[[list[Any]], list[Any]]):

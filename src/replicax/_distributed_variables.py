@@ -331,7 +331,8 @@ class SyncOnReadVariable(_Distributed):
             leaves = frame.read(self)
             if op is None:
                 return [first_replica(leaf) for leaf in leaves]
-            return _collectives.local_reduce(op, leaves, mesh.size, lambda x: [lax.psum(leaf, AXIS) for leaf in x])
+            add = _collectives.local_sum
+            return _collectives.local_reduce(op, leaves, mesh.size, lambda x: [add(leaf) for leaf in x])
         if isinstance(frame, _levels.Level) and not frame.local:
             leaves = frame.read(self)
             if op is None:
@@ -390,7 +391,7 @@ def _array_of(value: Any) -> Any:
 
 def first_replica(leaf: Any) -> Any:
     """Replica 0's value on every replica, inside of compiled code."""
-    return lax.psum(jnp.where(lax.axis_index(AXIS) == 0, leaf, jnp.zeros_like(leaf)), AXIS)
+    return _collectives.local_sum(jnp.where(lax.axis_index(AXIS) == 0, leaf, jnp.zeros_like(leaf)))
 
 
 def spread(stacked: Any, mesh: ReplicaMesh) -> Any:

@@ -244,6 +244,8 @@ class PerReplica(_Value):
         if self._parts is None:
             assert self.mesh is not None
             if self._local is not None:
+                if self.mesh.size == 1:
+                    return (self._local,)
                 everyone = jax.lax.all_gather(self._local, AXIS)
                 return tuple(everyone[i] for i in range(self.mesh.size))
             assert self._array is not None
