@@ -38,7 +38,11 @@ class _Everywhere:
     def nothing_left_behind(self) -> Iterator[None]:
         """Fails a test after which a thread of replicax lives on or a strategy's scope is still open."""
         before = set(threading.enumerate())
+        devices = sys.modules.get("replicax._devices")
+        virtual = dict(devices._virtual) if devices is not None else None
         yield
+        if devices is not None and devices._virtual != virtual:  # a test may give the CPU devices other names
+            devices.set_virtual_devices(virtual)
         left = _threads_left(before, patience=5.0)
         if left:
             names = ", ".join(sorted(thread.name for thread in left))

@@ -24,6 +24,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_private",
         "_runtime",
         "_exchange",
+        "_topology",
+        "_tpu_system",
     ),
     "clusters": ("_cluster",),
     "values": ("_values", "_tape", "_indexed_slices"),
@@ -44,6 +46,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_arguments",
         "_pulls",
         "_function",
+        "_logical",
     ),
     "strategies": (
         "_extended",
@@ -53,9 +56,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_one_device",
         "_multi_worker",
         "_central",
+        "_tpu",
         "_optimizer",
     ),
-    "namespaces": ("__init__", "cluster_resolver", "config", "data", "experimental", "tf"),
+    "namespaces": ("__init__", "cluster_resolver", "config", "data", "experimental", "tf", "tpu"),
 }
 
 # The modules that may use what JAX does not document.

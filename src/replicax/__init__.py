@@ -9,7 +9,7 @@ from replicax import _devices
 _devices.configure_from_environment()
 
 # ruff: noqa: E402
-from replicax import cluster_resolver, config, data, experimental
+from replicax import cluster_resolver, config, data, experimental, tpu
 from replicax._cluster.spec import ClusterSpec
 from replicax._context import (
     ReplicaContext,
@@ -39,6 +39,7 @@ from replicax._optimizer import Optimizer
 from replicax._specs import PerReplicaSpec, TensorSpec
 from replicax._strategy import Strategy
 from replicax._tape import GradientTape, UnconnectedGradients
+from replicax._tpu import TPUStrategy
 from replicax._types import (
     CommunicationImplementation,
     CommunicationOptions,
@@ -90,6 +91,7 @@ __all__ = [
     "RunOptions",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "TensorSpec",
     "UnconnectedGradients",
     "ValueContext",
@@ -107,5 +109,6 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "name_scope",
+    "tpu",
     "variable_creator_scope",
 ]

@@ -74,8 +74,12 @@ class HostHome:
 
     def _on_devices(self, leaf: Any) -> NamedSharding:
         size = self._mesh.size
-        split = next((axis for axis, length in enumerate(leaf.shape) if size > 1 and length and length % size == 0), None)
-        return NamedSharding(self._mesh.mesh, PartitionSpec() if split is None else PartitionSpec(*[None] * split, AXIS))
+        split = next(
+            (axis for axis, length in enumerate(leaf.shape) if size > 1 and length and length % size == 0), None
+        )
+        return NamedSharding(
+            self._mesh.mesh, PartitionSpec() if split is None else PartitionSpec(*[None] * split, AXIS)
+        )
 
     def put(self, leaf: Any) -> Any:
         on_devices = self._on_devices(leaf)
@@ -135,8 +139,8 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
     def _entering(self, leaf: Any) -> Any:
         return self._home.spread(leaf)
 
-    def _leaving(self, leaf: Any) -> Any:
-        return self._home.gathered(leaf)
+    def _leaving(self, leaves: list[Any]) -> list[Any]:
+        return [self._home.gathered(leaf) for leaf in leaves]
 
     def _copied(self, leaves: list[Any]) -> list[Any]:
         return [self._home.copied(leaf) for leaf in leaves]

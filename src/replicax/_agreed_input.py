@@ -22,8 +22,8 @@ from replicax._data import INFINITE_CARDINALITY
 class Worker(NamedTuple):
     """Which of the workers this is."""
 
-    count: int = 1
-    index: int = 0
+    size: int = 1  # how many there are
+    rank: int = 0
 
 
 class Round(NamedTuple):

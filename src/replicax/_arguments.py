@@ -155,7 +155,7 @@ class Results:
                 parts = [self._take(part) for part in leaf.values]
                 return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
             place = self._add(array, _sharding_of(leaf))
-            if mesh.lone:  # this worker's only component, as eagerly
+            if mesh is not None and mesh.lone:  # this worker's only component, as eagerly
                 return _Made(lambda arrays: kind.of_array(arrays[place], mesh).values[0])
             return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
         if isinstance(leaf, IndexedSlices):
@@ -186,8 +186,7 @@ class _Made:
 
 
 def _sharding_of(value: Any) -> Any:
-    mesh = value.mesh
-    return mesh.stacked if isinstance(value, PerReplica) else mesh.mirrored
+    return value.mesh.result_sharding(value.array().ndim, isinstance(value, PerReplica))
 
 
 def constrained(array: Any, sharding: Any) -> Any:

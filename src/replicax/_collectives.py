@@ -59,6 +59,17 @@ def check_alike(parts: Sequence[Any], free_axis: int | None = None) -> None:
         raise InvalidArgumentError(f"The replicas' values differ in shape{where}: {_each(shapes)}.")
 
 
+def check_static(parts: Sequence[Any]) -> None:
+    """`InvalidArgumentError` where the replicas' arrays differ in shape, for strategies in which they must not."""
+    shapes = [tuple(part.shape) for part in parts if is_array(part)]
+    if len(set(shapes)) > 1:
+        raise InvalidArgumentError(
+            "The strategy has one program for all replicas, which needs the same shapes on each, but they are: "
+            f"{_each(shapes)}. Where it is the last batch of a dataset, drop it, `dataset.batch(batch_size, "
+            f"drop_remainder=True)` with a batch size that {len(parts)} (the number of replicas) divides, or pad it."
+        )
+
+
 def _each(things: Sequence[Any]) -> str:
     return ", ".join(f"replica {i}: {thing}" for i, thing in enumerate(things))
 
@@ -164,13 +175,14 @@ def packs_by_count(leaves: list[Any], count: int) -> list[list[int]]:
 
 
 def local_sum(leaf: Any) -> Any:
-    """The sum over the replicas."""
-    return lax.psum(leaf, AXIS)
+    """The sum over the replicas. XLA has none of a single replica that is spread over several devices."""
+    return leaf if lax.axis_size(AXIS) == 1 else lax.psum(leaf, AXIS)
 
 
 def local_gather(leaf: Any, axis: int) -> Any:
     """The concatenation over the replicas."""
-    return lax.all_gather(leaf, AXIS, axis=gather_axis(axis, leaf.ndim), tiled=True)
+    axis = gather_axis(axis, leaf.ndim)
+    return leaf if lax.axis_size(AXIS) == 1 else lax.all_gather(leaf, AXIS, axis=axis, tiled=True)
 
 
 def local_reduce(op: ReduceOp, leaves: Sequence[Any], size: int, reduce_dense: Callable[[list[Any]], list[Any]]):

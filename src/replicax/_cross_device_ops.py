@@ -287,7 +287,7 @@ class ReductionToOneDevice(CrossDeviceOps):
 
     def _local_reduce(self, op, leaves, mesh, options):
         def reduce_dense(dense):
-            gathered = [lax.all_gather(leaf, AXIS) for leaf in dense]
+            gathered = [_collectives.local_gather(leaf[None], 0) for leaf in dense]
             return [self._accumulate([everyone[i] for i in range(mesh.size)]) for everyone in gathered]
 
         return _collectives.local_reduce(op, leaves, mesh.size, reduce_dense)

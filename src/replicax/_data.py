@@ -742,7 +742,11 @@ class Dataset:
             return None if any(s is None for s in specs) else structure.unflatten(specs)
 
         batch_size = inputs[0]._batch_size if len({d._batch_size for d in inputs}) == 1 else None
-        known: dict[str, Any] = {"batch_size": batch_size, "options": inputs[0]._options, "files": max(d._files for d in inputs)}
+        known: dict[str, Any] = {
+            "batch_size": batch_size,
+            "options": inputs[0]._options,
+            "files": max(d._files for d in inputs),
+        }
         sources = [d._rows for d in inputs if d._rows is not None and d._rows.in_order]
         if len(sources) == len(inputs):
             rows = _plain_rows(lambda i: structure.unflatten([s.fetch(i) for s in sources]), cardinality)

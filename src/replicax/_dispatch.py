@@ -31,15 +31,17 @@ class calling:
     little at each call.
     """
 
-    __slots__ = ("_mesh", "_watch", "output")
+    __slots__ = ("_call", "_mesh", "_watch", "output")
 
     def __init__(self, mesh: Any, label: str):
-        self._mesh, self.output = mesh, None
+        self._mesh = mesh
+        self.output: Any = None
         self._watch = None if mesh.all_local else _runtime.calling(label)
+        self._call: Any = None
 
     def __enter__(self) -> calling:
         if self._watch is not None:
-            self._watch = (self._watch, self._watch.__enter__())
+            self._call = self._watch.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -47,9 +49,8 @@ class calling:
         if isinstance(output, jax.core.Tracer):  # part of a larger program, whose own call counts
             output = None
         if self._watch is not None:
-            watch, call = self._watch
-            call.output = output
-            watch.__exit__(*error)
+            self._call.output = output
+            self._watch.__exit__(*error)
         if output is not None and self._mesh.needs_bound:
             _bound(output)
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _across, _collectives, _context, _errors, _levels, _nest
 from replicax._indexed_slices import IndexedSlices
@@ -94,35 +94,46 @@ class _Distributed(OfReplicas, DistributedValues):
     _arrays: list[jax.Array] | None = None
     _values: list[Any] | None = None
 
+    _layouts: list[PartitionSpec | None] | None = None  # how each leaf is split over logical devices, if any is
+
     def _store(self, leaves: list[jax.Array]) -> None:
         mesh = self._mesh
         assert mesh is not None
         if not mesh.all_local:  # all workers start from the first one's
             leaves = [_across.from_first(mesh, leaf, f"the initial value of {self._name}") for leaf in leaves]
-        self._arrays = [self._global_leaf(leaf, traced=False) for leaf in leaves]
+        self._arrays = [self._global_leaf(leaf, i, traced=False) for i, leaf in enumerate(leaves)]
 
     def _stored_values(self) -> list[Any]:
         if self._values is not None:
             return self._values
         assert self._arrays is not None and self._mesh is not None
         values = [self._value_type.of_array(array, self._mesh) for array in self._arrays]
-        if not self._stacked:  # mirrored copies share the array's buffers; rows are copies, not to be kept beside it
+        # Mirrored copies share the array's buffers; rows and parts put together are copies, not to be kept beside it.
+        if not self._stacked and self._layouts is None:
             self._values = values
         return values
 
-    def _leaving(self, leaf: Any) -> Any:
-        assert self._mesh is not None
-        sharding = self._mesh.mirrored if self._value_type is Mirrored else self._mesh.stacked
-        return lax.with_sharding_constraint(leaf, sharding)
+    def _global_shardings(self) -> list[Any]:
+        mesh = self._mesh
+        assert mesh is not None
+        whole = mesh.mirrored if self._value_type is Mirrored else mesh.stacked
+        layouts = self._layouts or [None] * len(self._types)
+        return [whole if layout is None else NamedSharding(mesh.mesh, layout) for layout in layouts]
+
+    def _leaving(self, leaves: list[Any]) -> list[Any]:
+        return [lax.with_sharding_constraint(leaf, where) for leaf, where in zip(leaves, self._global_shardings())]
+
+    def _laid_out(self, leaves: list[Any]) -> list[Any]:
+        return leaves if self._layouts is None else jax.device_put(leaves, self._global_shardings())
 
     def _read_global(self) -> list[Any]:
         if self._arrays is None:
-            self._arrays = [value.array() for value in self._stored_values()]
+            self._arrays = self._laid_out([value.array() for value in self._stored_values()])
             self._values = None
         return self._arrays
 
     def _write_global(self, leaves: list[Any]) -> None:
-        self._arrays, self._values, self._lent = leaves, None, True
+        self._arrays, self._values, self._lent = self._laid_out(leaves), None, True
 
     def _read_component(self, replica: int) -> list[Any]:
         self._lent = True
@@ -147,20 +158,20 @@ class _Distributed(OfReplicas, DistributedValues):
         self._lent = True
         return self._stored_values()[0]
 
-    def _placed_leaf(self, leaf: Any) -> Any:
-        """A converted value in the form that the current frame has for this variable."""
+    def _placed_leaf(self, leaf: Any, index: int) -> Any:
+        """A converted value for one leaf in the form that the current frame has for this variable."""
         frame = _levels.frame()
         if frame.local:
             if isinstance(frame, _levels.ReplicaFrame) and isinstance(leaf, DistributedValues):
                 return leaf.values[frame.replica]
             return own_component(leaf)
-        return self._global_leaf(leaf, isinstance(frame, _levels.Level))
+        return self._global_leaf(leaf, index, isinstance(frame, _levels.Level))
 
-    def _global_leaf(self, leaf: Any, traced: bool) -> Any:
+    def _global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
         raise NotImplementedError
 
     def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
-        placed = [self._placed_leaf(leaf) for leaf in leaves]
+        placed = [self._placed_leaf(leaf, i) for i, leaf in enumerate(leaves)]
         new = [combine(old, leaf) for old, leaf in zip(self._get(), placed)]
         self._put(new)
         return new
@@ -199,9 +210,26 @@ class MirroredVariable(_Distributed):
         frame = _levels.frame()
         if frame.local or isinstance(frame, _levels.Level):
             return frame.read(self) if frame.mesh is self._mesh or not frame.local else self._read_component(0)
+        if self._layouts is not None:  # it need not fit on one device
+            self._lent = True
+            return self._read_global()
         return self._read_component(0)
 
-    def _global_leaf(self, leaf: Any, traced: bool) -> Any:
+    def _store(self, leaves: list[jax.Array]) -> None:
+        assert self._mesh is not None
+        self._lay_out([self._mesh.layout_of(leaf) for leaf in leaves])
+        super()._store(leaves)
+
+    def _lay_out(self, layouts: list[PartitionSpec | None]) -> None:
+        """Spreads the leaves over each replica's logical devices in this way, now and from now on."""
+        there = self._arrays is not None or self._values is not None
+        arrays = self._read_global() if there else []
+        self._layouts = layouts if any(layout is not None for layout in layouts) else None
+        if there:
+            self._arrays, self._values = jax.device_put(arrays, self._global_shardings()), None
+            self._lent = True
+
+    def _global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
         mesh = self._mesh
         assert mesh is not None
         if not traced:
@@ -210,6 +238,8 @@ class MirroredVariable(_Distributed):
             return leaf.array()
         if isinstance(leaf, DistributedValues):
             return spread(_array_of(leaf), mesh) if traced else mesh.mirror(leaf.values)
+        if self._layouts is not None and not traced:
+            return jax.device_put(leaf, self._global_shardings()[index])
         return leaf if traced else mesh.mirror([leaf] * len(mesh.local_ids))
 
     def _update(self, combine, value, read_value, method):
@@ -319,7 +349,8 @@ class SyncOnReadVariable(_Distributed):
             leaves = frame.read(self)
             if op is None:
                 return [first_replica(leaf) for leaf in leaves]
-            return _collectives.local_reduce(op, leaves, mesh.size, lambda x: [lax.psum(leaf, AXIS) for leaf in x])
+            add = _collectives.local_sum
+            return _collectives.local_reduce(op, leaves, mesh.size, lambda x: [add(leaf) for leaf in x])
         if isinstance(frame, _levels.Level) and not frame.local:
             leaves = frame.read(self)
             if op is None:
@@ -330,7 +361,7 @@ class SyncOnReadVariable(_Distributed):
             return [self._strategy.extended._aggregate(self._aggregation, value) for value in self._stored_values()]
         return [self._strategy.extended._reduce_leaf(op, value, None) for value in self._stored_values()]
 
-    def _global_leaf(self, leaf: Any, traced: bool) -> Any:
+    def _global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
         mesh = self._mesh
         assert mesh is not None
         if traced:
@@ -390,7 +421,7 @@ def first_replica(leaf: Any) -> Any:
     """Replica 0's value on every replica, inside of compiled code."""
     if isinstance(leaf, IndexedSlices):
         return IndexedSlices(first_replica(leaf.values), first_replica(leaf.indices), leaf.dense_shape)
-    return lax.psum(jnp.where(lax.axis_index(AXIS) == 0, leaf, jnp.zeros_like(leaf)), AXIS)
+    return _collectives.local_sum(jnp.where(lax.axis_index(AXIS) == 0, leaf, jnp.zeros_like(leaf)))
 
 
 def spread(stacked: Any, mesh: ReplicaMesh) -> Any:
@@ -404,7 +435,11 @@ def spread(stacked: Any, mesh: ReplicaMesh) -> Any:
 def as_rows(value: Any, mesh: ReplicaMesh) -> Any:
     """A stacked array whose rows are each replica's own copy of a value, inside of compiled code."""
     give = jax.shard_map(
-        lambda copy: copy[None], mesh=mesh.mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec(AXIS), check_vma=False
+        lambda copy: copy[None],
+        mesh=mesh.mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(AXIS),
+        check_vma=False,
     )
     return give(value)
 

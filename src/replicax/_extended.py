@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from replicax import (
     _across,
@@ -48,7 +47,6 @@ from replicax._types import (
     as_synchronization,
 )
 from replicax._values import (
-    AXIS,
     DistributedValues,
     Mirrored,
     PerReplica,
@@ -238,10 +236,10 @@ class StrategyExtended:
         if axis is not None:
             dtype, axes = leaf.dtype, axis if isinstance(axis, tuple) else (axis,)
             count *= int(np.prod([leaf.shape[a] for a in axes], dtype=np.int64))
-            total = lax.psum(_collectives.reduce_along(ReduceOp.SUM, [leaf], axis), AXIS)
+            total = _collectives.local_sum(_collectives.reduce_along(ReduceOp.SUM, [leaf], axis))
             return _collectives.divided(total, count, dtype) if op is ReduceOp.MEAN else total
         check_numeric(leaf.dtype)
-        total = lax.psum(leaf, AXIS)
+        total = _collectives.local_sum(leaf)
         return _collectives.divided(total, count, leaf.dtype) if op is ReduceOp.MEAN else total
 
     def _reduce_stacked(self, op: ReduceOp, stacked: Any, axis: Any) -> Any:

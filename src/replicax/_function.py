@@ -296,8 +296,7 @@ class Function:
             common = None if spanning is None or level.local else spanning.mirrored
             results = [constrained(leaf, kind or common) for leaf, kind in zip(results, outputs[0].shardings)]
             if not level.local:
-                owners = [variable for variable in level.written.values() for _ in level.values[id(variable)]]
-                state = [variable._leaving(leaf) for variable, leaf in zip(owners, state)]
+                state = [leaf for v in level.written.values() for leaf in v._leaving(level.values[id(v)])]
             return [*state, *results]
 
         lifts.stack.append(lift)

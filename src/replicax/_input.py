@@ -84,9 +84,7 @@ def normalize_source(dataset: Any) -> Source:
         raise TypeError(f"The dataset is distributed already: got a {kind}. Pass the dataset that it was made of.")
     if isinstance(dataset, Dataset):
         policy = dataset._options.experimental_distribute.auto_shard_policy
-        return Source(
-            dataset._make, dataset._spec, dataset._cardinality, dataset._batch_size, policy, dataset._files
-        )
+        return Source(dataset._make, dataset._spec, dataset._cardinality, dataset._batch_size, policy, dataset._files)
     if hasattr(dataset, "as_numpy_iterator") and hasattr(dataset, "element_spec"):
         return _tf_source(dataset)
     if isinstance(dataset, (str, bytes, dict, tuple)) or hasattr(dataset, "__array__"):
@@ -163,7 +161,6 @@ def split_batch(element: Any, num_replicas: int) -> list[Any]:
     return [structure.unflatten([a[i * share : (i + 1) * share] for a in leaves]) for i in range(num_replicas)]
 
 
-
 def _batch(element: Any, num_replicas: int) -> Any:
     """`element`, if it is a batch: arrays with one and the same first dimension."""
     leaves = jax.tree.leaves(element)
@@ -203,7 +200,7 @@ def rebatched_rounds(
     >>> [[part.tolist() for part in parts] for parts in rounds]
     [[[0, 1], [2], [3]], [[4, 5], [], []]]
     """
-    total, first = num_replicas * worker.count, num_replicas * worker.index
+    total, first = num_replicas * worker.size, num_replicas * worker.rank
     sizes = [(batch_size + total - 1 - i % total) // total for i in range(first, first + total)]
     pieces = regroup((_batch(element, total) for element in elements), itertools.cycle(sizes))
     while parts := list(itertools.islice(pieces, num_replicas)):
@@ -441,7 +438,7 @@ class DistributedDataset:
             if spec is not None and any(s.shape.rank == 0 for s in jax.tree.leaves(spec)):
                 raise _not_a_batch(spec, self._total)
         policy = self._source.policy if policy is None else policy
-        if worker.count > 1:
+        if worker.size > 1:
             policy = self._shard_by_file(policy)
         cuts_anew = self._total > 1 and policy in (AutoShardPolicy.OFF, AutoShardPolicy.FILE)
         # The rows of a round; None to split each batch by itself.
@@ -453,20 +450,18 @@ class DistributedDataset:
         if policy is AutoShardPolicy.AUTO:
             policy = AutoShardPolicy.FILE if files else AutoShardPolicy.DATA
         if policy is AutoShardPolicy.FILE:
-            if files < worker.count:
+            if files < worker.size:
                 raise InvalidArgumentError(
                     f"Could not apply FILE based sharding: the dataset only has {files} file(s), which is not enough "
-                    f"for the required {worker.count} shards/workers. Set the auto-shard policy to DATA or OFF, or "
+                    f"for the required {worker.size} shards/workers. Set the auto-shard policy to DATA or OFF, or "
                     "write the data to more files; files are told from datasets such as rx.data.TextLineDataset."
                 )
             self._source = self._source._replace(make=shared(self._source.make, *worker))
         return policy
 
-    def _prepare(
-        self, num_replicas: int, place: Place, options: InputOptions | None, worker: Worker = _ALONE
-    ) -> None:
+    def _prepare(self, num_replicas: int, place: Place, options: InputOptions | None, worker: Worker = _ALONE) -> None:
         self._num_replicas, self._worker = num_replicas, worker
-        self._total = num_replicas * worker.count  # how many replicas all workers have
+        self._total = num_replicas * worker.size  # how many replicas all workers have
         self._number, self._passes = next(_numbers), itertools.count()
         self._place = place
         self._options = options or InputOptions()
@@ -480,9 +475,9 @@ class DistributedDataset:
         if self._batch_size is not None:
             cut = rebatched_rounds(elements, self._batch_size, self._num_replicas, self._worker)
             return (Round(parts, True) for parts in cut)
-        count, index = self._worker
+        size, rank = self._worker
         return (
-            Round(split_batch(element, self._total)[index::count], num_rows(element) % self._total == 0)
+            Round(split_batch(element, self._total)[rank::size], num_rows(element) % self._total == 0)
             for element in elements
         )
 
@@ -505,7 +500,7 @@ class DistributedDataset:
     def _placed(self, this: Pass) -> Iterator[Any]:
         # The bound method of a dataset, with no reference to an iterator.
         rounds = self._rounds()
-        if self._worker.count > 1:
+        if self._worker.size > 1:
             rounds = agreed(
                 this,
                 rounds,
@@ -522,7 +517,7 @@ class DistributedDataset:
 
     def _watched(self) -> contextlib.AbstractContextManager[None]:
         """Where `next` waits, which may be for other workers."""
-        return _runtime.waiting("next(iterator)") if self._worker.count > 1 else _nothing
+        return _runtime.waiting("next(iterator)") if self._worker.size > 1 else _nothing
 
     def __iter__(self) -> DistributedIterator:
         if _on_iterate is not None:

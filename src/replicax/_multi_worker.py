@@ -142,4 +142,3 @@ class MultiWorkerMirroredStrategy(ExperimentalMultiWorkerMirroredStrategy):
         communication_options: CommunicationOptions | None = None,
     ):
         self._join(cluster_resolver, communication_options)
-

@@ -45,7 +45,9 @@ def start(tasks: Sequence[tuple[str, int]], addresses: Sequence[str], process_id
             return job
         if _job is None:
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
-            os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * int(os.environ.get("JAX_NUM_CPU_DEVICES", 1)))))
+            os.environ.setdefault(
+                "NPROC", str(max(os.cpu_count() or 1, 2 * int(os.environ.get("JAX_NUM_CPU_DEVICES", 1))))
+            )
             jax.distributed.initialize(job.addresses[0], len(job.tasks), job.process_id)
             _job = job
         elif _job != job:

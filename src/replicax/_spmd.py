@@ -228,7 +228,10 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
 
 
 def _mapped(fn: Callable, mesh: ReplicaMesh, in_specs: Any, out_specs: Any) -> Callable:
-    return jax.shard_map(fn, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    mapped = jax.shard_map(
+        fn, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, axis_names={AXIS}, check_vma=False
+    )
+    return jax.jit(mapped) if mesh.logical_axes else mapped  # over logical devices only the compiler spreads it
 
 
 def _rows(level: _levels.Level, variable: Any) -> bool:

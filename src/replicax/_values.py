@@ -20,33 +20,52 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from replicax import _devices, _errors, _nest, _private
 
 AXIS = "replica"
+LOGICAL_AXIS = "logical"
 
 
 class ReplicaMesh:
-    """The devices of the replicas, one each, in order of replica id.
+    """The devices of the replicas, in order of replica id.
+
+    A replica has one device or a list of several *logical* ones. Then the mesh has further axes, one for each prime
+    factor of their number, so that two dimensions of an array can be split over four of them. Code is SPMD over the
+    replicas only; over a replica's logical devices XLA spreads it, as arrays' layouts say (see `_logical`). Eager
+    components lie on a replica's first device.
 
     Nothing here assumes that all of them belong to this process: `local_ids` says which do. Where others hold some of
     the replicas, a value's `values` are this process's components.
     """
 
-    def __init__(self, devices: Sequence[jax.Device]):
-        self.devices = tuple(devices)
-        self.mesh = Mesh(np.array(self.devices), (AXIS,), axis_types=(AxisType.Auto,))
+    def __init__(self, devices: Sequence[jax.Device | Sequence[jax.Device]]):
+        self.logical_devices: list[Any] = [list(d) if isinstance(d, (list, tuple)) else [d] for d in devices]
+        self.devices: tuple[jax.Device, ...] = tuple(row[0] for row in self.logical_devices)
+        factors = _prime_factors(len(self.logical_devices[0]))
+        self.logical_axes = (
+            (LOGICAL_AXIS,) if len(factors) == 1 else tuple(f"{LOGICAL_AXIS}_{n}" for n in range(len(factors)))
+        )
+        names = (AXIS, *self.logical_axes)
+        grid = np.array(self.logical_devices).reshape(len(self.devices), *factors)
+        self.mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
         self.mirrored = NamedSharding(self.mesh, PartitionSpec())
         self.stacked = NamedSharding(self.mesh, PartitionSpec(AXIS))
         process = jax.process_index()
         self.local_ids = tuple(i for i, device in enumerate(self.devices) if device.process_index == process)
         self.local_devices = [self.devices[i] for i in self.local_ids]
+        self._local_grid = [device for i in self.local_ids for device in self.logical_devices[i]]
         self.all_local = len(self.local_ids) == len(self.devices)
         # With one replica here and others elsewhere, results come bare: a plain value is this replica's component.
         self.lone = not self.all_local and len(self.local_ids) == 1
         # With several CPU devices, JAX must not have too many collectives in flight (see _dispatch.py).
-        self.needs_bound = len(self.devices) > 1 and self.devices[0].platform == "cpu"
+        self.needs_bound = grid.size > 1 and self.devices[0].platform == "cpu"
 
     @property
     def size(self) -> int:
         """How many replicas there are."""
         return len(self.devices)
+
+    @property
+    def logical_size(self) -> int:
+        """How many devices each replica has."""
+        return len(self.logical_devices[0])
 
     @cached_property
     def device_names(self) -> tuple[str, ...]:
@@ -55,28 +74,57 @@ class ReplicaMesh:
 
     def mirror(self, parts: Sequence[Any]) -> jax.Array:
         """One replicated array whose copy on each local device is that part."""
-        placed = jax.device_put(list(parts), self.local_devices)
+        placed = self._placed(parts)
         return jax.make_array_from_single_device_arrays(placed[0].shape, self.mirrored, placed)
 
     def stack(self, parts: Sequence[Any]) -> jax.Array:
         """One array `[replicas, ...]` whose row on each local device is that part."""
         rows = [part[None] if np.ndim(part) else jnp.reshape(part, (1,)) for part in parts]
-        placed = jax.device_put(rows, self.local_devices)
+        placed = self._placed(rows)
         shape = (self.size, *placed[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self.stacked, placed)
+
+    def _placed(self, parts: Sequence[Any]) -> list[jax.Array]:
+        """Each local replica's part on all of its devices, in the mesh's order."""
+        return jax.device_put([part for part in parts for _ in range(self.logical_size)], self._local_grid)
+
+    def result_sharding(self, ndim: int, stacked: bool) -> NamedSharding:
+        """What compiled programs leave a result in; over logical devices it stays as XLA has it."""
+        if not self.logical_axes:
+            return self.stacked if stacked else self.mirrored
+        free = [PartitionSpec.UNCONSTRAINED] * ndim
+        return NamedSharding(self.mesh, PartitionSpec(AXIS, *free[1:]) if stacked else PartitionSpec(*free))
+
+    def layout_of(self, array: Any) -> PartitionSpec | None:
+        """How an array is split over the logical devices; None where it is not, or lies elsewhere."""
+        sharding = getattr(array, "sharding", None)
+        if not (isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh) or sharding.is_fully_replicated:
+            return None
+        return sharding.spec
 
     def copies(self, array: jax.Array) -> tuple[jax.Array, ...]:
         """The local copies of a replicated array; they share its buffers."""
         if not array.sharding.is_equivalent_to(self.mirrored, array.ndim):
             array = jax.device_put(array, self.mirrored)
-        return tuple(_private.uncommitted(shard.data) for shard in array.addressable_shards)
+        return tuple(_private.uncommitted(shard.data) for shard in array.addressable_shards[:: self.logical_size])
 
     def rows(self, array: jax.Array) -> tuple[jax.Array, ...]:
         """The local rows of a stacked array, each on its replica's device."""
         if not array.sharding.is_equivalent_to(self.stacked, array.ndim):
             array = jax.device_put(array, self.stacked)
-        shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)
+        shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)[:: self.logical_size]
         return tuple(_private.uncommitted(_first_row(shard.data)) for shard in shards)
+
+
+def _prime_factors(number: int) -> list[int]:
+    factors, divisor = [], 2
+    while number > 1:
+        if number % divisor:
+            divisor += 1
+        else:
+            factors.append(divisor)
+            number //= divisor
+    return factors
 
 
 @jax.jit
@@ -203,6 +251,8 @@ class PerReplica(_Value):
         if self._parts is None:
             assert self.mesh is not None
             if self._local is not None:
+                if self.mesh.size == 1:
+                    return (self._local,)
                 everyone = jax.lax.all_gather(self._local, AXIS)
                 return tuple(everyone[i] for i in range(self.mesh.size))
             assert self._array is not None

@@ -526,9 +526,9 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         """A leaf of `_stored_global` inside of compiled code, where the program may compute with it."""
         return leaf
 
-    def _leaving(self, leaf: Any) -> Any:
-        """A new leaf inside of compiled code, as the program has to return it."""
-        return leaf
+    def _leaving(self, leaves: list[Any]) -> list[Any]:
+        """New leaves inside of compiled code, as the program has to return them."""
+        return leaves
 
     def _copied(self, leaves: list[Any]) -> list[Any]:
         """Copies of leaves of `_stored_global`, which a program may take over."""
@@ -746,8 +746,8 @@ class ResourceVariable(Variable):
         zero = [jnp.zeros_like(leaf) for leaf in old]
         if method == "assign":  # the last replica's value stays
             last = lax.axis_index(AXIS) == lax.axis_size(AXIS) - 1
-            return [lax.psum(jnp.where(last, leaf, z), AXIS) for leaf, z in zip(leaves, zero)]
-        return [x + lax.psum(combine(z, leaf), AXIS) for x, z, leaf in zip(old, zero, leaves)]
+            return [_collectives.local_sum(jnp.where(last, leaf, z)) for leaf, z in zip(leaves, zero)]
+        return [x + _collectives.local_sum(combine(z, leaf)) for x, z, leaf in zip(old, zero, leaves)]
 
     def _update_slices(self, method, slices):
         indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)

@@ -9,8 +9,16 @@ from __future__ import annotations
 
 from replicax._devices import device_table, set_virtual_devices
 from replicax._function import functions_run_eagerly, run_functions_eagerly
+from replicax._tpu_system import experimental_connect_to_cluster, experimental_connect_to_host
 
-__all__ = ["functions_run_eagerly", "list_devices", "run_functions_eagerly", "set_virtual_devices"]
+__all__ = [
+    "experimental_connect_to_cluster",
+    "experimental_connect_to_host",
+    "functions_run_eagerly",
+    "list_devices",
+    "run_functions_eagerly",
+    "set_virtual_devices",
+]
 
 
 def list_devices() -> list[str]:

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _data as _datasets
-from replicax import _devices, _display, _function, _nest, _private, _specs
+from replicax import _devices, _display, _function, _nest, _private, _specs, _tpu_system
 from replicax import _types as _words
 from replicax import cluster_resolver as _resolvers
+from replicax import tpu as _tpu
 from replicax._creation import name_scope, variable_creator_scope
 from replicax._distributed_variables import MirroredVariable as _MirroredVariable
 from replicax._errors import InvalidArgumentError, OutOfRangeError
@@ -255,6 +256,8 @@ config = _namespace(
     list_logical_devices=_list_logical_devices,
     list_physical_devices=_list_physical_devices,
     set_logical_device_configuration=_set_logical_device_configuration,
+    experimental_connect_to_cluster=_tpu_system.experimental_connect_to_cluster,
+    experimental_connect_to_host=_tpu_system.experimental_connect_to_host,
     run_functions_eagerly=_function.run_functions_eagerly,
     functions_run_eagerly=_function.functions_run_eagerly,
 )
@@ -292,6 +295,11 @@ math = _namespace(
         for name in ["reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "sigmoid", "sqrt", "square"]
     },
     **{name: getattr(_ops, name) for name in ["subtract", "tanh", "argmax"]},
+)
+tpu = _namespace(
+    "tpu",
+    "TPU systems.",
+    experimental=_namespace("tpu.experimental", "TPU systems.", **{name: getattr(_tpu, name) for name in _tpu.__all__}),
 )
 nn = _namespace("nn", "Neural networks.", relu=_ops.relu, softmax=_ops.softmax, tanh=tanh, sigmoid=sigmoid)
 random = _namespace(

@@ -26,6 +26,7 @@ from replicax._mirrored import MirroredStrategy
 from replicax._multi_worker import ExperimentalMultiWorkerMirroredStrategy, MultiWorkerMirroredStrategy
 from replicax._one_device import OneDeviceStrategy
 from replicax._strategy import Strategy
+from replicax._tpu import ExperimentalTPUStrategy, TPUStrategy
 from replicax._types import (
     CollectiveHints,
     CommunicationImplementation,
@@ -48,6 +49,7 @@ experimental.__dict__.update(
     CommunicationImplementation=CommunicationImplementation,
     CommunicationOptions=CommunicationOptions,
     MultiWorkerMirroredStrategy=ExperimentalMultiWorkerMirroredStrategy,
+    TPUStrategy=ExperimentalTPUStrategy,
     TerminationConfig=TerminationConfig,
     ValueContext=ValueContext,
 )
@@ -71,6 +73,7 @@ __all__ = [
     "RunOptions",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "cluster_resolver",
     "experimental",
     "experimental_set_strategy",

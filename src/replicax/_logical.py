@@ -1,0 +1,131 @@
+"""How arrays are spread over a replica's logical devices: layouts, which XLA keeps to and works out the rest of.
+
+In compiled replicas a layout is a sharding constraint. Outside of replicas it places an array; a variable that is made
+of such an array keeps its layout. Eager replicas compute on their first logical device, where a layout says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from replicax import _context, _levels
+from replicax._distributed_variables import MirroredVariable
+from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh
+from replicax._variables import Variable
+
+
+def shape_of(tensor: Any) -> tuple[int, ...]:
+    """The shape of an array or variable, or of a distributed value's components."""
+    if isinstance(tensor, (PerReplica, Mirrored)):
+        tensor = tensor.values[0]
+    return tuple(np.shape(tensor) if not hasattr(tensor, "shape") else tensor.shape)
+
+
+def check_device(mesh: ReplicaMesh, logical_device_id: Any, refused: bool) -> None:
+    """`ValueError` where a tensor cannot be assigned to this logical device."""
+    if refused:
+        raise ValueError(
+            "With experimental_spmd_xla_partitioning=True no tensor is assigned to one logical device. Use "
+            "experimental_split_to_logical_devices or experimental_replicate_to_logical_devices."
+        )
+    if not 0 <= operator.index(logical_device_id) < mesh.logical_size:
+        raise ValueError(
+            f"`logical_device_id` is a number from 0 on, lower than that of the logical devices of a replica, which "
+            f"is {mesh.logical_size}; got {logical_device_id}."
+        )
+
+
+def split_spec(mesh: ReplicaMesh, shape: Sequence[int], partition_dimensions: Any) -> PartitionSpec:
+    """The layout that splits each dimension of an array in so many parts.
+
+    Raises:
+        TypeError: the numbers are no list of integers.
+        ValueError: there is not one for each dimension, they do not use all logical devices, or a dimension cannot be
+            divided so.
+    """
+    numbers = list(partition_dimensions) if isinstance(partition_dimensions, (list, tuple)) else None
+    if numbers is None or not all(isinstance(n, int) and not isinstance(n, bool) for n in numbers):
+        raise TypeError(
+            "`partition_dimensions` is a list of integers, one for each dimension of the tensor; got "
+            f"{partition_dimensions!r}."
+        )
+    if len(numbers) != len(shape):
+        raise ValueError(
+            "`partition_dimensions` must have one number for each dimension of the tensor; got "
+            f"{len(numbers)} numbers, {numbers}, for a tensor of shape {tuple(shape)}."
+        )
+    if math.prod(numbers) != mesh.logical_size or min(numbers, default=1) < 1:
+        raise ValueError(
+            f"The product of `partition_dimensions` must be the number of logical devices of a replica, "
+            f"{mesh.logical_size}; got {numbers}, whose product is {math.prod(numbers)}. A replica has as many logical "
+            "devices as the strategy's `experimental_device_assignment` gives it."
+        )
+    for dimension, (size, parts) in enumerate(zip(shape, numbers)):
+        if size % parts:
+            raise ValueError(
+                f"Dimension {dimension} of a tensor of shape {tuple(shape)} is {size}, which cannot be divided in "
+                f"{parts} equal parts (`partition_dimensions` is {numbers})."
+            )
+    free = {name: mesh.mesh.shape[name] for name in mesh.logical_axes}
+    return PartitionSpec(*(_take(free, parts) for parts in numbers))
+
+
+def _take(free: dict[str, int], parts: int) -> tuple[str, ...] | None:
+    """The mesh axes, of those that are left, that together have so many devices."""
+    taken = []
+    for name, size in list(free.items()):
+        if parts % size == 0:
+            parts //= size
+            taken.append(name)
+            del free[name]
+    return tuple(taken) or None
+
+
+def lay_out(mesh: ReplicaMesh, tensor: Any, layout: PartitionSpec) -> Any:
+    """The same tensor, spread over the logical devices in this way.
+
+    Outside of replicas a variable is laid out itself, now and from now on, and returned.
+    """
+    replica_context = _context.get_replica_context()
+    if isinstance(tensor, MirroredVariable) and tensor._mesh is mesh and replica_context is None:
+        if not _levels.is_tracing():
+            tensor._lay_out([layout])
+            return tensor
+        tensor = tensor.value()
+    if isinstance(tensor, (PerReplica, Mirrored)):
+        return _laid_out_value(mesh, tensor, layout)
+    if isinstance(tensor, np.ndarray) and tensor.dtype.itemsize < 8 and not _levels.is_tracing():
+        array: Any = tensor  # from the host to all devices at once: it need not fit on one
+    else:
+        array = _context.as_array(tensor.value() if isinstance(tensor, Variable) else tensor)
+    if not mesh.logical_axes:
+        return _context.as_array(array)
+    if set(mesh.logical_axes) <= set(jax.sharding.get_abstract_mesh().axis_names):  # in compiled replicas
+        return jax.lax.with_sharding_constraint(array, layout)
+    if replica_context is not None:
+        return _context.as_array(array)
+    return _placed(array, NamedSharding(mesh.mesh, layout))
+
+
+def _laid_out_value(mesh: ReplicaMesh, value: Any, layout: PartitionSpec) -> Any:
+    array = value.array()
+    if array is None or value.mesh is not mesh:
+        raise ValueError(
+            f"A {type(value).__name__} value is laid out over logical devices where its components are arrays of one "
+            "shape, and by the strategy that made it."
+        )
+    rows = PartitionSpec(AXIS, *layout) if isinstance(value, PerReplica) else layout
+    return type(value).of_array(_placed(array, NamedSharding(mesh.mesh, rows)), mesh)
+
+
+def _placed(array: Any, sharding: NamedSharding) -> Any:
+    if isinstance(array, jax.core.Tracer):
+        return jax.lax.with_sharding_constraint(array, sharding)
+    return jax.device_put(array, sharding)

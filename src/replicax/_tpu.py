@@ -1,0 +1,146 @@
+"""Replicas on TPU cores, each on one or on several *logical devices* over which XLA spreads what it computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.sharding import PartitionSpec
+
+from replicax import _collectives, _devices, _logical, _nest, _tpu_system
+from replicax._cross_device_ops import AllReduceCrossDeviceOps, CollectiveAllReduce
+from replicax._extended import StrategyExtended
+from replicax._strategy import Strategy
+from replicax._topology import DeviceAssignment
+from replicax._values import PerReplica, ReplicaMesh
+
+
+class TPUExtended(StrategyExtended):
+    """The engine of `TPUStrategy`."""
+
+    def __init__(self, container_strategy: Strategy, resolver: Any, assignment: Any, spmd: bool = False):
+        super().__init__(container_strategy)
+        self._refuses_assignment = spmd
+        _tpu_system.check_resolver(resolver)
+        self._cluster_resolver = resolver
+        self._mesh = ReplicaMesh(_tpu_system.replica_devices(assignment))
+        # Packing tensors that are split over logical devices would bring them together first.
+        self._cross_device_ops = AllReduceCrossDeviceOps(0) if self._mesh.logical_axes else CollectiveAllReduce()
+
+    def _cross_device_ops_for(self, options):
+        return self._cross_device_ops
+
+    @property
+    def experimental_require_static_shapes(self):
+        return True
+
+    def _device_text(self):
+        names = [[_devices.short_name(device) for device in row] for row in self._mesh.logical_devices]
+        return repr(names if self._mesh.logical_axes else [name for row in names for name in row])
+
+    @property
+    def num_hosts(self) -> int:
+        """How many hosts the replicas run on."""
+        return len({device.process_index for device in self._mesh.devices})
+
+    @property
+    def num_replicas_per_host(self) -> int:
+        """How many replicas each host runs."""
+        return self._mesh.size // self.num_hosts
+
+    def _run(self, fn, args, kwargs):
+        self._check_values((args, kwargs))
+        result = super()._run(fn, args, kwargs)
+        self._check_values(result)
+        return result
+
+    def _place(self, parts, fetch_to_device):
+        _nest.merge(list(parts), _collectives.check_static)
+        return super()._place(parts, fetch_to_device)
+
+    def _check_values(self, nest: Any) -> None:
+        for leaf in _nest.leaves(nest):
+            if isinstance(leaf, PerReplica) and leaf._parts is not None:
+                _collectives.check_static(leaf._parts)
+
+
+class TPUStrategy(Strategy):
+    """Runs one replica on each TPU core, or on each group of cores.
+
+    The cores that `experimental_device_assignment` gives to a replica are its logical devices. What is computed is
+    spread over them as the methods below say, and further as XLA sees fit. A variable is whole on each of them,
+    unless its initial value is split, or the variable itself. Eager replicas compute on their first logical device.
+
+    All replicas need the same shapes.
+
+    Args:
+        tpu_cluster_resolver: a `TPUClusterResolver` or the like. The devices are those that JAX finds.
+        experimental_device_assignment: which cores make up each replica; by default every core is one.
+        experimental_spmd_xla_partitioning: XLA always works so here; True only refuses
+            `experimental_assign_to_logical_device`, as in TensorFlow.
+
+    Raises:
+        DeviceError: there are no TPUs, real or virtual, or not those of the assignment.
+        TypeError: the resolver or the assignment is none.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> rx.config.set_virtual_devices({"TPU": 8, "CPU": 4})  # not on a TPU
+    >>> topology = rx.tpu.initialize_tpu_system()
+    >>> pairs = rx.tpu.DeviceAssignment.build(topology, computation_shape=[1, 1, 1, 2], num_replicas=4)
+    >>> strategy = rx.TPUStrategy(experimental_device_assignment=pairs)
+    >>> with strategy.scope():
+    ...     w = rx.Variable(strategy.experimental_split_to_logical_devices(jnp.ones((8, 16)), [1, 2]))
+    >>> step = rx.function(lambda: strategy.run(lambda: jnp.ones((4, 8)) @ w))
+    >>> strategy.num_replicas_in_sync, w.value().addressable_shards[0].data.shape, step().values[3].shape
+    (4, (8, 8), (4, 16))
+    """
+
+    _extended: TPUExtended
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: Any = None,
+        experimental_device_assignment: DeviceAssignment | None = None,
+        experimental_spmd_xla_partitioning: bool = False,
+    ):
+        spmd = experimental_spmd_xla_partitioning
+        super().__init__(TPUExtended(self, tpu_cluster_resolver, experimental_device_assignment, spmd))
+
+    def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
+        """The same tensor, not split: the program is one for all logical devices, and each holds all of it.
+
+        Raises:
+            ValueError: there is no logical device of that number, or with `experimental_spmd_xla_partitioning=True`.
+        """
+        _logical.check_device(self._extended._mesh, logical_device_id, self._extended._refuses_assignment)
+        return self.experimental_replicate_to_logical_devices(tensor)
+
+    def experimental_split_to_logical_devices(self, tensor: Any, partition_dimensions: Sequence[int]) -> Any:
+        """The same tensor, split over the logical devices.
+
+        In compiled replicas it is a constraint for XLA. Outside of replicas an array comes back split, and a variable
+        that is made of it stays so; a variable is split itself.
+
+        Args:
+            tensor: an array, a variable or a per-replica value (whose components are split).
+            partition_dimensions: in how many parts each dimension is split. Their product is the number of logical
+                devices.
+
+        Raises:
+            TypeError: `partition_dimensions` is no list of integers.
+            ValueError: it has not a number for each dimension, not that product, or a size cannot be divided so.
+        """
+        mesh = self._extended._mesh
+        layout = _logical.split_spec(mesh, _logical.shape_of(tensor), partition_dimensions)
+        return _logical.lay_out(mesh, tensor, layout)
+
+    def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
+        """The same tensor, whole on each logical device; otherwise as `experimental_split_to_logical_devices`."""
+        return _logical.lay_out(self._extended._mesh, tensor, PartitionSpec())
+
+
+class ExperimentalTPUStrategy(Strategy):
+    """The older `experimental.TPUStrategy`: `TPUStrategy` without the methods for logical devices."""
+
+    def __init__(self, tpu_cluster_resolver: Any = None, device_assignment: DeviceAssignment | None = None):
+        super().__init__(TPUExtended(self, tpu_cluster_resolver, device_assignment))

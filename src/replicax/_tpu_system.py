@@ -1,0 +1,197 @@
+"""The TPU system that the program sees: its devices, found through JAX, and their topology.
+
+With virtual TPUs (`REPLICAX_VIRTUAL_DEVICES=TPU:8`) it is one of CPU devices, laid out as a small TPU is: two cores to
+a chip where their number is even, and the chips in a rectangle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax import _devices
+from replicax._errors import DeviceError
+from replicax._topology import DeviceAssignment, Topology
+
+
+def tpu_devices() -> list[list[jax.Device]]:
+    """The TPU devices of each process, in order; `DeviceError` where there are none. Starts JAX's backend."""
+    names = _devices.device_table()
+    local = [device for name, device in names.items() if name.startswith("TPU:")]
+    if not local:
+        raise DeviceError(
+            f"TPUs not found in the cluster. This process has: {', '.join(names)}. To try the program out without "
+            "TPUs, ask for virtual ones: REPLICAX_VIRTUAL_DEVICES=TPU:8 in the environment, or "
+            "replicax.config.set_virtual_devices({'TPU': 8}) before JAX starts."
+        )
+    platform = local[0].platform
+    everywhere = jax.devices(platform)
+    here = jax.local_devices(backend=platform)
+    places = [here.index(device) for device in local]
+    by_process = [[d for d in everywhere if d.process_index == process] for process in range(jax.process_count())]
+    return [[devices[place] for place in places] for devices in by_process]
+
+
+def topology() -> Topology:
+    """Where these devices are."""
+    devices = tpu_devices()
+    if all(hasattr(device, "coords") for task in devices for device in task):
+        coordinates = np.array([[[*device.coords, device.core_on_chip] for device in task] for task in devices])
+        coordinates -= coordinates.min(axis=(0, 1))
+        return Topology(mesh_shape=coordinates.max(axis=(0, 1)) + 1, device_coordinates=coordinates)
+    count = sum(map(len, devices))
+    cores = 2 - count % 2
+    chips = count // cores
+    rows = max(n for n in range(1, math.isqrt(chips) + 1) if chips % n == 0)
+    places = [(x, y, 0, core) for y in range(rows) for x in range(chips // rows) for core in range(cores)]
+    return Topology(
+        mesh_shape=(chips // rows, rows, 1, cores), device_coordinates=np.reshape(places, (len(devices), -1, 4))
+    )
+
+
+def replica_devices(assignment: DeviceAssignment | None) -> list[list[jax.Device]]:
+    """Each replica's logical devices; without an assignment each device is a replica.
+
+    Raises:
+        TypeError: `assignment` is no `DeviceAssignment`.
+        DeviceError: there is no such device, one is used twice, or a replica's are not all of one process.
+    """
+    devices = tpu_devices()
+    if assignment is None:
+        return [[device] for task in devices for device in task]
+    if not isinstance(assignment, DeviceAssignment):
+        raise TypeError(
+            "`experimental_device_assignment` is a DeviceAssignment, such as DeviceAssignment.build(topology, "
+            f"computation_shape=[1, 1, 1, 2], num_replicas=4); got {assignment!r}."
+        )
+    grid = []
+    for replica in range(assignment.num_replicas):
+        row = []
+        for core in range(assignment.num_cores_per_replica):
+            coordinates = assignment.coordinates(replica, core)
+            task = assignment.topology.task_ordinal_at_coordinates(coordinates)
+            ordinal = assignment.topology.tpu_device_ordinal_at_coordinates(coordinates)
+            if task >= len(devices) or ordinal >= len(devices[task]):
+                raise DeviceError(
+                    f"The device assignment has device {ordinal} of task {task} for replica {replica}, but there are "
+                    f"{len(devices)} tasks with {len(devices[0])} TPU devices each. Build it with the topology that "
+                    "initialize_tpu_system returns."
+                )
+            row.append(devices[task][ordinal])
+        if len({device.process_index for device in row}) > 1:
+            raise DeviceError(
+                f"The logical devices of replica {replica} belong to several hosts, {row}. Choose a computation shape "
+                "that fits into one host."
+            )
+        grid.append(row)
+    flat = [device for row in grid for device in row]
+    if not flat or len(set(flat)) < len(flat):
+        raise DeviceError(
+            "A device assignment gives each core to one replica, and makes one replica at least; got "
+            f"{assignment.core_assignment.tolist()}."
+        )
+    return grid
+
+
+def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
+    """The topology of the TPU system, which JAX has initialized or initializes now.
+
+    Args:
+        cluster_resolver: is told the topology, where it has `set_tpu_topology`. Its cluster has to be the one in which
+            this program runs: one process on each host.
+
+    Raises:
+        DeviceError: there are no TPUs, real or virtual.
+        RuntimeError: the cluster has several hosts, and this program runs on one.
+
+    >>> import replicax as rx
+    >>> rx.tpu.initialize_tpu_system()  # doctest: +SKIP
+    Topology(mesh_shape=[2, 2, 1, 2], 1 tasks of 8)
+    """
+    found = topology()
+    hosts = _hosts(cluster_resolver)
+    if hosts > 1 and found.num_tasks == 1:
+        raise RuntimeError(
+            f"The cluster has {hosts} TPU hosts, and this program runs on one of them. In JAX each host runs the "
+            "program itself and reaches its own TPU devices: start it on all hosts (for instance with `gcloud compute "
+            "tpus tpu-vm ssh --worker=all`), and call jax.distributed.initialize() first."
+        )
+    if hasattr(cluster_resolver, "set_tpu_topology"):
+        cluster_resolver.set_tpu_topology(found.serialized())
+    return found
+
+
+def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
+    """Does nothing but to look whether there are TPUs: JAX gives them back when the process ends.
+
+    Args:
+        cluster_resolver: not needed.
+
+    Raises:
+        DeviceError: there are no TPUs, real or virtual.
+    """
+    tpu_devices()
+
+
+def experimental_connect_to_cluster(
+    cluster_spec_or_resolver: Any,
+    job_name: str = "localhost",
+    task_index: int = 0,
+    protocol: str | None = None,
+    make_master_device_default: bool = True,
+    cluster_device_filters: Any = None,
+) -> None:
+    """Accepted for compatibility: there is nothing to connect to, as each host runs the program itself.
+
+    Args:
+        cluster_spec_or_resolver: a `ClusterSpec` or a cluster resolver.
+        job_name, task_index, protocol, make_master_device_default, cluster_device_filters: not needed.
+
+    Raises:
+        ValueError: the first argument is neither.
+
+    >>> import replicax as rx
+    >>> rx.config.experimental_connect_to_cluster("worker0:8470")
+    Traceback (most recent call last):
+    ValueError: `cluster_spec_or_resolver` must be a `ClusterSpec` or a `ClusterResolver`. Received 'worker0:8470'.
+    """
+    if not (hasattr(cluster_spec_or_resolver, "cluster_spec") or hasattr(cluster_spec_or_resolver, "as_dict")):
+        raise ValueError(
+            "`cluster_spec_or_resolver` must be a `ClusterSpec` or a `ClusterResolver`. Received "
+            f"{cluster_spec_or_resolver!r}."
+        )
+
+
+def experimental_connect_to_host(remote_host: str | Sequence[str] | None = None, job_name: str = "worker") -> None:
+    """Accepted for compatibility: there is nothing to connect to, as each host runs the program itself.
+
+    Args:
+        remote_host: an address, or a list of them.
+        job_name: not needed.
+
+    Raises:
+        ValueError: no address.
+    """
+    if not remote_host:
+        raise ValueError("Must provide at least one remote_host")
+
+
+def check_resolver(resolver: Any) -> None:
+    """`TypeError` for what is no cluster resolver."""
+    if resolver is not None and not (hasattr(resolver, "cluster_spec") and hasattr(resolver, "master")):
+        raise TypeError(
+            "`tpu_cluster_resolver` is a cluster resolver, such as TPUClusterResolver('local'), or None; got "
+            f"{resolver!r} of type {type(resolver).__name__}."
+        )
+
+
+def _hosts(resolver: Any) -> int:
+    """How many tasks the resolver's cluster has."""
+    check_resolver(resolver)
+    spec: Any = None if resolver is None else resolver.cluster_spec()
+    jobs = spec.as_dict() if hasattr(spec, "as_dict") else {}
+    return len(jobs.get(getattr(resolver, "task_type", None) or "worker", ()))
