@@ -54,9 +54,19 @@ def tensor_dtype(dtype: Any) -> Any:
     return dtype if dtype == np.dtype(object) or wide_dtypes() else jax.dtypes.canonicalize_dtype(dtype)
 
 
+class Strings(np.ndarray):
+    """Strings, which JAX has no arrays of: numpy's, with a tensor's `numpy()`."""
+
+    def numpy(self) -> np.ndarray:
+        """The array itself, as numpy's own."""
+        return np.asarray(self)
+
+
 def as_tensor(array: np.ndarray) -> Any:
     """A host array as users see it: a JAX array, 64 bits wide where JAX allows that. Strings stay numpy's."""
-    return array if array.dtype == np.dtype(object) else jnp.asarray(array, dtype=tensor_dtype(array.dtype))
+    if array.dtype == np.dtype(object):
+        return array.view(Strings)
+    return jnp.asarray(array, dtype=tensor_dtype(array.dtype))
 
 
 def tensor_spec(spec: Any) -> Any:

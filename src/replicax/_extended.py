@@ -21,6 +21,7 @@ from replicax import (
     _context,
     _creation,
     _cross_device_ops,
+    _data,
     _dispatch,
     _distributed_variables,
     _function,
@@ -577,6 +578,7 @@ class StrategyExtended:
 
         def place(leaves: Sequence[Any]) -> Any:
             if any(not is_array(leaf) or is_text(leaf) for leaf in leaves):
+                leaves = [_data.as_tensor(leaf) if is_array(leaf) else leaf for leaf in leaves]
                 return leaves[0] if self._mesh.size == 1 else PerReplica(leaves, self._mesh)
             with jax.default_device(self._mesh.local_devices[0]):
                 wide = any(leaf.dtype.itemsize == 8 for leaf in leaves) and _context.has_64_bit_types()
@@ -603,8 +605,6 @@ class StrategyExtended:
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Any:
         """A dataset over the rows of numpy arrays."""
-        from replicax import _data
-
         return _data.Dataset.from_tensor_slices(numpy_input)
 
     def experimental_run_steps_on_iterator(

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from replicax import _devices, _runtime
+from replicax import _across, _devices, _runtime
 from replicax._cluster.environment import TFConfigClusterResolver
 from replicax._cluster.resolver import ClusterResolver
 from replicax._input import Worker
@@ -25,14 +25,16 @@ class MultiWorkerMirroredExtended(MirroredExtended):
         self._cluster_resolver, self._options = resolver, options
         tasks, addresses = _tasks(resolver)
         me = (resolver.task_type, resolver.task_id)
-        if resolver.task_type == "evaluator" or not tasks:
-            tasks, addresses = [me], [""]
-        if resolver.task_type is not None:
+        if tasks:
             _devices.set_task(*me)
-        self._job = _runtime.start(tasks, addresses, tasks.index(me))
-        _runtime.set_step_timeout(options.timeout_seconds)
-        self._worker = Worker(len(tasks), self._job.process_id)
-        super().__init__(container_strategy, _everyones_devices() if len(tasks) > 1 else None, None)
+        alone = len(tasks) <= 1 or resolver.task_type == "evaluator"  # which counts no replicas of the others
+        if not alone:
+            self._worker = Worker(len(tasks), tasks.index(me))
+            _runtime.start(tasks, addresses, self._worker.rank)
+            _runtime.set_step_timeout(options.timeout_seconds)
+        super().__init__(container_strategy, None if alone else _everyones_devices(), None)
+        if not alone:
+            _across.connect(self._mesh)
         if options.implementation is CommunicationImplementation.NCCL and self._mesh.devices[0].platform == "cpu":
             warnings.warn("NCCL is asked for, but the replicas are on CPU devices, which use Gloo.", stacklevel=4)
 
@@ -44,7 +46,7 @@ class MultiWorkerMirroredExtended(MirroredExtended):
     @property
     def should_checkpoint(self) -> bool:
         """Whether this process is the one to write checkpoints: the chief or, without one, worker 0."""
-        return self._job.process_id == 0
+        return self._worker.rank == 0
 
     should_save_summary = should_checkpoint
 
