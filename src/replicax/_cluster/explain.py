@@ -204,12 +204,13 @@ def _check_way(report: Explanation, addresses: dict[tuple[str, int], Any], own: 
     if own not in addresses:
         return
     (host, port), name = addresses[own], f"{own[0]} {own[1]}"
-    if machine.is_here(host, numbers.get(host, "")) is False:
-        here = [f"{job} {at}" for (job, at), (h, _) in addresses.items() if machine.is_here(h, numbers.get(h, ""))]
-        instead = f", while {listed(here)} would be here" if here else ""
+    here = machine.is_here(host, numbers.get(host, ""))
+    if here is False:
+        others = [f"{job} {at}" for (job, at), (h, _) in addresses.items() if machine.is_here(h, numbers.get(h, ""))]
+        instead = f", while {listed(others)} would be here" if others else ""
         report.contradictions.append(
             f"this process is {name}, whose host {host} is none of this machine's ({listed(sorted(machine.names()))})"
             f"{instead}. In a container with forwarded ports that may be right"
         )
-    elif port is not None and (trouble := machine.port_trouble(port)):
+    elif here and port is not None and (trouble := machine.port_trouble(port)):
         report.contradictions.append(f"the address of this process, {host}:{port}: {trouble}")
