@@ -201,13 +201,13 @@ def test_arguments_take_precedence_over_tf_config(tf_config):
 
 def test_tf_config_that_does_not_read_says_where(tf_config):
     """Fact 123."""
-    tf_config('{"cluster": {"worker": ["a:1",]}}')
+    tf_config('{"cluster": {"worker": ["a:1" "b:1"]}}')
     resolver = TFConfigClusterResolver()
     with pytest.raises(json.JSONDecodeError) as caught:
         resolver.cluster_spec()
     assert caught.value.__notes__ == [
         "The environment variable TF_CONFIG is not JSON. "
-        'Expecting value, line 1 column 31: {"cluster": {"worker": ["a:1",>>>]}}; a comma too many?'
+        """Expecting ',' delimiter, line 1 column 31: {"cluster": {"worker": ["a:1" >>>"b:1"]}}"""
     ]
     tf_config("[1]")
     with pytest.raises(ValueError, match=r"TF_CONFIG must be a JSON object such as .*; got \[1\]"):
