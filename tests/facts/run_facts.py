@@ -14,18 +14,23 @@ import re
 import sys
 import tempfile
 import warnings
+from unittest import mock
 
 import numpy as np
 
 import replicax.tf as tf
 
+# The programs were observed without these.
+ABSENT = ("kubernetes", "googleapiclient")
+
 
 def run(number, preamble, program):
     """What one program prints."""
     sys.modules["tensorflow"] = tf
+    sys.modules.update(dict.fromkeys(ABSENT))  # importing them is an ImportError
     namespace = {"__name__": "__main__", "tf": tf, "np": np}
     out = io.StringIO()
-    with contextlib.redirect_stdout(out), warnings.catch_warnings():
+    with contextlib.redirect_stdout(out), warnings.catch_warnings(), mock.patch.dict(os.environ):
         warnings.simplefilter("ignore")
         np.random.seed(0)
         for part, source in (("preamble", preamble), ("program", program)):

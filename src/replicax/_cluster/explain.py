@@ -30,12 +30,14 @@ class Explanation:
     >>> print(report)
     SimpleClusterResolver
       found
-        cluster: worker 0 at localhost:2222, worker 1 at 10.0.0.2:2222
+        cluster: worker 0 at localhost:2222 and worker 1 at 10.0.0.2:2222
         this process: worker 2
       missing
         nothing
       contradicts
-        ...there is no task 2 in job 'worker', which has the tasks 0 and 1...
+        this process is worker 2, but there is no task 2 in job 'worker', whose tasks are 0 and 1
+        worker 0 (localhost:2222): localhost means each machine itself, so that other machines cannot reach it, but
+          there are other hosts in the cluster: worker 1 (10.0.0.2:2222). Give an address that all of them reach
     """
 
     def __init__(self, subject: str):
@@ -73,63 +75,55 @@ class Explanation:
 
 def explain(resolver: Any) -> Explanation:
     """The explanation of a resolver. Raises nothing, and returns within seconds whatever servers do."""
-    subject = type(resolver).__name__
-    sources, report = Explanation(subject), Explanation(subject)
+    report, sources = Explanation(type(resolver).__name__), Explanation("")
     asked: dict[str, Callable[[], Any]] = {
-        "where it reads": lambda: resolver._describe(sources),
-        "cluster_spec()": resolver.cluster_spec,
         "task_type": lambda: resolver.task_type,
         "task_id": lambda: resolver.task_id,
+        "where it reads": lambda: resolver._describe(sources),
+        "cluster_spec()": lambda: resolver.cluster_spec(),
     }
     answers: dict[str, Any] = {}
-    outcomes = machine.within(_ASK_SECONDS, *asked.values())
-    report.found += list(sources.found)
-    report.missing += list(sources.missing)
-    report.contradictions += list(sources.contradictions)
-    for name, (how, answer) in zip(asked, outcomes):
-        if how == "done":
-            answers[name] = answer
-        elif how == "late":
-            report.contradictions.append(f"{name} did not answer within {_ASK_SECONDS:g} s")
-        else:
-            _add(report.contradictions, f"{name} raised {type(answer).__name__}: {answer}")
-    checks: list[Callable[[], None]] = []
+    failures: dict[str, list[str]] = {}
+
+    def ask() -> None:  # one after the other: clients of servers are seldom safe for threads
+        for name, call in asked.items():
+            try:
+                answers[name] = call()
+            except BaseException as error:  # also what would end the thread
+                failures.setdefault(f"{type(error).__name__}: {error}", []).append(name)
+
+    machine.within(_ASK_SECONDS, ask)
+    answers, failures = dict(answers), dict(failures)  # the thread may go on
+    report.found += sources.found
+    report.missing += sources.missing
+    report.contradictions += sources.contradictions
+    report.contradictions += [f"{listed(names)} raised {error}" for error, names in failures.items()]
+    silent = [name for name in asked if name not in answers and name not in sum(failures.values(), [])]
+    if silent:
+        report.contradictions.append(f"{silent[0]} did not answer within {_ASK_SECONDS:g} s")
     if "cluster_spec()" in answers:
-        spec = answers["cluster_spec()"]
-        kind, index = answers.get("task_type"), answers.get("task_id")
-        known = "task_type" in answers and "task_id" in answers
-        checks.append(lambda: _explain_cluster(report, spec, kind, index, known))
-    for check in checks:
         try:
-            check()
+            _explain_cluster(report, answers)
         except Exception as error:  # whatever a resolver answers, it is explained as far as it goes
-            report.contradictions.append(f"the explanation stopped with {type(error).__name__}: {error}")
+            report.contradictions.append(f"the explanation ended with {type(error).__name__}: {error}")
     return report
 
 
-def _add(entries: list[str], entry: str) -> None:
-    if entry not in entries:
-        entries.append(entry)
-
-
-def _explain_cluster(report: Explanation, spec: Any, kind: Any, index: Any, task_known: bool) -> None:
+def _explain_cluster(report: Explanation, answers: dict[str, Any]) -> None:
+    spec = answers["cluster_spec()"]
     if not isinstance(spec, ClusterSpec):
         report.contradictions.append(f"cluster_spec() returned a {type(spec).__name__}, not a ClusterSpec")
         return
     tasks = [(job, at, spec.task_address(job, at)) for job in spec.jobs for at in spec.task_indices(job)]
     if tasks:
-        shown = ", ".join(f"{job} {at} at {address}" for job, at, address in tasks[:_MOST_SHOWN])
-        report.found.append(f"cluster: {shown}{_and_more(len(tasks))}")
+        shown = listed([f"{job} {at} at {address}" for job, at, address in tasks])
+        report.found.append(f"cluster: {shown}")
     else:
         report.missing.append("a cluster: without one, this process works alone")
-    if task_known:
-        _check_task(report, spec, kind, index, len(tasks))
-    addresses = _check_addresses(report, tasks)
-    _check_way(report, addresses, (kind, index))
-
-
-def _and_more(count: int) -> str:
-    return f" and {count - _MOST_SHOWN} more" if count > _MOST_SHOWN else ""
+    own = answers.get("task_type"), answers.get("task_id")
+    if "task_type" in answers and "task_id" in answers:
+        _check_task(report, spec, *own, len(tasks))
+    _check_way(report, _check_addresses(report, tasks), own)
 
 
 def _check_task(report: Explanation, spec: ClusterSpec, kind: Any, index: Any, count: int) -> None:
@@ -151,7 +145,7 @@ def _check_task(report: Explanation, spec: ClusterSpec, kind: Any, index: Any, c
     elif index not in spec.task_indices(kind):
         have = listed([str(at) for at in spec.task_indices(kind)])
         report.contradictions.append(
-            f"this process is {kind} {index}, but there is no task {index} in job {kind!r}, which has the tasks {have}"
+            f"this process is {kind} {index}, but there is no task {index!r} in job {kind!r}, whose tasks are {have}"
         )
 
 
@@ -185,8 +179,8 @@ def _check_addresses(report: Explanation, tasks: list[tuple[str, int, str]]) -> 
             report.contradictions.append(f"{listed(claimants)} claim one address, {address}")
     if near and far:
         report.contradictions.append(
-            f"{listed(near)}: localhost means each machine itself, so that other machines cannot reach it, but there are "
-            f"other hosts in the cluster: {listed(far)}. Give an address that all of them reach"
+            f"{listed(near)}: localhost means each machine itself, so that other machines cannot reach it, but there "
+            f"are other hosts in the cluster: {listed(far)}. Give an address that all of them reach"
         )
     elif len(near) > 1:
         report.found.append("hosts: all tasks are on this machine (localhost)")
@@ -195,27 +189,28 @@ def _check_addresses(report: Explanation, tasks: list[tuple[str, int, str]]) -> 
 
 def _check_way(report: Explanation, addresses: dict[tuple[str, int], Any], own: tuple[Any, Any]) -> None:
     """What this machine says to the addresses: names, its own address and port, proxies."""
-    distinct = list(dict.fromkeys(host for host, _ in [addresses[own]] * (own in addresses) + [*addresses.values()]))
+    mine = [addresses[own]] if own in addresses else []
+    distinct = list(dict.fromkeys(host for host, _ in mine + list(addresses.values())))
     numbers = machine.look_up(distinct[:_MOST_SHOWN], _LOOK_UP_SECONDS)
     for host, found in numbers.items():
         if isinstance(found, str):
             report.contradictions.append(f"the host {host!r} {found}")
     if len(addresses) > 1 and (proxied := machine.proxied(distinct)):
         variable, proxy, hosts = proxied
-        exempt = ",".join(hosts[:_MOST_SHOWN])
         report.contradictions.append(
             f"{variable}={proxy} is set, and gRPC, by which the processes find each other, would go through that proxy "
-            f"to {listed(hosts)}: unset {variable}, or export no_proxy={exempt} (added to what it has; gRPC knows no `*`)"
+            f"to {listed(hosts)}: unset {variable}, or add these hosts to no_proxy (gRPC knows no `*` there)"
         )
     if own not in addresses:
         return
     (host, port), name = addresses[own], f"{own[0]} {own[1]}"
-    if machine.is_here(host, numbers.get(host, "")) is False:
-        here = [f"{job} {at}" for (job, at), (h, _) in addresses.items() if machine.is_here(h, numbers.get(h, ""))]
-        instead = f"; {listed(here)} would be" if here else ""
+    here = machine.is_here(host, numbers.get(host, ""))
+    if here is False:
+        others = [f"{job} {at}" for (job, at), (h, _) in addresses.items() if machine.is_here(h, numbers.get(h, ""))]
+        instead = f", while {listed(others)} would be here" if others else ""
         report.contradictions.append(
             f"this process is {name}, whose host {host} is none of this machine's ({listed(sorted(machine.names()))})"
             f"{instead}. In a container with forwarded ports that may be right"
         )
-    elif port is not None and (trouble := machine.port_trouble(port)):
+    elif here and port is not None and (trouble := machine.port_trouble(port)):
         report.contradictions.append(f"the address of this process, {host}:{port}: {trouble}")

@@ -156,7 +156,14 @@ def _made_client(location: Any) -> Any:
         raise ValueError(f"`executable_location` must be one of KubernetesExecutableLocation; got {location!r}.")
     configuration = client.Configuration()
     if location == ExecutableLocation.WITHIN_CLUSTER:
-        config.load_incluster_config(configuration)
+        try:
+            config.load_incluster_config(configuration)
+        except config.ConfigException as error:
+            error.add_note(
+                "The program does not run in a pod that has a service account. Outside of the cluster, give "
+                "executable_location=KubernetesExecutableLocation.OFF_CLUSTER."
+            )
+            raise
     else:
         config.load_kube_config(client_configuration=configuration)
     return client.CoreV1Api(client.ApiClient(configuration))

@@ -123,6 +123,8 @@ def is_here(host: str, numbers: list[str] | str) -> bool | None:
 
 
 def _is_own(number: str) -> bool:
+    if is_unspecified(number):
+        return False
     family = socket.AF_INET6 if ":" in number else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.bind((number, 0))

@@ -319,7 +319,9 @@ class UnionResolver(ClusterResolver):
         self._rpc_layer = rpc_layer
 
     def _describe(self, report: _explain.Explanation) -> None:
-        report.found.append(f"a union of {', '.join(type(resolver).__name__ for resolver in self._resolvers)}")
+        report.found.append("a union of " + _explain.listed([type(resolver).__name__ for resolver in self._resolvers]))
+        for resolver in self._resolvers:
+            resolver._describe(report)
         specs = [(type(resolver).__name__, resolver.cluster_spec().as_dict()) for resolver in self._resolvers]
         merged_by_index = {job for _, spec in specs for job, tasks in spec.items() if isinstance(tasks, dict)}
         owners: dict[tuple[str, int], str] = {}
