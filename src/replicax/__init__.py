@@ -27,7 +27,7 @@ from replicax._cross_device_ops import (
     ReductionToOneDevice,
 )
 from replicax._default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
-from replicax._errors import DeviceError, InvalidArgumentError, OutOfRangeError, ReplicaError, ReplicaxError
+from replicax._errors import DeviceError, InvalidArgumentError, JobError, OutOfRangeError, ReplicaError, ReplicaxError
 from replicax._extended import StrategyExtended
 from replicax._function import Function, function
 from replicax._indexed_slices import IndexedSlices
@@ -74,6 +74,7 @@ __all__ = [
     "InputOptions",
     "InputReplicationMode",
     "InvalidArgumentError",
+    "JobError",
     "Mirrored",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
