@@ -13,13 +13,13 @@ from test_ways import (
     MEAN,
     SUM,
     compiled,
-    counts,
     ctx,
     mirrored,
     one_device,
     parts,
     per_replica,
     replica_id,
+    replicated,
     several,
     strategies,
     ways,
@@ -46,12 +46,12 @@ def strategy_with(ops, n) -> rx.MirroredStrategy:
 # all_reduce
 
 
-@counts
+@replicated
 @ways
 @pytest.mark.parametrize("op", [SUM, MEAN, "sum", "Mean"], ids=str)
-def test_all_reduce(n, way, op):
+def test_all_reduce(make, n, way, op):
     """Fact 52."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def replica():
         r = replica_id() + 1
@@ -203,12 +203,12 @@ def test_sparse_values_are_concatenated(n, way, op):
 # all_gather
 
 
-@counts
+@replicated
 @ways
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
-def test_all_gather(n, way, axis):
+def test_all_gather(make, n, way, axis):
     """Fact 50."""
-    strategy = mirrored(n)
+    strategy = make()
     values = [np.arange(6, dtype=np.float32).reshape(2, 3) + 10 * r for r in range(n)]
 
     def replica(x):
@@ -433,13 +433,13 @@ def by_tape(function, x):
 differentiated = pytest.mark.parametrize("differentiate", [by_grad, by_tape], ids=["grad", "tape"])
 
 
-@counts
+@replicated
 @ways
 @differentiated
 @pytest.mark.parametrize("op", [SUM, MEAN])
-def test_the_gradient_of_all_reduce_is_the_all_reduce_of_gradients(n, way, differentiate, op):
+def test_the_gradient_of_all_reduce_is_the_all_reduce_of_gradients(make, n, way, differentiate, op):
     """Fact 56: replica r's loss is (r + 1) * all_reduce(x * x); its gradient 2 x times the reduced (r + 1)."""
-    strategy = mirrored(n)
+    strategy = make()
     x = per_replica(strategy, [r + 1.0 for r in range(n)])
 
     def replica(x):

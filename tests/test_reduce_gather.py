@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import MEAN, SUM, counts, ctx, mirrored, one_device, parts, per_replica, several, ways
+from test_ways import MEAN, SUM, ctx, mirrored, one_device, parts, per_replica, replicated, several, ways
 
 import replicax as rx
 
@@ -27,12 +27,12 @@ def ragged(strategy, *shares):
     )
 
 
-@counts
+@replicated
 @ways
 @pytest.mark.parametrize("axis", [None, 0, 1, -1, -2, (0, 1), (), (1,), (-1, 0)], ids=str)
-def test_reduce(n, way, axis):
+def test_reduce(make, n, way, axis):
     """Facts 37, 38, 47."""
-    strategy, values = mirrored(n), components(n, 2, 3)
+    strategy, values = make(), components(n, 2, 3)
     x = per_replica(strategy, values)
     total, mean = way(lambda x: (strategy.reduce(SUM, x, axis=axis), strategy.reduce(MEAN, x, axis=axis)))(x)
     within = values if axis is None else [v.sum(axis=axis) for v in values]
@@ -164,11 +164,11 @@ def test_an_empty_share_gives_nan_means_and_zero_sums():
     assert np.isnan(float(strategy.reduce(MEAN, means, axis=None)))
 
 
-@counts
+@replicated
 @ways
-def test_wrong_axes(n, way):
+def test_wrong_axes(make, n, way):
     """Fact 38."""
-    strategy = mirrored(n)
+    strategy = make()
     x, scalar = per_replica(strategy, components(n, 2, 2)), per_replica(strategy, [1.0] * n)
     for op in (SUM, MEAN):
         for value, axis in ((x, 2), (x, -3), (x, (0, 2)), (scalar, 0)):
@@ -182,11 +182,11 @@ def test_wrong_axes(n, way):
             strategy.reduce(op, x)
 
 
-@counts
+@replicated
 @ways
-def test_the_reduce_op(n, way):
+def test_the_reduce_op(make, n, way):
     """Fact 45."""
-    strategy = mirrored(n)
+    strategy = make()
     x = per_replica(strategy, [float(r) for r in range(n)])
     total = n * (n - 1) / 2
     for op, expected in (("sum", total), ("Mean", total / n), ("SUM", total), (MEAN, total / n)):
@@ -332,13 +332,13 @@ def test_the_gradient_of_a_reduction(n):
 # gather
 
 
-@counts
+@replicated
 @ways
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int32])
-def test_gather(n, way, axis, dtype):
+def test_gather(make, n, way, axis, dtype):
     """Fact 48."""
-    strategy, values = mirrored(n), components(n, 2, 3, dtype=dtype)
+    strategy, values = make(), components(n, 2, 3, dtype=dtype)
     result = way(lambda x: strategy.gather(x, axis=axis))(per_replica(strategy, values))
     assert isinstance(result, jax.Array) and result.dtype == dtype
     np.testing.assert_array_equal(result, np.concatenate(values, axis))

@@ -13,14 +13,15 @@ import pytest
 from test_ways import (
     SUM,
     compiled,
-    counts,
     ctx,
     eager,
     mirrored,
+    mirroring,
     one_device,
     parts,
     per_replica,
     replica_id,
+    replicated,
     several,
     strategies,
     ways,
@@ -39,11 +40,11 @@ class Typed(NamedTuple):
 # What a replica gets.
 
 
-@counts
+@replicated
 @ways
-def test_a_replica_gets_its_component_and_everything_else_as_it_is(n, way):
+def test_a_replica_gets_its_component_and_everything_else_as_it_is(make, n, way):
     """Fact 17."""
-    strategy = mirrored(n)
+    strategy = make()
     values = [10.0 * (i + 1) for i in range(n)]
     x, nested, key = (per_replica(strategy, [v + k for v in values]) for k in (0, 1, 2))
     plain = jnp.float32(100.0)
@@ -61,11 +62,11 @@ def test_a_replica_gets_its_component_and_everything_else_as_it_is(n, way):
     assert parts(strategy, c) == [v + 1 for v in values]
 
 
-@counts
+@mirroring
 @ways
-def test_objects_and_variables_arrive_as_themselves(n, way):
+def test_objects_and_variables_arrive_as_themselves(make, n, way):
     """Fact 17: a distributed variable is passed whole, not as a component."""
-    strategy = mirrored(n)
+    strategy = make()
     thing = object()
     with strategy.scope():
         v = rx.Variable(1.0)
@@ -80,11 +81,11 @@ def test_objects_and_variables_arrive_as_themselves(n, way):
     assert parts(strategy, result) == [2.0] * n
 
 
-@counts
+@replicated
 @ways
-def test_args_may_be_a_list(n, way):
+def test_args_may_be_a_list(make, n, way):
     """Fact 27."""
-    strategy = mirrored(n)
+    strategy = make()
     result = way(lambda x: strategy.run(lambda a, b=0.0: a + b, args=[x], kwargs={"b": jnp.float32(2)}))
     assert parts(strategy, result(per_replica(strategy, [float(i) for i in range(n)]))) == [i + 2.0 for i in range(n)]
 
@@ -97,11 +98,11 @@ def test_args_of_another_kind_are_refused(args, way):
         way(lambda: mirrored(2).run(lambda x: x, args=args))()
 
 
-@counts
+@replicated
 @ways
-def test_wrong_calls_raise_what_python_raises(n, way):
+def test_wrong_calls_raise_what_python_raises(make, n, way):
     """Fact 27."""
-    strategy = mirrored(n)
+    strategy = make()
     with pytest.raises(TypeError, match="'int' object is not callable"):
         way(lambda: strategy.run(5))()
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
@@ -117,20 +118,20 @@ def test_options_are_accepted(make):
     assert make().run(lambda: 1, options=options) == 1
 
 
-@counts
+@replicated
 @ways
-def test_arguments_keep_their_dtype_and_shape(n, way):
-    strategy = mirrored(n)
+def test_arguments_keep_their_dtype_and_shape(make, n, way):
+    strategy = make()
     for dtype in (np.float16, jnp.bfloat16, np.float32, np.int8, np.int32, np.uint8, np.bool_, np.complex64):
         x = per_replica(strategy, [np.zeros((2, 3), dtype)] * n)
         for part in strategy.experimental_local_results(way(lambda x: strategy.run(lambda a: a[:1], args=(x,)))(x)):
             assert part.dtype == dtype and part.shape == (1, 3)
 
 
-@counts
+@replicated
 @ways
-def test_empty_and_large_structures_go_through(n, way):
-    strategy = mirrored(n)
+def test_empty_and_large_structures_go_through(make, n, way):
+    strategy = make()
     x = per_replica(strategy, [np.zeros((0, 3), np.float32)] * n)
     many = {f"k{i}": per_replica(strategy, [float(i + r) for r in range(n)]) for i in range(50)}
     program = way(lambda x, m: strategy.run(lambda a, b: (a.sum(), {k: v * 2 for k, v in b.items()}, ()), args=(x, m)))
@@ -232,11 +233,11 @@ def test_different_structures_are_refused(n, make):
     assert not rx.has_strategy()
 
 
-@counts
+@replicated
 @ways
-def test_a_returned_variable_is_the_variable(n, way):
+def test_a_returned_variable_is_the_variable(make, n, way):
     """Fact 19."""
-    strategy = mirrored(n)
+    strategy = make()
     with strategy.scope():
         v = rx.Variable(1.0)
         w = rx.Variable(1.0, synchronization=rx.VariableSynchronization.ON_READ, aggregation=rx.VariableAggregation.SUM)
@@ -283,11 +284,11 @@ def test_one_mirrored_replica_still_has_per_replica_values_and_mirrored_variable
 # Who the replica is.
 
 
-@counts
+@replicated
 @ways
-def test_the_replica_context_tells_who_the_replica_is(n, way):
+def test_the_replica_context_tells_who_the_replica_is(make, n, way):
     """Facts 4, 11."""
-    strategy, seen = mirrored(n), []
+    strategy, seen = make(), []
 
     def replica():
         c = ctx()
@@ -307,10 +308,10 @@ def test_the_replica_context_tells_who_the_replica_is(n, way):
     assert set(seen) == {(True, True, n, int)} and strategy.num_replicas_in_sync == n
 
 
-@counts
-def test_eager_replicas_know_their_number_and_compute_on_their_device(n):
+@replicated
+def test_eager_replicas_know_their_number_and_compute_on_their_device(make, n):
     """Facts 4, 28."""
-    strategy = mirrored(n)
+    strategy = make()
     assert [
         int(i) for i in strategy.experimental_local_results(strategy.run(lambda: ctx().replica_id_in_sync_group))
     ] == list(range(n))
@@ -366,11 +367,11 @@ class Mine(Exception):
     pass
 
 
-@counts
+@replicated
 @ways
-def test_an_exception_comes_out_as_it_is_and_leaves_the_strategy_usable(n, way):
+def test_an_exception_comes_out_as_it_is_and_leaves_the_strategy_usable(make, n, way):
     """Fact 13."""
-    strategy, error = mirrored(n), Mine("mine")
+    strategy, error = make(), Mine("mine")
 
     def replica():
         raise error
@@ -552,10 +553,10 @@ def test_run_works_under_jit_and_grad(n):
     assert float(jax.grad(loss)(jnp.float32(3.0), x)) == 6 * squares
 
 
-@counts
-def test_a_function_handed_to_run_is_compiled(n):
+@replicated
+def test_a_function_handed_to_run_is_compiled(make, n):
     """Facts 16, 25: it may contain meeting points and is traced once."""
-    strategy, calls = mirrored(n), []
+    strategy, calls = make(), []
 
     @rx.function
     def replica(x):
@@ -581,10 +582,10 @@ def test_printing_a_per_replica_value(n, way):
 # Values made for each replica.
 
 
-@counts
-def test_values_from_a_function_are_stored_as_they_are(n):
+@replicated
+def test_values_from_a_function_are_stored_as_they_are(make, n):
     """Facts 34, 35."""
-    strategy, seen, same = mirrored(n), [], jnp.asarray(1)
+    strategy, seen, same = make(), [], jnp.asarray(1)
 
     def value(c):
         seen.append((c.replica_id_in_sync_group, c.num_replicas_in_sync))
@@ -596,15 +597,15 @@ def test_values_from_a_function_are_stored_as_they_are(n):
     assert all(part is same for part in array.values)
 
 
-@counts
-def test_an_exception_of_the_value_function_comes_out(n):
+@replicated
+def test_an_exception_of_the_value_function_comes_out(make, n):
     """Fact 34."""
 
     def value(c):
         raise Mine
 
     with pytest.raises(Mine):
-        mirrored(n).experimental_distribute_values_from_function(value)
+        make().experimental_distribute_values_from_function(value)
 
 
 def test_local_results():
