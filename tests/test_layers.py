@@ -33,6 +33,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_lockstep",
         "_spmd",
         "_creation",
+        "_older",
         "_variables",
         "_distributed_variables",
         "_aggregating",
@@ -41,16 +42,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_pulls",
         "_function",
     ),
-    "strategies": (
-        "_extended",
-        "_older",
-        "_strategy",
-        "_default",
-        "_mirrored",
-        "_one_device",
-        "_central",
-        "_optimizer",
-    ),
+    "strategies": ("_extended", "_strategy", "_default", "_mirrored", "_one_device", "_central", "_optimizer"),
     "namespaces": ("__init__", "config", "data", "experimental", "tf"),
 }
 

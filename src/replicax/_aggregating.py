@@ -73,10 +73,9 @@ class HostHome:
         return all(_HOST in {memory.kind for memory in device.addressable_memories()} for device in mesh.local_devices)
 
     def _on_devices(self, leaf: Any) -> NamedSharding:
-        size = self._mesh.size if self._mesh.size > 1 else 0
-        split = next((axis for axis, length in enumerate(leaf.shape) if size and length and length % size == 0), None)
-        spec = PartitionSpec() if split is None else PartitionSpec(*[None] * split, AXIS)
-        return NamedSharding(self._mesh.mesh, spec)
+        size = self._mesh.size
+        split = next((axis for axis, length in enumerate(leaf.shape) if size > 1 and length and length % size == 0), None)
+        return NamedSharding(self._mesh.mesh, PartitionSpec() if split is None else PartitionSpec(*[None] * split, AXIS))
 
     def put(self, leaf: Any) -> Any:
         on_devices = self._on_devices(leaf)
