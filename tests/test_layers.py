@@ -45,6 +45,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_lockstep",
         "_spmd",
         "_creation",
+        "_older",
         "_variables",
         "_distributed_variables",
         "_aggregating",

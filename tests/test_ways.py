@@ -61,12 +61,16 @@ counts = pytest.mark.parametrize("n", [1, 2, 4])
 several = pytest.mark.parametrize("n", [2, 4])
 ways = pytest.mark.parametrize("way", [eager, compiled], ids=["eager", "compiled"])
 strategies = pytest.mark.parametrize("make", [make for _, make in STRATEGIES.values()], ids=list(STRATEGIES))
-# Those whose replicas have components, with their number.
-replicated = pytest.mark.parametrize(
-    "make, n",
-    [(make, n) for n, make in STRATEGIES.values() if make is not one_device],
-    ids=[name for name in STRATEGIES if name != "one_device"],
-)
+
+
+def _with_counts(but_for: set[str], at_least: int = 1) -> pytest.MarkDecorator:
+    chosen = {name: (make, n) for name, (n, make) in STRATEGIES.items() if name not in but_for and n >= at_least}
+    return pytest.mark.parametrize("make, n", list(chosen.values()), ids=list(chosen))
+
+
+replicated = _with_counts(but_for={"one_device"})  # whose values are per replica, with the number of replicas
+several_replicated = _with_counts(but_for={"one_device"}, at_least=2)
+mirroring = _with_counts(but_for={"one_device", "central"})  # whose variables have a copy on each replica
 
 
 def ctx() -> rx.ReplicaContext:

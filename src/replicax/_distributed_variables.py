@@ -46,7 +46,7 @@ class OfReplicas(Variable):
         """In cross-replica context: the replicas' values combined, then every component updated."""
         boxed = combine.values[0] if isinstance(combine, PerReplica) else combine
         extended = strategy.extended
-        single = len(self._types) == 1
+        single = self._treedef == jax.tree.structure(0)
         leaves = [value] if single else jax.tree.leaves(value, is_leaf=_nest.is_leaf)
         combined = [extended._aggregate(self._aggregation, leaf) for leaf in leaves]
         converted = [

@@ -116,6 +116,11 @@ class StrategyExtended:
         return False
 
     @property
+    def experimental_should_init(self) -> bool:
+        """Whether this process gives variables their initial values."""
+        return True
+
+    @property
     def should_checkpoint(self) -> bool:
         """Whether this process writes checkpoints."""
         return True

@@ -33,7 +33,7 @@ from replicax._values import DistributedValues
 from replicax._values import Mirrored as _Mirrored
 from replicax._values import PerReplica as _PerReplica
 from replicax._variables import Variable
-from replicax.tf import _ops, _random, distribute
+from replicax.tf import _ops, _random, compat, distribute
 from replicax.tf._module import Module
 from replicax.tf._ops import (
     abs,
