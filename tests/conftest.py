@@ -20,7 +20,8 @@ import pytest
 # The environment is set before JAX is imported, here and in each process of pytest-xdist.
 # The suite always has the same devices, whatever the machine has.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["REPLICAX_VIRTUAL_DEVICES"] = "GPU:8,CPU:4"
+# The shared tests also run in each worker of a job of several (see test_multi_worker_suite.py), which says what it has.
+os.environ["REPLICAX_VIRTUAL_DEVICES"] = os.environ.get("REPLICAX_SUITE_DEVICES", "GPU:8,CPU:4")
 os.environ["MPLBACKEND"] = "Agg"
 if "jax" in sys.modules:
     raise RuntimeError(

@@ -7,6 +7,8 @@ replica) and compiled (inside of `rx.function`). One that takes `make` runs over
 from __future__ import annotations
 
 import functools
+import json
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax import _exchange
 
 SUM, MEAN = rx.ReduceOp.SUM, rx.ReduceOp.MEAN
 
@@ -36,6 +39,11 @@ def central() -> rx.experimental.CentralStorageStrategy:
     return rx.experimental.CentralStorageStrategy(["GPU:0", "GPU:1"], "CPU:0")
 
 
+@functools.cache
+def multi_worker() -> rx.MultiWorkerMirroredStrategy:
+    return rx.MultiWorkerMirroredStrategy()
+
+
 # Every strategy that the shared tests run over: its name, how many replicas it has, and what makes it. A strategy that
 # is new takes one line here.
 STRATEGIES: dict[str, tuple[int, Callable[[], rx.Strategy]]] = {
@@ -45,6 +53,10 @@ STRATEGIES: dict[str, tuple[int, Callable[[], rx.Strategy]]] = {
     "4": (4, functools.partial(mirrored, 4)),
     "central": (2, central),
 }
+
+# In the workers of a job (see test_multi_worker_suite.py) there is one strategy, over all of them.
+if "REPLICAX_SUITE_REPLICAS" in os.environ:
+    STRATEGIES = {"multi_worker": (int(os.environ["REPLICAX_SUITE_REPLICAS"]), multi_worker)}
 
 
 def eager(program: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,16 +104,19 @@ def per_replica(strategy: rx.Strategy, values: Any) -> Any:
 
 
 def parts(strategy: rx.Strategy, value: Any) -> list[Any]:
-    """The components, as lists."""
-    return [np.asarray(part).tolist() for part in strategy.experimental_local_results(value)]
+    """The components, as lists; those of all workers."""
+    return everywhere([np.asarray(part).tolist() for part in strategy.experimental_local_results(value)])
+
+
+def everywhere(local: list[Any]) -> list[Any]:
+    """A list of what this worker's replicas have, as that of all."""
+    return [part for text in _exchange.everyones(json.dumps(local), "tests") for part in json.loads(text)]
 
 
 def leaves_of(strategy: rx.Strategy, value: Any) -> list[list[Any]]:
     """Of a nest: for each replica its leaves, as lists."""
-    return [
-        [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(nest)]
-        for nest in strategy.experimental_local_results(value)
-    ]
+    nests = strategy.experimental_local_results(value)
+    return everywhere([[np.asarray(leaf).tolist() for leaf in jax.tree.leaves(nest)] for nest in nests])
 
 
 @counts

@@ -1,0 +1,47 @@
+"""The shared tests over MultiWorkerMirroredStrategy: every worker of a job runs them, in step with the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from processes import Workers
+
+TESTS = Path(__file__).parent
+SHARED = [str(path) for path in sorted(TESTS.glob("test_*.py")) if "from test_ways import" in path.read_text()]
+
+# Every worker runs pytest. The strategy is made before the first test, as in a user's program.
+PROGRAM = f"""
+import os, sys
+import pytest
+
+class Job:
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionstart(self, session):
+        from test_ways import multi_worker
+        multi_worker()
+
+sys.path.insert(0, {str(TESTS)!r})
+status = pytest.main(
+    ["-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", "multi_worker", "--rootdir", {str(TESTS.parent)!r}]
+    + ["-c", {str(TESTS.parent / "pyproject.toml")!r}, *{SHARED!r}],
+    plugins=[Job()],
+)
+sys.exit(int(status))
+"""
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_shared_tests_hold_with_two_workers(devices, tmp_path):
+    """Two processes, with one replica each and with two each."""
+    env = {
+        "REPLICAX_SUITE_REPLICAS": str(2 * devices),
+        "REPLICAX_SUITE_DEVICES": f"GPU:{devices}",
+        "REPLICAX_STEP_TIMEOUT": "30",
+        "REPLICAX_PREFLIGHT": "quiet",
+    }
+    with Workers(tmp_path, 2, PROGRAM, devices=devices + 1, env=env) as workers:
+        done = workers.join(timeout=400)
+    assert all(worker.returncode == 0 for worker in done.values()), done[0].stdout[-6000:] + done[0].stderr[-3000:]
+    passed = [next(line for line in done[i].stdout.splitlines() if " passed" in line) for i in done]
+    assert all(int(line.split(" passed")[0].split()[-1]) > 50 for line in passed), passed
