@@ -214,10 +214,15 @@ def test_kubernetes_outside_of_the_cluster_reads_the_kubeconfig_file(service, ru
         from replicax.cluster_resolver import KubernetesClusterResolver, KubernetesExecutableLocation
         resolver = KubernetesClusterResolver(executable_location=KubernetesExecutableLocation.OFF_CLUSTER)
         print(resolver.cluster_spec())
+        print(resolver.explain().found[0])
         """,
         env={"KUBECONFIG": str(tmp_path / "kubeconfig")},
     )
-    assert done.stdout == "ClusterSpec({'worker': ['10.0.0.7:8470']})\n", done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "ClusterSpec({'worker': ['10.0.0.7:8470']})",
+        f"Kubernetes, by the kubeconfig file, at http://{service.host}",
+    ]
 
 
 def test_kubernetes_inside_of_the_cluster_reads_the_account_of_the_pod(monkeypatch, tmp_path):

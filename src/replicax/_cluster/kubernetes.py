@@ -72,8 +72,10 @@ class KubernetesClusterResolver(TaskClusterResolver):
         self._port, self._rpc_layer = tf_server_port, rpc_layer
         # A client that was given may know nothing of deadlines.
         self._options: dict[str, Any] = {} if override_client else {"_request_timeout": _REQUEST_SECONDS}
-        self._source = "the client that was given" if override_client else executable_location
         self._client = override_client or _made_client(executable_location)
+        within = executable_location == ExecutableLocation.WITHIN_CLUSTER
+        made = "the pod's service account" if within else "the kubeconfig file"
+        self._source = "the client that was given" if override_client else made
 
     def cluster_spec(self) -> ClusterSpec:
         """The pods that there are now.
