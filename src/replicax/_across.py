@@ -25,9 +25,6 @@ from replicax._indexed_slices import IndexedSlices
 from replicax._types import ReduceOp
 from replicax._values import ReplicaMesh, is_array
 
-_agreed: set[tuple[str, str]] = set()
-
-
 def _described(part: Any) -> str:
     return f"{part.dtype}{list(part.shape)}" if is_array(part) else type(part).__name__
 
@@ -52,14 +49,10 @@ def _everyones(call: str, values: Sequence[Sequence[Any]]) -> list[list[str]]:
 def agree(call: str, *values: Sequence[Any]) -> None:
     """Raises, on all workers alike, unless each value's components have one shape and dtype everywhere.
 
-    A value is given by its local components. What was agreed on once is not asked for again.
+    A value is given by its local components.
     """
-    key = (call, ";".join(_described(part) for parts in values for part in parts))
-    if key in _agreed:
-        return
     for everyone in _everyones(call, values):
         _collectives.check_alike([_Shape(text) for text in everyone])
-    _agreed.add(key)
 
 
 class _Shape:

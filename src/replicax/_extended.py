@@ -210,7 +210,7 @@ class StrategyExtended:
             return PerReplica.of_array(_distributed_variables.as_rows(value, self._mesh), self._mesh)
         if isinstance(value, IndexedSlices):
             return PerReplica([value], self._mesh)
-        return PerReplica([_context.as_array(_read(value))], self._mesh)
+        return PerReplica.of_bare(_context.as_array(_read(value)), self._mesh)
 
     def _reduce(self, op: ReduceOp, value: Any, axis: Any) -> Any:
         with _context.entered(self._container, None):

@@ -21,8 +21,8 @@ _JOBS = ("chief", "worker", "evaluator", "ps", None)
 class MultiWorkerMirroredExtended(MirroredExtended):
     """The engine of `MultiWorkerMirroredStrategy`: that of `MirroredStrategy`, on a mesh over all workers."""
 
-    def __init__(self, container_strategy: Strategy, resolver: Any, options: CommunicationOptions):
-        self._cluster_resolver, self._options = resolver, options
+    def __init__(self, container_strategy: Strategy, resolver: Any, options: CommunicationOptions | None):
+        self._cluster_resolver, self._options = resolver, options or CommunicationOptions()
         tasks, addresses = _tasks(resolver)
         me = (resolver.task_type, resolver.task_id)
         if tasks:
@@ -31,11 +31,12 @@ class MultiWorkerMirroredExtended(MirroredExtended):
         if not alone:
             self._worker = Worker(len(tasks), tasks.index(me))
             _runtime.start(tasks, addresses, self._worker.rank)
-            _runtime.set_step_timeout(options.timeout_seconds)
+            if options is not None:  # else it is the environment's, or five minutes
+                _runtime.set_step_timeout(options.timeout_seconds)
         super().__init__(container_strategy, None if alone else _everyones_devices(), None)
         if not alone:
             _across.connect(self._mesh)
-        if options.implementation is CommunicationImplementation.NCCL and self._mesh.devices[0].platform == "cpu":
+        if self._options.implementation is CommunicationImplementation.NCCL and self._mesh.devices[0].platform == "cpu":
             warnings.warn("NCCL is asked for, but the replicas are on CPU devices, which use Gloo.", stacklevel=4)
 
     @property
@@ -113,7 +114,7 @@ class ExperimentalMultiWorkerMirroredStrategy(Strategy):
                 "cluster_resolver must be an instance of tf.distribute.cluster_resolver.ClusterResolver, got "
                 f"{resolver!r} of type {type(resolver).__name__}."
             )
-        super().__init__(MultiWorkerMirroredExtended(self, resolver, options or CommunicationOptions()))
+        super().__init__(MultiWorkerMirroredExtended(self, resolver, options))
 
 
 class MultiWorkerMirroredStrategy(ExperimentalMultiWorkerMirroredStrategy):

@@ -160,7 +160,8 @@ class CommunicationOptions:
     Args:
         bytes_per_pack: how many bytes of small tensors one all-reduce carries at the most. 0 packs all
             tensors of one dtype into one all-reduce.
-        timeout_seconds: how long a collective may take; None for no limit. It takes effect across processes.
+        timeout_seconds: how long a step may wait for another process before all of them report where they stand and
+            end; None for no limit.
         implementation: a `CommunicationImplementation` or its name.
 
     Raises:
@@ -174,7 +175,7 @@ class CommunicationOptions:
     def __init__(
         self,
         bytes_per_pack: int = 0,
-        timeout_seconds: float | None = None,
+        timeout_seconds: float | None = 300.0,
         implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
     ):
         if bytes_per_pack < 0:

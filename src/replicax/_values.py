@@ -8,6 +8,7 @@ or its copies. Either form is made from the other when it is first asked for.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -222,6 +223,11 @@ class _Value(DistributedValues):
         raise NotImplementedError
 
 
+# What came out of compiled programs bare, by the id of the component, has its global form still.
+_wholes: dict[int, PerReplica] = {}
+_REMEMBERED_BYTES = 1 << 20  # a larger one is not kept twice
+
+
 class PerReplica(_Value):
     """A value with a component of its own for each replica.
 
@@ -261,6 +267,20 @@ class PerReplica(_Value):
                 parts, self._parts = self._parts, None
                 return parts
         return self._parts
+
+    def bare(self) -> Any:
+        """The only component of this process, which `of_bare` knows again."""
+        component = self.values[0]
+        if self._array is not None and component.nbytes <= _REMEMBERED_BYTES:
+            _wholes[id(component)] = PerReplica.of_array(self._array, self.mesh)
+            weakref.finalize(component, _wholes.pop, id(component), None).atexit = False
+        return component
+
+    @classmethod
+    def of_bare(cls, component: Any, mesh: ReplicaMesh) -> PerReplica:
+        """The value whose only component here this is."""
+        known = _wholes.get(id(component))
+        return known if known is not None and known.mesh is mesh else cls([component], mesh)
 
     @property
     def count(self) -> int:
