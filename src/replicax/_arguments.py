@@ -155,8 +155,8 @@ class Results:
                 parts = [self._take(part) for part in leaf.values]
                 return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
             place = self._add(array, _sharding_of(leaf))
-            if mesh is not None and mesh.lone:  # this worker's only component, as eagerly
-                return _Made(lambda arrays: kind.of_array(arrays[place], mesh).bare())
+            if isinstance(leaf, PerReplica) and mesh is not None and mesh.lone:  # bare, as eagerly
+                return _Made(lambda arrays: PerReplica.of_array(arrays[place], mesh).bare())
             return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
         if isinstance(leaf, IndexedSlices):
             values, indices, shape = self._add(leaf.values), self._add(leaf.indices), leaf.dense_shape

@@ -204,13 +204,15 @@ class StrategyExtended:
 
     def _own(self, value: Any) -> Any:
         """A plain value as this worker's component, where it has one replica of several."""
-        if not self._mesh.lone or isinstance(value, DistributedValues):
+        mesh = self._mesh
+        if not mesh.lone or isinstance(value, DistributedValues):
             return value
-        if isinstance(value, jax.core.Tracer):
-            return PerReplica.of_array(_distributed_variables.as_rows(value, self._mesh), self._mesh)
         if isinstance(value, IndexedSlices):
-            return PerReplica([value], self._mesh)
-        return PerReplica.of_bare(_context.as_array(_read(value)), self._mesh)
+            return PerReplica([value], mesh)
+        array = _context.as_array(_read(value))
+        if _levels.is_tracing():
+            return PerReplica.of_array(_distributed_variables.as_rows(array, mesh), mesh)
+        return PerReplica.of_bare(array, mesh)
 
     def _reduce(self, op: ReduceOp, value: Any, axis: Any) -> Any:
         with _context.entered(self._container, None):
@@ -229,7 +231,7 @@ class StrategyExtended:
             return self._reduce_local(op, value._local, axis)
         if value._array is not None and (value._parts is None or isinstance(value._array, jax.core.Tracer)):
             return self._reduce_stacked(op, value._array, axis)
-        if not self._mesh.all_local:
+        if not self._mesh.all_local and not _levels.is_tracing():
             if axis is None:
                 return _across.reduced(op, value.values, self._mesh)
             return _across.reduced_along(op, value.values, axis, self._mesh)
@@ -290,7 +292,7 @@ class StrategyExtended:
                 part = part.to_dense()
             parts.append(part)
         axis = gather_axis(axis, parts[0].ndim)
-        if not self._mesh.all_local:
+        if not self._mesh.all_local and not _levels.is_tracing():
             parts = _across.all_parts(self._mesh, parts, axis)
         _collectives.check_alike(parts, free_axis=axis)
         return jnp.concatenate(parts, axis)

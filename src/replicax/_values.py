@@ -19,6 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax import _devices, _errors, _nest, _private
+from replicax._indexed_slices import IndexedSlices
 
 AXIS = "replica"
 LOGICAL_AXIS = "logical"
@@ -138,9 +139,12 @@ def is_text(array: Any) -> bool:
     return getattr(array.dtype, "kind", "V") in "OSU"
 
 
+_ARRAYS = (jax.Array, np.ndarray, np.generic)
+
+
 def is_array(value: Any) -> bool:
     """Whether `value` is an array, of JAX (concrete or traced) or numpy."""
-    return isinstance(value, (jax.Array, np.ndarray, np.generic))
+    return isinstance(value, _ARRAYS)
 
 
 class DistributedValues(_nest.Leaf):
@@ -366,7 +370,7 @@ def regroup(results: Sequence[Any], mesh: ReplicaMesh, merging: bool = False) ->
 
     def group(values: Sequence[Any]) -> Any:
         alike = all(value is values[0] for value in values)
-        if alike and not (merging and not mesh.all_local and is_array(values[0])):
+        if alike and not (merging and not mesh.all_local and isinstance(values[0], (*_ARRAYS, IndexedSlices))):
             return values[0]
         return PerReplica(values, mesh)
 
