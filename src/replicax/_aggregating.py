@@ -74,8 +74,12 @@ class HostHome:
 
     def _on_devices(self, leaf: Any) -> NamedSharding:
         size = self._mesh.size
-        split = next((axis for axis, length in enumerate(leaf.shape) if size > 1 and length and length % size == 0), None)
-        return NamedSharding(self._mesh.mesh, PartitionSpec() if split is None else PartitionSpec(*[None] * split, AXIS))
+        split = next(
+            (axis for axis, length in enumerate(leaf.shape) if size > 1 and length and length % size == 0), None
+        )
+        return NamedSharding(
+            self._mesh.mesh, PartitionSpec() if split is None else PartitionSpec(*[None] * split, AXIS)
+        )
 
     def put(self, leaf: Any) -> Any:
         on_devices = self._on_devices(leaf)
