@@ -180,7 +180,7 @@ PROGRAM = """
         if not any(hasattr(space, name) for space in (v1, v1.experimental)):
             continue
         strategy = make()
-        newer = getattr(v2, name, None) or getattr(v2.experimental, name)
+        newer = getattr(v2.experimental, name, None) or getattr(v2, name)
         assert isinstance(strategy, v1.Strategy) and isinstance(strategy, newer) and not isinstance(newer, v1.Strategy)
         assert type(strategy).__name__ == name + "V1" and isinstance(strategy.extended, v1.StrategyExtended)
         with warnings.catch_warnings(record=True) as caught:

@@ -26,10 +26,10 @@ from replicax.tf.distribute import (
 )
 
 
-def _with_v1_methods(strategy: Any, **own: Any) -> Any:
-    """The strategy's class with the older methods, and with what its older class alone had."""
+def _with_v1_methods(name: str, strategy: Any, **own: Any) -> Any:
+    """The strategy of this name with the older methods, and with what its older class alone had."""
     bases = (V1Methods, strategy) if strategy is _v2.Strategy else (Strategy, strategy)
-    return type(f"{strategy.__name__}V1", bases, {"__doc__": strategy.__doc__, "__module__": __name__, **own})
+    return type(f"{name}V1", bases, {"__doc__": strategy.__doc__, "__module__": __name__, **own})
 
 
 def _init_tpu(
@@ -39,9 +39,9 @@ def _init_tpu(
     _v2.experimental.TPUStrategy.__init__(self, tpu_cluster_resolver, device_assignment)
 
 
-Strategy = _with_v1_methods(_v2.Strategy)
-MirroredStrategy = _with_v1_methods(_v2.MirroredStrategy)
-OneDeviceStrategy = _with_v1_methods(_v2.OneDeviceStrategy)
+Strategy = _with_v1_methods("Strategy", _v2.Strategy)
+MirroredStrategy = _with_v1_methods("MirroredStrategy", _v2.MirroredStrategy)
+OneDeviceStrategy = _with_v1_methods("OneDeviceStrategy", _v2.OneDeviceStrategy)
 
 experimental = _modules.ModuleType(f"{__name__}.experimental", "Names that TensorFlow keeps under `experimental`.")
 for _name in ("CollectiveCommunication", "CollectiveHints", "CommunicationImplementation", "CommunicationOptions"):
@@ -54,7 +54,7 @@ _own: dict[str, dict[str, Any]] = {
 }
 for _name, _members in _own.items():
     if hasattr(_v2.experimental, _name):
-        setattr(experimental, _name, _with_v1_methods(getattr(_v2.experimental, _name), **_members))
+        setattr(experimental, _name, _with_v1_methods(_name, getattr(_v2.experimental, _name), **_members))
 
 __all__ = [
     "CrossDeviceOps",
