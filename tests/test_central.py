@@ -8,13 +8,14 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import pickle
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import MEAN, SUM, central, ctx, mirrored, parts, per_replica, replica_id, ways
+from test_ways import MEAN, SUM, central, ctx, mirrored, one_device, parts, per_replica, replica_id, ways
 
 import replicax as rx
 
@@ -127,6 +128,46 @@ def test_devices_that_are_not_there():
             make(*devices)
     with pytest.raises(AssertionError, match="No duplicates allowed"):
         make(["GPU:1", "GPU:1"])
+
+
+def test_what_each_strategys_variables_and_results_are():
+    """Fact 120."""
+    found = {}
+    for name, strategy in {
+        "default": rx.get_strategy(),
+        "one device": one_device(),
+        "mirrored, 1": mirrored(1),
+        "mirrored, 2": mirrored(2),
+        "central, 2": on_a_device(),
+    }.items():
+        v, result = made(strategy), strategy.run(lambda: jnp.float32(1) + 0)
+        element = next(iter(strategy.experimental_distribute_dataset(rx.data.Dataset.range(4).batch(2))))
+        values = (v, result, strategy.reduce(SUM, result, axis=None), element)
+        found[name] = [type(value).__name__ for value in values], strategy.num_replicas_in_sync
+    array = type(jnp.ones(1)).__name__
+    assert found == {
+        "default": (["ResourceVariable", array, array, array], 1),
+        "one device": (["ResourceVariable", array, array, array], 1),
+        "mirrored, 1": (["MirroredVariable", array, array, array], 1),
+        "mirrored, 2": (["MirroredVariable", "PerReplica", array, "PerReplica"], 2),
+        "central, 2": (["AggregatingVariable", "PerReplica", array, "PerReplica"], 2),
+    }
+
+
+@homes
+def test_copies_of_the_strategy(make):
+    """Fact 170: it is deep-copied, but not copied nor pickled; and it is experimental."""
+    strategy = make()
+    with pytest.raises(RuntimeError, match="Must only deepcopy DistributionStrategy"):
+        copy.copy(strategy)
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pickle.dumps(strategy)
+    twin = copy.deepcopy(strategy)
+    assert twin is not strategy and twin.extended.parameter_devices == strategy.extended.parameter_devices
+    v = made(twin, aggregation=A.SUM)
+    twin.run(lambda: v.assign_add(replica_id()))
+    assert float(v) == 2.0 and v.distribute_strategy is twin and not strategy.extended.variable_created_in_scope(v)
+    assert not hasattr(rx, "CentralStorageStrategy")
 
 
 # Where it lies.
