@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types as _modules
-from collections.abc import Callable
 from typing import Any
 
 from replicax._older import V1Methods, get_loss_reduction
@@ -27,42 +26,35 @@ from replicax.tf.distribute import (
 )
 
 
-def _with_v1_methods(strategy: Any, init: Callable[..., None] | None = None) -> Any:
-    """The strategy's class with the older methods; `init` takes the older arguments, where they were others."""
-    contents = {"__doc__": strategy.__doc__, "__module__": __name__, **({"__init__": init} if init else {})}
+def _with_v1_methods(name: str, strategy: Any, **own: Any) -> Any:
+    """The strategy of this name with the older methods, and with what its older class alone had."""
     bases = (V1Methods, strategy) if strategy is _v2.Strategy else (Strategy, strategy)
-    return type(f"{strategy.__name__}V1", bases, contents)
-
-
-def _init_multi_worker(
-    self: Any, communication: Any = _v2.experimental.CommunicationImplementation.AUTO, cluster_resolver: Any = None
-) -> None:
-    options = _v2.experimental.CommunicationOptions(implementation=communication)
-    _v2.experimental.MultiWorkerMirroredStrategy.__init__(self, cluster_resolver, options)
+    return type(f"{name}V1", bases, {"__doc__": strategy.__doc__, "__module__": __name__, **own})
 
 
 def _init_tpu(
     self: Any, tpu_cluster_resolver: Any = None, steps_per_run: Any = None, device_assignment: Any = None
 ) -> None:
-    del steps_per_run  # of TensorFlow 1's loops on the TPU
+    self._steps_per_run = 1 if steps_per_run is None else steps_per_run
     _v2.experimental.TPUStrategy.__init__(self, tpu_cluster_resolver, device_assignment)
 
 
-Strategy = _with_v1_methods(_v2.Strategy)
-MirroredStrategy = _with_v1_methods(_v2.MirroredStrategy)
-OneDeviceStrategy = _with_v1_methods(_v2.OneDeviceStrategy)
+Strategy = _with_v1_methods("Strategy", _v2.Strategy)
+MirroredStrategy = _with_v1_methods("MirroredStrategy", _v2.MirroredStrategy)
+OneDeviceStrategy = _with_v1_methods("OneDeviceStrategy", _v2.OneDeviceStrategy)
 
 experimental = _modules.ModuleType(f"{__name__}.experimental", "Names that TensorFlow keeps under `experimental`.")
 for _name in ("CollectiveCommunication", "CollectiveHints", "CommunicationImplementation", "CommunicationOptions"):
     setattr(experimental, _name, getattr(_v2.experimental, _name))
-_constructors: dict[str, Any] = {
-    "CentralStorageStrategy": None,
-    "MultiWorkerMirroredStrategy": _init_multi_worker,
-    "TPUStrategy": _init_tpu,
+_steps_per_run = property(lambda self: self._steps_per_run, doc="As given; each `run` is one step.")
+_own: dict[str, dict[str, Any]] = {
+    "CentralStorageStrategy": {},
+    "MultiWorkerMirroredStrategy": {},
+    "TPUStrategy": {"__init__": _init_tpu, "steps_per_run": _steps_per_run},
 }
-for _name, _init in _constructors.items():
+for _name, _members in _own.items():
     if hasattr(_v2.experimental, _name):
-        setattr(experimental, _name, _with_v1_methods(getattr(_v2.experimental, _name), _init))
+        setattr(experimental, _name, _with_v1_methods(_name, getattr(_v2.experimental, _name), **_members))
 
 __all__ = [
     "CrossDeviceOps",
