@@ -329,7 +329,7 @@ def test_in_cross_replica_code_and_under_transformations():
 
     x = jnp.arange(4.0)
     for gradient in (jax.grad(loss), jax.jit(jax.grad(loss)), rx.function(jax.grad(loss))):
-        np.testing.assert_allclose(gradient(x), 2 * np.arange(4.0) * gradient(jnp.ones(4))[0] / 2)
+        np.testing.assert_allclose(gradient(x), (1 + 2 + 3 + 4) * 2 * np.arange(4.0))
 
     def replica():
         mapped = jax.vmap(lambda row: strategy.experimental_split_to_logical_devices(row, [2]))(jnp.ones((3, 4)))
@@ -529,7 +529,6 @@ def board() -> rx.tpu.Topology:
 
 
 def test_a_topology_is_written_and_read():
-    """Fact 173."""
     two_tasks = rx.tpu.Topology(
         mesh_shape=[2, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]], [[1, 0, 0, 0], [-1, -1, -1, -1]]]
     )
@@ -580,7 +579,6 @@ def test_a_ring_goes_from_neighbour_to_neighbour(sides):
 
 
 def test_assignments_that_cannot_be():
-    """Fact 173."""
     build = functools.partial(rx.tpu.DeviceAssignment.build, board())
     for match, arguments in {
         "requested 9 replicas but only 8": {"num_replicas": 9},
@@ -600,6 +598,55 @@ def test_assignments_that_cannot_be():
         rx.tpu.DeviceAssignment(board(), [[0, 0, 0, 0]])
     with pytest.raises(ValueError, match="contains logical_core: 2"):
         build().lookup_replicas(0, 2)
+
+
+# Prints what a module's topologies and assignments are: of TensorFlow, or of replicax.
+_ASSIGNMENTS = """
+import importlib, itertools, json, sys
+import numpy as np
+
+module = importlib.import_module(sys.argv[1])
+X = module.tpu.experimental if sys.argv[1] == "tensorflow" else module
+Order = X.DeviceOrderMode
+
+def show(*call):
+    try:
+        result = call[0](*call[1:])
+        print(call[1:], result.tolist() if isinstance(result, np.ndarray) else result)
+    except (ValueError, AssertionError):
+        print(call[1:], "refused")
+
+def build(shape, stride, count, order):
+    return X.DeviceAssignment.build(topology, shape, stride, count, Order[order]).core_assignment
+
+for x, y, z, cores in [(2, 2, 1, 2), (4, 2, 1, 2), (3, 2, 1, 2), (4, 4, 2, 1), (2, 2, 2, 2), (1, 1, 1, 1), (2, 1, 4, 1)]:
+    places = [[i, j, k, c] for k in range(z) for j in range(y) for i in range(x) for c in range(cores)]
+    tasks = np.reshape(places, (z, -1, 4))
+    topology = X.Topology(mesh_shape=[x, y, z, cores], device_coordinates=tasks)
+    print(topology.serialized(), topology.num_tasks, topology.num_tpus_per_task, topology.missing_devices.tolist())
+    for place in places:
+        show(topology.tpu_device_name_at_coordinates, place, "worker")
+        show(topology.cpu_device_name_at_coordinates, place)
+    for shape in itertools.product([1, 2, 4], [1, 2, 4], [1, 2], [1, 2]):
+        most = len(places) // int(np.prod(shape))
+        for stride, count, order in itertools.product([None, [2, 1, 1, 1]], {1, most // 2, most}, Order.__members__):
+            show(build, shape, stride, count, order)
+    one = X.DeviceAssignment.build(topology, num_replicas=len(places))
+    show(one.lookup_replicas, z - 1, 0)
+    show(one.tpu_device, len(places) - 1, 0, "worker")
+    show(one.host_device, 0, 0)
+"""
+
+
+def test_topologies_and_assignments_are_tensorflows(run_python, tensorflow_python, tmp_path):
+    program = tmp_path / "assignments.py"
+    program.write_text(_ASSIGNMENTS)
+    run = f"import runpy, sys; sys.argv[1:] = ['%s']; runpy.run_path({str(program)!r}, run_name='__main__')"
+    theirs = run_python(run % "tensorflow", python=tensorflow_python, env={"TF_CPP_MIN_LOG_LEVEL": "3"})
+    ours = run_python(run % "replicax.tpu")
+    assert (theirs.returncode, ours.returncode) == (0, 0), theirs.stderr + ours.stderr
+    assert ours.stdout.splitlines() == theirs.stdout.splitlines()
+    assert len(ours.stdout.splitlines()) > 1000
 
 
 # --- under TensorFlow's names ----------------------------------------------------------------------------------------
