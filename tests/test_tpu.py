@@ -619,7 +619,9 @@ def show(*call):
 def build(shape, stride, count, order):
     return X.DeviceAssignment.build(topology, shape, stride, count, Order[order]).core_assignment
 
-for x, y, z, cores in [(2, 2, 1, 2), (4, 2, 1, 2), (3, 2, 1, 2), (4, 4, 2, 1), (2, 2, 2, 2), (1, 1, 1, 1), (2, 1, 4, 1)]:
+for x, y, z, cores in [
+    (2, 2, 1, 2), (4, 2, 1, 2), (3, 2, 1, 2), (4, 4, 2, 1), (2, 2, 2, 2), (1, 1, 1, 1), (2, 1, 4, 1)
+]:
     places = [[i, j, k, c] for k in range(z) for j in range(y) for i in range(x) for c in range(cores)]
     tasks = np.reshape(places, (z, -1, 4))
     topology = X.Topology(mesh_shape=[x, y, z, cores], device_coordinates=tasks)
