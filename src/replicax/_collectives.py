@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -176,7 +177,13 @@ def packs_by_count(leaves: list[Any], count: int) -> list[list[int]]:
 
 def local_sum(leaf: Any) -> Any:
     """The sum over the replicas. XLA has none of a single replica that is spread over several devices."""
-    return leaf if lax.axis_size(AXIS) == 1 else lax.psum(leaf, AXIS)
+    if lax.axis_size(AXIS) == 1:
+        return leaf
+    several_axes = len(jax.sharding.get_abstract_mesh().axis_names) > 1
+    if leaf.dtype == jnp.bfloat16 and several_axes and jax.default_backend() == "cpu":
+        # XLA's compiler for the CPU, up to the one of JAX 0.12, aborts the process over such a sum in bfloat16.
+        return lax.psum(leaf.astype(jnp.float32), AXIS).astype(leaf.dtype)
+    return lax.psum(leaf, AXIS)
 
 
 def local_gather(leaf: Any, axis: int) -> Any:

@@ -94,7 +94,8 @@ def lay_out(mesh: ReplicaMesh, tensor: Any, layout: PartitionSpec) -> Any:
     Outside of replicas a variable is laid out itself, now and from now on, and returned.
     """
     replica_context = _context.get_replica_context()
-    if isinstance(tensor, MirroredVariable) and tensor._mesh is mesh and replica_context is None:
+    in_replica = replica_context is not None and getattr(replica_context.strategy.extended, "_mesh", None) is mesh
+    if isinstance(tensor, MirroredVariable) and tensor._mesh is mesh and not in_replica:
         if not _levels.is_tracing():
             tensor._lay_out([layout])
             return tensor
@@ -109,7 +110,7 @@ def lay_out(mesh: ReplicaMesh, tensor: Any, layout: PartitionSpec) -> Any:
         return _context.as_array(array)
     if set(mesh.logical_axes) <= set(jax.sharding.get_abstract_mesh().axis_names):  # in compiled replicas
         return jax.lax.with_sharding_constraint(array, layout)
-    if replica_context is not None:
+    if in_replica:
         return _context.as_array(array)
     return _placed(array, NamedSharding(mesh.mesh, layout))
 

@@ -55,8 +55,9 @@ class TPUExtended(StrategyExtended):
         return result
 
     def _place(self, parts, fetch_to_device):
-        _nest.merge(list(parts), _collectives.check_static)
-        return super()._place(parts, fetch_to_device)
+        element = super()._place(parts, fetch_to_device)
+        self._check_values(element)
+        return element
 
     def _check_values(self, nest: Any) -> None:
         for leaf in _nest.leaves(nest):
