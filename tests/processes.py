@@ -103,6 +103,9 @@ class Workers:
 
     def __enter__(self) -> Workers:
         self._folder.mkdir(parents=True, exist_ok=True)
+        for index, code in enumerate(self._codes):
+            if self._codes.index(code) == index:
+                self._program(index).write_text(textwrap.dedent(code), encoding="utf-8")
         try:
             for index in self.started:
                 self._start(index)
@@ -116,17 +119,17 @@ class Workers:
         self._end()
         assert not left, f"workers {left} have ended and left processes behind\n{self.output()}"
 
+    def _program(self, index: int) -> Path:
+        """One file for all workers of one program: they compare it."""
+        return self._folder / f"program{self._codes.index(self._codes[index])}.py"
+
     def _start(self, index: int) -> None:
-        # One file for workers of one program: they compare it.
-        program = self._folder / f"program{self._codes.index(self._codes[index])}.py"
-        program.write_text(textwrap.dedent(self._codes[index]), encoding="utf-8")
         reader, writer = os.pipe()
         tests = str(Path(__file__).parent)
         environment: dict[str, str | None] = {
             **{name: value for name, value in os.environ.items() if name != "REPLICAX_VIRTUAL_DEVICES"},
             "PYTHONPATH": os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")])),
             "PYTHONUNBUFFERED": "1",
-            "PYTHONFAULTHANDLER": "1",
             "JAX_PLATFORMS": "cpu",
             "JAX_NUM_CPU_DEVICES": str(self._devices),
             _MARKS: str(writer),
@@ -137,7 +140,7 @@ class Workers:
         }
         with open(self._folder / f"out{index}", "wb") as out, open(self._folder / f"err{index}", "wb") as err:
             process = subprocess.Popen(
-                [self._python, str(program)],
+                [self._python, str(self._program(index))],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -190,7 +193,9 @@ class Workers:
         texts = []
         for index in self._processes:
             out, err = self._files(index)
-            texts.append(f"--- worker {index}, stdout ---\n{out}\n--- worker {index}, stderr ---\n{err}")
+            status = self._processes[index].poll()
+            title = f"worker {index}, " + ("which runs" if status is None else f"which ended with status {status}")
+            texts.append(f"--- {title}, stdout ---\n{out}\n--- stderr ---\n{err}")
         return "\n".join(texts)
 
     def _end(self) -> None:

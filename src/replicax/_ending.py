@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,11 +21,14 @@ from typing import Any, NoReturn
 BECAUSE_OF_ANOTHER = 70  # the exit status of a process that ends because of another one
 _REPORTS = "REPLICAX_REPORT_DIR"
 
-# What the errors of collectives say when another process has ended or does not come.
-_OF_ANOTHER = (
-    "gloo", "nccl", "connection reset", "connection closed", "connection refused", "broken pipe", "socket closed",
-    "timed out", "deadline_exceeded", "unavailable", "heartbeat", "coordination",
-)  # fmt: skip
+# What the errors of collectives say when another process has ended or does not come. JAX raises them as its own type
+# or, where a program runs within its dispatch, as ValueError; they begin with the name of a status.
+_STATUS = re.compile(r"(UNKNOWN|INTERNAL|UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|CANCELLED|FAILED_PRECONDITION): ")
+_OF_ANOTHER = re.compile(
+    "gloo|nccl|connection (reset|closed|refused)|broken pipe|socket closed|timed out|unavailable|heartbeat|"
+    "coordination",
+    re.IGNORECASE,
+)
 
 
 def caused_by_another(error: BaseException) -> bool:
@@ -32,10 +37,7 @@ def caused_by_another(error: BaseException) -> bool:
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        text = str(current).lower()
-        if type(current).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and any(
-            sign in text for sign in _OF_ANOTHER
-        ):
+        if _STATUS.match(str(current)) and _OF_ANOTHER.search(str(current)):
             return True
         current = current.__cause__ or current.__context__
     return False
@@ -98,7 +100,9 @@ def finish_by_signal(number: int) -> NoReturn:
     """Ends the process as the signal would have, from any thread."""
     flush()
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).signal(number, None)  # signal.signal works in the main thread alone
+        library = ctypes.CDLL(None)
+        library.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        library.signal(number, None)  # signal.signal works in the main thread alone
         os.kill(os.getpid(), number)
         time.sleep(1.0)
     os._exit(128 + number)
@@ -159,10 +163,13 @@ class Hooks:
         sys.excepthook = self._hook
         self._sys_exit = sys.exit
         sys.exit = _exit
-        # Python's own handler of a signal runs once the main thread is back from JAX, which may be never.
+        _delay_abort()
 
     def watch_signals(self, descriptor: int) -> None:
-        """Has the numbers of signals written to a descriptor, where no other code has asked for them."""
+        """Has the numbers of signals written to a descriptor, where no other code has asked for them.
+
+        Python's own handler of a signal runs once the main thread is back from JAX, which may be never.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
         before = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
@@ -193,6 +200,20 @@ class Hooks:
             self._previous(kind, error, trace)
             return
         self._failed(error.with_traceback(trace))
+
+
+def _delay_abort() -> None:
+    """Has a C++ library that aborts the process do so some seconds later, so that the monitor can say why.
+
+    Gloo aborts at once where processes make calls of different sizes. The handler is the C function `sleep`, called
+    with the number of the signal, 6, as its seconds: no Python could run there.
+    """
+    if faulthandler.is_enabled():  # its handler shows stacks, and there can be only one
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+        library.signal(signal.SIGABRT, ctypes.cast(library.sleep, ctypes.c_void_p))
 
 
 def on_sigterm(number: int, frame: object) -> None:

@@ -121,6 +121,10 @@ class Monitor:
         self.me.made = dict(list(self.calls.made().items())[-_TOLD:])
         self.me.detailed = True
 
+    def _detailed(self) -> dict[str, Any]:
+        self._detail()
+        return {**self._record(), "stack": self.me.stack, "made": list(self.me.made.values())}
+
     # Signals.
 
     def _take_signals(self) -> None:
@@ -145,7 +149,7 @@ class Monitor:
     def _obey(self, verdict: Verdict) -> None:
         """Ends this process as the verdict says. The main thread does it where it has an exception of its own."""
         me = self.me
-        own = bool(me.failed) or (bool(me.broken) and self.process_id in verdict.cause)
+        own = bool(me.failed) or (bool(me.broken) and verdict.kind == "exception" and self.process_id in verdict.cause)
         if own and self.process_id not in verdict.cause[:1] and verdict.cause:
             _ending.say(verdict.message)
         if self._signal is not None:
@@ -202,7 +206,7 @@ class Member(Monitor):
 
     def _own(self, kind: str, report: dict[str, Any]) -> None:
         if kind == "leaving":
-            self._hub.send({"left": self._record()})
+            self._hub.send({"left": self._detailed()})
             end = time.monotonic() + _LINGER
             while self._hub.unsent and time.monotonic() < end:
                 wait([self._hub], [], 0.1)
@@ -230,9 +234,7 @@ class Member(Monitor):
             if "tell" in message:
                 self._tell(now)
             if "detail" in message:
-                self._detail()
-                made = [tuple(made) for made in self.me.made.values()]
-                self._hub.send({"detail": {**self._record(), "stack": self.me.stack, "made": made}})
+                self._hub.send({"detail": self._detailed()})
         self._hub.flush()
 
     def _tell(self, now: float) -> None:
@@ -322,7 +324,7 @@ class Hub(Monitor):
         peer.left = peer.left or kind == "left"
         if record["late"] is not None and self._late_one is None:
             self._late_one = (index, record["late"])
-        if kind == "detail":
+        if kind != "beat":
             peer.stack = record["stack"]
             peer.made = {made[0]: Made(*made) for made in record["made"]}
             peer.detailed = True

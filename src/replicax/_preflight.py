@@ -169,7 +169,8 @@ class Gathering:
         return (
             f"{self._addresses(missing)} did not join the job within {self._timeout:g} s (REPLICAX_START_TIMEOUT). "
             f"There {'is' if len(here) == 1 else 'are'}: {self._addresses(here)}.{strangers} "
-            f"Look at the output of who is missing: it did not start, it failed, or it cannot reach {self._job.addresses[0]}."
+            f"Look at the output of who is missing: it did not start, it failed, or it cannot reach "
+            f"{self._job.addresses[0]}."
         )
 
     def _addresses(self, which: Any) -> str:

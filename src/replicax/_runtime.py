@@ -323,6 +323,7 @@ def _forget() -> None:
         atexit.unregister(_leave)
         if _hooks is not None:
             _hooks.remove()
+        _private.leave_distributed()
     _job = _monitor = _calls = None
 
 
