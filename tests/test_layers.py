@@ -42,6 +42,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "strategies": ("_extended", "_strategy", "_default", "_mirrored", "_one_device", "_optimizer"),
     "namespaces": ("__init__", "config", "data", "tf"),
+    "programs": ("launch",),
 }
 
 # The modules that may use what JAX does not document.
