@@ -80,7 +80,11 @@ def parser(program: str) -> argparse.ArgumentParser:
         action="store_false",
         help="leave NPROC and GLIBC_TUNABLES as they are; else they are set so that JAX is safe and fast on CPU",
     )
-    machines = result.add_argument_group("several machines", "Start the launcher on each of them.")
+    _add_machines(result.add_argument_group("several machines", "Start the launcher on each of them."))
+    return result
+
+
+def _add_machines(machines: argparse._ArgumentGroup) -> None:
     machines.add_argument(
         "--coordinator", metavar="HOST:PORT", help="worker 0's machine, as the others reach it, and a free port there"
     )
@@ -100,7 +104,6 @@ def parser(program: str) -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="time for the launchers of all machines to come together (default: 300)",
     )
-    return result
 
 
 def _positive(text: str) -> int:

@@ -117,7 +117,7 @@ def _guard(control: socket.socket, command: list[str]) -> None:
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
     while True:
-        ready = select.select([control, wake], [], [])[0]
+        ready = select.select([control.fileno(), wake], [], [])[0]
         if wake in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(wake, 4096)
@@ -127,17 +127,15 @@ def _guard(control: socket.socket, command: list[str]) -> None:
             with contextlib.suppress(OSError):
                 control.sendall(f"{status} {when}\n".encode())
             return
-        if control in ready:
+        if control.fileno() in ready:
             numbers = control.recv(64)
             if not numbers:
                 break
-            for number in numbers:
-                if number == signal.SIGKILL:
-                    for pid in descendants(os.getpid()) or [worker]:
-                        with contextlib.suppress(OSError):
-                            os.kill(pid, signal.SIGKILL)
-                else:
-                    os.kill(worker, number)
+            for asked in numbers:
+                everything = descendants(os.getpid()) if asked == signal.SIGKILL else []
+                for pid in everything or [worker]:
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, asked)
     end_descendants(worker)
 
 

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -330,7 +331,7 @@ async def connect(host: str, port: int, timeout: float, inbox: asyncio.Queue[Mes
             break
         except OSError as error:  # TimeoutError is one too
             if time.monotonic() + _RETRY > deadline:
-                reason = error.strerror or str(error) or "no answer"
+                reason = os.strerror(error.errno) if error.errno else str(error) or "no answer"
                 raise LaunchError(
                     f"Nobody answers at the coordinator's address {join_address(host, port)} for {timeout:g} s "
                     f"({reason}). Is `replicax launch ... --worker-rank 0` running there, and is the port open?"

@@ -202,7 +202,7 @@ class Launcher:
             cluster=start["cluster"],
             worker=plan.first + index,
             devices=plan.devices,
-            gpus=self._gpus and self._gpus[index],
+            gpus=None if self._gpus is None else self._gpus[index],
             report_folder=folder,
             attempt=start["attempt"],
             tuning=plan.tuning,
@@ -224,9 +224,11 @@ class Launcher:
                 self._screen.say(f"{signal_name(message['interrupt'])}: the workers have {grace:g} s to end{more}.")
                 await gang.end(number, settle=0.0, grace=grace)
             else:
+                lost = message["op"] == "lost"
+                if lost:
+                    self._inbox.put_nowait(message)  # for whoever will wait for the verdict
                 await gang.end(signal.SIGTERM, settle=SETTLE, grace=self._grace(_GRACE_AFTER_FAILURE))
-                if message["op"] == "lost":
-                    self._inbox.put_nowait(message)  # for whoever waits for the verdict
+                if lost:
                     return
 
     def _grace(self, usual: float) -> float:
