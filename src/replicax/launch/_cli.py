@@ -30,7 +30,7 @@ examples:
 
 exit status:
   0 when every worker ended with 0. Otherwise that of the worker that failed first, 128 + N if signal N killed it;
-  128 + N when signal N ended the launcher; 2 when nothing could be started.
+  128 + N when signal N ended the launcher; 2 when nothing could be started, or worker 0's launcher was lost.
 
 A worker finds in its environment: TF_CONFIG, REPLICAX_RESTART_COUNT (0, then 1, ...) and REPLICAX_REPORT_DIR.
 `python -m replicax.launch` is the same command.
@@ -71,7 +71,7 @@ def parser(program: str) -> argparse.ArgumentParser:
         "--grace",
         type=_seconds,
         metavar="SECONDS",
-        help="time from SIGTERM to SIGKILL for workers that are to end (default: 3 after a failure, 30 when the "
+        help="time from SIGTERM to SIGKILL for workers that are to end (default: 2 after a failure, 30 when the "
         "launcher gets a signal)",
     )
     result.add_argument(

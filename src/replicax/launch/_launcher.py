@@ -29,7 +29,7 @@ from replicax.launch._report import exit_status, signal_name
 
 # Seconds from the request to end to SIGKILL: after a failure, and when the launcher was asked to end, where a worker
 # may want to save its state.
-_GRACE_AFTER_FAILURE = 3.0
+_GRACE_AFTER_FAILURE = 2.0
 _GRACE_AFTER_SIGNAL = 30.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
