@@ -291,6 +291,18 @@ def test_what_workers_leave_behind_ends_with_them(tmp_path):
         launch.nothing_left()
 
 
+def test_what_was_started_before_the_launcher_lives_on(tmp_path):
+    # As in a container's entry point: something in the background, and then `exec`.
+    beside = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('done beside')"
+    script = f'{sys.executable} -S -c "{beside}" & exec "$@"'
+    command = ("sh", "-c", script, "sh", sys.executable, "-m", "replicax.launch")
+    with Launch(tmp_path, "--workers 2", "print('hello')", command=command) as launch:
+        assert launch.wait() == 0, launch.output
+        assert len(launch.processes()) == 1
+        (launch.folder / "go").touch()
+        launch.wait_for("done beside")
+
+
 def test_the_launcher_ends_when_nobody_reads_its_output(tmp_path):
     (tmp_path / "program.py").write_text(HEAD + "while True:\n    print('more')\n", encoding="utf-8")
     command = [sys.executable, "-m", "replicax.launch", "--workers", "1", "program.py"]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from replicax.launch import _guard
 from replicax.launch._output import Lines, Screen
-from replicax.launch._report import TAIL_LINES, Outcome, read_report
+from replicax.launch._report import TAIL_LINES, Outcome, read_report, readable
 
 # Seconds that the others have, once a worker has failed, to say what they know of it before they are ended.
 SETTLE = 2.0
@@ -154,7 +154,7 @@ class Gang:
             when,
             ended=asked,
             report=read_report(self._folder, worker.number),
-            tail=[line.decode(errors="replace") for line in worker.tail],
+            tail=readable(worker.tail),
         )
         if outcome.failed:
             self._fail()

@@ -24,6 +24,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Collection
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -36,8 +37,13 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def descendants(ancestor: int) -> list[int]:
-    """The processes below a process, those nearest to it first. Empty where there is no /proc."""
+def descendants(ancestor: int, spare: Collection[int] = ()) -> list[int]:
+    """The processes below a process, those nearest to it first. Empty where there is no /proc.
+
+    Args:
+        ancestor: the process.
+        spare: processes that are left out, with all that is below them.
+    """
     children: dict[int, list[int]] = {}
     with contextlib.suppress(OSError):
         for name in filter(str.isdigit, os.listdir("/proc")):
@@ -46,27 +52,36 @@ def descendants(ancestor: int) -> list[int]:
                 children.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
     found = [ancestor]
     for pid in found:
-        found += children.get(pid, [])
+        found += [child for child in children.get(pid, []) if child not in spare]
     return found[1:]
 
 
-def end_descendants(group: int | None = None) -> None:
-    """Kills every process below this one, and waits for those that are its children.
+def end_descendants(spare: Collection[int] = ()) -> None:
+    """Kills every process below this one, and waits until there is none.
 
     Args:
-        group: a process group that is killed too where descendants cannot be found.
+        spare: processes that are left alone, with all that is below them.
     """
-    while True:
-        if group is not None and not _LINUX:
-            with contextlib.suppress(OSError):
-                os.killpg(group, signal.SIGKILL)
-        for pid in descendants(os.getpid()):
-            with contextlib.suppress(OSError):
+    out_of_reach = set(spare)
+    while pids := descendants(os.getpid(), out_of_reach):
+        for pid in pids:
+            try:
                 os.kill(pid, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
+            except PermissionError:  # it runs as somebody else
+                out_of_reach.add(pid)
+            except ProcessLookupError:
+                pass
+        for pid in set(pids) - out_of_reach:
+            with contextlib.suppress(ChildProcessError):  # it is the child of one that has just been killed
+                os.waitpid(pid, 0)
+
+
+def _end_everything(worker: int) -> None:
+    """Ends the worker, if it still runs, and everything below it."""
+    if not _LINUX:
+        with contextlib.suppress(OSError):
+            os.killpg(worker, signal.SIGKILL)
+    end_descendants()
 
 
 def _start(command: list[str]) -> int:
@@ -123,7 +138,7 @@ def _guard(control: socket.socket, command: list[str]) -> None:
                 os.read(wake, 4096)
         if (status := _ended(worker)) is not None:
             when = time.time()
-            end_descendants(worker)
+            _end_everything(worker)
             with contextlib.suppress(OSError):
                 control.sendall(f"{status} {when}\n".encode())
             return
@@ -136,7 +151,7 @@ def _guard(control: socket.socket, command: list[str]) -> None:
                 for pid in everything or [worker]:
                     with contextlib.suppress(OSError):
                         os.kill(pid, asked)
-    end_descendants(worker)
+    _end_everything(worker)
 
 
 if __name__ == "__main__":

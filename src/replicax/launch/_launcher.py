@@ -31,7 +31,7 @@ from replicax.launch._report import exit_status, signal_name
 # may want to save its state.
 _GRACE_AFTER_FAILURE = 2.0
 _GRACE_AFTER_SIGNAL = 30.0
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,8 @@ class Launcher:
 
     def run(self) -> int:
         """Runs everything; the exit status."""
+        # Where a shell has started something else and then become the launcher, that is its child.
+        others = _guard.descendants(os.getpid())
         _guard.adopt_orphans()
         try:
             return asyncio.run(self._run())
@@ -89,10 +91,7 @@ class Launcher:
             self._screen.say(f"interrupted by {signal_name(self._interrupts[0])}.")
             return exit_status(-self._interrupts[0])
         finally:
-            # Only if a guard was killed is there something left to end.
-            for pid in _guard.descendants(os.getpid()):
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            _guard.end_descendants(spare=others)  # there are some if a guard was killed
 
     async def _run(self) -> int:
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 # So many lines of its standard error are shown of a worker that ended without a report.
 TAIL_LINES = 30
+# And so many characters of each line, and of a traceback its last ones: they may go to other machines.
+_LINE = 2000
+_TRACEBACK = 100_000
 
 
 @dataclass
@@ -70,13 +73,18 @@ def read_report(folder: Path, worker: int) -> dict[str, Any] | None:
         return {
             "time": float(report["time"]),
             "kind": str(report["kind"]),
-            "message": str(report["message"]),
-            "traceback": str(report.get("traceback") or ""),
+            "message": str(report["message"])[:_LINE],
+            "traceback": str(report.get("traceback") or "")[-_TRACEBACK:],
             "step": None if step is None else int(step),
             "caused_by": None if caused_by is None else int(caused_by),
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def readable(lines: Iterable[bytes]) -> list[str]:
+    """Lines of output as text, the long ones cut."""
+    return [line[:_LINE].decode(errors="replace") for line in lines]
 
 
 def signal_name(number: int) -> str:
