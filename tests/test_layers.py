@@ -67,6 +67,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_optimizer",
     ),
     "namespaces": ("__init__", "cluster_resolver", "config", "data", "experimental", "tf", "tpu"),
+    "programs": ("launch",),
 }
 
 # The modules that may use what JAX does not document.

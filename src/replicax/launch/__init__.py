@@ -1,0 +1,8 @@
+"""`replicax launch`: starts the workers of a job, and acts as one with them.
+
+docs/launch.md is the guide; `replicax launch --help` lists the options. `python -m replicax.launch` is the same.
+"""
+
+from replicax.launch._cli import main
+
+__all__ = ["main"]

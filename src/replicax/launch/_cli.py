@@ -1,0 +1,232 @@
+"""The command line: `replicax launch`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from replicax.launch._cluster import LaunchError, split_address
+from replicax.launch._launcher import Launcher, Plan
+from replicax.launch._output import Screen
+
+_DESCRIPTION = """\
+Start the same program as several workers of one job, and act as one with them: TF_CONFIG is set for each, their output
+comes with their names in front, and when one of them fails all are ended and the first error is shown.
+"""
+
+_EPILOG = """\
+examples:
+  replicax launch --workers 4 train.py --epochs 3
+  replicax launch --workers 2 --devices-per-worker 2 --max-restarts 3 -m project.train
+
+  On two machines, the first of which the other one reaches as 10.0.0.1:
+    10.0.0.1$  replicax launch --workers 2 --coordinator 10.0.0.1:4000 --worker-rank 0 train.py
+    10.0.0.2$  replicax launch --workers 2 --coordinator 10.0.0.1:4000 --worker-rank 1 train.py
+
+exit status:
+  0 when every worker ended with 0. Otherwise that of the worker that failed first, 128 + N if signal N killed it;
+  128 + N when signal N ended the launcher; 2 when nothing could be started, or worker 0's launcher was lost.
+
+A worker finds in its environment: TF_CONFIG, REPLICAX_RESTART_COUNT (0, then 1, ...) and REPLICAX_REPORT_DIR.
+`python -m replicax.launch` is the same command.
+"""
+
+
+def parser(program: str) -> argparse.ArgumentParser:
+    """The parser of the options and of the program's own arguments."""
+    result = argparse.ArgumentParser(
+        program,
+        usage=f"{program} --workers N [options] [-m] PROGRAM [ARGUMENTS ...]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    result.add_argument("program", metavar="PROGRAM", help="a Python file or, after -m, the name of a module")
+    result.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="the program's own arguments")
+    result.add_argument("-m", "--module", action="store_true", help="PROGRAM is a module, as in python -m")
+    result.add_argument(
+        "--workers", type=_positive, required=True, metavar="N", help="how many workers the job has, on all machines"
+    )
+    result.add_argument(
+        "--devices-per-worker",
+        type=_positive,
+        metavar="D",
+        help="devices of each worker: so many of this machine's GPUs or, where there are none, CPU devices (default: "
+        "an even share of the GPUs; one CPU device)",
+    )
+    result.add_argument(
+        "--max-restarts",
+        type=_not_negative,
+        default=0,
+        metavar="N",
+        help="start all workers again after a failure, at most so many times (default: 0)",
+    )
+    result.add_argument(
+        "--grace",
+        type=_seconds,
+        metavar="SECONDS",
+        help="time from SIGTERM to SIGKILL for workers that are to end (default: 2 after a failure, 30 when the "
+        "launcher gets a signal)",
+    )
+    result.add_argument(
+        "--no-tuning",
+        dest="tuning",
+        action="store_false",
+        help="leave NPROC and GLIBC_TUNABLES as they are; else they are set so that JAX is safe and fast on CPU",
+    )
+    _add_machines(result.add_argument_group("several machines", "Start the launcher on each of them."))
+    return result
+
+
+def _add_machines(machines: argparse._ArgumentGroup) -> None:
+    machines.add_argument(
+        "--coordinator", metavar="HOST:PORT", help="worker 0's machine, as the others reach it, and a free port there"
+    )
+    machines.add_argument(
+        "--worker-rank", type=_not_negative, metavar="R", help="the number of the first worker on this machine"
+    )
+    machines.add_argument(
+        "--workers-here", type=_positive, metavar="K", help="how many workers run on this machine (default: 1)"
+    )
+    machines.add_argument(
+        "--host", metavar="ADDRESS", help="this machine's address for the workers (default: found by connecting)"
+    )
+    machines.add_argument(
+        "--start-timeout",
+        type=_seconds,
+        default=300.0,
+        metavar="SECONDS",
+        help="time for the launchers of all machines to come together (default: 300)",
+    )
+
+
+def _positive(text: str) -> int:
+    return _number(text, 1)
+
+
+def _not_negative(text: str) -> int:
+    return _number(text, 0)
+
+
+def _number(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"expected a whole number, at least {least}; got {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected seconds, at least 0; got {text!r}")
+    return value
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """The plan that the options make; `LaunchError` where they contradict each other or name what is not there."""
+    several = {
+        "--worker-rank": options.worker_rank,
+        "--workers-here": options.workers_here,
+        "--host": options.host,
+    }
+    if options.coordinator is None:
+        if given := [name for name, value in several.items() if value is not None]:
+            raise LaunchError(f"{given[0]} is for several machines and needs --coordinator HOST:PORT.")
+        first, here = 0, options.workers
+    else:
+        split_address(options.coordinator)
+        if options.worker_rank is None:
+            raise LaunchError(
+                "--coordinator needs --worker-rank: the number of the first worker on this machine, 0 on the "
+                "coordinator's own."
+            )
+        first, here = options.worker_rank, options.workers_here or 1
+        if first + here > options.workers:
+            raise LaunchError(
+                f"--workers {options.workers} are numbered 0 to {options.workers - 1}, but --worker-rank {first} and "
+                f"--workers-here {here} ask for {first} to {first + here - 1} on this machine."
+            )
+    return Plan(
+        command=_command(options),
+        workers=options.workers,
+        first=first,
+        here=here,
+        coordinator=options.coordinator,
+        host=options.host,
+        devices=options.devices_per_worker,
+        max_restarts=options.max_restarts,
+        start_timeout=options.start_timeout,
+        grace=options.grace,
+        tuning=options.tuning,
+    )
+
+
+def _command(options: argparse.Namespace) -> tuple[str, ...]:
+    if not options.module:
+        path = Path(options.program)
+        if path.is_dir() and not (path / "__main__.py").is_file():
+            raise LaunchError(f"{options.program} is a folder without a __main__.py; name a Python file.")
+        if not path.exists():
+            raise LaunchError(
+                f"There is no file {options.program} in {os.getcwd()}. Options of the launcher stand in front of the "
+                f"program; for a module write -m {options.program}."
+            )
+        return (sys.executable, options.program, *options.arguments)
+    # The top package alone is looked for: to look further would run it.
+    package = options.program.partition(".")[0]
+    sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        missing = not package or importlib.util.find_spec(package) is None
+    finally:
+        del sys.path[0]
+    if missing:
+        raise LaunchError(f"There is no module {options.program}: no {package!r} in {os.getcwd()} or in this Python.")
+    return (sys.executable, "-m", options.program, *options.arguments)
+
+
+def launch(arguments: Sequence[str], program: str) -> int:
+    """Launches the workers.
+
+    Args:
+        arguments: those of the command line.
+        program: the command's name, for its help.
+
+    Returns:
+        The exit status.
+    """
+    screen = Screen()
+    if os.name != "posix":
+        screen.say("error: this command needs Linux or macOS. Set TF_CONFIG for each worker and start them by hand.")
+        return 2
+    try:
+        return Launcher(plan_of(parser(program).parse_args(arguments)), screen).run()
+    except LaunchError as error:
+        screen.say(f"error: {error}", alarm=True)
+        return 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command `replicax`, whose one subcommand is `launch`."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["launch"]:
+        return launch(arguments[1:], "replicax launch")
+    top = argparse.ArgumentParser("replicax", description="The programming model of tf.distribute on JAX.")
+    top.add_argument("--version", action="version", version=f"replicax {_version()}")
+    top.add_argument("command", choices=["launch"], help="launch: start the workers of a job (launch --help)")
+    top.parse_args(arguments or ["--help"])
+    return 2
+
+
+def _version() -> str:
+    try:
+        return version("replicax")
+    except PackageNotFoundError:
+        return "(not installed)"

@@ -1,0 +1,187 @@
+"""What a worker finds in its environment: its cluster, its devices, and what makes JAX safe and fast."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import re
+import socket
+from collections.abc import Mapping, Sequence
+
+
+class LaunchError(Exception):
+    """Something that the user has to change; its text is all that is shown."""
+
+
+class Ports:
+    """Ports of this machine that nobody uses, held until `release`.
+
+    They are outside of the range from which the system takes ports for outgoing connections, so that none of those
+    takes them in the meantime.
+
+    Args:
+        count: how many.
+
+    Raises:
+        LaunchError: there are not so many.
+    """
+
+    def __init__(self, count: int):
+        self._sockets: list[socket.socket] = []
+        candidates = _ports_to_try()
+        while len(self._sockets) < count:
+            if not candidates:
+                self.release()
+                raise LaunchError(f"This machine has no {count} free ports for the workers.")
+            _hold(candidates.pop(), self._sockets)
+        self.numbers = tuple(held.getsockname()[1] for held in self._sockets)
+
+    def release(self) -> None:
+        """Lets the ports go, for the workers to take them."""
+        for held in self._sockets:
+            held.close()
+        self._sockets.clear()
+
+
+def _ports_to_try() -> list[int]:
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+            lowest, highest = map(int, file.read().split())
+    except (OSError, ValueError):
+        lowest, highest = 32768, 60999
+    # From 10000 on: many services have their ports below.
+    ports = [port for port in range(10000, 65536) if not lowest <= port <= highest] or list(range(1024, 65536))
+    random.SystemRandom().shuffle(ports)
+    return ports
+
+
+def _hold(port: int, held: list[socket.socket]) -> None:
+    """Binds the port on every address of this machine, without listening; does nothing where somebody has it."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    candidate = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family == socket.AF_INET6:
+            candidate.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        candidate.bind(("", port))
+        held.append(candidate)
+    except OSError:
+        candidate.close()
+
+
+def join_address(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 address.
+
+    >>> join_address("fe80::1", 4000)
+    '[fe80::1]:4000'
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """The host and the port of `host:port`; `LaunchError` where it does not read so."""
+    match = re.fullmatch(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\s\[\]]+)):(?P<port>\d{1,5})", text)
+    if not match or not 0 < int(match["port"]) < 65536:
+        raise LaunchError(
+            f"--coordinator is HOST:PORT, such as 10.0.0.1:4000 or [fe80::1]:4000, with a port from 1 to 65535; "
+            f"got {text!r}."
+        )
+    return match["v6"] or match["host"], int(match["port"])
+
+
+def visible_gpus(environment: Mapping[str, str], device_folder: str = "/dev") -> list[str]:
+    """The NVIDIA GPUs that a program with this environment would use, as CUDA_VISIBLE_DEVICES names them.
+
+    >>> visible_gpus({"CUDA_VISIBLE_DEVICES": "2,3"})
+    ['2', '3']
+    """
+    platforms = environment.get("JAX_PLATFORMS", "")
+    if platforms and not {"cuda", "gpu"} & set(platforms.lower().split(",")):
+        return []
+    listed = environment.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        names = os.listdir(device_folder) if os.path.isdir(device_folder) else []
+        return [str(index) for index in range(sum(bool(re.fullmatch(r"nvidia\d+", name)) for name in names))]
+    gpus = []
+    for name in map(str.strip, listed.split(",")):
+        if not name or name.startswith("-"):  # CUDA reads up to the first name that is none
+            break
+        gpus.append(name)
+    return gpus
+
+
+def share_gpus(gpus: Sequence[str], workers: int, per_worker: int | None) -> list[list[str]] | None:
+    """The GPUs of each worker on this machine; None where there is nothing to share.
+
+    Args:
+        gpus: all that there are.
+        workers: how many workers run here.
+        per_worker: how many each gets; None for an even share.
+
+    Raises:
+        LaunchError: they do not suffice, or cannot be shared evenly.
+    """
+    if not gpus or (workers == 1 and per_worker is None):
+        return None
+    there = f"this machine has {len(gpus)} GPU{'s' * (len(gpus) > 1)} ({', '.join(gpus)}) for {workers} workers"
+    cpu = "To train on CPU devices, set JAX_PLATFORMS=cpu."
+    if per_worker is None:
+        per_worker, rest = divmod(len(gpus), workers)
+        if rest or not per_worker:
+            raise LaunchError(
+                f"The GPUs cannot be shared evenly: {there}. Give --devices-per-worker, or other --workers. {cpu}"
+            )
+    if per_worker * workers > len(gpus):
+        raise LaunchError(f"--devices-per-worker {per_worker} asks for more GPUs than there are: {there}. {cpu}")
+    return [list(gpus[first * per_worker :][:per_worker]) for first in range(workers)]
+
+
+def worker_environment(
+    base: Mapping[str, str],
+    *,
+    cluster: Sequence[str],
+    worker: int,
+    devices: int | None,
+    gpus: Sequence[str] | None,
+    report_folder: str,
+    attempt: int,
+    tuning: bool,
+) -> dict[str, str]:
+    """The environment of one worker.
+
+    Args:
+        base: the launcher's own.
+        cluster: the addresses of all workers.
+        worker: the worker's number.
+        devices: how many devices it has; None if nobody said.
+        gpus: the GPUs among them, as CUDA names them; None to leave that as it is.
+        report_folder: where a worker that fails writes its report.
+        attempt: how many times the workers have been restarted.
+        tuning: whether to set what makes JAX safe and fast on CPU.
+    """
+    environment = dict(base)
+    environment["TF_CONFIG"] = json.dumps(
+        {"cluster": {"worker": list(cluster)}, "task": {"type": "worker", "index": worker}}
+    )
+    environment["REPLICAX_REPORT_DIR"] = report_folder
+    environment["REPLICAX_RESTART_COUNT"] = str(attempt)
+    environment["PYTHONUNBUFFERED"] = "1"
+    environment.setdefault("PYTHONFAULTHANDLER", "1")  # a crash in native code shows where Python stood
+    if gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    elif devices is not None:
+        environment["JAX_NUM_CPU_DEVICES"] = str(devices)
+    if tuning:
+        # JAX 0.10 runs collectives on a pool of so many threads, and deadlocks where they do not suffice.
+        environment.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * (devices or 1))))
+        # Large pages for large buffers. The C library of Linux alone knows it; others ignore the variable.
+        if platform.libc_ver()[0] == "glibc":
+            environment["GLIBC_TUNABLES"] = _with_large_pages(environment.get("GLIBC_TUNABLES", ""))
+    return environment
+
+
+def _with_large_pages(tunables: str) -> str:
+    if "glibc.malloc.hugetlb=" in tunables:
+        return tunables
+    return ":".join(filter(None, [tunables, "glibc.malloc.hugetlb=1"]))

@@ -1,0 +1,173 @@
+"""The workers of this machine: started together, watched, and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from replicax.launch import _guard
+from replicax.launch._output import Lines, Screen
+from replicax.launch._report import TAIL_LINES, Outcome, read_report, readable
+
+# Seconds that the others have, once a worker has failed, to say what they know of it before they are ended.
+SETTLE = 2.0
+# Seconds after which a worker that has written a report, and not ended, is taken for failed.
+_REPORTED_AND_ALIVE = 5.0
+# Seconds between two looks for reports.
+_LOOK = 0.5
+
+
+class Worker:
+    """One worker, with the guard that runs it.
+
+    Args:
+        number: its number.
+        command: what it runs.
+        environment: its environment variables.
+        screen: where its output goes.
+        width: digits of the longest worker's number.
+    """
+
+    def __init__(self, number: int, command: Sequence[str], environment: Mapping[str, str], screen: Screen, width: int):
+        self.number = number
+        self.asked_to_end = False
+        self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._lines = [
+            Lines(screen.writer(number, width, 1)),
+            Lines(screen.writer(number, width, 2, self.tail)),
+        ]
+        self._control, theirs = socket.socketpair()
+        guard = [sys.executable, "-I", "-S", _guard.__file__, str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(
+                [*guard, *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def signal(self, number: int) -> None:
+        """Sends it a signal; SIGKILL also to everything below it."""
+        self.asked_to_end = True
+        # A stopped process acts on no signal but these two.
+        with contextlib.suppress(OSError):
+            self._control.send(bytes([number] if number == signal.SIGKILL else [number, signal.SIGCONT]))
+
+    async def wait(self) -> tuple[int | None, float, bool]:
+        """Passes its output on until it has ended: its exit status, when that was, and whether it was asked to."""
+        streams = (self._process.stdout, self._process.stderr)
+        pumps = [asyncio.create_task(_pump(stream, lines)) for stream, lines in zip(streams, self._lines)]
+        reader, writer = await asyncio.open_unix_connection(sock=self._control)
+        try:
+            words = (await reader.readline()).split()
+            asked = self.asked_to_end
+            # Everything below the guard has ended: nobody but a process that nobody found can hold the pipes.
+            await asyncio.wait(pumps, timeout=2.0)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            for lines in self._lines:
+                lines.close()
+            writer.close()
+            self._process.wait()
+        if words:
+            return int(words[0]), float(words[1]), asked
+        return self._process.returncode, time.time(), asked  # the guard itself was killed, and the worker with it
+
+
+async def _pump(stream, lines: Lines) -> None:
+    reader = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
+    try:
+        while data := await reader.read(1 << 16):
+            lines.feed(data)
+    finally:
+        transport.close()
+
+
+class Gang:
+    """The workers of this machine, from their start to the end of all.
+
+    Args:
+        workers: they have been started.
+        host: the address of this machine.
+        folder: where they write their reports.
+        on_failure: called once, when the first of them has failed.
+    """
+
+    def __init__(self, workers: Sequence[Worker], host: str, folder: Path, on_failure: Callable[[], None]):
+        self._workers = workers
+        self._host = host
+        self._folder = folder
+        self._on_failure = on_failure
+        self._failed = False
+        self._running = {asyncio.create_task(self._attend(worker)): worker for worker in workers}
+
+    async def wait(self) -> list[Outcome]:
+        """How all of them ended, in order."""
+        watch = asyncio.create_task(self._watch_reports())
+        try:
+            return list(await asyncio.gather(*self._running))
+        finally:
+            watch.cancel()
+
+    async def end(self, number: int, *, settle: float, grace: float) -> None:
+        """Ends those that still run: they have `settle` seconds, get the signal, and `grace` seconds later SIGKILL."""
+        await self._all_ended(settle)
+        for patience, kind in ((grace, number), (None, signal.SIGKILL)):
+            for worker in self._alive():
+                worker.signal(kind)
+            await self._all_ended(patience)
+
+    def kill(self) -> None:
+        """Ends them at once."""
+        for worker in self._alive():
+            worker.signal(signal.SIGKILL)
+
+    def _alive(self) -> list[Worker]:
+        return [worker for task, worker in self._running.items() if not task.done()]
+
+    async def _all_ended(self, timeout: float | None) -> None:
+        if alive := [task for task in self._running if not task.done()]:
+            await asyncio.wait(alive, timeout=timeout)
+
+    async def _attend(self, worker: Worker) -> Outcome:
+        status, when, asked = await worker.wait()
+        outcome = Outcome(
+            worker.number,
+            self._host,
+            status,
+            when,
+            ended=asked,
+            report=read_report(self._folder, worker.number),
+            tail=readable(worker.tail),
+        )
+        if outcome.failed:
+            self._fail()
+        return outcome
+
+    def _fail(self) -> None:
+        if not self._failed:
+            self._failed = True
+            self._on_failure()
+
+    async def _watch_reports(self) -> None:
+        """A worker may know that it has failed and not come to its end."""
+        while not any(name.endswith(".json") for name in os.listdir(self._folder)):
+            await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_REPORTED_AND_ALIVE)
+        self._fail()

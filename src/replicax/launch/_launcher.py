@@ -1,0 +1,234 @@
+"""One launcher: joins the others, starts its workers, and follows what the hub decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from replicax.launch import _guard
+from replicax.launch._cluster import (
+    LaunchError,
+    Ports,
+    join_address,
+    share_gpus,
+    split_address,
+    visible_gpus,
+    worker_environment,
+)
+from replicax.launch._gang import SETTLE, Gang, Worker
+from replicax.launch._hub import Connection, Hub, Listener, LocalLink, Message, connect
+from replicax.launch._output import Screen
+from replicax.launch._report import exit_status, signal_name
+
+# Seconds from the request to end to SIGKILL: after a failure, and when the launcher was asked to end, where a worker
+# may want to save its state.
+_GRACE_AFTER_FAILURE = 2.0
+_GRACE_AFTER_SIGNAL = 30.0
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the command line says.
+
+    Args:
+        command: what each worker runs.
+        workers: how many there are on all machines.
+        first: the number of the first one on this machine.
+        here: how many run on this machine.
+        coordinator: host:port of worker 0's launcher; None for a single machine.
+        host: this machine's address; None for the one that the coordinator's machine reaches it by.
+        devices: devices of each worker; None if nobody said.
+        max_restarts: how often all workers are started again after a failure.
+        start_timeout: seconds for the launchers of all machines to come together.
+        grace: seconds from the request to end to SIGKILL; None for the usual.
+        tuning: whether workers get the settings that make JAX safe and fast on CPU.
+    """
+
+    command: tuple[str, ...]
+    workers: int
+    first: int = 0
+    here: int = 1
+    coordinator: str | None = None
+    host: str | None = None
+    devices: int | None = None
+    max_restarts: int = 0
+    start_timeout: float = 300.0
+    grace: float | None = None
+    tuning: bool = True
+
+
+class Launcher:
+    """Starts the workers of this machine, until they are done or have failed for good.
+
+    Args:
+        plan: what to do.
+        screen: where output goes.
+    """
+
+    def __init__(self, plan: Plan, screen: Screen):
+        self._plan = plan
+        self._screen = screen
+        self._gpus = share_gpus(visible_gpus(os.environ), plan.here, plan.devices)
+        self._gang: Gang | None = None
+        self._interrupts: list[int] = []
+
+    def run(self) -> int:
+        """Runs everything; the exit status."""
+        # Where a shell has started something else and then become the launcher, that is its child.
+        others = _guard.descendants(os.getpid())
+        _guard.adopt_orphans()
+        try:
+            return asyncio.run(self._run())
+        except asyncio.CancelledError:  # before the workers were started, or after they had ended
+            self._screen.say(f"interrupted by {signal_name(self._interrupts[0])}.")
+            return exit_status(-self._interrupts[0])
+        finally:
+            _guard.end_descendants(spare=others)  # there are some if a guard was killed
+
+    async def _run(self) -> int:
+        self._inbox: asyncio.Queue[Message] = asyncio.Queue()
+        with self._signals():
+            async with self._link() as (link, host):
+                while (verdict := await self._attempt(link, host))["again"]:
+                    pass
+                return verdict["status"]
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Follows signals, but those that are ignored, such as SIGHUP under nohup."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def act(number: int) -> None:
+            if self._gang is None:
+                task.cancel()
+            else:
+                self._inbox.put_nowait({"op": "signal", "number": number})
+
+        def handle(number: int, frame: object) -> None:
+            self._interrupts.append(number)
+            if self._interrupts.count(signal.SIGINT) > 1:
+                # Even where output is blocked. The guards see that this process has gone, and end everything.
+                os._exit(exit_status(-signal.SIGINT))
+            loop.call_soon_threadsafe(act, number)
+
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        caught = [number for number in _SIGNALS if before[number] != signal.SIG_IGN]
+        for number in caught:
+            signal.signal(number, handle)
+        try:
+            yield
+        finally:
+            for number in caught:
+                signal.signal(number, before[number])
+
+    @contextlib.asynccontextmanager
+    async def _link(self) -> AsyncIterator[tuple[LocalLink | Connection, str]]:
+        """The way to the hub, and the address of this machine."""
+        plan = self._plan
+        if plan.first > 0:
+            assert plan.coordinator is not None
+            connection = await connect(*split_address(plan.coordinator), plan.start_timeout, self._inbox)
+            try:
+                yield connection, plan.host or connection.host
+            finally:
+                await connection.close()
+            return
+        hub = Hub(plan.workers, plan.max_restarts, plan.start_timeout)
+        try:
+            if plan.coordinator is None:
+                yield LocalLink(hub, self._inbox), "127.0.0.1"
+            else:
+                host, port = split_address(plan.coordinator)
+                async with Listener(hub, host, port):
+                    yield LocalLink(hub, self._inbox), plan.host or host
+        finally:
+            hub.close()
+
+    async def _attempt(self, link: LocalLink | Connection, host: str) -> Message:
+        """Starts the workers once: the hub's verdict when all of them, on all machines, have ended."""
+        plan = self._plan
+        ports = Ports(plan.here)
+        try:
+            addresses = [join_address(host, port) for port in ports.numbers]
+            link.send_to_hub(
+                {"op": "join", "workers": plan.workers, "first": plan.first, "host": host, "addresses": addresses}
+            )
+            start = await self._message("start")
+        finally:
+            ports.release()
+        with tempfile.TemporaryDirectory(prefix="replicax-launch-") as folder:
+            workers = [self._worker(index, start, folder) for index in range(plan.here)]
+            self._gang = Gang(
+                workers, host, Path(folder), lambda: link.send_to_hub({"op": "failed", "interrupt": None})
+            )
+            following = asyncio.create_task(self._follow(self._gang, link))
+            outcomes = await self._gang.wait()
+            following.cancel()
+            self._gang = None
+        if self._interrupts:
+            link.send_to_hub({"op": "failed", "interrupt": self._interrupts[0]})
+        now = time.time()
+        link.send_to_hub({"op": "done", "outcomes": [outcome.to_message(now) for outcome in outcomes]})
+        verdict = await self._message("verdict")
+        if verdict["text"]:
+            self._screen.say(verdict["text"], alarm=True)
+        if verdict["again"]:
+            self._screen.say(f"restart {verdict['attempt'] + 1} of at most {verdict['max_restarts']}")
+        return verdict
+
+    async def _message(self, kind: str) -> Message:
+        """The hub's next message of that kind."""
+        while (message := await self._inbox.get())["op"] != kind:
+            if message["op"] == "refused":
+                raise LaunchError(message["message"])
+            if message["op"] == "lost":
+                raise LaunchError(f"The launcher of worker 0, at {self._plan.coordinator}, has gone.")
+        return message
+
+    def _worker(self, index: int, start: Message, folder: str) -> Worker:
+        plan = self._plan
+        environment = worker_environment(
+            os.environ,
+            cluster=start["cluster"],
+            worker=plan.first + index,
+            devices=plan.devices,
+            gpus=None if self._gpus is None else self._gpus[index],
+            report_folder=folder,
+            attempt=start["attempt"],
+            tuning=plan.tuning,
+        )
+        width = len(str(plan.workers - 1))
+        return Worker(plan.first + index, plan.command, environment, self._screen, width)
+
+    async def _follow(self, gang: Gang, link: LocalLink | Connection) -> None:
+        """Does what the hub and signals say, while the workers run."""
+        while True:
+            message = await self._inbox.get()
+            if message["op"] == "signal":  # the hub has the workers of all machines end in the same way
+                link.send_to_hub({"op": "failed", "interrupt": message["number"]})
+            elif message["op"] == "stop" and message["interrupt"] is not None:
+                # A worker knows Ctrl-C and a request to end; the other signals are the launcher's business.
+                number = signal.SIGINT if message["interrupt"] == signal.SIGINT else signal.SIGTERM
+                grace = self._grace(_GRACE_AFTER_SIGNAL)
+                more = "; press Ctrl-C again to kill them now" if self._interrupts == [signal.SIGINT] else ""
+                self._screen.say(f"{signal_name(message['interrupt'])}: the workers have {grace:g} s to end{more}.")
+                await gang.end(number, settle=0.0, grace=grace)
+            else:
+                lost = message["op"] == "lost"
+                if lost:
+                    self._inbox.put_nowait(message)  # for whoever will wait for the verdict
+                await gang.end(signal.SIGTERM, settle=SETTLE, grace=self._grace(_GRACE_AFTER_FAILURE))
+                if lost:
+                    return
+
+    def _grace(self, usual: float) -> float:
+        return usual if self._plan.grace is None else self._plan.grace

@@ -1,0 +1,190 @@
+"""What became of the workers, and which of them failed first."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+# So many lines of its standard error are shown of a worker that ended without a report.
+TAIL_LINES = 30
+# And so many characters of each line, and of a traceback its last ones: they may go to other machines.
+_LINE = 2000
+_TRACEBACK = 100_000
+
+
+@dataclass
+class Outcome:
+    """How a worker ended.
+
+    Args:
+        worker: its number.
+        host: the address of its machine.
+        status: its exit status, negative for the signal that killed it; None if nobody knows any more.
+        when: the time of its end, in seconds since the epoch.
+        ended: whether the launcher ended it.
+        report: what it wrote of its failure, if it did.
+        tail: the last lines of its standard error.
+    """
+
+    worker: int
+    host: str
+    status: int | None
+    when: float
+    ended: bool = False
+    report: dict[str, Any] | None = None
+    tail: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it failed by itself."""
+        return self.report is not None or (self.status != 0 and not self.ended)
+
+    @property
+    def failed_at(self) -> float:
+        """When it failed: a report is written before the process has ended."""
+        return self.report["time"] if self.report else self.when
+
+    def to_message(self, now: float) -> dict[str, Any]:
+        """For another machine, whose clock may differ: times become ages."""
+        message = asdict(self) | {"when": now - self.when}
+        if self.report:
+            message["report"] = self.report | {"time": now - self.report["time"]}
+        return message
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any], now: float) -> Outcome:
+        """The reverse of `to_message`."""
+        outcome = cls(**message)
+        outcome.when = now - outcome.when
+        if outcome.report:
+            outcome.report["time"] = now - outcome.report["time"]
+        return outcome
+
+
+def read_report(folder: Path, worker: int) -> dict[str, Any] | None:
+    """The report of a worker that failed, if it wrote one that can be read."""
+    try:
+        report = json.loads((folder / f"{worker}.json").read_text(encoding="utf-8", errors="replace"))
+        caused_by, step = report.get("caused_by"), report.get("step")
+        return {
+            "time": float(report["time"]),
+            "kind": str(report["kind"]),
+            "message": str(report["message"])[:_LINE],
+            "traceback": str(report.get("traceback") or "")[-_TRACEBACK:],
+            "step": None if step is None else int(step),
+            "caused_by": None if caused_by is None else int(caused_by),
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def readable(lines: Iterable[bytes]) -> list[str]:
+    """Lines of output as text, the long ones cut."""
+    return [line[:_LINE].decode(errors="replace") for line in lines]
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, such as `"SIGKILL"`."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def describe(outcome: Outcome) -> str:
+    """How a worker ended, in a few words."""
+    status = outcome.status
+    if status is None:
+        return "its launcher was lost"
+    if status == 0:
+        return "ended with exit status 0"
+    how = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"
+    return f"ended by the launcher ({how})" if outcome.ended else how
+
+
+def exit_status(status: int) -> int:
+    """What a shell would say: 128 and the signal's number for a process that a signal killed."""
+    return 128 - status if status < 0 else status
+
+
+def verdict(outcomes: Sequence[Outcome]) -> tuple[int, str]:
+    """The launcher's exit status, and what to tell: which worker failed first, and why.
+
+    Returns:
+        0 and an empty text if none failed.
+    """
+    failures = sorted((outcome for outcome in outcomes if outcome.failed), key=lambda outcome: outcome.failed_at)
+    if not failures:
+        return 0, ""
+    witness = failures[0]
+    cause = _follow(witness, {outcome.worker: outcome for outcome in outcomes})
+    statuses = [outcome.status for outcome in (cause, witness, *failures) if outcome.status and (not outcome.ended)]
+    return exit_status(statuses[0]) if statuses else 1, _tell(cause, witness, outcomes)
+
+
+def _follow(witness: Outcome, by_worker: dict[int, Outcome]) -> Outcome:
+    """The worker whom the first report names as the cause, or whom that one's report names, and so on."""
+    cause, seen = witness, set()
+    while cause.worker not in seen and cause.report and cause.report["caused_by"] in by_worker:
+        seen.add(cause.worker)
+        cause = by_worker[cause.report["caused_by"]]
+    return cause
+
+
+def _tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
+    several = len({outcome.host for outcome in outcomes}) > 1
+    where = f" on {cause.host}" if several else ""
+    report = cause.report
+    if cause is witness or report:
+        step = f", at step {report['step']}" if report and report["step"] is not None else ""
+        lines = [f"worker {cause.worker}{where} failed first{step}: {describe(cause)}"]
+    else:
+        lines = [f"worker {cause.worker}{where} is the cause: {describe(cause)}"]
+    if cause.status == -signal.SIGKILL and not cause.ended:
+        lines[0] += " (the kernel does so when memory runs out)"
+    if report:
+        text = report["traceback"].rstrip()
+        if report["message"].strip() not in text:
+            lines.append(f"  {report['message']}")
+        lines += _indent(text.splitlines())
+    else:
+        if witness is not cause and witness.report:
+            lines.append(f"  worker {witness.worker} says: {witness.report['message']}")
+        if cause.tail:
+            lines.append("  The last lines of its standard error:")
+            lines += _indent(_from_last_traceback(cause.tail))
+    lines += _others(cause, outcomes)
+    return "\n".join(lines)
+
+
+def _others(cause: Outcome, outcomes: Sequence[Outcome]) -> list[str]:
+    """A line for each way in which other workers ended."""
+    groups: dict[str, list[str]] = {}
+    for outcome in outcomes:
+        if outcome is not cause:
+            what = describe(outcome) + (f", {outcome.report['message']}" if outcome.report else "")
+            groups.setdefault(what, []).append(f"worker {outcome.worker}")
+    return [f"  {join_names(names)}: {what}" for what, names in groups.items()]
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Names as a list for people.
+
+    >>> join_names(["worker 1", "worker 2", "worker 3"])
+    'worker 1, worker 2 and worker 3'
+    """
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def _from_last_traceback(tail: Sequence[str]) -> Sequence[str]:
+    starts = [number for number, line in enumerate(tail) if line.startswith("Traceback (most recent call last)")]
+    # Not the last: exceptions that led to one another are printed one after the other.
+    return tail[starts[0] :] if starts else tail
+
+
+def _indent(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}".rstrip() for line in lines]

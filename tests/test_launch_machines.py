@@ -1,0 +1,213 @@
+"""`replicax launch` on several machines, each of which is a launcher on loopback here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from launching import Launch
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@contextlib.contextmanager
+def machines(folder: Path, ranks: list[str], program: str, options: str = "") -> Iterator[list[Launch]]:
+    """A launcher for each of `ranks`: the number of its first worker and options of its own."""
+    coordinator = f"--coordinator 127.0.0.1:{free_port()}"
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(Launch(folder, f"{options} {coordinator} --worker-rank {rank}", program))
+            for rank in ranks
+        ]
+
+
+def test_all_workers_get_one_cluster(tmp_path):
+    # The first machine comes last: the others try until it is there.
+    ranks = ["3", "1 --workers-here 2", "0"]
+    with machines(tmp_path, ranks, "print(task, cluster)", "--workers 4") as launches:
+        assert [launch.wait() for launch in launches] == [0, 0, 0], [launch.output for launch in launches]
+    printed = sorted(line for launch in launches for line in launch.out.splitlines())
+    cluster = printed[0].split(" ", 3)[3]
+    assert printed == [f"[worker {worker}] {worker} {cluster}" for worker in range(4)]
+    assert len(set(json.loads(cluster.replace("'", '"')))) == 4
+
+
+def test_a_failure_on_one_machine_ends_all_and_is_told_on_all(tmp_path):
+    program = """
+    if task == 1:
+        report(message="ValueError: boom", traceback="Traceback\\nValueError: boom", step=3)
+        sys.exit(4)
+    for_ever()
+    """
+    with machines(tmp_path, ["0", "1", "2"], program, "--workers 3") as launches:
+        assert [launch.wait() for launch in launches] == [4, 4, 4], [launch.output for launch in launches]
+    for launch in launches:
+        assert launch.err.splitlines() == [
+            "replicax launch: worker 1 failed first, at step 3: exit status 4",
+            "    Traceback",
+            "    ValueError: boom",
+            "  worker 0 and worker 2: ended by the launcher (killed by SIGTERM)",
+        ]
+
+
+def test_restarts_happen_together(tmp_path):
+    program = """
+    print("attempt", attempt, cluster)
+    if attempt == task:
+        sys.exit(1)
+    if attempt < 2:
+        for_ever()
+    """
+    with machines(tmp_path, ["0", "1"], program, "--workers 2 --max-restarts 3") as launches:
+        assert [launch.wait() for launch in launches] == [0, 0], [launch.output for launch in launches]
+    for launch in launches:
+        assert "restart 2 of at most 3" in launch.err
+    first, second = ([line.partition("attempt")[2] for line in launch.out.splitlines()] for launch in launches)
+    assert first == second
+    assert len(set(first)) == 3
+
+
+def test_missing_workers_are_named_at_the_deadline(tmp_path):
+    options = "--workers 4 --start-timeout 3"
+    with machines(tmp_path, ["0", "2"], "print('started')", options) as launches:
+        assert [launch.wait() for launch in launches] == [2, 2], [launch.output for launch in launches]
+    for launch in launches:
+        assert "After 3 s nobody has come for worker 1 and worker 3." in launch.err
+        assert "Here are: worker 0 (127.0.0.1) and worker 2 (127.0.0.1)." in launch.err
+        assert not launch.out
+
+
+def test_two_launchers_cannot_have_one_rank(tmp_path):
+    program = "print('started')"
+    with contextlib.ExitStack() as stack:
+        coordinator = f"--workers 3 --coordinator 127.0.0.1:{free_port()}"
+        one, two = (stack.enter_context(Launch(tmp_path, f"{coordinator} --worker-rank 1", program)) for _ in range(2))
+        zero = stack.enter_context(Launch(tmp_path, f"{coordinator} --worker-rank 0", program))
+        # One of the two comes first, and then waits for worker 2 in vain or not: the other one is told.
+        one.until(lambda: "Two launchers claim worker 1" in one.err + two.err, "the second one is refused")
+        last = stack.enter_context(Launch(tmp_path, f"{coordinator} --worker-rank 2", program))
+        assert sorted(launch.wait() for launch in (zero, one, two, last)) == [0, 0, 0, 2]
+
+
+def test_launchers_that_disagree_on_the_number_of_workers_are_told(tmp_path):
+    with machines(tmp_path, ["0 --workers 2 --start-timeout 5", "1 --workers 3"], "print('started')") as launches:
+        assert [launch.wait() for launch in launches] == [2, 2], [launch.output for launch in launches]
+    assert "It has --workers 3, but the launcher of worker 0 has 2." in launches[1].err
+
+
+def test_a_coordinator_that_nobody_runs_is_told(tmp_path):
+    with machines(tmp_path, ["1"], "print('started')", "--workers 2 --start-timeout 1") as (launch,):
+        assert launch.wait() == 2
+    assert "Nobody answers at the coordinator's address 127.0.0.1:" in launch.err
+    assert "Connection refused" in launch.err
+
+
+def test_a_coordinator_port_that_is_taken_is_told(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        options = f"--workers 2 --worker-rank 0 --coordinator {address}"
+        with Launch(tmp_path, options, "print('started')") as launch:
+            assert launch.wait() == 2
+    assert f"Cannot listen at the coordinator's address {address}" in launch.err
+
+
+def test_a_coordinator_on_another_machine_is_told(tmp_path):
+    # 192.0.2.0/24 is for documentation: no machine has such an address.
+    options = "--workers 2 --worker-rank 0 --coordinator 192.0.2.1:4000"
+    with Launch(tmp_path, options, "print('started')") as launch:
+        assert launch.wait() == 2
+    assert "192.0.2.1:4000 is not an address of this machine" in launch.err
+
+
+def test_strangers_on_the_port_do_no_harm(tmp_path):
+    port = free_port()
+    options = f"--workers 2 --coordinator 127.0.0.1:{port} --worker-rank"
+    with Launch(tmp_path, f"{options} 0", "print('hello')") as zero:
+        for word in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"op": "join"}\n', b'{"op": "done"}\n', b"{" * 100000):
+            stranger = connect(zero, port)
+            with stranger:
+                stranger.sendall(word)
+                stranger.shutdown(socket.SHUT_WR)
+                with contextlib.suppress(ConnectionResetError):
+                    while stranger.recv(4096):
+                        pass
+        with Launch(tmp_path, f"{options} 1", "print('hello')") as one:
+            assert [zero.wait(), one.wait()] == [0, 0], [zero.output, one.output]
+
+
+def connect(launch: Launch, port: int) -> socket.socket:
+    """Connects when the launcher listens."""
+    connections: list[socket.socket] = []
+
+    def attempt() -> bool:
+        with contextlib.suppress(ConnectionRefusedError):
+            connections.append(socket.create_connection(("127.0.0.1", port), timeout=30.0))
+        return bool(connections)
+
+    launch.until(attempt, "a connection")
+    return connections[0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_launcher_that_dies_ends_all(rank, tmp_path):
+    program = "print('ready')\nfor_ever()"
+    with machines(tmp_path, ["0", "1"], program, "--workers 2") as launches:
+        for launch in launches:
+            launch.wait_for("ready")
+        launches[rank].signal(signal.SIGKILL)
+        other = launches[1 - rank]
+        assert other.wait() == (1 if rank else 2), other.output
+    if rank:
+        assert "worker 1 failed first: its launcher was lost" in other.err
+    else:
+        assert "The launcher of worker 0, at 127.0.0.1:" in other.err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_interrupt_on_one_machine_ends_all_without_a_restart(rank, tmp_path):
+    program = """
+    def save(number, frame):
+        print("saved")
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    print("ready")
+    for_ever()
+    """
+    with machines(tmp_path, ["0", "1"], program, "--workers 2 --max-restarts 3") as launches:
+        for launch in launches:
+            launch.wait_for("ready")
+        launches[rank].signal(signal.SIGTERM)
+        assert [launch.wait() for launch in launches] == [143, 143], [launch.output for launch in launches]
+    for launch in launches:
+        assert "saved" in launch.out
+        assert "interrupted by SIGTERM on 127.0.0.1; all workers have ended." in launch.err
+
+
+def test_an_interrupt_while_waiting_for_the_others_ends_the_launcher(tmp_path):
+    with machines(tmp_path, ["1"], "print('started')", "--workers 2") as (launch,):
+        # It imports replicax before it handles signals; a descriptor for a socket shows that it has come to connecting.
+        launch.until(lambda: any_socket(launch), "a socket")
+        launch.signal(signal.SIGINT)
+        assert launch.wait() == 130, launch.output
+    assert launch.err == "replicax launch: interrupted by SIGINT.\n"
+
+
+def any_socket(launch: Launch) -> bool:
+    found = False
+    for pid in launch.processes():
+        with contextlib.suppress(OSError):
+            found = found or any(
+                str(entry.readlink()).startswith("socket:") for entry in Path(f"/proc/{pid}/fd").iterdir()
+            )
+    return found

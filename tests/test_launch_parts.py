@@ -1,0 +1,165 @@
+"""The parts of `replicax launch` that need no process: lines, ports, GPUs, and which failure was the first."""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replicax.launch._cluster import LaunchError, Ports, split_address, visible_gpus
+from replicax.launch._output import LONGEST_LINE, PROGRESS_INTERVAL, Lines
+from replicax.launch._report import Outcome, read_report, verdict
+
+
+def cut(chunks, clock=lambda: 0.0):
+    lines = []
+    cutter = Lines(lines.append, clock)
+    for chunk in chunks:
+        cutter.feed(chunk)
+    cutter.close()
+    return lines
+
+
+@given(st.lists(st.text("ab\n", max_size=8).map(str.encode), max_size=8))
+def test_lines_do_not_depend_on_how_they_arrive(chunks):
+    text = b"".join(chunks)
+    assert cut(chunks) == text.removesuffix(b"\n").split(b"\n") if text else cut(chunks) == []
+
+
+@given(st.lists(st.text("ab\r\n", max_size=8).map(str.encode), max_size=8))
+def test_a_line_that_is_drawn_anew_shows_its_last_state(chunks):
+    text = b"".join(chunks)
+    lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in text.split(b"\n")]
+    assert cut(chunks) == (lines if lines[-1] else lines[:-1])
+
+
+def test_a_progress_bar_is_shown_now_and_then():
+    now = [0.0]
+    lines = []
+    cutter = Lines(lines.append, lambda: now[0])
+    for percent in range(0, 100):
+        now[0] = percent * PROGRESS_INTERVAL / 10
+        cutter.feed(b"\r%d%%" % percent)
+    assert lines == [b"%d%%" % percent for percent in range(9, 99, 10)]
+    cutter.feed(b"\r100%\nnext\r\n")
+    assert lines[-2:] == [b"100%", b"next"]
+
+
+def test_a_line_without_end_is_not_kept_for_ever():
+    lines = []
+    cutter = Lines(lines.append)
+    cutter.feed(b"x" * LONGEST_LINE)
+    assert not lines
+    cutter.feed(b"x")
+    assert lines == [b"x" * (LONGEST_LINE + 1)]
+
+
+def test_ports_are_free_different_and_held():
+    ports = Ports(20)
+    assert len(set(ports.numbers)) == 20
+    for port in ports.numbers:
+        with pytest.raises(OSError), socket.create_server(("127.0.0.1", port)):
+            pass
+    ports.release()
+    for port in ports.numbers:
+        socket.create_server(("127.0.0.1", port)).close()
+
+
+def test_a_port_in_use_is_not_taken(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr("replicax.launch._cluster._ports_to_try", lambda: [server.getsockname()[1]])
+        with pytest.raises(LaunchError, match="no 1 free ports"):
+            Ports(1)
+
+
+@pytest.mark.parametrize("text", ["host", "host:", ":1", "host:0", "host:65536", "fe80::1:4000", "a b:1", "[host]:1"])
+def test_an_address_that_does_not_read_as_one(text):
+    with pytest.raises(LaunchError, match="--coordinator is HOST:PORT"):
+        split_address(text)
+
+
+def test_addresses_of_both_kinds():
+    assert split_address("node-1.example:4000") == ("node-1.example", 4000)
+    assert split_address("[fe80::1]:4000") == ("fe80::1", 4000)
+
+
+@pytest.mark.parametrize(
+    "environment, gpus",
+    [
+        ({}, ["0", "1"]),
+        ({"CUDA_VISIBLE_DEVICES": ""}, []),
+        ({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, ["1"]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-8a, 1"}, ["GPU-8a", "1"]),
+        ({"JAX_PLATFORMS": "cpu"}, []),
+        ({"JAX_PLATFORMS": "cuda,cpu"}, ["0", "1"]),
+    ],
+)
+def test_which_gpus_there_are(environment, gpus, tmp_path):
+    for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert visible_gpus(environment, str(tmp_path)) == gpus
+
+
+def outcome(worker, status, when, *, ended=False, **report):
+    if report:
+        report = {"time": when - 0.5, "kind": "exception", "message": "", "traceback": "", **report}
+        report = {"step": None, "caused_by": None, **report}
+    return Outcome(worker, "127.0.0.1", status, when, ended, report or None)
+
+
+def first_line(*outcomes):
+    status, text = verdict(outcomes)
+    return status, text.partition("\n")[0]
+
+
+def test_no_failure():
+    assert verdict([outcome(0, 0, 1.0), outcome(1, 0, 2.0)]) == (0, "")
+
+
+def test_the_first_to_fail_is_not_the_first_to_end():
+    # Worker 0 crashed at once when worker 1, which had raised before, broke their connection while it was ending.
+    found = first_line(outcome(0, -signal.SIGABRT, 1.2), outcome(1, 1, 1.5, message="ValueError: boom"))
+    assert found == (1, "worker 1 failed first: exit status 1")
+
+
+def test_a_killed_worker_is_first_though_it_could_not_report():
+    found = first_line(outcome(0, 1, 9.0, message="Connection reset"), outcome(1, -signal.SIGKILL, 1.0))
+    assert found == (137, "worker 1 failed first: killed by SIGKILL (the kernel does so when memory runs out)")
+
+
+def test_causes_are_followed_from_report_to_report():
+    found = first_line(
+        outcome(0, 70, 5.0, kind="lost", caused_by=1),
+        outcome(1, 70, 6.0, kind="lost", caused_by=2),
+        outcome(2, 3, 7.0, message="ValueError: boom", step=4),
+    )
+    assert found == (3, "worker 2 failed first, at step 4: exit status 3")
+
+
+def test_workers_that_blame_each_other():
+    found = first_line(outcome(0, 70, 5.0, kind="stuck", caused_by=1), outcome(1, 71, 6.0, kind="stuck", caused_by=0))
+    assert found == (70, "worker 0 failed first: exit status 70")
+
+
+def test_a_worker_that_left_early_is_the_cause_and_the_exit_status_the_witness():
+    status, text = verdict([outcome(0, 70, 5.0, kind="left", caused_by=1, message="worker 1 left"), outcome(1, 0, 1.0)])
+    assert status == 70
+    assert text.splitlines()[:2] == [
+        "worker 1 is the cause: ended with exit status 0",
+        "  worker 0 says: worker 1 left",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"time": "soon"}', '{"time": 1, "kind": "lost"}'])
+def test_a_report_that_cannot_be_read_is_none(text, tmp_path):
+    (tmp_path / "0.json").write_text(text, encoding="utf-8")
+    assert read_report(tmp_path, 0) is None
+
+
+def test_times_survive_clocks_that_differ():
+    before = outcome(0, 1, 100.0, message="boom")
+    after = Outcome.from_message(before.to_message(now=102.0), now=5000.0)
+    assert (after.when, after.failed_at) == (4998.0, 4997.5)
