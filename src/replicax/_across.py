@@ -25,6 +25,7 @@ from replicax._indexed_slices import IndexedSlices
 from replicax._types import ReduceOp
 from replicax._values import ReplicaMesh, is_array
 
+
 def _described(part: Any) -> str:
     return f"{part.dtype}{list(part.shape)}" if is_array(part) else type(part).__name__
 
