@@ -187,3 +187,24 @@ def test_is_staging():
 
     f(1.0), jax.grad(f)(1.0), jax.jit(f)(1.0)
     assert seen == [False, False, True]
+
+
+def test_the_coordination_service_keeps_keys_and_values(run_python):
+    done = run_python(
+        """
+        import socket
+        import jax
+        from replicax import _private
+
+        with socket.socket() as found:
+            found.bind(("localhost", 0))
+            port = found.getsockname()[1]
+        jax.distributed.initialize(f"localhost:{port}", 1, 0)
+        client = _private.coordination_client()
+        assert _private.value_of_key(client, "missing", 50) is None
+        client.key_value_set("there", "text")
+        print(_private.value_of_key(client, "there", 50))
+        jax.distributed.shutdown()
+        """
+    )
+    assert done.returncode == 0 and done.stdout.strip().endswith("text"), done.stderr

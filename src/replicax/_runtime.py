@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from replicax import _ending, _preflight, _private
+from replicax import _ending, _preflight, _private, _quiet
 from replicax._calls import Call, Calls
 from replicax._channel import Relay, interface, join_address, listen, parse
 from replicax._errors import JobError
@@ -207,7 +207,8 @@ def _start(job: Job) -> None:
     found = _preflight.devices()
     if preflight != "off":
         _preflight.compare_devices(found, job.name)
-    _first_collective()
+    with _quiet.without_greetings():
+        _first_collective()
     calls.end_wait(wait)
     if job.process_id == 0 and preflight == "on":
         _ending.say(_preflight.table(said, found, job))
