@@ -13,14 +13,15 @@ from test_ways import (
     MEAN,
     SUM,
     compiled,
-    counts,
     ctx,
     mirrored,
     one_device,
     parts,
     per_replica,
     replica_id,
+    replicated,
     several,
+    several_replicated,
     strategies,
     ways,
 )
@@ -46,12 +47,12 @@ def strategy_with(ops, n) -> rx.MirroredStrategy:
 # all_reduce
 
 
-@counts
+@replicated
 @ways
 @pytest.mark.parametrize("op", [SUM, MEAN, "sum", "Mean"], ids=str)
-def test_all_reduce(n, way, op):
+def test_all_reduce(make, n, way, op):
     """Fact 52."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def replica():
         r = replica_id() + 1
@@ -64,12 +65,12 @@ def test_all_reduce(n, way, op):
     assert [p.shape for p in strategy.experimental_local_results(result["b"][1][0])] == [(2, 0, 3)] * n
 
 
-@several
+@several_replicated
 @ways
 @pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32, np.int8, np.int32, np.uint8, np.complex64])
-def test_all_reduce_of_each_dtype(n, way, dtype):
+def test_all_reduce_of_each_dtype(make, n, way, dtype):
     """Fact 52: the sum keeps the dtype, the mean of integers is floating point."""
-    strategy = mirrored(n)
+    strategy = make()
     x = per_replica(strategy, [np.asarray(2 * r + 1).astype(dtype) for r in range(n)])
 
     def replica(x):
@@ -81,11 +82,11 @@ def test_all_reduce_of_each_dtype(n, way, dtype):
     assert all(p.dtype == floating and complex(p) == n for p in mean.values)
 
 
-@several
+@several_replicated
 @ways
-def test_one_call_may_mix_dtypes_and_be_empty(n, way):
+def test_one_call_may_mix_dtypes_and_be_empty(make, n, way):
     """Fact 52: TensorFlow refuses both, which is not to be copied."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def replica():
         r = ctx().replica_id_in_sync_group
@@ -98,11 +99,11 @@ def test_one_call_may_mix_dtypes_and_be_empty(n, way):
     assert way(lambda: strategy.run(lambda: ctx().all_reduce(SUM, [])))() == []
 
 
-@several
+@several_replicated
 @ways
-def test_all_reduce_reads_variables_and_takes_numpy(n, way):
+def test_all_reduce_reads_variables_and_takes_numpy(make, n, way):
     """Fact 52."""
-    strategy = mirrored(n)
+    strategy = make()
     with strategy.scope():
         v = rx.Variable(2.0)
         on_read = rx.Variable(
@@ -118,11 +119,11 @@ def test_all_reduce_reads_variables_and_takes_numpy(n, way):
     assert parts(strategy, a) == [1.0 * n] * n and parts(strategy, b) == [[5.0 * n]] * n
 
 
-@several
+@several_replicated
 @ways
-def test_the_very_same_array_counts_as_one_value(n, way):
+def test_the_very_same_array_counts_as_one_value(make, n, way):
     """Fact 53: the trap. Captured or passed undistributed it is not multiplied; computed by the replica it is."""
-    strategy, shared = mirrored(n), jnp.asarray([5.0])
+    strategy, shared = make(), jnp.asarray([5.0])
 
     def all_of(x):
         c = ctx()
@@ -142,11 +143,11 @@ def test_the_very_same_array_counts_as_one_value(n, way):
     assert found == [once, once, once, once, once, times, times, once * n]
 
 
-@several
+@several_replicated
 @ways
-def test_all_reduce_refuses(n, way):
+def test_all_reduce_refuses(make, n, way):
     """Fact 54."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def refused(error, match, value, op=SUM, **more):
         with pytest.raises(error, match=match):
@@ -164,10 +165,10 @@ def test_all_reduce_refuses(n, way):
         way(lambda: strategy.run(lambda: ctx().all_reduce(replica_id())))()
 
 
-@several
-def test_eager_replicas_with_different_shapes_or_dtypes_are_refused(n):
+@several_replicated
+def test_eager_replicas_with_different_shapes_or_dtypes_are_refused(make, n):
     """Fact 54: detected, not waited on."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def rid():
         return int(ctx().replica_id_in_sync_group)
@@ -178,12 +179,12 @@ def test_eager_replicas_with_different_shapes_or_dtypes_are_refused(n):
         strategy.run(lambda: ctx().all_reduce(SUM, jnp.ones((), jnp.float32 if rid() else jnp.int32)))
 
 
-@several
+@several_replicated
 @ways
 @pytest.mark.parametrize("op", [SUM, MEAN])
-def test_sparse_values_are_concatenated(n, way, op):
+def test_sparse_values_are_concatenated(make, n, way, op):
     """Fact 55: beside dense ones."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def replica():
         r = replica_id()
@@ -203,12 +204,12 @@ def test_sparse_values_are_concatenated(n, way, op):
 # all_gather
 
 
-@counts
+@replicated
 @ways
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
-def test_all_gather(n, way, axis):
+def test_all_gather(make, n, way, axis):
     """Fact 50."""
-    strategy = mirrored(n)
+    strategy = make()
     values = [np.arange(6, dtype=np.float32).reshape(2, 3) + 10 * r for r in range(n)]
 
     def replica(x):
@@ -220,10 +221,10 @@ def test_all_gather(n, way, axis):
     assert result["c"] == ()
 
 
-@several
-def test_eager_all_gather_of_uneven_shares(n):
+@several_replicated
+def test_eager_all_gather_of_uneven_shares(make, n):
     """Fact 50."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def replica():
         r = int(ctx().replica_id_in_sync_group)
@@ -234,11 +235,11 @@ def test_eager_all_gather_of_uneven_shares(n):
     assert parts(strategy, b) == [[[r for r in range(n) for _ in range(r)]]] * n
 
 
-@several
+@several_replicated
 @ways
-def test_all_gather_refuses(n, way):
+def test_all_gather_refuses(make, n, way):
     """Facts 50, 51."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def refused(error, match, value, axis=0):
         with pytest.raises(error, match=match):
@@ -261,10 +262,10 @@ def test_all_gather_refuses(n, way):
     assert way(lambda: strategy.run(lambda: ctx().all_gather([], axis=0)))() == []
 
 
-@several
-def test_eager_all_gather_of_shares_that_do_not_fit(n):
+@several_replicated
+def test_eager_all_gather_of_shares_that_do_not_fit(make, n):
     """Fact 51."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def rid():
         return int(ctx().replica_id_in_sync_group)
@@ -281,11 +282,11 @@ def test_eager_all_gather_of_shares_that_do_not_fit(n):
 # merge_call
 
 
-@several
+@several_replicated
 @ways
-def test_merge_call(n, way):
+def test_merge_call(make, n, way):
     """Fact 57."""
-    strategy, seen = mirrored(n), []
+    strategy, seen = make(), []
 
     def merge(got, per, same, *, key):
         seen.append(
@@ -305,11 +306,11 @@ def test_merge_call(n, way):
     assert int(strategy.experimental_local_results(result["plain"])[0]) == 5
 
 
-@several
+@several_replicated
 @ways
-def test_merge_call_hands_out_components(n, way):
+def test_merge_call_hands_out_components(make, n, way):
     """Fact 57: of what the merge function returns each replica gets its own component."""
-    strategy = mirrored(n)
+    strategy = make()
     x = per_replica(strategy, [10.0 * r for r in range(n)])
     result = way(lambda x: strategy.run(lambda: ctx().merge_call(lambda s: {"x": x})["x"] + replica_id()))(x)
     assert parts(strategy, result) == [11.0 * r for r in range(n)]
@@ -343,20 +344,20 @@ def test_merge_call_with_variables_and_errors(n, way):
     assert int(way(lambda: strategy.run(lambda: ctx().merge_call(lambda s, x: x, args=[3])))()) == 3
 
 
-@several
+@several_replicated
 @ways
-def test_run_inside_of_a_merge_function(n, way):
+def test_run_inside_of_a_merge_function(make, n, way):
     """Fact 58."""
-    strategy = mirrored(n)
+    strategy = make()
     result = way(lambda: strategy.run(lambda: ctx().merge_call(lambda s: s.run(lambda: replica_id() + 1))))()
     assert parts(strategy, result) == [r + 1.0 for r in range(n)]
 
 
-@several
+@several_replicated
 @ways
-def test_reduce_gather_and_local_results_inside_of_a_merge_function(n, way):
+def test_reduce_gather_and_local_results_inside_of_a_merge_function(make, n, way):
     """Fact 57: what merge functions are for."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def merge(s, x):
         return s.reduce(SUM, x, axis=0), s.reduce(MEAN, x, axis=None), s.gather(x, axis=0)
@@ -433,13 +434,13 @@ def by_tape(function, x):
 differentiated = pytest.mark.parametrize("differentiate", [by_grad, by_tape], ids=["grad", "tape"])
 
 
-@counts
+@replicated
 @ways
 @differentiated
 @pytest.mark.parametrize("op", [SUM, MEAN])
-def test_the_gradient_of_all_reduce_is_the_all_reduce_of_gradients(n, way, differentiate, op):
+def test_the_gradient_of_all_reduce_is_the_all_reduce_of_gradients(make, n, way, differentiate, op):
     """Fact 56: replica r's loss is (r + 1) * all_reduce(x * x); its gradient 2 x times the reduced (r + 1)."""
-    strategy = mirrored(n)
+    strategy = make()
     x = per_replica(strategy, [r + 1.0 for r in range(n)])
 
     def replica(x):
@@ -451,12 +452,12 @@ def test_the_gradient_of_all_reduce_is_the_all_reduce_of_gradients(n, way, diffe
     assert parts(strategy, gradient) == [2 * (r + 1) * reduced for r in range(n)]
 
 
-@several
+@several_replicated
 @ways
 @differentiated
-def test_the_gradient_of_all_gather_is_the_replicas_own_part(n, way, differentiate):
+def test_the_gradient_of_all_gather_is_the_replicas_own_part(make, n, way, differentiate):
     """Fact 56."""
-    strategy = mirrored(n)
+    strategy = make()
     x = per_replica(strategy, [[1.0, 2.0]] * n)
     weights = np.arange(1.0, 2 * n + 1, dtype=np.float32)
 
@@ -469,11 +470,11 @@ def test_the_gradient_of_all_gather_is_the_replicas_own_part(n, way, differentia
     assert parts(strategy, gradient) == (weights.reshape(n, 2) * scales).tolist()
 
 
-@several
+@several_replicated
 @differentiated
-def test_the_gradient_of_an_uneven_all_gather(n, differentiate):
+def test_the_gradient_of_an_uneven_all_gather(make, n, differentiate):
     """Facts 50, 56."""
-    strategy = mirrored(n)
+    strategy = make()
     weights = np.arange(1.0, n * (n + 1) / 2 + 1, dtype=np.float32)
 
     def replica():
@@ -485,22 +486,22 @@ def test_the_gradient_of_an_uneven_all_gather(n, differentiate):
     assert parts(strategy, strategy.run(replica)) == expected
 
 
-@several
+@several_replicated
 @ways
 @differentiated
-def test_the_local_gradient_is_not_summed(n, way, differentiate):
+def test_the_local_gradient_is_not_summed(make, n, way, differentiate):
     """Fact 68: of a value that all replicas share every replica gets its own gradient."""
-    strategy, w = mirrored(n), jnp.float32(3.0)
+    strategy, w = make(), jnp.float32(3.0)
     x = per_replica(strategy, [r + 1.0 for r in range(n)])
     gradient = way(lambda w, x: strategy.run(lambda a: differentiate(lambda w: w * w * a, w * 1.0), args=(x,)))(w, x)
     assert parts(strategy, gradient) == [6.0 * (r + 1) for r in range(n)]
 
 
-@several
+@several_replicated
 @ways
 @differentiated
-def test_two_collectives_after_one_another_are_differentiated(n, way, differentiate):
-    strategy = mirrored(n)
+def test_two_collectives_after_one_another_are_differentiated(make, n, way, differentiate):
+    strategy = make()
     x = per_replica(strategy, [r + 1.0 for r in range(n)])
 
     def loss(x):
@@ -512,11 +513,11 @@ def test_two_collectives_after_one_another_are_differentiated(n, way, differenti
     np.testing.assert_allclose(parts(strategy, gradient), [2 * (r + 1 - mean) for r in range(n)], atol=1e-6)
 
 
-@several
+@several_replicated
 @ways
-def test_a_nest_of_dtypes_is_differentiated(n, way):
+def test_a_nest_of_dtypes_is_differentiated(make, n, way):
     """Integers have no gradient and do not stand in the way."""
-    strategy = mirrored(n)
+    strategy = make()
     x = per_replica(strategy, [r + 1.0 for r in range(n)])
 
     def replica(x):
@@ -573,12 +574,12 @@ def test_one_replica_needs_no_packing():
     assert all_reduces(mirrored(1), [(3,)] * 4) <= 1
 
 
-@several
+@several_replicated
 @ways
 @pytest.mark.parametrize("bytes_per_pack", [0, 1, 8, 1 << 20])
-def test_options_do_not_change_the_values(n, way, bytes_per_pack):
+def test_options_do_not_change_the_values(make, n, way, bytes_per_pack):
     """Facts 52, 96."""
-    strategy = mirrored(n)
+    strategy = make()
     options = rx.CommunicationOptions(bytes_per_pack, timeout_seconds=10.0, implementation="ring")
 
     def replica():
@@ -751,8 +752,8 @@ def test_communication_options():
     )
 
 
-@several
-def test_compiled_collectives_are_traced_once(n):
+@several_replicated
+def test_compiled_collectives_are_traced_once(make, n):
     traces = []
 
     def replica(x):
@@ -760,7 +761,7 @@ def test_compiled_collectives_are_traced_once(n):
         y = ctx().all_gather(x, axis=0)
         return ctx().merge_call(lambda s, v: s.reduce(SUM, v, axis=0), args=(y,)) + ctx().all_reduce(MEAN, x)
 
-    strategy = mirrored(n)
+    strategy = make()
     run = compiled(lambda x: strategy.run(replica, args=(x,)))
     for start in (0.0, 1.0):
         values = [start + r for r in range(n)]

@@ -8,7 +8,18 @@ import threading
 
 import jax.numpy as jnp
 import pytest
-from test_ways import MEAN, SUM, ctx, mirrored, one_device, parts, per_replica, several, strategies, ways
+from test_ways import (
+    MEAN,
+    SUM,
+    ctx,
+    mirrored,
+    one_device,
+    parts,
+    per_replica,
+    several_replicated,
+    strategies,
+    ways,
+)
 
 import replicax as rx
 
@@ -88,9 +99,9 @@ def test_a_scope_object_is_entered_once():
     assert not rx.has_strategy()
 
 
-@several
+@several_replicated
 @ways
-def test_no_scope_inside_of_run(n, way):
+def test_no_scope_inside_of_run(make, n, way):
     """Fact 7."""
 
     def enter(strategy):
@@ -100,17 +111,17 @@ def test_no_scope_inside_of_run(n, way):
     with pytest.raises(
         RuntimeError, match=r"requires being in cross-replica context, use get_replica_context\(\).merge"
     ):
-        way(lambda: mirrored(n).run(lambda: enter(mirrored(n))))()
+        way(lambda: make().run(lambda: enter(make())))()
     with pytest.raises(RuntimeError, match="Mixing different tf.distribute.Strategy objects"):
-        way(lambda: mirrored(n).run(lambda: enter(mirrored(n + 1))))()
+        way(lambda: make().run(lambda: enter(mirrored(n + 1))))()
     assert not rx.has_strategy()
 
 
-@several
+@several_replicated
 @ways
-def test_methods_of_the_wrong_context(n, way):
+def test_methods_of_the_wrong_context(make, n, way):
     """Fact 9."""
-    strategy, x = mirrored(n), jnp.ones(1)
+    strategy, x = make(), jnp.ones(1)
     for call in (
         lambda: strategy.run(lambda: 1),
         lambda: strategy.reduce(SUM, x, axis=None),
@@ -255,10 +266,10 @@ def test_value_context_and_enumerations():
     )
 
 
-@several
-def test_older_names(n):
+@several_replicated
+def test_older_names(make, n):
     """Fact 90."""
-    strategy = mirrored(n)
+    strategy = make()
     assert (
         strategy.experimental_run(lambda: 1) == 1 and strategy.configure() is None and strategy.cluster_resolver is None
     )

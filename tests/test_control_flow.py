@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from test_ways import MEAN, SUM, ctx, mirrored, parts, per_replica, replica_id, several, ways
+from test_ways import MEAN, SUM, ctx, mirrored, parts, per_replica, replica_id, several, several_replicated, ways
 
 import replicax as rx
 
@@ -35,9 +35,9 @@ def compiled_run(n, replica, *args):
     return parts(strategy, rx.function(lambda *a: strategy.run(replica, args=a))(*args))
 
 
-@several
+@several_replicated
 @meetings
-def test_a_branch_that_replicas_may_take_differently_is_refused(n, meet):
+def test_a_branch_that_replicas_may_take_differently_is_refused(make, n, meet):
     """Fact 26: TensorFlow refuses all of them; to hang would be the alternative."""
     predicates = [
         lambda x: replica_id() > 0,
@@ -48,7 +48,7 @@ def test_a_branch_that_replicas_may_take_differently_is_refused(n, meet):
         lambda x: jax.jit(lambda y: y > 1)(x),
         lambda x: lax.scan(lambda c, i: (c + i, c * x), 0.0, jnp.arange(3.0))[1][1] > 1,
     ]
-    x = per_replica(mirrored(n), [r + 1.0 for r in range(n)])
+    x = per_replica(make(), [r + 1.0 for r in range(n)])
     for predicate in predicates:
 
         def replica(x, predicate=predicate):
@@ -60,11 +60,11 @@ def test_a_branch_that_replicas_may_take_differently_is_refused(n, meet):
     assert compiled_run(n, lambda x: total(x), x) == [n * (n + 1) / 2] * n
 
 
-@several
+@several_replicated
 @meetings
-def test_a_branch_that_all_replicas_take_alike_works(n, meet):
+def test_a_branch_that_all_replicas_take_alike_works(make, n, meet):
     flag = jnp.asarray(True)
-    x = per_replica(mirrored(n), [r + 1.0 for r in range(n)])
+    x = per_replica(make(), [r + 1.0 for r in range(n)])
     predicates = [
         lambda x, flag: flag,
         lambda x, flag: total(x) > 1.0,
@@ -84,10 +84,10 @@ def test_a_branch_that_all_replicas_take_alike_works(n, meet):
     ]
 
 
-@several
+@several_replicated
 @meetings
-def test_a_meeting_in_a_scan_or_a_counted_loop_works(n, meet):
-    x = per_replica(mirrored(n), [r + 1.0 for r in range(n)])
+def test_a_meeting_in_a_scan_or_a_counted_loop_works(make, n, meet):
+    x = per_replica(make(), [r + 1.0 for r in range(n)])
     expected = n * (n + 1) / 2
 
     def in_scan(x):
@@ -103,10 +103,10 @@ def test_a_meeting_in_a_scan_or_a_counted_loop_works(n, meet):
     assert compiled_run(n, in_fori, x) == compiled_run(n, in_while, x) == [3 * expected] * n
 
 
-@several
+@several_replicated
 @meetings
-def test_a_loop_that_replicas_may_leave_differently_is_refused(n, meet):
-    x = per_replica(mirrored(n), [r + 1.0 for r in range(n)])
+def test_a_loop_that_replicas_may_leave_differently_is_refused(make, n, meet):
+    x = per_replica(make(), [r + 1.0 for r in range(n)])
 
     def by_own_value(x):
         return lax.while_loop(lambda c: c < 10.0, lambda c: c + meet(x), x)
@@ -125,8 +125,8 @@ def test_a_loop_that_replicas_may_leave_differently_is_refused(n, meet):
             compiled_run(n, replica, x)
 
 
-@several
-def test_a_loop_until_a_shared_condition_holds(n):
+@several_replicated
+def test_a_loop_until_a_shared_condition_holds(make, n):
     """As in line search or convergence: the condition went through all_reduce."""
 
     def replica(x):
@@ -138,16 +138,16 @@ def test_a_loop_until_a_shared_condition_holds(n):
         y, reached = lax.while_loop(lambda c: c[1] < 100.0, body, (x, total(x)))
         return reached + 0 * y
 
-    x = per_replica(mirrored(n), [r + 1.0 for r in range(n)])
+    x = per_replica(make(), [r + 1.0 for r in range(n)])
     expected = n * (n + 1) / 2
     while expected < 100:
         expected *= 2
     assert compiled_run(n, replica, x) == [expected] * n
 
 
-@several
-def test_branches_without_meetings_may_differ(n):
-    x = per_replica(mirrored(n), [r + 1.0 for r in range(n)])
+@several_replicated
+def test_branches_without_meetings_may_differ(make, n):
+    x = per_replica(make(), [r + 1.0 for r in range(n)])
 
     def replica(x):
         y = lax.cond(x > 1.0, lambda: x * 10, lambda: x)
@@ -193,23 +193,23 @@ def test_a_refused_function_changes_nothing(n):
     assert parts(strategy, v) == [1.0] * n
 
 
-@several
-def test_gradients_through_meetings_in_loops(n):
+@several_replicated
+def test_gradients_through_meetings_in_loops(make, n):
     def replica(x):
         def loss(x):
             return lax.scan(lambda c, k: (c + total(x * x) * k, None), jnp.zeros(()), jnp.array([1.0, 2.0]))[0]
 
         return jax.grad(loss)(x)
 
-    x = per_replica(mirrored(n), [r + 1.0 for r in range(n)])
+    x = per_replica(make(), [r + 1.0 for r in range(n)])
     np.testing.assert_allclose(compiled_run(n, replica, x), [2 * 3 * n * (r + 1.0) for r in range(n)])
 
 
-@several
+@several_replicated
 @meetings
-def test_eager_replicas_may_not_meet_inside_of_control_flow(n, meet):
+def test_eager_replicas_may_not_meet_inside_of_control_flow(make, n, meet):
     """Facts 25, 26."""
-    x = per_replica(mirrored(n), [1.0] * n)
+    x = per_replica(make(), [1.0] * n)
     for replica in (
         lambda x: lax.cond(True, lambda: meet(x), lambda: x),
         lambda x: lax.fori_loop(0, 2, lambda i, c: c + meet(x), 0.0),
@@ -220,18 +220,18 @@ def test_eager_replicas_may_not_meet_inside_of_control_flow(n, meet):
         with pytest.raises(
             RuntimeError, match="^`merge_call` called while defining a new graph or a tf.function. This can"
         ):
-            mirrored(n).run(replica, args=(x,))
+            make().run(replica, args=(x,))
         assert not rx.has_strategy()
 
 
-@several
+@several_replicated
 @ways
-def test_python_loops_and_branches_on_shared_values(n, way):
+def test_python_loops_and_branches_on_shared_values(make, n, way):
     def replica():
         y = replica_id()
         for _ in range(3):
             y = total(y) / n
         return y
 
-    strategy = mirrored(n)
+    strategy = make()
     assert parts(strategy, way(lambda: strategy.run(replica))()) == [(n - 1) / 2] * n

@@ -5,15 +5,27 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from test_ways import MEAN, SUM, counts, ctx, mirrored, one_device, parts, per_replica, replica_id, several, ways
+from test_ways import (
+    MEAN,
+    SUM,
+    ctx,
+    mirrored,
+    mirroring,
+    one_device,
+    parts,
+    per_replica,
+    replica_id,
+    several,
+    ways,
+)
 
 import replicax as rx
 
 S, A = rx.VariableSynchronization, rx.VariableAggregation
 
 
-def make(n, value=1.0, **more):
-    with mirrored(n).scope():
+def made(strategy, value=1.0, **more):
+    with strategy.scope():
         return rx.Variable(value, **more)
 
 
@@ -24,7 +36,7 @@ def places(value):
 @several
 def test_update_calls_for_each_component_on_its_device(n):
     """Fact 83."""
-    strategy, v, seen = mirrored(n), make(n), []
+    strategy, v, seen = mirrored(n), made(mirrored(n)), []
     total = strategy.extended.reduce_to(SUM, per_replica(strategy, [1.0] * n), destinations=v)
 
     def fn(component, x, *, k):
@@ -43,7 +55,7 @@ def test_update_calls_for_each_component_on_its_device(n):
 @ways
 def test_update_both_ways(n, way):
     """Facts 83, 84: PerReplica arguments are taken component by component."""
-    strategy, v = mirrored(n), make(n)
+    strategy, v = mirrored(n), made(mirrored(n))
     x = per_replica(strategy, [5.0 + r for r in range(n)])
     way(lambda x: strategy.extended.update(v, lambda c, x: c.assign(x * 2), args=(x,)))(x)
     assert parts(strategy, v) == [10.0 + 2 * r for r in range(n)]
@@ -55,7 +67,7 @@ def test_update_both_ways(n, way):
 @ways
 def test_update_in_replica_context_is_a_meeting_point(n, way):
     """Fact 84."""
-    strategy, v, seen = mirrored(n), make(n), []
+    strategy, v, seen = mirrored(n), made(mirrored(n)), []
 
     def fn(component, x):
         seen.append((rx.get_replica_context(), rx.in_cross_replica_context(), rx.get_strategy() is strategy))
@@ -68,8 +80,8 @@ def test_update_in_replica_context_is_a_meeting_point(n, way):
 @several
 def test_update_refuses(n):
     """Fact 84."""
-    strategy, v, plain = mirrored(n), make(n), rx.Variable(1.0)
-    for wrong in (plain, 5, make(n + 1)):
+    strategy, v, plain = mirrored(n), made(mirrored(n)), rx.Variable(1.0)
+    for wrong in (plain, 5, made(mirrored(n + 1))):
         with pytest.raises(AssertionError):
             strategy.extended.update(wrong, lambda c: c)
     with pytest.raises(TypeError, match="must be an iterable, not int"):
@@ -81,7 +93,7 @@ def test_update_refuses(n):
 @ways
 def test_reduce_to(n, way):
     """Fact 85."""
-    strategy, v = mirrored(n), make(n)
+    strategy, v = mirrored(n), made(mirrored(n))
     x = per_replica(strategy, [2.0 * r + 1 for r in range(n)])
     total, mean = way(
         lambda x: (
@@ -98,7 +110,7 @@ def test_reduce_to(n, way):
 @several
 def test_reduce_to_puts_the_result_at_its_destination(n):
     """Fact 85."""
-    strategy, v = mirrored(n), make(n)
+    strategy, v = mirrored(n), made(mirrored(n))
     x, last = per_replica(strategy, [1.0] * n), v.values[-1].value()
     with strategy.scope():
         assert places(strategy.extended.reduce_to(SUM, x, destinations=v)) == places(strategy.run(replica_id))
@@ -112,7 +124,7 @@ def test_reduce_to_puts_the_result_at_its_destination(n):
 @ways
 def test_reduce_to_refuses(n, way):
     """Fact 85."""
-    strategy, v = mirrored(n), make(n)
+    strategy, v = mirrored(n), made(mirrored(n))
     x, plain = per_replica(strategy, [1.0] * n), jnp.float32(2)
     extended = strategy.extended
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'destinations'"):
@@ -133,7 +145,7 @@ def test_reduce_to_refuses(n, way):
 @ways
 def test_batch_reduce_to(n, way):
     """Fact 86."""
-    strategy, v, w = mirrored(n), make(n), make(n, [1.0])
+    strategy, v, w = mirrored(n), made(mirrored(n)), made(mirrored(n), [1.0])
     x, y = per_replica(strategy, [r + 1.0 for r in range(n)]), per_replica(strategy, [[r + 3.0] for r in range(n)])
     result = way(lambda x, y: strategy.extended.batch_reduce_to(SUM, [(x, v), (y, w)]))(x, y)
     total = n * (n + 1) / 2
@@ -145,7 +157,7 @@ def test_batch_reduce_to(n, way):
 @ways
 def test_reduce_the_gradients_then_update(n, way):
     """Fact 87."""
-    strategy, v = mirrored(n), make(n, 10.0)
+    strategy, v = mirrored(n), made(mirrored(n), 10.0)
 
     def merge(s, gradient):
         total = s.extended.reduce_to(SUM, gradient, destinations=v)
@@ -161,11 +173,11 @@ def test_reduce_the_gradients_then_update(n, way):
         assert parts(strategy, step()) == expected and parts(strategy, v) == expected
 
 
-@counts
-def test_devices_and_containers(n):
+@mirroring
+def test_devices_and_containers(make, n):
     """Facts 88, 113."""
-    strategy, plain = mirrored(n), rx.Variable(1.0)
-    e, v = strategy.extended, make(n)
+    strategy, plain = make(), rx.Variable(1.0)
+    e, v = strategy.extended, made(make())
     full = tuple(f"/job:localhost/replica:0/task:0/device:GPU:{r}" for r in range(n))
     assert isinstance(e, rx.StrategyExtended) and e.worker_devices == e.parameter_devices == full
     assert e.experimental_require_static_shapes is False and not e.experimental_between_graph
@@ -184,7 +196,7 @@ def test_devices_and_containers(n):
 
 def test_colocate_vars_with():
     """Fact 89."""
-    strategy, v, plain = mirrored(2), make(2), rx.Variable(1.0)
+    strategy, v, plain = mirrored(2), made(mirrored(2)), rx.Variable(1.0)
     with strategy.scope(), strategy.extended.colocate_vars_with(v):
         w = rx.Variable(2.0)
     assert [c.device for c in w.values] == [c.device for c in v.values]
@@ -203,7 +215,7 @@ def test_colocate_vars_with():
 @several
 def test_broadcast_to(n):
     """Fact 90."""
-    strategy, v = mirrored(n), make(n)
+    strategy, v = mirrored(n), made(mirrored(n))
     value = strategy.extended.broadcast_to(jnp.float32(3), v)
     assert type(value).__name__ == "Mirrored" and parts(strategy, value) == [3.0] * n
     assert len(set(map(str, places(value)))) == n

@@ -11,7 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import SUM, counts, ctx, mirrored, one_device, parts, per_replica, replica_id, several, strategies
+from test_ways import (
+    SUM,
+    central,
+    ctx,
+    mirrored,
+    mirroring,
+    one_device,
+    parts,
+    per_replica,
+    replica_id,
+    replicated,
+    several,
+    strategies,
+)
 
 import replicax as rx
 
@@ -61,9 +74,10 @@ def test_variables_are_read_and_written_anew_by_each_call(make):
 def test_a_value_that_the_user_holds_stays_valid(make):
     """Donation never invalidates a value, component or distributed value that was read out before."""
     strategy = make()
-    v = made(strategy, jnp.arange(4.0))
+    alike = {"aggregation": A.ONLY_FIRST_REPLICA} if make is central else {}  # one copy takes one value
+    v = made(strategy, jnp.arange(4.0), **alike)
     on_read = made(strategy, jnp.arange(4.0), synchronization=S.ON_READ, aggregation=A.MEAN)
-    tree = made(strategy, {"a": jnp.arange(4.0)})
+    tree = made(strategy, {"a": jnp.arange(4.0)}, **alike)
 
     @rx.function
     def step():
@@ -168,9 +182,9 @@ def test_a_variables_array_passed_as_an_argument_is_not_donated_away():
     assert v.numpy().tolist() == [7.0, 7.0]
 
 
-@counts
-def test_two_functions_share_variables(n):
-    strategy = mirrored(n)
+@mirroring
+def test_two_functions_share_variables(make, n):
+    strategy = make()
     v = made(strategy, aggregation=A.SUM)
     add = rx.function(lambda: strategy.run(lambda: v.assign_add(replica_id() + 1)))
     double = rx.function(lambda: v.assign(v * 2))
@@ -183,9 +197,9 @@ def test_two_functions_share_variables(n):
         assert float(read()) == float(v) == expected and parts(strategy, v) == [expected] * n
 
 
-@counts
-def test_a_variable_that_is_only_read_is_not_copied_or_moved(n):
-    v = made(mirrored(n), jnp.ones(3))
+@mirroring
+def test_a_variable_that_is_only_read_is_not_copied_or_moved(make, n):
+    v = made(make(), jnp.ones(3))
     read = rx.function(lambda: v * 2)
     before = v.value()
     read()
@@ -271,10 +285,10 @@ def test_objects_are_constants_by_identity():
         assert float(f(jnp.float32(1), Settings(float(scale)))) == scale
 
 
-@counts
-def test_per_replica_arguments_and_results(n):
+@replicated
+def test_per_replica_arguments_and_results(make, n):
     """Fact 23."""
-    strategy, traces = mirrored(n), []
+    strategy, traces = make(), []
 
     @rx.function
     def f(x):
@@ -388,10 +402,10 @@ def test_the_replica_function_is_traced_once_whatever_the_number_of_replicas(n):
 # Variables made in it.
 
 
-@counts
-def test_variables_are_made_on_the_first_call_only(n):
+@mirroring
+def test_variables_are_made_on_the_first_call_only(make, n):
     """Fact 167."""
-    strategy, variables = mirrored(n), []
+    strategy, variables = make(), []
 
     @rx.function
     def f():
@@ -426,10 +440,10 @@ def test_variables_are_made_in_replicas_on_the_first_call(n):
         assert parts(strategy, result) == [5.0 + k * (n - 1)] * n == parts(strategy, variables["v"])
 
 
-@counts
-def test_making_a_variable_on_every_call_is_refused(n):
+@replicated
+def test_making_a_variable_on_every_call_is_refused(make, n):
     """Fact 24."""
-    strategy = mirrored(n)
+    strategy = make()
     message = "tf.function only supports singleton tf.Variables created on the first call"
     for program in (lambda: rx.Variable(1.0) + 1.0, lambda: strategy.run(lambda: rx.Variable(1.0) + 1.0)):
         f = rx.function(program)
@@ -441,9 +455,9 @@ def test_making_a_variable_on_every_call_is_refused(n):
 # Iterators.
 
 
-@counts
-def test_next_of_an_iterator_is_pulled_by_each_call(n):
-    strategy, traces = mirrored(n), []
+@replicated
+def test_next_of_an_iterator_is_pulled_by_each_call(make, n):
+    strategy, traces = make(), []
     iterator = iter(strategy.experimental_distribute_dataset(dataset()))
 
     @rx.function
@@ -458,10 +472,10 @@ def test_next_of_an_iterator_is_pulled_by_each_call(n):
             step()
 
 
-@counts
-def test_an_iterator_as_an_argument(n):
+@replicated
+def test_an_iterator_as_an_argument(make, n):
     """Fact 166."""
-    strategy = mirrored(n)
+    strategy = make()
     v = made(strategy, 0.0, aggregation=A.SUM)
     distributed = strategy.experimental_distribute_dataset(dataset(2, 16))
 
@@ -502,10 +516,10 @@ def test_an_uneven_last_element(n):
         step()
 
 
-@counts
-def test_a_loop_over_a_dataset_is_driven_from_the_host(n):
+@replicated
+def test_a_loop_over_a_dataset_is_driven_from_the_host(make, n):
     """Fact 164."""
-    strategy, traces = mirrored(n), []
+    strategy, traces = make(), []
     v = made(strategy, 0.0, aggregation=A.SUM)
 
     @rx.function
@@ -559,9 +573,9 @@ def test_a_captured_dataset_is_looped_over():
 # Nesting, methods, and other ways to call.
 
 
-@counts
-def test_nested_functions_are_part_of_the_outer_one(n):
-    strategy, traces = mirrored(n), []
+@replicated
+def test_nested_functions_are_part_of_the_outer_one(make, n):
+    strategy, traces = make(), []
     v = made(strategy, aggregation=A.SUM)
 
     @rx.function
@@ -670,10 +684,10 @@ def test_under_a_gradient():
     assert [float(g) for g in tape.gradient(y, [x, v])] == [12.0, 4.0]
 
 
-@counts
-def test_a_step_that_computes_its_gradients_inside(n):
+@mirroring
+def test_a_step_that_computes_its_gradients_inside(make, n):
     """Facts 68, 164."""
-    strategy = mirrored(n)
+    strategy = make()
     w = made(strategy, [[1.0], [1.0]])
     x = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [0.0, 1.0]], np.float32)
     y = np.array([[1.0], [2.0], [3.0], [0.0]], np.float32)
@@ -698,9 +712,9 @@ def test_a_step_that_computes_its_gradients_inside(n):
 # Errors leave things usable.
 
 
-@counts
-def test_an_exception_while_tracing_leaves_things_usable(n):
-    strategy = mirrored(n)
+@mirroring
+def test_an_exception_while_tracing_leaves_things_usable(make, n):
+    strategy = make()
     v = made(strategy, aggregation=A.SUM)
     fail = [True]
 

@@ -31,7 +31,8 @@ class Parts(tuple):
         return [np.asarray(part).tolist() for part in self]
 
 
-def place(parts, fetch_to_device):
+def place(this_round, fetch_to_device):
+    parts = this_round.parts
     if len(parts) == 1:
         return jax.tree.map(as_tensor, parts[0])
     return jax.tree.map(lambda *leaves: Parts(leaves), *parts)
@@ -420,9 +421,9 @@ def test_fact_109_input_context():
 def test_fact_110_fetch_to_device_is_passed_on():
     fetched = []
 
-    def spy(parts, fetch_to_device):
+    def spy(this_round, fetch_to_device):
         fetched.append(fetch_to_device)
-        return place(parts, fetch_to_device)
+        return place(this_round, fetch_to_device)
 
     for options in (None, InputOptions(), InputOptions(experimental_fetch_to_device=False)):
         next(iter(DistributedDataset(R(2).batch(2), 2, spy, options)))
@@ -624,9 +625,9 @@ def test_the_buffer_is_bounded(size):
 def test_elements_are_placed_by_the_thread_and_lazily():
     placed = []
 
-    def spy(parts, fetch_to_device):
+    def spy(this_round, fetch_to_device):
         placed.append(threading.current_thread().name)
-        return place(parts, fetch_to_device)
+        return place(this_round, fetch_to_device)
 
     iterator = iter(DistributedDataset(R(2).batch(2), 2, spy))
     assert not placed and not input_threads()
@@ -671,7 +672,7 @@ def test_an_error_of_place_and_of_iter_come_up_too():
     with pytest.raises(OSError, match="no such file"):
         next(iter(distribute(Broken())))
 
-    def failing(parts, fetch_to_device):
+    def failing(this_round, fetch_to_device):
         raise MemoryError("out of device memory")
 
     with pytest.raises(MemoryError):

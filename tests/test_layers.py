@@ -22,36 +22,58 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_nest",
         "_dispatch",
         "_private",
+        "_channel",
+        "_calls",
+        "_verdict",
+        "_ending",
+        "_monitor",
+        "_preflight",
+        "_runtime",
+        "_exchange",
         "_topology",
         "_tpu_system",
     ),
+    "clusters": ("_cluster",),
     "values": ("_values", "_tape", "_indexed_slices"),
-    "data": ("_data", "_input"),
+    "data": ("_data", "_files", "_agreed_input", "_input"),
     "engine": (
         "_levels",
         "_context",
         "_collectives",
+        "_across",
         "_cross_device_ops",
         "_lockstep",
         "_spmd",
         "_creation",
+        "_older",
         "_variables",
         "_distributed_variables",
+        "_aggregating",
         "_control_flow",
         "_arguments",
         "_pulls",
         "_function",
         "_logical",
     ),
-    "strategies": ("_extended", "_strategy", "_default", "_mirrored", "_one_device", "_optimizer", "_tpu"),
-    "namespaces": ("__init__", "config", "data", "tf", "tpu"),
+    "strategies": (
+        "_extended",
+        "_strategy",
+        "_default",
+        "_mirrored",
+        "_one_device",
+        "_multi_worker",
+        "_central",
+        "_tpu",
+        "_optimizer",
+    ),
+    "namespaces": ("__init__", "cluster_resolver", "config", "data", "experimental", "tf", "tpu"),
 }
 
 # The modules that may use what JAX does not document.
 MAY_USE_JAX_SRC = {"_private"}
 
 # Libraries that nobody needs for `import replicax`: they are imported where they are used, if at all.
-NOT_AT_TOP_LEVEL = {"flax", "grain", "keras", "optax", "tensorflow", "torch"}
+NOT_AT_TOP_LEVEL = {"flax", "googleapiclient", "grain", "keras", "kubernetes", "optax", "tensorflow", "torch"}
 NEVER = {"tensorflow"}
 
 

@@ -8,26 +8,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import MEAN, SUM, counts, ctx, mirrored, one_device, parts, per_replica, replica_id, several, ways
+from test_ways import (
+    MEAN,
+    SUM,
+    ctx,
+    mirrored,
+    mirroring,
+    one_device,
+    parts,
+    per_replica,
+    replica_id,
+    several,
+    ways,
+)
 
 import replicax as rx
 
 S, A = rx.VariableSynchronization, rx.VariableAggregation
 
 
-def make(n, value=1.0, **more):
-    with mirrored(n).scope():
+def made(strategy, value=1.0, **more):
+    with strategy.scope():
         return rx.Variable(value, **more)
 
 
 # What it is.
 
 
-@counts
-def test_what_a_variable_in_scope_is(n):
+@mirroring
+def test_what_a_variable_in_scope_is(make, n):
     """Facts 29, 59."""
-    strategy = mirrored(n)
-    v = make(n, [1.0, 2.0], name="w")
+    strategy = make()
+    v = made(make(), [1.0, 2.0], name="w")
     assert type(v).__name__ == "MirroredVariable" and isinstance(v, rx.Variable) and isinstance(v, rx.DistributedValues)
     assert (v.name, v.shape, v.dtype, v.trainable, v.ndim) == ("w:0", (2,), np.float32, True, 1)
     assert v.synchronization is S.ON_WRITE and v.aggregation == A.NONE and v.distribute_strategy is strategy
@@ -39,32 +51,32 @@ def test_what_a_variable_in_scope_is(n):
     assert bool(v.is_initialized())
 
 
-@counts
-def test_a_variable_is_an_array_to_jax_and_numpy(n):
+@mirroring
+def test_a_variable_is_an_array_to_jax_and_numpy(make, n):
     """Facts 59, 76."""
-    v = make(n, [1.0, 2.0])
+    v = made(make(), [1.0, 2.0])
     assert (v + 1).tolist() == (1 + v).tolist() == [2, 3] and (v * v).tolist() == [1, 4] and (2 / v).tolist() == [2, 1]
     assert float(v[1]) == 2 and v[...].tolist() == [1, 2] and len(v) == 2 and [float(x) for x in v] == [1, 2]
     assert float(jnp.sum(v)) == 3 and np.asarray(v).tolist() == [1, 2] and (-v).tolist() == [-1, -2]
     assert (v @ v).tolist() == 5 and (v > 1).tolist() == [False, True] and (v == v).tolist() == [True, True]
     assert jax.tree.leaves(v)[0].tolist() == [1, 2]
     assert jax.grad(lambda w: jnp.sum(w * w))(v).tolist() == [2, 4]
-    scalar = make(n, 3.0)
+    scalar = made(make(), 3.0)
     assert float(scalar) == 3 and int(scalar) == 3 and bool(scalar) and f"{scalar:.1f}" == "3.0"
 
 
 def test_a_variable_of_a_number_has_a_firm_dtype():
     """A variable's dtype does not give way to that of an operand."""
     half = jnp.ones(2, jnp.bfloat16)
-    for v in (rx.Variable(1.0), make(2, 1.0), make(2, [1.0, 2.0]), rx.Variable(lambda: 1.0)):
+    for v in (rx.Variable(1.0), made(mirrored(2), 1.0), made(mirrored(2), [1.0, 2.0]), rx.Variable(lambda: 1.0)):
         before = (v * half).dtype
         assert before == np.float32
         v.assign(v + 0.0)
         assert (v * half).dtype == np.float32
 
 
-@counts
-def test_the_initial_value_is_computed_once(n):
+@mirroring
+def test_the_initial_value_is_computed_once(make, n):
     """Fact 60."""
     calls = []
 
@@ -72,17 +84,17 @@ def test_the_initial_value_is_computed_once(n):
         calls.append(1)
         return jax.random.normal(jax.random.key(0), (3,))
 
-    v = make(n, init)
-    assert len(calls) == 1 and len({tuple(p) for p in parts(mirrored(n), v)}) == 1
-    assert make(n, lambda: 3.0, dtype=np.float16).dtype == np.float16
-    assert make(n, np.arange(3, dtype=np.int8)).dtype == np.int8 and make(n, 3).dtype == np.int32
-    assert make(n, make(n, [7.0])).numpy().tolist() == [7.0]
+    v = made(make(), init)
+    assert len(calls) == 1 and len({tuple(p) for p in parts(make(), v)}) == 1
+    assert made(make(), lambda: 3.0, dtype=np.float16).dtype == np.float16
+    assert made(make(), np.arange(3, dtype=np.int8)).dtype == np.int8 and made(make(), 3).dtype == np.int32
+    assert made(make(), made(make(), [7.0])).numpy().tolist() == [7.0]
 
 
 @several
 def test_each_component_lies_on_its_device(n):
     """Fact 59."""
-    v = make(n, [1.0])
+    v = made(mirrored(n), [1.0])
     for _ in range(2):
         devices = [next(iter(c.value().devices())) for c in v.values]
         assert len(set(devices)) == n
@@ -91,9 +103,9 @@ def test_each_component_lies_on_its_device(n):
 
 def test_names():
     """Fact 61."""
-    a, b = make(2), make(2)
+    a, b = made(mirrored(2)), made(mirrored(2))
     with rx.name_scope("layer"):
-        c = make(2, name="kernel")
+        c = made(mirrored(2), name="kernel")
     assert [x.name for v in (a, b, c) for x in v.values] == [
         *["Variable:0", "Variable/replica_1:0"] * 2,
         "layer/kernel:0",
@@ -103,7 +115,7 @@ def test_names():
 
 def test_printing():
     """Fact 30."""
-    v = make(2, [1.0, 2.0], name="w")
+    v = made(mirrored(2), [1.0, 2.0], name="w")
     first = "<Variable 'w:0' shape=(2,) dtype=float32, numpy=array([1., 2.], dtype=float32)>"
     second = first.replace("w:0", "w/replica_1:0")
     assert str(v) == repr(v) == f"MirroredVariable:{{\n  0: {first},\n  1: {second}\n}}"
@@ -113,7 +125,7 @@ def test_printing():
 
 def test_identity():
     """Fact 73."""
-    v, w = make(2), make(2)
+    v, w = made(mirrored(2)), made(mirrored(2))
     assert bool(v == w) and v.ref() == v.ref() and v.ref() != w.ref() and v.ref().deref() is v
     assert len({v.ref(), v.ref(), w.ref()}) == 2
     with pytest.raises(TypeError, match=r"Variable is unhashable. Instead, use variable.ref\(\) as the key"):
@@ -136,32 +148,32 @@ def test_arguments():
         ({"aggregation": 1}, (S.ON_WRITE, A.SUM, True)),
         ({"trainable": False}, (S.ON_WRITE, A.NONE, False)),
     ):
-        v = make(2, **more)
+        v = made(mirrored(2), **more)
         assert (v.synchronization, v.aggregation, v.trainable) == expected
     with pytest.raises(ValueError, match="`NONE` variable synchronization mode is not supported .* for variable: n"):
-        make(2, synchronization=S.NONE, name="n")
+        made(mirrored(2), synchronization=S.NONE, name="n")
     for wrong in ("sum", SUM):
         with pytest.raises(ValueError, match="Invalid variable aggregation mode: .* for variable: n"):
-            make(2, aggregation=wrong, name="n")
+            made(mirrored(2), aggregation=wrong, name="n")
     with pytest.raises(ValueError, match="Invalid variable synchronization mode: on_read for variable: None"):
-        make(2, synchronization="on_read")
+        made(mirrored(2), synchronization="on_read")
     with pytest.raises(ValueError, match="aggregation=MEAN and a non-floating dtype is not supported"):
-        make(2, 0, aggregation=A.MEAN)
+        made(mirrored(2), 0, aggregation=A.MEAN)
     assert rx.Variable(0, aggregation=A.MEAN).aggregation == A.MEAN
     plain = rx.Variable(1.0, synchronization=S.ON_READ, aggregation=A.SUM)
     assert type(plain).__name__ == "ResourceVariable" and not plain.trainable and plain.synchronization is S.ON_READ
     with pytest.raises(ValueError):
-        make(2, None)
+        made(mirrored(2), None)
 
 
 # Assigning outside of replicas.
 
 
-@counts
+@mirroring
 @ways
-def test_assigning_outside_of_replicas(n, way):
+def test_assigning_outside_of_replicas(make, n, way):
     """Fact 62."""
-    strategy, v = mirrored(n), make(n)
+    strategy, v = make(), made(make())
 
     def after(program):
         way(program)()
@@ -171,7 +183,7 @@ def test_assigning_outside_of_replicas(n, way):
     assert after(lambda: v.assign_add(1.0)) == [6.0] * n
     assert after(lambda: v.assign_sub(jnp.float32(2.0))) == [4.0] * n
     assert after(lambda: v.assign(np.float32(3.0))) == [3.0] * n
-    other = make(n, 7.0)
+    other = made(make(), 7.0)
     assert after(lambda: v.assign(other)) == [7.0] * n
     assert after(lambda: v.assign(v + 1)) == [8.0] * n
     with strategy.scope():
@@ -180,15 +192,15 @@ def test_assigning_outside_of_replicas(n, way):
     assert after(lambda: v.assign(value)) == [float(n)] * n
 
 
-@counts
+@mirroring
 @ways
-def test_what_an_assignment_outside_returns(n, way):
+def test_what_an_assignment_outside_returns(make, n, way):
     """Fact 62: a mirrored value, not the variable; None with read_value=False."""
-    v = make(n)
+    v = made(make())
     result = way(lambda: v.assign(5.0))()
-    assert type(result).__name__ == "Mirrored" and parts(mirrored(n), result) == [5.0] * n
+    assert type(result).__name__ == "Mirrored" and parts(make(), result) == [5.0] * n
     v.assign(6.0)
-    assert parts(mirrored(n), result) == [5.0] * n  # the value of then
+    assert parts(make(), result) == [5.0] * n  # the value of then
     assert way(lambda: v.assign_add(1.0, read_value=False))() is None and float(v) == 7.0
 
 
@@ -196,7 +208,7 @@ def test_what_an_assignment_outside_returns(n, way):
 @ways
 def test_a_per_replica_argument_makes_the_components_differ(n, way):
     """Fact 62."""
-    strategy, v = mirrored(n), make(n)
+    strategy, v = mirrored(n), made(mirrored(n))
     x = per_replica(strategy, [r + 1.0 for r in range(n)])
     way(lambda x: v.assign(x))(x)
     assert parts(strategy, v) == [r + 1.0 for r in range(n)] and float(v) == 1.0
@@ -206,13 +218,13 @@ def test_a_per_replica_argument_makes_the_components_differ(n, way):
     assert parts(strategy, v) == [2 * (r + 1.0) + 1 for r in range(n)]
 
 
-@counts
+@mirroring
 @ways
-def test_wrong_values_are_refused(n, way):
+def test_wrong_values_are_refused(make, n, way):
     """Fact 62: and leave the variable as it was."""
-    strategy = mirrored(n)
+    strategy = make()
     for aggregation in (A.NONE, A.MEAN):
-        v = make(n, aggregation=aggregation)
+        v = made(make(), aggregation=aggregation)
         for where in (lambda f: f(), strategy.run):
             for error, match, value in (
                 (ValueError, "Shape mismatch", lambda: [1.0, 2.0]),
@@ -236,7 +248,7 @@ def test_wrong_values_are_refused(n, way):
 @ways
 def test_without_aggregation_each_replica_assigns_its_own_component(n, way):
     """Fact 63."""
-    strategy, v = mirrored(n), make(n)
+    strategy, v = mirrored(n), made(mirrored(n))
     way(lambda: strategy.run(lambda: v.assign(2.0)))()
     assert parts(strategy, v) == [2.0] * n
     result = way(lambda: strategy.run(lambda: v.assign_add(jnp.float32(2.0) + 0 * replica_id())))()
@@ -249,12 +261,12 @@ def test_without_aggregation_each_replica_assigns_its_own_component(n, way):
     assert parts(strategy, v) == [-(10.0 + 2 * r) for r in range(n)]
 
 
-@counts
+@mirroring
 @ways
 @pytest.mark.parametrize("aggregation", [A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA], ids=lambda a: a.name)
-def test_aggregations(n, way, aggregation):
+def test_aggregations(make, n, way, aggregation):
     """Fact 64: the replicas' values are combined, then every component is updated."""
-    strategy, v = mirrored(n), make(n, 10.0, aggregation=aggregation)
+    strategy, v = make(), made(make(), 10.0, aggregation=aggregation)
     values = [r + 1.0 for r in range(n)]
     combined = {A.SUM: sum(values), A.MEAN: sum(values) / n, A.ONLY_FIRST_REPLICA: 1.0}[aggregation]
     for method, expected in (("assign", combined), ("assign_add", 2 * combined), ("assign_sub", combined)):
@@ -267,13 +279,13 @@ def test_aggregations(n, way, aggregation):
 def test_the_same_object_on_every_replica(n, way):
     """Fact 64: a literal is refused under SUM, and taken by the others."""
     strategy, shared = mirrored(n), jnp.float32(1.0)
-    v = make(n, 10.0, aggregation=A.SUM)
+    v = made(mirrored(n), 10.0, aggregation=A.SUM)
     for value in (1.0, shared):
         with pytest.raises(ValueError, match="A non-DistributedValues value .* cannot be reduced .* ReduceOp.SUM"):
             way(lambda value=value: strategy.run(lambda: v.assign_add(value)))()
     assert parts(strategy, v) == [10.0] * n and not rx.has_strategy()
     for aggregation in (A.MEAN, A.ONLY_FIRST_REPLICA):
-        v = make(n, 10.0, aggregation=aggregation)
+        v = made(mirrored(n), 10.0, aggregation=aggregation)
         for value in (1.0, shared):
             way(lambda value=value, v=v: strategy.run(lambda: v.assign_add(value)))()
         assert parts(strategy, v) == [12.0] * n
@@ -283,11 +295,11 @@ def test_the_same_object_on_every_replica(n, way):
 def test_differing_python_numbers_are_refused(n):
     """Fact 64."""
     for aggregation in (A.SUM, A.MEAN):
-        v = make(n, 10.0, aggregation=aggregation)
+        v = made(mirrored(n), 10.0, aggregation=aggregation)
         with pytest.raises((TypeError, AttributeError)):
             mirrored(n).run(lambda v=v: v.assign_add(float(ctx().replica_id_in_sync_group)))
         assert float(v) == 10.0
-    v = make(n, 10.0, aggregation=A.ONLY_FIRST_REPLICA)
+    v = made(mirrored(n), 10.0, aggregation=A.ONLY_FIRST_REPLICA)
     mirrored(n).run(lambda: v.assign_add(float(ctx().replica_id_in_sync_group) + 2))
     assert parts(mirrored(n), v) == [12.0] * n
 
@@ -296,7 +308,7 @@ def test_differing_python_numbers_are_refused(n):
 @ways
 def test_what_an_assignment_in_replicas_returns(n, way):
     """Fact 65."""
-    strategy, v = mirrored(n), make(n, aggregation=A.MEAN)
+    strategy, v = mirrored(n), made(mirrored(n), aggregation=A.MEAN)
     seen = []
 
     def replica():
@@ -314,7 +326,7 @@ def test_what_an_assignment_in_replicas_returns(n, way):
 @ways
 def test_integers(n, way):
     """Fact 66."""
-    strategy, v = mirrored(n), make(n, 0, aggregation=A.SUM)
+    strategy, v = mirrored(n), made(mirrored(n), 0, aggregation=A.SUM)
     way(lambda: strategy.run(lambda: v.assign_add(ctx().replica_id_in_sync_group + 1)))()
     assert parts(strategy, v) == [n * (n + 1) // 2] * n and v.dtype == np.int32
 
@@ -323,7 +335,7 @@ def test_integers(n, way):
 @ways
 def test_a_replica_reads_its_own_component(n, way):
     """Fact 67."""
-    strategy, v = mirrored(n), make(n)
+    strategy, v = mirrored(n), made(mirrored(n))
     for r, component in enumerate(v.values):
         component.assign(5.0 + r)
     assert float(v) == 5.0 and parts(strategy, v) == [5.0 + r for r in range(n)]
@@ -341,7 +353,7 @@ def test_a_replica_reads_its_own_component(n, way):
 @several
 def test_an_eager_replica_reads_numbers_and_its_device(n):
     """Fact 67."""
-    strategy, v = mirrored(n), make(n, 3.0)
+    strategy, v = mirrored(n), made(mirrored(n), 3.0)
     seen = strategy.run(lambda: (float(v.numpy()), float(v), v.device))
     assert seen[0].values == seen[1].values == (3.0,) * n
     assert [d[-5:] for d in seen[2].values] == [f"GPU:{i}" for i in range(n)]
@@ -350,7 +362,7 @@ def test_an_eager_replica_reads_numbers_and_its_device(n):
 @several
 @ways
 def test_a_write_is_read_at_once_and_in_order(n, way):
-    strategy, v = mirrored(n), make(n, aggregation=A.SUM)
+    strategy, v = mirrored(n), made(mirrored(n), aggregation=A.SUM)
 
     def replica():
         before = v + 0.0
@@ -366,11 +378,11 @@ def test_a_write_is_read_at_once_and_in_order(n, way):
     assert parts(strategy, after) == parts(strategy, v) == [total * ids] * n
 
 
-@counts
+@mirroring
 @ways
-def test_an_ordinary_variable_is_shared_by_the_replicas(n, way):
+def test_an_ordinary_variable_is_shared_by_the_replicas(make, n, way):
     """Fact 70: their assignments happen one after the other."""
-    strategy, plain = mirrored(n), rx.Variable(1.0)
+    strategy, plain = make(), rx.Variable(1.0)
     assert not strategy.extended.variable_created_in_scope(plain)
     way(lambda: strategy.run(lambda: plain.assign_add(1.0)))()
     assert float(plain) == 1.0 + n
@@ -404,7 +416,7 @@ def test_a_variable_of_another_strategy(n, way):
 @pytest.mark.parametrize("aggregation", [A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA, A.NONE], ids=lambda a: a.name)
 def test_scatter_in_replicas(n, way, method, aggregation):
     """Fact 72."""
-    strategy, v = mirrored(n), make(n, [1.0, 2.0, 3.0, 4.0], aggregation=aggregation)
+    strategy, v = mirrored(n), made(mirrored(n), [1.0, 2.0, 3.0, 4.0], aggregation=aggregation)
 
     def slices():
         return rx.IndexedSlices((10.0 * (replica_id() + 1))[None], ctx().replica_id_in_sync_group[None])
@@ -440,22 +452,22 @@ def test_scatter_that_cannot_be_summed(n, way, method):
         return rx.IndexedSlices((10.0 * (replica_id() + 1))[None], ctx().replica_id_in_sync_group[None])
 
     for aggregation in (A.SUM, A.MEAN):
-        v = make(n, [1.0, 2.0, 3.0, 4.0], aggregation=aggregation)
+        v = made(mirrored(n), [1.0, 2.0, 3.0, 4.0], aggregation=aggregation)
         with pytest.raises(NotImplementedError, match=f"{method} is only supported for mirrored variable .* got: Var"):
             way(lambda v=v: strategy.run(lambda: getattr(v, method)(slices())))()
-    v = make(n, [1.0, 2.0, 3.0, 4.0], aggregation=A.ONLY_FIRST_REPLICA)
+    v = made(mirrored(n), [1.0, 2.0, 3.0, 4.0], aggregation=A.ONLY_FIRST_REPLICA)
     way(lambda: strategy.run(lambda: getattr(v, method)(slices())))()
     first = {"scatter_update": 10.0, "scatter_max": 10.0, "scatter_min": 1.0}[method]
     assert parts(strategy, v) == [[first, 2.0, 3.0, 4.0]] * n
 
 
-@counts
+@mirroring
 @ways
-def test_scatter_outside_of_replicas(n, way):
+def test_scatter_outside_of_replicas(make, n, way):
     """Fact 72."""
-    v = make(n, [1.0, 2.0, 3.0])
+    v = made(make(), [1.0, 2.0, 3.0])
     way(lambda: v.scatter_add(rx.IndexedSlices(jnp.array([5.0, 7.0]), jnp.array([0, 0]))))()
-    assert parts(mirrored(n), v) == [[13.0, 2.0, 3.0]] * n
+    assert parts(make(), v) == [[13.0, 2.0, 3.0]] * n
     with pytest.raises(TypeError, match="sparse_delta is not IndexedSlices"):
         v.scatter_add(5)
     assert v.sparse_read([2, 0]).tolist() == [3.0, 13.0]
@@ -468,7 +480,7 @@ def test_scatter_outside_of_replicas(n, way):
 @ways
 def test_gradients_in_replicas_are_the_replicas_own(n, way):
     """Fact 68."""
-    strategy, v = mirrored(n), make(n, 3.0)
+    strategy, v = mirrored(n), made(mirrored(n), 3.0)
     x = per_replica(strategy, [r + 1.0 for r in range(n)])
 
     def by_tape(x):
@@ -485,11 +497,11 @@ def test_gradients_in_replicas_are_the_replicas_own(n, way):
         assert parts(strategy, result) == [6.0 * (r + 1) for r in range(n)]
 
 
-@counts
+@mirroring
 @ways
-def test_gradients_outside_of_replicas(n, way):
+def test_gradients_outside_of_replicas(make, n, way):
     """Fact 68."""
-    v = make(n, 3.0)
+    v = made(make(), 3.0)
 
     def program():
         with rx.GradientTape() as tape:
@@ -533,7 +545,7 @@ def test_a_creator_may_change_the_arguments():
 @ways
 def test_arithmetic_with_per_replica_values(n, way):
     """Fact 76: not outside of replicas."""
-    strategy, v = mirrored(n), make(n, [1.0, 2.0])
+    strategy, v = mirrored(n), made(mirrored(n), [1.0, 2.0])
     x = per_replica(strategy, [10.0**r for r in range(n)])
     with pytest.raises((AttributeError, TypeError, ValueError)):
         way(lambda x: v + x)(x)
@@ -544,12 +556,12 @@ def test_arithmetic_with_per_replica_values(n, way):
     ]
 
 
-@counts
+@mirroring
 @ways
-def test_a_variable_of_a_pytree(n, way):
+def test_a_variable_of_a_pytree(make, n, way):
     """State of Flax or Optax is one variable."""
-    strategy, half = mirrored(n), n - 1.0  # the mean of 0, 2, 4, ...
-    v = make(n, {"w": jnp.ones((2, 2)), "b": jnp.zeros(2)}, aggregation=A.MEAN)
+    strategy, half = make(), n - 1.0  # the mean of 0, 2, 4, ...
+    v = made(make(), {"w": jnp.ones((2, 2)), "b": jnp.zeros(2)}, aggregation=A.MEAN)
 
     def floats():
         v.assign(jax.tree.map(lambda x: x + replica_id() * 2, v.value()))
@@ -560,8 +572,8 @@ def test_a_variable_of_a_pytree(n, way):
     with pytest.raises(ValueError, match="structure"):
         v.assign({"w": jnp.ones((2, 2))})
     with pytest.raises(TypeError):
-        make(n, {"a": "text"})
-    mixed = make(n, {"count": np.int32(3), "moments": (jnp.zeros(2), [])})
+        made(make(), {"a": "text"})
+    mixed = made(make(), {"count": np.int32(3), "moments": (jnp.zeros(2), [])})
 
     def step():
         state = mixed.value()
@@ -592,6 +604,6 @@ def test_one_device_variables_are_ordinary():
 @ways
 def test_a_mean_assigned_by_hand_keeps_the_components_equal(n, way):
     """Fact 63: what makes reduce-then-assign work without an aggregation."""
-    strategy, v = mirrored(n), make(n, 10.0)
+    strategy, v = mirrored(n), made(mirrored(n), 10.0)
     way(lambda: strategy.run(lambda: v.assign_sub(0.5 * ctx().all_reduce(MEAN, replica_id()))))()
     assert parts(strategy, v) == [10.0 - (n - 1) / 4] * n

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import MEAN, SUM, counts, ctx, mirrored, parts, per_replica, replica_id, several, ways
+from test_ways import MEAN, SUM, ctx, mirrored, mirroring, parts, per_replica, replica_id, several, ways
 
 import replicax as rx
 
@@ -17,8 +17,8 @@ aggregations = pytest.mark.parametrize("aggregation", [A.SUM, A.MEAN, A.ONLY_FIR
 NO_OP = "Could not convert from `tf.VariableAggregation` VariableAggregationV2.NONE to`tf.distribute.ReduceOp` type"
 
 
-def make(n, value=1.0, aggregation=A.SUM, **more):
-    with mirrored(n).scope():
+def made(strategy, value=1.0, aggregation=A.SUM, **more):
+    with strategy.scope():
         return rx.Variable(value, synchronization=S.ON_READ, aggregation=aggregation, **more)
 
 
@@ -26,12 +26,12 @@ def combined(aggregation, values):
     return {A.SUM: sum(values), A.MEAN: sum(values) / len(values), A.ONLY_FIRST_REPLICA: values[0]}[aggregation]
 
 
-@counts
+@mirroring
 @ways
 @aggregations
-def test_reading_outside_aggregates_and_inside_does_not(n, way, aggregation):
+def test_reading_outside_aggregates_and_inside_does_not(make, n, way, aggregation):
     """Fact 77."""
-    strategy, v = mirrored(n), make(n, aggregation=aggregation)
+    strategy, v = make(), made(make(), aggregation=aggregation)
     way(lambda: strategy.run(lambda: v.assign(replica_id() + 1)))()
     values = [r + 1.0 for r in range(n)]
     assert parts(strategy, v) == values
@@ -46,7 +46,7 @@ def test_reading_outside_aggregates_and_inside_does_not(n, way, aggregation):
 @ways
 def test_without_aggregation_reading_outside_is_an_error(n, way):
     """Facts 77, 79."""
-    strategy, v = mirrored(n), make(n, aggregation=A.NONE)
+    strategy, v = mirrored(n), made(mirrored(n), aggregation=A.NONE)
     way(lambda: strategy.run(lambda: v.assign(replica_id())))()
     for use in (lambda: v.read_value(), lambda: v + 0, lambda: v.assign(6.0), lambda: v.assign_add(2.0)):
         with pytest.raises(ValueError, match=NO_OP):
@@ -57,12 +57,12 @@ def test_without_aggregation_reading_outside_is_an_error(n, way):
     assert parts(strategy, way(lambda: strategy.run(lambda: v * 2))()) == [2.0 * r for r in range(n)]
 
 
-@counts
+@mirroring
 @ways
 @aggregations
-def test_writing_in_replicas_stays_local(n, way, aggregation):
+def test_writing_in_replicas_stays_local(make, n, way, aggregation):
     """Fact 78: and Python numbers will do."""
-    strategy, v = mirrored(n), make(n, aggregation=aggregation)
+    strategy, v = make(), made(make(), aggregation=aggregation)
 
     def replica():
         result = v.assign_add(10.0 * (replica_id() + 1))
@@ -81,7 +81,7 @@ def test_writing_in_replicas_stays_local(n, way, aggregation):
 @ways
 def test_writing_in_replicas_is_no_meeting_point(n, way):
     """Fact 78: replicas may write as often as they like, each in its own way."""
-    strategy, v = mirrored(n), make(n, 0.0)
+    strategy, v = mirrored(n), made(mirrored(n), 0.0)
 
     def eagerly():
         for _ in range(int(ctx().replica_id_in_sync_group)):
@@ -98,12 +98,12 @@ def test_writing_in_replicas_is_no_meeting_point(n, way):
     assert parts(strategy, v) == [0.0, *(r + 1.0 for r in range(1, n))]
 
 
-@counts
+@mirroring
 @ways
 @aggregations
-def test_writing_outside(n, way, aggregation):
+def test_writing_outside(make, n, way, aggregation):
     """Fact 79: SUM divides by the number of replicas, so that reading gives the value back."""
-    strategy, v = mirrored(n), make(n, aggregation=aggregation)
+    strategy, v = make(), made(make(), aggregation=aggregation)
     way(lambda: v.assign(8.0))()
     share = 8.0 / n if aggregation is A.SUM else 8.0
     assert parts(strategy, v) == [share] * n and float(v) == 8.0
@@ -126,7 +126,7 @@ def test_adding_outside_adds_to_the_aggregated_value(way):
     """Fact 79."""
     strategy = mirrored(2)
     for aggregation, expected in ((A.MEAN, 4.5), (A.ONLY_FIRST_REPLICA, 3.0)):
-        v = make(2, aggregation=aggregation)
+        v = made(mirrored(2), aggregation=aggregation)
         strategy.run(lambda v=v: v.assign(1.0 + 3 * replica_id()))
         way(lambda v=v: v.assign_add(2.0))()
         assert parts(strategy, v) == [expected] * 2
@@ -135,24 +135,24 @@ def test_adding_outside_adds_to_the_aggregated_value(way):
 @ways
 def test_integers(way):
     """Fact 80: what the number of replicas does not divide is cut off."""
-    strategy, v = mirrored(2), make(2, 1)
+    strategy, v = mirrored(2), made(mirrored(2), 1)
     way(lambda: strategy.run(lambda: v.assign_add(ctx().replica_id_in_sync_group)))()
     assert parts(strategy, v) == [1, 2] and int(v.read_value()) == 3
     way(lambda: v.assign(5))()
     assert parts(strategy, v) == [2, 2] and v.numpy() == 4 and v.dtype == np.int32
     with pytest.raises(ValueError, match="aggregation=MEAN and a non-floating dtype is not supported"):
-        make(2, 0, aggregation=A.MEAN)
+        made(mirrored(2), 0, aggregation=A.MEAN)
 
 
 @several
 @ways
 def test_other_properties(n, way):
     """Facts 69, 81."""
-    strategy, v = mirrored(n), make(n, [1.0, 2.0], name="n")
+    strategy, v = mirrored(n), made(mirrored(n), [1.0, 2.0], name="n")
     assert type(v).__name__ == "SyncOnReadVariable" and isinstance(v, rx.Variable)
     assert (v.trainable, v.synchronization, v.aggregation) == (False, S.ON_READ, A.SUM)
     assert (v.name, v.shape, v.dtype) == ("n:0", (2,), np.float32)
-    assert make(n, trainable=True).trainable and strategy.extended.variable_created_in_scope(v)
+    assert made(mirrored(n), trainable=True).trainable and strategy.extended.variable_created_in_scope(v)
     assert way(lambda: strategy.reduce(SUM, v, axis=None))().tolist() == [n * 1.0, n * 2.0]
     assert float(way(lambda: strategy.reduce(SUM, v, axis=0))()) == 3.0 * n
     assert float(way(lambda: strategy.reduce(MEAN, v, axis=0))()) == 1.5
@@ -171,7 +171,7 @@ def test_other_properties(n, way):
 @ways
 def test_inside_of_a_merge_function(n, way):
     """Fact 82: as in any cross-replica context."""
-    strategy, v = mirrored(n), make(n)
+    strategy, v = mirrored(n), made(mirrored(n))
 
     def merge(s):
         total = v.read_value()
@@ -186,7 +186,7 @@ def test_inside_of_a_merge_function(n, way):
 def test_one_replica(way):
     """Fact 82."""
     for aggregation in (A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA):
-        v = make(1, aggregation=aggregation)
+        v = made(mirrored(1), aggregation=aggregation)
         way(lambda v=v: mirrored(1).run(lambda: v.assign_add(1.0)))()
         assert type(v).__name__ == "SyncOnReadVariable" and float(v) == 2.0
 
@@ -196,7 +196,7 @@ def test_one_replica(way):
 def test_metrics_over_several_steps(n, way):
     """What on-read variables are for: a running mean over replicas and steps."""
     strategy = mirrored(n)
-    total, count = make(n, 0.0), make(n, 0)
+    total, count = made(mirrored(n), 0.0), made(mirrored(n), 0)
     x = per_replica(strategy, [[float(r), r + 1.0] for r in range(n)])
 
     def replica(x):
@@ -214,7 +214,7 @@ def test_metrics_over_several_steps(n, way):
 
 def test_printing_shows_each_component():
     """Fact 30."""
-    v = make(2, name="n")
+    v = made(mirrored(2), name="n")
     mirrored(2).run(lambda: v.assign(replica_id()))
     assert str(v) == (
         "SyncOnReadVariable:{\n  0: <Variable 'n:0' shape=() dtype=float32, numpy=0.0>,\n"
@@ -223,7 +223,7 @@ def test_printing_shows_each_component():
 
 
 def test_a_deep_copy_is_a_variable_of_its_own():
-    v = make(2)
+    v = made(mirrored(2))
     mirrored(2).run(lambda: v.assign(replica_id()))
     clone = copy.deepcopy(v)
     mirrored(2).run(lambda: v.assign(5.0))
@@ -233,7 +233,7 @@ def test_a_deep_copy_is_a_variable_of_its_own():
 @several
 @ways
 def test_a_component_assigned_by_itself(n, way):
-    strategy, v = mirrored(n), make(n)
+    strategy, v = mirrored(n), made(mirrored(n))
     v.values[1].assign(5.0)
     assert parts(strategy, v)[:2] == [1.0, 5.0] and float(way(lambda: v.read_value())()) == n + 4.0
 
@@ -241,7 +241,7 @@ def test_a_component_assigned_by_itself(n, way):
 @several
 @ways
 def test_a_pytree(n, way):
-    strategy, v = mirrored(n), make(n, {"a": jnp.zeros(2), "b": (jnp.ones(()),)})
+    strategy, v = mirrored(n), made(mirrored(n), {"a": jnp.zeros(2), "b": (jnp.ones(()),)})
 
     def replica():
         v.assign(jax.tree.map(lambda x: x + replica_id(), v.value()))

@@ -8,7 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import MEAN, SUM, counts, ctx, mirrored, one_device, parts, per_replica, several, ways
+from test_ways import (
+    MEAN,
+    SUM,
+    ctx,
+    mirrored,
+    one_device,
+    parts,
+    per_replica,
+    replicated,
+    several,
+    several_replicated,
+    ways,
+)
 
 import replicax as rx
 
@@ -27,12 +39,12 @@ def ragged(strategy, *shares):
     )
 
 
-@counts
+@replicated
 @ways
 @pytest.mark.parametrize("axis", [None, 0, 1, -1, -2, (0, 1), (), (1,), (-1, 0)], ids=str)
-def test_reduce(n, way, axis):
+def test_reduce(make, n, way, axis):
     """Facts 37, 38, 47."""
-    strategy, values = mirrored(n), components(n, 2, 3)
+    strategy, values = make(), components(n, 2, 3)
     x = per_replica(strategy, values)
     total, mean = way(lambda x: (strategy.reduce(SUM, x, axis=axis), strategy.reduce(MEAN, x, axis=axis)))(x)
     within = values if axis is None else [v.sum(axis=axis) for v in values]
@@ -43,10 +55,10 @@ def test_reduce(n, way, axis):
     np.testing.assert_allclose(mean, expected / count, rtol=1e-6)
 
 
-@several
+@several_replicated
 @ways
-def test_the_result_of_run_is_reduced(n, way):
-    strategy = mirrored(n)
+def test_the_result_of_run_is_reduced(make, n, way):
+    strategy = make()
 
     def program():
         y = strategy.run(lambda: ctx().replica_id_in_sync_group.astype(jnp.float32) + jnp.ones(2))
@@ -56,7 +68,7 @@ def test_the_result_of_run_is_reduced(n, way):
     assert total.tolist() == [n * (n + 1) / 2] * 2 and float(mean) == (n + 1) / 2
 
 
-@several
+@several_replicated
 @ways
 @pytest.mark.parametrize("axis", [None, 0])
 @pytest.mark.parametrize(
@@ -74,9 +86,9 @@ def test_the_result_of_run_is_reduced(n, way):
     ],
     ids=lambda d: np.dtype(d).name,
 )
-def test_dtypes(n, way, axis, dtype, mean_dtype):
+def test_dtypes(make, n, way, axis, dtype, mean_dtype):
     """Fact 40: SUM keeps the dtype, MEAN is a true division. 32-bit integers have float64 means under 64-bit types."""
-    strategy = mirrored(n)
+    strategy = make()
     x = per_replica(strategy, [np.array([2 * r + 1, 2]).astype(dtype) for r in range(n)])
     total, mean = way(lambda x: (strategy.reduce(SUM, x, axis=axis), strategy.reduce(MEAN, x, axis=axis)))(x)
     assert total.dtype == dtype and mean.dtype == mean_dtype
@@ -108,21 +120,21 @@ def test_negative_means_are_not_cut_off(way):
     assert float(a) == -0.75 and float(b) == -1.5
 
 
-@several
+@several_replicated
 @ways
 @pytest.mark.parametrize("axis", [None, 0])
 @pytest.mark.parametrize("op", [SUM, MEAN])
-def test_booleans_are_refused(n, way, axis, op):
+def test_booleans_are_refused(make, n, way, axis, op):
     """Fact 40."""
-    x = per_replica(mirrored(n), [np.array([True])] * n)
+    x = per_replica(make(), [np.array([True])] * n)
     with pytest.raises(rx.InvalidArgumentError, match="bool"):
-        way(lambda x: mirrored(n).reduce(op, x, axis=axis))(x)
+        way(lambda x: make().reduce(op, x, axis=axis))(x)
 
 
-@several
-def test_text_and_mixed_dtypes_are_refused(n):
+@several_replicated
+def test_text_and_mixed_dtypes_are_refused(make, n):
     """Fact 40."""
-    strategy = mirrored(n)
+    strategy = make()
     text = strategy.experimental_distribute_values_from_function(lambda c: np.array("a"))
     with pytest.raises(rx.InvalidArgumentError):
         strategy.reduce(SUM, text, axis=None)
@@ -164,11 +176,11 @@ def test_an_empty_share_gives_nan_means_and_zero_sums():
     assert np.isnan(float(strategy.reduce(MEAN, means, axis=None)))
 
 
-@counts
+@replicated
 @ways
-def test_wrong_axes(n, way):
+def test_wrong_axes(make, n, way):
     """Fact 38."""
-    strategy = mirrored(n)
+    strategy = make()
     x, scalar = per_replica(strategy, components(n, 2, 2)), per_replica(strategy, [1.0] * n)
     for op in (SUM, MEAN):
         for value, axis in ((x, 2), (x, -3), (x, (0, 2)), (scalar, 0)):
@@ -182,11 +194,11 @@ def test_wrong_axes(n, way):
             strategy.reduce(op, x)
 
 
-@counts
+@replicated
 @ways
-def test_the_reduce_op(n, way):
+def test_the_reduce_op(make, n, way):
     """Fact 45."""
-    strategy = mirrored(n)
+    strategy = make()
     x = per_replica(strategy, [float(r) for r in range(n)])
     total = n * (n - 1) / 2
     for op, expected in (("sum", total), ("Mean", total / n), ("SUM", total), (MEAN, total / n)):
@@ -199,11 +211,11 @@ def test_the_reduce_op(n, way):
             way(lambda x, op=op: strategy.reduce(op, x, axis=None))(x)
 
 
-@several
+@several_replicated
 @ways
-def test_a_value_that_is_not_distributed(n, way):
+def test_a_value_that_is_not_distributed(make, n, way):
     """Fact 42."""
-    strategy, x = mirrored(n), jnp.asarray([1.0, 3.0])
+    strategy, x = make(), jnp.asarray([1.0, 3.0])
     with pytest.raises(
         ValueError, match=r"A non-DistributedValues value .* cannot be reduced with the given reduce op"
     ):
@@ -248,11 +260,11 @@ def test_variables_and_mirrored_values(n, way):
     assert float(way(lambda: strategy.reduce(MEAN, on_read, axis=None))()) == total / n
 
 
-@several
+@several_replicated
 @ways
-def test_nests_are_reduced_leaf_by_leaf(n, way):
+def test_nests_are_reduced_leaf_by_leaf(make, n, way):
     """Fact 44."""
-    strategy = mirrored(n)
+    strategy = make()
     x, y = per_replica(strategy, [1.0] * n), per_replica(strategy, [[2.0]] * n)
     result = way(lambda x, y: strategy.reduce(SUM, {"a": x, "b": [y, ()]}, axis=None))(x, y)
     assert float(result["a"]) == n and result["b"][0].tolist() == [2.0 * n] and result["b"][1] == ()
@@ -263,11 +275,11 @@ def test_nests_are_reduced_leaf_by_leaf(n, way):
         way(lambda x: strategy.reduce(SUM, [x, 5], axis=None))(x)
 
 
-@several
+@several_replicated
 @ways
-def test_sparse_values_are_concatenated(n, way):
+def test_sparse_values_are_concatenated(make, n, way):
     """Fact 46."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def replica():
         r = ctx().replica_id_in_sync_group
@@ -302,11 +314,11 @@ def test_python_numbers_of_replicas():
     assert float(strategy.reduce(SUM, x, axis=0)) == 5.0
 
 
-@several
+@several_replicated
 @ways
-def test_reduce_inside_of_the_scope_and_refused_in_replicas(n, way):
+def test_reduce_inside_of_the_scope_and_refused_in_replicas(make, n, way):
     """Facts 9, 47."""
-    strategy = mirrored(n)
+    strategy = make()
     x = per_replica(strategy, [1.0] * n)
 
     def inside(x):
@@ -318,9 +330,9 @@ def test_reduce_inside_of_the_scope_and_refused_in_replicas(n, way):
         way(lambda x: strategy.run(lambda a: strategy.reduce(SUM, a, axis=None), args=(x,)))(x)
 
 
-@several
-def test_the_gradient_of_a_reduction(n):
-    strategy = mirrored(n)
+@several_replicated
+def test_the_gradient_of_a_reduction(make, n):
+    strategy = make()
     x = per_replica(strategy, [[1.0, 2.0]] * n)
     for op, each in ((SUM, 2.0), (MEAN, 2.0 / n)):
         gradient = jax.grad(lambda x, op=op: (strategy.reduce(op, x, axis=None) * 2.0).sum())(x)
@@ -332,13 +344,13 @@ def test_the_gradient_of_a_reduction(n):
 # gather
 
 
-@counts
+@replicated
 @ways
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int32])
-def test_gather(n, way, axis, dtype):
+def test_gather(make, n, way, axis, dtype):
     """Fact 48."""
-    strategy, values = mirrored(n), components(n, 2, 3, dtype=dtype)
+    strategy, values = make(), components(n, 2, 3, dtype=dtype)
     result = way(lambda x: strategy.gather(x, axis=axis))(per_replica(strategy, values))
     assert isinstance(result, jax.Array) and result.dtype == dtype
     np.testing.assert_array_equal(result, np.concatenate(values, axis))
@@ -356,11 +368,11 @@ def test_gather_of_uneven_shares_and_nests():
     assert strategy.gather(empty, axis=0).tolist() == [7]
 
 
-@several
+@several_replicated
 @ways
-def test_gather_refuses(n, way):
+def test_gather_refuses(make, n, way):
     """Facts 48, 49."""
-    strategy = mirrored(n)
+    strategy = make()
     scalars, x = per_replica(strategy, list(range(n))), per_replica(strategy, [[[1, 2]]] * n)
     with pytest.raises(rx.InvalidArgumentError, match="[Ss]calars"):
         way(lambda v: strategy.gather(v, axis=0))(scalars)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import json
 import re
@@ -35,12 +36,12 @@ def test_names_at_the_door_are_sorted_and_complete():
     assert public <= set(replicax.__all__), f"Public, and not in replicax.__all__: {public - set(replicax.__all__)}"
 
 
-def test_every_public_name_is_documented():
-    import replicax
-
+@pytest.mark.parametrize("namespace", ["replicax", "replicax.cluster_resolver"])
+def test_every_public_name_is_documented(namespace):
+    module = importlib.import_module(namespace)
     undocumented = []
-    for name in replicax.__all__:
-        value = getattr(replicax, name)
+    for name in module.__all__:
+        value = getattr(module, name)
         if inspect.isclass(value):
             if not value.__dict__.get("__doc__"):
                 undocumented.append(name)
@@ -117,7 +118,9 @@ def test_import_is_light(run_python):
     assert json.loads(done.stdout) == {"libraries": [], "backends": [], "threads": ["MainThread"]}
 
 
-@pytest.mark.parametrize("name", ["replicax.config", "replicax.data", "replicax.tf", "replicax.tf.distribute"])
+@pytest.mark.parametrize(
+    "name", ["replicax.cluster_resolver", "replicax.config", "replicax.data", "replicax.tf", "replicax.tf.distribute"]
+)
 def test_every_namespace_can_be_imported_alone(name, run_python):
     # In a process of its own: `replicax.tf` changes how JAX's arrays print.
     done = run_python(f"import importlib\nassert importlib.import_module({name!r}).__doc__")

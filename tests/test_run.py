@@ -13,15 +13,17 @@ import pytest
 from test_ways import (
     SUM,
     compiled,
-    counts,
     ctx,
     eager,
     mirrored,
+    mirroring,
     one_device,
     parts,
     per_replica,
     replica_id,
+    replicated,
     several,
+    several_replicated,
     strategies,
     ways,
 )
@@ -39,11 +41,11 @@ class Typed(NamedTuple):
 # What a replica gets.
 
 
-@counts
+@replicated
 @ways
-def test_a_replica_gets_its_component_and_everything_else_as_it_is(n, way):
+def test_a_replica_gets_its_component_and_everything_else_as_it_is(make, n, way):
     """Fact 17."""
-    strategy = mirrored(n)
+    strategy = make()
     values = [10.0 * (i + 1) for i in range(n)]
     x, nested, key = (per_replica(strategy, [v + k for v in values]) for k in (0, 1, 2))
     plain = jnp.float32(100.0)
@@ -61,11 +63,11 @@ def test_a_replica_gets_its_component_and_everything_else_as_it_is(n, way):
     assert parts(strategy, c) == [v + 1 for v in values]
 
 
-@counts
+@mirroring
 @ways
-def test_objects_and_variables_arrive_as_themselves(n, way):
+def test_objects_and_variables_arrive_as_themselves(make, n, way):
     """Fact 17: a distributed variable is passed whole, not as a component."""
-    strategy = mirrored(n)
+    strategy = make()
     thing = object()
     with strategy.scope():
         v = rx.Variable(1.0)
@@ -80,11 +82,11 @@ def test_objects_and_variables_arrive_as_themselves(n, way):
     assert parts(strategy, result) == [2.0] * n
 
 
-@counts
+@replicated
 @ways
-def test_args_may_be_a_list(n, way):
+def test_args_may_be_a_list(make, n, way):
     """Fact 27."""
-    strategy = mirrored(n)
+    strategy = make()
     result = way(lambda x: strategy.run(lambda a, b=0.0: a + b, args=[x], kwargs={"b": jnp.float32(2)}))
     assert parts(strategy, result(per_replica(strategy, [float(i) for i in range(n)]))) == [i + 2.0 for i in range(n)]
 
@@ -97,11 +99,11 @@ def test_args_of_another_kind_are_refused(args, way):
         way(lambda: mirrored(2).run(lambda x: x, args=args))()
 
 
-@counts
+@replicated
 @ways
-def test_wrong_calls_raise_what_python_raises(n, way):
+def test_wrong_calls_raise_what_python_raises(make, n, way):
     """Fact 27."""
-    strategy = mirrored(n)
+    strategy = make()
     with pytest.raises(TypeError, match="'int' object is not callable"):
         way(lambda: strategy.run(5))()
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'x'"):
@@ -117,20 +119,20 @@ def test_options_are_accepted(make):
     assert make().run(lambda: 1, options=options) == 1
 
 
-@counts
+@replicated
 @ways
-def test_arguments_keep_their_dtype_and_shape(n, way):
-    strategy = mirrored(n)
+def test_arguments_keep_their_dtype_and_shape(make, n, way):
+    strategy = make()
     for dtype in (np.float16, jnp.bfloat16, np.float32, np.int8, np.int32, np.uint8, np.bool_, np.complex64):
         x = per_replica(strategy, [np.zeros((2, 3), dtype)] * n)
         for part in strategy.experimental_local_results(way(lambda x: strategy.run(lambda a: a[:1], args=(x,)))(x)):
             assert part.dtype == dtype and part.shape == (1, 3)
 
 
-@counts
+@replicated
 @ways
-def test_empty_and_large_structures_go_through(n, way):
-    strategy = mirrored(n)
+def test_empty_and_large_structures_go_through(make, n, way):
+    strategy = make()
     x = per_replica(strategy, [np.zeros((0, 3), np.float32)] * n)
     many = {f"k{i}": per_replica(strategy, [float(i + r) for r in range(n)]) for i in range(50)}
     program = way(lambda x, m: strategy.run(lambda a, b: (a.sum(), {k: v * 2 for k, v in b.items()}, ()), args=(x, m)))
@@ -144,20 +146,20 @@ def test_empty_and_large_structures_go_through(n, way):
 # What becomes of the results.
 
 
-@several
+@several_replicated
 @ways
-def test_arrays_that_replicas_compute_become_per_replica(n, way):
+def test_arrays_that_replicas_compute_become_per_replica(make, n, way):
     """Fact 18: also where they are equal."""
-    strategy = mirrored(n)
+    strategy = make()
     result = way(lambda: strategy.run(lambda: jnp.asarray(5) + 0 * ctx().replica_id_in_sync_group))()
     assert isinstance(result, rx.PerReplica) and parts(strategy, result) == [5] * n
 
 
-@several
+@several_replicated
 @ways
-def test_the_same_object_on_every_replica_comes_back_bare(n, way):
+def test_the_same_object_on_every_replica_comes_back_bare(make, n, way):
     """Fact 18."""
-    strategy, shared = mirrored(n), jnp.asarray([5.0])
+    strategy, shared = make(), jnp.asarray([5.0])
     array, none, text = way(lambda: strategy.run(lambda: (shared, None, "a")))()
     assert isinstance(array, jax.Array) and array.tolist() == [5.0]
     assert none is None and text == "a"
@@ -165,19 +167,19 @@ def test_the_same_object_on_every_replica_comes_back_bare(n, way):
     assert not isinstance(number, rx.PerReplica) and int(number) == 3
 
 
-@several
-def test_eagerly_the_bare_object_is_the_very_object(n):
+@several_replicated
+def test_eagerly_the_bare_object_is_the_very_object(make, n):
     """Fact 18."""
     shared, marker = jnp.asarray(5), object()
-    assert mirrored(n).run(lambda: shared) is shared
-    assert mirrored(n).run(lambda: [marker])[0] is marker
+    assert make().run(lambda: shared) is shared
+    assert make().run(lambda: [marker])[0] is marker
 
 
-@several
+@several_replicated
 @ways
-def test_nests_are_walked(n, way):
+def test_nests_are_walked(make, n, way):
     """Fact 18."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def replica():
         r = replica_id()
@@ -193,10 +195,10 @@ def test_nests_are_walked(n, way):
     assert result["p"].y == "x" and isinstance(result["t"], Typed) and parts(strategy, result["t"].b) == ids
 
 
-@several
-def test_eager_replicas_may_return_anything(n):
+@several_replicated
+def test_eager_replicas_may_return_anything(make, n):
     """Fact 18."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def rid():
         return int(ctx().replica_id_in_sync_group)
@@ -232,11 +234,11 @@ def test_different_structures_are_refused(n, make):
     assert not rx.has_strategy()
 
 
-@counts
+@replicated
 @ways
-def test_a_returned_variable_is_the_variable(n, way):
+def test_a_returned_variable_is_the_variable(make, n, way):
     """Fact 19."""
-    strategy = mirrored(n)
+    strategy = make()
     with strategy.scope():
         v = rx.Variable(1.0)
         w = rx.Variable(1.0, synchronization=rx.VariableSynchronization.ON_READ, aggregation=rx.VariableAggregation.SUM)
@@ -246,11 +248,11 @@ def test_a_returned_variable_is_the_variable(n, way):
         assert way(lambda variable=variable: strategy.run(lambda: [variable, replica_id()]))()[0] is variable
 
 
-@several
+@several_replicated
 @ways
-def test_a_read_variable_is_per_replica(n, way):
+def test_a_read_variable_is_per_replica(make, n, way):
     """Fact 19."""
-    strategy = mirrored(n)
+    strategy = make()
     with strategy.scope():
         v = rx.Variable(1.0)
     for read in (lambda: v.read_value(), lambda: v + 0, lambda: v.value()):
@@ -283,11 +285,11 @@ def test_one_mirrored_replica_still_has_per_replica_values_and_mirrored_variable
 # Who the replica is.
 
 
-@counts
+@replicated
 @ways
-def test_the_replica_context_tells_who_the_replica_is(n, way):
+def test_the_replica_context_tells_who_the_replica_is(make, n, way):
     """Facts 4, 11."""
-    strategy, seen = mirrored(n), []
+    strategy, seen = make(), []
 
     def replica():
         c = ctx()
@@ -307,10 +309,10 @@ def test_the_replica_context_tells_who_the_replica_is(n, way):
     assert set(seen) == {(True, True, n, int)} and strategy.num_replicas_in_sync == n
 
 
-@counts
-def test_eager_replicas_know_their_number_and_compute_on_their_device(n):
+@replicated
+def test_eager_replicas_know_their_number_and_compute_on_their_device(make, n):
     """Facts 4, 28."""
-    strategy = mirrored(n)
+    strategy = make()
     assert [
         int(i) for i in strategy.experimental_local_results(strategy.run(lambda: ctx().replica_id_in_sync_group))
     ] == list(range(n))
@@ -322,21 +324,21 @@ def test_eager_replicas_know_their_number_and_compute_on_their_device(n):
         assert part.devices() == {table[f"GPU:{i}"]}
 
 
-@several
+@several_replicated
 @ways
-def test_results_lie_on_their_replicas_devices(n, way):
+def test_results_lie_on_their_replicas_devices(make, n, way):
     """Fact 28."""
-    strategy = mirrored(n)
+    strategy = make()
     result = way(lambda: strategy.run(lambda: ctx().all_reduce(SUM, replica_id())))()
     devices = [next(iter(part.devices())) for part in result.values]
     assert len(set(devices)) == n
     assert parts(strategy, result) == [n * (n - 1) / 2] * n
 
 
-@several
-def test_components_of_different_devices_combine_outside(n):
+@several_replicated
+def test_components_of_different_devices_combine_outside(make, n):
     """The user may compute with two components, although they lie on two devices."""
-    strategy = mirrored(n)
+    strategy = make()
     a, b, *_ = strategy.run(lambda: replica_id() + 1).values
     assert float(a + b) == 3.0
 
@@ -344,8 +346,8 @@ def test_components_of_different_devices_combine_outside(n):
 # Order, and errors.
 
 
-@several
-def test_eager_replicas_run_in_order_up_to_each_meeting_point(n):
+@several_replicated
+def test_eager_replicas_run_in_order_up_to_each_meeting_point(make, n):
     """Fact 15."""
     log = []
 
@@ -357,7 +359,7 @@ def test_eager_replicas_run_in_order_up_to_each_meeting_point(n):
         ctx().all_reduce(SUM, jnp.float32(1) * r)
         log.append(("c", r))
 
-    mirrored(n).run(replica)
+    make().run(replica)
     ids = range(n)
     assert log == [*(("a", i) for i in ids), "merge", *(("b", i) for i in ids), *(("c", i) for i in ids)]
 
@@ -366,11 +368,11 @@ class Mine(Exception):
     pass
 
 
-@counts
+@replicated
 @ways
-def test_an_exception_comes_out_as_it_is_and_leaves_the_strategy_usable(n, way):
+def test_an_exception_comes_out_as_it_is_and_leaves_the_strategy_usable(make, n, way):
     """Fact 13."""
-    strategy, error = mirrored(n), Mine("mine")
+    strategy, error = make(), Mine("mine")
 
     def replica():
         raise error
@@ -382,11 +384,11 @@ def test_an_exception_comes_out_as_it_is_and_leaves_the_strategy_usable(n, way):
     assert parts(strategy, way(lambda: strategy.run(replica_id))()) == [float(i) for i in range(n)]
 
 
-@several
+@several_replicated
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_one_eager_replica_that_raises_ends_all(n, where):
+def test_one_eager_replica_that_raises_ends_all(make, n, where):
     """Facts 13, 21."""
-    strategy = mirrored(n)
+    strategy = make()
     for culprit in range(n):
 
         def replica(culprit=culprit):
@@ -402,10 +404,10 @@ def test_one_eager_replica_that_raises_ends_all(n, where):
         assert not rx.has_strategy()
 
 
-@several
-def test_a_nested_run_is_refused(n):
+@several_replicated
+def test_a_nested_run_is_refused(make, n):
     """Fact 8."""
-    strategy, other = mirrored(n), mirrored(n + 1)
+    strategy, other = make(), mirrored(n + 1)
     for way in (eager, compiled):
         with pytest.raises(RuntimeError, match="Method requires being in cross-replica context"):
             way(lambda: strategy.run(lambda: strategy.run(lambda: 1)))()
@@ -415,10 +417,10 @@ def test_a_nested_run_is_refused(n):
             way(lambda: strategy.run(lambda: 1))()
 
 
-@several
-def test_different_numbers_of_merge_calls_are_refused(n):
+@several_replicated
+def test_different_numbers_of_merge_calls_are_refused(make, n):
     """Fact 21."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def replica():
         if int(ctx().replica_id_in_sync_group) == 0:
@@ -428,10 +430,10 @@ def test_different_numbers_of_merge_calls_are_refused(n):
         strategy.run(replica)
 
 
-@several
-def test_the_first_replicas_merge_function_runs(n):
+@several_replicated
+def test_the_first_replicas_merge_function_runs(make, n):
     """Fact 21."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def replica():
         first = int(ctx().replica_id_in_sync_group) == 0
@@ -443,10 +445,10 @@ def test_the_first_replicas_merge_function_runs(n):
 # Per-replica values are no tensors.
 
 
-@several
-def test_per_replica_values_are_no_arrays(n):
+@several_replicated
+def test_per_replica_values_are_no_arrays(make, n):
     """Fact 22."""
-    x = per_replica(mirrored(n), [1.0] * n)
+    x = per_replica(make(), [1.0] * n)
     for wrong in (lambda: x + 1, lambda: float(x), lambda: list(x), lambda: len(x)):
         with pytest.raises(TypeError):
             wrong()
@@ -460,19 +462,19 @@ def test_per_replica_values_are_no_arrays(n):
     assert bool(x) and np.asarray(x).dtype == object
 
 
-@several
+@several_replicated
 @ways
-def test_a_captured_per_replica_value_is_not_unwrapped(n, way):
+def test_a_captured_per_replica_value_is_not_unwrapped(make, n, way):
     """Fact 22."""
-    x = per_replica(mirrored(n), [1.0] * n)
+    x = per_replica(make(), [1.0] * n)
     with pytest.raises(TypeError):
-        way(lambda: mirrored(n).run(lambda: x + 1))()
+        way(lambda: make().run(lambda: x + 1))()
 
 
-@several
+@several_replicated
 @ways
-def test_the_result_of_one_run_is_the_argument_of_the_next(n, way):
-    strategy = mirrored(n)
+def test_the_result_of_one_run_is_the_argument_of_the_next(make, n, way):
+    strategy = make()
 
     def program():
         a = strategy.run(lambda: {"x": replica_id(), "y": 3})
@@ -482,9 +484,9 @@ def test_the_result_of_one_run_is_the_argument_of_the_next(n, way):
     assert parts(strategy, way(program)()) == [i * 4.0 for i in range(n)]
 
 
-@several
-def test_shares_of_different_shapes_go_in_and_out_eagerly(n):
-    strategy = mirrored(n)
+@several_replicated
+def test_shares_of_different_shapes_go_in_and_out_eagerly(make, n):
+    strategy = make()
     x = strategy.experimental_distribute_values_from_function(
         lambda c: jnp.arange(c.replica_id_in_sync_group + 1, dtype=jnp.float32)
     )
@@ -493,10 +495,10 @@ def test_shares_of_different_shapes_go_in_and_out_eagerly(n):
     assert parts(strategy, result[1]) == [i * (i + 1) / 2 for i in range(n)]
 
 
-@several
-def test_a_value_of_a_smaller_strategy_runs_out(n):
+@several_replicated
+def test_a_value_of_a_smaller_strategy_runs_out(make, n):
     """Fact 33."""
-    small, large = mirrored(n), mirrored(n + 1)
+    small, large = make(), mirrored(n + 1)
     x = per_replica(small, [float(i) for i in range(n)])
     with pytest.raises(IndexError):
         large.run(lambda a: a + 1, args=(x,))
@@ -523,23 +525,23 @@ def test_a_variable_made_in_run_is_one_for_all_replicas(n):
     assert all(made is v and value == 5.0 for made, value in seen) and len(seen) == n
 
 
-@several
-def test_variables_of_different_names_are_refused(n):
+@several_replicated
+def test_variables_of_different_names_are_refused(make, n):
     """Fact 24."""
 
     def replica():
         return rx.Variable(1.0, name="other" if int(ctx().replica_id_in_sync_group) == n - 1 else "mine")
 
     with pytest.raises(RuntimeError, match=f"Tried to create variable other with mismatching name on device {n - 1}"):
-        mirrored(n).run(replica)
+        make().run(replica)
 
 
 # Under JAX's own transformations.
 
 
-@several
-def test_run_works_under_jit_and_grad(n):
-    strategy = mirrored(n)
+@several_replicated
+def test_run_works_under_jit_and_grad(make, n):
+    strategy = make()
     x = per_replica(strategy, [float(i + 1) for i in range(n)])
 
     def loss(w, x):
@@ -552,10 +554,10 @@ def test_run_works_under_jit_and_grad(n):
     assert float(jax.grad(loss)(jnp.float32(3.0), x)) == 6 * squares
 
 
-@counts
-def test_a_function_handed_to_run_is_compiled(n):
+@replicated
+def test_a_function_handed_to_run_is_compiled(make, n):
     """Facts 16, 25: it may contain meeting points and is traced once."""
-    strategy, calls = mirrored(n), []
+    strategy, calls = make(), []
 
     @rx.function
     def replica(x):
@@ -568,11 +570,11 @@ def test_a_function_handed_to_run_is_compiled(n):
     assert len(calls) == 1
 
 
-@several
+@several_replicated
 @ways
-def test_printing_a_per_replica_value(n, way):
+def test_printing_a_per_replica_value(make, n, way):
     """Fact 30."""
-    value = way(lambda: mirrored(n).run(lambda: replica_id() + 1))()
+    value = way(lambda: make().run(lambda: replica_id() + 1))()
     lines = [f"  {i}: {float(i + 1)}" for i in range(n)]
     assert str(value) == "PerReplica:{\n" + ",\n".join(lines) + "\n}"
     assert repr(value).startswith("PerReplica:{\n  0: Array(1., dtype=float32),\n  1: ")
@@ -581,10 +583,10 @@ def test_printing_a_per_replica_value(n, way):
 # Values made for each replica.
 
 
-@counts
-def test_values_from_a_function_are_stored_as_they_are(n):
+@replicated
+def test_values_from_a_function_are_stored_as_they_are(make, n):
     """Facts 34, 35."""
-    strategy, seen, same = mirrored(n), [], jnp.asarray(1)
+    strategy, seen, same = make(), [], jnp.asarray(1)
 
     def value(c):
         seen.append((c.replica_id_in_sync_group, c.num_replicas_in_sync))
@@ -596,15 +598,15 @@ def test_values_from_a_function_are_stored_as_they_are(n):
     assert all(part is same for part in array.values)
 
 
-@counts
-def test_an_exception_of_the_value_function_comes_out(n):
+@replicated
+def test_an_exception_of_the_value_function_comes_out(make, n):
     """Fact 34."""
 
     def value(c):
         raise Mine
 
     with pytest.raises(Mine):
-        mirrored(n).experimental_distribute_values_from_function(value)
+        make().experimental_distribute_values_from_function(value)
 
 
 def test_local_results():

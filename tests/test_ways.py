@@ -1,7 +1,7 @@
 """What the behavioural tests share: strategies of each size, and the two ways to run a program; and that they are two.
 
 A test that takes `n` and `way` runs with 1, 2 and 4 replicas, eagerly (`strategy.run` called directly, one thread a
-replica) and compiled (inside of `rx.function`).
+replica) and compiled (inside of `rx.function`). One that takes `make` runs over all strategies of the table below.
 """
 
 from __future__ import annotations
@@ -31,6 +31,22 @@ def one_device() -> rx.OneDeviceStrategy:
     return rx.OneDeviceStrategy("GPU:1")
 
 
+@functools.cache
+def central() -> rx.experimental.CentralStorageStrategy:
+    return rx.experimental.CentralStorageStrategy(["GPU:0", "GPU:1"], "CPU:0")
+
+
+# Every strategy that the shared tests run over: its name, how many replicas it has, and what makes it. A strategy that
+# is new takes one line here.
+STRATEGIES: dict[str, tuple[int, Callable[[], rx.Strategy]]] = {
+    "one_device": (1, one_device),
+    "1": (1, functools.partial(mirrored, 1)),
+    "2": (2, functools.partial(mirrored, 2)),
+    "4": (4, functools.partial(mirrored, 4)),
+    "central": (2, central),
+}
+
+
 def eager(program: Callable[..., Any]) -> Callable[..., Any]:
     """The program as it is: `strategy.run` in it runs a thread for each replica."""
     return program
@@ -44,9 +60,17 @@ def compiled(program: Callable[..., Any]) -> Callable[..., Any]:
 counts = pytest.mark.parametrize("n", [1, 2, 4])
 several = pytest.mark.parametrize("n", [2, 4])
 ways = pytest.mark.parametrize("way", [eager, compiled], ids=["eager", "compiled"])
-strategies = pytest.mark.parametrize(
-    "make", [one_device, *(functools.partial(mirrored, n) for n in (1, 2, 4))], ids=["one_device", "1", "2", "4"]
-)
+strategies = pytest.mark.parametrize("make", [make for _, make in STRATEGIES.values()], ids=list(STRATEGIES))
+
+
+def _with_counts(but_for: set[str], at_least: int = 1) -> pytest.MarkDecorator:
+    chosen = {name: (make, n) for name, (n, make) in STRATEGIES.items() if name not in but_for and n >= at_least}
+    return pytest.mark.parametrize("make, n", list(chosen.values()), ids=list(chosen))
+
+
+replicated = _with_counts(but_for={"one_device"})  # whose values are per replica, with the number of replicas
+several_replicated = _with_counts(but_for={"one_device"}, at_least=2)
+mirroring = _with_counts(but_for={"one_device", "central"})  # whose variables have a copy on each replica
 
 
 def ctx() -> rx.ReplicaContext:

@@ -9,7 +9,8 @@ from replicax import _devices
 _devices.configure_from_environment()
 
 # ruff: noqa: E402
-from replicax import config, data, tpu
+from replicax import cluster_resolver, config, data, experimental, tpu
+from replicax._cluster.spec import ClusterSpec
 from replicax._context import (
     ReplicaContext,
     experimental_set_strategy,
@@ -26,12 +27,13 @@ from replicax._cross_device_ops import (
     ReductionToOneDevice,
 )
 from replicax._default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
-from replicax._errors import DeviceError, InvalidArgumentError, OutOfRangeError, ReplicaError, ReplicaxError
+from replicax._errors import DeviceError, InvalidArgumentError, JobError, OutOfRangeError, ReplicaError, ReplicaxError
 from replicax._extended import StrategyExtended
 from replicax._function import Function, function
 from replicax._indexed_slices import IndexedSlices
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._mirrored import MirroredStrategy
+from replicax._multi_worker import MultiWorkerMirroredStrategy
 from replicax._one_device import OneDeviceStrategy
 from replicax._optimizer import Optimizer
 from replicax._specs import PerReplicaSpec, TensorSpec
@@ -56,6 +58,7 @@ from replicax._variables import Variable
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClusterSpec",
     "CommunicationImplementation",
     "CommunicationOptions",
     "CrossDeviceOps",
@@ -71,8 +74,10 @@ __all__ = [
     "InputOptions",
     "InputReplicationMode",
     "InvalidArgumentError",
+    "JobError",
     "Mirrored",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "Optimizer",
@@ -94,8 +99,10 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "cluster_resolver",
     "config",
     "data",
+    "experimental",
     "experimental_set_strategy",
     "function",
     "get_replica_context",

@@ -155,13 +155,15 @@ class Results:
                 parts = [self._take(part) for part in leaf.values]
                 return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
             place = self._add(array, _sharding_of(leaf))
+            if mesh is not None and mesh.lone:  # this worker's only component, as eagerly
+                return _Made(lambda arrays: kind.of_array(arrays[place], mesh).values[0])
             return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
         if isinstance(leaf, IndexedSlices):
             values, indices, shape = self._add(leaf.values), self._add(leaf.indices), leaf.dense_shape
             return _Made(lambda arrays: IndexedSlices(arrays[values], arrays[indices], shape))
         if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and not is_text(leaf)):
             place = self._add(_context.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
-            return _Made(lambda arrays: arrays[place])
+            return _Made(lambda arrays: _own_copy(arrays[place]))
         return _Made(lambda arrays: leaf)
 
     def rebuilt(self, arrays: list[Any]) -> Any:
@@ -169,6 +171,11 @@ class Results:
         if type(self._skeleton) is _Made:
             return self._skeleton.make(arrays)
         return _nest.map_structure(lambda made: made.make(arrays), self._skeleton)
+
+
+def _own_copy(array: Any) -> Any:
+    """A result that other processes have as well, as an array of this one."""
+    return _private.single(array) if not array.is_fully_addressable else array
 
 
 class _Made:

@@ -99,7 +99,7 @@ class ReplicaContext:
         op = as_reduce_op(reduce_op)
         self._check_current()
         leaves = [_tensor(leaf, "all_reduce") for leaf in _nest.leaves(value)]
-        results = iter(self._all_reduce(op, leaves, options or CommunicationOptions()) if leaves else [])
+        results = iter(self._all_reduce(op, leaves, options or self._strategy.extended._options) if leaves else [])
         return _nest.map_structure(lambda _: next(results), value)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
@@ -117,7 +117,7 @@ class ReplicaContext:
         """
         self._check_current()
         leaves = [_tensor(leaf, "all_gather", sparse=False) for leaf in _nest.leaves(value)]
-        results = iter(self._all_gather(leaves, axis, options or CommunicationOptions()) if leaves else [])
+        results = iter(self._all_gather(leaves, axis, options or self._strategy.extended._options) if leaves else [])
         return _nest.map_structure(lambda _: next(results), value)
 
     # How the replicas meet: one implementation for each way to run.

@@ -20,7 +20,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _collectives, _devices, _dispatch, _nest, _private
+from replicax import _across, _collectives, _devices, _dispatch, _nest, _private
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import CommunicationOptions, ReduceOp
 from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh
@@ -167,11 +167,21 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         mesh = meshes.pop()
         if values[0]._local is not None:
             totals = self._local_reduce(reduce_op, [value._local for value in values], mesh, options)
-        elif not meshes and mesh is not None and all(value.array() is not None for value in values):
+        elif not meshes and mesh is not None and self._in_step(values, mesh):
             totals = self._run(reduce_op, [value.array() for value in values], mesh, options)
-        else:
+        elif mesh is None or mesh.all_local:
             totals = [_collectives.reduce_parts(reduce_op, value.values) for value in values]
+        else:
+            totals = [_across.reduced(reduce_op, value.values, mesh) for value in values]
         return [_placed_total(total, pair[1]) for total, pair in zip(totals, value_destination_pairs)]
+
+    @staticmethod
+    def _in_step(values: list[PerReplica], mesh: ReplicaMesh) -> bool:
+        """Whether all values have a global form, in other processes as well."""
+        parts = [value._parts for value in values if value._parts is not None]
+        if not mesh.all_local and parts and not any(isinstance(part[0], IndexedSlices) for part in parts):
+            _across.agree("all_reduce", *parts)
+        return all(value.array() is not None for value in values)
 
     def _run(self, op: ReduceOp, arrays: list[Any], mesh: ReplicaMesh, options: CommunicationOptions) -> list[Any]:
         """The compiled program, at once. Results are mirrored."""
@@ -184,9 +194,10 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             stacked, mirrored = PartitionSpec(AXIS), PartitionSpec()
             mapped = jax.shard_map(program, mesh=mesh.mesh, in_specs=stacked, out_specs=mirrored, check_vma=False)
             self._programs[key] = jax.jit(mapped)
-        totals = self._programs[key](*arrays)
-        if mesh.needs_bound and not isinstance(totals[0], jax.core.Tracer):
-            _dispatch.launched(totals[0])
+        what = ", ".join(f"{array.dtype}{list(array.shape[1:])}" for array in arrays)
+        with _dispatch.calling(mesh, f"all_reduce {what:.80}") as call:
+            totals = self._programs[key](*arrays)
+            call.output = totals[0]
         return [Mirrored.of_array(total, mesh) for total in totals]
 
 

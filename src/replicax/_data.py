@@ -54,9 +54,19 @@ def tensor_dtype(dtype: Any) -> Any:
     return dtype if dtype == np.dtype(object) or wide_dtypes() else jax.dtypes.canonicalize_dtype(dtype)
 
 
+class Strings(np.ndarray):
+    """Strings, which JAX has no arrays of: numpy's, with a tensor's `numpy()`."""
+
+    def numpy(self) -> np.ndarray:
+        """The array itself, as numpy's own."""
+        return np.asarray(self)
+
+
 def as_tensor(array: np.ndarray) -> Any:
     """A host array as users see it: a JAX array, 64 bits wide where JAX allows that. Strings stay numpy's."""
-    return array if array.dtype == np.dtype(object) else jnp.asarray(array, dtype=tensor_dtype(array.dtype))
+    if array.dtype == np.dtype(object):
+        return array.view(Strings)
+    return jnp.asarray(array, dtype=tensor_dtype(array.dtype))
 
 
 def tensor_spec(spec: Any) -> Any:
@@ -587,6 +597,7 @@ class Dataset:
         batch_size: int | None = None,
         rows: _Rows | None = None,
         options: Options | None = None,
+        files: int = 0,
     ):
         # Private: the static methods below are the way in. `spec` gets one argument, whether it may run the users'
         # functions to find the spec out; where it may not and would have to, it returns None.
@@ -596,6 +607,7 @@ class Dataset:
         self._batch_size = batch_size  # tf.data's idea of it, where no spec shows it
         self._rows = rows
         self._options = options or Options()
+        self._files = files  # how many files it reads, which may be divided among workers; see _files.py
         self._found_spec: Any = None
 
     def _spec(self, probe: bool) -> Any:
@@ -613,7 +625,7 @@ class Dataset:
             found = self._spec(probe)
             return found if found is None or spec is None else spec(found)
 
-        return Dataset(make, find, cardinality, options=self._options, **known)
+        return Dataset(make, find, cardinality, options=self._options, files=self._files, **known)
 
     def _reordered(
         self, transform: Callable[[Maker], Maker], on_rows: Callable[[Maker], Maker], cardinality: int
@@ -740,7 +752,11 @@ class Dataset:
             return None if any(s is None for s in specs) else structure.unflatten(specs)
 
         batch_size = inputs[0]._batch_size if len({d._batch_size for d in inputs}) == 1 else None
-        known: dict[str, Any] = {"batch_size": batch_size, "options": inputs[0]._options}
+        known: dict[str, Any] = {
+            "batch_size": batch_size,
+            "options": inputs[0]._options,
+            "files": max(d._files for d in inputs),
+        }
         sources = [d._rows for d in inputs if d._rows is not None and d._rows.in_order]
         if len(sources) == len(inputs):
             rows = _plain_rows(lambda i: structure.unflatten([s.fetch(i) for s in sources]), cardinality)
@@ -877,7 +893,7 @@ class Dataset:
         def find(probe: bool) -> Any:
             return _result_spec(call, self._spec(True), make) if probe else None
 
-        return Dataset(make, find, self._cardinality, options=self._options)
+        return Dataset(make, find, self._cardinality, options=self._options, files=self._files)
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """The elements for which `predicate` is true."""
@@ -1047,6 +1063,7 @@ class Dataset:
             INFINITE_CARDINALITY if INFINITE_CARDINALITY in sizes else unknown,
             batch_size=self._batch_size if self._batch_size == dataset._batch_size else None,
             options=self._options.merge(dataset._options),
+            files=self._files + dataset._files,
         )
 
     def prefetch(self, buffer_size: int | None = None, name: str | None = None) -> Dataset:

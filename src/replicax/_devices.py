@@ -121,9 +121,19 @@ def short_name(device: Any) -> str:
     return f"{match['type'].upper()}:{match['index'] or 0}"
 
 
+_task = ("localhost", 0)
+
+
+def set_task(job: str, task: int) -> None:
+    """Says what this process is in its cluster, for the names of its devices."""
+    global _task
+    _task = (job, task)
+
+
 def full_name(device: Any) -> str:
     """The name with job, replica and task, as `worker_devices` lists it."""
-    return f"/job:localhost/replica:0/task:{jax.process_index()}/device:{short_name(device)}"
+    job, task = _task
+    return f"/job:{job}/replica:0/task:{task}/device:{short_name(device)}"
 
 
 def find_device(device: Any) -> jax.Device:

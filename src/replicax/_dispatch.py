@@ -2,7 +2,8 @@
 
 With several CPU devices JAX runs each device's part of a call on a thread of one pool. Once 32 calls that hold
 collectives are in flight, each waits for threads that the others hold, and the process deadlocks and aborts
-(seen on JAX 0.10). A bound on calls in flight costs nothing, since the devices are busy all the same.
+(seen on JAX 0.10). A bound on calls in flight costs nothing, since the devices are busy all the same. Calls that span
+processes are also told to the job's watch (see _runtime.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 import jax
 
+from replicax import _runtime
+
 LIMIT = 16
 _HELD_BYTES = 1 << 16  # a larger output is waited for at once, in place of being held
 
@@ -20,13 +23,39 @@ _in_flight: collections.deque[jax.Array] = collections.deque()
 _lock = threading.Lock()
 
 
-def launched(output: Any) -> None:
-    """Says that a call was dispatched whose output this is. Every so often, waits until half of the calls have ended.
+class calling:
+    """Around the dispatch of a program with collectives over a mesh; `output` is then set to one of its outputs.
 
-    Waiting once for several calls wakes this thread up less often than waiting a little at each call.
+    The label says what it is, where a job of several processes reports on it. Every so often, leaving waits until half
+    of the calls in flight have ended: waiting once for several calls wakes this thread up less often than waiting a
+    little at each call.
     """
-    if isinstance(output, jax.core.Tracer):  # part of a larger program, whose own call counts
-        return
+
+    __slots__ = ("_call", "_mesh", "_watch", "output")
+
+    def __init__(self, mesh: Any, label: str):
+        self._mesh = mesh
+        self.output: Any = None
+        self._watch = None if mesh.all_local else _runtime.calling(label)
+        self._call: Any = None
+
+    def __enter__(self) -> calling:
+        if self._watch is not None:
+            self._call = self._watch.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        output = self.output
+        if isinstance(output, jax.core.Tracer):  # part of a larger program, whose own call counts
+            output = None
+        if self._watch is not None:
+            self._call.output = output
+            self._watch.__exit__(*error)
+        if output is not None and self._mesh.needs_bound:
+            _bound(output)
+
+
+def _bound(output: jax.Array) -> None:
     if output.nbytes > _HELD_BYTES:
         output.block_until_ready()
         return

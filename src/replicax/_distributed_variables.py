@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import _collectives, _context, _errors, _levels, _nest
+from replicax import _across, _collectives, _context, _errors, _levels, _nest
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import (
     ReduceOp,
@@ -23,7 +23,44 @@ from replicax._variables import SCATTER, ResourceVariable, Variable, register
 _NONE = VariableAggregation.NONE
 
 
-class _Distributed(Variable, DistributedValues):
+class OfReplicas(Variable):
+    """A variable of a strategy with replicas, which may combine what they assign."""
+
+    def _in_own_replica(self) -> bool:
+        replica_context = _context.get_replica_context()
+        return replica_context is not None and replica_context.strategy is self._strategy
+
+    def _check_strategy(self) -> None:
+        current = _context.get_strategy()
+        if _context.has_strategy() and current is not self._strategy:
+            raise _errors.mixing(current, self._strategy)
+
+    def _update_aggregated(self, combine: Callable[[Any, Any], Any], value: Any, method: str) -> Any:
+        """In replica context: meets the others, and assigns what all replicas' values come to."""
+        replica_context = _context.get_replica_context()
+        assert replica_context is not None
+        tag = (method, self._name, id(self))
+        return replica_context._merge(self._merge_update, (_Box(combine), value), {}, tag)
+
+    def _merge_update(self, strategy: Any, combine: Any, value: Any) -> Any:
+        """In cross-replica context: the replicas' values combined, then every component updated."""
+        boxed = combine.values[0] if isinstance(combine, PerReplica) else combine
+        extended = strategy.extended
+        single = self._treedef == jax.tree.structure(0)
+        leaves = [value] if single else jax.tree.leaves(value, is_leaf=_nest.is_leaf)
+        combined = [extended._aggregate(self._aggregation, leaf) for leaf in leaves]
+        converted = [
+            leaf if isinstance(leaf, DistributedValues) else self._convert_leaf(leaf, kind)
+            for leaf, kind in zip(combined, self._types)
+        ]
+        self._apply(boxed.content, converted)
+
+    def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
+        """Combines the values of the current frame with these and writes them there."""
+        raise NotImplementedError
+
+
+class _Distributed(OfReplicas, DistributedValues):
     """What mirrored and on-read variables share: components, and the ways between them and frames."""
 
     _value_type: type[PerReplica] | type[Mirrored]
@@ -60,6 +97,10 @@ class _Distributed(Variable, DistributedValues):
     _layouts: list[PartitionSpec | None] | None = None  # how each leaf is split over logical devices, if any is
 
     def _store(self, leaves: list[jax.Array]) -> None:
+        mesh = self._mesh
+        assert mesh is not None
+        if not mesh.all_local:  # all workers start from the first one's
+            leaves = [_across.from_first(mesh, leaf, f"the initial value of {self._name}") for leaf in leaves]
         self._arrays = [self._global_leaf(leaf, i, traced=False) for i, leaf in enumerate(leaves)]
 
     def _stored_values(self) -> list[Any]:
@@ -78,6 +119,9 @@ class _Distributed(Variable, DistributedValues):
         whole = mesh.mirrored if self._value_type is Mirrored else mesh.stacked
         layouts = self._layouts or [None] * len(self._types)
         return [whole if layout is None else NamedSharding(mesh.mesh, layout) for layout in layouts]
+
+    def _leaving(self, leaves: list[Any]) -> list[Any]:
+        return [lax.with_sharding_constraint(leaf, where) for leaf, where in zip(leaves, self._global_shardings())]
 
     def _laid_out(self, leaves: list[Any]) -> list[Any]:
         return leaves if self._layouts is None else jax.device_put(leaves, self._global_shardings())
@@ -104,15 +148,6 @@ class _Distributed(Variable, DistributedValues):
             changed.append(self._value_type(parts, self._mesh))
         self._arrays, self._values, self._lent = None, changed, True
 
-    def _in_own_replica(self) -> bool:
-        replica_context = _context.get_replica_context()
-        return replica_context is not None and replica_context.strategy is self._strategy
-
-    def _check_strategy(self) -> None:
-        current = _context.get_strategy()
-        if _context.has_strategy() and current is not self._strategy:
-            raise _errors.mixing(current, self._strategy)
-
     def _per_replica(self) -> Any:
         """The components as a value."""
         frame = _levels.frame()
@@ -136,7 +171,6 @@ class _Distributed(Variable, DistributedValues):
         raise NotImplementedError
 
     def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
-        """Combines the values of the current frame with these and writes them there."""
         placed = [self._placed_leaf(leaf, i) for i, leaf in enumerate(leaves)]
         new = [combine(old, leaf) for old, leaf in zip(self._get(), placed)]
         self._put(new)
@@ -247,24 +281,8 @@ class MirroredVariable(_Distributed):
     def _update_in_replica(self, combine: Callable[[Any, Any], Any], value: Any, method: str) -> list[Any]:
         if self._aggregation is _NONE:
             return self._apply(combine, self._convert(value))
-        replica_context = _context.get_replica_context()
-        assert replica_context is not None
-        tag = (method, self._name, id(self))
-        replica_context._merge(self._merge_update, (_Box(combine), value), {}, tag)
+        self._update_aggregated(combine, value, method)
         return self._get()
-
-    def _merge_update(self, strategy: Any, combine: Any, value: Any) -> None:
-        """In cross-replica context: the replicas' values combined, then every component updated."""
-        boxed = combine.values[0] if isinstance(combine, PerReplica) else combine
-        extended = strategy.extended
-        single = len(self._types) == 1
-        leaves = [value] if single else jax.tree.leaves(value, is_leaf=_nest.is_leaf)
-        combined = [extended._aggregate(self._aggregation, leaf) for leaf in leaves]
-        converted = [
-            leaf if isinstance(leaf, DistributedValues) else self._convert_leaf(leaf, kind)
-            for leaf, kind in zip(combined, self._types)
-        ]
-        self._apply(boxed.content, converted)
 
     def _update_slices(self, method, slices):
         self._check_strategy()
@@ -339,7 +357,8 @@ class SyncOnReadVariable(_Distributed):
                 return [leaf[0] for leaf in leaves]
             return [(jnp.sum if op is ReduceOp.SUM else jnp.mean)(x, axis=0, dtype=x.dtype) for x in leaves]
         if op is None:
-            return self._read_component(0)
+            self._lent = True
+            return [self._strategy.extended._aggregate(self._aggregation, value) for value in self._stored_values()]
         return [self._strategy.extended._reduce_leaf(op, value, None) for value in self._stored_values()]
 
     def _global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
@@ -389,8 +408,19 @@ def _array_of(value: Any) -> Any:
     return value.array()
 
 
+def first_component(leaf: Any) -> Any:
+    """Replica 0's component of a distributed value, anywhere; another value as it is."""
+    if not isinstance(leaf, (PerReplica, Mirrored)):
+        return leaf
+    if leaf._local is None:
+        return leaf.values[0]
+    return leaf._local if isinstance(leaf, Mirrored) else first_replica(leaf._local)
+
+
 def first_replica(leaf: Any) -> Any:
     """Replica 0's value on every replica, inside of compiled code."""
+    if isinstance(leaf, IndexedSlices):
+        return IndexedSlices(first_replica(leaf.values), first_replica(leaf.indices), leaf.dense_shape)
     return _collectives.local_sum(jnp.where(lax.axis_index(AXIS) == 0, leaf, jnp.zeros_like(leaf)))
 
 
@@ -400,6 +430,18 @@ def spread(stacked: Any, mesh: ReplicaMesh) -> Any:
         lambda row: row[0], mesh=mesh.mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False
     )
     return take(stacked)
+
+
+def as_rows(value: Any, mesh: ReplicaMesh) -> Any:
+    """A stacked array whose rows are each replica's own copy of a value, inside of compiled code."""
+    give = jax.shard_map(
+        lambda copy: copy[None],
+        mesh=mesh.mesh,
+        in_specs=PartitionSpec(),
+        out_specs=PartitionSpec(AXIS),
+        check_vma=False,
+    )
+    return give(value)
 
 
 for _cls in (MirroredVariable, SyncOnReadVariable):

@@ -4,7 +4,8 @@ ReplicaxError
 ├── InvalidArgumentError (ValueError)    values that do not fit together: shapes, dtypes, axes
 ├── OutOfRangeError (IndexError)         an iterator has no more elements
 ├── DeviceError (ValueError)             a device that is not there, or is named twice
-└── ReplicaError (RuntimeError)          replicas went different ways
+├── ReplicaError (RuntimeError)          replicas went different ways
+└── JobError (RuntimeError)              the processes of a job did not come together
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ class DeviceError(ReplicaxError, ValueError):
 
 class ReplicaError(ReplicaxError, RuntimeError):
     """Replicas went different ways: they met in different calls, or one returned while others waited."""
+
+
+class JobError(ReplicaxError, RuntimeError):
+    """The processes of a job did not come together: one is missing, or does not fit."""
 
 
 CROSS_REPLICA_NEEDED = "Method requires being in cross-replica context, use get_replica_context().merge_call()"

@@ -16,10 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import (
+    _across,
     _collectives,
     _context,
     _creation,
     _cross_device_ops,
+    _data,
     _dispatch,
     _distributed_variables,
     _function,
@@ -35,6 +37,7 @@ from replicax._collectives import check_numeric, gather_axis
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import (
     CommunicationOptions,
+    InputContext,
     InputOptions,
     ReduceOp,
     ValueContext,
@@ -67,6 +70,9 @@ class StrategyExtended:
 
     _mesh: ReplicaMesh
     _cluster_resolver: Any = None
+    _options = CommunicationOptions()  # of collectives where none are given
+    _worker = _input.Worker()
+    _variables_live_once = False  # whether a variable is one thing for all replicas, with no component for each
 
     def __init__(self, container_strategy: Strategy):
         self._container = container_strategy
@@ -110,6 +116,11 @@ class StrategyExtended:
         return False
 
     @property
+    def experimental_should_init(self) -> bool:
+        """Whether this process gives variables their initial values."""
+        return True
+
+    @property
     def should_checkpoint(self) -> bool:
         """Whether this process writes checkpoints."""
         return True
@@ -123,7 +134,7 @@ class StrategyExtended:
         raise NotImplementedError
 
     def _get_cross_device_ops(self, value: Any = None) -> _cross_device_ops.CrossDeviceOps:
-        return self._cross_device_ops_for(CommunicationOptions())
+        return self._cross_device_ops_for(self._options)
 
     def _replica_devices(self, replica_context: Any) -> Any:
         names = self._mesh.device_names
@@ -187,7 +198,19 @@ class StrategyExtended:
             "The sum of a mirrored value is ambiguous: it is the same on every replica. Reduce a PerReplica value, or "
             "multiply by the number of replicas."
         )
-        return value._per_replica() if isinstance(value, _distributed_variables.SyncOnReadVariable) else value
+        if isinstance(value, _distributed_variables.SyncOnReadVariable):
+            return value._per_replica()
+        return self._own(value)
+
+    def _own(self, value: Any) -> Any:
+        """A plain value as this worker's component, where it has one replica of several."""
+        if not self._mesh.lone or isinstance(value, DistributedValues):
+            return value
+        if isinstance(value, jax.core.Tracer):
+            return PerReplica.of_array(_distributed_variables.as_rows(value, self._mesh), self._mesh)
+        if isinstance(value, IndexedSlices):
+            return PerReplica([value], self._mesh)
+        return PerReplica([_context.as_array(_read(value))], self._mesh)
 
     def _reduce(self, op: ReduceOp, value: Any, axis: Any) -> Any:
         with _context.entered(self._container, None):
@@ -206,8 +229,10 @@ class StrategyExtended:
             return self._reduce_local(op, value._local, axis)
         if value._array is not None and (value._parts is None or isinstance(value._array, jax.core.Tracer)):
             return self._reduce_stacked(op, value._array, axis)
-        if not self._mesh.all_local and value.array() is not None:
-            return self._reduce_stacked(op, value.array(), axis)
+        if not self._mesh.all_local:
+            if axis is None:
+                return _across.reduced(op, value.values, self._mesh)
+            return _across.reduced_along(op, value.values, axis, self._mesh)
         if axis is None:
             return _collectives.reduce_parts(op, value.values)
         return _collectives.reduce_along(op, value.values, axis)
@@ -231,10 +256,12 @@ class StrategyExtended:
         if axis is not None:  # checks the axis, and raises in the components' terms
             jax.eval_shape(lambda x: _collectives.reduce_along(op, [x], axis), row)
         program = _sum_of_rows if not traced else _sum_of_rows.__wrapped__  # type: ignore[attr-defined]
-        total = program(stacked, tuple(a % len(row.shape) for a in axes))
-        if not traced:
-            if mesh.needs_bound:
-                _dispatch.launched(total)
+        axes = tuple(a % len(row.shape) for a in axes)
+        if traced:
+            total = program(stacked, axes)
+        else:
+            with _dispatch.calling(mesh, f"reduce {row.dtype}{list(row.shape)}") as call:
+                call.output = total = program(stacked, axes)
             total = mesh.copies(total)[0]
         count = stacked.shape[0] * int(np.prod([row.shape[a] for a in axes], dtype=np.int64))
         return _collectives.divided(total, count, row.dtype) if op is ReduceOp.MEAN else total
@@ -263,6 +290,8 @@ class StrategyExtended:
                 part = part.to_dense()
             parts.append(part)
         axis = gather_axis(axis, parts[0].ndim)
+        if not self._mesh.all_local:
+            parts = _across.all_parts(self._mesh, parts, axis)
         _collectives.check_alike(parts, free_axis=axis)
         return jnp.concatenate(parts, axis)
 
@@ -295,16 +324,30 @@ class StrategyExtended:
     def _aggregate(self, aggregation: VariableAggregation, value: Any) -> Any:
         """What the replicas' values to be assigned to a variable come to."""
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            if not isinstance(value, PerReplica):
-                return value
-            return value.values[0] if value._local is None else _first(value._local)
+            value = self._own(value)
+            if isinstance(value, PerReplica) and value._local is None and not self._mesh.all_local:
+                return self._first_anywhere(value)
+            return _distributed_variables.first_component(value) if isinstance(value, PerReplica) else value
         op = ReduceOp.from_variable_aggregation(aggregation)
+        value = self._own(value)
         if not isinstance(value, PerReplica):
             return self._non_distributed(op, value)
         if value._local is not None:
-            ops = self._cross_device_ops_for(CommunicationOptions())
-            return ops._local_reduce(op, [value._local], self._mesh, CommunicationOptions())[0]
+            ops = self._cross_device_ops_for(self._options)
+            return ops._local_reduce(op, [value._local], self._mesh, self._options)[0]
         return self._reduce_leaf(op, value, None)
+
+    def _first_anywhere(self, value: PerReplica) -> Any:
+        """Replica 0's component, which another worker may hold."""
+        return _nest.map_structure(
+            lambda part: _across.from_first(self._mesh, _context.as_array(part), "the first replica's value"),
+            value.values[0],
+        )
+
+    def _everyones_sizes(self, size: Any) -> list[int]:
+        """A number of each replica, on all workers."""
+        sizes = list(size.values) if isinstance(size, PerReplica) else [size] * len(self._mesh.local_ids)
+        return sizes if self._mesh.all_local else _across.everyones_sizes(sizes)
 
     def reduce_to(
         self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: CommunicationOptions | None = None
@@ -332,7 +375,7 @@ class StrategyExtended:
     ) -> list[Any]:
         """`reduce_to` of several (value, destinations) pairs, in one collective; the results in their order."""
         _context.require_cross_replica(self._container)
-        op, options = as_reduce_op(reduce_op), options or CommunicationOptions()
+        op, options = as_reduce_op(reduce_op), options or self._options
         with _context.entered(self._container, None):
             values = [self._as_value(op, value) for value, _ in value_destination_pairs]
             results: list[Any] = list(values)
@@ -362,7 +405,7 @@ class StrategyExtended:
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """A copy of `tensor` at the destinations (see `reduce_to`)."""
         _context.require_cross_replica(self._container)
-        return self._cross_device_ops_for(CommunicationOptions()).broadcast(tensor, destinations)
+        return self._cross_device_ops_for(self._options).broadcast(tensor, destinations)
 
     # Variables.
 
@@ -534,35 +577,39 @@ class StrategyExtended:
         values = [value_fn(ValueContext(i, self._mesh.size)) for i in self._mesh.local_ids]
         return _nest.merge(values, lambda parts: PerReplica(parts, self._mesh))
 
-    def _place(self, parts: Sequence[Any], fetch_to_device: bool) -> Any:
+    def _place(self, this_round: _input.Round, fetch_to_device: bool) -> Any:
         """One element of a distributed dataset from each local replica's host arrays."""
+        parts, alike = this_round
 
         def place(leaves: Sequence[Any]) -> Any:
             if any(not is_array(leaf) or is_text(leaf) for leaf in leaves):
+                leaves = [_data.as_tensor(leaf) if is_array(leaf) else leaf for leaf in leaves]
                 return leaves[0] if self._mesh.size == 1 else PerReplica(leaves, self._mesh)
             with jax.default_device(self._mesh.local_devices[0]):
                 wide = any(leaf.dtype.itemsize == 8 for leaf in leaves) and _context.has_64_bit_types()
                 arrays = [_context.as_array(leaf) for leaf in leaves] if wide or not fetch_to_device else list(leaves)
             if not fetch_to_device:
-                return arrays[0] if self._mesh.size == 1 else PerReplica(arrays, self._mesh)
-            if len({leaf.shape for leaf in leaves}) == 1:
+                return arrays[0] if self._mesh.size == 1 else PerReplica(arrays, self._mesh, ragged=not alike)
+            if alike and len({leaf.shape for leaf in leaves}) == 1:
                 value = PerReplica.of_array(self._mesh.stack(arrays), self._mesh)
                 return value.values[0] if self._mesh.size == 1 else value
             placed = jax.device_put(arrays, self._mesh.local_devices)
-            return PerReplica([_private.uncommitted(array) for array in placed], self._mesh)
+            components = [_private.uncommitted(array) for array in placed]
+            return PerReplica(components, self._mesh, ragged=not alike)
 
         return _nest.merge(list(parts), place)
 
     def _distribute_dataset(self, dataset: Any, options: InputOptions) -> Any:
-        return _input.DistributedDataset(dataset, self._mesh.size, self._place, options)
+        return _input.DistributedDataset(dataset, len(self._mesh.local_ids), self._place, options, worker=self._worker)
 
     def _datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: InputOptions) -> Any:
-        return _input.DistributedDatasetsFromFunction(dataset_fn, self._mesh.size, self._place, options)
+        context = InputContext(*self._worker, self._mesh.size)
+        return _input.DistributedDatasetsFromFunction(
+            dataset_fn, len(self._mesh.local_ids), self._place, options, context, self._worker
+        )
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Any:
         """A dataset over the rows of numpy arrays."""
-        from replicax import _data
-
         return _data.Dataset.from_tensor_slices(numpy_input)
 
     def experimental_run_steps_on_iterator(
@@ -592,12 +639,6 @@ def _sum_rows(stacked: Any, axes: tuple[int, ...]) -> Any:
 
 
 _sum_of_rows = jax.jit(_sum_rows, static_argnums=1)
-
-
-def _first(leaf: Any) -> Any:
-    if isinstance(leaf, IndexedSlices):
-        return IndexedSlices(_first(leaf.values), _first(leaf.indices), leaf.dense_shape)
-    return _distributed_variables.first_replica(leaf)
 
 
 def _read(value: Any) -> Any:

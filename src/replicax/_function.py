@@ -122,7 +122,8 @@ class _Entry:
         self.writes: list[tuple[Any, int, int]] = []  # variables, and where their new leaves stand among the results
         self.compiled: Any = None
         self.undonated: Any = None  # the same program, for calls under a gradient tape
-        self.token: int | None = None  # which output tells that a call has ended, where calls in flight are bounded
+        self.mesh: Any = None  # of replicas whose calls in flight are bounded, or watched by the workers of a job
+        self.token = -1  # which output tells that a call has ended, where that is to be known
 
 
 class Function:
@@ -291,9 +292,12 @@ class Function:
             known.update(id(leaf) for leaves in level.values.values() for leaf in leaves)
             # A result that is a variable's array gets a buffer of its own, so that donating the one keeps the other.
             results = [jnp.copy(leaf) if id(leaf) in known else leaf for leaf in outputs[0].leaves]
-            results = [constrained(leaf, kind) for leaf, kind in zip(results, outputs[0].shardings)]
-            shardings = [sharding for v in level.written.values() for sharding in v._global_shardings()]
-            return [*(x if level.local else constrained(x, kind) for x, kind in zip(state, shardings)), *results]
+            spanning = next((mesh for mesh in _meshes(level, call, pulls) if not mesh.all_local), None)
+            common = None if spanning is None or level.local else spanning.mirrored
+            results = [constrained(leaf, kind or common) for leaf, kind in zip(results, outputs[0].shardings)]
+            if not level.local:
+                state = [leaf for v in level.written.values() for leaf in v._leaving(level.values[id(v)])]
+            return [*state, *results]
 
         lifts.stack.append(lift)
         before, _modes.no_creation = _modes.no_creation, _modes.no_creation or not creation
@@ -316,22 +320,24 @@ class Function:
 
     def _compile(self, entry: _Entry, call: Call, results: list[Any]) -> None:
         level = entry.level
-        variables = [variable._mesh for variable in level.variables.values()]
-        meshes = [*level.meshes, *variables, *call.meshes(), *meshes_of(entry.pulls)]
-        bound = not level.local and any(mesh is not None and mesh.needs_bound for mesh in meshes)
+        meshes = [] if level.local else _meshes(level, call, entry.pulls)
+        # One that spans processes counts first.
+        meshes = sorted((mesh for mesh in meshes if mesh.needs_bound or not mesh.all_local), key=lambda m: m.all_local)
+        entry.mesh = meshes[0] if meshes else None
         for key, variable in level.written.items():
             start, entry.state_count = entry.state_count, entry.state_count + len(level.values[key])
             entry.writes.append((variable, start, entry.state_count))
         small = [i for i, leaf in enumerate(results) if leaf.size * leaf.dtype.itemsize <= _TOKEN_SIZE]
-        entry.token = (entry.state_count + small[0] if small else -1) if bound else None
+        entry.token = entry.state_count + small[0] if small else -1
 
         def program(donated: list[Any], kept: list[Any], pulled: list[Any], dynamic: list[Any]) -> list[Any]:
-            supplied = {slot: value for (_, _, slot), value in zip(entry.donated, donated)}
-            supplied.update((slot, value) for (_, _, slot), value in zip(entry.kept, kept))
+            supplied = {}
+            for (key, _, slot), value in zip([*entry.donated, *entry.kept], [*donated, *kept]):
+                supplied[slot] = value if level.local else level.variables[key]._entering(value)
             slots = [slot for pull in entry.pulls for slot in pull.slots]
             supplied.update(zip(slots, pulled))
             out = level.replay(entry.jaxpr, supplied, *dynamic)
-            return [*out, jnp.zeros((), jnp.int8)] if entry.token == -1 else list(out)
+            return [*out, jnp.zeros((), jnp.int8)] if entry.mesh is not None and entry.token == -1 else list(out)
 
         name = getattr(self._python_function, "__name__", "function")
         program.__name__ = program.__qualname__ = name if name.isidentifier() else "function"
@@ -340,19 +346,20 @@ class Function:
 
     def _execute(self, entry: _Entry, call: Call, pulled: Sequence[Any], taped: bool) -> Any:
         frame, local = _levels.frame(), entry.level.local
-        with _levels.lock:
+        name = entry.compiled.__name__
+        with _dispatch.calling(entry.mesh, name) if entry.mesh is not None else _nowhere as under_way, _levels.lock:
             donated: list[Any] = []
             for variable in entry.donors:
-                leaves = frame.read(variable)
                 if taped:  # a gradient tape around the call sees what the program reads
-                    leaves = _tape.on_read(variable, leaves)
-                elif variable._lent and not local:
-                    leaves = _copies(leaves)
+                    leaves = _tape.on_read(variable, frame.read(variable))
+                else:
+                    leaves = frame.fetch(variable)
+                    if variable._lent and not local:
+                        leaves = variable._copied(leaves)
                 donated += leaves
             kept: list[Any] = []
             for variable in entry.keepers:
-                leaves = frame.read(variable)
-                kept += _tape.on_read(variable, leaves) if taped else leaves
+                kept += _tape.on_read(variable, frame.read(variable)) if taped else frame.fetch(variable)
             elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
             program = entry.undonated if taped else entry.compiled
             with _nowhere if entry.level.device is None else jax.default_device(entry.level.device):
@@ -361,8 +368,8 @@ class Function:
                 frame.store(variable, out[start:stop])
                 # One replica's component stands among others, and a tape holds on to what it saw.
                 variable._lent = local or taped
-        if entry.token is not None:
-            _dispatch.launched(out[entry.token])
+            if under_way is not None:
+                under_way.output = out[entry.token]
         if entry.jaxpr.effects:  # what it prints comes out before the call returns
             jax.effects_barrier()
         return entry.rebuild(out[entry.state_count :])
@@ -390,7 +397,7 @@ class Function:
             push_back(entry.pulls, elements, call.iterators)
             entries.append(entry)
         entry, frame = entries[0], _levels.frame()
-        current = {key: frame.read(entry.level.variables[key]) for key in entry.level.inputs}
+        current = {key: frame.fetch(entry.level.variables[key]) for key in entry.level.inputs}
         donated = [current[key][i] for key, i, _ in entry.donated]
         kept = [current[key][i] for key, i, _ in entry.kept]
         elements = [leaf for pull in entry.pulls for leaf in element_arrays(pull.element)]
@@ -426,6 +433,12 @@ class Function:
         )
 
 
+def _meshes(level: _levels.Level, call: Call, pulls: Sequence[Pull]) -> list[Any]:
+    """The meshes of replicas that a program has to do with."""
+    variables = [variable._mesh for variable in level.variables.values() if variable._mesh is not None]
+    return [mesh for mesh in [*level.meshes, *variables, *call.meshes(), *meshes_of(pulls)] if mesh is not None]
+
+
 def _aval(array: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=getattr(array, "weak_type", False))
 
@@ -441,11 +454,6 @@ class _Method:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
-
-
-@jax.jit
-def _copies(leaves: list[Any]) -> list[Any]:
-    return [jnp.copy(leaf) for leaf in leaves]
 
 
 def _on_iterate(dataset: Any) -> None:

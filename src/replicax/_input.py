@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import itertools
 import threading
 import time
@@ -24,6 +25,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from . import _runtime
+from ._agreed_input import Pass, Round, Worker, agreed, all_static, empty
 from ._data import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -34,18 +37,22 @@ from ._data import (
     as_host,
     first_spec,
     fold,
+    num_rows,
     regroup,
     shown_spec,
     tensor_spec,
 )
 from ._errors import InvalidArgumentError
+from ._files import shared
 from ._specs import PerReplicaSpec, TensorSpec
 from ._types import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
 
 __all__ = ["DistributedDataset", "DistributedDatasetsFromFunction", "DistributedIterator", "Optional"]
 
-# place(parts, fetch_to_device): the element made of one host structure a replica.
-Place = Callable[[list[Any], bool], Any]
+# place(round, fetch_to_device): the element made of one host structure for each of this worker's replicas.
+Place = Callable[[Round, bool], Any]
+
+_ALONE = Worker()
 
 # Set by compiled functions. `_lift(iterator)` may give the next element in its own way, or return NotImplemented;
 # `_on_iterate(dataset)` is told that a distributed dataset is about to be iterated over.
@@ -64,6 +71,7 @@ class Source(NamedTuple):
     cardinality: int
     batch_size: int | None
     policy: AutoShardPolicy
+    files: int = 0  # how many files it reads
 
 
 _MAKE_DATASET = "Make batches of it: `rx.data.Dataset.from_tensor_slices(arrays).batch(global_batch_size)`."
@@ -76,7 +84,7 @@ def normalize_source(dataset: Any) -> Source:
         raise TypeError(f"The dataset is distributed already: got a {kind}. Pass the dataset that it was made of.")
     if isinstance(dataset, Dataset):
         policy = dataset._options.experimental_distribute.auto_shard_policy
-        return Source(dataset._make, dataset._spec, dataset._cardinality, dataset._batch_size, policy)
+        return Source(dataset._make, dataset._spec, dataset._cardinality, dataset._batch_size, policy, dataset._files)
     if hasattr(dataset, "as_numpy_iterator") and hasattr(dataset, "element_spec"):
         return _tf_source(dataset)
     if isinstance(dataset, (str, bytes, dict, tuple)) or hasattr(dataset, "__array__"):
@@ -181,22 +189,22 @@ def _not_a_batch(element: Any, num_replicas: int) -> InvalidArgumentError:
     )
 
 
-def _empty(part: Any) -> Any:
-    """No rows of the structure of `part`. A scalar becomes an empty vector: it has no other way to be nothing."""
-    return jax.tree.map(lambda a: a.reshape(1)[:0] if not a.ndim else a[:0], part)
-
-
-def rebatched_rounds(elements: Iterator[Any], batch_size: int, num_replicas: int) -> Iterator[list[Any]]:
+def rebatched_rounds(
+    elements: Iterator[Any], batch_size: int, num_replicas: int, worker: Worker = _ALONE
+) -> Iterator[list[Any]]:
     """Rounds of shares cut from all rows in a row, whatever batches they come in: what policies OFF and FILE do.
+
+    Each worker cuts its own rows. The sizes are such that the shares of all workers in one round add up to a batch.
 
     >>> rounds = rebatched_rounds(iter([np.arange(4), np.arange(4, 6)]), 4, 3)
     >>> [[part.tolist() for part in parts] for parts in rounds]
     [[[0, 1], [2], [3]], [[4, 5], [], []]]
     """
-    sizes = [(batch_size + num_replicas - 1 - i) // num_replicas for i in range(num_replicas)]
-    pieces = regroup((_batch(element, num_replicas) for element in elements), itertools.cycle(sizes))
+    total, first = num_replicas * worker.size, num_replicas * worker.rank
+    sizes = [(batch_size + total - 1 - i % total) // total for i in range(first, first + total)]
+    pieces = regroup((_batch(element, total) for element in elements), itertools.cycle(sizes))
     while parts := list(itertools.islice(pieces, num_replicas)):
-        yield parts + [_empty(parts[-1])] * (num_replicas - len(parts))
+        yield parts + [empty(parts[-1])] * (num_replicas - len(parts))
 
 
 # --- the buffer ------------------------------------------------------------------------------------------------------
@@ -205,8 +213,8 @@ def rebatched_rounds(elements: Iterator[Any], batch_size: int, num_replicas: int
 class _Buffer:
     """A bounded queue that a thread fills. Who holds it may take from it and close it; the thread ends by itself."""
 
-    def __init__(self, make: Maker, size: int):
-        self._make = make
+    def __init__(self, make: Callable[[Callable[[], bool]], Iterator[Any]], size: int):
+        self._make = make  # gets a function that tells whether the buffer was closed
         self._size = size
         self._items: collections.deque[tuple[Any, BaseException | None]] = collections.deque()
         # A condition's lock can be taken again by its holder, so that `stop` may run anywhere, also in a garbage
@@ -229,7 +237,7 @@ class _Buffer:
     def _fill(self) -> None:
         elements = None
         try:
-            elements = self._make()
+            elements = self._make(lambda: self._stopped)
             while self._wait_for_room():
                 self._put(next(elements), None)
         except StopIteration:
@@ -323,6 +331,7 @@ class DistributedIterator(ElementIterator):
 
     def _open(self, dataset: DistributedDataset) -> None:
         self._dataset = dataset
+        self._topic = dataset._next_topic()
         self._buffer: _Buffer | None = None
         self._elements: Iterator[Any] | None = None
         self._pushed_back: list[Any] = []
@@ -343,15 +352,18 @@ class DistributedIterator(ElementIterator):
             return self._pushed_back.pop()
         size = self._dataset._options.experimental_per_replica_buffer_size
         if size <= 0:
-            self._elements = self._elements or self._dataset._placed()
-            return next(self._elements)
+            self._elements = self._elements or self._dataset._placed(Pass(self._topic))
+            with self._dataset._watched():
+                return next(self._elements)
         if self._buffer is None:
             # Neither the thread nor what it calls may hold this iterator: see above.
-            buffer = _Buffer(self._dataset._placed, size)
+            placed, topic = self._dataset._placed, self._topic
+            buffer = _Buffer(lambda stopped: placed(Pass(topic, stopped)), size)
             weakref.finalize(self, buffer.stop).atexit = False
             buffer.start()
             self._buffer = buffer
-        return self._buffer.take()
+        with self._dataset._watched():
+            return self._buffer.take()
 
     def _push_back(self, element: Any) -> None:
         """Makes `element` the next one: for a function that took it and then was to be run in another way."""
@@ -412,53 +424,100 @@ class DistributedDataset:
         place: Place,
         options: InputOptions | None = None,
         policy: AutoShardPolicy | None = None,
+        worker: Worker = _ALONE,
     ) -> None:
         """For strategies, which make distributed datasets: `place` brings the replicas' parts to their devices."""
         self._source = normalize_source(dataset)
-        self._prepare(num_replicas, place, options)
+        self._prepare(num_replicas, place, options, worker)
         if self._options.experimental_replication_mode == InputReplicationMode.PER_REPLICA:
             raise NotImplementedError(
                 "InputReplicationMode.PER_REPLICA is only supported in `distribute_datasets_from_function`."
             )
-        if num_replicas > 1:
+        if self._total > 1:
             spec = self._source.spec(False)
             if spec is not None and any(s.shape.rank == 0 for s in jax.tree.leaves(spec)):
-                raise _not_a_batch(spec, num_replicas)
+                raise _not_a_batch(spec, self._total)
         policy = self._source.policy if policy is None else policy
-        cuts_anew = num_replicas > 1 and policy in (AutoShardPolicy.OFF, AutoShardPolicy.FILE)
+        if worker.size > 1:
+            policy = self._shard_by_file(policy)
+        cuts_anew = self._total > 1 and policy in (AutoShardPolicy.OFF, AutoShardPolicy.FILE)
         # The rows of a round; None to split each batch by itself.
         self._batch_size = (_batch_size(self._source) or None) if cuts_anew else None
 
-    def _prepare(self, num_replicas: int, place: Place, options: InputOptions | None) -> None:
-        self._num_replicas = num_replicas
+    def _shard_by_file(self, policy: AutoShardPolicy) -> AutoShardPolicy:
+        """Gives this worker its files, where the policy is FILE or, the dataset reading files, AUTO."""
+        files, worker = self._source.files, self._worker
+        if policy is AutoShardPolicy.AUTO:
+            policy = AutoShardPolicy.FILE if files else AutoShardPolicy.DATA
+        if policy is AutoShardPolicy.FILE:
+            if files < worker.size:
+                raise InvalidArgumentError(
+                    f"Could not apply FILE based sharding: the dataset only has {files} file(s), which is not enough "
+                    f"for the required {worker.size} shards/workers. Set the auto-shard policy to DATA or OFF, or "
+                    "write the data to more files; files are told from datasets such as rx.data.TextLineDataset."
+                )
+            self._source = self._source._replace(make=shared(self._source.make, *worker))
+        return policy
+
+    def _prepare(self, num_replicas: int, place: Place, options: InputOptions | None, worker: Worker = _ALONE) -> None:
+        self._num_replicas, self._worker = num_replicas, worker
+        self._total = num_replicas * worker.size  # how many replicas all workers have
+        self._number, self._passes = next(_numbers), itertools.count()
         self._place = place
         self._options = options or InputOptions()
         self._found_spec: Any = None
 
-    def _rounds(self) -> Iterator[list[Any]]:
-        """Lists of host structures, one for each replica."""
+    def _rounds(self) -> Iterator[Round]:
+        """This worker's parts, as far as it can tell by itself."""
         elements = self._source.make()
-        if self._num_replicas == 1:
-            return ([element] for element in elements)
+        if self._total == 1:
+            return (Round([element], True) for element in elements)
         if self._batch_size is not None:
-            return rebatched_rounds(elements, self._batch_size, self._num_replicas)
-        return (split_batch(element, self._num_replicas) for element in elements)
+            cut = rebatched_rounds(elements, self._batch_size, self._num_replicas, self._worker)
+            return (Round(parts, True) for parts in cut)
+        size, rank = self._worker
+        return (
+            Round(split_batch(element, self._total)[rank::size], num_rows(element) % self._total == 0)
+            for element in elements
+        )
+
+    def _shapes_follow(self) -> bool:
+        """Whether this worker can tell by itself which shapes the parts of the others have."""
+        spec = self._source.spec(False)
+        return self._batch_size is None or (spec is not None and all_static(spec))
 
     def _replica_spec(self) -> Any:
         """The spec of one replica's part, on the host."""
         spec = self._source.spec(True)
-        if self._num_replicas == 1:
+        if self._total == 1:
             return spec
         size = _static_batch_size(spec)
-        share = size // self._num_replicas if size is not None and size % self._num_replicas == 0 else None
+        share = size // self._total if size is not None and size % self._total == 0 else None
         return jax.tree.map(
             lambda s: TensorSpec(None if s.shape.rank is None else (share, *s.shape[1:]), s.dtype), spec
         )
 
-    def _placed(self) -> Iterator[Any]:
+    def _placed(self, this: Pass) -> Iterator[Any]:
         # The bound method of a dataset, with no reference to an iterator.
-        fetch = self._options.experimental_fetch_to_device
-        return (self._place(parts, fetch) for parts in self._rounds())
+        rounds = self._rounds()
+        if self._worker.size > 1:
+            rounds = agreed(
+                this,
+                rounds,
+                replicas=self._num_replicas,
+                count=int(self.cardinality),
+                shapes_follow=self._shapes_follow(),
+                spec=self._replica_spec,
+            )
+        return (self._place(this_round, self._options.experimental_fetch_to_device) for this_round in rounds)
+
+    def _next_topic(self) -> str:
+        """What the workers call the iteration that begins."""
+        return f"input {self._number}.{next(self._passes)}"
+
+    def _watched(self) -> contextlib.AbstractContextManager[None]:
+        """Where `next` waits, which may be for other workers."""
+        return _runtime.waiting("next(iterator)") if self._worker.size > 1 else _nothing
 
     def __iter__(self) -> DistributedIterator:
         if _on_iterate is not None:
@@ -474,7 +533,7 @@ class DistributedDataset:
         """
         if self._found_spec is None:
             spec = tensor_spec(self._replica_spec())
-            if self._num_replicas > 1:
+            if self._total > 1:
                 spec = jax.tree.map(lambda s: PerReplicaSpec(*[s] * self._num_replicas), spec)
             self._found_spec = spec
         return self._found_spec
@@ -530,13 +589,14 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         place: Place,
         options: InputOptions | None = None,
         context: InputContext | None = None,
+        worker: Worker = _ALONE,
     ):
         if not callable(dataset_fn):
             raise TypeError(
                 f"{type(dataset_fn).__name__!r} object is not callable: pass a function that takes an InputContext and "
                 "returns a dataset. A dataset itself goes to `experimental_distribute_dataset`."
             )
-        self._prepare(num_replicas, place, options)
+        self._prepare(num_replicas, place, options, worker)
         context = context or InputContext(num_replicas_in_sync=num_replicas)
         contexts = [context]
         if self._options.experimental_replication_mode == InputReplicationMode.PER_REPLICA:
@@ -544,7 +604,11 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             contexts = [InputContext(count, first + i, context.num_replicas_in_sync) for i in range(num_replicas)]
         self._sources = [normalize_source(dataset_fn(c)) for c in contexts]
 
-    def _rounds(self) -> Iterator[list[Any]]:
+    def _shapes_follow(self) -> bool:
+        specs = [source.spec(False) for source in self._sources]
+        return all(spec is not None and all_static(spec) for spec in specs)
+
+    def _rounds(self) -> Iterator[Round]:
         iterators = [source.make() for source in self._sources]
         if len(iterators) == 1:
             iterators *= self._num_replicas  # one iterator, which feeds all in turn
@@ -555,10 +619,10 @@ class DistributedDatasetsFromFunction(DistributedDataset):
                 return
             if len(there) < len(parts):
                 spec = self._sources[there[0] % len(self._sources)].spec(True)
-                if _all_static(spec):
+                if all_static(spec):
                     return
-                parts = [_empty(parts[there[0]]) if part is _NO_MORE else part for part in parts]
-            yield parts
+                parts = [empty(parts[there[0]]) if part is _NO_MORE else part for part in parts]
+            yield Round(parts, True)
 
     def _replica_spec(self) -> Any:
         return self._sources[0].spec(True)
@@ -574,20 +638,18 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         if not rest:
             return np.int64(rounds)
         spec = self._sources[0].spec(False)
-        return np.int64(UNKNOWN_CARDINALITY if spec is None else rounds if _all_static(spec) else rounds + 1)
+        return np.int64(UNKNOWN_CARDINALITY if spec is None else rounds if all_static(spec) else rounds + 1)
 
 
 _NO_MORE = object()
+_numbers = itertools.count()
+_nothing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def _static_batch_size(spec: Any) -> int | None:
     """The first dimension of all leaves of `spec`, if it is known and one."""
     sizes = {s.shape[0] if s.shape.rank else None for s in jax.tree.leaves(spec)}
     return sizes.pop() if len(sizes) == 1 else None
-
-
-def _all_static(spec: Any) -> bool:
-    return all(s.shape.is_fully_defined() for s in jax.tree.leaves(spec))
 
 
 def _batch_size(source: Source) -> int | None:

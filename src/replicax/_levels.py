@@ -39,7 +39,9 @@ class State(Protocol):
     def _write_global(self, leaves: list[Any]) -> None: ...
     def _read_component(self, replica: int) -> list[Any]: ...
     def _write_component(self, replica: int, leaves: list[Any]) -> None: ...
-    def _global_shardings(self) -> list[Any]: ...
+    def _stored_global(self) -> list[Any]: ...
+    def _entering(self, leaf: Any) -> Any: ...
+    def _leaving(self, leaves: list[Any]) -> list[Any]: ...
 
 
 class Frame:
@@ -57,8 +59,12 @@ class Frame:
         refuse_tracers(leaves)
         variable._write_global(leaves)
 
+    def fetch(self, variable: State) -> list[Any]:
+        """The leaves as a compiled program takes them, which moves them itself where they are stored elsewhere."""
+        return variable._stored_global()
+
     def store(self, variable: State, leaves: list[Any]) -> None:
-        """The same for leaves that a compiled program returned."""
+        """Replaces them by leaves that a compiled program returned."""
         variable._write_global(leaves)
 
 
@@ -74,6 +80,8 @@ class ReplicaFrame(Frame):
         if variable._mesh is not self.mesh:
             return variable._read_global()
         return variable._read_component(self.replica)
+
+    fetch = read
 
     def write(self, variable: State, leaves: list[Any]) -> None:
         refuse_tracers(leaves)
@@ -115,6 +123,8 @@ class Level(Frame):
             self.inputs[key] = [slot for slot, _ in pairs]
             self.values[key] = [tracer for _, tracer in pairs]
         return self.values[key]
+
+    fetch = read
 
     def write(self, variable: State, leaves: list[Any]) -> None:
         if untaped_trace() is not self.trace:

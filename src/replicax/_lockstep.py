@@ -80,13 +80,12 @@ class LockstepContext(ReplicaContext):
             parts = []
             for value, total in zip(values, sums):
                 sizes = self._merge(
-                    lambda strategy, size: (list(size.values) if isinstance(size, PerReplica) else [size],),
+                    lambda strategy, size: (extended._everyones_sizes(size),),
                     (value.shape[axis],),
                     {},
                     ("all_gather gradient",),
                 )[0]
-                sizes = sizes if len(sizes) > 1 else sizes * self.num_replicas_in_sync
-                start = sum(sizes[: self._replica.index])
+                start = sum(sizes[: self._replica.id])
                 parts.append(jax.lax.slice_in_dim(total, start, start + value.shape[axis], axis=axis % total.ndim))
             return parts
 
@@ -268,8 +267,8 @@ class Lockstep:
         """Runs the merge function that the replicas have met for; each replica's part of the result."""
         meetings = [replica.meeting for replica in replicas if replica.meeting]
         fn = meetings[0][0]
-        args = regroup([meeting[1] for meeting in meetings], self.mesh)
-        kwargs = regroup([meeting[2] for meeting in meetings], self.mesh)
+        args = regroup([meeting[1] for meeting in meetings], self.mesh, merging=True)
+        kwargs = regroup([meeting[2] for meeting in meetings], self.mesh, merging=True)
         with _context.entered(self.strategy, None), _levels.entered(_levels.Frame()):
             result = fn(self.strategy, *args, **kwargs)
         return [_own_part(result, replica.index) for replica in replicas]

@@ -99,6 +99,16 @@ class Optimizer:
         replica_context = _context.get_replica_context()
         if replica_context is not None and replica_context.num_replicas_in_sync > 1:
             gradients = replica_context.all_reduce(self._reduce_op, gradients, options=self._options)
+            if self._strategy.extended._variables_live_once:
+                return replica_context.merge_call(self._assign_once, (gradients,))
+        self._assign(gradients, parameters)
+
+    def _assign_once(self, strategy: Any, gradients: Any) -> None:
+        """In cross-replica context, with the reduced gradients, of which each replica has the same."""
+        one = lambda x: (x.values[0] if x._local is None else x._local) if isinstance(x, PerReplica) else x  # noqa: E731
+        self._assign(_nest.map_structure(one, gradients), self._parameters())
+
+    def _assign(self, gradients: Any, parameters: Any) -> None:
         new, state = self._update(gradients, self.state.value(), parameters)
         self.state.assign(state)
         values = _values_of(self._variables, new)

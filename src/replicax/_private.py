@@ -107,3 +107,44 @@ def array_type() -> type:
     from jax._src.array import ArrayImpl
 
     return ArrayImpl
+
+
+def coordination_client():
+    """The client of the job's coordination service, whose key-value store `jax.distributed` keeps to itself."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def value_of_key(client, key: str, milliseconds: int) -> str | None:
+    """The value of a key, once another worker has set it; None where it has not in this time."""
+    try:
+        return client.blocking_key_value_get(key, milliseconds)
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+        return None
+
+
+def backend_started() -> bool:
+    """Whether JAX has begun to compute, after which its settings for several processes come too late."""
+    from jax._src import xla_bridge
+
+    return xla_bridge.backends_are_initialized()
+
+
+def leave_distributed() -> None:
+    """Has JAX end this process without a word to its coordination service.
+
+    `jax.distributed.shutdown` waits until all processes call it and, where the service ends first, the others'
+    clients abort. Neither the client nor the service is destroyed, since their destructors do the same.
+    """
+    import ctypes
+
+    from jax._src import distributed
+
+    state = distributed.global_state
+    for held in (state.preemption_sync_manager, state.client, state.service):
+        if held is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    state.preemption_sync_manager = state.client = state.service = None

@@ -45,7 +45,12 @@ class SpmdContext(ReplicaContext):
 
     def _is_own(self, leaf: Any) -> bool:
         """Whether a value was computed by the replica, rather than brought in from outside as one object."""
-        if not isinstance(leaf, jax.core.Tracer) or id(leaf) in self._common:
+        if id(leaf) in self._common:
+            return False
+        mesh = self._level.mesh
+        if mesh.lone and isinstance(leaf, jax.Array):  # another worker's may be another
+            return True
+        if not isinstance(leaf, jax.core.Tracer):
             return False
         return _private.trace_of(leaf) not in self._outer
 

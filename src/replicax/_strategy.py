@@ -11,9 +11,9 @@ from replicax import (
     _nest,
 )
 from replicax._extended import StrategyExtended
+from replicax._older import OlderMethods
 from replicax._types import (
     InputOptions,
-    InputReplicationMode,
     ReduceOp,
     RunOptions,
     ValueContext,
@@ -26,7 +26,7 @@ _GATHER_NEEDED = (
 )
 
 
-class Strategy:
+class Strategy(OlderMethods):
     """A way to spread a computation over devices.
 
     Write what one replica does as a function and give it to `run`; make variables inside of `scope`; spread the
@@ -154,10 +154,6 @@ class Strategy:
         """
         return self._extended._local_results(value)
 
-    def unwrap(self, value: Any) -> tuple[Any, ...]:
-        """The older name of `experimental_local_results`."""
-        return self.experimental_local_results(value)
-
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """A per-replica value, made by calling `value_fn` for each replica.
 
@@ -194,50 +190,6 @@ class Strategy:
             options: see `InputOptions`.
         """
         return self._extended._datasets_from_function(dataset_fn, options or InputOptions())
-
-    def experimental_distribute_datasets_from_function(
-        self, dataset_fn: Callable[[Any], Any], options: InputOptions | None = None
-    ) -> Any:
-        """The older name of `distribute_datasets_from_function`."""
-        return self.distribute_datasets_from_function(dataset_fn, options)
-
-    # Older spellings.
-
-    def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
-        """`run(fn, args=(next(input_iterator),))`, or `run(fn)` without one."""
-        return self.run(fn, args=() if input_iterator is None else (next(input_iterator),))
-
-    def make_dataset_iterator(self, dataset: Any) -> Any:
-        """An iterator over the distributed dataset."""
-        return iter(self.experimental_distribute_dataset(dataset))
-
-    def make_input_fn_iterator(
-        self, input_fn: Callable[[Any], Any], replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
-    ) -> Any:
-        """An iterator over the datasets that `input_fn` makes."""
-        options = InputOptions(experimental_replication_mode=replication_mode)
-        return iter(self.distribute_datasets_from_function(input_fn, options))
-
-    def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[None]:
-        """The same as `extended.colocate_vars_with`."""
-        return self._extended.colocate_vars_with(colocate_with_variable)
-
-    def configure(
-        self,
-        session_config: Any = None,
-        cluster_spec: Any = None,
-        task_type: str | None = None,
-        task_id: int | None = None,
-    ) -> None:
-        """Accepted for compatibility; there is no session to configure."""
-
-    def update_config_proto(self, config_proto: Any) -> Any:
-        """Returns its argument; there is no session to configure."""
-        return config_proto
-
-    def group(self, value: Any, name: str | None = None) -> Any:
-        """The value itself, a distributed one's first component."""
-        return self.experimental_local_results(value)[0]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._extended._device_text()})"

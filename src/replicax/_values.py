@@ -31,7 +31,8 @@ class ReplicaMesh:
     replicas only; over a replica's logical devices XLA spreads it, as arrays' layouts say (see `_logical`). Eager
     components lie on a replica's first device.
 
-    Nothing here assumes that all of them belong to this process: `local_ids` says which do.
+    Nothing here assumes that all of them belong to this process: `local_ids` says which do. Where others hold some of
+    the replicas, a value's `values` are this process's components.
     """
 
     def __init__(self, devices: Sequence[jax.Device | Sequence[jax.Device]]):
@@ -51,6 +52,8 @@ class ReplicaMesh:
         self.local_devices = [self.devices[i] for i in self.local_ids]
         self._local_grid = [device for i in self.local_ids for device in self.logical_devices[i]]
         self.all_local = len(self.local_ids) == len(self.devices)
+        # With one replica here and others elsewhere, results come bare: a plain value is this replica's component.
+        self.lone = not self.all_local and len(self.local_ids) == 1
         # With several CPU devices, JAX must not have too many collectives in flight (see _dispatch.py).
         self.needs_bound = grid.size > 1 and self.devices[0].platform == "cpu"
 
@@ -66,8 +69,8 @@ class ReplicaMesh:
 
     @cached_property
     def device_names(self) -> tuple[str, ...]:
-        """Full names, as `worker_devices` lists them."""
-        return tuple(_devices.full_name(device) for device in self.devices)
+        """Full names of this process's devices, as `worker_devices` lists them."""
+        return tuple(_devices.full_name(device) for device in self.local_devices)
 
     def mirror(self, parts: Sequence[Any]) -> jax.Array:
         """One replicated array whose copy on each local device is that part."""
@@ -163,10 +166,13 @@ class DistributedValues(_nest.Leaf):
 class _Value(DistributedValues):
     """What `PerReplica` and `Mirrored` share: parts, a global array, and the mesh to go between them."""
 
-    __slots__ = ("__weakref__", "_array", "_local", "_parts", "mesh")
+    __slots__ = ("__weakref__", "_array", "_local", "_parts", "mesh", "ragged")
 
-    def __init__(self, values: Sequence[Any], mesh: ReplicaMesh | None = None):
+    ragged: bool  # whether components in other processes are known to differ in shape from those here
+
+    def __init__(self, values: Sequence[Any], mesh: ReplicaMesh | None = None, ragged: bool = False):
         self._parts: tuple[Any, ...] | None = tuple(values)
+        self.ragged = ragged
         self._array: Any = None
         self._local: Any = None
         self.mesh = mesh
@@ -175,14 +181,14 @@ class _Value(DistributedValues):
     def of_array(cls, array: jax.Array, mesh: Any):
         """The value whose global form this array is."""
         self = cls.__new__(cls)
-        self._parts, self._array, self._local, self.mesh = None, array, None, mesh
+        self._parts, self._array, self._local, self.mesh, self.ragged = None, array, None, mesh, False
         return self
 
     @classmethod
     def of_local(cls, component: Any, mesh: Any):
         """The value as one replica sees it while a replica function is traced: its own component, symbolically."""
         self = cls.__new__(cls)
-        self._parts, self._array, self._local, self.mesh = None, None, component, mesh
+        self._parts, self._array, self._local, self.mesh, self.ragged = None, None, component, mesh, False
         return self
 
     def _uniform(self) -> bool:
@@ -190,6 +196,7 @@ class _Value(DistributedValues):
         return (
             self.mesh is not None
             and parts is not None
+            and not self.ragged
             and len(parts) == len(self.mesh.local_ids)
             and all(is_array(part) and not is_text(part) for part in parts)
             and all(part.shape == parts[0].shape and part.dtype == parts[0].dtype for part in parts)
@@ -307,14 +314,14 @@ def _flatten(value: _Value):
     if value._local is not None:
         return (value._local,), ("local", value.mesh)
     array = value.array()
-    return ((array,), ("array", value.mesh)) if array is not None else (value.values, ("parts", value.mesh))
+    return ((array,), ("array", value.mesh)) if array is not None else (value.values, (value.ragged, value.mesh))
 
 
 def _unflatten(cls):
     def unflatten(aux, children):
         form, mesh = aux
-        if form == "parts":
-            return cls(children, mesh)
+        if isinstance(form, bool):
+            return cls(children, mesh, ragged=form)
         return (cls.of_array if form == "array" else cls.of_local)(children[0], mesh)
 
     return unflatten
@@ -331,12 +338,15 @@ def own_component(leaf: Any) -> Any:
     return leaf._local if leaf._local is not None else jnp.stack(leaf.values)[jax.lax.axis_index(AXIS)]
 
 
-def regroup(results: Sequence[Any], mesh: ReplicaMesh) -> Any:
-    """One structure from each replica's: leaves become PerReplica, unless all replicas gave the very same object."""
+def regroup(results: Sequence[Any], mesh: ReplicaMesh, merging: bool = False) -> Any:
+    """One structure from each replica's: leaves become PerReplica, unless all replicas gave the very same object.
+
+    Where they are put together to be merged, no array counts as the same in another process.
+    """
 
     def group(values: Sequence[Any]) -> Any:
         alike = all(value is values[0] for value in values)
-        if alike and (len(values) > 1 or mesh.all_local or not is_array(values[0])):
+        if alike and not (merging and not mesh.all_local and is_array(values[0])):
             return values[0]
         return PerReplica(values, mesh)
 

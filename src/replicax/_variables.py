@@ -515,12 +515,24 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]:
         return self._types
 
-    def _global_shardings(self) -> list[Any]:
-        """How compiled code has to leave each leaf's global form; None for wherever it is."""
-        return [None] * len(self._types)
-
     def _read_global(self) -> list[Any]:
         raise NotImplementedError
+
+    def _stored_global(self) -> list[Any]:
+        """The global form where it is stored, for compiled programs."""
+        return self._read_global()
+
+    def _entering(self, leaf: Any) -> Any:
+        """A leaf of `_stored_global` inside of compiled code, where the program may compute with it."""
+        return leaf
+
+    def _leaving(self, leaves: list[Any]) -> list[Any]:
+        """New leaves inside of compiled code, as the program has to return them."""
+        return leaves
+
+    def _copied(self, leaves: list[Any]) -> list[Any]:
+        """Copies of leaves of `_stored_global`, which a program may take over."""
+        return _copies(leaves)
 
     def _write_global(self, leaves: list[Any]) -> None:
         raise NotImplementedError
@@ -604,6 +616,11 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     def __repr__(self) -> str:
         return self._text_of(self.name, self._read())
+
+
+@jax.jit
+def _copies(leaves: list[Any]) -> list[Any]:
+    return [jnp.copy(leaf) for leaf in leaves]
 
 
 def _traced(value: Any) -> bool:

@@ -18,10 +18,12 @@ import numpy as np
 from replicax import _data as _datasets
 from replicax import _devices, _display, _function, _nest, _private, _specs, _tpu_system
 from replicax import _types as _words
+from replicax import cluster_resolver as _resolvers
 from replicax import tpu as _tpu
 from replicax._creation import name_scope, variable_creator_scope
 from replicax._distributed_variables import MirroredVariable as _MirroredVariable
 from replicax._errors import InvalidArgumentError, OutOfRangeError
+from replicax._files import TextLineDataset as _TextLineDataset
 from replicax._indexed_slices import IndexedSlices
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._specs import TensorShape, TensorSpec
@@ -31,7 +33,7 @@ from replicax._values import DistributedValues
 from replicax._values import Mirrored as _Mirrored
 from replicax._values import PerReplica as _PerReplica
 from replicax._variables import Variable
-from replicax.tf import _ops, _random, distribute
+from replicax.tf import _ops, _random, compat, distribute
 from replicax.tf._module import Module
 from replicax.tf._ops import (
     abs,
@@ -266,12 +268,20 @@ data = _namespace(
     "Datasets.",
     Dataset=_datasets.Dataset,
     Options=_datasets.Options,
+    TextLineDataset=_TextLineDataset,
     experimental=_namespace(
         "data.experimental",
         "Datasets' options.",
         AutoShardPolicy=_words.AutoShardPolicy,
         DistributeOptions=_datasets.DistributeOptions,
     ),
+)
+train = _namespace(
+    "train",
+    "The cluster to train on.",
+    ClusterDef=_resolvers.ClusterDef,
+    ClusterSpec=_resolvers.ClusterSpec,
+    JobDef=_resolvers.JobDef,
 )
 math = _namespace(
     "math",

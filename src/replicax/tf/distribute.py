@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import types as _modules
 
+from replicax import cluster_resolver
+from replicax._central import CentralStorageStrategy
 from replicax._context import (
     ReplicaContext,
     experimental_set_strategy,
@@ -21,6 +23,7 @@ from replicax._cross_device_ops import (
 from replicax._extended import StrategyExtended
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._mirrored import MirroredStrategy
+from replicax._multi_worker import ExperimentalMultiWorkerMirroredStrategy, MultiWorkerMirroredStrategy
 from replicax._one_device import OneDeviceStrategy
 from replicax._strategy import Strategy
 from replicax._tpu import ExperimentalTPUStrategy, TPUStrategy
@@ -40,10 +43,12 @@ from replicax._values import DistributedValues
 
 experimental = _modules.ModuleType(f"{__name__}.experimental", "Names that TensorFlow keeps under `experimental`.")
 experimental.__dict__.update(
+    CentralStorageStrategy=CentralStorageStrategy,
     CollectiveCommunication=CommunicationImplementation,
     CollectiveHints=CollectiveHints,
     CommunicationImplementation=CommunicationImplementation,
     CommunicationOptions=CommunicationOptions,
+    MultiWorkerMirroredStrategy=ExperimentalMultiWorkerMirroredStrategy,
     TPUStrategy=ExperimentalTPUStrategy,
     TerminationConfig=TerminationConfig,
     ValueContext=ValueContext,
@@ -59,6 +64,7 @@ __all__ = [
     "InputOptions",
     "InputReplicationMode",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "ReduceOp",
@@ -68,6 +74,7 @@ __all__ = [
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",
+    "cluster_resolver",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",

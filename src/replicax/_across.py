@@ -1,0 +1,176 @@
+"""Eager values whose components several processes hold: brought together, and checked to fit before.
+
+A process sees its own components only. Where another's might have another shape, the workers first tell each other
+what they hold, through the job's coordination service, so that a mismatch is an error on all of them and not a
+collective that never ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _collectives, _dispatch, _exchange
+from replicax._errors import ReplicaError
+from replicax._indexed_slices import IndexedSlices
+from replicax._types import ReduceOp
+from replicax._values import ReplicaMesh, is_array
+
+_agreed: set[tuple[str, str]] = set()
+
+
+def _described(part: Any) -> str:
+    return f"{part.dtype}{list(part.shape)}" if is_array(part) else type(part).__name__
+
+
+def _everyones(call: str, values: Sequence[Sequence[Any]]) -> list[list[str]]:
+    """Of values given by their local components: what each one's components are on all workers, by replica.
+
+    All workers are at the same call, or it raises.
+    """
+    mine = "|".join(";".join(_described(part) for part in parts) for parts in zip(*values))
+    told = [text.split("\n", 1) for text in _exchange.everyones(f"{call}\n{mine}")]
+    replicas = [described.split(";") for _, what in told for described in what.split("|")]
+    if any(other != call for other, _ in told) or len({len(described) for described in replicas}) > 1:
+        standings = "\n".join(f"  {_exchange.name(i)} is at {other}({what})" for i, (other, what) in enumerate(told))
+        raise ReplicaError(
+            "The workers are at different calls. Every worker must make the same ones in the same order, but:\n"
+            f"{standings}"
+        )
+    return [list(described) for described in zip(*replicas)]
+
+
+def agree(call: str, *values: Sequence[Any]) -> None:
+    """Raises, on all workers alike, unless each value's components have one shape and dtype everywhere.
+
+    A value is given by its local components. What was agreed on once is not asked for again.
+    """
+    key = (call, ";".join(_described(part) for parts in values for part in parts))
+    if key in _agreed:
+        return
+    for everyone in _everyones(call, values):
+        _collectives.check_alike([_Shape(text) for text in everyone])
+    _agreed.add(key)
+
+
+class _Shape:
+    """A component of another process, as far as checks need it."""
+
+    def __init__(self, described: str):
+        dtype, bracket, shape = described.partition("[")
+        if not bracket:
+            raise TypeError(f"The workers' values are not all arrays: one is of type {described}.")
+        self.dtype = jnp.dtype(dtype)
+        self.shape = tuple(int(n) for n in shape.rstrip("]").split(",") if n.strip())
+        self.ndim = len(self.shape)
+
+
+@functools.cache
+def _copied_to_all(mesh: ReplicaMesh) -> Any:
+    return jax.jit(lambda rows: rows, out_shardings=mesh.mirrored)
+
+
+@functools.cache
+def _first_to_all(mesh: ReplicaMesh) -> Any:
+    return jax.jit(lambda rows: rows[0], out_shardings=mesh.mirrored)
+
+
+@functools.cache
+def _sum_of_rows(mesh: ReplicaMesh) -> Any:
+    return jax.jit(lambda rows: jnp.sum(rows, axis=0, dtype=rows.dtype), out_shardings=mesh.mirrored)
+
+
+def _run(program: Any, label: str, mesh: ReplicaMesh, parts: Sequence[Any]) -> Any:
+    described = _described(parts[0])
+    with _dispatch.calling(mesh, f"{label} {described}") as call:
+        call.output = program(mesh.stack(parts))
+    return mesh.copies(call.output)[0]
+
+
+def connect(mesh: ReplicaMesh) -> None:
+    """A first all-reduce, in which the workers' devices connect, so that this takes no time of the first step."""
+    with _stdout_to_stderr():
+        _run(_sum_of_rows(mesh), "connecting", mesh, [np.zeros((), np.int32)] * len(mesh.local_ids)).block_until_ready()
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Gloo prints that it is connected to stdout, which belongs to the program."""
+    try:
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    except (OSError, ValueError):  # closed, or replaced
+        yield
+        return
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).fflush(None)  # what C has in its buffer is still its own
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def from_first(mesh: ReplicaMesh, part: Any, what: str) -> Any:
+    """Replica 0's component on every worker, where this worker's own one is `part`."""
+    parts = [part] * len(mesh.local_ids)
+    if jax.dtypes.issubdtype(part.dtype, jax.dtypes.prng_key):
+        data = from_first(mesh, jax.random.key_data(part), what + "'s bits")
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(part))
+    agree(what, parts)
+    return _run(_first_to_all(mesh), what, mesh, parts)
+
+
+def all_parts(mesh: ReplicaMesh, parts: Sequence[Any], axis: int) -> list[Any]:
+    """The components of all workers, which may differ in size along `axis`."""
+    shapes = [_Shape(text) for text in _everyones("gather", [parts])[0]]
+    _collectives.check_alike(shapes, free_axis=axis)
+    longest = max(shape.shape[axis] for shape in shapes)
+    padding = [(0, 0)] * parts[0].ndim
+    padded = []
+    for part in parts:
+        padding[axis] = (0, longest - part.shape[axis])
+        padded.append(jnp.pad(part, padding) if padding[axis][1] else part)
+    rows = _run(_copied_to_all(mesh), "gather", mesh, padded)
+    return [jax.lax.slice_in_dim(rows[i], 0, shape.shape[axis], axis=axis) for i, shape in enumerate(shapes)]
+
+
+def everyones_sizes(sizes: Sequence[int]) -> list[int]:
+    """A number for each replica of this worker, as those of all replicas."""
+    told = _exchange.everyones(",".join(map(str, sizes)))
+    return [int(size) for text in told for size in text.split(",")]
+
+
+def reduced(op: ReduceOp, parts: Sequence[Any], mesh: ReplicaMesh) -> Any:
+    """The sum or mean over all workers' components; sparse ones are concatenated."""
+    if isinstance(parts[0], IndexedSlices):
+        values = all_parts(mesh, [part.values for part in parts], 0)
+        indices = all_parts(mesh, [jnp.asarray(part.indices) for part in parts], 0)
+        joined = [IndexedSlices(v, i, parts[0].dense_shape) for v, i in zip(values, indices)]
+        return _collectives.reduce_parts(op, joined)
+    agree("reduce", parts)
+    _collectives.check_numeric(parts[0].dtype)
+    total = _run(_sum_of_rows(mesh), "reduce", mesh, parts)
+    return _collectives.divided(total, mesh.size, parts[0].dtype) if op is ReduceOp.MEAN else total
+
+
+def reduced_along(op: ReduceOp, parts: Sequence[Any], axis: Any, mesh: ReplicaMesh) -> Any:
+    """Each component reduced along `axis`, then all workers'; the mean weighs every element equally."""
+    parts = [_collectives.as_array(part) for part in parts]
+    sums = [_collectives.reduce_along(ReduceOp.SUM, [part], axis) for part in parts]
+    total = reduced(ReduceOp.SUM, sums, mesh)
+    if op is ReduceOp.SUM:
+        return total
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    counts = [int(np.prod([part.shape[one] for one in axes], dtype=np.int64)) for part in parts]
+    return _collectives.divided(total, sum(everyones_sizes(counts)), parts[0].dtype)

@@ -1,0 +1,195 @@
+"""Variables that live once for all replicas: on the parameter device, or in the host's memory.
+
+A *home* says where the leaves of a variable are at rest. One device: programs of other devices are given copies, and
+one of the copies that they return goes back. The host's memory: compiled programs take the leaves from there to their
+devices and put the new ones back themselves, so that XLA can do it while it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from replicax import _levels, _nest, _private
+from replicax._distributed_variables import OfReplicas, first_component
+from replicax._types import VariableAggregation
+from replicax._values import AXIS, ReplicaMesh
+from replicax._variables import ResourceVariable, Variable, register
+
+_HOST = "pinned_host"
+
+
+class DeviceHome:
+    """A device that holds whole leaves."""
+
+    lends = True  # whether what is read out may share a buffer with what is stored
+
+    def __init__(self, device: jax.Device):
+        self._device = device
+
+    def put(self, leaf: Any) -> Any:
+        """A leaf from anywhere, brought home."""
+        for shard in leaf.addressable_shards if len(leaf.devices()) > 1 else ():
+            if shard.device == self._device:
+                return _private.uncommitted(shard.data)
+        return _private.uncommitted(jax.device_put(_private.single(leaf), self._device))
+
+    def read(self, leaf: Any, device: Any) -> Any:
+        """A leaf on this device, or, where that is None, wherever is nearest."""
+        return leaf if device is None else _private.uncommitted(jax.device_put(leaf, device))
+
+    def spread(self, leaf: Any) -> Any:
+        """A leaf as programs over all replicas' devices can compute with it; inside of them as well."""
+        return leaf
+
+    def gathered(self, leaf: Any) -> Any:
+        """Inside of a program: a new leaf, to be returned to its home."""
+        return leaf
+
+    def copied(self, leaf: Any) -> Any:
+        """A copy at home."""
+        return leaf.copy()
+
+
+class HostHome:
+    """The pinned memory of the host that has the replicas' devices, which compiled programs reach by themselves.
+
+    A leaf is split over the devices along a dimension that their number divides, so that the host has it once and
+    each device fetches its part. Where there is no such dimension, as in scalars, each device has a copy.
+    """
+
+    lends = False
+
+    def __init__(self, mesh: ReplicaMesh):
+        self._mesh = mesh
+
+    @staticmethod
+    def possible(mesh: ReplicaMesh) -> bool:
+        """Whether JAX has such memory on these devices."""
+        return all(_HOST in {memory.kind for memory in device.addressable_memories()} for device in mesh.local_devices)
+
+    def _on_devices(self, leaf: Any) -> NamedSharding:
+        size = self._mesh.size
+        split = next(
+            (axis for axis, length in enumerate(leaf.shape) if size > 1 and length and length % size == 0), None
+        )
+        return NamedSharding(
+            self._mesh.mesh, PartitionSpec() if split is None else PartitionSpec(*[None] * split, AXIS)
+        )
+
+    def put(self, leaf: Any) -> Any:
+        on_devices = self._on_devices(leaf)
+        at_home = on_devices.with_memory_kind(_HOST)
+        if leaf.sharding == at_home:
+            return leaf
+        return jax.device_put(jax.device_put(leaf, on_devices), at_home, may_alias=False)
+
+    def _fetched(self, leaf: Any) -> Any:
+        # JAX moves an array between memories or between devices, not both at once.
+        return jax.device_put(leaf, self._on_devices(leaf), may_alias=False)
+
+    def read(self, leaf: Any, device: Any) -> Any:
+        device = self._mesh.local_devices[0] if device is None else device
+        return _private.uncommitted(jax.device_put(self._fetched(leaf), SingleDeviceSharding(device)))
+
+    def spread(self, leaf: Any) -> Any:
+        if isinstance(leaf, jax.core.Tracer):
+            return lax.with_sharding_constraint(jax.device_put(leaf, self._on_devices(leaf)), self._mesh.mirrored)
+        return jax.device_put(self._fetched(leaf), self._mesh.mirrored)
+
+    def gathered(self, leaf: Any) -> Any:
+        on_devices = self._on_devices(leaf)
+        split = lax.with_sharding_constraint(leaf, on_devices)
+        return jax.device_put(split, on_devices.with_memory_kind(_HOST))
+
+    def copied(self, leaf: Any) -> Any:
+        return self.put(self._fetched(leaf))
+
+
+class AggregatingVariable(OfReplicas, ResourceVariable):
+    """A variable that lives once. What replicas assign is aggregated first, and then assigned once."""
+
+    def __init__(
+        self, *args: Any, strategy: Any, mesh: ReplicaMesh, home: DeviceHome | HostHome, device: Any, **kwargs: Any
+    ):
+        self._strategy, self._mesh, self._home, self._device_name = strategy, mesh, home, device
+        super().__init__(*args, **kwargs)
+
+    def _device(self) -> Any:
+        return self._device_name
+
+    def _store(self, leaves: list[jax.Array]) -> None:
+        self._write_global(leaves)
+
+    def _stored_global(self) -> list[Any]:
+        return self._leaves
+
+    def _read_global(self) -> list[Any]:
+        with _private.at_once():
+            return [self._home.spread(leaf) for leaf in self._leaves]
+
+    def _write_global(self, leaves: list[Any]) -> None:
+        with _private.at_once():
+            self._leaves, self._lent = [self._home.put(leaf) for leaf in leaves], self._home.lends
+
+    def _entering(self, leaf: Any) -> Any:
+        return self._home.spread(leaf)
+
+    def _leaving(self, leaves: list[Any]) -> list[Any]:
+        return [self._home.gathered(leaf) for leaf in leaves]
+
+    def _copied(self, leaves: list[Any]) -> list[Any]:
+        return [self._home.copied(leaf) for leaf in leaves]
+
+    def _read_on(self, device: Any) -> list[Any]:
+        self._lent = self._lent or self._home.lends
+        with _private.at_once():
+            return [self._home.read(leaf, device) for leaf in self._leaves]
+
+    def _read_component(self, replica: int) -> list[Any]:
+        assert self._mesh is not None
+        return self._read_on(self._mesh.local_devices[replica])
+
+    def _write_component(self, replica: int, leaves: list[Any]) -> None:
+        self._write_global(leaves)
+
+    def _get(self) -> list[Any]:
+        frame = _levels.frame()
+        if isinstance(frame, _levels.Level) or (frame.local and frame.mesh is self._mesh):
+            return frame.read(self)
+        return self._read_on(None)
+
+    _read = _get
+
+    def _update(self, combine, value, read_value, method):
+        self._check_strategy()
+        if not self._in_own_replica():
+            value = value if isinstance(value, Variable) else _nest.map_structure(first_component, value)
+            new = self._apply(combine, self._convert(value))
+        elif self._aggregation is VariableAggregation.NONE:
+            raise ValueError(
+                f"You must specify an aggregation method to update a {type(self).__name__} in Replica Context. You can "
+                "do so by passing an explicit value for argument `aggregation` to tf.Variable(..). It lives once for "
+                "all replicas, whose values are put together by that: `tf.VariableAggregation.SUM`, `MEAN` or "
+                f"`ONLY_FIRST_REPLICA`. The variable is {self.name}."
+            )
+        else:
+            new = self._update_aggregated(combine, value, method)
+        return self._of_leaves(new) if read_value else None
+
+    def _merge_update(self, strategy: Any, combine: Any, value: Any) -> list[Any]:
+        super()._merge_update(strategy, combine, value)
+        # Of their own identity: one value for all replicas, while what they read later is each one's.
+        return [lax.optimization_barrier(x) if isinstance(x, jax.core.Tracer) else x for x in self._get()]
+
+    def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
+        new = [combine(old, leaf) for old, leaf in zip(self._get(), leaves)]
+        self._put(new)
+        return new
+
+
+register(AggregatingVariable)

@@ -1,0 +1,117 @@
+"""What workers with input pipelines of their own agree on: when the data end, and whether a round's parts are alike.
+
+The iteration goes on until every worker is at its end; those that are there already get empty batches. Where all
+shapes are fixed there are no empty batches, and the iteration ends for all where it ends for the first.
+
+The workers tell each other, in the thread that fills the buffer, before an element is put on the devices. Where their
+datasets know how many rounds they have, and the parts' shapes follow from that, once is enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from replicax import _exchange
+from replicax._data import INFINITE_CARDINALITY
+
+
+class Worker(NamedTuple):
+    """Which of the workers this is."""
+
+    size: int = 1  # how many there are
+    rank: int = 0
+
+
+class Round(NamedTuple):
+    """A host structure for each local replica, and whether those of all replicas have one shape."""
+
+    parts: list[Any]
+    alike: bool
+
+
+def empty(part: Any) -> Any:
+    """No rows of the structure of `part`. A scalar becomes an empty vector: it has no other way to be nothing."""
+    return jax.tree.map(lambda a: a.reshape(1)[:0] if not a.ndim else a[:0], part)
+
+
+def _signature(parts: list[Any]) -> str:
+    texts = {str([(a.shape, str(a.dtype)) for a in jax.tree.leaves(part)]) for part in parts}
+    return texts.pop() if len(texts) == 1 else "uneven"
+
+
+def _never() -> bool:
+    return False
+
+
+class Pass(NamedTuple):
+    """One iteration over a dataset that several workers iterate over together."""
+
+    topic: str  # what the workers call it
+    stopped: Callable[[], bool] = _never  # whether nobody wants more here
+
+    def everyones(self, message: str) -> list[str]:
+        """What each worker says."""
+        return _exchange.everyones(message, self.topic, self.stopped)
+
+
+def agreed(
+    this: Pass,
+    rounds: Iterator[Round],
+    *,
+    replicas: int,
+    count: int,
+    shapes_follow: bool,
+    spec: Callable[[], Any],
+) -> Iterator[Round]:
+    """The rounds, as many on all workers.
+
+    Args:
+        this: the iteration.
+        rounds: this worker's own.
+        replicas: how many replicas it has.
+        count: how many rounds there are, negative where they have no end or it is not known.
+        shapes_follow: whether each worker can tell by itself which shapes the parts of the others have.
+        spec: gives the spec of a part.
+    """
+    try:
+        yield from _agreed(this, rounds, replicas, count, shapes_follow, spec)
+    except _exchange.Stopped:
+        return
+
+
+def _agreed(this, rounds, replicas, count, shapes_follow, spec):
+    told = [text.split() for text in this.everyones(f"{count} {int(shapes_follow)}")]
+    counts = [int(text) for text, _ in told]
+    known = all(n >= 0 or n == INFINITE_CARDINALITY for n in counts)
+    if len(set(counts)) == 1 and known and all(follow == "1" for _, follow in told):
+        yield from rounds
+        return
+    parts: list[Any] = []
+    fixed = None
+    while True:
+        own = next(rounds, None)
+        parts = own.parts if own else parts
+        told_now = this.everyones(_signature(own.parts) if own else "")
+        if not any(told_now):
+            return
+        if not all(told_now):
+            if fixed is None:
+                fixed = "1" in this.everyones(str(int(all_static(spec()))))
+            if fixed:
+                return
+        if own is None:
+            parts = [empty(part) for part in parts] or [_nothing(spec())] * replicas
+        yield Round(parts, len(set(told_now)) == 1 and told_now[0] != "uneven")
+
+
+def all_static(spec: Any) -> bool:
+    """Whether all shapes are fixed."""
+    return all(s.shape.is_fully_defined() for s in jax.tree.leaves(spec))
+
+
+def _nothing(spec: Any) -> Any:
+    return jax.tree.map(lambda s: np.zeros((0, *(n or 0 for n in tuple(s.shape)[1:])), s.dtype), spec)

@@ -1,0 +1,127 @@
+"""The calls that span processes: which have been made, and which are not done."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+import zlib
+from collections import deque
+from typing import Any, NamedTuple
+
+import jax
+
+_REMEMBERED = 1024  # calls that can be compared with another process's, after they were made
+_HELD_BYTES = 1 << 16  # a larger output is watched without being kept alive
+
+
+class Made(NamedTuple):
+    """A call that was made, with a digest of the labels of all calls up to it."""
+
+    number: int
+    digest: int
+    label: str
+
+
+class Call:
+    """One call under way. `number` is None for a wait that is not counted."""
+
+    __slots__ = ("done", "label", "number", "output", "since")
+
+    def __init__(self, number: int | None, label: str):
+        self.number = number
+        self.label = label
+        self.since = time.monotonic()
+        self.output: Any = None
+        self.done = False
+
+    def dispatched(self, output: Any) -> None:
+        """The dispatch has returned: the call is done when this output is ready, or at once without one."""
+        if output is None or isinstance(output, jax.core.Tracer) or output.is_ready():
+            self.done = True
+        elif output.nbytes <= _HELD_BYTES:
+            self.output = output
+        else:
+            self.output = weakref.ref(output)
+
+    def check(self) -> bool:
+        """Whether the call is done."""
+        if not self.done and self.output is not None:
+            output = self.output() if isinstance(self.output, weakref.ref) else self.output
+            try:
+                self.done = output is None or output.is_deleted() or output.is_ready()
+            except RuntimeError:  # deleted just now
+                self.done = True
+            if self.done:
+                self.output = None
+        return self.done
+
+
+class Calls:
+    """All calls of this process, in the order in which they were made."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: deque[Made] = deque(maxlen=_REMEMBERED)
+        self._open: deque[Call] = deque()
+        self._waits: list[Call] = []
+        self._moved = 0.0  # when a call was last seen to be done
+        self.count = 0
+        self.digest = 0
+
+    def begin(self, label: str) -> Call:
+        """Counts a call that is about to be dispatched."""
+        with self._lock:
+            self.count = number = self.count + 1
+            self.digest = zlib.crc32(b"\n" + label.encode(), self.digest)
+            self._made.append(Made(number, self.digest, label))
+            call = Call(number, label)
+            self._open.append(call)
+        if len(self._open) > 64:
+            self.oldest()
+        return call
+
+    def begin_wait(self, label: str) -> Call:
+        """A thread begins to wait for other processes in some other way."""
+        call = Call(None, label)
+        with self._lock:
+            self._waits.append(call)
+        return call
+
+    def end_wait(self, call: Call) -> None:
+        """That wait is over."""
+        with self._lock, contextlib.suppress(ValueError):
+            self._waits.remove(call)
+
+    def oldest(self) -> Call | None:
+        """The oldest call or wait that is not done."""
+        with self._lock:
+            while self._open and self._open[0].check():
+                self._open.popleft()
+                self._moved = time.monotonic()
+            return self._open[0] if self._open else self._waits[0] if self._waits else None
+
+    def label_of_last(self) -> str:
+        """The label of the call that was made last."""
+        with self._lock:
+            return self._made[-1].label if self._made else "no call"
+
+    def age(self, call: Call) -> float:
+        """For how long a call has been the oldest one."""
+        return time.monotonic() - (call.since if call.number is None else max(call.since, self._moved))
+
+    def made(self) -> dict[int, Made]:
+        """The calls made of late, by their numbers."""
+        with self._lock:
+            return {made.number: made for made in self._made}
+
+    def digest_at(self, number: int) -> int | None:
+        """The digest after that many calls; None where it is not known, or no longer."""
+        with self._lock:
+            if number == 0:
+                return 0
+            if number == self.count:
+                return self.digest
+            index = number - self._made[0].number if self._made else -1
+            return self._made[index].digest if 0 <= index < len(self._made) else None

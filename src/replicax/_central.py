@@ -1,0 +1,102 @@
+"""One replica on each of several devices, with variables that live once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from replicax import _creation, _devices, _nest
+from replicax._aggregating import AggregatingVariable, DeviceHome, HostHome
+from replicax._cross_device_ops import CollectiveAllReduce
+from replicax._distributed_variables import first_component
+from replicax._extended import StrategyExtended
+from replicax._strategy import Strategy
+from replicax._types import as_aggregation, as_synchronization
+from replicax._values import ReplicaMesh
+from replicax._variables import Variable
+
+
+class CentralStorageExtended(StrategyExtended):
+    """The engine of `CentralStorageStrategy`."""
+
+    _variables_live_once = True
+
+    def __init__(self, container_strategy: Strategy, compute_devices: Sequence[Any] | None, parameter_device: Any):
+        super().__init__(container_strategy)
+        if not compute_devices:
+            names = _devices.default_devices()
+            compute_devices = names[:1] if names[0].startswith("CPU:") else names
+        self._mesh = ReplicaMesh(_devices.find_devices(compute_devices))
+        if parameter_device is None:
+            parameter_device = self._mesh.device_names[0] if self._mesh.size == 1 else "/device:CPU:0"
+        self._parameter_device = parameter_device
+        self._home = _home_on(_devices.short_name(parameter_device), self._mesh)
+        self._cross_device_ops = CollectiveAllReduce()
+
+    def _cross_device_ops_for(self, options):
+        return self._cross_device_ops
+
+    @property
+    def worker_devices(self) -> Any:
+        """The full names of the compute devices."""
+        return list(self._mesh.device_names)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The parameter device, as it was given."""
+        return (self._parameter_device,)
+
+    def _new_variable(self, **kwargs: Any) -> Any:
+        as_synchronization(kwargs["synchronization"], kwargs["name"])
+        as_aggregation(kwargs["aggregation"], kwargs["name"])
+        variable = AggregatingVariable(
+            strategy=self._container, mesh=self._mesh, home=self._home, device=self._parameter_device, **kwargs
+        )
+        return _creation.through_creators(lambda **_: variable, inside_scope=False)(**kwargs)
+
+    def _update(self, var, fn, args, kwargs, group):
+        if not isinstance(var, Variable):
+            raise ValueError(f"You can not update `var` {var!r}. It must be a Variable.")
+        args, kwargs = _nest.map_structure(first_component, args), _nest.map_structure(first_component, kwargs)
+        result = fn(var, *args, **kwargs)
+        return result if group else (result,)
+
+
+def _home_on(name: str, mesh: ReplicaMesh) -> DeviceHome | HostHome:
+    """Where variables rest: the host's pinned memory, if the device is the host and the replicas' are accelerators."""
+    beside_accelerators = name.startswith("CPU:") and not _devices.short_name(mesh.devices[0]).startswith("CPU:")
+    if name == "CPU:0" and beside_accelerators and HostHome.possible(mesh):
+        return HostHome(mesh)
+    return DeviceHome(_devices.find_device(name))
+
+
+class CentralStorageStrategy(Strategy):
+    """Runs one replica on each compute device, with one copy of every variable for all of them.
+
+    What replicas assign to a variable is aggregated, so that a variable that is assigned in `run` needs an
+    `aggregation`, and then assigned once. Where the compute devices are accelerators and the parameter device is the
+    host, variables rest in its pinned memory: each compiled step brings those that it uses to the devices and back, and
+    between steps they take no memory there.
+
+    Args:
+        compute_devices: names or `jax.Device` objects; by default all accelerators or, where there are none, one CPU
+            device.
+        parameter_device: what holds the variables; by default the compute device if there is one, else the host.
+
+    Raises:
+        DeviceError: a name does not parse, or there is no such device.
+        AssertionError: a compute device is named twice.
+
+    >>> import jax.numpy as jnp, replicax as rx
+    >>> strategy = rx.experimental.CentralStorageStrategy(["GPU:0", "GPU:1"], "CPU:0")
+    >>> with strategy.scope():
+    ...     w = rx.Variable(1.0, aggregation=rx.VariableAggregation.SUM)
+    >>> @rx.function
+    ... def step():
+    ...     return strategy.run(lambda: w.assign_add(jnp.float32(1.0) * 2))
+    >>> float(step()), float(w), w.device
+    (5.0, 5.0, '/job:localhost/replica:0/task:0/device:CPU:0')
+    """
+
+    def __init__(self, compute_devices: Sequence[Any] | None = None, parameter_device: Any = None):
+        super().__init__(CentralStorageExtended(self, compute_devices, parameter_device))

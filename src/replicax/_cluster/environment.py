@@ -1,0 +1,292 @@
+"""Resolvers that read the whole cluster from the environment: TF_CONFIG, and what SageMaker sets."""
+
+from __future__ import annotations
+
+import abc
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from replicax._cluster import machine
+from replicax._cluster.explain import Explanation
+from replicax._cluster.resolver import ClusterResolver, master_url
+from replicax._cluster.spec import ClusterSpec
+
+_EXAMPLE = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
+_KNOWN_KEYS = {"cluster", "task", "rpc_layer", "environment", "session_master", "job"}
+_SAGEMAKER_FILE = Path("/opt/ml/input/config/resourceconfig.json")
+
+
+class ConfigClusterResolver(ClusterResolver):
+    """The base of resolvers that read the cluster and the task from one object; arguments take precedence over it.
+
+    Args:
+        task_type: the job of this process.
+        task_id: its index.
+        rpc_layer: what `master` puts in front.
+        environment: a name for the environment.
+    """
+
+    def __init__(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+        environment: str | None = None,
+    ):
+        self._task_type, self._task_id = task_type, task_id
+        self._rpc_layer, self._environment = rpc_layer, environment
+
+    @abc.abstractmethod
+    def _config(self) -> dict[str, Any]:
+        """The configuration, in the form of TF_CONFIG."""
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The cluster; an empty one where none is described."""
+        return ClusterSpec(self._config().get("cluster", {}))
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The address of a task, by default of this process; empty where that is the only one.
+
+        Args:
+            task_type: the task's job.
+            task_id: the task's index.
+            rpc_layer: the name to put in front, in place of the resolver's.
+
+        Raises:
+            ValueError: the cluster has no such task, or it is not known which task this process is.
+        """
+        if (master := self._config().get("session_master")) is not None:
+            return master
+        spec = self.cluster_spec()
+        if sum(map(spec.num_tasks, spec.jobs)) <= 1:
+            return ""
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        address = spec.task_address(task_type, task_id)  # type: ignore[arg-type]
+        return master_url(address, self.rpc_layer if rpc_layer is None else rpc_layer)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+    ) -> Mapping[str, int]:
+        """How many accelerators this process has, by type. **Starts JAX's backend.**
+
+        Args:
+            task_type: the job of the task that is meant; of other tasks than this one nothing is known.
+            task_id: the task's index.
+            config_proto: not used.
+        """
+        return super().num_accelerators(task_type, task_id)
+
+    def _task(self) -> dict[str, Any]:
+        task = self._config().get("task", {})
+        if not isinstance(task, dict):
+            raise ValueError(f'"task" must be an object such as {{"type": "worker", "index": 0}}; got {task!r}.')
+        return task
+
+    @property
+    def task_type(self) -> str | None:
+        """The job of this process, or None."""
+        kind = self._task().get("type") if self._task_type is None else self._task_type
+        return None if kind is None else str(kind)
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """The index of this process, or None."""
+        index = self._task().get("index") if self._task_id is None else self._task_id
+        return None if index is None else int(index)
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """What `master` puts in front of addresses, or None."""
+        return self._config().get("rpc_layer") if self._rpc_layer is None else self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    @property
+    def environment(self) -> str | None:
+        """The environment that was given, or None."""
+        return self._environment
+
+    def _describe_arguments(self, report: Explanation, theirs: Mapping[str, Any], source: str) -> None:
+        """Says which arguments stand in place of what the source has."""
+        for name, key, own in (("task_type", "type", self._task_type), ("task_id", "index", self._task_id)):
+            if own is not None:
+                instead = f", in place of {theirs[key]!r} in {source}" if theirs.get(key, own) != own else ""
+                report.found.append(f"{name}: {own!r}, given to the resolver{instead}")
+
+
+class TFConfigClusterResolver(ConfigClusterResolver):
+    """A resolver that reads the environment variable TF_CONFIG, anew each time.
+
+    Args:
+        task_type: the job of this process, in place of TF_CONFIG's.
+        task_id: its index.
+        rpc_layer: what `master` puts in front.
+        environment: a name for the environment.
+
+    What TF_CONFIG holds is read when it is asked for; text that is not JSON raises `json.JSONDecodeError` then.
+
+    >>> import os
+    >>> from unittest import mock
+    >>> import replicax as rx
+    >>> config = '{"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}'
+    >>> with mock.patch.dict(os.environ, TF_CONFIG=config):
+    ...     resolver = rx.cluster_resolver.TFConfigClusterResolver()
+    ...     resolver.task_type, resolver.task_id, resolver.master()
+    ('worker', 1, 'b:2')
+    """
+
+    def _config(self) -> dict[str, Any]:
+        text = os.environ.get("TF_CONFIG") or "{}"
+        try:
+            config = json.loads(text)
+        except json.JSONDecodeError as error:
+            error.add_note(f"The environment variable TF_CONFIG is not JSON. {_where(error)}")
+            raise
+        if not isinstance(config, dict):
+            raise ValueError(f"TF_CONFIG must be a JSON object such as {_EXAMPLE}; got {text}.")
+        return config
+
+    def _describe(self, report: Explanation) -> None:
+        text = os.environ.get("TF_CONFIG")
+        if not text:
+            report.missing.append(f"TF_CONFIG is {'not set' if text is None else 'empty'}; it looks like {_EXAMPLE}")
+            return
+        report.found.append(f"TF_CONFIG in the environment, {len(text)} characters")
+        twice: list[str] = []
+
+        def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+            keys = [key for key, _ in items]
+            twice.extend(sorted({key for key in keys if keys.count(key) > 1}))
+            return dict(items)
+
+        try:
+            config = json.loads(text, object_pairs_hook=pairs)
+        except json.JSONDecodeError as error:
+            report.contradictions.append(f"TF_CONFIG is not JSON: {_where(error)}")
+            return
+        for key in twice:
+            claim = "two addresses claim one index: the key" if key.isdecimal() else "the key"
+            report.contradictions.append(f"TF_CONFIG: {claim} {key!r} stands twice in one object; the last one counts")
+        if not isinstance(config, dict):
+            return
+        for key in config.keys() - _KNOWN_KEYS:
+            report.contradictions.append(f"TF_CONFIG: nobody reads its key {key!r}; known are 'cluster' and 'task'")
+        for key in ("cluster", "task"):
+            if key not in config:
+                report.missing.append(f"{key!r} in TF_CONFIG; it looks like {_EXAMPLE}")
+        task = self._task()
+        self._describe_arguments(report, task, "TF_CONFIG")
+        for pid in machine.twins("TF_CONFIG", lambda other: _same_claim(other, config)) if task else ():
+            report.contradictions.append(
+                f"process {pid} on this machine runs the same command and claims the same index, {task.get('type')} "
+                f"{task.get('index')}: each process needs a task of its own"
+            )
+
+
+def _same_claim(text: str, config: dict[str, Any]) -> bool:
+    try:
+        other = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(other, dict) and all(other.get(key) == config.get(key) for key in ("cluster", "task"))
+
+
+def _where(error: json.JSONDecodeError) -> str:
+    """The place of a fault in JSON, with what stands there, and what is usually the cause."""
+    lines = error.doc.splitlines() or [""]
+    line = lines[min(error.lineno, len(lines)) - 1]
+    before, after = line[max(0, error.colno - 31) : error.colno - 1], line[error.colno - 1 : error.colno + 29]
+    hint = ""
+    if "'" in error.doc and '"' not in error.doc:
+        hint = "; JSON needs double quotes"
+    elif after.lstrip()[:1] in ("]", "}"):
+        hint = "; a comma too many?"
+    elif '"' not in error.doc:
+        hint = "; were the quotes taken by the shell? Put single quotes around the whole"
+    elif not after:
+        hint = "; it ends too early"
+    return f"{error.msg}, line {error.lineno} column {error.colno}: {before}>>>{after}{hint}"
+
+
+class SageMakerClusterResolver(ConfigClusterResolver):
+    """A resolver for Amazon SageMaker: every host of the training job is a worker.
+
+    It reads SM_HOSTS and SM_CURRENT_HOST, or the file from which SageMaker's toolkit makes them,
+    /opt/ml/input/config/resourceconfig.json.
+
+    Args:
+        port: the port of every worker.
+        task_type: the job of this process, in place of `worker`.
+        task_id: its index, in place of the host's.
+        rpc_layer: what `master` puts in front.
+        environment: a name for the environment.
+
+    What is there is read when it is asked for; `RuntimeError` where this is no SageMaker job.
+
+    >>> import os
+    >>> from unittest import mock
+    >>> import replicax as rx
+    >>> with mock.patch.dict(os.environ, SM_HOSTS='["algo-1", "algo-2"]', SM_CURRENT_HOST="algo-2"):
+    ...     resolver = rx.cluster_resolver.SageMakerClusterResolver()
+    ...     resolver.task_id, resolver.cluster_spec()
+    (1, ClusterSpec({'worker': ['algo-1:2223', 'algo-2:2223']}))
+    """
+
+    def __init__(
+        self,
+        port: int = 2223,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+        environment: str | None = None,
+    ):
+        super().__init__(task_type, task_id, rpc_layer, environment)
+        self._port = port
+
+    def _resources(self) -> tuple[list[str], str, str]:
+        """The hosts in order, this one, and where they were found."""
+        if "SM_HOSTS" in os.environ and "SM_CURRENT_HOST" in os.environ:
+            hosts = json.loads(os.environ["SM_HOSTS"] or "[]")
+            return sorted(hosts), os.environ["SM_CURRENT_HOST"], "SM_HOSTS and SM_CURRENT_HOST in the environment"
+        if _SAGEMAKER_FILE.exists():
+            resources = json.loads(_SAGEMAKER_FILE.read_text(encoding="utf-8"))
+            return sorted(resources["hosts"]), resources["current_host"], str(_SAGEMAKER_FILE)
+        absent = " and ".join(name for name in ("SM_HOSTS", "SM_CURRENT_HOST") if name not in os.environ)
+        raise RuntimeError(
+            f"{absent} not found in environment, and there is no file {_SAGEMAKER_FILE}. Not running inside a "
+            "SageMaker training job?"
+        )
+
+    def _config(self) -> dict[str, Any]:
+        hosts, current, _ = self._resources()
+        if current not in hosts:
+            return {}
+        return {
+            "cluster": {"worker": [f"{host}:{self._port}" for host in hosts]},
+            "task": {"type": "worker", "index": hosts.index(current)},
+        }
+
+    def _describe(self, report: Explanation) -> None:
+        hosts, current, source = self._resources()
+        report.found.append(f"{source}: {len(hosts)} hosts, of which this one is {current!r}")
+        if current not in hosts:
+            report.contradictions.append(f"the current host {current!r} is not among the hosts {hosts}")
+        for host in sorted({host for host in hosts if hosts.count(host) > 1}):
+            report.contradictions.append(f"the host {host!r} is there twice: two workers claim one address")
+        if "TF_CONFIG" in os.environ:
+            report.found.append("TF_CONFIG is set too, and not read here")
+        self._describe_arguments(report, self._task(), "SageMaker's")

@@ -1,0 +1,216 @@
+"""Why a cluster looks as it does: what was found where, what is missing, and what contradicts."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from replicax._cluster import machine
+from replicax._cluster.spec import ClusterSpec
+
+_ASK_SECONDS = 10.0  # for the resolver, which may ask a server
+_LOOK_UP_SECONDS = 3.0  # for the names of hosts
+_MOST_SHOWN = 16
+_MAY_STAND_ALONE = ("evaluator",)  # jobs that watch a cluster and are not part of it
+
+
+class Explanation:
+    """What a cluster resolver found where, what is missing, and what contradicts. Prints as a report.
+
+    Args:
+        subject: what is explained.
+
+    >>> import replicax as rx
+    >>> cluster = rx.ClusterSpec({"worker": ["localhost:2222", "10.0.0.2:2222"]})
+    >>> report = rx.cluster_resolver.SimpleClusterResolver(cluster, task_type="worker", task_id=2).explain()
+    >>> report.ok
+    False
+    >>> print(report)
+    SimpleClusterResolver
+      found
+        cluster: worker 0 at localhost:2222 and worker 1 at 10.0.0.2:2222
+        this process: worker 2
+      missing
+        nothing
+      contradicts
+        this process is worker 2, but there is no task 2 in job 'worker', whose tasks are 0 and 1
+        worker 0 (localhost:2222): localhost means each machine itself, so that other machines cannot reach it, but
+          there are other hosts in the cluster: worker 1 (10.0.0.2:2222). Give an address that all of them reach
+    """
+
+    def __init__(self, subject: str):
+        self.subject = subject
+        self.found: list[str] = []
+        self.missing: list[str] = []
+        self.contradictions: list[str] = []
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is missing and nothing contradicts."""
+        return not self.missing and not self.contradictions
+
+    def __str__(self) -> str:
+        lines = [self.subject]
+        for title, entries in (
+            ("found", self.found),
+            ("missing", self.missing),
+            ("contradicts", self.contradictions),
+        ):
+            lines.append(f"  {title}")
+            for entry in entries or ["nothing"]:
+                lines += textwrap.wrap(
+                    entry,
+                    116,
+                    initial_indent="    ",
+                    subsequent_indent="      ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def explain(resolver: Any) -> Explanation:
+    """The explanation of a resolver. Raises nothing, and returns within seconds whatever servers do."""
+    report, sources = Explanation(type(resolver).__name__), Explanation("")
+    asked: dict[str, Callable[[], Any]] = {
+        "task_type": lambda: resolver.task_type,
+        "task_id": lambda: resolver.task_id,
+        "where it reads": lambda: resolver._describe(sources),
+        "cluster_spec()": lambda: resolver.cluster_spec(),
+    }
+    answers: dict[str, Any] = {}
+    failures: dict[str, list[str]] = {}
+
+    def ask() -> None:  # one after the other: clients of servers are seldom safe for threads
+        for name, call in asked.items():
+            try:
+                answers[name] = call()
+            except BaseException as error:  # also what would end the thread
+                failures.setdefault(f"{type(error).__name__}: {error}", []).append(name)
+
+    machine.within(_ASK_SECONDS, ask)
+    answers, failures = dict(answers), dict(failures)  # the thread may go on
+    report.found += sources.found
+    report.missing += sources.missing
+    report.contradictions += sources.contradictions
+    report.contradictions += [f"{listed(names)} raised {error}" for error, names in failures.items()]
+    silent = [name for name in asked if name not in answers and name not in sum(failures.values(), [])]
+    if silent:
+        report.contradictions.append(f"{silent[0]} did not answer within {_ASK_SECONDS:g} s")
+    if "cluster_spec()" in answers:
+        try:
+            _explain_cluster(report, answers)
+        except Exception as error:  # whatever a resolver answers, it is explained as far as it goes
+            report.contradictions.append(f"the explanation ended with {type(error).__name__}: {error}")
+    return report
+
+
+def _explain_cluster(report: Explanation, answers: dict[str, Any]) -> None:
+    spec = answers["cluster_spec()"]
+    if not isinstance(spec, ClusterSpec):
+        report.contradictions.append(f"cluster_spec() returned a {type(spec).__name__}, not a ClusterSpec")
+        return
+    tasks = [(job, at, spec.task_address(job, at)) for job in spec.jobs for at in spec.task_indices(job)]
+    if tasks:
+        shown = listed([f"{job} {at} at {address}" for job, at, address in tasks])
+        report.found.append(f"cluster: {shown}")
+    else:
+        report.missing.append("a cluster: without one, this process works alone")
+    own = answers.get("task_type"), answers.get("task_id")
+    if "task_type" in answers and "task_id" in answers:
+        _check_task(report, spec, *own, len(tasks))
+    _check_way(report, _check_addresses(report, tasks), own)
+
+
+def _check_task(report: Explanation, spec: ClusterSpec, kind: Any, index: Any, count: int) -> None:
+    """What this process says it is, held against the cluster."""
+    if kind is None and index is None:
+        if count > 1:
+            report.missing.append("which task this process is: task_type and task_id")
+        return
+    if kind is None or index is None:
+        absent = "task_type" if kind is None else "task_id"
+        report.missing.append(f"{absent}: the other half, {index if kind is None else kind!r}, is there")
+        return
+    report.found.append(f"this process: {kind} {index}")
+    if not count or (kind in _MAY_STAND_ALONE and kind not in spec.jobs):
+        return
+    if kind not in spec.jobs:
+        jobs = listed([repr(job) for job in spec.jobs])
+        report.contradictions.append(f"this process is of job {kind!r}, but the cluster has the jobs {jobs} alone")
+    elif index not in spec.task_indices(kind):
+        have = listed([str(at) for at in spec.task_indices(kind)])
+        report.contradictions.append(
+            f"this process is {kind} {index}, but there is no task {index!r} in job {kind!r}, whose tasks are {have}"
+        )
+
+
+def listed(words: list[str]) -> str:
+    """`a, b and c`, and not too many of them."""
+    if len(words) > _MOST_SHOWN:
+        return f"{', '.join(words[: _MOST_SHOWN - 1])}, ... and {words[-1]}"
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def _check_addresses(report: Explanation, tasks: list[tuple[str, int, str]]) -> dict[tuple[str, int], Any]:
+    """What the addresses say by themselves. Returns host and port of each task that has them."""
+    claims: dict[str, list[str]] = defaultdict(list)
+    near: list[str] = []
+    far: list[str] = []
+    addresses: dict[tuple[str, int], Any] = {}
+    for job, at, address in tasks:
+        host, port, wrong = machine.split_address(address)
+        task = f"{job} {at}"
+        if wrong:
+            report.contradictions.append(f"the address of {task}, {address!r}, {wrong}")
+        if machine.is_unspecified(host):
+            report.contradictions.append(
+                f"the address of {task}, {address}, is one to listen at; others cannot reach it. Give the machine's own"
+            )
+        claims[address].append(task)
+        (near if machine.is_loopback(host) else far).append(f"{task} ({address})")
+        addresses[job, at] = (host, port)
+    for address, claimants in claims.items():
+        if len(claimants) > 1:
+            report.contradictions.append(f"{listed(claimants)} claim one address, {address}")
+    if near and far:
+        report.contradictions.append(
+            f"{listed(near)}: localhost means each machine itself, so that other machines cannot reach it, but there "
+            f"are other hosts in the cluster: {listed(far)}. Give an address that all of them reach"
+        )
+    elif len(near) > 1:
+        report.found.append("hosts: all tasks are on this machine (localhost)")
+    return addresses
+
+
+def _check_way(report: Explanation, addresses: dict[tuple[str, int], Any], own: tuple[Any, Any]) -> None:
+    """What this machine says to the addresses: names, its own address and port, proxies."""
+    mine = [addresses[own]] if own in addresses else []
+    distinct = list(dict.fromkeys(host for host, _ in mine + list(addresses.values())))
+    numbers = machine.look_up(distinct[:_MOST_SHOWN], _LOOK_UP_SECONDS)
+    for host, found in numbers.items():
+        if isinstance(found, str):
+            report.contradictions.append(f"the host {host!r} {found}")
+    if len(addresses) > 1 and (proxied := machine.proxied(distinct)):
+        variable, proxy, hosts = proxied
+        report.contradictions.append(
+            f"{variable}={proxy} is set, and gRPC, by which the processes find each other, would go through that proxy "
+            f"to {listed(hosts)}: unset {variable}, or add these hosts to no_proxy (gRPC knows no `*` there)"
+        )
+    if own not in addresses:
+        return
+    (host, port), name = addresses[own], f"{own[0]} {own[1]}"
+    here = machine.is_here(host, numbers.get(host, ""))
+    if here is False:
+        others = [f"{job} {at}" for (job, at), (h, _) in addresses.items() if machine.is_here(h, numbers.get(h, ""))]
+        instead = f", while {listed(others)} would be here" if others else ""
+        report.contradictions.append(
+            f"this process is {name}, whose host {host} is none of this machine's ({listed(sorted(machine.names()))})"
+            f"{instead}. In a container with forwarded ports that may be right"
+        )
+    elif here and port is not None and (trouble := machine.port_trouble(port)):
+        report.contradictions.append(f"the address of this process, {host}:{port}: {trouble}")

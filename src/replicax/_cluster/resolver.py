@@ -1,0 +1,339 @@
+"""Cluster resolvers: which processes there are, and which of them this one is."""
+
+from __future__ import annotations
+
+import abc
+import collections
+from collections.abc import Mapping
+from typing import Any
+
+from replicax import _devices
+from replicax._cluster import explain as _explain
+from replicax._cluster.spec import ClusterSpec
+
+
+def master_url(address: str, rpc_layer: str | None) -> str:
+    """An address with the rpc layer's name in front, where there is one."""
+    return f"{rpc_layer}://{address}" if rpc_layer else address
+
+
+class ClusterResolver(abc.ABC):
+    """What strategies ask for the cluster: its processes, and which of them this one is.
+
+    A resolver of one's own defines `cluster_spec` and `master`. Reading either, or the task, starts no backend.
+
+    >>> import replicax as rx
+    >>> class Mine(rx.cluster_resolver.ClusterResolver):
+    ...     def cluster_spec(self):
+    ...         return rx.ClusterSpec({"worker": ["a:1", "b:2"]})
+    ...
+    ...     def master(self, task_type=None, task_id=None, rpc_layer=None):
+    ...         return ""
+    >>> resolver = Mine()
+    >>> resolver.task_type, resolver.task_id = "worker", 1
+    >>> resolver.cluster_spec().task_address(resolver.task_type, resolver.task_id)
+    'b:2'
+    """
+
+    _task_type: str | None = None
+    _task_id: int | None = None
+    _rpc_layer: str | None = None
+
+    @abc.abstractmethod
+    def cluster_spec(self) -> ClusterSpec:
+        """The processes of the cluster, as they are now."""
+
+    @abc.abstractmethod
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The address of a task, with the rpc layer's name in front.
+
+        Args:
+            task_type: the task's job; with `task_id`, in place of what the resolver takes by default.
+            task_id: the task's index.
+            rpc_layer: the name to put in front, in place of the resolver's.
+        """
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+    ) -> Mapping[str, int]:
+        """How many accelerators this process has, by type. **Starts JAX's backend.**
+
+        Args:
+            task_type: the job of the task that is meant; of other tasks than this one nothing is known.
+            task_id: the task's index.
+            config_proto: not used.
+        """
+        counts: dict[str, int] = collections.defaultdict(int)
+        if task_type in (None, self.task_type) and task_id in (None, self.task_id):
+            for name in _devices.device_table():
+                kind = name.partition(":")[0]
+                if kind != "CPU":
+                    counts[kind] += 1
+        return counts
+
+    @property
+    def environment(self) -> str | None:
+        """The name of the environment; empty but for resolvers that are told one."""
+        return ""
+
+    @property
+    def task_type(self) -> str | None:
+        """The job that this process belongs to, or None."""
+        return self._task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """The index of this process in its job, or None."""
+        return self._task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """What `master` puts in front of addresses, or None."""
+        return self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    def explain(self) -> _explain.Explanation:
+        """What was found where, what is missing, and what contradicts, as a report to print.
+
+        It raises nothing, starts no backend, and is there within seconds, even where a server does not answer.
+
+        >>> import replicax as rx
+        >>> rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec({})).explain().missing
+        ['a cluster: without one, this process works alone']
+        """
+        return _explain.explain(self)
+
+    def _describe(self, report: _explain.Explanation) -> None:
+        """Adds to the report what this kind of resolver knows about where it reads; may ask servers."""
+        return None
+
+
+class TaskClusterResolver(ClusterResolver):
+    """The base of resolvers whose master is this process's own address."""
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The address of a task, by default of this process; empty where it is not known which that is.
+
+        Args:
+            task_type: the task's job.
+            task_id: the task's index.
+            rpc_layer: the name to put in front, in place of the resolver's.
+
+        Raises:
+            ValueError: the cluster has no such task.
+        """
+        task_type = self.task_type if task_type is None else task_type
+        task_id = self.task_id if task_id is None else task_id
+        if task_type is None or task_id is None:
+            return ""
+        return master_url(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self.rpc_layer)
+
+
+class SimpleClusterResolver(ClusterResolver):
+    """A resolver that returns what it was given.
+
+    Args:
+        cluster_spec: a ClusterSpec.
+        master: what `master()` returns where no task is named.
+        task_type: the job of this process.
+        task_id: its index.
+        environment: a name for the environment.
+        num_accelerators: how many accelerators each task has, by type.
+        rpc_layer: what `master` puts in front.
+
+    Raises:
+        TypeError: `cluster_spec` is not a ClusterSpec, or `master` is not text.
+
+    >>> import replicax as rx
+    >>> cluster = rx.ClusterSpec({"worker": ["a:1", "b:2"]})
+    >>> rx.cluster_resolver.SimpleClusterResolver(cluster, rpc_layer="grpc").master("worker", 1)
+    'grpc://b:2'
+    """
+
+    def __init__(
+        self,
+        cluster_spec: ClusterSpec,
+        master: str = "",
+        task_type: str | None = None,
+        task_id: int | None = None,
+        environment: str = "",
+        num_accelerators: Any = None,
+        rpc_layer: str | None = None,
+    ):
+        if not isinstance(cluster_spec, ClusterSpec):
+            raise TypeError("cluster_spec must be a `tf.train.ClusterSpec`.")
+        if not isinstance(master, str):
+            raise TypeError(f"`master` must be a string; got a {type(master).__name__}.")
+        self._cluster_spec, self._master, self._environment = cluster_spec, master, environment
+        self._task_type, self._task_id, self._rpc_layer = task_type, task_id, rpc_layer
+        self._num_accelerators = {} if num_accelerators is None else num_accelerators
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The cluster that was given."""
+        return self._cluster_spec
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The address of the task named; the master that was given where none, or only half of one, is named.
+
+        Args:
+            task_type: the task's job.
+            task_id: the task's index.
+            rpc_layer: the name to put in front, in place of the resolver's.
+
+        Raises:
+            ValueError: the cluster has no such task.
+        """
+        named = task_type is not None and task_id is not None
+        address = self._cluster_spec.task_address(task_type, task_id) if named else self._master  # type: ignore[arg-type]
+        return master_url(address, rpc_layer or self._rpc_layer)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+    ) -> Mapping[str, int]:
+        """The accelerators that were given; the arguments are not used."""
+        return self._num_accelerators
+
+    @property
+    def environment(self) -> str:
+        """The environment that was given."""
+        return self._environment
+
+
+class UnionResolver(ClusterResolver):
+    """The clusters of several resolvers as one; all else is the first resolver's.
+
+    Lists of one job's addresses are joined one after the other, repetitions included; tasks given by index are merged.
+
+    Args:
+        *args: the resolvers.
+        **kwargs: `task_type`, `task_id` and `rpc_layer`, in place of the first resolver's. As in TensorFlow, a
+            `task_id` of 0 counts only where the first resolver has none.
+
+    Raises:
+        ValueError: no resolver was given, or another keyword.
+        TypeError: something that is not a resolver.
+
+    >>> import replicax as rx
+    >>> workers = rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec({"worker": ["a:1"]}), task_type="worker")
+    >>> servers = rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec({"ps": ["p:1"]}))
+    >>> union = rx.cluster_resolver.UnionResolver(workers, servers)
+    >>> union.cluster_spec(), union.task_type
+    (ClusterSpec({'ps': ['p:1'], 'worker': ['a:1']}), 'worker')
+    """
+
+    def __init__(self, *args: ClusterResolver, **kwargs: Any):
+        self._rpc_layer = kwargs.pop("rpc_layer", None)
+        self._task_type, self._task_id = kwargs.pop("task_type", None), kwargs.pop("task_id", None)
+        if kwargs:
+            raise ValueError(f"UnionResolver takes task_type, task_id and rpc_layer; got {', '.join(kwargs)} too.")
+        if not args:
+            raise ValueError("At least one ClusterResolver is required.")
+        if not all(isinstance(resolver, ClusterResolver) for resolver in args):
+            raise TypeError("All arguments must be a sub-class of `ClusterResolver.`")
+        self._resolvers = args
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The tasks of all the resolvers.
+
+        Raises:
+            KeyError: two resolvers give one index of a job whose tasks are given by index.
+        """
+        clusters = [resolver.cluster_spec().as_dict() for resolver in self._resolvers]
+        merged: dict[str, Any] = {}
+        for job in dict.fromkeys(job for cluster in clusters for job in cluster):
+            parts = [cluster[job] for cluster in clusters if job in cluster]
+            if all(isinstance(part, list) for part in parts):
+                merged[job] = [address for part in parts for address in part]
+                continue
+            merged[job] = {}
+            for part in parts:
+                part = dict(enumerate(part)) if isinstance(part, list) else part
+                if twice := part.keys() & merged[job].keys():
+                    raise KeyError(f"Duplicate keys detected when merging two ClusterSpecs: {twice!r}")
+                merged[job].update(part)
+        return ClusterSpec(merged)
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The address of the task named; the first resolver's master where none is.
+
+        Args:
+            task_type: the task's job.
+            task_id: the task's index.
+            rpc_layer: the name to put in front.
+
+        Raises:
+            ValueError: the cluster has no such task.
+        """
+        if task_type is None or task_id is None:
+            return self._resolvers[0].master(rpc_layer=rpc_layer)
+        return master_url(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self._rpc_layer)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+    ) -> Mapping[str, int]:
+        """The first resolver's accelerators."""
+        return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
+
+    @property
+    def environment(self) -> str | None:
+        """The first resolver's environment."""
+        return self._resolvers[0].environment
+
+    @property
+    def task_type(self) -> str | None:
+        """The job that was given or set, or else the first resolver's."""
+        return self._task_type or self._resolvers[0].task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """The index that was given or set, or else the first resolver's."""
+        first = self._resolvers[0].task_id
+        return self._task_id if self._task_id or first is None else first
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The layer that was given or set, or else the first resolver's."""
+        return self._rpc_layer or self._resolvers[0].rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    def _describe(self, report: _explain.Explanation) -> None:
+        report.found.append("a union of " + _explain.listed([type(resolver).__name__ for resolver in self._resolvers]))
+        for resolver in self._resolvers:
+            resolver._describe(report)
+        specs = [(type(resolver).__name__, resolver.cluster_spec().as_dict()) for resolver in self._resolvers]
+        merged_by_index = {job for _, spec in specs for job, tasks in spec.items() if isinstance(tasks, dict)}
+        owners: dict[tuple[str, int], str] = {}
+        for name, spec in specs:
+            for job in merged_by_index & spec.keys():
+                tasks = spec[job] if isinstance(spec[job], dict) else dict(enumerate(spec[job]))
+                for index, address in tasks.items():
+                    claim = f"{address} ({name})"
+                    if (first := owners.setdefault((job, index), claim)) is not claim:
+                        report.contradictions.append(f"{first} and {claim} claim one index, {job} {index}")
+        if self._task_id == 0 and self.task_id != 0:
+            report.contradictions.append(
+                f"task_id was set to 0, but the first resolver's {self.task_id} holds, as in TensorFlow: set the task "
+                "of the first resolver"
+            )

@@ -1,0 +1,343 @@
+"""A resolver for Cloud TPUs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from replicax import _devices
+from replicax._cluster import google, machine
+from replicax._cluster.explain import Explanation
+from replicax._cluster.resolver import ClusterResolver, master_url
+from replicax._cluster.spec import ClusterSpec
+from replicax._errors import DeviceError
+
+_PORT = 8470  # of a TPU whose address comes without one
+_COORDINATOR_PORT = 8482  # where JAX's coordinator listens on TPU VMs
+
+
+class TPUSystemMetadata(NamedTuple):
+    """What there is of TPUs.
+
+    Args:
+        num_cores: how many, in all.
+        num_hosts: how many processes have them.
+        num_of_cores_per_host: how many each of these has.
+        topology: not known here: None.
+        devices: their names.
+
+    >>> TPUSystemMetadata(8, 2, 4, None, ()).num_cores
+    8
+    """
+
+    num_cores: int
+    num_hosts: int
+    num_of_cores_per_host: int
+    topology: Any
+    devices: tuple[str, ...]
+
+
+class TPUHardwareFeature(NamedTuple):
+    """What a TPU system's topology says about its hardware.
+
+    Args:
+        embedding_feature: a number: 0 for unsupported, 1 for version 1, 2 for version 2.
+
+    >>> TPUHardwareFeature(2).embedding_feature
+    2
+    """
+
+    embedding_feature: int = 0
+
+
+class _Workers(NamedTuple):
+    """Where a TPU's name leads."""
+
+    name: str
+    addresses: list[str] | None  # None: ask the Cloud TPU service
+    own: int
+    source: str
+
+
+class TPUClusterResolver(ClusterResolver):
+    """A resolver for Cloud TPUs.
+
+    Args:
+        tpu: `"local"` for the TPUs of this machine alone; `"grpc://HOST:PORT"`, several separated by commas; or the
+            name of a TPU, for which the Cloud TPU service is asked. Empty or None: what the environment says, which
+            is the first that is set of KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS, TPU_NAME, TPU_CONFIG,
+            TPU_PROCESS_ADDRESSES and TPU_WORKER_HOSTNAMES, and then the metadata of the TPU VM. On a TPU VM the
+            task is this machine's.
+        zone: the TPU's zone; by default this machine's.
+        project: the TPU's project; by default this machine's.
+        job_name: the job that the TPU's workers are.
+        coordinator_name: a name for a job of one more task, the coordinator; None for no such job.
+        coordinator_address: its address; by default a free port of this machine.
+        credentials: Google credentials; by default those that Google's library finds.
+        service: the service as `googleapiclient.discovery.build("tpu", "v2")` makes it; made when it is needed.
+        discovery_url: where the description of that service is; TPU_API_DISCOVERY_URL takes precedence.
+
+    Raises:
+        ValueError: no name is given, and the environment says nothing.
+        NotImplementedError: more than one name is given.
+
+    >>> import replicax as rx
+    >>> resolver = rx.cluster_resolver.TPUClusterResolver("grpc://10.1.2.3:8470")
+    >>> resolver.cluster_spec(), resolver.master()
+    (ClusterSpec({'worker': ['10.1.2.3:8470']}), 'grpc://10.1.2.3:8470')
+    """
+
+    def __init__(
+        self,
+        tpu: Any = None,
+        zone: str | None = None,
+        project: str | None = None,
+        job_name: str = "worker",
+        coordinator_name: str | None = None,
+        coordinator_address: str | None = None,
+        credentials: Any = "default",
+        service: Any = None,
+        discovery_url: str | None = None,
+    ):
+        config = json.loads(os.environ.get("TPU_CONFIG") or "{}")
+        self._workers = _find(tpu, config)
+        self._zone, self._project = zone or config.get("zone"), project or config.get("project")
+        self._credentials, self._service = credentials, service
+        self._discovery_url = os.environ.get("TPU_API_DISCOVERY_URL") or discovery_url
+        self._task_type, self._task_id = job_name, self._workers.own
+        self._coordinator_name, self._coordinator_address = coordinator_name, coordinator_address
+        if coordinator_name and not coordinator_address:
+            self._coordinator_address = _free_address(self._workers.addresses or ["192.0.2.1:1"])
+        self._topology: bytes | None = None
+
+    @staticmethod
+    def connect(tpu: Any = None, zone: str | None = None, project: str | None = None) -> TPUClusterResolver:
+        """A resolver whose TPUs are there: starts JAX's backend and looks.
+
+        Args:
+            tpu: as for the class.
+            zone: the TPU's zone.
+            project: the TPU's project.
+
+        Raises:
+            DeviceError: this process has no TPU.
+        """
+        resolver = TPUClusterResolver(tpu, zone, project)
+        if not _tpus():
+            raise DeviceError(
+                f"There is no TPU here. This process has: {', '.join(_devices.device_table())}. On a TPU VM, install "
+                "jax[tpu]; to try a program without a TPU, ask for virtual ones: REPLICAX_VIRTUAL_DEVICES=TPU:8."
+            )
+        return resolver
+
+    def cluster_spec(self) -> ClusterSpec:
+        """The TPU's workers; an empty cluster for `"local"`.
+
+        Raises:
+            RuntimeError: the TPU is not ready.
+            ValueError: the Cloud TPU service does not know it.
+        """
+        if self._workers.name == "local":
+            return ClusterSpec({})
+        cluster = {self._task_type: self._addresses()}
+        if self._coordinator_name and self._coordinator_address:
+            cluster[self._coordinator_name] = [self._coordinator_address]
+        return ClusterSpec(cluster)
+
+    def _addresses(self) -> list[str]:
+        if self._workers.addresses is not None:
+            return self._workers.addresses
+        node = self._node()
+        if node.get("state") != "READY":
+            raise RuntimeError(f'TPU "{self._workers.name}" is not ready; its state is "{node.get("state")}".')
+        ends = node.get("networkEndpoints") or [{"ipAddress": node.get("ipAddress"), "port": node.get("port")}]
+        return [f"{end['ipAddress']}:{end.get('port') or _PORT}" for end in ends]
+
+    def _node(self) -> dict[str, Any]:
+        """What the Cloud TPU service says about this TPU."""
+        self._project = self._project or google.metadata("project/project-id")
+        self._zone = self._zone or google.metadata("instance/zone").rpartition("/")[2]
+        if self._service is None:
+            options = {"discoveryServiceUrl": self._discovery_url} if self._discovery_url else {}
+            self._service = google.service("tpu", "v2", self._credentials, "TPU cluster resolver", **options)
+        name = f"projects/{self._project}/locations/{self._zone}/nodes/{self._workers.name}"
+        try:
+            return self._service.projects().locations().nodes().get(name=name).execute()
+        except Exception as error:
+            raise ValueError(
+                f"The Cloud TPU service does not tell about {name}. Check the arguments tpu, zone and project. It "
+                f"answers: {error}"
+            ) from error
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """The address of a worker, with `grpc://` in front; by default of the first. Empty for `"local"`.
+
+        Args:
+            task_type: the worker's job.
+            task_id: the worker's index.
+            rpc_layer: not used.
+
+        Raises:
+            ValueError: there is no such worker.
+        """
+        if self._workers.name == "local":
+            return ""
+        if task_type is None or task_id is None:
+            task_type, task_id = self._task_type, self._task_id or 0
+        return master_url(self.cluster_spec().task_address(task_type, task_id), "grpc")  # type: ignore[arg-type]
+
+    def get_master(self) -> str:
+        """`master()`."""
+        return self.master()
+
+    def get_job_name(self) -> str | None:
+        """The job that the TPU's workers are."""
+        return self._task_type
+
+    def get_coordination_service_leader(self) -> str:
+        """The name of the task that leads: the first worker."""
+        return f"/job:{self._task_type}/task:0"
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+    ) -> Mapping[str, int]:
+        """How many TPU devices this process has; all workers have as many. **Starts JAX's backend.**"""
+        return {"TPU": len(_tpus())}
+
+    def get_tpu_system_metadata(self) -> TPUSystemMetadata:
+        """How many TPU devices there are in all the processes that are connected. **Starts JAX's backend.**"""
+        own, hosts = len(_tpus()), jax.process_count()
+        job = self._task_type if hosts > 1 else "localhost"
+        names = [f"/job:{job}/replica:0/task:{task}/device:TPU:{at}" for task in range(hosts) for at in range(own)]
+        return TPUSystemMetadata(own * hosts, hosts, own, None, tuple(names))
+
+    def set_tpu_topology(self, serialized_tpu_topology: bytes) -> None:
+        """Keeps a topology, a serialized TopologyProto, from which `tpu_hardware_feature` reads.
+
+        Args:
+            serialized_tpu_topology: the bytes.
+
+        Raises:
+            ValueError: bytes that are no such message.
+        """
+        _hardware_feature(serialized_tpu_topology)
+        self._topology = serialized_tpu_topology
+
+    @property
+    def tpu_hardware_feature(self) -> TPUHardwareFeature | None:
+        """What the topology says about the hardware; None without a topology."""
+        return None if self._topology is None else _hardware_feature(self._topology)
+
+    def _describe(self, report: Explanation) -> None:
+        name, addresses, own, source = self._workers
+        report.found.append(f"TPU {name!r}, from {source}" if name else f"a TPU, from {source}")
+        hosts = [host for host in os.environ.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
+        if name == "local" and len(hosts) > 1:
+            report.contradictions.append(
+                f"the TPU was given as 'local', but its slice has {len(hosts)} machines (TPU_WORKER_HOSTNAMES"
+                f"={','.join(hosts)}): each would train alone. Give tpu=''"
+            )
+        if addresses is None and name != "local":
+            node = self._node()
+            facts = {key: node.get(key) for key in ("acceleratorType", "state", "health")}
+            report.found.append(f"Cloud TPU service: {', '.join(f'{key} {value}' for key, value in facts.items())}")
+            if facts["health"] not in (None, "HEALTHY"):
+                detail = node.get("healthDescription", "")
+                report.contradictions.append(f"the TPU is not healthy: {facts['health']} {detail}".rstrip())
+
+
+def _tpus() -> list[str]:
+    return [name for name in _devices.device_table() if name.startswith("TPU:")]
+
+
+def _find(tpu: Any, config: dict[str, Any]) -> _Workers:
+    """Where the name given, or the environment, leads."""
+    source = "the argument `tpu`"
+    if isinstance(tpu, (list, tuple)):
+        if len(tpu) != 1:
+            kind = NotImplementedError if tpu else ValueError
+            raise kind(f"One TPU can be used at a time; got {len(tpu)}: {', '.join(map(str, tpu))}.")
+        (tpu,) = tpu
+    for variable in ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME"):
+        if not tpu and os.environ.get(variable):
+            tpu, source = os.environ[variable], f"{variable} in the environment"
+    if not tpu and config.get("tpu_node_name"):
+        tpu, source = config["tpu_node_name"], "TPU_CONFIG in the environment"
+    if tpu:
+        tpu = tpu.decode() if isinstance(tpu, bytes) else tpu
+        return _Workers(tpu, _given_addresses(tpu) if tpu.startswith("grpc://") else None, 0, source)
+    for variable in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"):
+        if hosts := os.environ.get(variable):
+            own = os.environ.get("TPU_WORKER_ID", "0")
+            return _vm_workers(hosts.split(","), own, f"{variable} and TPU_WORKER_ID in the environment")
+    if google.on_google_cloud():
+        try:
+            hosts = google.metadata("instance/attributes/worker-network-endpoints")
+            own = google.metadata("instance/attributes/agent-worker-number")
+        except OSError as error:
+            raise ValueError(f"Please provide a TPU Name to connect to. (The metadata has none: {error}.)") from error
+        # An entry is a host, or name:id:number.
+        return _vm_workers([part.rpartition(":")[2] for part in hosts.split(",")], own, "the metadata of the TPU VM")
+    raise ValueError("Please provide a TPU Name to connect to.")
+
+
+def _given_addresses(text: str) -> list[str]:
+    parts = [part.strip().removeprefix("grpc://") for part in text.split(",")]
+    return [part if ":" in part else f"{part}:{_PORT}" for part in parts]
+
+
+def _vm_workers(hosts: list[str], own: str, source: str) -> _Workers:
+    names = [host.strip().partition(":")[0] for host in hosts]
+    if not own.isdecimal() or int(own) >= len(names):
+        raise ValueError(f"{source} do not fit together: worker {own!r} of the {len(names)} hosts {','.join(names)}.")
+    return _Workers("", [f"{name}:{_COORDINATOR_PORT}" for name in names], int(own), source)
+
+
+def _free_address(others: list[str]) -> str:
+    """An address of this machine at which nothing listens, on the way to the others."""
+    host = machine.split_address(others[0])[0]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way, socket.socket() as free:
+        try:
+            way.connect((host if host.replace(".", "").isdecimal() else "192.0.2.1", 1))  # sends nothing
+            own = way.getsockname()[0]
+        except OSError:  # without a network
+            own = "127.0.0.1"
+        free.bind(("", 0))
+        return f"{own}:{free.getsockname()[1]}"
+
+
+def _hardware_feature(serialized: bytes) -> TPUHardwareFeature:
+    """Reads a TopologyProto: field 5 is a message, whose field 1 is the embedding feature."""
+    inner = dict(_fields(serialized)).get(5, b"")
+    return TPUHardwareFeature(int(dict(_fields(inner)).get(1, 0)))
+
+
+def _fields(message: bytes) -> list[tuple[int, Any]]:
+    """The fields of a message in protocol buffers' encoding, by number."""
+    rest, found = iter(message), []
+
+    def varint() -> int:
+        value = shift = 0
+        for byte in rest:
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+        raise ValueError(f"This is no serialized topology: {message[:40]!r}.")
+
+    for first in rest:
+        if first & 7 not in (0, 2) or first > 127:
+            raise ValueError(f"This is no serialized topology: {message[:40]!r}.")
+        value: Any = varint()
+        if first & 7 == 2:
+            length, value = value, bytes(itertools.islice(rest, value))
+            if len(value) < length:
+                raise ValueError(f"This is no serialized topology: {message[:40]!r}.")
+        found.append((first >> 3, value))
+    return found

@@ -1,0 +1,209 @@
+"""How a process of a job ends: its last words, its report, and never a wait."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+BECAUSE_OF_ANOTHER = 70  # the exit status of a process that ends because of another one
+_REPORTS = "REPLICAX_REPORT_DIR"
+
+# What the errors of collectives say when another process has ended or does not come.
+_OF_ANOTHER = (
+    "gloo", "nccl", "connection reset", "connection closed", "connection refused", "broken pipe", "socket closed",
+    "timed out", "deadline_exceeded", "unavailable", "heartbeat", "coordination",
+)  # fmt: skip
+
+
+def caused_by_another(error: BaseException) -> bool:
+    """Whether an exception, or one that it came from, is what JAX raises when another process is gone."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        text = str(current).lower()
+        if type(current).__name__ in ("JaxRuntimeError", "XlaRuntimeError") and any(
+            sign in text for sign in _OF_ANOTHER
+        ):
+            return True
+        current = current.__cause__ or current.__context__
+    return False
+
+
+def main_stack() -> str:
+    """Where the main thread of this process stands."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame is not None else "  (it has ended)\n"
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's type and the first line of its message."""
+    kind = type(error)
+    name = kind.__name__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__name__}"
+    text = str(error).strip().split("\n")[0]
+    return f"{name}: {text}" if text else name
+
+
+def _bounded(function: Callable[[], object], seconds: float = 1.0) -> None:
+    """Runs what may block on a lock or a full pipe, for so long at most."""
+    try:
+        thread = threading.Thread(target=function, daemon=True)
+        thread.start()
+    except RuntimeError:  # the interpreter ends and starts no threads any more
+        return
+    thread.join(seconds)
+
+
+def say(text: str) -> None:
+    """Writes lines to the standard error stream, each marked as replicax's."""
+    marked = "".join(f"replicax: {line}\n" for line in text.splitlines())
+
+    def write() -> None:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(marked)
+            sys.stderr.flush()
+
+    _bounded(write)
+
+
+def flush() -> None:
+    """Writes out what the program has printed."""
+
+    def write() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+
+    _bounded(write)
+
+
+def finish(status: int) -> NoReturn:
+    """Ends the process at once, whatever its threads do."""
+    flush()
+    os._exit(status)
+
+
+def finish_by_signal(number: int) -> NoReturn:
+    """Ends the process as the signal would have, from any thread."""
+    flush()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).signal(number, None)  # signal.signal works in the main thread alone
+        os.kill(os.getpid(), number)
+        time.sleep(1.0)
+    os._exit(128 + number)
+
+
+def write_report(
+    process_id: int, worker: str, kind: str, message: str, text: str, step: int | None, caused_by: int | None
+) -> None:
+    """Leaves a report for who has started this process, if it has asked for one."""
+    folder = os.environ.get(_REPORTS)
+    if not folder:
+        return
+    report: dict[str, Any] = {
+        "time": time.time(),
+        "process_id": process_id,
+        "worker": worker,
+        "kind": kind,
+        "message": message.split("\n")[0],
+        "traceback": text,
+        "step": step,
+        "caused_by": caused_by,
+    }
+    with contextlib.suppress(OSError):
+        path = Path(folder) / f"{process_id}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_suffix(f".{os.getpid()}.new")
+        new.write_text(json.dumps(report), encoding="utf-8")
+        new.replace(path)
+
+
+class _Exit(SystemExit):
+    """What `sys.exit` raises in a job: when it dies with no frame below, nothing has caught it and the process ends."""
+
+    uncaught: Any = None
+
+    def __del__(self) -> None:
+        if sys is not None and sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
+            _Exit.uncaught = self.code
+
+
+def _exit(status: Any = None, /) -> NoReturn:
+    raise _Exit(status)
+
+
+class Hooks:
+    """What Python calls when the main thread ends in an exception, and when a signal comes.
+
+    Args:
+        failed: is told of an uncaught exception and of what Python would print of it, and does not return unless
+            the interpreter is interactive.
+        signalled: is told of SIGINT and SIGTERM, in another thread and even while the main thread is blocked.
+    """
+
+    def __init__(self, failed: Callable[[BaseException], None]):
+        self._failed = failed
+        self._previous = sys.excepthook
+        self._wakeup: int | None = None
+        sys.excepthook = self._hook
+        self._sys_exit = sys.exit
+        sys.exit = _exit
+        # Python's own handler of a signal runs once the main thread is back from JAX, which may be never.
+
+    def watch_signals(self, descriptor: int) -> None:
+        """Has the numbers of signals written to a descriptor, where no other code has asked for them."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        before = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
+        if before != -1:
+            signal.set_wakeup_fd(before)
+            return
+        self._wakeup = descriptor
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, on_sigterm)
+
+    def remove(self) -> None:
+        """Python's own ways again."""
+        if sys.excepthook == self._hook:
+            sys.excepthook = self._previous
+        if sys.exit is _exit:
+            sys.exit = self._sys_exit
+        if self._wakeup is not None and threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(-1)
+            if signal.getsignal(signal.SIGTERM) is on_sigterm:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def show(self, error: BaseException) -> None:
+        """Prints the exception as Python or the program's own hook would."""
+        _bounded(lambda: self._previous(type(error), error, error.__traceback__), 5.0)
+
+    def _hook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if hasattr(sys, "ps1"):  # an interactive session goes on
+            self._previous(kind, error, trace)
+            return
+        self._failed(error.with_traceback(trace))
+
+
+def on_sigterm(number: int, frame: object) -> None:
+    """Nothing: the monitor thread ends the process, whose main thread may be blocked."""
+
+
+def status_of_exit() -> int:
+    """The status with which the interpreter ends, of what this module can know: 0 if no exception was left uncaught."""
+    if getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1"):
+        return 1
+    code = _Exit.uncaught
+    if code is None or isinstance(code, int):
+        return int(code or 0)
+    return 1

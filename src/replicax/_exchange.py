@@ -1,0 +1,61 @@
+"""Small messages between the workers of a job, through JAX's coordination service.
+
+They go past the devices and their collectives, so any thread may send them; each topic has an order of its own.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from replicax import _private, _runtime
+
+_lock = threading.Lock()
+_counts: collections.Counter[str] = collections.Counter()
+
+
+def name(process: int) -> str:
+    """What messages call a process of the job."""
+    job = _runtime.current()
+    return f"process {process}" if job is None else job.name(process)
+
+
+class Stopped(Exception):
+    """Raised where an exchange is given up."""
+
+
+def everyones(message: str, topic: str = "eager", stopped: Callable[[], bool] | None = None) -> list[str]:
+    """Every worker's message at this topic's next exchange, by process; waits for all of them.
+
+    With `stopped` the wait is not watched, and given up (`Stopped`) as soon as that is true.
+    """
+    count, me = jax.process_count(), jax.process_index()
+    if count == 1:
+        return [message]
+    with _lock:
+        number = _counts[topic]
+        _counts[topic] += 1
+    client = _private.coordination_client()
+    client.key_value_set(_key(topic, number, me), message)
+    watch = _runtime.waiting(f"{' '.join(message.split())[:80]} (exchange {number})")
+    with watch if stopped is None else contextlib.nullcontext():
+        told = [message if i == me else _wait(client, _key(topic, number, i), stopped) for i in range(count)]
+    if number >= 2:  # all have sent number - 1, so all have read number - 2
+        client.key_value_delete(_key(topic, number - 2, me))
+    return told
+
+
+def _wait(client: Any, key: str, stopped: Callable[[], bool] | None) -> str:
+    while (text := _private.value_of_key(client, key, 500)) is None:  # in pieces, so that Ctrl-C is seen in between
+        if stopped is not None and stopped():
+            raise Stopped
+    return text
+
+
+def _key(topic: str, number: int, process: int) -> str:
+    return f"replicax/{topic}/{number}/{process}"

@@ -1,0 +1,392 @@
+"""The thread that watches over a job: every process tells process 0 how it stands, and process 0 tells all how it ends.
+
+Process 0 is the hub: it listens at its address, and each other process, a member, holds one connection to it. About
+once a second a member says how many calls it has made, with a digest of their labels, and which one is not done.
+The hub compares. When something is wrong it deals one verdict to all, and every process prints it and ends. When the
+hub itself is gone each member says so by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+from replicax import _ending
+from replicax._calls import Calls, Made
+from replicax._channel import Channel, wait
+from replicax._verdict import Peer, Verdict, broken, call_name, diverged, failure, left, stuck
+
+_SETTLE = 0.3  # seconds in which failures count as being of the same time
+_LINGER = 2.0  # seconds for others to take what was sent to them
+_TOLD = 64  # how many of the latest calls are told where processes differ
+
+
+class Monitor:
+    """What the hub and the members share."""
+
+    def __init__(self, process_id: int, peers: dict[int, Peer], calls: Calls, heartbeat: float):
+        self.process_id = process_id
+        self.peers = peers
+        self.me = peers[process_id]
+        self.calls = calls
+        self.heartbeat = heartbeat
+        self.step_timeout: float | None = None
+        self.over = threading.Event()  # the job is over for this process, and the others know
+        self._interval = min(1.0, heartbeat / 6)
+        self._posted: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+        self._woken, self.waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self.waker.setblocking(False)
+        self._looked = time.monotonic()
+        self._soon = False  # something is about to be decided
+        self._signal: int | None = None  # the process ends by it, once the others know
+        self._interrupted: tuple[float, Any] | None = None
+        for peer in peers.values():
+            peer.heard = self._looked
+
+    def start(self) -> None:
+        """Begins to watch."""
+        threading.Thread(target=self._run, name="job-monitor", daemon=True).start()
+
+    def post(self, kind: str, report: dict[str, Any]) -> None:
+        """Has something about this process told to the others: "failed", "broken" or "leaving"."""
+        self._posted.put((kind, report))
+        with contextlib.suppress(OSError):
+            self.waker.send(b"\0")
+
+    def forget(self) -> None:
+        """In a forked child: this is its parent's business."""
+        self.over.set()
+        for channel in self._channels():
+            channel.close()
+        self._woken.close()
+        self.waker.close()
+
+    # The loop.
+
+    def _run(self) -> None:
+        try:
+            while not self.over.is_set():
+                wait(self._channels(), [self._woken], 0.05 if self._soon else self._interval)
+                self._turn(time.monotonic())
+        except BaseException:
+            if not self.over.is_set():
+                _ending.say(f"The monitor of the job has failed:\n{traceback.format_exc()}")
+                _ending.finish(_ending.BECAUSE_OF_ANOTHER)
+
+    def _turn(self, now: float) -> None:
+        if (gap := now - self._looked) > self._interval + 2.0:  # this process itself stood still
+            for peer in self.peers.values():
+                peer.heard += gap
+        self._looked = now
+        self._take_signals()
+        self._update(now)
+        while not self._posted.empty():
+            self._own(*self._posted.get())
+        self._listen(now)
+        if not self.over.is_set():
+            self._decide(now)
+
+    def _update(self, now: float) -> None:
+        """How this process stands."""
+        me, oldest = self.me, self.calls.oldest()
+        me.heard, me.count, me.digest = now, self.calls.count, self.calls.digest
+        me.oldest = (oldest.number, oldest.label, self.calls.age(oldest)) if oldest is not None else None
+        if self._interrupted is not None and now > self._interrupted[0]:
+            _, before = self._interrupted
+            self._interrupted = None
+            if oldest is not None and _main_position() == before:
+                self._end_by(
+                    signal.SIGINT, f"was interrupted while it waited in {call_name(oldest.number, oldest.label)}"
+                )
+
+    def _late(self) -> float | None:
+        """The deadline that the oldest call has passed, if it has."""
+        oldest, timeout = self.me.oldest, self.step_timeout
+        return timeout if timeout is not None and oldest is not None and oldest[2] > timeout else None
+
+    def _record(self) -> dict[str, Any]:
+        me = self.me
+        return {"count": me.count, "digest": me.digest, "oldest": me.oldest, "late": self._late()}
+
+    def _detail(self) -> None:
+        self.me.stack = _ending.main_stack()
+        self.me.made = dict(list(self.calls.made().items())[-_TOLD:])
+        self.me.detailed = True
+
+    # Signals.
+
+    def _take_signals(self) -> None:
+        numbers = b""
+        with contextlib.suppress(BlockingIOError):
+            numbers = self._woken.recv(4096)
+        for number in numbers:
+            if number == signal.SIGTERM and signal.getsignal(number) is _ending.on_sigterm:
+                self._end_by(number, "was ended by SIGTERM")
+            elif number == signal.SIGINT and signal.getsignal(number) is signal.default_int_handler:
+                # Python raises KeyboardInterrupt once the main thread is back from JAX. It may never be.
+                self._interrupted = (time.monotonic() + 2.0, _main_position())
+
+    def _end_by(self, number: int, message: str) -> None:
+        self._signal = number
+        report = {"kind": "exception", "message": message, "traceback": ""}
+        _ending.write_report(self.process_id, self.me.name, "exception", message, "", self.me.count, None)
+        self._own("failed", report)
+
+    # The end.
+
+    def _obey(self, verdict: Verdict) -> None:
+        """Ends this process as the verdict says. The main thread does it where it has an exception of its own."""
+        me = self.me
+        own = bool(me.failed) or (bool(me.broken) and self.process_id in verdict.cause)
+        if own and self.process_id not in verdict.cause[:1] and verdict.cause:
+            _ending.say(verdict.message)
+        if self._signal is not None:
+            _ending.finish_by_signal(self._signal)
+        if own:
+            self.over.set()
+            return
+        _ending.flush()
+        if verdict.kind in ("stuck", "diverged", "left"):
+            self._detail()
+            where = call_name(me.oldest[0], me.oldest[1]) if me.oldest else "no call"
+            more = f"\n{me.name} waits in {where}; its main thread:\n{me.stack.rstrip()}"
+        else:
+            more = f"\nHere ({me.name}) this showed as {me.broken['message']}" if me.broken else ""
+        _ending.say(verdict.text + more)
+        others = [i for i in verdict.cause if i != self.process_id]
+        _ending.write_report(
+            self.process_id, me.name, verdict.kind, verdict.message, verdict.traceback, me.count,
+            None if self.process_id in verdict.cause else others[0] if others else None,
+        )  # fmt: skip
+        _ending.finish(_ending.BECAUSE_OF_ANOTHER)
+
+    # What differs.
+
+    def _channels(self) -> list[Channel]:
+        raise NotImplementedError
+
+    def _own(self, kind: str, report: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _listen(self, now: float) -> None:
+        raise NotImplementedError
+
+    def _decide(self, now: float) -> None:
+        raise NotImplementedError
+
+
+def _main_position() -> tuple[int, int] | None:
+    """Where the main thread is, to see whether it has moved."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    return (id(frame), frame.f_lasti) if frame is not None else None
+
+
+class Member(Monitor):
+    """The monitor of a process other than 0."""
+
+    def __init__(self, process_id: int, peers: dict[int, Peer], calls: Calls, heartbeat: float, hub: Channel):
+        super().__init__(process_id, peers, calls, heartbeat)
+        self._hub = hub
+        self._told = 0.0  # when the hub was last told how this process stands
+
+    def _channels(self) -> list[Channel]:
+        return [self._hub]
+
+    def _own(self, kind: str, report: dict[str, Any]) -> None:
+        if kind == "leaving":
+            self._hub.send({"left": self._record()})
+            end = time.monotonic() + _LINGER
+            while self._hub.unsent and time.monotonic() < end:
+                wait([self._hub], [], 0.1)
+                self._hub.flush()
+            self._hub.close()
+            self.over.set()
+            return
+        if kind == "failed":
+            self.me.failed, self.me.broken = {**report, "time": 0.0}, None
+        else:
+            self.me.broken = report
+        self._hub.send({kind: report})
+
+    def _listen(self, now: float) -> None:
+        if self.over.is_set():
+            return
+        hub = self.peers[0]
+        for message in self._hub.receive():
+            hub.heard = now
+            if verdict := message.get("verdict"):
+                self._obey(Verdict(**{**verdict, "cause": tuple(verdict["cause"])}))
+                return
+            if "left" in message:
+                hub.left, hub.count = True, message["left"]["count"]
+            if "tell" in message:
+                self._tell(now)
+            if "detail" in message:
+                self._detail()
+                made = [tuple(made) for made in self.me.made.values()]
+                self._hub.send({"detail": {**self._record(), "stack": self.me.stack, "made": made}})
+        self._hub.flush()
+
+    def _tell(self, now: float) -> None:
+        self._told = now
+        self._hub.send({"beat": self._record()})
+
+    def _decide(self, now: float) -> None:
+        hub = self.peers[0]
+        if hub.left:
+            if verdict := left(self.peers, now):
+                self._obey(verdict)
+            elif (timeout := self._late()) is not None:
+                self._obey(stuck(self.peers, self.process_id, timeout, now))
+            elif self.me.failed or self.me.broken:
+                self._obey(Verdict("exception", (self.process_id,), ""))
+            return
+        if self._hub.closed:
+            hub.lost = "has ended without a word: it was killed, or it crashed"
+        elif now - hub.heard > self.heartbeat:
+            hub.lost = f"has not answered for {now - hub.heard:.0f} s"
+        if hub.lost is not None:
+            self._obey(failure(self.peers))
+        elif now - self._told >= self._interval:
+            self._tell(now)
+        timeout, oldest = self._late(), self.me.oldest
+        if timeout is not None and oldest is not None and oldest[2] > timeout + self.heartbeat:
+            self._obey(stuck(self.peers, self.process_id, timeout, now))  # the hub has not seen to it
+
+
+class Hub(Monitor):
+    """The monitor of process 0."""
+
+    def __init__(self, peers: dict[int, Peer], calls: Calls, heartbeat: float, members: dict[int, Channel]):
+        super().__init__(0, peers, calls, heartbeat)
+        self._members = members
+        self._told = 0.0
+        self._trouble: float | None = None  # when the first failure was heard of
+        self._broken: float | None = None
+        self._differ = False
+        self._late_one: tuple[int, float] | None = None  # who has waited too long, and the deadline it had
+        self._asked: float | None = None  # when all were asked where they stand
+        self._leaving: float | None = None
+
+    def _channels(self) -> list[Channel]:
+        return list(self._members.values())
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        for channel in self._channels():
+            if not channel.closed:
+                channel.send(message)
+
+    def _own(self, kind: str, report: dict[str, Any]) -> None:
+        if kind == "leaving":
+            self._leaving, self._soon = time.monotonic(), True
+            self.me.left = True
+            self._tell({"tell": True})
+        elif kind == "failed":
+            self.me.failed, self.me.broken = {**report, "time": time.monotonic()}, None
+        else:
+            self.me.broken = report
+
+    def _listen(self, now: float) -> None:
+        for index, channel in self._members.items():
+            peer = self.peers[index]
+            for message in channel.receive():
+                peer.heard = now
+                if "failed" in message:
+                    peer.failed, peer.broken = {**message["failed"], "time": now}, None
+                elif "broken" in message:
+                    peer.broken = message["broken"]
+                for kind in ("beat", "left", "detail"):
+                    if kind in message:
+                        self._heard(index, kind, message[kind])
+            channel.flush()
+            if channel.closed and not peer.gone:
+                peer.lost = "has ended without a word: it was killed, or it crashed"
+            elif now - peer.heard > self.heartbeat and not peer.gone:
+                peer.lost = f"has not answered for {now - peer.heard:.0f} s"
+        if now - self._told >= self._interval:
+            self._told = now
+            self._tell({"beat": True})
+
+    def _heard(self, index: int, kind: str, record: dict[str, Any]) -> None:
+        peer = self.peers[index]
+        peer.count, peer.digest = record["count"], record["digest"]
+        peer.oldest = tuple(record["oldest"]) if record["oldest"] else None
+        peer.left = peer.left or kind == "left"
+        if record["late"] is not None and self._late_one is None:
+            self._late_one = (index, record["late"])
+        if kind == "detail":
+            peer.stack = record["stack"]
+            peer.made = {made[0]: Made(*made) for made in record["made"]}
+            peer.detailed = True
+
+    def _compare(self) -> bool:
+        """Whether some process has made other calls than another one."""
+        seen: dict[int, int] = {}
+        for peer in self.peers.values():
+            own = self.calls.digest_at(peer.count) if peer.count <= self.me.count else None
+            if seen.setdefault(peer.count, peer.digest) != peer.digest or (own is not None and own != peer.digest):
+                return True
+        return False
+
+    def _decide(self, now: float) -> None:
+        if any(peer.failed or peer.lost is not None for peer in self.peers.values()):
+            self._trouble = self._trouble or now
+            self._soon = True
+            if now - self._trouble >= _SETTLE:
+                self._deal(failure(self.peers))
+            return
+        self._differ = self._differ or self._compare()
+        if any(peer.broken for peer in self.peers.values()):
+            self._broken = self._broken or now
+            if verdict := left(self.peers, now):
+                self._deal(verdict)
+            elif now - self._broken > self.heartbeat + 2 * self._interval:
+                self._deal(broken(self.peers))
+            return
+        if self._late_one is None and (timeout := self._late()) is not None:
+            self._late_one = (0, timeout)
+        if self._asked is not None:
+            if now - self._asked > _LINGER or all(peer.detailed or peer.gone for peer in self.peers.values()):
+                late = None if self._differ else self._late_one
+                self._deal(stuck(self.peers, *late, now) if late else diverged(self.peers, now))
+        elif verdict := left(self.peers, now):
+            self._deal(verdict)
+        elif self._differ or self._late_one is not None:
+            self._asked, self._soon = now, True
+            self._detail()
+            self._tell({"detail": True})
+        elif self._leaving is not None and (now - self._leaving > _LINGER or self._all_agree()):
+            self._tell({"left": self._record()})
+            self._drain(0.5)
+            self.over.set()
+
+    def _all_agree(self) -> bool:
+        """Whether every other process has made the calls that this one has."""
+        return all(peer.count == self.me.count and (peer.left or peer.oldest is None) for peer in self.peers.values())
+
+    def _deal(self, verdict: Verdict) -> None:
+        self._tell({"verdict": verdict._asdict()})
+        self._drain(_LINGER)
+        self._obey(verdict)
+
+    def _drain(self, seconds: float) -> None:
+        """Stays until the others have taken what was sent, and have ended, for so long at most."""
+        end = time.monotonic() + seconds
+        while (now := time.monotonic()) < end:
+            there = [c for i, c in self._members.items() if not c.closed and self.peers[i].lost is None]
+            if self._leaving is not None and not any(channel.unsent for channel in there):
+                return
+            if not there:
+                return
+            wait(there, [], end - now)
+            for channel in there:
+                channel.flush()
+                channel.receive()

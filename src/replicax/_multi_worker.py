@@ -1,0 +1,146 @@
+"""Replicas on the devices of several processes, on one machine or many, with a copy of every variable on each."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+
+from replicax import _across, _devices, _runtime
+from replicax._cluster.environment import TFConfigClusterResolver
+from replicax._cluster.resolver import ClusterResolver
+from replicax._input import Worker
+from replicax._mirrored import MirroredExtended
+from replicax._strategy import Strategy
+from replicax._types import CommunicationImplementation, CommunicationOptions
+
+_JOBS = ("chief", "worker", "evaluator", "ps", None)
+
+
+class MultiWorkerMirroredExtended(MirroredExtended):
+    """The engine of `MultiWorkerMirroredStrategy`: that of `MirroredStrategy`, on a mesh over all workers."""
+
+    def __init__(self, container_strategy: Strategy, resolver: Any, options: CommunicationOptions):
+        self._cluster_resolver, self._options = resolver, options
+        tasks, addresses = _tasks(resolver)
+        me = (resolver.task_type, resolver.task_id)
+        if tasks:
+            _devices.set_task(*me)
+        alone = len(tasks) <= 1 or resolver.task_type == "evaluator"  # which counts no replicas of the others
+        if not alone:
+            self._worker = Worker(len(tasks), tasks.index(me))
+            _runtime.start(tasks, addresses, self._worker.rank)
+            _runtime.set_step_timeout(options.timeout_seconds)
+        super().__init__(container_strategy, None if alone else _everyones_devices(), None)
+        if not alone:
+            _across.connect(self._mesh)
+        if options.implementation is CommunicationImplementation.NCCL and self._mesh.devices[0].platform == "cpu":
+            warnings.warn("NCCL is asked for, but the replicas are on CPU devices, which use Gloo.", stacklevel=4)
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """True: each process runs the replicas on its own devices."""
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process is the one to write checkpoints: the chief or, without one, worker 0."""
+        return self._worker.rank == 0
+
+    should_save_summary = should_checkpoint
+
+
+def _tasks(resolver: Any) -> tuple[list[tuple[Any, Any]], list[str]]:
+    """The tasks of the cluster that run replicas, the chief first, with their addresses."""
+    spec = resolver.cluster_spec()
+    jobs = {} if spec is None else spec.as_dict()
+    kind, index = resolver.task_type, resolver.task_id
+    if kind not in _JOBS or any(job not in _JOBS for job in jobs):
+        raise ValueError(
+            f"Disallowed task type found in cluster spec. Allowed types are {_JOBS} and the cluster spec is {spec}."
+        )
+    if not jobs:
+        return [], []
+    if kind == "ps":
+        raise ValueError("There is no id for task_type 'ps'")
+    if kind is None or index is None:
+        raise ValueError(
+            f"The cluster {spec} is given without saying which task this process is: task type {kind}, task id {index}."
+        )
+    if kind not in jobs:
+        raise KeyError(f"{kind}: this process is a {kind!r} task, which the cluster {spec} does not list")
+    if index not in spec.task_indices(kind):
+        raise ValueError(f"The `task_id` {index} exceeds the maximum id of {kind}.")
+    tasks = [(job, i) for job in ("chief", "worker") if job in jobs for i in spec.task_indices(job)]
+    return tasks, [spec.task_address(*task) for task in tasks]
+
+
+def _everyones_devices() -> list[jax.Device]:
+    """Of each process in order, the devices in the places of those that this one would take by itself."""
+    mine = _devices.find_devices(None)
+    own = [device for device in jax.devices(mine[0].platform) if device.process_index == jax.process_index()]
+    places = [own.index(device) for device in mine]
+    devices: list[jax.Device] = []
+    for process in range(jax.process_count()):
+        theirs = [device for device in jax.devices(mine[0].platform) if device.process_index == process]
+        if len(theirs) != len(own):
+            job = _runtime.current()
+            name = job.name if job is not None else str
+            raise ValueError(
+                f"Every worker needs the same number of devices: {name(jax.process_index())} has {len(own)}, "
+                f"{name(process)} has {len(theirs)}."
+            )
+        devices += [theirs[place] for place in places]
+    return devices
+
+
+class ExperimentalMultiWorkerMirroredStrategy(Strategy):
+    """The older spelling of `MultiWorkerMirroredStrategy`, which takes the implementation alone."""
+
+    def __init__(
+        self,
+        communication: CommunicationImplementation = CommunicationImplementation.AUTO,
+        cluster_resolver: ClusterResolver | None = None,
+    ):
+        self._join(cluster_resolver, CommunicationOptions(implementation=communication))
+
+    def _join(self, resolver: ClusterResolver | None, options: CommunicationOptions | None) -> None:
+        if resolver is None:
+            resolver = TFConfigClusterResolver()
+        if not isinstance(resolver, ClusterResolver):
+            raise ValueError(
+                "cluster_resolver must be an instance of tf.distribute.cluster_resolver.ClusterResolver, got "
+                f"{resolver!r} of type {type(resolver).__name__}."
+            )
+        super().__init__(MultiWorkerMirroredExtended(self, resolver, options or CommunicationOptions()))
+
+
+class MultiWorkerMirroredStrategy(ExperimentalMultiWorkerMirroredStrategy):
+    """Runs replicas on the devices of several processes, keeping variables in step on all of them.
+
+    Every process runs the same program and makes this strategy before anything else; together they are one job.
+    Without a cluster it is `MirroredStrategy` on this machine's devices. Start the workers with `replicax launch`, or
+    with a cluster's own launcher.
+
+    Args:
+        cluster_resolver: says who the workers are and which of them this process is; by default it is read from the
+            environment variable `TF_CONFIG`.
+        communication_options: `timeout_seconds` is how long a step may wait for a worker before all of them end with a
+            report, `bytes_per_pack` how much one all-reduce carries.
+
+    Raises:
+        ValueError: no resolver, or a task that the cluster does not have.
+        RuntimeError: JAX has started already.
+
+    >>> import replicax as rx
+    >>> rx.MultiWorkerMirroredStrategy().num_replicas_in_sync  # no TF_CONFIG: the devices of this machine
+    8
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ):
+        self._join(cluster_resolver, communication_options)

@@ -1,0 +1,177 @@
+"""The older spellings of strategies' methods, which programs for TensorFlow 1 and for the first of TensorFlow 2 call.
+
+Each works, and warns once in a process, with the name to use now. It is a `DeprecationWarning`: what the names do does
+not change, so that those who only run a program need not see it, while Python shows it to its authors, in the script
+that they run and in their tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from replicax import _nest
+from replicax._input import DistributedDataset, DistributedIterator
+from replicax._types import InputOptions, InputReplicationMode, ReduceOp
+
+_warned: set[str] = set()
+
+
+def warn_once(name: str, now: str, stacklevel: int = 2) -> None:
+    """Warns that `name` is an older spelling, the first time; `now` says what to do."""
+    if name not in _warned:
+        _warned.add(name)
+        warnings.warn(f"`{name}` is an older spelling: {now}.", DeprecationWarning, stacklevel=stacklevel + 1)
+
+
+def older(now: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator for a function or method of which `now` says what to do in its place."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def warning(*args: Any, **kwargs: Any) -> Any:
+            warn_once(function.__name__, now)
+            return function(*args, **kwargs)
+
+        return warning
+
+    return decorate
+
+
+class InitializableIterator(DistributedIterator):
+    """An iterator over a distributed dataset that can be started anew."""
+
+    def initialize(self) -> None:
+        """Starts anew with the first element. A new iterator needs no call."""
+        dataset = self._dataset
+        self.close(timeout=0)
+        self._open(dataset)
+
+
+class _Endless:
+    """What a function without arguments returns, again and again, as a dataset."""
+
+    def __init__(self, function: Callable[[], Any]):
+        self._function = function
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield self._function()
+
+
+def _iterator(dataset: Any) -> Any:
+    return InitializableIterator(dataset) if isinstance(dataset, DistributedDataset) else iter(dataset)
+
+
+_NO_SESSION = "leave it out, there is no session to configure"
+
+
+class OlderMethods:
+    """The older methods that every strategy has."""
+
+    @older("use `run(fn, args=(next(iterator),))`")
+    def experimental_run(self: Any, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
+        """`run(fn, args=(next(input_iterator),))`, or `run(fn)` without one; `OutOfRangeError` at the end."""
+        if input_iterator is None:
+            return self.run(fn)
+        return self.run(fn, args=(getattr(input_iterator, "get_next", lambda: next(input_iterator))(),))
+
+    @older("use `iter(strategy.experimental_distribute_dataset(dataset))`")
+    def make_dataset_iterator(self: Any, dataset: Any) -> Any:
+        """An iterator over the distributed dataset, with `get_next()` and `initialize()`."""
+        return _iterator(self.experimental_distribute_dataset(dataset))
+
+    @older("use `iter(strategy.distribute_datasets_from_function(input_fn))`")
+    def make_input_fn_iterator(
+        self: Any,
+        input_fn: Callable[[Any], Any],
+        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> Any:
+        """An iterator over the datasets that `input_fn` makes, or over the results of functions that it returns."""
+
+        def dataset_fn(context: Any) -> Any:
+            made = input_fn(context)
+            return _Endless(made) if callable(made) else made
+
+        options = InputOptions(experimental_replication_mode=replication_mode)
+        return _iterator(self.distribute_datasets_from_function(dataset_fn, options))
+
+    @older("use `distribute_datasets_from_function`")
+    def experimental_distribute_datasets_from_function(
+        self: Any, dataset_fn: Callable[[Any], Any], options: InputOptions | None = None
+    ) -> Any:
+        """The older name of `distribute_datasets_from_function`."""
+        return self.distribute_datasets_from_function(dataset_fn, options)
+
+    @older("use `experimental_local_results`")
+    def unwrap(self: Any, value: Any) -> tuple[Any, ...]:
+        """The older name of `experimental_local_results`."""
+        return self.experimental_local_results(value)
+
+    @older("leave it out, what it groups is done already")
+    def group(self: Any, value: Any, name: str | None = None) -> Any:
+        """The value if it has one component and no name is given, else None: nothing is left to be run."""
+        results = _nest.leaves(self.experimental_local_results(value))
+        return results[0] if len(results) == 1 and name is None else None
+
+    @older("use `strategy.extended.colocate_vars_with`")
+    def colocate_vars_with(self: Any, colocate_with_variable: Any) -> contextlib.AbstractContextManager[None]:
+        """The same as `extended.colocate_vars_with`."""
+        return self.extended.colocate_vars_with(colocate_with_variable)
+
+    @older(_NO_SESSION)
+    def configure(
+        self: Any,
+        session_config: Any = None,
+        cluster_spec: Any = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        """Accepted for compatibility; there is no session to configure."""
+
+    @older(_NO_SESSION)
+    def update_config_proto(self: Any, config_proto: Any) -> Any:
+        """Returns its argument; there is no session to configure."""
+        return config_proto
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f": {_GONE[name]} now" if name in _GONE else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
+
+
+_GONE = {
+    "experimental_run_v2": "it is `run`",
+    "experimental_make_numpy_dataset": "it is `Dataset.from_tensor_slices`",
+}
+
+_OMITTED: Any = object()
+
+
+class V1Methods:
+    """What the strategies of TensorFlow 1 have besides."""
+
+    @older("use `run`")
+    def experimental_run_v2(self: Any, fn: Callable[..., Any], args: Any = (), kwargs: dict | None = None) -> Any:
+        """The older name of `run`."""
+        return self.run(fn, args, kwargs)
+
+    @older("use `Dataset.from_tensor_slices`")
+    def experimental_make_numpy_dataset(self: Any, numpy_input: Any, session: Any = None) -> Any:
+        """A dataset over the rows of numpy arrays."""
+        return self.extended.experimental_make_numpy_dataset(numpy_input, session)
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any = _OMITTED) -> Any:
+        """`Strategy.reduce`, where `axis` may be left out for None."""
+        if axis is _OMITTED:
+            warn_once("reduce without an axis", "pass `axis=None`")
+            axis = None
+        return super().reduce(reduce_op, value, axis)  # type: ignore[misc]
+
+
+@older("losses are summed, use `ReduceOp.SUM`")
+def get_loss_reduction() -> ReduceOp:
+    """How losses of replicas are combined: `ReduceOp.SUM`."""
+    return ReduceOp.SUM

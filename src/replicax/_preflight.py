@@ -1,0 +1,285 @@
+"""The first contact of a job's processes: who is there, who is missing, and whether they fit together."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from replicax import _ending
+from replicax._channel import Channel, interface, listen, parse, wait
+from replicax._errors import JobError
+from replicax._verdict import odd_ones
+
+_SPEAKS = 10.0  # seconds after which a connection that has said nothing is not one of ours
+_NOTE = 10.0  # seconds after which a process says whom it waits for
+_RETRY = 0.2
+_MODE = "REPLICAX_PREFLIGHT"
+# What must be the same everywhere, by its key in what a process says of itself.
+_MUST_AGREE = {"replicax": "replicax", "jax": "JAX", "python": "Python", "program": "the program"}
+
+
+def about_me(job: Any) -> dict[str, Any]:
+    """What a process says of itself at the first contact."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        own = version("replicax")
+    except PackageNotFoundError:
+        own = "unknown"
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    program = "-"
+    if path and os.path.isfile(path):
+        program = f"{os.path.basename(path)} ({hashlib.sha256(Path(path).read_bytes()).hexdigest()[:8]})"
+    return {
+        "process_id": job.process_id,
+        "tasks": [list(task) for task in job.tasks],
+        "addresses": list(job.addresses),
+        "replicax": own,
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "program": program,
+        "arguments": " ".join(sys.argv[1:]),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+    }
+
+
+def mode() -> str:
+    """`REPLICAX_PREFLIGHT`: "on" compares and prints the table, "quiet" compares, "off" does neither."""
+    found = os.environ.get(_MODE, "on").lower()
+    if found not in ("on", "quiet", "off"):
+        raise JobError(f"{_MODE} is 'on', 'quiet' or 'off'; got {found!r}.")
+    return found
+
+
+class Gathering:
+    """Process 0 waits for all others at its address.
+
+    Args:
+        job: the job.
+        timeout: seconds until whoever is missing is given up.
+    """
+
+    def __init__(self, job: Any, timeout: float):
+        self._job = job
+        self._timeout = timeout
+        self._me = about_me(job)
+        self.said: dict[int, dict[str, Any]] = {0: self._me}
+        self.channels: dict[int, Channel] = {}
+        self._unknown: list[tuple[Channel, float]] = []
+        self._strangers: list[str] = []
+
+    def run(self) -> None:
+        """Fills `channels` and `said`, or raises JobError on every process that is there."""
+        job = self._job
+        start = time.monotonic()
+        noted = False
+        with self._listener() as listener:
+            listener.setblocking(False)
+            while missing := [i for i in range(1, len(job.tasks)) if i not in self.channels]:
+                now = time.monotonic()
+                if now - start > self._timeout:
+                    raise self.refuse(self._missing(missing))
+                if not noted and now - start > _NOTE:
+                    noted = True
+                    _ending.say(f"{job.name(0)} waits for {self._addresses(missing)}")
+                waiting = [channel for channel, _ in self._unknown] + list(self.channels.values())
+                wait(waiting, [listener], min(_RETRY, self._timeout))
+                self._accept(listener, now)
+                self._hear(now)
+        for channel, _ in self._unknown:
+            channel.close()
+
+    def _listener(self) -> socket.socket:
+        address = self._job.addresses[0]
+        host, port = parse(address)
+        deadline = time.monotonic() + min(5.0, self._timeout)
+        while True:
+            try:
+                return listen(interface(host), port)
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise JobError(
+                        f"{self._job.name(0)} cannot listen at its address {address}: {error.strerror or error}. "
+                        f"Another process may use the port; give {self._job.name(0)} another one."
+                    ) from error
+                time.sleep(_RETRY)
+
+    def _accept(self, listener: socket.socket, now: float) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except BlockingIOError:
+                return
+            self._unknown.append((Channel(connection), now))
+
+    def _hear(self, now: float) -> None:
+        for index, channel in list(self.channels.items()):
+            channel.receive()
+            if channel.closed:  # it may come again
+                del self.channels[index], self.said[index]
+        for channel, since in list(self._unknown):
+            messages = channel.receive()
+            if messages:
+                self._unknown.remove((channel, since))
+                self._admit(channel, messages[0].get("hello") or {})
+            elif channel.closed or now - since > _SPEAKS:
+                self._unknown.remove((channel, since))
+                channel.close()
+
+    def _admit(self, channel: Channel, hello: dict[str, Any]) -> None:
+        job, index = self._job, hello.get("process_id")
+        if [tuple(task) for task in hello.get("tasks", [])] != list(job.tasks) or hello.get("addresses") != list(
+            job.addresses
+        ):
+            self._strangers.append(f"{hello.get('host')} (process {hello.get('pid')})")
+            channel.send(
+                {
+                    "refused": f"{job.name(0)} at {job.addresses[0]} belongs to another cluster: it knows "
+                    f"{self._addresses(range(len(job.tasks)))}."
+                }
+            )
+            channel.close()
+            return
+        assert isinstance(index, int)
+        if index in self.said:
+            one, other = (f"{said['host']} (process {said['pid']})" for said in (self.said[index], hello))
+            self.channels[-1] = channel
+            raise self.refuse(
+                f"Two processes say that they are {job.name(index)}: {one} and {other}. Give each its own task index."
+            )
+        self.channels[index] = channel
+        self.said[index] = hello
+
+    def _missing(self, missing: list[int]) -> str:
+        here = [i for i in range(len(self._job.tasks)) if i not in missing]
+        strangers = (
+            f" Refused, since they know another cluster: {', '.join(self._strangers)}." if self._strangers else ""
+        )
+        return (
+            f"{self._addresses(missing)} did not join the job within {self._timeout:g} s (REPLICAX_START_TIMEOUT). "
+            f"There {'is' if len(here) == 1 else 'are'}: {self._addresses(here)}.{strangers} "
+            f"Look at the output of who is missing: it did not start, it failed, or it cannot reach {self._job.addresses[0]}."
+        )
+
+    def _addresses(self, which: Any) -> str:
+        return ", ".join(f"{self._job.name(i)} ({self._job.addresses[i]})" for i in which)
+
+    def refuse(self, text: str) -> JobError:
+        """Tells all that are there; the error to raise here."""
+        for channel in self.channels.values():
+            channel.send({"refused": text})
+        end = time.monotonic() + 2.0
+        while any(channel.unsent for channel in self.channels.values()) and time.monotonic() < end:
+            wait(self.channels.values(), [], 0.1)
+            for channel in self.channels.values():
+                channel.flush()
+        for channel in self.channels.values():
+            channel.close()
+        return JobError(text)
+
+    def compare(self) -> None:
+        """Raises JobError on every process where versions or programs differ."""
+        if text := disagreement(self.said, _MUST_AGREE, self._job.name):
+            raise self.refuse(text)
+
+
+def disagreement(said: Mapping[int, Mapping[str, Any]], keys: Mapping[str, str], name: Callable[[int], str]) -> str:
+    """What does not agree between processes, naming the odd ones; empty where all do.
+
+    >>> disagreement({0: {"jax": "1"}, 1: {"jax": "2"}, 2: {"jax": "1"}}, {"jax": "JAX"}, "worker {}".format)
+    "The processes of a job must run the same. worker 1 differs: JAX is '2', where the others have '1'. ..."
+    """
+    parts = []
+    for key, words in keys.items():
+        values = {i: one.get(key) for i, one in said.items()}
+        odd = odd_ones(values)
+        if not odd:
+            continue
+        if len(odd) == len(values):
+            parts.append(f"{words}: " + ", ".join(f"{name(i)} has {value!r}" for i, value in odd.items()))
+        else:
+            usual = Counter(values.values()).most_common(1)[0][0]
+            parts += [f"{name(i)} differs: {words} is {v!r}, where the others have {usual!r}" for i, v in odd.items()]
+    if not parts:
+        return ""
+    return f"The processes of a job must run the same. {'. '.join(parts)}. ({_MODE}=off skips this check.)"
+
+
+def reach(job: Any, timeout: float) -> tuple[Channel, dict[str, Any]]:
+    """Another process goes to process 0: the connection, and what process 0 has said. JobError where that fails."""
+    where = f"{job.name(0)} at {job.addresses[0]}"
+    host, port = parse(job.addresses[0])
+    start, noted, problem = time.monotonic(), False, "no answer"
+    while (left := start + timeout - time.monotonic()) > 0:
+        if not noted and timeout - left > _NOTE:
+            noted = True
+            _ending.say(f"{job.name(job.process_id)} waits for {where} ({problem})")
+        try:
+            connection = socket.create_connection((host, port), timeout=min(left, 5.0))
+        except OSError as error:
+            problem = error.strerror or str(error)
+            time.sleep(min(_RETRY, left))
+            continue
+        channel = Channel(connection)
+        channel.send({"hello": about_me(job)})
+        # The others get a little longer than process 0, which can say who is missing.
+        while not channel.closed and (left := start + timeout + 5.0 - time.monotonic()) > 0:
+            if not noted and time.monotonic() - start > _NOTE:
+                noted = True
+                _ending.say(f"{job.name(job.process_id)} has reached {where}, which waits for others")
+            wait([channel], [], min(left, 1.0))
+            channel.flush()
+            for message in channel.receive():
+                if "refused" in message:
+                    channel.close()
+                    raise JobError(f"{job.name(job.process_id)} cannot join the job: {message['refused']}")
+                if "start" in message:
+                    return channel, message["start"]
+        problem = "it has ended the connection" if channel.closed else "it has not answered"
+        channel.close()
+        time.sleep(_RETRY)
+    raise JobError(
+        f"{job.name(job.process_id)} could not reach {where} within {timeout:g} s (REPLICAX_START_TIMEOUT): {problem}. "
+        f"Is it running, is that its address, and may this host connect to it?"
+    )
+
+
+def devices() -> dict[int, str]:
+    """How many devices of which kind each process has. Starts JAX's backend."""
+    found: dict[int, Counter[str]] = {}
+    for device in jax.devices():
+        found.setdefault(device.process_index, Counter())[device.device_kind] += 1
+    return {i: ", ".join(f"{n} x {kind}" for kind, n in sorted(kinds.items())) for i, kinds in sorted(found.items())}
+
+
+def compare_devices(found: Mapping[int, str], name: Callable[[int], str]) -> None:
+    """Raises JobError, on every process alike, where they have different devices."""
+    said = {i: {"devices": text} for i, text in found.items()}
+    if text := disagreement(said, {"devices": "devices"}, name):
+        raise JobError(text)
+
+
+def table(said: Mapping[int, Mapping[str, Any]], found: Mapping[int, str], job: Any) -> str:
+    """The processes of a job, one a line."""
+    rows = [("process", "address", "host", "pid", "replicax", "JAX", "Python", "devices", "program")]
+    for i in range(len(job.tasks)):
+        one = said[i]
+        program = " ".join(filter(None, [one["program"], one["arguments"]]))
+        versions = (one["replicax"], one["jax"], one["python"])
+        rows.append(
+            (job.name(i), job.addresses[i], one["host"], str(one["pid"]), *versions, found.get(i, "-"), program)
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
+    return "\n".join([f"a job of {len(job.tasks)} processes", *lines])

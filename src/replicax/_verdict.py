@@ -1,0 +1,197 @@
+"""What is said when a job ends before its time: pure functions of what is known of each of its processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from replicax._calls import Made
+
+
+@dataclass
+class Peer:
+    """What one process knows of another one (or of itself)."""
+
+    name: str
+    address: str
+    heard: float = 0.0  # when it was last heard of
+    count: int = 0  # calls made
+    digest: int = 0  # of their labels
+    oldest: tuple[int | None, str, float] | None = None  # number, label and age of the oldest call that is not done
+    left: bool = False  # its program has ended as it should
+    failed: Mapping[str, Any] | None = None  # kind, message and traceback of its own failure
+    broken: Mapping[str, Any] | None = None  # an exception that another process's end may have caused
+    lost: str | None = None  # it ended or stopped without a word: how that showed
+    stack: str = ""  # where its main thread stands
+    made: dict[int, Made] = field(default_factory=dict)
+    detailed: bool = False  # stack and calls have been asked for and have come
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing more is to be expected of it."""
+        return self.left or self.lost is not None or self.failed is not None
+
+
+class Verdict(NamedTuple):
+    """Why the job ends."""
+
+    kind: str  # "exception", "lost", "stuck", "diverged", "left"
+    cause: tuple[int, ...]  # the processes at fault, where that is known
+    message: str  # one line
+    traceback: str = ""
+    details: str = ""  # further lines
+
+    @property
+    def text(self) -> str:
+        """All of it, the message first."""
+        return "\n".join(filter(None, [self.message, self.traceback.rstrip(), self.details.rstrip()]))
+
+
+def call_name(number: int | None, label: str) -> str:
+    """How messages name a call.
+
+    >>> call_name(13, "step"), call_name(None, "the end of the data")
+    ('call 13, "step"', '"the end of the data"')
+    """
+    return f'"{label}"' if number is None else f'call {number}, "{label}"'
+
+
+def names(peers: Mapping[int, Peer], which: list[int] | tuple[int, ...]) -> str:
+    """The names of these processes, as one text."""
+    found = [peers[i].name for i in which]
+    return found[0] if len(found) == 1 else ", ".join(found[:-1]) + f" and {found[-1]}"
+
+
+def standing(peer: Peer, now: float) -> str:
+    """One line: where a process stands."""
+    calls = f"after {peer.count} calls" if peer.count != 1 else "after 1 call"
+    if peer.left:
+        return f"{peer.name}: has ended its program {calls}"
+    if peer.lost is not None:
+        return f"{peer.name}: {peer.lost}"
+    silent = f"; has not answered for {now - peer.heard:.1f} s" if now - peer.heard > 2.5 else ""
+    if peer.oldest is None:
+        return f"{peer.name}: waits in no call, {calls}{silent}"
+    number, label, age = peer.oldest
+    return f"{peer.name}: has waited {age:.1f} s in {call_name(number, label)}{silent}"
+
+
+def table(peers: Mapping[int, Peer], now: float, stacks: tuple[int, ...] = ()) -> str:
+    """Where each process stands, and the stacks of some of them."""
+    lines = []
+    for index, peer in peers.items():
+        lines.append(f"  {standing(peer, now)}")
+        if index in stacks and peer.stack:
+            lines.append(f"    its main thread:\n{_indent(peer.stack, 4)}")
+    return "\n".join(lines)
+
+
+def _indent(text: str, by: int) -> str:
+    return "\n".join(" " * by + line for line in text.rstrip().splitlines())
+
+
+def failure(peers: Mapping[int, Peer]) -> Verdict:
+    """Some have failed or are lost: the first one that told of its failure is the cause, then those that were lost."""
+    failed = sorted((i for i, p in peers.items() if p.failed), key=lambda i: peers[i].failed["time"])  # type: ignore[index]
+    lost = [i for i, p in peers.items() if p.lost is not None]
+    more = []
+    if failed:
+        first = peers[failed[0]]
+        report = first.failed or {}
+        more += [f"{peers[i].name} failed too: {(peers[i].failed or {})['message']}" for i in failed[1:]]
+        more += [f"{peers[i].name} {peers[i].lost}" for i in lost]
+        message = f"{first.name} failed: {report['message']}"
+        return Verdict(report["kind"], (failed[0],), message, report["traceback"], "\n".join(more))
+    message = "; ".join(f"{peers[i].name} ({peers[i].address}) {peers[i].lost}" for i in lost)
+    details = (
+        f"Look at its own output. Where that says nothing the process was killed, perhaps for want of memory.\n"
+        f"{table({i: p for i, p in peers.items() if i not in lost}, max(p.heard for p in peers.values()))}"
+    )
+    return Verdict("lost", tuple(lost), message, "", details)
+
+
+def broken(peers: Mapping[int, Peer]) -> Verdict:
+    """Calls have failed as they do when another process ends, but none has."""
+    which = tuple(i for i, p in peers.items() if p.broken)
+    report = peers[which[0]].broken or {}
+    message = f"{names(peers, which)} could not go on: {report['message']}"
+    return Verdict("exception", which, message, report["traceback"], "No process of the job is known to have ended.")
+
+
+def left(peers: Mapping[int, Peer], now: float) -> Verdict | None:
+    """Some have ended their programs, and others are in calls that these have not made."""
+    for i, peer in peers.items():
+        number, label = waits_for(peer)
+        absent = [j for j, p in peers.items() if p.left and number is not None and p.count < number]
+        if absent and not peer.gone:
+            message = (
+                f"{names(peers, absent)} {'has' if len(absent) == 1 else 'have'} ended the program after "
+                f"{peers[absent[0]].count} calls, while {peer.name} waits in {call_name(number, label)}"
+            )
+            return Verdict("left", tuple(absent), message, "", table(peers, now, (i,)))
+    return None
+
+
+def waits_for(peer: Peer) -> tuple[int | None, str]:
+    """The call that a process waits in, or in which it has failed."""
+    if peer.broken:
+        return peer.broken["count"], peer.broken["label"]
+    return (peer.oldest[0], peer.oldest[1]) if peer.oldest else (None, "")
+
+
+def diverged(peers: Mapping[int, Peer], now: float) -> Verdict:
+    """The processes have made different calls: the first one that differs."""
+    known = {i: p for i, p in peers.items() if p.made}
+    common = set.intersection(*(set(p.made) for p in known.values())) if known else set()
+    differ = sorted(n for n in common if len({p.made[n].digest for p in known.values()}) > 1)
+    if not differ:
+        return Verdict("diverged", (), "the processes have made different calls", "", table(peers, now))
+    number = differ[0]
+    labels = {i: p.made[number].label for i, p in known.items()}
+    by_label: dict[str, list[int]] = {}
+    for i, label in labels.items():
+        by_label.setdefault(label, []).append(i)
+    usual = max(by_label, key=lambda label: (len(by_label[label]), -by_label[label][0]))
+    odd = tuple(sorted(i for i, label in labels.items() if label != usual))
+    before = number - 1 not in common and number > 1
+    parts = "; ".join(
+        f'{names(peers, which)} {"makes" if len(which) == 1 else "make"} "{label}"' for label, which in by_label.items()
+    )
+    message = f"the processes go different ways: in call {number}{' or before' if before else ''}, {parts}"
+    details = table(peers, now, tuple(peers)[:8])
+    return Verdict("diverged", odd, message, "", details)
+
+
+def stuck(peers: Mapping[int, Peer], late: int, timeout: float, now: float) -> Verdict:
+    """A call has not ended within the deadline of a step."""
+    peer = peers[late]
+    number, label, age = peer.oldest or (None, "", timeout)
+    absent = tuple(
+        i for i, p in peers.items() if i != late and (p.count < number if number is not None else p.oldest is None)
+    )
+    silent = tuple(i for i in absent if peers[i].lost is None and now - peers[i].heard > 2.5)
+    message = f"the job is stuck: {peer.name} has waited {age:.1f} s in {call_name(number, label)}"
+    if absent:
+        message += f", which {names(peers, absent)} {'has' if len(absent) == 1 else 'have'} not reached"
+    else:
+        message += ", which every process has reached"
+    details = (
+        f"{table(peers, now, absent[:8])}\n"
+        f"The deadline of a step is {timeout:g} s (REPLICAX_STEP_TIMEOUT, or CommunicationOptions.timeout_seconds)."
+    )
+    return Verdict("stuck", silent or absent, message, "", details)
+
+
+def odd_ones(values: Mapping[int, Any]) -> dict[int, Any]:
+    """Those whose value is not the most common one; all of them where none is.
+
+    >>> odd_ones({0: "a", 1: "b", 2: "a"}), odd_ones({0: "a", 1: "b"}), odd_ones({0: "a", 1: "a"})
+    ({1: 'b'}, {0: 'a', 1: 'b'}, {})
+    """
+    counts = Counter(values.values()).most_common()
+    if len(counts) < 2:
+        return {}
+    usual = counts[0][0] if counts[0][1] > counts[1][1] else None
+    return {i: value for i, value in values.items() if value != usual or usual is None}

@@ -1,0 +1,570 @@
+"""A job of several processes never hangs in silence: what goes wrong is injected, and every process ends and says why.
+
+REPLICAX_REPEAT=20 runs each case so often; REPLICAX_FIGURES=FILE adds a line a run with the seconds from the
+injection to the end of each worker (scripts/injections.py does both and prints a table).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from processes import Ended, Workers
+
+REPEAT = int(os.environ.get("REPLICAX_REPEAT", "1"))
+HEARTBEAT = 3.0
+pytestmark = pytest.mark.parametrize("run", range(REPEAT)) if REPEAT > 1 else ()
+
+STEPS = """
+    from processes import join, mark, step
+    job = join()
+    me = job.process_id
+    step()
+    mark("ready")
+    while True:
+        step()
+"""
+
+
+@pytest.fixture
+def figures(request):
+    """`figures(since, done)` writes down how long each worker took to end."""
+
+    def write(since: float, done: dict[int, Ended]) -> None:
+        if path := os.environ.get("REPLICAX_FIGURES"):
+            case = request.node.originalname + str(request.node.callspec.params.get("case", "") if REPEAT > 1 else "")
+            seconds = {index: round(ended.ended - since, 2) for index, ended in done.items()}
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"case": case, "seconds": seconds}) + "\n")
+
+    return write
+
+
+def own_lines(text: str) -> list[str]:
+    """What replicax has written, without the table of the processes."""
+    lines = [line.removeprefix("replicax: ") for line in text.splitlines() if line.startswith("replicax: ")]
+    if lines and lines[0].startswith("a job of"):
+        lines = lines[2 + int(lines[0].split()[3]) :]
+    return lines
+
+
+def test_a_job_that_goes_well(tmp_path):
+    """Every worker ends with status 0, and only process 0 prints the table of the processes."""
+    with Workers(
+        tmp_path, 3, "from processes import join, step\njoin()\nfor _ in range(5): x = step()\nprint(x.tolist())\n"
+    ) as workers:
+        done = workers.join()
+    assert [ended.returncode for ended in done.values()] == [0, 0, 0], workers.output()
+    assert all("[3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 3.0]" in ended.stdout for ended in done.values())
+    assert "a job of 3 processes" in done[0].stderr and done[0].stderr.count("program0.py") == 3
+    assert done[1].stderr == done[2].stderr == ""
+
+
+def test_two_devices_a_process(tmp_path):
+    with Workers(
+        tmp_path, 2, "from processes import join, step\njoin()\nprint(step().tolist())\n", devices=2
+    ) as workers:
+        done = workers.join()
+    assert [(e.returncode, "[4.0, 4.0," in e.stdout) for e in done.values()] == [(0, True)] * 2, workers.output()
+
+
+RAISES = """
+    import sys, threading, time
+    from processes import join, mark, step
+    job = join()
+    def broken_part():
+        raise ValueError("the data are bad\\nin line 7")
+    threading.Thread(target=time.sleep, args=(600,)).start()  # a thread that would keep the process alive
+    for _ in range(3):
+        step().block_until_ready()
+    if job.process_id == {bad}:
+        mark("now")
+        broken_part()
+    {others}
+"""
+
+
+@pytest.mark.parametrize(
+    "bad, others",
+    [(1, "while True: step()"), (0, "while True: step()"), (1, "time.sleep(600)"), (2, "sum(iter(int, 1))")],
+)
+def test_an_exception_ends_all(tmp_path, run_dir, figures, bad, others):
+    """Within 5 s, with its traceback first, whatever the others do."""
+    with Workers(tmp_path, 3, RAISES.format(bad=bad, others=others), env=run_dir.env) as workers:
+        workers.wait_for("now", bad)
+        since = time.monotonic()
+        done = workers.join(timeout=30)
+        figures(since, done)
+    assert all(ended.ended - since < 5.0 for ended in done.values()), workers.output()
+    assert done[bad].returncode == 1
+    assert "in broken_part\n" in done[bad].stderr and "ValueError: the data are bad" in done[bad].stderr
+    for index, ended in done.items():
+        report = run_dir.report(index)
+        if index == bad:
+            assert report["caused_by"] is None and report["kind"] == "exception" and report["step"] == 3
+            assert report["message"] == "ValueError: the data are bad" and "in broken_part" in report["traceback"]
+            continue
+        assert ended.returncode == 70, workers.output()
+        first, *rest = own_lines(ended.stderr)
+        assert first == f"worker {bad} failed: ValueError: the data are bad"
+        assert any("in broken_part" in line for line in rest)
+        assert report["caused_by"] == bad and report["worker"] == f"worker {index}"
+
+
+class _RunDir:
+    def __init__(self, path: Path):
+        self._path = path
+        self.env = {"REPLICAX_REPORT_DIR": str(path)}
+
+    def report(self, index: int) -> dict:
+        return json.loads((self._path / f"{index}.json").read_text(encoding="utf-8"))
+
+    def reports(self) -> list[str]:
+        return sorted(path.name for path in self._path.glob("*"))
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return _RunDir(tmp_path / "reports")
+
+
+@pytest.mark.parametrize("count, killed", [(3, [1]), (2, [0]), (3, [0]), (4, [1, 2]), (3, [0, 2])])
+def test_killed_workers_are_named(tmp_path, run_dir, figures, count, killed):
+    """`kill -9`, also of worker 0, which holds JAX's coordination service, and of two at once."""
+    with Workers(tmp_path, count, STEPS, env=run_dir.env) as workers:
+        workers.wait_for("ready")
+        since = max(workers.send(index, signal.SIGKILL) for index in killed)
+        done = workers.join(timeout=30)
+        figures(since, done)
+    for index, ended in done.items():
+        if index in killed:
+            assert ended.returncode == -signal.SIGKILL
+            continue
+        assert ended.returncode == 70 and ended.ended - since < HEARTBEAT + 5.0, workers.output()
+        first = own_lines(ended.stderr)[0]
+        named = [0] if 0 in killed else killed
+        assert all(f"worker {other} (127.0.0.1:" in first for other in named) and "without a word" in first
+        report = run_dir.report(index)
+        assert report["kind"] == "lost" and report["caused_by"] == named[0] and report["step"] >= 1
+        assert "*** Check failure stack trace" not in ended.stderr  # JAX's own way to end
+
+
+@pytest.mark.parametrize("stopped", [1, 0])
+def test_stopped_workers_are_named(tmp_path, run_dir, figures, stopped):
+    """SIGSTOP: the process is there and its connections are, but it does not answer."""
+    with Workers(tmp_path, 3, STEPS, env=run_dir.env) as workers:
+        workers.wait_for("ready")
+        since = workers.send(stopped, signal.SIGSTOP)
+        done = workers.join(timeout=30)
+        figures(since, done)
+        workers.send(stopped, signal.SIGCONT)
+        again = workers.join(timeout=30)
+    for index, ended in done.items():
+        assert ended.returncode == 70 and ended.ended - since < HEARTBEAT + 5.0, workers.output()
+        first = own_lines(ended.stderr)[0]
+        assert first.startswith(f"worker {stopped} (127.0.0.1:") and "has not answered for" in first
+        assert run_dir.report(index)["caused_by"] == stopped
+    assert again[stopped].returncode == 70, "it ends when it goes on"
+
+
+STUCK = """
+    import time
+    from processes import join, mark, step
+    job = join()
+    def somewhere_else():
+        mark("now")
+        time.sleep(600)
+    for _ in range(3):
+        step()
+    if job.process_id == {late}:
+        somewhere_else()
+    step("the fourth").block_until_ready()
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("late", [1, 0])
+def test_a_worker_that_does_not_come_is_reported(tmp_path, run_dir, figures, late):
+    """At the deadline of a step: who has come and who has not, and the stack of every main thread."""
+    with Workers(tmp_path, 3, STUCK.format(late=late), env={**run_dir.env, "REPLICAX_STEP_TIMEOUT": "4"}) as workers:
+        workers.wait_for("now", late)
+        since = time.monotonic()
+        done = workers.join(timeout=30)
+        figures(since, done)
+    for index, ended in done.items():
+        assert ended.returncode == 70 and 2.0 < ended.ended - since < 9.0, workers.output()
+        lines = own_lines(ended.stderr)
+        assert lines[0].startswith("the job is stuck: worker ")
+        assert lines[0].endswith(f'in call 4, "the fourth", which worker {late} has not reached'), lines[0]
+        text = "\n".join(lines)
+        assert f"worker {late}: waits in no call, after 3 calls" in text and "somewhere_else" in text
+        where = "no call" if index == late else 'call 4, "the fourth"'
+        assert f"worker {index} waits in {where}; its main thread:" in text
+        report = run_dir.report(index)
+        assert report["kind"] == "stuck" and report["caused_by"] == (None if index == late else late)
+
+
+SWAPPED = """
+    import time
+    from processes import join, mark, step
+    job = join()
+    for _ in range(3):
+        step("warm", {size}), step("warm", 8)
+    calls = [("one", 8), ("other", {size})]
+    if job.process_id == {odd}:
+        calls.reverse()
+    mark("now")
+    for label, size in calls:
+        step(label, size)
+    {then}
+"""
+
+
+@pytest.mark.parametrize("size, odd, count, then", [(8, 1, 2, "time.sleep(600)"), (1024, 1, 2, "time.sleep(600)"),
+                                                    (8, 2, 3, "time.sleep(600)"), (8, 0, 3, "pass")])  # fmt: skip
+def test_swapped_collectives_are_found(tmp_path, run_dir, figures, size, odd, count, then):
+    """Of the same size, which Gloo would mix without a word, and of different ones; also at the end of the program."""
+    code = SWAPPED.format(size=size, odd=odd, then=then)
+    with Workers(tmp_path, count, code, env=run_dir.env) as workers:
+        workers.wait_for("now")
+        since = time.monotonic()
+        done = workers.join(timeout=30)
+        figures(since, done)
+    for index, ended in done.items():
+        if then == "pass" and index != 0 and ended.returncode == 0:
+            continue  # it had ended its program when process 0 found out
+        assert ended.returncode == 70 and ended.ended - since < 8.0, workers.output()
+        lines = own_lines(ended.stderr)
+        assert lines[0].startswith("the processes go different ways: in call 7, "), lines[0]
+        assert '"one"' in lines[0] and '"other"' in lines[0]
+        if count == 3:
+            assert f'worker {odd} makes "other"' in lines[0]
+            assert run_dir.report(index)["caused_by"] == (None if index == odd else odd)
+        assert run_dir.report(index)["kind"] == "diverged"
+
+
+@pytest.mark.parametrize("early", [1, 0])
+def test_an_early_return_is_reported(tmp_path, run_dir, figures, early):
+    """A program that has ended while others wait for it in a call."""
+    code = f"""
+        from processes import join, mark, step
+        job = join()
+        for _ in range(5):
+            step()
+        if job.process_id == {early}:
+            mark("now")
+        else:
+            step().block_until_ready()
+            step().block_until_ready()
+    """
+    with Workers(tmp_path, 3, code, env=run_dir.env) as workers:
+        workers.wait_for("now", early)
+        since = time.monotonic()
+        done = workers.join(timeout=30)
+        figures(since, done)
+    for index, ended in done.items():
+        if index == early:
+            assert ended.returncode == (70 if early == 0 else 0), workers.output()
+            continue
+        assert ended.returncode == 70 and ended.ended - since < 8.0, workers.output()
+        first = own_lines(ended.stderr)[0]
+        assert f"worker {early} has ended the program after 5 calls" in first and "waits in call 6" in first, first
+        assert run_dir.report(index)["kind"] == "left" and run_dir.report(index)["caused_by"] == early
+
+
+@pytest.mark.parametrize("absent", [1, 0])
+def test_a_worker_that_never_starts(tmp_path, run_dir, figures, absent):
+    env = {**run_dir.env, "REPLICAX_START_TIMEOUT": "3"}
+    with Workers(tmp_path, 3, "from processes import join\njoin()\n", env=env, absent=[absent]) as workers:
+        since = time.monotonic()
+        done = workers.join(timeout=40)
+        figures(since, done)
+    for index, ended in done.items():
+        assert ended.returncode == 1 and "JobError" in ended.stderr, workers.output()
+        text = ended.stderr
+        if absent:
+            assert f"worker 1 ({workers.addresses[1]}) did not join the job within 3 s" in text
+        else:
+            assert f"worker {index} could not reach worker 0 at {workers.addresses[0]} within 3 s" in text
+            assert "refused" in text
+        report = run_dir.report(index)
+        assert report["kind"] == "start" and report["step"] is None
+
+
+def test_the_exit_status_of_a_program_counts(tmp_path, figures):
+    """`sys.exit(3)` in one worker ends all; one that the program catches does not."""
+    code = """
+        import sys
+        from processes import join, mark, step
+        job = join()
+        step().block_until_ready()
+        try:
+            sys.exit(5)
+        except SystemExit as caught:
+            print("caught", caught.code)
+        if job.process_id == 1:
+            mark("now")
+            sys.exit(3)
+        while True:
+            step()
+    """
+    with Workers(tmp_path, 3, code) as workers:
+        workers.wait_for("now", 1)
+        since = time.monotonic()
+        done = workers.join(timeout=30)
+        figures(since, done)
+    assert [ended.returncode for ended in done.values()] == [70, 3, 70], workers.output()
+    assert all("caught 5" in ended.stdout and ended.ended - since < 5.0 for ended in done.values())
+    assert "worker 1 failed: it ended with exit status 3" in own_lines(done[0].stderr)[0]
+
+
+def test_a_caught_exit_is_no_failure(tmp_path):
+    code = """
+        import sys
+        from processes import join, step
+        job = join()
+        try:
+            sys.exit(5)
+        except SystemExit:
+            step().block_until_ready()
+    """
+    with Workers(tmp_path, 2, code) as workers:
+        done = workers.join(timeout=30)
+    assert [ended.returncode for ended in done.values()] == [0, 0], workers.output()
+
+
+def test_slow_is_not_stuck(tmp_path):
+    """One worker computes for longer than two heartbeats, one compiles late, one waits: nobody is blamed."""
+    code = """
+        import time
+        from processes import join, step
+        job = join()
+        if job.process_id == 1:
+            end = time.monotonic() + 7
+            while time.monotonic() < end:  # holds Python's lock, as a user's own loop would
+                sum(range(10000))
+        if job.process_id == 2:
+            time.sleep(3)
+        for _ in range(100):
+            x = step()
+        print(x.tolist()[0])
+    """
+    with Workers(tmp_path, 3, code) as workers:
+        done = workers.join(timeout=60)
+    assert [(e.returncode, e.stdout.split()[-1]) for e in done.values()] == [(0, "3.0")] * 3, workers.output()
+    assert not any(own_lines(ended.stderr) for ended in done.values())
+
+
+@pytest.mark.parametrize("early", [1, 0])
+def test_a_program_may_end_before_the_others(tmp_path, figures, early):
+    """No process waits for the end of the others, and those may go on by themselves. Process 0 is no exception."""
+    code = f"""
+        import sys, time
+        from processes import join, mark, step
+        job = join()
+        step().block_until_ready()
+        mark("now")
+        if job.process_id != {early}:
+            time.sleep(8)
+            import jax.numpy as jnp
+            print("alone", float(jnp.ones(3).sum()))
+    """
+    with Workers(tmp_path, 3, code) as workers:
+        workers.wait_for("now")
+        since = time.monotonic()
+        done = workers.join(timeout=60)
+        figures(since, done)
+    assert [ended.returncode for ended in done.values()] == [0, 0, 0], workers.output()
+    assert done[early].ended - since < 6.0
+    assert all("alone 3.0" in ended.stdout for index, ended in done.items() if index != early)
+    assert not any(own_lines(ended.stderr) for ended in done.values())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("target", [1, 0])
+def test_signals_end_a_worker_with_their_status(tmp_path, run_dir, figures, number, target):
+    """While its main thread is blocked in a collective; the others are told."""
+    code = """
+        import time
+        from processes import join, mark, step
+        job = join()
+        step().block_until_ready()
+        mark("ready")
+        if job.process_id == 2:
+            time.sleep(600)
+        step().block_until_ready()
+    """
+    with Workers(tmp_path, 3, code, env=run_dir.env) as workers:
+        workers.wait_for("ready")
+        since = workers.send(target, number)
+        done = workers.join(timeout=30)
+        figures(since, done)
+    assert done[target].returncode == -number, workers.output()
+    for index, ended in done.items():
+        if index != target:
+            assert ended.returncode == 70 and ended.ended - since < 8.0, workers.output()
+            assert own_lines(ended.stderr)[0].startswith(f"worker {target} failed: ")
+            assert run_dir.report(index)["caused_by"] == target
+
+
+def test_the_cause_is_named_where_a_program_catches_what_followed_from_it(tmp_path, figures):
+    """A program that ends by itself because a collective failed is not taken for the cause."""
+    code = """
+        import sys
+        from processes import join, mark, step
+        job = join()
+        step().block_until_ready()
+        mark("ready")
+        try:
+            while True:
+                step().block_until_ready()
+        except Exception as error:
+            raise RuntimeError("training failed") from error
+    """
+    with Workers(tmp_path, 3, code) as workers:
+        workers.wait_for("ready")
+        since = workers.send(2, signal.SIGKILL)
+        done = workers.join(timeout=30)
+        figures(since, done)
+    for index in 0, 1:
+        assert done[index].returncode == 70, workers.output()
+        assert own_lines(done[index].stderr)[0].startswith("worker 2 (127.0.0.1:"), workers.output()
+
+
+def test_a_forked_child_is_no_process_of_the_job(tmp_path):
+    """It may fail or end without anybody noticing, and it does not keep its parent's connection open."""
+    code = """
+        import os, sys, time, warnings
+        warnings.simplefilter("ignore")
+        from processes import join, mark, step
+        job = join()
+        step().block_until_ready()
+        if job.process_id == 1:
+            if (child := os.fork()) == 0:
+                raise ValueError("in the child")
+            print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            if os.fork() == 0:
+                time.sleep(1)
+                os._exit(0)
+            mark("now")
+        while True:
+            step()
+    """
+    with Workers(tmp_path, 2, code) as workers:
+        workers.wait_for("now", 1)
+        workers.send(1, signal.SIGKILL)
+        done = workers.join(timeout=30)
+    assert done[0].returncode == 70 and "without a word" in own_lines(done[0].stderr)[0], workers.output()
+    assert "child 1" in done[1].stdout
+
+
+# First contact.
+
+
+def test_different_programs_are_named(tmp_path):
+    same = "from processes import join\njoin()\nprint('on')\n"
+    with Workers(tmp_path, 3, [same, same, same + "# changed\n"]) as workers:
+        done = workers.join(timeout=30)
+    for ended in done.values():
+        assert ended.returncode == 1 and "worker 2 differs: the program is 'program2.py (" in ended.stderr
+    with Workers(tmp_path / "off", 2, [same, same + "# changed\n"], env={"REPLICAX_PREFLIGHT": "off"}) as workers:
+        done = workers.join(timeout=30)
+    assert [ended.returncode for ended in done.values()] == [0, 0], workers.output()
+    assert own_lines(done[0].stderr) == []
+
+
+def test_different_versions_are_named(tmp_path):
+    code = """
+        import os, jax
+        if "ODD" in os.environ:
+            jax.__version__ = "0.9.9"  # as if another JAX were installed here
+        from processes import join
+        join()
+    """
+    with Workers(tmp_path, 2, code, each=[{}, {"ODD": "1"}]) as workers:
+        done = workers.join(timeout=30)
+    for ended in done.values():
+        assert ended.returncode == 1 and "JAX: worker 0 has '0." in ended.stderr, workers.output()
+        assert "worker 1 has '0.9.9'" in ended.stderr
+
+
+def test_different_devices_are_named(tmp_path):
+    code = "from processes import join\njoin()\n"
+    with Workers(tmp_path, 3, code, each=[{}, {"JAX_NUM_CPU_DEVICES": "2"}, {}]) as workers:
+        done = workers.join(timeout=30)
+    for ended in done.values():
+        assert ended.returncode in (1, 70), workers.output()
+        assert "worker 1 differs: devices is '2 x cpu', where the others have '1 x cpu'" in ended.stderr
+
+
+def test_two_that_claim_one_task(tmp_path):
+    import processes
+
+    def config(addresses, index):
+        return processes.tf_config(addresses, min(index, 1))
+
+    code = "from processes import join\njoin()\n"
+    with Workers(tmp_path, 3, code, config=config) as workers:
+        done = workers.join(timeout=30)
+    assert all(ended.returncode == 1 for ended in done.values()), workers.output()
+    assert all("Two processes say that they are worker 1" in done[index].stderr for index in (0, 1, 2))
+
+
+def test_another_cluster_and_strangers(tmp_path):
+    """Who knows another cluster is refused and named; what is no process of a job at all is ignored."""
+    import processes
+
+    def config(addresses, index):
+        return processes.tf_config(addresses if index == 0 else [addresses[0], "127.0.0.1:9"], index)
+
+    code = "from processes import join\njoin()\n"
+    with Workers(tmp_path, 2, code, config=config, env={"REPLICAX_START_TIMEOUT": "6"}) as workers:
+        host, port = workers.addresses[0].split(":")
+        for _ in range(200):
+            try:
+                stranger = socket.create_connection((host, int(port)), timeout=5)
+                break
+            except OSError:
+                time.sleep(0.05)
+        stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert stranger.recv(100) == b""  # shown the door
+        stranger.close()
+        done = workers.join(timeout=30)
+    assert all(ended.returncode == 1 for ended in done.values()), workers.output()
+    assert "belongs to another cluster: it knows worker 0 (" in done[1].stderr
+    assert "did not join the job within 6 s" in done[0].stderr and "Refused, since they know another" in done[0].stderr
+
+
+def test_the_port_is_taken(tmp_path):
+    code = "from processes import join\njoin()\n"
+    with Workers(tmp_path, 2, code, absent=[0, 1]) as unused:
+        host, port = unused.addresses[0].split(":")
+    with socket.create_server((host, int(port))):
+        with Workers(tmp_path, 2, code, absent=[1], config=_with_addresses(unused.addresses)) as workers:
+            done = workers.join(timeout=40)
+    assert done[0].returncode == 1
+    assert f"worker 0 cannot listen at its address {unused.addresses[0]}" in done[0].stderr, workers.output()
+
+
+def _with_addresses(addresses):
+    import processes
+
+    return lambda _, index: processes.tf_config(addresses, index)
+
+
+def test_too_late_to_join(tmp_path):
+    """Fact 131: the strategy is made before the first computation."""
+    code = """
+        import jax.numpy as jnp
+        jnp.ones(2)
+        from processes import join
+        join()
+    """
+    with Workers(tmp_path, 2, code, absent=[1]) as workers:
+        done = workers.join(timeout=30)
+    assert "RuntimeError: Collective ops must be configured at program startup" in done[0].stderr
