@@ -660,7 +660,12 @@ def test_a_tensorflow_program_for_a_tpu_machine(run_python):
         import replicax.tf as tf
         import jax.numpy as jnp
 
-        topology = tf.tpu.experimental.initialize_tpu_system()
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver("")
+        tf.config.experimental_connect_to_cluster(resolver)
+        topology = tf.tpu.experimental.initialize_tpu_system(resolver)
+        assert tf.distribute.TPUStrategy(resolver).num_replicas_in_sync == resolver.num_accelerators()["TPU"] == 8
+        older = tf.compat.v1.distribute.experimental.TPUStrategy(resolver, steps_per_run=2)
+        assert (older.steps_per_run, older.num_replicas_in_sync) == (2, 8)
         pairs = tf.tpu.experimental.DeviceAssignment.build(topology, computation_shape=[1, 1, 1, 2], num_replicas=4)
         strategy = tf.distribute.TPUStrategy(experimental_device_assignment=pairs)
         assert tf.distribute.experimental.TPUStrategy is not tf.distribute.TPUStrategy

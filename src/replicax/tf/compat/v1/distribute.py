@@ -44,7 +44,7 @@ def _init_multi_worker(
 def _init_tpu(
     self: Any, tpu_cluster_resolver: Any = None, steps_per_run: Any = None, device_assignment: Any = None
 ) -> None:
-    del steps_per_run  # of TensorFlow 1's loops on the TPU
+    self.steps_per_run = 1 if steps_per_run is None else steps_per_run  # of TensorFlow 1's loops on the TPU
     _v2.experimental.TPUStrategy.__init__(self, tpu_cluster_resolver, device_assignment)
 
 
@@ -63,6 +63,7 @@ _constructors: dict[str, Any] = {
 for _name, _init in _constructors.items():
     if hasattr(_v2.experimental, _name):
         setattr(experimental, _name, _with_v1_methods(getattr(_v2.experimental, _name), _init))
+experimental.TPUStrategy.steps_per_run = 1  # accepted, and without effect
 
 __all__ = [
     "CrossDeviceOps",
