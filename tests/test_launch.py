@@ -274,11 +274,13 @@ def test_a_second_interrupt_kills_at_once(tmp_path):
 
 def test_the_launchers_own_death_ends_everything(tmp_path):
     program = _FAMILY + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nfor_ever()"
-    with Launch(tmp_path, "--workers 2", program) as launch:
+    with Launch(tmp_path, "--workers 2", program, env={"TMPDIR": str(tmp_path)}) as launch:
         launch.wait_for("asleep", _ASLEEP)
+        assert list(tmp_path.glob("replicax-launch-*"))
         launch.signal(signal.SIGKILL)
         assert launch.wait() == -signal.SIGKILL
         launch.nothing_left()
+    assert not list(tmp_path.glob("replicax-launch-*"))
 
 
 def test_the_death_of_a_guard_ends_everything(tmp_path):
