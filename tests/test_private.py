@@ -208,3 +208,32 @@ def test_the_coordination_service_keeps_keys_and_values(run_python):
         """
     )
     assert done.returncode == 0 and done.stdout.strip().endswith("text"), done.stderr
+
+
+_LEAVES = """
+import sys, jax
+from replicax import _private
+assert not _private.backend_started()
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize("127.0.0.1:" + sys.argv[1], 2, int(sys.argv[2]), shutdown_timeout_seconds=600)
+assert not _private.backend_started()
+assert len(jax.devices()) == 2 * jax.local_device_count()
+assert _private.backend_started() and jax.distributed.is_initialized()
+_private.leave_distributed()
+assert not jax.distributed.is_initialized()
+_private.leave_distributed()
+print("left", flush=True)
+"""
+
+
+def test_backend_started_and_leave_distributed(run_python):
+    """Processes leave JAX's coordination service without a word and end at once, where JAX would wait for all."""
+    done = run_python(f"""
+        import socket, subprocess, sys
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        both = [subprocess.Popen([sys.executable, "-c", {_LEAVES!r}, port, str(i)]) for i in (0, 1)]
+        print([process.wait(40) for process in both])
+    """)
+    # Where process 0 ends first, JAX's client aborts the other one: that is why jobs put a relay in between.
+    assert done.stdout.count("left") == 2 and ("[0, 0]" in done.stdout or "[0, -6]" in done.stdout), done.stderr

@@ -58,10 +58,16 @@ class Job(NamedTuple):
 
 
 def timeouts() -> dict[str, float | None]:
-    """The seconds in force: "heartbeat", "start" and "step", None where there is no limit.
+    """The time limits in force, in seconds: "heartbeat", "start" and "step", None where there is no limit.
 
-    >>> timeouts()["start"]
-    300.0
+    They come from the environment (`REPLICAX_HEARTBEAT_TIMEOUT`, `REPLICAX_START_TIMEOUT`, `REPLICAX_STEP_TIMEOUT`),
+    unless the program has set them.
+
+    Raises:
+        JobError: a variable of the environment is not a number of seconds.
+
+    >>> timeouts()
+    {'heartbeat': 30.0, 'start': 300.0, 'step': 300.0}
     """
     return {
         "heartbeat": _own.get("heartbeat", _from_environment(_HEARTBEAT, 30.0)),
@@ -87,7 +93,7 @@ def _from_environment(name: str, default: float) -> float | None:
 
 
 def set_timeouts(*, heartbeat: float | None = None, start: float | None = None, step: float | None = None) -> None:
-    """Sets limits in seconds, in place of the environment's; what is None stays as it is.
+    """Sets time limits of jobs of several processes, in seconds; what is None stays as it is.
 
     Args:
         heartbeat: after which a process that does not answer is given up. Process 0's holds for all. Set before the
@@ -97,6 +103,8 @@ def set_timeouts(*, heartbeat: float | None = None, start: float | None = None, 
 
     Raises:
         ValueError: a limit that is not above 0.
+
+    >>> set_timeouts(start=300.0)
     """
     for name, seconds in (("heartbeat", heartbeat), ("start", start), ("step", step)):
         if seconds is None:
@@ -307,7 +315,7 @@ def _leave() -> None:
         monitor.post("failed", {"kind": "exception", "message": message, "traceback": text})
         monitor.over.wait(4.0)
         _ending.finish(status)
-    while calls.oldest() is not None:  # the monitor sees to it that this ends
+    while calls.oldest(waits=False) is not None:  # the monitor sees to it that this ends
         time.sleep(0.01)
     monitor.post("leaving", {})
     monitor.over.wait(5.0)
