@@ -237,3 +237,31 @@ def test_backend_started_and_leave_distributed(run_python):
     """)
     # Where process 0 ends first, JAX's client aborts the other one: that is why jobs put a relay in between.
     assert done.stdout.count("left") == 2 and ("[0, 0]" in done.stdout or "[0, -6]" in done.stdout), done.stderr
+
+
+def test_gloo_at_gives_gloo_an_address(run_python):
+    done = run_python(
+        """
+        import socket
+        import jax
+        from jaxlib import _jax
+        from replicax import _private
+
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"127.0.0.1:{port}", 1, 0)
+        make, hosts = _jax.make_gloo_tcp_collectives, []
+
+        def spy(hostname=None, **more):
+            hosts.append(hostname)
+            return make(hostname=hostname, **more)
+
+        _jax.make_gloo_tcp_collectives = spy
+        with _private.gloo_at("127.0.0.5"):
+            jax.devices()
+        print(hosts)
+        jax.distributed.shutdown()
+        """
+    )
+    assert done.returncode == 0 and done.stdout.strip().endswith("['127.0.0.5']"), done.stdout + done.stderr

@@ -8,8 +8,10 @@ waits in silence: what fails, stops, leaves early or goes another way is named o
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
+import socket
 import sys
 import threading
 import time
@@ -212,7 +214,9 @@ def _start(job: Job) -> None:
     atexit.register(_leave)
     wait = calls.begin_wait("the start of JAX on all processes")
     _start_jax(job, address, bind, limit)
-    found = _preflight.devices()
+    host = _reached_at(job.addresses[job.process_id])
+    with contextlib.nullcontext() if host is None else _private.gloo_at(host):
+        found = _preflight.devices()
     if preflight != "off":
         _preflight.compare_devices(found, job.name)
     with _quiet.without_greetings():
@@ -220,6 +224,16 @@ def _start(job: Job) -> None:
     calls.end_wait(wait)
     if job.process_id == 0 and preflight == "on":
         _ending.say(_preflight.table(said, found, job))
+
+
+def _reached_at(address: str) -> str | None:
+    """The host of this process's address, if it is one of this machine's own."""
+    host, _ = parse(address)
+    try:
+        with socket.create_server((host, 0)):
+            return host
+    except OSError:  # it stands for this machine only as others see it
+        return None
 
 
 def _coordination(published: str) -> tuple[str, str]:
