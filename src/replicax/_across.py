@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _collectives, _dispatch, _exchange, _quiet
+from replicax import _collectives, _dispatch, _exchange, _quiet, _runtime
 from replicax._errors import ReplicaError
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import ReduceOp
@@ -88,8 +88,9 @@ def _run(program: Any, label: str, mesh: ReplicaMesh, parts: Sequence[Any]) -> A
 
 def connect(mesh: ReplicaMesh) -> None:
     """A first all-reduce, in which the workers' devices connect, so that this takes no time of the first step."""
-    with _quiet.without_greetings():
-        _run(_sum_of_rows(mesh), "connecting", mesh, [np.zeros((), np.int32)] * len(mesh.local_ids)).block_until_ready()
+    ones = mesh.stack([np.ones((), np.int32)] * len(mesh.local_ids))
+    with _quiet.without_greetings(), _runtime.waiting("the connection of the replicas' devices"):
+        _sum_of_rows(mesh)(ones).block_until_ready()
 
 
 def from_first(mesh: ReplicaMesh, part: Any, what: str) -> Any:
