@@ -446,9 +446,10 @@ def test_signals_end_a_worker_with_their_status(tmp_path, run_dir, figures, numb
             assert run_dir.report(index)["caused_by"] == target
 
 
-def test_the_cause_is_named_where_a_program_catches_what_followed_from_it(tmp_path, figures):
+@pytest.mark.parametrize("then", ["raise RuntimeError('training failed') from error", "sys.exit(1)"])
+def test_the_cause_is_named_where_a_program_catches_what_followed_from_it(tmp_path, figures, then):
     """A program that ends by itself because a collective failed is not taken for the cause."""
-    code = """
+    code = f"""
         import sys
         from processes import join, mark, step
         job = join()
@@ -458,7 +459,7 @@ def test_the_cause_is_named_where_a_program_catches_what_followed_from_it(tmp_pa
             while True:
                 step().block_until_ready()
         except Exception as error:
-            raise RuntimeError("training failed") from error
+            {then}
     """
     with Workers(tmp_path, 3, code) as workers:
         workers.wait_for("ready")
@@ -466,7 +467,7 @@ def test_the_cause_is_named_where_a_program_catches_what_followed_from_it(tmp_pa
         done = workers.join(timeout=30)
         figures(since, done)
     for index in 0, 1:
-        assert done[index].returncode == 70, workers.output()
+        assert done[index].returncode in (70, 1) and done[index].ended - since < HEARTBEAT + 5.0, workers.output()
         assert own_lines(done[index].stderr)[0].startswith("worker 2 (127.0.0.1:"), workers.output()
 
 

@@ -182,7 +182,8 @@ def test_channels_close_on_what_is_no_message(text):
 
 
 def test_addresses():
-    assert interface("localhost") in ("127.0.0.1", "::1") and interface("127.0.0.1") == "127.0.0.1"
+    assert interface("localhost") == interface("127.0.0.1") == "127.0.0.1" and interface("::1") == "::1"
+    assert interface(socket.gethostname()) == interface("no.such.host.invalid") == "0.0.0.0"
     assert interface("10.1.2.3") == "0.0.0.0" and interface("fd00::1") == "::"
     for bad in ("host", "host:", ":80", "host:0", "host:65536", "host:http"):
         with pytest.raises(ValueError, match="An address reads HOST:PORT"):
@@ -223,6 +224,17 @@ def test_the_first_failure_is_the_cause():
         "worker 1 failed too: ValueError: late",
         "worker 0 has ended without a word",
     ]
+
+
+def test_an_exit_status_alone_may_follow_from_another_failure():
+    job = peers(5, 5, 5)
+    job[1].failed = {"kind": "exception", "message": "it ended with exit status 1", "traceback": "", "time": 1.0,
+                     "status_only": True}  # fmt: skip
+    assert _verdict.failure(job).cause == (1,)
+    job[2].lost = "has ended without a word"
+    assert _verdict.failure(job).cause == (2,)
+    job[0].failed = {"kind": "exception", "message": "ValueError", "traceback": "", "time": 2.0}
+    assert _verdict.failure(job).cause == (0,)
 
 
 def test_who_is_late_is_told():

@@ -105,12 +105,22 @@ def parse(address: str) -> tuple[str, int]:
 
 
 def interface(host: str) -> str:
-    """The address to listen at so that others reach `host`: the loopback alone, or every interface."""
-    found = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    addresses = [ipaddress.ip_address(str(text).partition("%")[0]) for text in found]
-    if all(address.is_loopback for address in addresses):
-        return "127.0.0.1" if any(address.version == 4 for address in addresses) else "::1"
-    return "0.0.0.0" if any(address.version == 4 for address in addresses) else "::"
+    """The address to listen at so that others reach `host`: the loopback for itself, every interface for the rest.
+
+    A name may stand for the loopback on its own machine and for something else on the others, so names are not trusted.
+    """
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        return "0.0.0.0" if socket.AF_INET in _families(host) else "::"
+    return str(address) if address.is_loopback else "0.0.0.0" if address.version == 4 else "::"
+
+
+def _families(host: str) -> set[int]:
+    try:
+        return {info[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError:  # not known yet
+        return {socket.AF_INET}
 
 
 def listen(host: str, port: int) -> socket.socket:

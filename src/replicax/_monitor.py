@@ -25,6 +25,7 @@ from replicax._verdict import Peer, Verdict, broken, call_name, diverged, failur
 
 _SETTLE = 0.3  # seconds in which failures count as being of the same time
 _LINGER = 2.0  # seconds for others to take what was sent to them
+_MANY = 16  # processes whose messages are taken together, not each as it comes
 _TOLD = 64  # how many of the latest calls are told where processes differ
 
 
@@ -75,6 +76,8 @@ class Monitor:
         try:
             while not self.over.is_set():
                 wait(self._channels(), [self._woken], 0.05 if self._soon else self._interval)
+                if len(self.peers) > _MANY:
+                    time.sleep(0.05)
                 self._turn(time.monotonic())
         except BaseException:
             if not self.over.is_set():

@@ -33,6 +33,8 @@ _HEARTBEAT, _START, _STEP = "REPLICAX_HEARTBEAT_TIMEOUT", "REPLICAX_START_TIMEOU
 _PORT = "REPLICAX_COORDINATION_PORT"
 _JAX_TIMEOUT = 30 * 86400  # seconds; JAX's own detection ends processes without a name, so the monitor comes first
 
+_LONGEST = 100_000  # characters of a traceback that are told to others
+
 _lock = threading.RLock()
 _job: Job | None = None
 _monitor: Monitor | None = None
@@ -292,24 +294,36 @@ def _failed(error: BaseException) -> None:
     if monitor is None or monitor.over.is_set():
         hooks.show(error)
         return
-    text = "".join(traceback.format_exception(error))
-    message = _ending.one_line(error)
+    report = _report(error, "exception")
     if _ending.caused_by_another(error):
         oldest = monitor.calls.oldest()
         label = oldest.label if oldest is not None else monitor.calls.label_of_last()
-        monitor.post("broken", {"message": message, "traceback": text, "count": monitor.calls.count, "label": label})
+        monitor.post("broken", {**report, "count": monitor.calls.count, "label": label})
         # The monitor ends this process as soon as it knows who is at fault.
         monitor.over.wait(monitor.heartbeat + 6.0)
         hooks.show(error)
     else:
         hooks.show(error)
-        monitor.post("failed", {"kind": "exception", "message": message, "traceback": text})
-    me = monitor.me.name
-    _ending.write_report(monitor.process_id, me, "exception", message, text, monitor.calls.count, None)
-    monitor.over.wait(4.0)
+        monitor.post("failed", report)
+    _end(monitor, report)
     if isinstance(error, KeyboardInterrupt):
         _ending.finish_by_signal(2)
     _ending.finish(1)
+
+
+def _report(error: BaseException | None, message: str) -> dict[str, Any]:
+    """What the others are told of a failure here; of an exit status alone, another failure may be the cause."""
+    text = ""
+    if error is not None:
+        message, text = _ending.one_line(error), "".join(traceback.format_exception(error))
+    return {"kind": "exception", "message": message[:1000], "traceback": text[-_LONGEST:], "status_only": error is None}
+
+
+def _end(monitor: Monitor, report: dict[str, Any]) -> None:
+    """Leaves the report of an own failure, and stays until the others know."""
+    name, calls = monitor.me.name, monitor.calls.count
+    _ending.write_report(monitor.process_id, name, "exception", report["message"], report["traceback"], calls, None)
+    monitor.over.wait(4.0)
 
 
 def _leave() -> None:
@@ -318,16 +332,10 @@ def _leave() -> None:
     if monitor is None or calls is None or monitor.over.is_set():
         _private.leave_distributed()
         return
-    status = _ending.status_of_exit()
-    if status:
-        error = getattr(sys, "last_value", None)
-        if error is not None:
-            message, text = _ending.one_line(error), "".join(traceback.format_exception(error))
-        else:
-            message, text = f"it ended with exit status {status}", ""
-        _ending.write_report(monitor.process_id, monitor.me.name, "exception", message, text, calls.count, None)
-        monitor.post("failed", {"kind": "exception", "message": message, "traceback": text})
-        monitor.over.wait(4.0)
+    if status := _ending.status_of_exit():
+        report = _report(getattr(sys, "last_value", None), f"it ended with exit status {status}")
+        monitor.post("failed", report)
+        _end(monitor, report)
         _ending.finish(status)
     while calls.oldest(waits=False) is not None:  # the monitor sees to it that this ends
         time.sleep(0.01)

@@ -101,17 +101,17 @@ def _indent(text: str, by: int) -> str:
 
 
 def failure(peers: Mapping[int, Peer]) -> Verdict:
-    """Some have failed or are lost: the first one that told of its failure is the cause, then those that were lost."""
-    failed = sorted((i for i, p in peers.items() if p.failed), key=lambda i: peers[i].failed["time"])  # type: ignore[index]
+    """Some have failed or are lost: the cause is the first that failed, then who is lost, then an exit status."""
+    failed = {i: p.failed for i, p in peers.items() if p.failed}
+    order = sorted(failed, key=lambda i: (failed[i].get("status_only", False), failed[i]["time"]))
     lost = [i for i, p in peers.items() if p.lost is not None]
-    more = []
-    if failed:
-        first = peers[failed[0]]
-        report = first.failed or {}
-        more += [f"{peers[i].name} failed too: {(peers[i].failed or {})['message']}" for i in failed[1:]]
+    if order and not (lost and failed[order[0]].get("status_only")):
+        first, *others = order
+        report = failed[first]
+        more = [f"{peers[i].name} failed too: {failed[i]['message']}" for i in others]
         more += [f"{peers[i].name} {peers[i].lost}" for i in lost]
-        message = f"{first.name} failed: {report['message']}"
-        return Verdict(report["kind"], (failed[0],), message, report["traceback"], "\n".join(more))
+        message = f"{peers[first].name} failed: {report['message']}"
+        return Verdict(report["kind"], (first,), message, report["traceback"], "\n".join(more))
     message = "; ".join(f"{peers[i].name} ({peers[i].address}) {peers[i].lost}" for i in lost)
     details = (
         f"Look at its own output. Where that says nothing the process was killed, perhaps for want of memory.\n"
