@@ -14,6 +14,7 @@ from test_ways import (
     SUM,
     compiled,
     ctx,
+    each,
     mirrored,
     one_device,
     parts,
@@ -21,6 +22,7 @@ from test_ways import (
     replica_id,
     replicated,
     several,
+    several_in_one_process,
     several_replicated,
     strategies,
     uneven,
@@ -63,7 +65,7 @@ def test_all_reduce(make, n, way, op):
     total = n * (n + 1) / 2 / (n if op in (MEAN, "Mean") else 1)
     assert parts(strategy, result["a"]) == [total] * n
     assert parts(strategy, result["b"][0]) == [[total, -total]] * n
-    assert [p.shape for p in strategy.experimental_local_results(result["b"][1][0])] == [(2, 0, 3)] * n
+    assert each(strategy, result["b"][1][0], np.shape) == [(2, 0, 3)] * n
 
 
 @several_replicated
@@ -78,9 +80,9 @@ def test_all_reduce_of_each_dtype(make, n, way, dtype):
         return ctx().all_reduce(SUM, x), ctx().all_reduce(MEAN, x)
 
     total, mean = way(lambda x: strategy.run(replica, args=(x,)))(x)
-    assert all(p.dtype == dtype and complex(p) == n * n for p in total.values)
     floating = np.float32 if np.dtype(dtype).kind in "iu" else dtype
-    assert all(p.dtype == floating and complex(p) == n for p in mean.values)
+    for value, kind, expected in ((total, dtype, n * n), (mean, floating, n)):
+        assert each(strategy, value, lambda part: (part.dtype, complex(part))) == [(kind, expected)] * n
 
 
 @several_replicated
@@ -120,7 +122,7 @@ def test_all_reduce_reads_variables_and_takes_numpy(make, n, way):
     assert parts(strategy, a) == [1.0 * n] * n and parts(strategy, b) == [[5.0 * n]] * n
 
 
-@several_replicated
+@several_in_one_process
 @ways
 def test_the_very_same_array_counts_as_one_value(make, n, way):
     """Fact 53: the trap. Captured or passed undistributed it is not multiplied; computed by the replica it is."""

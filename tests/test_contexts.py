@@ -11,10 +11,12 @@ import pytest
 from test_ways import (
     MEAN,
     SUM,
+    another,
     ctx,
     mirrored,
     one_device,
     parts,
+    several_in_one_process,
     several_replicated,
     strategies,
     ways,
@@ -72,7 +74,7 @@ def test_inside_of_a_scope(make):
 @ways
 def test_scopes_nest_in_themselves_but_not_in_others(make, way):
     """Fact 5."""
-    strategy, other = make(), rx.MirroredStrategy(["GPU:6", "GPU:7"])
+    strategy, other = make(), another()
 
     def program():
         with strategy.scope():
@@ -112,7 +114,7 @@ def test_no_scope_inside_of_run(make, n, way):
     ):
         way(lambda: make().run(lambda: enter(make())))()
     with pytest.raises(RuntimeError, match="Mixing different tf.distribute.Strategy objects"):
-        way(lambda: make().run(lambda: enter(mirrored(n + 1))))()
+        way(lambda: make().run(lambda: enter(another())))()
     assert not rx.has_strategy()
 
 
@@ -265,7 +267,7 @@ def test_value_context_and_enumerations():
     )
 
 
-@several_replicated
+@several_in_one_process
 def test_older_names(make, n):
     """Fact 90."""
     strategy = make()

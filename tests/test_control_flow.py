@@ -38,6 +38,7 @@ def compiled_run(strategy, replica, *args):
 @meetings
 def test_a_branch_that_replicas_may_take_differently_is_refused(make, n, meet):
     """Fact 26: TensorFlow refuses all of them; to hang would be the alternative."""
+    strategy = make()
     predicates = [
         lambda x: replica_id() > 0,
         lambda x: x > 1.0,
@@ -47,23 +48,24 @@ def test_a_branch_that_replicas_may_take_differently_is_refused(make, n, meet):
         lambda x: jax.jit(lambda y: y > 1)(x),
         lambda x: lax.scan(lambda c, i: (c + i, c * x), 0.0, jnp.arange(3.0))[1][1] > 1,
     ]
-    x = per_replica(make(), [r + 1.0 for r in range(n)])
+    x = per_replica(strategy, [r + 1.0 for r in range(n)])
     for predicate in predicates:
 
         def replica(x, predicate=predicate):
             return lax.cond(predicate(x), lambda: meet(x), lambda: x * 0.0)
 
         with pytest.raises(RuntimeError, match=REFUSED + "branch"):
-            compiled_run(make(), replica, x)
+            compiled_run(strategy, replica, x)
         assert not rx.has_strategy()
-    assert compiled_run(make(), lambda x: total(x), x) == [n * (n + 1) / 2] * n
+    assert compiled_run(strategy, lambda x: total(x), x) == [n * (n + 1) / 2] * n
 
 
 @several_replicated
 @meetings
 def test_a_branch_that_all_replicas_take_alike_works(make, n, meet):
+    strategy = make()
     flag = jnp.asarray(True)
-    x = per_replica(make(), [r + 1.0 for r in range(n)])
+    x = per_replica(strategy, [r + 1.0 for r in range(n)])
     predicates = [
         lambda x, flag: flag,
         lambda x, flag: total(x) > 1.0,
@@ -77,8 +79,8 @@ def test_a_branch_that_all_replicas_take_alike_works(make, n, meet):
         def replica(x, flag, predicate=predicate):
             return lax.cond(predicate(x, flag), lambda: meet(x) * 1.0, lambda: x * 0.0)
 
-        assert compiled_run(make(), replica, x, flag) == [expected] * n
-    assert compiled_run(make(), lambda x, f: lax.cond(f, lambda: meet(x), lambda: x), x, ~flag) == [
+        assert compiled_run(strategy, replica, x, flag) == [expected] * n
+    assert compiled_run(strategy, lambda x, f: lax.cond(f, lambda: meet(x), lambda: x), x, ~flag) == [
         r + 1.0 for r in range(n)
     ]
 
@@ -86,7 +88,8 @@ def test_a_branch_that_all_replicas_take_alike_works(make, n, meet):
 @several_replicated
 @meetings
 def test_a_meeting_in_a_scan_or_a_counted_loop_works(make, n, meet):
-    x = per_replica(make(), [r + 1.0 for r in range(n)])
+    strategy = make()
+    x = per_replica(strategy, [r + 1.0 for r in range(n)])
     expected = n * (n + 1) / 2
 
     def in_scan(x):
@@ -98,14 +101,15 @@ def test_a_meeting_in_a_scan_or_a_counted_loop_works(make, n, meet):
     def in_while(x):
         return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + meet(x)), (0, jnp.zeros(())))[1]
 
-    assert compiled_run(make(), in_scan, x) == [6 * expected] * n
-    assert compiled_run(make(), in_fori, x) == compiled_run(make(), in_while, x) == [3 * expected] * n
+    assert compiled_run(strategy, in_scan, x) == [6 * expected] * n
+    assert compiled_run(strategy, in_fori, x) == compiled_run(strategy, in_while, x) == [3 * expected] * n
 
 
 @several_replicated
 @meetings
 def test_a_loop_that_replicas_may_leave_differently_is_refused(make, n, meet):
-    x = per_replica(make(), [r + 1.0 for r in range(n)])
+    strategy = make()
+    x = per_replica(strategy, [r + 1.0 for r in range(n)])
 
     def by_own_value(x):
         return lax.while_loop(lambda c: c < 10.0, lambda c: c + meet(x), x)
@@ -121,12 +125,13 @@ def test_a_loop_that_replicas_may_leave_differently_is_refused(make, n, meet):
 
     for replica in (by_own_value, by_own_count, becomes_own, nested):
         with pytest.raises(RuntimeError, match=REFUSED):
-            compiled_run(make(), replica, x)
+            compiled_run(strategy, replica, x)
 
 
 @several_replicated
 def test_a_loop_until_a_shared_condition_holds(make, n):
     """As in line search or convergence: the condition went through all_reduce."""
+    strategy = make()
 
     def replica(x):
         def body(carry):
@@ -137,23 +142,24 @@ def test_a_loop_until_a_shared_condition_holds(make, n):
         y, reached = lax.while_loop(lambda c: c[1] < 100.0, body, (x, total(x)))
         return reached + 0 * y
 
-    x = per_replica(make(), [r + 1.0 for r in range(n)])
+    x = per_replica(strategy, [r + 1.0 for r in range(n)])
     expected = n * (n + 1) / 2
     while expected < 100:
         expected *= 2
-    assert compiled_run(make(), replica, x) == [expected] * n
+    assert compiled_run(strategy, replica, x) == [expected] * n
 
 
 @several_replicated
 def test_branches_without_meetings_may_differ(make, n):
-    x = per_replica(make(), [r + 1.0 for r in range(n)])
+    strategy = make()
+    x = per_replica(strategy, [r + 1.0 for r in range(n)])
 
     def replica(x):
         y = lax.cond(x > 1.0, lambda: x * 10, lambda: x)
         z = lax.while_loop(lambda c: c < 5.0, lambda c: c + x, x)
         return total(y) + 0 * z
 
-    assert compiled_run(make(), replica, x) == [1.0 + sum(10.0 * r for r in range(2, n + 1))] * n
+    assert compiled_run(strategy, replica, x) == [1.0 + sum(10.0 * r for r in range(2, n + 1))] * n
 
 
 @several
@@ -194,14 +200,16 @@ def test_a_refused_function_changes_nothing(n):
 
 @several_replicated
 def test_gradients_through_meetings_in_loops(make, n):
+    strategy = make()
+
     def replica(x):
         def loss(x):
             return lax.scan(lambda c, k: (c + total(x * x) * k, None), jnp.zeros(()), jnp.array([1.0, 2.0]))[0]
 
         return jax.grad(loss)(x)
 
-    x = per_replica(make(), [r + 1.0 for r in range(n)])
-    np.testing.assert_allclose(compiled_run(make(), replica, x), [2 * 3 * n * (r + 1.0) for r in range(n)])
+    x = per_replica(strategy, [r + 1.0 for r in range(n)])
+    np.testing.assert_allclose(compiled_run(strategy, replica, x), [2 * 3 * n * (r + 1.0) for r in range(n)])
 
 
 @several_replicated

@@ -35,7 +35,7 @@ sys.exit(int(status))
 def test_the_shared_tests_hold_with_two_workers(devices, tmp_path):
     """Two processes, with one replica each and with two each."""
     env = {
-        "REPLICAX_SUITE_REPLICAS": str(2 * devices),
+        "REPLICAX_SUITE_WORKERS": "2",
         "REPLICAX_SUITE_DEVICES": f"GPU:{devices}",
         "REPLICAX_STEP_TIMEOUT": "30",
         "REPLICAX_PREFLIGHT": "quiet",

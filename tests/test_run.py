@@ -12,9 +12,14 @@ import numpy as np
 import pytest
 from test_ways import (
     SUM,
+    another,
+    comes_per_replica,
     compiled,
     ctx,
+    device_names,
+    each,
     eager,
+    local_ids,
     mirrored,
     mirroring,
     on_gpus,
@@ -24,6 +29,8 @@ from test_ways import (
     replica_id,
     replicated,
     several,
+    several_here,
+    several_in_one_process,
     several_replicated,
     strategies,
     uneven,
@@ -154,7 +161,7 @@ def test_arrays_that_replicas_compute_become_per_replica(make, n, way):
     """Fact 18: also where they are equal."""
     strategy = make()
     result = way(lambda: strategy.run(lambda: jnp.asarray(5) + 0 * ctx().replica_id_in_sync_group))()
-    assert isinstance(result, rx.PerReplica) and parts(strategy, result) == [5] * n
+    assert comes_per_replica(strategy, result) and parts(strategy, result) == [5] * n
 
 
 @several_replicated
@@ -205,15 +212,19 @@ def test_eager_replicas_may_return_anything(make, n):
     def rid():
         return int(ctx().replica_id_in_sync_group)
 
+    def returned(make):
+        return each(strategy, strategy.run(make), lambda part: part)
+
     ids = range(n)
-    assert strategy.run(rid).values == tuple(ids)
-    assert strategy.run(lambda: f"r{rid()}").values == tuple(f"r{i}" for i in ids)
-    assert strategy.run(lambda: {rid()}).values == tuple({i} for i in ids)
-    assert strategy.run(lambda: None if rid() else 1).values == (1, *[None] * (n - 1))
-    assert strategy.run(lambda: "a" if rid() else 1).values == (1, *["a"] * (n - 1))
-    assert [x.tolist() for x in strategy.run(lambda: np.array([rid()])).values] == [[i] for i in ids]
-    assert strategy.run(lambda: float(rid() * 0 + 1.5)).values == (1.5,) * n
-    assert [x.shape for x in strategy.run(lambda: jnp.zeros(rid() + 1)).values] == [(i + 1,) for i in ids]
+    assert returned(rid) == list(ids)
+    assert returned(lambda: f"r{rid()}") == [f"r{i}" for i in ids]
+    assert returned(lambda: {rid()}) == [{i} for i in ids]
+    assert returned(lambda: None if rid() else 1) == [1, *[None] * (n - 1)]
+    assert returned(lambda: "a" if rid() else 1) == [1, *["a"] * (n - 1)]
+    assert returned(lambda: float(rid() * 0 + 1.5)) == [1.5] * n
+    assert each(strategy, strategy.run(lambda: np.array([rid()])), type) == [np.ndarray] * n
+    assert parts(strategy, strategy.run(lambda: np.array([rid()]))) == [[i] for i in ids]
+    assert each(strategy, strategy.run(lambda: jnp.zeros(rid() + 1)), np.shape) == [(i + 1,) for i in ids]
 
 
 @several
@@ -259,7 +270,7 @@ def test_a_read_variable_is_per_replica(make, n, way):
         v = rx.Variable(1.0)
     for read in (lambda: v.read_value(), lambda: v + 0, lambda: v.value()):
         result = way(lambda read=read: strategy.run(read))()
-        assert isinstance(result, rx.PerReplica) and parts(strategy, result) == [1.0] * n
+        assert comes_per_replica(strategy, result) and parts(strategy, result) == [1.0] * n
 
 
 @pytest.mark.parametrize("make", [one_device, functools.partial(mirrored, 1)], ids=["one_device", "mirrored"])
@@ -315,13 +326,12 @@ def test_the_replica_context_tells_who_the_replica_is(make, n, way):
 def test_eager_replicas_know_their_number_and_compute_on_their_device(make, n):
     """Facts 4, 28."""
     strategy = make()
-    assert [
-        int(i) for i in strategy.experimental_local_results(strategy.run(lambda: ctx().replica_id_in_sync_group))
-    ] == list(range(n))
+    ids = strategy.run(lambda: ctx().replica_id_in_sync_group)
+    assert parts(strategy, ids) == list(range(n))
+    assert [int(i) for i in strategy.experimental_local_results(ids)] == local_ids(strategy)
     names = strategy.run(lambda: ctx().devices[0][0])
-    expected = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(n)]
-    assert list(strategy.experimental_local_results(names)) == expected
-    table = dict(zip(rx.config.list_devices(), jax.devices()))
+    assert list(strategy.experimental_local_results(names)) == device_names(strategy)
+    table = dict(zip(rx.config.list_devices(), jax.local_devices()))
     for i, part in enumerate(strategy.experimental_local_results(strategy.run(lambda: jnp.ones(2) + 1))):
         assert part.devices() == {table[f"GPU:{i}"]}
 
@@ -332,12 +342,11 @@ def test_results_lie_on_their_replicas_devices(make, n, way):
     """Fact 28."""
     strategy = make()
     result = way(lambda: strategy.run(lambda: ctx().all_reduce(SUM, replica_id())))()
-    devices = [next(iter(part.devices())) for part in result.values]
-    assert len(set(devices)) == n
+    assert len(set(each(strategy, result, lambda part: next(iter(part.devices())).id))) == n
     assert parts(strategy, result) == [n * (n - 1) / 2] * n
 
 
-@several_replicated
+@several_here
 def test_components_of_different_devices_combine_outside(make, n):
     """The user may compute with two components, although they lie on two devices."""
     strategy = make()
@@ -361,8 +370,9 @@ def test_eager_replicas_run_in_order_up_to_each_meeting_point(make, n):
         ctx().all_reduce(SUM, jnp.float32(1) * r)
         log.append(("c", r))
 
-    make().run(replica)
-    ids = range(n)
+    strategy = make()
+    strategy.run(replica)
+    ids = local_ids(strategy)
     assert log == [*(("a", i) for i in ids), "merge", *(("b", i) for i in ids), *(("c", i) for i in ids)]
 
 
@@ -386,7 +396,7 @@ def test_an_exception_comes_out_as_it_is_and_leaves_the_strategy_usable(make, n,
     assert parts(strategy, way(lambda: strategy.run(replica_id))()) == [float(i) for i in range(n)]
 
 
-@several_replicated
+@several_in_one_process
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_one_eager_replica_that_raises_ends_all(make, n, where):
     """Facts 13, 21."""
@@ -409,7 +419,7 @@ def test_one_eager_replica_that_raises_ends_all(make, n, where):
 @several_replicated
 def test_a_nested_run_is_refused(make, n):
     """Fact 8."""
-    strategy, other = make(), mirrored(n + 1)
+    strategy, other = make(), another()
     for way in (eager, compiled):
         with pytest.raises(RuntimeError, match="Method requires being in cross-replica context"):
             way(lambda: strategy.run(lambda: strategy.run(lambda: 1)))()
@@ -419,7 +429,7 @@ def test_a_nested_run_is_refused(make, n):
             way(lambda: strategy.run(lambda: 1))()
 
 
-@several_replicated
+@several_in_one_process
 def test_different_numbers_of_merge_calls_are_refused(make, n):
     """Fact 21."""
     strategy = make()
@@ -432,7 +442,7 @@ def test_different_numbers_of_merge_calls_are_refused(make, n):
         strategy.run(replica)
 
 
-@several_replicated
+@several_in_one_process
 def test_the_first_replicas_merge_function_runs(make, n):
     """Fact 21."""
     strategy = make()
@@ -497,7 +507,7 @@ def test_shares_of_different_shapes_go_in_and_out_eagerly(make, n):
     assert parts(strategy, result[1]) == [i * (i + 1) / 2 for i in range(n)]
 
 
-@several_replicated
+@several_in_one_process
 def test_a_value_of_a_smaller_strategy_runs_out(make, n):
     """Fact 33."""
     small, large = make(), mirrored(n + 1)
@@ -527,7 +537,7 @@ def test_a_variable_made_in_run_is_one_for_all_replicas(n):
     assert all(made is v and value == 5.0 for made, value in seen) and len(seen) == n
 
 
-@several_replicated
+@several_in_one_process
 def test_variables_of_different_names_are_refused(make, n):
     """Fact 24."""
 
@@ -572,14 +582,16 @@ def test_a_function_handed_to_run_is_compiled(make, n):
     assert len(calls) == 1
 
 
-@several_replicated
+@several_here
 @ways
 def test_printing_a_per_replica_value(make, n, way):
     """Fact 30."""
-    value = way(lambda: make().run(lambda: replica_id() + 1))()
-    lines = [f"  {i}: {float(i + 1)}" for i in range(n)]
+    strategy = make()
+    value = way(lambda: strategy.run(lambda: replica_id() + 1))()
+    lines = [f"  {i}: {float(r + 1)}" for i, r in enumerate(local_ids(strategy))]
     assert str(value) == "PerReplica:{\n" + ",\n".join(lines) + "\n}"
-    assert repr(value).startswith("PerReplica:{\n  0: Array(1., dtype=float32),\n  1: ")
+    first = float(local_ids(strategy)[0] + 1)
+    assert repr(value).startswith(f"PerReplica:{{\n  0: Array({first:.0f}., dtype=float32),\n  1: ")
 
 
 # Values made for each replica.
@@ -595,8 +607,9 @@ def test_values_from_a_function_are_stored_as_they_are(make, n):
         return [c.replica_id_in_sync_group, {"a": "text"}, None, same]
 
     number, nest, none, array = strategy.experimental_distribute_values_from_function(value)
-    assert seen == [(i, n) for i in range(n)] and all(type(i) is int for i, _ in seen)
-    assert number.values == tuple(range(n)) and nest["a"].values == ("text",) * n and none.values == (None,) * n
+    ids = local_ids(strategy)
+    assert seen == [(i, n) for i in ids] and all(type(i) is int for i, _ in seen) and number.values == tuple(ids)
+    assert nest["a"].values == ("text",) * len(ids) and none.values == (None,) * len(ids)
     assert all(part is same for part in array.values)
 
 

@@ -7,8 +7,8 @@ replica) and compiled (inside of `rx.function`). One that takes `make` runs over
 from __future__ import annotations
 
 import functools
-import json
 import os
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -68,6 +68,12 @@ def tpu(n: int, logical: int, **options: Any) -> rx.TPUStrategy:
         _devices.set_virtual_devices(before)
 
 
+@functools.cache
+def another() -> rx.MirroredStrategy:
+    """A strategy that is none of the table's."""
+    return rx.MirroredStrategy(["CPU:0"])
+
+
 # Every strategy that the shared tests run over: its name, how many replicas it has, and what makes it. A strategy that
 # is new takes one line here.
 STRATEGIES: dict[str, tuple[int, Callable[[], rx.Strategy]]] = {
@@ -81,8 +87,9 @@ STRATEGIES: dict[str, tuple[int, Callable[[], rx.Strategy]]] = {
 }
 
 # In the workers of a job (see test_multi_worker_suite.py) there is one strategy, over all of them.
-if "REPLICAX_SUITE_REPLICAS" in os.environ:
-    STRATEGIES = {"multi_worker": (int(os.environ["REPLICAX_SUITE_REPLICAS"]), multi_worker)}
+WORKERS = int(os.environ.get("REPLICAX_SUITE_WORKERS", "1"))
+if WORKERS > 1:
+    STRATEGIES = {"multi_worker": (WORKERS * int(os.environ["REPLICAX_SUITE_DEVICES"].split(":")[1]), multi_worker)}
 
 
 def eager(program: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,16 +111,31 @@ strategies = pytest.mark.parametrize("make", [make for _, make in STRATEGIES.val
 _TPUS = {"tpu", "tpu_logical"}
 
 
-def _with_counts(but_for: set[str], at_least: int = 1) -> pytest.MarkDecorator:
-    chosen = {name: (make, n) for name, (n, make) in STRATEGIES.items() if name not in but_for and n >= at_least}
+def _with_counts(but_for: set[str] = frozenset(), at_least: int = 1, here: int = 1, workers: bool = True) -> Any:
+    """A table of those with so many replicas, in all and in a process; `workers`: also those of several processes."""
+    chosen = {
+        name: (make, n)
+        for name, (n, make) in STRATEGIES.items()
+        if name not in but_for and n >= at_least and n // WORKERS >= here and (workers or WORKERS == 1)
+    }
     return pytest.mark.parametrize("make, n", list(chosen.values()), ids=list(chosen))
 
 
-replicated = _with_counts(but_for={"one_device"})  # whose values are per replica, with the number of replicas
-several_replicated = _with_counts(but_for={"one_device"}, at_least=2)
-uneven = _with_counts(but_for={"one_device", *_TPUS}, at_least=2)  # whose shapes may differ from replica to replica
-on_gpus = _with_counts(but_for={"one_device", "central", *_TPUS})  # whose devices are GPU:0, GPU:1 and so on
-mirroring = _with_counts(but_for={"one_device", "central"})  # whose variables have a copy on each replica
+PLAIN = {"one_device"}  # whose values are plain ones
+ONE_COPY = {"one_device", "central"}  # whose variables are no copies on each replica
+replicated = _with_counts(PLAIN)  # whose values are per replica, with the number of replicas
+several_replicated = _with_counts(PLAIN, at_least=2)
+mirroring = _with_counts(ONE_COPY)  # whose variables have a copy on each replica
+several_mirroring = _with_counts(ONE_COPY, at_least=2)
+# Several in each process: whose replicas' values are put together, and whose replicas may share an object.
+several_here = _with_counts(PLAIN, here=2)
+several_mirroring_here = _with_counts(ONE_COPY, here=2)
+# All in this process, where one replica may do something else than the others, and no other process waits for it.
+several_in_one_process = _with_counts(PLAIN, at_least=2, workers=False)
+mirroring_in_one_process = _with_counts(ONE_COPY, workers=False)
+several_mirroring_in_one_process = _with_counts(ONE_COPY, at_least=2, workers=False)
+uneven = _with_counts({*PLAIN, *_TPUS}, at_least=2)  # whose shapes may differ from replica to replica
+on_gpus = _with_counts({*ONE_COPY, *_TPUS}, workers=False)  # whose devices are GPU:0, GPU:1 and so on, in this process
 
 
 def ctx() -> rx.ReplicaContext:
@@ -134,20 +156,42 @@ def per_replica(strategy: rx.Strategy, values: Any) -> Any:
     )
 
 
-def parts(strategy: rx.Strategy, value: Any) -> list[Any]:
-    """The components, as lists; those of all workers."""
-    return everywhere([np.asarray(part).tolist() for part in strategy.experimental_local_results(value)])
+def each(strategy: rx.Strategy, value: Any, look: Callable[[Any], Any]) -> list[Any]:
+    """What `look` says of each component; those of all workers."""
+    return everywhere([look(part) for part in strategy.experimental_local_results(value)])
 
 
 def everywhere(local: list[Any]) -> list[Any]:
     """A list of what this worker's replicas have, as that of all."""
-    return [part for text in _exchange.everyones(json.dumps(local), "tests") for part in json.loads(text)]
+    told = _exchange.everyones(pickle.dumps(local).hex(), "tests")
+    return [part for text in told for part in pickle.loads(bytes.fromhex(text))]
+
+
+def parts(strategy: rx.Strategy, value: Any) -> list[Any]:
+    """The components, as lists."""
+    return each(strategy, value, lambda part: np.asarray(part).tolist())
 
 
 def leaves_of(strategy: rx.Strategy, value: Any) -> list[list[Any]]:
     """Of a nest: for each replica its leaves, as lists."""
-    nests = strategy.experimental_local_results(value)
-    return everywhere([[np.asarray(leaf).tolist() for leaf in jax.tree.leaves(nest)] for nest in nests])
+    return each(strategy, value, lambda nest: [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(nest)])
+
+
+def local_ids(strategy: rx.Strategy) -> list[int]:
+    """The numbers of this process's replicas."""
+    first, here = jax.process_index() if WORKERS > 1 else 0, len(strategy.extended.worker_devices)
+    return list(range(first * here, (first + 1) * here))
+
+
+def device_names(strategy: rx.Strategy) -> list[str]:
+    """The full names of the devices that this process's replicas have, where these are the first ones."""
+    task = f"worker/replica:0/task:{jax.process_index()}" if WORKERS > 1 else "localhost/replica:0/task:0"
+    return [f"/job:{task}/device:GPU:{i}" for i in range(len(strategy.extended.worker_devices))]
+
+
+def comes_per_replica(strategy: rx.Strategy, value: Any) -> bool:
+    """Whether a result of `run` has the form of those: bare where one of several workers has one replica."""
+    return isinstance(value, rx.PerReplica) is (WORKERS == 1 or len(strategy.extended.worker_devices) > 1)
 
 
 @counts
