@@ -33,7 +33,7 @@ version_of = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_
 VERSION := $(call version_of,$(PYTHON))
 VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
 
-.PHONY: help demo test test-python test-newest tensorflow interpreters lint format bench clean
+.PHONY: help demo demo-workers test test-python test-newest tensorflow interpreters lint format bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -41,6 +41,9 @@ help:  ## list the targets
 
 demo: $(DEMO)/.installed  ## train a small model on several virtual devices
 	$(DEMO)/bin/python examples/digits.py
+
+demo-workers: $(DEMO)/.installed  ## the same in two worker processes
+	$(DEMO)/bin/replicax launch --workers 2 examples/digits.py --strategy multi_worker
 
 test: interpreters lint test-python test-newest  ## run every check: lint, types, tests and doctests on both ends
 	@echo "All checks passed."

@@ -2,6 +2,7 @@
 
     python examples/digits.py                 on all accelerators or, without any, 4 virtual devices
     python examples/digits.py --replicas 2    on two devices: the same losses, to rounding
+    replicax launch --workers 2 examples/digits.py --strategy multi_worker    in two processes: the same again
 
 The 1,797 images come with scikit-learn. A batch of 64 is split among the replicas, each of which computes the loss and
 the gradients of its part; the gradients are summed over the replicas, and every replica makes the same update.
@@ -170,9 +171,19 @@ def whole_number(at_least):
     return parse
 
 
+def devices_for(options, parser):
+    if "REPLICAX_VIRTUAL_DEVICES" not in os.environ:  # used where there is no accelerator
+        rx.config.set_virtual_devices({"CPU": options.replicas or 4})
+    devices = [name for name in rx.config.list_devices() if not name.startswith("CPU:")] or rx.config.list_devices()
+    if (options.replicas or 1) > len(devices):
+        parser.error(f"argument --replicas: {options.replicas} is more than the devices here, {', '.join(devices)}")
+    return devices[: options.replicas]
+
+
 def main(arguments=None):
     parser = Parser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--replicas", type=whole_number(1), help="default: one an accelerator, or 4")
+    parser.add_argument("--strategy", choices=("mirrored", "multi_worker"), default="mirrored")
+    parser.add_argument("--replicas", type=whole_number(1), help="default: one an accelerator, or 4 (mirrored only)")
     parser.add_argument("--epochs", type=whole_number(1), default=10)
     parser.add_argument("--batch-size", type=whole_number(1), default=64, help="of all replicas together")
     parser.add_argument("--seed", type=whole_number(0), default=0, help="of the parameters and the order of images")
@@ -183,15 +194,15 @@ def main(arguments=None):
     if (options.replicas or 1) > options.batch_size:
         parser.error(f"{options.replicas} replicas cannot share a batch of {options.batch_size} images")
 
-    if "REPLICAX_VIRTUAL_DEVICES" not in os.environ:  # used where there is no accelerator
-        rx.config.set_virtual_devices({"CPU": options.replicas or 4})
-    devices = [name for name in rx.config.list_devices() if not name.startswith("CPU:")] or rx.config.list_devices()
-    if (options.replicas or 1) > len(devices):
-        parser.error(f"argument --replicas: {options.replicas} is more than the devices here, {', '.join(devices)}")
-    strategy = rx.MirroredStrategy(devices[: options.replicas])
-    console = rich.console.Console(highlight=False, soft_wrap=True)
+    if options.strategy == "multi_worker":  # the workers and their devices are the launcher's business
+        strategy = rx.MultiWorkerMirroredStrategy()
+    else:
+        strategy = rx.MirroredStrategy(devices_for(options, parser))
+    first = strategy.extended.should_checkpoint  # whether this process is the one that writes
+    console = rich.console.Console(highlight=False, soft_wrap=True, quiet=not first)
     history, tested = train(strategy, options, console)
-    draw(options.output, history, *tested)
+    if first:
+        draw(options.output, history, *tested)
     console.print(f"Test accuracy {history['test_accuracy'][-1]:.1%}; curves and images are in {options.output}.")
     return history
 

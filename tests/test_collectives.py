@@ -23,6 +23,7 @@ from test_ways import (
     several,
     several_replicated,
     strategies,
+    uneven,
     ways,
 )
 
@@ -470,7 +471,7 @@ def test_the_gradient_of_all_gather_is_the_replicas_own_part(make, n, way, diffe
     assert parts(strategy, gradient) == (weights.reshape(n, 2) * scales).tolist()
 
 
-@several_replicated
+@uneven
 @differentiated
 def test_the_gradient_of_an_uneven_all_gather(make, n, differentiate):
     """Facts 50, 56."""

@@ -30,8 +30,7 @@ def gathered(x):
 meetings = pytest.mark.parametrize("meet", [total, merged, gathered])
 
 
-def compiled_run(n, replica, *args):
-    strategy = mirrored(n)
+def compiled_run(strategy, replica, *args):
     return parts(strategy, rx.function(lambda *a: strategy.run(replica, args=a))(*args))
 
 
@@ -55,9 +54,9 @@ def test_a_branch_that_replicas_may_take_differently_is_refused(make, n, meet):
             return lax.cond(predicate(x), lambda: meet(x), lambda: x * 0.0)
 
         with pytest.raises(RuntimeError, match=REFUSED + "branch"):
-            compiled_run(n, replica, x)
+            compiled_run(make(), replica, x)
         assert not rx.has_strategy()
-    assert compiled_run(n, lambda x: total(x), x) == [n * (n + 1) / 2] * n
+    assert compiled_run(make(), lambda x: total(x), x) == [n * (n + 1) / 2] * n
 
 
 @several_replicated
@@ -78,8 +77,8 @@ def test_a_branch_that_all_replicas_take_alike_works(make, n, meet):
         def replica(x, flag, predicate=predicate):
             return lax.cond(predicate(x, flag), lambda: meet(x) * 1.0, lambda: x * 0.0)
 
-        assert compiled_run(n, replica, x, flag) == [expected] * n
-    assert compiled_run(n, lambda x, f: lax.cond(f, lambda: meet(x), lambda: x), x, ~flag) == [
+        assert compiled_run(make(), replica, x, flag) == [expected] * n
+    assert compiled_run(make(), lambda x, f: lax.cond(f, lambda: meet(x), lambda: x), x, ~flag) == [
         r + 1.0 for r in range(n)
     ]
 
@@ -99,8 +98,8 @@ def test_a_meeting_in_a_scan_or_a_counted_loop_works(make, n, meet):
     def in_while(x):
         return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] + meet(x)), (0, jnp.zeros(())))[1]
 
-    assert compiled_run(n, in_scan, x) == [6 * expected] * n
-    assert compiled_run(n, in_fori, x) == compiled_run(n, in_while, x) == [3 * expected] * n
+    assert compiled_run(make(), in_scan, x) == [6 * expected] * n
+    assert compiled_run(make(), in_fori, x) == compiled_run(make(), in_while, x) == [3 * expected] * n
 
 
 @several_replicated
@@ -122,7 +121,7 @@ def test_a_loop_that_replicas_may_leave_differently_is_refused(make, n, meet):
 
     for replica in (by_own_value, by_own_count, becomes_own, nested):
         with pytest.raises(RuntimeError, match=REFUSED):
-            compiled_run(n, replica, x)
+            compiled_run(make(), replica, x)
 
 
 @several_replicated
@@ -142,7 +141,7 @@ def test_a_loop_until_a_shared_condition_holds(make, n):
     expected = n * (n + 1) / 2
     while expected < 100:
         expected *= 2
-    assert compiled_run(n, replica, x) == [expected] * n
+    assert compiled_run(make(), replica, x) == [expected] * n
 
 
 @several_replicated
@@ -154,7 +153,7 @@ def test_branches_without_meetings_may_differ(make, n):
         z = lax.while_loop(lambda c: c < 5.0, lambda c: c + x, x)
         return total(y) + 0 * z
 
-    assert compiled_run(n, replica, x) == [1.0 + sum(10.0 * r for r in range(2, n + 1))] * n
+    assert compiled_run(make(), replica, x) == [1.0 + sum(10.0 * r for r in range(2, n + 1))] * n
 
 
 @several
@@ -202,7 +201,7 @@ def test_gradients_through_meetings_in_loops(make, n):
         return jax.grad(loss)(x)
 
     x = per_replica(make(), [r + 1.0 for r in range(n)])
-    np.testing.assert_allclose(compiled_run(n, replica, x), [2 * 3 * n * (r + 1.0) for r in range(n)])
+    np.testing.assert_allclose(compiled_run(make(), replica, x), [2 * 3 * n * (r + 1.0) for r in range(n)])
 
 
 @several_replicated

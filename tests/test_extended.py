@@ -10,7 +10,7 @@ from test_ways import (
     SUM,
     ctx,
     mirrored,
-    mirroring,
+    on_gpus,
     one_device,
     parts,
     per_replica,
@@ -173,7 +173,7 @@ def test_reduce_the_gradients_then_update(n, way):
         assert parts(strategy, step()) == expected and parts(strategy, v) == expected
 
 
-@mirroring
+@on_gpus
 def test_devices_and_containers(make, n):
     """Facts 88, 113."""
     strategy, plain = make(), rx.Variable(1.0)

@@ -24,6 +24,7 @@ from test_ways import (
     replicated,
     several,
     strategies,
+    uneven,
 )
 
 import replicax as rx
@@ -472,7 +473,7 @@ def test_next_of_an_iterator_is_pulled_by_each_call(make, n):
             step()
 
 
-@replicated
+@uneven
 def test_an_iterator_as_an_argument(make, n):
     """Fact 166."""
     strategy = make()

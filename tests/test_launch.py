@@ -143,16 +143,25 @@ def test_a_worker_that_a_signal_kills_is_told_by_the_signals_name(name, tmp_path
 
 def test_a_stopped_worker_that_another_one_reports_is_the_cause_and_ends(tmp_path):
     program = """
+    def end(number, frame):
+        report(message="was ended by SIGTERM")
+        sys.exit(143)
     if task == 1:
+        signal.signal(signal.SIGTERM, end)
+        Path("stopped").touch()
         os.kill(os.getpid(), signal.SIGSTOP)
+        for_ever()
+    while not os.path.exists("stopped"):
+        time.sleep(0.01)
     report(kind="stuck", message="worker 1 does not answer", caused_by=1)
     sys.exit(70)
     """
     with Launch(tmp_path, "--workers 2", program) as launch:
         assert launch.wait() == 70, launch.output
-    assert launch.err.splitlines()[:2] == [
-        "replicax launch: worker 1 is the cause: ended by the launcher (killed by SIGTERM)",
+    assert launch.err.splitlines() == [
+        "replicax launch: worker 1 is the cause: ended by the launcher (exit status 143)",
         "  worker 0 says: worker 1 does not answer",
+        "  worker 0: exit status 70",
     ]
 
 
@@ -265,11 +274,13 @@ def test_a_second_interrupt_kills_at_once(tmp_path):
 
 def test_the_launchers_own_death_ends_everything(tmp_path):
     program = _FAMILY + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nfor_ever()"
-    with Launch(tmp_path, "--workers 2", program) as launch:
+    with Launch(tmp_path, "--workers 2", program, env={"TMPDIR": str(tmp_path)}) as launch:
         launch.wait_for("asleep", _ASLEEP)
+        assert list(tmp_path.glob("replicax-launch-*"))
         launch.signal(signal.SIGKILL)
         assert launch.wait() == -signal.SIGKILL
         launch.nothing_left()
+    assert not list(tmp_path.glob("replicax-launch-*"))
 
 
 def test_the_death_of_a_guard_ends_everything(tmp_path):

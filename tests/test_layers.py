@@ -29,6 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_monitor",
         "_preflight",
         "_runtime",
+        "_quiet",
         "_exchange",
         "_topology",
         "_tpu_system",

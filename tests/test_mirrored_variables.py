@@ -14,6 +14,7 @@ from test_ways import (
     ctx,
     mirrored,
     mirroring,
+    on_gpus,
     one_device,
     parts,
     per_replica,
@@ -35,7 +36,7 @@ def made(strategy, value=1.0, **more):
 # What it is.
 
 
-@mirroring
+@on_gpus
 def test_what_a_variable_in_scope_is(make, n):
     """Facts 29, 59."""
     strategy = make()

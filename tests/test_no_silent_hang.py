@@ -284,6 +284,33 @@ def test_an_early_return_is_reported(tmp_path, run_dir, figures, early):
         assert run_dir.report(index)["kind"] == "left" and run_dir.report(index)["caused_by"] == early
 
 
+@pytest.mark.parametrize("early", [1, 0])
+def test_an_early_return_is_reported_in_other_waits(tmp_path, run_dir, figures, early):
+    """In what is no call, such as an exchange of messages, after a while."""
+    code = f"""
+        import time
+        from processes import join, mark, step
+        from replicax import _runtime
+        job = join()
+        step().block_until_ready()
+        mark("now")
+        if job.process_id != {early}:
+            with _runtime.waiting("the end of the data"):
+                time.sleep(600)
+    """
+    with Workers(tmp_path, 3, code, env=run_dir.env) as workers:
+        workers.wait_for("now", early)
+        since = time.monotonic()
+        done = workers.join(timeout=30)
+        figures(since, done)
+    for index, ended in done.items():
+        if index != early:
+            assert ended.returncode == 70 and ended.ended - since < 10.0, workers.output()
+            first = own_lines(ended.stderr)[0]
+            assert f"worker {early} has ended the program after 1 call," in first, first
+            assert 'waits in "the end of the data"' in first
+
+
 @pytest.mark.parametrize("absent", [1, 0])
 def test_a_worker_that_never_starts(tmp_path, run_dir, figures, absent):
     env = {**run_dir.env, "REPLICAX_START_TIMEOUT": "3"}
@@ -473,6 +500,33 @@ def test_a_forked_child_is_no_process_of_the_job(tmp_path):
 
 
 # First contact.
+
+
+@pytest.mark.parametrize("killed", [1, 0])
+def test_a_worker_that_dies_while_jax_starts(tmp_path, figures, killed):
+    """Between the first contact and the first collective, where the others are blocked in JAX."""
+    code = f"""
+        import os, time
+        from processes import join, mark
+        from replicax import _runtime
+        go_on = _runtime._start_jax
+        def start_jax(job, *args):
+            if job.process_id == {killed}:
+                mark("now")
+                time.sleep(600)
+            go_on(job, *args)
+        _runtime._start_jax = start_jax
+        join()
+    """
+    with Workers(tmp_path, 3, code) as workers:
+        workers.wait_for("now", killed)
+        since = workers.send(killed, signal.SIGKILL)
+        done = workers.join(timeout=30)
+        figures(since, done)
+    for index, ended in done.items():
+        if index != killed:
+            assert ended.returncode == 70 and ended.ended - since < HEARTBEAT + 5.0, workers.output()
+            assert own_lines(ended.stderr)[0].startswith(f"worker {killed} (127.0.0.1:")
 
 
 def test_different_programs_are_named(tmp_path):

@@ -187,3 +187,81 @@ def test_is_staging():
 
     f(1.0), jax.grad(f)(1.0), jax.jit(f)(1.0)
     assert seen == [False, False, True]
+
+
+def test_the_coordination_service_keeps_keys_and_values(run_python):
+    done = run_python(
+        """
+        import socket
+        import jax
+        from replicax import _private
+
+        with socket.socket() as found:
+            found.bind(("localhost", 0))
+            port = found.getsockname()[1]
+        jax.distributed.initialize(f"localhost:{port}", 1, 0)
+        client = _private.coordination_client()
+        assert _private.value_of_key(client, "missing", 50) is None
+        client.key_value_set("there", "text")
+        print(_private.value_of_key(client, "there", 50))
+        jax.distributed.shutdown()
+        """
+    )
+    assert done.returncode == 0 and done.stdout.strip().endswith("text"), done.stderr
+
+
+_LEAVES = """
+import sys, jax
+from replicax import _private
+assert not _private.backend_started()
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize("127.0.0.1:" + sys.argv[1], 2, int(sys.argv[2]), shutdown_timeout_seconds=600)
+assert not _private.backend_started()
+assert len(jax.devices()) == 2 * jax.local_device_count()
+assert _private.backend_started() and jax.distributed.is_initialized()
+_private.leave_distributed()
+assert not jax.distributed.is_initialized()
+_private.leave_distributed()
+print("left", flush=True)
+"""
+
+
+def test_backend_started_and_leave_distributed(run_python):
+    """Processes leave JAX's coordination service without a word and end at once, where JAX would wait for all."""
+    done = run_python(f"""
+        import socket, subprocess, sys
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        both = [subprocess.Popen([sys.executable, "-c", {_LEAVES!r}, port, str(i)]) for i in (0, 1)]
+        print([process.wait(40) for process in both])
+    """)
+    # Where process 0 ends first, JAX's client aborts the other one: that is why jobs put a relay in between.
+    assert done.stdout.count("left") == 2 and ("[0, 0]" in done.stdout or "[0, -6]" in done.stdout), done.stderr
+
+
+def test_gloo_at_gives_gloo_an_address(run_python):
+    done = run_python(
+        """
+        import socket
+        import jax
+        from jaxlib import _jax
+        from replicax import _private
+
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(f"127.0.0.1:{port}", 1, 0)
+        make, hosts = _jax.make_gloo_tcp_collectives, []
+
+        def spy(hostname=None, **more):
+            hosts.append(hostname)
+            return make(hostname=hostname, **more)
+
+        _jax.make_gloo_tcp_collectives = spy
+        with _private.gloo_at("127.0.0.5"):
+            jax.devices()
+        print(hosts)
+        jax.distributed.shutdown()
+        """
+    )
+    assert done.returncode == 0 and done.stdout.strip().endswith("['127.0.0.5']"), done.stdout + done.stderr

@@ -17,6 +17,7 @@ from test_ways import (
     eager,
     mirrored,
     mirroring,
+    on_gpus,
     one_device,
     parts,
     per_replica,
@@ -25,6 +26,7 @@ from test_ways import (
     several,
     several_replicated,
     strategies,
+    uneven,
     ways,
 )
 
@@ -195,7 +197,7 @@ def test_nests_are_walked(make, n, way):
     assert result["p"].y == "x" and isinstance(result["t"], Typed) and parts(strategy, result["t"].b) == ids
 
 
-@several_replicated
+@uneven
 def test_eager_replicas_may_return_anything(make, n):
     """Fact 18."""
     strategy = make()
@@ -309,7 +311,7 @@ def test_the_replica_context_tells_who_the_replica_is(make, n, way):
     assert set(seen) == {(True, True, n, int)} and strategy.num_replicas_in_sync == n
 
 
-@replicated
+@on_gpus
 def test_eager_replicas_know_their_number_and_compute_on_their_device(make, n):
     """Facts 4, 28."""
     strategy = make()
@@ -484,7 +486,7 @@ def test_the_result_of_one_run_is_the_argument_of_the_next(make, n, way):
     assert parts(strategy, way(program)()) == [i * 4.0 for i in range(n)]
 
 
-@several_replicated
+@uneven
 def test_shares_of_different_shapes_go_in_and_out_eagerly(make, n):
     strategy = make()
     x = strategy.experimental_distribute_values_from_function(

@@ -12,37 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_ways import compiled, ctx, eager, mirrored, per_replica, replica_id, ways
+from test_ways import compiled, ctx, eager, mirrored, per_replica, replica_id, tpu, virtual_tpus, ways
 
 import replicax as rx
 from replicax import _devices
 
-# A replica's extent in x, y, z and cores on a mesh of 2 x 2 x 1 chips with two cores each.
-SHAPES = {1: [1, 1, 1, 1], 2: [1, 1, 1, 2], 4: [2, 1, 1, 2], 8: [2, 2, 1, 2]}
 MEAN, SUM = rx.VariableAggregation.MEAN, rx.VariableAggregation.SUM
 
 grids = pytest.mark.parametrize(("n", "logical"), [(8, 1), (4, 2), (2, 4), (1, 8), (2, 2)])
 spread = pytest.mark.parametrize(("n", "logical"), [(4, 2), (2, 4)])
-
-
-def virtual_tpus() -> None:
-    """Names the CPU devices of the tests TPU:0 to TPU:7, until the test ends (see conftest.py)."""
-    rx.config.set_virtual_devices({"TPU": 8, "CPU": 4})
-
-
-@functools.cache
-def tpu(n: int, logical: int, **options: Any) -> rx.TPUStrategy:
-    """A strategy of `n` replicas with so many logical devices each."""
-    before = dict(_devices._virtual)
-    virtual_tpus()
-    try:
-        topology = rx.tpu.initialize_tpu_system()
-        assignment = rx.tpu.DeviceAssignment.build(topology, computation_shape=SHAPES[logical], num_replicas=n)
-        strategy = rx.TPUStrategy(experimental_device_assignment=assignment, **options)
-        strategy.extended.worker_devices  # noqa: B018  # names are those that the devices have now
-        return strategy
-    finally:
-        _devices.set_virtual_devices(before)
 
 
 def bytes_of(array: jax.Array) -> set[int]:
@@ -660,7 +638,12 @@ def test_a_tensorflow_program_for_a_tpu_machine(run_python):
         import replicax.tf as tf
         import jax.numpy as jnp
 
-        topology = tf.tpu.experimental.initialize_tpu_system()
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver("")
+        tf.config.experimental_connect_to_cluster(resolver)
+        topology = tf.tpu.experimental.initialize_tpu_system(resolver)
+        assert tf.distribute.TPUStrategy(resolver).num_replicas_in_sync == resolver.num_accelerators()["TPU"] == 8
+        older = tf.compat.v1.distribute.experimental.TPUStrategy(resolver, steps_per_run=2)
+        assert (older.steps_per_run, older.num_replicas_in_sync) == (2, 8)
         pairs = tf.tpu.experimental.DeviceAssignment.build(topology, computation_shape=[1, 1, 1, 2], num_replicas=4)
         strategy = tf.distribute.TPUStrategy(experimental_device_assignment=pairs)
         assert tf.distribute.experimental.TPUStrategy is not tf.distribute.TPUStrategy

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax import _exchange
+from replicax import _devices, _exchange
 
 SUM, MEAN = rx.ReduceOp.SUM, rx.ReduceOp.MEAN
 
@@ -44,6 +44,30 @@ def multi_worker() -> rx.MultiWorkerMirroredStrategy:
     return rx.MultiWorkerMirroredStrategy()
 
 
+# A replica's extent in x, y, z and cores on a mesh of 2 x 2 x 1 chips with two cores each.
+SHAPES = {1: [1, 1, 1, 1], 2: [1, 1, 1, 2], 4: [2, 1, 1, 2], 8: [2, 2, 1, 2]}
+
+
+def virtual_tpus() -> None:
+    """Names the CPU devices of the tests TPU:0 to TPU:7, until the test ends (see conftest.py)."""
+    rx.config.set_virtual_devices({"TPU": 8, "CPU": 4})
+
+
+@functools.cache
+def tpu(n: int, logical: int, **options: Any) -> rx.TPUStrategy:
+    """A strategy of `n` replicas with so many logical devices each."""
+    before = dict(_devices._virtual)
+    virtual_tpus()
+    try:
+        topology = rx.tpu.initialize_tpu_system()
+        assignment = rx.tpu.DeviceAssignment.build(topology, computation_shape=SHAPES[logical], num_replicas=n)
+        strategy = rx.TPUStrategy(experimental_device_assignment=assignment, **options)
+        strategy.extended.worker_devices  # noqa: B018  # names are those that the devices have now
+        return strategy
+    finally:
+        _devices.set_virtual_devices(before)
+
+
 # Every strategy that the shared tests run over: its name, how many replicas it has, and what makes it. A strategy that
 # is new takes one line here.
 STRATEGIES: dict[str, tuple[int, Callable[[], rx.Strategy]]] = {
@@ -52,6 +76,8 @@ STRATEGIES: dict[str, tuple[int, Callable[[], rx.Strategy]]] = {
     "2": (2, functools.partial(mirrored, 2)),
     "4": (4, functools.partial(mirrored, 4)),
     "central": (2, central),
+    "tpu": (4, functools.partial(tpu, 4, 1)),
+    "tpu_logical": (2, functools.partial(tpu, 2, 4)),
 }
 
 # In the workers of a job (see test_multi_worker_suite.py) there is one strategy, over all of them.
@@ -75,6 +101,9 @@ ways = pytest.mark.parametrize("way", [eager, compiled], ids=["eager", "compiled
 strategies = pytest.mark.parametrize("make", [make for _, make in STRATEGIES.values()], ids=list(STRATEGIES))
 
 
+_TPUS = {"tpu", "tpu_logical"}
+
+
 def _with_counts(but_for: set[str], at_least: int = 1) -> pytest.MarkDecorator:
     chosen = {name: (make, n) for name, (n, make) in STRATEGIES.items() if name not in but_for and n >= at_least}
     return pytest.mark.parametrize("make, n", list(chosen.values()), ids=list(chosen))
@@ -82,6 +111,8 @@ def _with_counts(but_for: set[str], at_least: int = 1) -> pytest.MarkDecorator:
 
 replicated = _with_counts(but_for={"one_device"})  # whose values are per replica, with the number of replicas
 several_replicated = _with_counts(but_for={"one_device"}, at_least=2)
+uneven = _with_counts(but_for={"one_device", *_TPUS}, at_least=2)  # whose shapes may differ from replica to replica
+on_gpus = _with_counts(but_for={"one_device", "central", *_TPUS})  # whose devices are GPU:0, GPU:1 and so on
 mirroring = _with_counts(but_for={"one_device", "central"})  # whose variables have a copy on each replica
 
 

@@ -7,19 +7,15 @@ collective that never ends.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
-import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _collectives, _dispatch, _exchange
+from replicax import _collectives, _dispatch, _exchange, _quiet, _runtime
 from replicax._errors import ReplicaError
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import ReduceOp
@@ -92,27 +88,9 @@ def _run(program: Any, label: str, mesh: ReplicaMesh, parts: Sequence[Any]) -> A
 
 def connect(mesh: ReplicaMesh) -> None:
     """A first all-reduce, in which the workers' devices connect, so that this takes no time of the first step."""
-    with _stdout_to_stderr():
-        _run(_sum_of_rows(mesh), "connecting", mesh, [np.zeros((), np.int32)] * len(mesh.local_ids)).block_until_ready()
-
-
-@contextlib.contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Gloo prints that it is connected to stdout, which belongs to the program."""
-    try:
-        sys.stdout.flush()
-        kept = os.dup(1)
-        os.dup2(2, 1)
-    except (OSError, ValueError):  # closed, or replaced
-        yield
-        return
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).fflush(None)  # what C has in its buffer is still its own
-        os.dup2(kept, 1)
-        os.close(kept)
+    ones = mesh.stack([np.ones((), np.int32)] * len(mesh.local_ids))
+    with _quiet.without_greetings(), _runtime.waiting("the connection of the replicas' devices"):
+        _sum_of_rows(mesh)(ones).block_until_ready()
 
 
 def from_first(mesh: ReplicaMesh, part: Any, what: str) -> Any:

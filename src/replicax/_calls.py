@@ -25,12 +25,13 @@ class Made(NamedTuple):
 
 
 class Call:
-    """One call under way. `number` is None for a wait that is not counted."""
+    """One call under way, or a wait, whose `number` is None and whose `order` says the how-manieth wait it is."""
 
-    __slots__ = ("done", "label", "number", "output", "since")
+    __slots__ = ("done", "label", "number", "order", "output", "since")
 
-    def __init__(self, number: int | None, label: str):
+    def __init__(self, number: int | None, label: str, order: int = 0):
         self.number = number
+        self.order = order
         self.label = label
         self.since = time.monotonic()
         self.output: Any = None
@@ -69,6 +70,7 @@ class Calls:
         self._moved = 0.0  # when a call was last seen to be done
         self.count = 0
         self.digest = 0
+        self.waits = 0
 
     def begin(self, label: str) -> Call:
         """Counts a call that is about to be dispatched."""
@@ -84,8 +86,9 @@ class Calls:
 
     def begin_wait(self, label: str) -> Call:
         """A thread begins to wait for other processes in some other way."""
-        call = Call(None, label)
         with self._lock:
+            self.waits += 1
+            call = Call(None, label, self.waits)
             self._waits.append(call)
         return call
 
@@ -94,13 +97,13 @@ class Calls:
         with self._lock, contextlib.suppress(ValueError):
             self._waits.remove(call)
 
-    def oldest(self) -> Call | None:
-        """The oldest call or wait that is not done."""
+    def oldest(self, waits: bool = True) -> Call | None:
+        """The oldest call that is not done or, if `waits`, else the oldest wait."""
         with self._lock:
             while self._open and self._open[0].check():
                 self._open.popleft()
                 self._moved = time.monotonic()
-            return self._open[0] if self._open else self._waits[0] if self._waits else None
+            return self._open[0] if self._open else self._waits[0] if waits and self._waits else None
 
     def label_of_last(self) -> str:
         """The label of the call that was made last."""

@@ -47,12 +47,13 @@ class Channel:
 
     def receive(self) -> list[dict[str, Any]]:
         """The messages that have arrived."""
+        read = 0
         try:
-            while not self.closed:
+            while not self.closed and read < _LONGEST:
                 data = self.socket.recv(1 << 16)
                 self._incoming += data
-                if not data or len(self._incoming) > _LONGEST:
-                    self.closed = True
+                read += len(data)
+                self.closed = not data
         except BlockingIOError:
             pass
         except OSError:
@@ -68,6 +69,7 @@ class Channel:
                 self.closed = True
                 break
             messages.append(message)
+        self.closed = self.closed or len(self._incoming) > _LONGEST
         return messages
 
     def close(self) -> None:

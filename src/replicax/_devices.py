@@ -69,6 +69,11 @@ def set_virtual_devices(devices: Mapping[str, int]) -> None:
     _virtual.update(counts)
 
 
+def virtual_count(kind: str) -> int:
+    """How many virtual devices of that type there are."""
+    return _virtual.get(kind, 0)
+
+
 def configure_from_environment() -> None:
     """Applies `REPLICAX_VIRTUAL_DEVICES`, if it is set."""
     if text := os.environ.get(_VARIABLE):

@@ -99,6 +99,7 @@ class Monitor:
         me, oldest = self.me, self.calls.oldest()
         me.heard, me.count, me.digest = now, self.calls.count, self.calls.digest
         me.oldest = (oldest.number, oldest.label, self.calls.age(oldest)) if oldest is not None else None
+        me.waits, me.order = self.calls.waits, oldest.order if oldest is not None else 0
         if self._interrupted is not None and now > self._interrupted[0]:
             _, before = self._interrupted
             self._interrupted = None
@@ -114,7 +115,8 @@ class Monitor:
 
     def _record(self) -> dict[str, Any]:
         me = self.me
-        return {"count": me.count, "digest": me.digest, "oldest": me.oldest, "late": self._late()}
+        calls = {"count": me.count, "digest": me.digest, "waits": me.waits}
+        return {**calls, "oldest": me.oldest, "order": me.order, "late": self._late()}
 
     def _detail(self) -> None:
         self.me.stack = _ending.main_stack()
@@ -230,7 +232,7 @@ class Member(Monitor):
                 self._obey(Verdict(**{**verdict, "cause": tuple(verdict["cause"])}))
                 return
             if "left" in message:
-                hub.left, hub.count = True, message["left"]["count"]
+                hub.left, hub.count, hub.waits = True, message["left"]["count"], message["left"]["waits"]
             if "tell" in message:
                 self._tell(now)
             if "detail" in message:
@@ -319,7 +321,8 @@ class Hub(Monitor):
 
     def _heard(self, index: int, kind: str, record: dict[str, Any]) -> None:
         peer = self.peers[index]
-        peer.count, peer.digest = record["count"], record["digest"]
+        peer.count, peer.digest, peer.waits = record["count"], record["digest"], record["waits"]
+        peer.order = record["order"]
         peer.oldest = tuple(record["oldest"]) if record["oldest"] else None
         peer.left = peer.left or kind == "left"
         if record["late"] is not None and self._late_one is None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 
-from replicax import _across, _devices, _runtime
+from replicax import _across, _devices, _exchange, _runtime
 from replicax._cluster.environment import TFConfigClusterResolver
 from replicax._cluster.resolver import ClusterResolver
+from replicax._errors import JobError
 from replicax._input import Worker
 from replicax._mirrored import MirroredExtended
 from replicax._strategy import Strategy
@@ -30,7 +31,11 @@ class MultiWorkerMirroredExtended(MirroredExtended):
         alone = len(tasks) <= 1 or resolver.task_type == "evaluator"  # which counts no replicas of the others
         if not alone:
             self._worker = Worker(len(tasks), tasks.index(me))
-            _runtime.start(tasks, addresses, self._worker.rank)
+            try:
+                _runtime.start(tasks, addresses, self._worker.rank)
+            except JobError as error:  # what is known of the cluster may say why
+                error.add_note(str(resolver.explain()))
+                raise
             if options is not None:  # else it is the environment's, or five minutes
                 _runtime.set_step_timeout(options.timeout_seconds)
         super().__init__(container_strategy, None if alone else _everyones_devices(), None)
@@ -80,20 +85,14 @@ def _tasks(resolver: Any) -> tuple[list[tuple[Any, Any]], list[str]]:
 def _everyones_devices() -> list[jax.Device]:
     """Of each process in order, the devices in the places of those that this one would take by itself."""
     mine = _devices.find_devices(None)
-    own = [device for device in jax.devices(mine[0].platform) if device.process_index == jax.process_index()]
-    places = [own.index(device) for device in mine]
-    devices: list[jax.Device] = []
-    for process in range(jax.process_count()):
-        theirs = [device for device in jax.devices(mine[0].platform) if device.process_index == process]
-        if len(theirs) != len(own):
-            job = _runtime.current()
-            name = job.name if job is not None else str
-            raise ValueError(
-                f"Every worker needs the same number of devices: {name(jax.process_index())} has {len(own)}, "
-                f"{name(process)} has {len(theirs)}."
-            )
-        devices += [theirs[place] for place in places]
-    return devices
+    every: list[list[jax.Device]] = [[] for _ in range(jax.process_count())]
+    for device in jax.devices(mine[0].platform):
+        every[device.process_index].append(device)
+    if len({len(own) for own in every}) > 1:
+        counts = ", ".join(f"{_exchange.name(i)} has {len(own)}" for i, own in enumerate(every))
+        raise ValueError(f"Every worker needs the same number of devices, but {counts}.")
+    places = [every[jax.process_index()].index(device) for device in mine]
+    return [own[place] for own in every for place in places]
 
 
 class ExperimentalMultiWorkerMirroredStrategy(Strategy):

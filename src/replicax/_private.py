@@ -5,6 +5,8 @@ Tested on the oldest and the newest JAX we support in `tests/test_private.py`.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import threading
 
 import jax
@@ -131,6 +133,22 @@ def backend_started() -> bool:
     from jax._src import xla_bridge
 
     return xla_bridge.backends_are_initialized()
+
+
+@contextlib.contextmanager
+def gloo_at(host: str):
+    """Has Gloo be reached at this address of the machine, if JAX starts on CPU in the `with`.
+
+    JAX itself takes what the machine's own name stands for, which is often 127.0.1.1, and has no setting for it.
+    """
+    from jaxlib import _jax
+
+    make = _jax.make_gloo_tcp_collectives
+    _jax.make_gloo_tcp_collectives = functools.partial(make, hostname=host)
+    try:
+        yield
+    finally:
+        _jax.make_gloo_tcp_collectives = make
 
 
 def leave_distributed() -> None:

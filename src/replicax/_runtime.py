@@ -8,8 +8,10 @@ waits in silence: what fails, stops, leaves early or goes another way is named o
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
+import socket
 import sys
 import threading
 import time
@@ -20,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from replicax import _ending, _preflight, _private
+from replicax import _ending, _preflight, _private, _quiet
 from replicax._calls import Call, Calls
 from replicax._channel import Relay, interface, join_address, listen, parse
 from replicax._errors import JobError
@@ -58,10 +60,16 @@ class Job(NamedTuple):
 
 
 def timeouts() -> dict[str, float | None]:
-    """The seconds in force: "heartbeat", "start" and "step", None where there is no limit.
+    """The time limits in force, in seconds: "heartbeat", "start" and "step", None where there is no limit.
 
-    >>> timeouts()["start"]
-    300.0
+    They come from the environment (`REPLICAX_HEARTBEAT_TIMEOUT`, `REPLICAX_START_TIMEOUT`, `REPLICAX_STEP_TIMEOUT`),
+    unless the program has set them.
+
+    Raises:
+        JobError: a variable of the environment is not a number of seconds.
+
+    >>> timeouts()
+    {'heartbeat': 30.0, 'start': 300.0, 'step': 300.0}
     """
     return {
         "heartbeat": _own.get("heartbeat", _from_environment(_HEARTBEAT, 30.0)),
@@ -87,7 +95,7 @@ def _from_environment(name: str, default: float) -> float | None:
 
 
 def set_timeouts(*, heartbeat: float | None = None, start: float | None = None, step: float | None = None) -> None:
-    """Sets limits in seconds, in place of the environment's; what is None stays as it is.
+    """Sets time limits of jobs of several processes, in seconds; what is None stays as it is.
 
     Args:
         heartbeat: after which a process that does not answer is given up. Process 0's holds for all. Set before the
@@ -97,6 +105,8 @@ def set_timeouts(*, heartbeat: float | None = None, start: float | None = None, 
 
     Raises:
         ValueError: a limit that is not above 0.
+
+    >>> set_timeouts(start=300.0)
     """
     for name, seconds in (("heartbeat", heartbeat), ("start", start), ("step", step)):
         if seconds is None:
@@ -204,13 +214,26 @@ def _start(job: Job) -> None:
     atexit.register(_leave)
     wait = calls.begin_wait("the start of JAX on all processes")
     _start_jax(job, address, bind, limit)
-    found = _preflight.devices()
+    host = _reached_at(job.addresses[job.process_id])
+    with contextlib.nullcontext() if host is None else _private.gloo_at(host):
+        found = _preflight.devices()
     if preflight != "off":
         _preflight.compare_devices(found, job.name)
-    _first_collective()
+    with _quiet.without_greetings():
+        _first_collective()
     calls.end_wait(wait)
     if job.process_id == 0 and preflight == "on":
         _ending.say(_preflight.table(said, found, job))
+
+
+def _reached_at(address: str) -> str | None:
+    """The host of this process's address, if it is one of this machine's own."""
+    host, _ = parse(address)
+    try:
+        with socket.create_server((host, 0)):
+            return host
+    except OSError:  # it stands for this machine only as others see it
+        return None
 
 
 def _coordination(published: str) -> tuple[str, str]:
@@ -306,7 +329,7 @@ def _leave() -> None:
         monitor.post("failed", {"kind": "exception", "message": message, "traceback": text})
         monitor.over.wait(4.0)
         _ending.finish(status)
-    while calls.oldest() is not None:  # the monitor sees to it that this ends
+    while calls.oldest(waits=False) is not None:  # the monitor sees to it that this ends
         time.sleep(0.01)
     monitor.post("leaving", {})
     monitor.over.wait(5.0)

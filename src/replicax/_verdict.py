@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from replicax._calls import Made
 
+_PATIENCE = 5.0  # seconds of a wait, which may be over without those that have ended their programs
+
 
 @dataclass
 class Peer:
@@ -20,6 +22,8 @@ class Peer:
     count: int = 0  # calls made
     digest: int = 0  # of their labels
     oldest: tuple[int | None, str, float] | None = None  # number, label and age of the oldest call that is not done
+    waits: int = 0  # waits begun
+    order: int = 0  # which of them `oldest` is, where that has no number
     left: bool = False  # its program has ended as it should
     failed: Mapping[str, Any] | None = None  # kind, message and traceback of its own failure
     broken: Mapping[str, Any] | None = None  # an exception that another process's end may have caused
@@ -58,6 +62,10 @@ def call_name(number: int | None, label: str) -> str:
     return f'"{label}"' if number is None else f'call {number}, "{label}"'
 
 
+def _calls(count: int) -> str:
+    return f"{count} call" if count == 1 else f"{count} calls"
+
+
 def names(peers: Mapping[int, Peer], which: list[int] | tuple[int, ...]) -> str:
     """The names of these processes, as one text."""
     found = [peers[i].name for i in which]
@@ -66,7 +74,7 @@ def names(peers: Mapping[int, Peer], which: list[int] | tuple[int, ...]) -> str:
 
 def standing(peer: Peer, now: float) -> str:
     """One line: where a process stands."""
-    calls = f"after {peer.count} calls" if peer.count != 1 else "after 1 call"
+    calls = f"after {_calls(peer.count)}"
     if peer.left:
         return f"{peer.name}: has ended its program {calls}"
     if peer.lost is not None:
@@ -123,12 +131,19 @@ def broken(peers: Mapping[int, Peer]) -> Verdict:
 def left(peers: Mapping[int, Peer], now: float) -> Verdict | None:
     """Some have ended their programs, and others are in calls that these have not made."""
     for i, peer in peers.items():
+        if peer.gone:
+            continue
         number, label = waits_for(peer)
-        absent = [j for j, p in peers.items() if p.left and number is not None and p.count < number]
-        if absent and not peer.gone:
+        if number is not None:
+            absent = [j for j, p in peers.items() if p.left and p.count < number]
+        elif peer.oldest and peer.oldest[2] > _PATIENCE:
+            absent = [j for j, p in peers.items() if p.left and p.waits < peer.order]
+        else:
+            absent = []
+        if absent:
             message = (
                 f"{names(peers, absent)} {'has' if len(absent) == 1 else 'have'} ended the program after "
-                f"{peers[absent[0]].count} calls, while {peer.name} waits in {call_name(number, label)}"
+                f"{_calls(peers[absent[0]].count)}, while {peer.name} waits in {call_name(number, label)}"
             )
             return Verdict("left", tuple(absent), message, "", table(peers, now, (i,)))
     return None

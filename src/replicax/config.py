@@ -1,4 +1,4 @@
-"""Settings: virtual devices, and running functions eagerly.
+"""Settings: virtual devices, running functions eagerly, and time limits in jobs of several processes.
 
 >>> import replicax as rx
 >>> rx.config.functions_run_eagerly()
@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from replicax._devices import device_table, set_virtual_devices
 from replicax._function import functions_run_eagerly, run_functions_eagerly
+from replicax._runtime import set_timeouts as set_job_timeouts
+from replicax._runtime import timeouts as job_timeouts
 from replicax._tpu_system import experimental_connect_to_cluster, experimental_connect_to_host
 
 __all__ = [
     "experimental_connect_to_cluster",
     "experimental_connect_to_host",
     "functions_run_eagerly",
+    "job_timeouts",
     "list_devices",
     "run_functions_eagerly",
+    "set_job_timeouts",
     "set_virtual_devices",
 ]
 

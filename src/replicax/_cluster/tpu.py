@@ -72,8 +72,8 @@ class TPUClusterResolver(ClusterResolver):
         tpu: `"local"` for the TPUs of this machine alone; `"grpc://HOST:PORT"`, several separated by commas; or the
             name of a TPU, for which the Cloud TPU service is asked. Empty or None: what the environment says, which
             is the first that is set of KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS, TPU_NAME, TPU_CONFIG,
-            TPU_PROCESS_ADDRESSES and TPU_WORKER_HOSTNAMES, and then the metadata of the TPU VM. On a TPU VM the
-            task is this machine's.
+            TPU_PROCESS_ADDRESSES and TPU_WORKER_HOSTNAMES, then virtual TPU devices (as `"local"`), and then the
+            metadata of the TPU VM. On a TPU VM the task is this machine's.
         zone: the TPU's zone; by default this machine's.
         project: the TPU's project; by default this machine's.
         job_name: the job that the TPU's workers are.
@@ -276,6 +276,8 @@ def _find(tpu: Any, config: dict[str, Any]) -> _Workers:
         if hosts := os.environ.get(variable):
             own = os.environ.get("TPU_WORKER_ID", "0")
             return _vm_workers(hosts.split(","), own, f"{variable} and TPU_WORKER_ID in the environment")
+    if _devices.virtual_count("TPU"):
+        return _Workers("local", None, 0, "the virtual TPU devices")
     if google.on_google_cloud():
         try:
             hosts = google.metadata("instance/attributes/worker-network-endpoints")

@@ -39,7 +39,7 @@ class Worker:
 
     def __init__(self, number: int, command: Sequence[str], environment: Mapping[str, str], screen: Screen, width: int):
         self.number = number
-        self.asked_to_end = False
+        self.asked_to_end: float | None = None  # when
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._lines = [
             Lines(screen.writer(number, width, 1)),
@@ -60,13 +60,13 @@ class Worker:
 
     def signal(self, number: int) -> None:
         """Sends it a signal; SIGKILL also to everything below it."""
-        self.asked_to_end = True
+        self.asked_to_end = self.asked_to_end or time.time()
         # A stopped process acts on no signal but these two.
         with contextlib.suppress(OSError):
             self._control.send(bytes([number] if number == signal.SIGKILL else [number, signal.SIGCONT]))
 
-    async def wait(self) -> tuple[int | None, float, bool]:
-        """Passes its output on until it has ended: its exit status, when that was, and whether it was asked to."""
+    async def wait(self) -> tuple[int | None, float, float | None]:
+        """Passes its output on until it has ended: its exit status, when that was, and when it was asked to."""
         streams = (self._process.stdout, self._process.stderr)
         pumps = [asyncio.create_task(_pump(stream, lines)) for stream, lines in zip(streams, self._lines)]
         reader, writer = await asyncio.open_unix_connection(sock=self._control)
@@ -147,15 +147,11 @@ class Gang:
 
     async def _attend(self, worker: Worker) -> Outcome:
         status, when, asked = await worker.wait()
-        outcome = Outcome(
-            worker.number,
-            self._host,
-            status,
-            when,
-            ended=asked,
-            report=read_report(self._folder, worker.number),
-            tail=readable(worker.tail),
-        )
+        report = read_report(self._folder, worker.number)
+        if report and asked is not None and report["time"] >= asked:
+            report = None  # it tells of the launcher's own signal
+        ended = asked is not None
+        outcome = Outcome(worker.number, self._host, status, when, ended, report, readable(worker.tail))
         if outcome.failed:
             self._fail()
         return outcome

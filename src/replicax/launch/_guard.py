@@ -7,7 +7,7 @@ The launcher starts this file as a program of its own, one for each worker, in a
 CONTROL is the number of an open socket. Each byte that comes over it is the number of a signal for the worker; SIGKILL
 goes to the worker and everything below it. When the worker has ended, the guard ends what the worker left, and answers
 with one line: the exit status (negative for a signal), and when that was. When the socket closes, the launcher is gone,
-however it died, and the guard ends the worker and everything below it.
+however it died: the guard ends the worker and everything below it, and removes the folder of the reports.
 
 On Linux orphans below the guard become its children, so that it finds a worker's data loaders and daemons even where
 they have left their parents or their session; and a worker gets SIGKILL when its guard dies. Elsewhere the worker's
@@ -20,6 +20,7 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -152,6 +153,8 @@ def _guard(control: socket.socket, command: list[str]) -> None:
                     with contextlib.suppress(OSError):
                         os.kill(pid, asked)
     _end_everything(worker)
+    # The launcher could not remove it. Each guard tries, and the last one succeeds.
+    shutil.rmtree(os.environ["REPLICAX_REPORT_DIR"], ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -139,6 +139,7 @@ def _tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
     several = len({outcome.host for outcome in outcomes}) > 1
     where = f" on {cause.host}" if several else ""
     report = cause.report
+    said = ""
     if cause is witness or report:
         step = f", at step {report['step']}" if report and report["step"] is not None else ""
         lines = [f"worker {cause.worker}{where} failed first{step}: {describe(cause)}"]
@@ -153,20 +154,22 @@ def _tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
         lines += _indent(text.splitlines())
     else:
         if witness is not cause and witness.report:
-            lines.append(f"  worker {witness.worker} says: {witness.report['message']}")
+            said = witness.report["message"]
+            lines.append(f"  worker {witness.worker} says: {said}")
         if cause.tail:
             lines.append("  The last lines of its standard error:")
             lines += _indent(_from_last_traceback(cause.tail))
-    lines += _others(cause, outcomes)
+    lines += _others(cause, outcomes, said)
     return "\n".join(lines)
 
 
-def _others(cause: Outcome, outcomes: Sequence[Outcome]) -> list[str]:
-    """A line for each way in which other workers ended."""
+def _others(cause: Outcome, outcomes: Sequence[Outcome], said: str) -> list[str]:
+    """A line for each way in which other workers ended, without what has been said before."""
     groups: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome is not cause:
-            what = describe(outcome) + (f", {outcome.report['message']}" if outcome.report else "")
+            message = outcome.report["message"] if outcome.report else ""
+            what = describe(outcome) + (f", {message}" if message not in ("", said) else "")
             groups.setdefault(what, []).append(f"worker {outcome.worker}")
     return [f"  {join_names(names)}: {what}" for what, names in groups.items()]
 

@@ -1,0 +1,298 @@
+"""What a job of several processes is made of, each part by itself."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import replicax as rx
+from replicax import _ending, _runtime, _verdict
+from replicax._calls import Calls
+from replicax._channel import Channel, Relay, interface, parse, wait
+from replicax._verdict import Peer
+
+
+def ready(calls: Calls, label: str) -> None:
+    calls.begin(label).dispatched(jnp.ones(2).block_until_ready())
+
+
+class NeverReady:
+    """An output of a call that waits for others."""
+
+    nbytes = 8
+    done = False
+
+    def is_ready(self):
+        return self.done
+
+    def is_deleted(self):
+        return False
+
+
+def test_calls_are_counted_and_compared():
+    one, other, swapped = Calls(), Calls(), Calls()
+    for label in ("a", "b", "c"):
+        ready(one, label), ready(other, label)
+    for label in ("b", "a", "c"):
+        ready(swapped, label)
+    assert one.count == 3 and one.digest == other.digest == other.digest_at(3) != swapped.digest
+    assert [one.digest_at(n) == swapped.digest_at(n) for n in range(4)] == [True, False, False, False]
+    assert one.digest_at(4) is None
+    assert one.oldest() is None
+    for _ in range(2000):
+        ready(one, "more")
+    assert one.digest_at(3) is None and one.digest_at(2003) == one.digest, "only the latest are remembered"
+    assert len(one.made()) == 1024 and one.made()[2003].label == one.label_of_last() == "more"
+
+
+def test_the_oldest_call_that_is_not_done():
+    calls = Calls()
+    first, second = NeverReady(), NeverReady()
+    ready(calls, "zeroth")
+    calls.begin("first").dispatched(first)
+    calls.begin("second").dispatched(second)
+    under_dispatch = calls.begin("third")
+    wait = calls.begin_wait("a message")
+    assert (calls.oldest().number, calls.oldest().label) == (2, "first")
+    second.done = True
+    assert calls.oldest().label == "first"
+    first.done = True
+    assert calls.oldest() is under_dispatch
+    under_dispatch.dispatched(None)  # it has raised
+    assert calls.oldest() is wait and calls.oldest(waits=False) is None and wait.number is None
+    calls.end_wait(wait)
+    calls.end_wait(wait)
+    assert calls.oldest() is None
+
+
+def test_a_call_is_not_late_because_those_before_it_were_slow():
+    calls = Calls()
+    first = NeverReady()
+    calls.begin("first").dispatched(first)
+    second = calls.begin("second")
+    second.since -= 100
+    first.done = True
+    assert calls.oldest() is second and calls.age(second) < 50
+
+
+def test_large_outputs_are_watched_and_not_held():
+    calls = Calls()
+
+    class Large(NeverReady):
+        nbytes = 1 << 20
+
+    output = Large()
+    calls.begin("large").dispatched(output)
+    assert calls.oldest().label == "large"
+    del output
+    assert calls.oldest() is None
+
+
+def test_donated_outputs_are_no_longer_watched():
+    calls = Calls()
+    call = calls.begin("step")
+    array = jnp.ones(3)
+    call.output = array
+    array.delete()
+    assert calls.oldest() is None
+
+
+def test_without_a_job_nothing_is_counted():
+    assert _runtime.current() is None and _runtime._calls is None
+    with _runtime.calling("step") as call, _runtime.waiting("a message"):
+        call.output = jnp.ones(2)
+    _runtime.launched("step", jnp.ones(2))
+    alone = _runtime.start([("worker", 0)], ["127.0.0.1:1"], 0)
+    assert alone.name(0) == "worker 0" and _runtime.current() is None and not jax.distributed.is_initialized()
+
+
+def test_what_start_refuses():
+    with pytest.raises(ValueError, match="one address for each task.*got 2 tasks, 1 addresses and process id 0"):
+        _runtime.start([("worker", 0), ("worker", 1)], ["127.0.0.1:1"], 0)
+    jnp.ones(1)
+    with pytest.raises(RuntimeError, match="^Collective ops must be configured at program startup"):
+        _runtime.start([("worker", 0), ("worker", 1)], ["127.0.0.1:1", "127.0.0.1:2"], 0)
+
+
+def test_time_limits(monkeypatch):
+    monkeypatch.setattr(_runtime, "_own", {})
+    monkeypatch.setattr(_runtime, "_step_timeout", None)
+    monkeypatch.setenv("REPLICAX_STEP_TIMEOUT", "none")
+    monkeypatch.setenv("REPLICAX_HEARTBEAT_TIMEOUT", "12.5")
+    assert rx.config.job_timeouts() == {"heartbeat": 12.5, "start": 300.0, "step": None}
+    rx.config.set_job_timeouts(heartbeat=2, step=7)
+    assert rx.config.job_timeouts() == {"heartbeat": 2.0, "start": 300.0, "step": 7.0}
+    rx.config.set_job_timeouts(step=float("inf"))
+    assert rx.config.job_timeouts()["step"] is None
+    for bad in ({"start": 0}, {"heartbeat": float("inf")}, {"step": float("nan")}):
+        with pytest.raises(ValueError, match="is a number of seconds above 0"):
+            rx.config.set_job_timeouts(**bad)
+    with pytest.raises(ValueError, match="`timeout_seconds` is a number of seconds above 0, or None"):
+        _runtime.set_step_timeout(-1)
+    monkeypatch.setenv("REPLICAX_START_TIMEOUT", "soon")
+    with pytest.raises(rx.JobError, match="REPLICAX_START_TIMEOUT is a number of seconds above 0; got 'soon'"):
+        rx.config.job_timeouts()
+
+
+def channels():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    return Channel(near), Channel(far)
+
+
+def received(channel: Channel, count: int) -> list:
+    messages, deadline = [], time.monotonic() + 10
+    while len(messages) < count and not channel.closed and time.monotonic() < deadline:
+        wait([channel], [], 1.0)
+        messages += channel.receive()
+    return messages
+
+
+def test_channels_never_block():
+    near, far = channels()
+    large = {"text": "x" * 1_000_000}
+    for _ in range(20):
+        near.send(large)
+    assert near.unsent  # and the sender goes on
+    got: list = []
+    while len(got) < 20:
+        near.flush()
+        got += received(far, 1)
+    assert got == [large] * 20 and not near.unsent
+    far.close()
+    assert received(near, 1) == [] and near.closed
+    near.send({"to": "nobody"})
+    near.close()
+
+
+@pytest.mark.parametrize("text", [b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b"\xff\xfe\n"])
+def test_channels_close_on_what_is_no_message(text):
+    near, far = channels()
+    near.socket.sendall(b'{"a": 1}\n' + text)
+    assert received(far, 2) == [{"a": 1}] and far.closed
+    near.close()
+    far.close()
+
+
+def test_addresses():
+    assert interface("localhost") in ("127.0.0.1", "::1") and interface("127.0.0.1") == "127.0.0.1"
+    assert interface("10.1.2.3") == "0.0.0.0" and interface("fd00::1") == "::"
+    for bad in ("host", "host:", ":80", "host:0", "host:65536", "host:http"):
+        with pytest.raises(ValueError, match="An address reads HOST:PORT"):
+            parse(bad)
+
+
+def test_a_relay_stays_open_when_the_other_end_is_gone():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        relay = Relay(server.getsockname())
+        near = socket.create_connection(parse(relay.address), timeout=5)
+        far, _ = server.accept()
+        near.sendall(b"ping")
+        assert far.recv(10) == b"ping"
+        far.sendall(b"pong")
+        assert near.recv(10) == b"pong"
+        far.close()
+    near.sendall(b"is anybody there")
+    near.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        near.recv(10)
+    near.close()
+
+
+def peers(*counts: int) -> dict[int, Peer]:
+    return {i: Peer(f"worker {i}", f"10.0.0.{i}:1", heard=100.0, count=count) for i, count in enumerate(counts)}
+
+
+def test_the_first_failure_is_the_cause():
+    job = peers(5, 5, 5)
+    job[1].failed = {"kind": "exception", "message": "ValueError: late", "traceback": "T1", "time": 3.0}
+    job[2].failed = {"kind": "exception", "message": "KeyError: early", "traceback": "T2\n", "time": 2.0}
+    job[0].lost = "has ended without a word"
+    verdict = _verdict.failure(job)
+    assert verdict.cause == (2,) and verdict.kind == "exception"
+    assert verdict.text.splitlines() == [
+        "worker 2 failed: KeyError: early",
+        "T2",
+        "worker 1 failed too: ValueError: late",
+        "worker 0 has ended without a word",
+    ]
+
+
+def test_who_is_late_is_told():
+    job = peers(4, 3, 4)
+    job[0].oldest, job[2].oldest = (4, "step", 9.0), (4, "step", 8.0)
+    verdict = _verdict.stuck(job, 0, 9.0, 101.0)
+    assert verdict.cause == (1,) and verdict.message.endswith('in call 4, "step", which worker 1 has not reached')
+    job[1].count = 4
+    verdict = _verdict.stuck(job, 0, 9.0, 101.0)
+    assert verdict.cause == () and verdict.message.endswith("which every process has reached")
+
+
+@pytest.mark.parametrize(
+    "text, other",
+    [
+        ("UNKNOWN: Gloo all-reduce failed: Read error [127.0.0.1]:6041: Connection reset by peer", True),
+        ("UNAVAILABLE: failed to connect to all addresses", True),
+        ("INTERNAL: NCCL operation ncclAllReduce failed: remote process exited", True),
+        ("RESOURCE_EXHAUSTED: Out of memory allocating 100 bytes", False),
+        ("the connection refused to be made", False),
+        ("INTERNAL: shape mismatch", False),
+    ],
+)
+def test_which_exceptions_follow_from_another_process(text, other):
+    assert _ending.caused_by_another(ValueError(text)) is other
+    try:
+        try:
+            raise RuntimeError(text)
+        except RuntimeError as error:
+            raise OSError("training failed") from error
+    except OSError as error:
+        assert _ending.caused_by_another(error) is other
+
+
+def test_reports_are_written_where_they_are_asked_for(tmp_path, monkeypatch):
+    monkeypatch.delenv("REPLICAX_REPORT_DIR", raising=False)
+    _ending.write_report(1, "worker 1", "stuck", "one\ntwo", "", 57, 0)
+    monkeypatch.setenv("REPLICAX_REPORT_DIR", str(tmp_path / "reports"))
+    _ending.write_report(1, "worker 1", "stuck", "one\ntwo", "", 57, 0)
+    report = json.loads((tmp_path / "reports" / "1.json").read_text())
+    assert abs(report.pop("time") - time.time()) < 60
+    assert (report["process_id"], report["worker"], report["kind"]) == (1, "worker 1", "stuck")
+    assert (report["message"], report["traceback"], report["step"], report["caused_by"]) == ("one", "", 57, 0)
+    assert [path.name for path in (tmp_path / "reports").iterdir()] == ["1.json"]
+
+
+def test_what_a_call_costs(monkeypatch):
+    """Microseconds: a step of a small model takes hundreds. The limit is far above what is measured (2 to 3)."""
+    monkeypatch.setattr(_runtime, "_calls", Calls())
+    array = jnp.ones(3).block_until_ready()
+
+    def calls(count):
+        start = time.perf_counter()
+        for _ in range(count):
+            with _runtime.calling("step (all_reduce float32[1024])") as call:
+                call.output = array
+        return (time.perf_counter() - start) / count
+
+    calls(100)
+    assert min(calls(500) for _ in range(10)) < 50e-6
+
+
+def test_calls_from_several_threads():
+    calls = Calls()
+    threads = [threading.Thread(target=lambda: [ready(calls, "x") for _ in range(200)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    same = Calls()
+    for _ in range(800):
+        ready(same, "x")
+    assert calls.count == 800 and calls.digest == same.digest and calls.oldest() is None
