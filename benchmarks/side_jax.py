@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import optax
+import serving
 from jax import lax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding
@@ -35,15 +36,26 @@ def transformation(model: Any) -> optax.GradientTransformation:
     return {"sgd": optax.sgd(rate), "momentum": optax.sgd(rate, momentum=0.9), "adam": optax.adam(rate)}[kind]
 
 
+def workers() -> int:
+    return len(serving.task()[1]) or 1
+
+
 def devices(count: int) -> list[jax.Device]:
     return jax.devices()[:count]
+
+
+def placed(array: Any, mesh: Mesh, spec: P) -> jax.Array:
+    """An array of which every process has the whole, on the mesh's devices."""
+    array = np.asarray(array)
+    return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])
 
 
 class Replicax:
     """The step as a user of replicax writes it."""
 
     def __init__(self, model: Any, replicas: int, tape: bool = False):
-        self.strategy = strategy = rx.MirroredStrategy(devices(replicas))
+        several = rx.MultiWorkerMirroredStrategy if workers() > 1 else lambda: rx.MirroredStrategy(devices(replicas))
+        self.strategy = strategy = several()
         with strategy.scope():
             self.parameters = parameters = rx.Variable(model.parameters())
             optimizer = rx.Optimizer(transformation(model), parameters)
@@ -87,11 +99,10 @@ class ByHand:
 
     def __init__(self, model: Any, replicas: int, best: bool):
         mesh = Mesh(np.array(devices(replicas)), ("replica",))
-        everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("replica"))
         update = transformation(model)
-        self.state: Any = jax.device_put(model.parameters(), everywhere)
-        self.state = (self.state, jax.device_put(update.init(self.state), everywhere))
-        self.batch = [jax.device_put(part, split) for part in models.batch(model, replicas)]
+        parameters = model.parameters()
+        self.state = jax.tree.map(lambda part: placed(part, mesh, P()), (parameters, update.init(parameters)))
+        self.batch = [placed(part, mesh, P("replica")) for part in models.batch(model, replicas)]
 
         def step(state, x, y):
             parameters, inner = state
@@ -124,6 +135,7 @@ CONTENDERS: dict[str, Callable[[Any, int], Any]] = {
     "replicax tape": lambda model, replicas: Replicax(model, replicas, tape=True),
     "by hand, best": lambda model, replicas: ByHand(model, replicas, best=True),
     "by hand, usual": lambda model, replicas: ByHand(model, replicas, best=False),
+    "by hand, alone": lambda model, replicas: ByHand(model, replicas, best=True),  # in processes without replicax's job
 }
 
 
@@ -251,33 +263,71 @@ def variables(counts: list[int], rounds: int) -> list[dict[str, Any]]:
     return results
 
 
-def serve(device: str, replicas: int) -> None:
-    """Answers step.py: each line in is a request, each line out its answer, in JSON."""
-    set_devices(device, replicas)
+def join(alone: bool) -> None:
+    """Becomes a worker of the job in `TF_CONFIG`: as replicax does it or, alone, by hand."""
+    index, addresses = serving.task()
+    if alone:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(addresses[0], len(addresses), index)
+    else:
+        rx.MultiWorkerMirroredStrategy()
+
+
+def watch() -> dict[str, float]:
+    """Seconds that it takes to tell the job's watch that a call begins and that it has been dispatched."""
+    from replicax import _dispatch, _runtime
+
+    mesh = rx.MultiWorkerMirroredStrategy().extended._mesh
+    done, many = jnp.zeros(()).block_until_ready(), 2000
+
+    def runtime() -> None:
+        with _runtime.calling("step") as call:
+            call.output = done
+
+    def dispatch() -> None:
+        with _dispatch.calling(mesh, "step") as call:
+            call.output = done
+
+    def took(call: Callable[[], None]) -> float:
+        start = time.perf_counter()
+        for _ in range(many):
+            call()
+        return (time.perf_counter() - start) / many
+
+    calls = {"_runtime.calling": runtime, "_dispatch.calling": dispatch}
+    return {name: min(took(call) for _ in range(10)) for name, call in calls.items()}
+
+
+def answering(device: str, replicas: int, alone: bool) -> serving.Answering:
+    """What answers step.py's requests."""
+    if workers() > 1:
+        join(alone)
+    else:
+        set_devices(device, replicas)
     warm_up()
-    out, sys.stdout = sys.stdout, sys.stderr
     loops: dict[str, Loop] = {}
-    answer: dict[str, float]
-    for line in sys.stdin:
-        request = json.loads(line)
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        if request["do"] == "watch":
+            return watch()
         name = request["contender"]
         if request["do"] == "first":
             # Clearing the caches costs other functions their fast path, so this one is made anew for the rounds.
             jax.clear_caches()
             loop = Loop(name, models.MODELS[request["model"]], replicas)
-            answer = dict(zip(("first", "loss"), loop.run(1)), later_loss=loop.run(4)[1])
-        elif request["do"] == "build":
+            return dict(zip(("first", "loss"), loop.run(1)), later_loss=loop.run(4)[1])
+        if request["do"] == "build":
             loops[name] = Loop(name, models.MODELS[request["model"]], replicas)
-            answer = {"seconds": loops[name].run(1)[0]}
-        else:
-            answer = {"seconds": loops[name].run(request["steps"])[0]}
-        print(json.dumps(answer), file=out, flush=True)
+            return {"seconds": loops[name].run(1)[0]}
+        return {"seconds": loops[name].run(request["steps"])[0]}
+
+    return answer
 
 
 if __name__ == "__main__":
     what, device, replicas = sys.argv[1], sys.argv[2], int(sys.argv[3])
-    if what == "serve":
-        serve(device, replicas)
+    if what in ("serve", "alone"):
+        serving.serve(lambda: answering(device, replicas, what == "alone"))
     elif what == "first":
         set_devices(device, replicas)
         print(json.dumps(first_step(sys.argv[4], sys.argv[5], replicas)))

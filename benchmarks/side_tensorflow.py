@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -12,16 +11,33 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import models
 import numpy as np
+import serving
 import tensorflow as tf
 
 OPS = models.tensorflow_ops(tf)
 
 
+def strategy_over(device: str, replicas: int) -> Any:
+    """`MultiWorkerMirroredStrategy` where this is one of several workers, else `MirroredStrategy`."""
+    if serving.task()[1]:
+        return tf.distribute.MultiWorkerMirroredStrategy()
+    return tf.distribute.MirroredStrategy([f"{device.upper()}:{i}" for i in range(replicas)])
+
+
+def set_devices(device: str, replicas: int) -> None:
+    """As many logical CPU devices as this process has replicas."""
+    if device == "cpu":
+        tf.config.set_visible_devices([], "GPU")
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        own = replicas // (len(serving.task()[1]) or 1)
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * own)
+
+
 class Mirrored:
-    """The step with `MirroredStrategy`, all gradients reduced in one batch, the update written with raw operations."""
+    """The step with such a strategy, all gradients reduced in one batch, the update written with raw operations."""
 
     def __init__(self, model: Any, device: str, replicas: int):
-        strategy = tf.distribute.MirroredStrategy([f"{device.upper()}:{i}" for i in range(replicas)])
+        strategy = strategy_over(device, replicas)
         kind, rate = model.optimizer
         with strategy.scope():
             parameters = {name: tf.Variable(value) for name, value in model.parameters().items()}
@@ -78,25 +94,23 @@ class Mirrored:
         return time.perf_counter() - start, loss
 
 
-def main(device: str, replicas: int) -> None:
-    if device == "cpu":
-        tf.config.set_visible_devices([], "GPU")
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
-    tf.function(lambda x: x + 1)(tf.ones(2))
-    out, sys.stdout = sys.stdout, sys.stderr
+def answering(device: str, replicas: int) -> serving.Answering:
+    """What answers step.py's requests."""
+    set_devices(device, replicas)
     contender: Any = None
-    for line in sys.stdin:
-        request = json.loads(line)
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        nonlocal contender
         if request["do"] == "version":
-            answer: dict[str, Any] = {"version": tf.__version__}
-        elif request["do"] == "first":
+            return {"version": tf.__version__}
+        if request["do"] == "first":
             contender = Mirrored(models.MODELS[request["model"]], device, replicas)
-            answer = dict(zip(("first", "loss"), contender.run(1)), later_loss=contender.run(4)[1])
-        else:
-            answer = {"seconds": contender.run(request.get("steps", 1))[0]}
-        print(json.dumps(answer), file=out, flush=True)
+            tf.function(lambda x: x + 1)(tf.ones(2))
+            return dict(zip(("first", "loss"), contender.run(1)), later_loss=contender.run(4)[1])
+        return {"seconds": contender.run(request.get("steps", 1))[0]}
+
+    return answer
 
 
 if __name__ == "__main__":
-    main(sys.argv[2], int(sys.argv[3]))
+    serving.serve(lambda: answering(sys.argv[2], int(sys.argv[3])))

@@ -107,7 +107,7 @@ def test_without_a_job_nothing_is_counted():
     assert _runtime.current() is None and _runtime._calls is None
     with _runtime.calling("step") as call, _runtime.waiting("a message"):
         call.output = jnp.ones(2)
-    _runtime.launched("step", jnp.ones(2))
+    assert _runtime.begin("step") is None
     alone = _runtime.start([("worker", 0)], ["127.0.0.1:1"], 0)
     assert alone.name(0) == "worker 0" and _runtime.current() is None and not jax.distributed.is_initialized()
 

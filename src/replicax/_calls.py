@@ -39,12 +39,14 @@ class Call:
 
     def dispatched(self, output: Any) -> None:
         """The dispatch has returned: the call is done when this output is ready, or at once without one."""
-        if output is None or isinstance(output, jax.core.Tracer) or output.is_ready():
+        if output is None or isinstance(output, jax.core.Tracer):
             self.done = True
-        elif output.nbytes <= _HELD_BYTES:
-            self.output = output
         else:
-            self.output = weakref.ref(output)
+            self.output = output if is_small(output) else weakref.ref(output)
+
+    def ended(self) -> None:
+        """Somebody has waited for the output."""
+        self.done, self.output = True, None
 
     def check(self) -> bool:
         """Whether the call is done."""
@@ -57,6 +59,11 @@ class Call:
             if self.done:
                 self.output = None
         return self.done
+
+
+def is_small(output: jax.Array) -> bool:
+    """Whether an output may be kept alive just to see when it is ready."""
+    return output.size * output.dtype.itemsize <= _HELD_BYTES
 
 
 class Calls:

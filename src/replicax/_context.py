@@ -182,7 +182,7 @@ def has_64_bit_types() -> bool:
     """Whether arrays may be of 64-bit types when that is asked for."""
     config: Any = jax.config
     allowed = config.jax_explicit_x64_dtypes
-    return bool(config.jax_enable_x64) or getattr(allowed, "name", str(allowed)).lower() == "allow"
+    return bool(config.jax_enable_x64) or str(getattr(allowed, "name", allowed)).lower() == "allow"
 
 
 class _Contexts(threading.local):

@@ -15,11 +15,11 @@ from typing import Any
 import jax
 
 from replicax import _runtime
+from replicax._calls import Call, is_small
 
 LIMIT = 16
-_HELD_BYTES = 1 << 16  # a larger output is waited for at once, in place of being held
 
-_in_flight: collections.deque[jax.Array] = collections.deque()
+_in_flight: collections.deque[tuple[jax.Array, Call | None]] = collections.deque()
 _lock = threading.Lock()
 
 
@@ -31,39 +31,39 @@ class calling:
     little at each call.
     """
 
-    __slots__ = ("_call", "_mesh", "_watch", "output")
+    __slots__ = ("_call", "_label", "_mesh", "output")
 
     def __init__(self, mesh: Any, label: str):
-        self._mesh = mesh
+        self._mesh, self._label = mesh, label
+        self._call: Call | None = None
         self.output: Any = None
-        self._watch = None if mesh.all_local else _runtime.calling(label)
-        self._call: Any = None
 
     def __enter__(self) -> calling:
-        if self._watch is not None:
-            self._call = self._watch.__enter__()
+        if not self._mesh.all_local:
+            self._call = _runtime.begin(self._label)
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        output = self.output
+    def __exit__(self, *_: object) -> None:
+        output, call = self.output, self._call
         if isinstance(output, jax.core.Tracer):  # part of a larger program, whose own call counts
             output = None
-        if self._watch is not None:
-            self._call.output = output
-            self._watch.__exit__(*error)
+        if call is not None:
+            call.dispatched(output)
         if output is not None and self._mesh.needs_bound:
-            _bound(output)
+            _bound(output, call)
 
 
-def _bound(output: jax.Array) -> None:
-    if output.nbytes > _HELD_BYTES:
+def _bound(output: jax.Array, call: Call | None) -> None:
+    if not is_small(output):  # it is waited for at once, in place of being held
         output.block_until_ready()
         return
     with _lock:
-        _in_flight.append(output)
+        _in_flight.append((output, call))
         if len(_in_flight) < LIMIT:
             return
         older = [_in_flight.popleft() for _ in range(LIMIT // 2)]
-    for array in older:
+    for array, its_call in older:
         if not array.is_deleted():
             array.block_until_ready()
+            if its_call is not None:
+                its_call.ended()

@@ -17,16 +17,17 @@ def uncommitted(array: jax.Array) -> jax.Array:
     """The same buffer as an array that JAX may move freely.
 
     JAX refuses to compute with two arrays *committed* to different devices, as the components of a
-    distributed value would be. The flag cannot be cleared by a public function without a copy.
+    distributed value would be. The flag cannot be cleared by a public function without a copy. An array on one device
+    has nothing to be checked or put in order, which takes longer than all the rest.
     """
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(uncommitted(jax.random.key_data(array)), impl=jax.random.key_impl(array))
-    return type(array)(array.aval, array.sharding, [array], committed=False)  # type: ignore[call-arg]
+    return type(array)(array.aval, array.sharding, [array], committed=False, _skip_checks=True)  # type: ignore[call-arg]
 
 
 def single(array: jax.Array) -> jax.Array:
     """An array on one device, free to move: the first copy of a replicated one."""
-    return uncommitted(array.addressable_shards[0].data) if len(array.sharding.device_set) > 1 else array
+    return uncommitted(array.addressable_data(0)) if len(array.sharding.device_set) > 1 else array
 
 
 def current_trace():

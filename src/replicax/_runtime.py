@@ -361,13 +361,12 @@ def _forget() -> None:
 # What the engine says.
 
 
-def launched(label: str, output: jax.Array) -> None:
-    """Says that a program whose collectives span processes has been dispatched.
+def begin(label: str) -> Call | None:
+    """Says that a program whose collectives span processes is about to be dispatched; see `calling`.
 
-    `calling` is better where the dispatch itself may wait for other processes, as it does on one CPU device.
+    What it returns is to be told when the program has been dispatched. None where the process is alone.
     """
-    if _calls is not None:
-        _calls.begin(label).dispatched(output)
+    return None if _calls is None else _calls.begin(label)
 
 
 class calling:
@@ -391,8 +390,7 @@ class calling:
         self._call: Call | None = None
 
     def __enter__(self) -> calling:
-        if _calls is not None:
-            self._call = _calls.begin(self._label)
+        self._call = begin(self._label)
         return self
 
     def __exit__(self, *_: object) -> None:

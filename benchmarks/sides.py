@@ -1,0 +1,188 @@
+"""What the benchmarks share: the processes that hold contenders, the rounds in which they take turns, and tables."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import platform
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+TENSORFLOW, TORCH = "TensorFlow", "PyTorch"
+_DEADLINE = 300.0  # seconds for an answer
+
+
+class Side:
+    """Processes that hold contenders, in a `with`: one or, as workers of one job, several that are asked the same.
+
+    Args:
+        command: an interpreter, one of the scripts here, and its arguments.
+        workers: how many processes; several get what `replicax launch` gives its workers.
+        devices: how many CPU devices each of several workers has.
+        quiet: whether to drop what they say on stderr.
+    """
+
+    def __init__(self, *command: str, workers: int = 1, devices: int = 1, quiet: bool = False):
+        python, script, *arguments = command
+        self._command = [python, str(HERE / script), *arguments]
+        self._workers, self._devices = workers, devices
+        self._stderr = subprocess.DEVNULL if quiet else None
+        self._processes: list[subprocess.Popen[str]] = []
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Side:
+        for one in self._environments():
+            process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True, env=one
+            )
+            self._processes.append(process)
+        return self
+
+    def _environments(self) -> Iterator[dict[str, str]]:
+        if self._workers == 1:
+            yield environment()
+            return
+        from replicax.launch._cluster import Ports, worker_environment
+
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+        ports = Ports(self._workers)
+        ports.release()
+        cluster = [f"127.0.0.1:{port}" for port in ports.numbers]
+        base = {**environment(), "JAX_PLATFORMS": "cpu", "REPLICAX_PREFLIGHT": "quiet"}
+        for worker in range(self._workers):
+            yield worker_environment(
+                base, cluster=cluster, worker=worker, devices=self._devices, gpus=None, report_folder=folder, attempt=0,
+                tuning=True,
+            )  # fmt: skip
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """The answer of the first process, with the longest time of all."""
+        for process in self._processes:
+            assert process.stdin
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(request) + "\n")
+                process.stdin.flush()
+        answers = [self._answer(process, request) for process in self._processes]
+        longest = {"seconds": max(a["seconds"] for a in answers)} if "seconds" in answers[0] else {}
+        return {**answers[0], **longest}
+
+    def _answer(self, process: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]:
+        assert process.stdout
+        if not select.select([process.stdout], [], [], _DEADLINE)[0]:
+            raise SystemExit(f"{self._command[1:]} has not answered {request} for {_DEADLINE:.0f} s.")
+        if not (line := process.stdout.readline()):
+            raise SystemExit(f"The process of {self._command[1:]} ended with {process.wait()} at {request}.")
+        return json.loads(line)
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        for process in self._processes:
+            assert process.stdin and process.stdout
+            if kind is not None:
+                process.kill()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._stack.close()
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+
+def take_turns(sides: dict[str, Side], rounds: int, seconds: float, least: int = 5) -> dict[str, list[float]]:
+    """The seconds of a step of each contender, round by round; a round lasts about `seconds`, or `least` steps."""
+    steps, times = {}, {name: [] for name in sides}  # type: ignore[var-annotated]
+    for name, side in sides.items():
+        side.ask(do="run", contender=name, steps=least)
+        once = side.ask(do="run", contender=name, steps=2 * least)["seconds"] / (2 * least)
+        steps[name] = max(least, int(seconds / once))
+    for round_ in range(rounds):
+        order = list(sides) if round_ % 2 == 0 else list(sides)[::-1]
+        for name in order:
+            took = sides[name].ask(do="run", contender=name, steps=steps[name])["seconds"]
+            times[name].append(took / steps[name])
+    return times
+
+
+def ratio(rounds: dict[str, list[float]], of: str, to: str) -> str:
+    """The median of the rounds' ratios: what slows the machine for a while slows both sides of a round."""
+    if of not in rounds or to not in rounds:
+        return "–"
+    return f"{statistics.median(a / b for a, b in zip(rounds[of], rounds[to])):.2f}"
+
+
+def show(title: str, head: list[str], rows: list[list[str]]) -> None:
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+        print(f"\n{title}")
+        for row in [head, *rows]:
+            print("  ".join(cell.rjust(width) for cell, width in zip(row, widths)))
+        return
+    table = Table(title=title)
+    for i, name in enumerate(head):
+        table.add_column(name, justify="left" if i == 0 else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """What every benchmark can be told."""
+    made = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--rounds", type=int, default=7)
+    made.add_argument("--tensorflow", metavar="PYTHON", default=os.environ.get("REPLICAX_TENSORFLOW_PYTHON"))
+    made.add_argument("--quick", action="store_true", help="few short rounds, to see whether it works")
+    made.add_argument("--json", metavar="FILE", help="write every number there")
+    return made
+
+
+def parsed(made: argparse.ArgumentParser) -> argparse.Namespace:
+    options = made.parse_args()
+    options.seconds = 0.03 if options.quick else 0.2
+    options.rounds = min(options.rounds, 3) if options.quick else options.rounds
+    sys.path.insert(0, str(HERE.parent / "src"))
+    return options
+
+
+def own_python_with(module: str) -> str | None:
+    """This interpreter, if it has the module."""
+    return sys.executable if importlib.util.find_spec(module) else None
+
+
+def numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
+def finish(options: argparse.Namespace, device: str, packages: Sequence[str], found: dict[str, Any]) -> None:
+    """Says on what all of it was measured, and writes it down."""
+    from importlib.metadata import version
+
+    versions = {name: version(name) for name in packages}
+    versions = {**versions, **found.pop("versions", {}), "python": platform.python_version()}
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {device}"
+    print(f"{machine}; " + ", ".join(f"{name} {number}" for name, number in versions.items()))
+    if options.json:
+        Path(options.json).write_text(json.dumps({"machine": machine, "versions": versions, **found}, indent=1))
