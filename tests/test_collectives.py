@@ -17,6 +17,7 @@ from test_ways import (
     each,
     mirrored,
     one_device,
+    one_of_each,
     parts,
     per_replica,
     replica_id,
@@ -68,7 +69,7 @@ def test_all_reduce(make, n, way, op):
     assert each(strategy, result["b"][1][0], np.shape) == [(2, 0, 3)] * n
 
 
-@several_replicated
+@one_of_each
 @ways
 @pytest.mark.parametrize("dtype", [np.float16, jnp.bfloat16, np.float32, np.int8, np.int32, np.uint8, np.complex64])
 def test_all_reduce_of_each_dtype(make, n, way, dtype):
@@ -577,7 +578,7 @@ def test_one_replica_needs_no_packing():
     assert all_reduces(mirrored(1), [(3,)] * 4) <= 1
 
 
-@several_replicated
+@one_of_each
 @ways
 @pytest.mark.parametrize("bytes_per_pack", [0, 1, 8, 1 << 20])
 def test_options_do_not_change_the_values(make, n, way, bytes_per_pack):

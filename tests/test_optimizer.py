@@ -9,7 +9,19 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_ways import SUM, ctx, mirrored, one_device, parts, per_replica, replica_id, several, strategies, ways
+from test_ways import (
+    SUM,
+    a_few_strategies,
+    ctx,
+    mirrored,
+    one_device,
+    parts,
+    per_replica,
+    replica_id,
+    several,
+    strategies,
+    ways,
+)
 
 import replicax as rx
 
@@ -54,7 +66,7 @@ def same(got, expected):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), got, expected)
 
 
-@strategies
+@a_few_strategies
 @ways
 @transformations
 @pytest.mark.parametrize("mean", [False, True], ids=["sum", "mean"])
@@ -79,7 +91,7 @@ def test_a_pytree_variable(make, way, make_optax, mean):
         same(component.numpy(), params.numpy())
 
 
-@strategies
+@a_few_strategies
 @ways
 @pytest.mark.parametrize("form", ["list", "dict", "pairs", "zip", "nested"])
 def test_several_variables_in_each_form(make, way, form):

@@ -15,6 +15,7 @@ from test_ways import (
     local_ids,
     mirrored,
     one_device,
+    one_of_each,
     parts,
     per_replica,
     replicated,
@@ -41,7 +42,7 @@ def ragged(strategy, *shares):
     )
 
 
-@replicated
+@one_of_each
 @ways
 @pytest.mark.parametrize("axis", [None, 0, 1, -1, -2, (0, 1), (), (1,), (-1, 0)], ids=str)
 def test_reduce(make, n, way, axis):
@@ -70,7 +71,7 @@ def test_the_result_of_run_is_reduced(make, n, way):
     assert total.tolist() == [n * (n + 1) / 2] * 2 and float(mean) == (n + 1) / 2
 
 
-@several_replicated
+@one_of_each
 @ways
 @pytest.mark.parametrize("axis", [None, 0])
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_negative_means_are_not_cut_off(way):
     assert float(a) == -0.75 and float(b) == -1.5
 
 
-@several_replicated
+@one_of_each
 @ways
 @pytest.mark.parametrize("axis", [None, 0])
 @pytest.mark.parametrize("op", [SUM, MEAN])
@@ -355,7 +356,7 @@ def test_the_gradient_of_a_reduction(make, n):
 # gather
 
 
-@replicated
+@one_of_each
 @ways
 @pytest.mark.parametrize("axis", [0, 1, -1, -2])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int32])

@@ -106,6 +106,8 @@ counts = pytest.mark.parametrize("n", [1, 2, 4])
 several = pytest.mark.parametrize("n", [2, 4])
 ways = pytest.mark.parametrize("way", [eager, compiled], ids=["eager", "compiled"])
 strategies = pytest.mark.parametrize("make", [make for _, make in STRATEGIES.values()], ids=list(STRATEGIES))
+_FEW = {name: make for name, (_, make) in STRATEGIES.items() if name not in ("1", "4", "tpu")}
+a_few_strategies = pytest.mark.parametrize("make", list(_FEW.values()), ids=list(_FEW))  # as `one_of_each`
 
 
 _TPUS = {"tpu", "tpu_logical"}
@@ -125,6 +127,8 @@ PLAIN = {"one_device"}  # whose values are plain ones
 ONE_COPY = {"one_device", "central"}  # whose variables are no copies on each replica
 replicated = _with_counts(PLAIN)  # whose values are per replica, with the number of replicas
 several_replicated = _with_counts(PLAIN, at_least=2)
+# One of each kind, for tests that have many cases of their own.
+one_of_each = _with_counts({"one_device", "1", "4", "tpu"})
 mirroring = _with_counts(ONE_COPY)  # whose variables have a copy on each replica
 several_mirroring = _with_counts(ONE_COPY, at_least=2)
 # Several in each process: whose replicas' values are put together, and whose replicas may share an object.
