@@ -398,6 +398,9 @@ def test_an_ordinary_variable_is_shared_by_the_replicas(make, n, way):
     assert float(plain) == 9.0
     way(lambda: strategy.run(lambda: plain.assign_sub(replica_id() + 1)))()
     assert float(plain) == 9.0 - sum(r + 1 for r in ids)
+    rows = rx.Variable([0.0, 0.0])
+    way(lambda: strategy.run(lambda: rows.scatter_add(rx.IndexedSlices(jnp.ones(1), jnp.array([1])))))()
+    assert rows.numpy().tolist() == [0.0, len(ids)]
 
 
 @several

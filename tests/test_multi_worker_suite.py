@@ -8,7 +8,7 @@ import pytest
 from processes import Workers
 
 TESTS = Path(__file__).parent
-SHARED = [str(path) for path in sorted(TESTS.glob("test_*.py")) if "from test_ways import" in path.read_text()]
+SHARED = [str(path) for path in sorted(TESTS.glob("test_*.py")) if "\nfrom test_ways import" in path.read_text()]
 
 # Every worker runs pytest. The strategy is made before the first test, as in a user's program.
 PROGRAM = f"""

@@ -13,6 +13,7 @@ from test_ways import (
     SUM,
     a_few_strategies,
     ctx,
+    few,
     mirrored,
     one_device,
     parts,
@@ -33,13 +34,15 @@ STEPS = 4
 
 transformations = pytest.mark.parametrize(
     "make_optax",
-    [
-        lambda: optax.sgd(0.1),
-        lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
-        lambda: optax.adam(0.05),
-        lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(optax.linear_schedule(0.1, 0.01, 4))),
-    ],
-    ids=["sgd", "momentum", "adam", "chain"],
+    few(
+        [
+            lambda: optax.sgd(0.1),
+            lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
+            lambda: optax.adam(0.05),
+            lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(optax.linear_schedule(0.1, 0.01, 4))),
+        ]
+    ),
+    ids=few(["sgd", "momentum", "adam", "chain"]),
 )
 
 
@@ -93,7 +96,7 @@ def test_a_pytree_variable(make, way, make_optax, mean):
 
 @a_few_strategies
 @ways
-@pytest.mark.parametrize("form", ["list", "dict", "pairs", "zip", "nested"])
+@pytest.mark.parametrize("form", few(["list", "dict", "pairs", "zip", "nested"]))
 def test_several_variables_in_each_form(make, way, form):
     strategy = make()
     with strategy.scope():

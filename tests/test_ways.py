@@ -102,6 +102,11 @@ def compiled(program: Callable[..., Any]) -> Callable[..., Any]:
     return rx.function(program)
 
 
+def few(cases: list[Any]) -> list[Any]:
+    """Cases of one kind, of which the workers of a job try the first and the last."""
+    return cases if WORKERS == 1 else [cases[0], cases[-1]]
+
+
 counts = pytest.mark.parametrize("n", [1, 2, 4])
 several = pytest.mark.parametrize("n", [2, 4])
 ways = pytest.mark.parametrize("way", [eager, compiled], ids=["eager", "compiled"])

@@ -136,7 +136,8 @@ def _is_argument_leaf(value: Any) -> bool:
 class Results:
     """What a traced function returned: arrays to bring out, and what stays as it is."""
 
-    def __init__(self, result: Any):
+    def __init__(self, result: Any, given: Sequence[Any] = ()):
+        self._given = {id(array) for array in given}  # the function's inputs, which come back in the form they had
         self.leaves: list[Any] = []
         self.shardings: list[Any] = []  # for each leaf, what the compiled program has to leave it in
         self._skeleton = _nest.map_structure(self._take, result)
@@ -155,7 +156,8 @@ class Results:
                 parts = [self._take(part) for part in leaf.values]
                 return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
             place = self._add(array, _sharding_of(leaf))
-            if isinstance(leaf, PerReplica) and mesh is not None and mesh.lone:  # bare, as eagerly
+            if isinstance(leaf, PerReplica) and mesh is not None and mesh.lone and id(array) not in self._given:
+                # bare, as `run` returns it eagerly
                 return _Made(lambda arrays: PerReplica.of_array(arrays[place], mesh).bare())
             return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
         if isinstance(leaf, IndexedSlices):

@@ -175,21 +175,26 @@ def packs_by_count(leaves: list[Any], count: int) -> list[list[int]]:
     return packs_by_dtype(leaves, 0 if count == 1 else max(1, -(-largest // count)))
 
 
-def local_sum(leaf: Any) -> Any:
-    """The sum over the replicas. XLA has none of a single replica that is spread over several devices."""
+def local_sum(leaf: Any, groups: Sequence[Sequence[int]] | None = None) -> Any:
+    """The sum over the replicas, or over those of each group by itself.
+
+    XLA has none of a single replica that is spread over several devices.
+    """
     if lax.axis_size(AXIS) == 1:
         return leaf
     several_axes = len(jax.sharding.get_abstract_mesh().axis_names) > 1
     if leaf.dtype == jnp.bfloat16 and several_axes and jax.default_backend() == "cpu":
         # XLA's compiler for the CPU, up to the one of JAX 0.12, aborts the process over such a sum in bfloat16.
-        return lax.psum(leaf.astype(jnp.float32), AXIS).astype(leaf.dtype)
-    return lax.psum(leaf, AXIS)
+        return lax.psum(leaf.astype(jnp.float32), AXIS, axis_index_groups=groups).astype(leaf.dtype)
+    return lax.psum(leaf, AXIS, axis_index_groups=groups)
 
 
-def local_gather(leaf: Any, axis: int) -> Any:
-    """The concatenation over the replicas."""
+def local_gather(leaf: Any, axis: int, groups: Sequence[Sequence[int]] | None = None) -> Any:
+    """The concatenation over the replicas, or over those of each group by itself."""
     axis = gather_axis(axis, leaf.ndim)
-    return leaf if lax.axis_size(AXIS) == 1 else lax.all_gather(leaf, AXIS, axis=axis, tiled=True)
+    if lax.axis_size(AXIS) == 1:
+        return leaf
+    return lax.all_gather(leaf, AXIS, axis=axis, tiled=True, axis_index_groups=groups)
 
 
 def local_reduce(op: ReduceOp, leaves: Sequence[Any], size: int, reduce_dense: Callable[[list[Any]], list[Any]]):

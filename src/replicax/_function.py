@@ -266,6 +266,7 @@ class Function:
         outputs: list[Results] = []
         pulls: list[Pull] = []
         elements: list[Any] = []
+        given: list[Any] = []
 
         def lift(iterator: Any) -> Any:
             if _levels.frame() is not level:
@@ -276,13 +277,15 @@ class Function:
             pulls.append(pull)
             if not uniform(element):
                 raise _RaggedElement
-            return as_inputs(element, level, pull.slots)
+            inputs = as_inputs(element, level, pull.slots)
+            given.extend(element_arrays(inputs))
+            return inputs
 
         def traced(*dynamic: Any) -> list[Any]:
             level.trace = _levels.untaped_trace()
             own_args, own_kwargs = call.rebuilt(dynamic)
             with _levels.entered(level):
-                outputs.append(Results(self._python_function(*own_args, **own_kwargs)))
+                outputs.append(Results(self._python_function(*own_args, **own_kwargs), [*dynamic, *given]))
             # JAX lets donated inputs and outputs of one shape share buffers in their order. In the same order, with the
             # results behind, each variable keeps its own, and nothing is copied.
             first = [key for key in level.inputs if key in level.written]

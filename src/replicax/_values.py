@@ -74,6 +74,14 @@ class ReplicaMesh:
         """Full names of this process's devices, as `worker_devices` lists them."""
         return tuple(_devices.full_name(device) for device in self.local_devices)
 
+    @cached_property
+    def groups(self) -> list[list[int]] | None:
+        """The replicas of each process, where there are several processes."""
+        if self.all_local:
+            return None
+        owners = [device.process_index for device in self.devices]
+        return [[i for i, owner in enumerate(owners) if owner == process] for process in dict.fromkeys(owners)]
+
     def mirror(self, parts: Sequence[Any]) -> jax.Array:
         """One replicated array whose copy on each local device is that part."""
         placed = self._placed(parts)

@@ -741,19 +741,22 @@ class ResourceVariable(Variable):
         return self._of_leaves(leaves) if read_value else None
 
     def _in_turn(self, combine: Callable[[Any, Any], Any], leaves: list[Any], method: str) -> list[Any]:
-        """In compiled code, what all replicas' assignments come to when they are made one after the other."""
+        """In compiled code, what the process's replicas' assignments come to when they are made one after the other."""
         old = self._get()
         zero = [jnp.zeros_like(leaf) for leaf in old]
+        groups = _levels.frame().mesh.groups
         if method == "assign":  # the last replica's value stays
-            last = lax.axis_index(AXIS) == lax.axis_size(AXIS) - 1
-            return [_collectives.local_sum(jnp.where(last, leaf, z)) for leaf, z in zip(leaves, zero)]
-        return [x + _collectives.local_sum(combine(z, leaf)) for x, z, leaf in zip(old, zero, leaves)]
+            lasts = [group[-1] for group in groups] if groups else [lax.axis_size(AXIS) - 1]
+            last = jnp.isin(lax.axis_index(AXIS), jnp.array(lasts))
+            return [_collectives.local_sum(jnp.where(last, leaf, z), groups) for leaf, z in zip(leaves, zero)]
+        return [x + _collectives.local_sum(combine(z, leaf), groups) for x, z, leaf in zip(old, zero, leaves)]
 
     def _update_slices(self, method, slices):
         indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
         frame = _levels.frame()
         if isinstance(frame, _levels.Level) and frame.local and self._parent is None:  # all replicas' in turn
-            indices, values = _collectives.local_gather(indices, 0), _collectives.local_gather(values, 0)
+            groups = frame.mesh.groups
+            indices, values = (_collectives.local_gather(x, 0, groups) for x in (indices, values))
         new = SCATTER[method](self._get()[0], indices, values)
         self._put([new])
         return new
