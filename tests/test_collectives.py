@@ -748,7 +748,7 @@ def test_something_else_than_cross_device_ops_is_refused_when_used(way):
 def test_communication_options():
     """Fact 96."""
     options = rx.CommunicationOptions()
-    assert (options.bytes_per_pack, options.timeout_seconds) == (0, None)
+    assert (options.bytes_per_pack, options.timeout_seconds) == (0, 300.0)
     assert options.implementation is rx.CommunicationImplementation.AUTO
     with pytest.raises(ValueError, match=r"Argument `bytes_per_pack` must be >=0, Received -1\."):
         rx.CommunicationOptions(bytes_per_pack=-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import json
 import struct
 from pathlib import Path
 
@@ -62,6 +63,31 @@ def test_the_losses_do_not_depend_on_the_number_of_replicas(replicas, train, alo
     # Counts of right answers: one image in the training set, none in the smaller test set.
     np.testing.assert_allclose(history["accuracy"], alone["accuracy"], atol=1.5 / 1437)
     np.testing.assert_allclose(history["test_accuracy"], alone["test_accuracy"], atol=1.5 / 360)
+
+
+def test_two_workers_make_the_same_losses(run_python, alone, tmp_path):
+    """Under the launcher, with a batch that does not divide evenly at the end of each epoch."""
+    script = tmp_path / "workers.py"
+    arguments = ["--strategy", "multi_worker", "--epochs", "2", "--output", str(tmp_path / "digits.png")]
+    script.write_text(
+        "import json, runpy\n"
+        f"history = runpy.run_path({str(EXAMPLE)!r})['main']({arguments!r})\n"
+        "print(json.dumps(history))\n"
+    )
+    done = run_python(
+        f"""
+        import sys
+        from replicax.launch import main
+        sys.exit(main(["launch", "--workers", "2", {str(script)!r}]))
+        """,
+        timeout=120,
+        env={"REPLICAX_VIRTUAL_DEVICES": None, "REPLICAX_PREFLIGHT": "quiet"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    histories = dict(line.split("] ", 1) for line in done.stdout.splitlines() if line.endswith("}"))
+    assert sorted(histories) == ["[worker 0", "[worker 1"], done.stdout
+    assert histories["[worker 0"] == histories["[worker 1"]
+    np.testing.assert_allclose(json.loads(histories["[worker 0"])["loss"], alone["loss"], rtol=1e-5)
 
 
 def test_another_seed_trains_differently(train, alone):
