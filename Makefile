@@ -71,9 +71,10 @@ test-python: $(TEST)/.installed tensorflow  ## run the tests on python3 (JAX 0.1
 	$(WITH_TENSORFLOW) $(TEST)/bin/python $(PYTEST) $(PYTEST_ARGS)
 
 ifneq ($(filter-out $(VERSION),$(VERSION_NEWEST)),)
-test-newest: $(NEWEST)/.installed tensorflow  ## run the tests on Python 3.13 with the newest JAX
+# One strategy of each kind; the comparison with TensorFlow and the others are the oldest one's.
+test-newest: $(NEWEST)/.installed  ## run the tests on Python 3.13 with the newest JAX
 	@$(NEWEST)/bin/python $(SAY_VERSIONS)
-	$(WITH_TENSORFLOW) $(NEWEST)/bin/python $(PYTEST) $(PYTEST_ARGS)
+	REPLICAX_TEST_STRATEGIES=one_device,2,central,tpu_logical $(NEWEST)/bin/python $(PYTEST) $(PYTEST_ARGS)
 else
 test-newest:
 	@true

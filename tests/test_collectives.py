@@ -15,6 +15,7 @@ from test_ways import (
     compiled,
     ctx,
     each,
+    everywhere,
     few,
     mirrored,
     one_device,
@@ -392,7 +393,7 @@ def test_a_kept_replica_context_refuses_elsewhere(make):
     ]
     default = ctx()
     assert kept[0].num_replicas_in_sync == strategy.num_replicas_in_sync
-    assert int(kept[0].replica_id_in_sync_group) == 0
+    assert everywhere([int(kept[0].replica_id_in_sync_group)])[0] == 0
     for call in calls:
         with pytest.raises(RuntimeError, match="Mismatching tf.distribute.Strategy objects: .* is not "):
             call(kept[0])

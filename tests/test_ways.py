@@ -86,6 +86,10 @@ STRATEGIES: dict[str, tuple[int, Callable[[], rx.Strategy]]] = {
     "tpu_logical": (2, functools.partial(tpu, 2, 4)),
 }
 
+# The second of two full runs needs no strategy that is like another one.
+if "REPLICAX_TEST_STRATEGIES" in os.environ:
+    STRATEGIES = {name: STRATEGIES[name] for name in os.environ["REPLICAX_TEST_STRATEGIES"].split(",")}
+
 # In the workers of a job (see test_multi_worker_suite.py) there is one strategy, over all of them.
 WORKERS = int(os.environ.get("REPLICAX_SUITE_WORKERS", "1"))
 if WORKERS > 1:
