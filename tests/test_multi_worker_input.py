@@ -1,0 +1,330 @@
+"""Distributed datasets over the workers of a job: who gets what, how they end together, and what ends them all."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import Workers
+from test_ways import mirrored
+
+import replicax as rx
+
+sizes = pytest.mark.parametrize("devices", [1, 2])
+
+# What the programs begin with. `told(name, value)` hands a value to the test.
+START = """
+import json, os, sys, threading
+import jax, jax.numpy as jnp, numpy as np
+import replicax as rx
+from processes import mark
+
+strategy = rx.MultiWorkerMirroredStrategy()
+me = strategy.cluster_resolver.task_id
+Dataset = rx.data.Dataset
+
+def told(name, value):
+    print("told", json.dumps([name, value]), flush=True)
+
+def lists(element):
+    return [[x.decode() if isinstance(x, bytes) else x for x in np.asarray(part).tolist()]
+            for part in strategy.experimental_local_results(element)]
+
+def with_policy(dataset, policy):
+    options = rx.data.Options()
+    options.experimental_distribute.auto_shard_policy = getattr(rx.data.AutoShardPolicy, policy)
+    return dataset.with_options(options)
+
+def shown(name, dataset):
+    told(name, [lists(element) for element in strategy.experimental_distribute_dataset(dataset)])
+"""
+
+
+def told_by(done: Any) -> list[dict[str, Any]]:
+    """What the workers handed over, each of which ended well."""
+    assert all(worker.returncode == 0 for worker in done.values()), done
+    lines = [worker.stdout.splitlines() for worker in done.values()]
+    return [dict(json.loads(line[5:]) for line in some if line.startswith("told ")) for some in lines]
+
+
+def run(folder, devices, program, timeout=120.0):
+    with Workers(folder, 2, START + program, devices=devices) as workers:
+        return workers.join(timeout=timeout)
+
+
+def in_one_process(dataset, n) -> list[list[Any]]:
+    """The replicas' parts of each element, where one process has all replicas."""
+    strategy = mirrored(n)
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    return [[part.tolist() for part in strategy.experimental_local_results(x)] for x in distributed]
+
+
+def of_worker(rank: int, elements: list[list[Any]]) -> list[list[Any]]:
+    """Of all shares those of one of two workers: they are dealt out in turn."""
+    return [shares[rank::2] for shares in elements]
+
+
+@sizes
+def test_sharding_by_data(devices, tmp_path):
+    """Facts 135, 165: the shares of one process's replicas, dealt out; who is left over gets empty ones."""
+    cases = [(8, 4, False), (10, 4, False), (6, 3, False), (3, 1, False), (5, 4, False), (10, 4, True), (16, 8, False)]
+    program = f"""
+for case in {cases!r}:
+    rows, batch, drop = case
+    for policy in ("AUTO", "DATA"):
+        shown(f"{{case}} {{policy}}", with_policy(Dataset.range(rows).batch(batch, drop_remainder=drop), policy))
+shown("list", [np.arange(4.0), np.arange(4.0, 7.0)])
+spec = strategy.experimental_distribute_dataset(Dataset.range(8).batch(8, drop_remainder=True)).element_spec
+told("spec", [type(spec).__name__, [list(s.shape) for s in spec._value_specs]])
+"""
+    told = told_by(run(tmp_path, devices, program))
+    n = 2 * devices
+    for rank in range(2):
+        for rows, batch, drop in cases:
+            expected = of_worker(rank, in_one_process(rx.data.Dataset.range(rows).batch(batch, drop_remainder=drop), n))
+            for policy in ("AUTO", "DATA"):
+                assert told[rank][f"{(rows, batch, drop)} {policy}"] == expected
+        assert told[rank]["list"] == of_worker(rank, in_one_process([np.arange(4.0), np.arange(4.0, 7.0)], n))
+        assert told[rank]["spec"] == ["PerReplicaSpec", [[8 // n]] * devices]
+
+
+@sizes
+def test_without_sharding_every_worker_sees_all(devices, tmp_path):
+    """Fact 135: cut to the size of its shares."""
+    program = """
+shown("even", with_policy(Dataset.range(8).batch(4), "OFF"))
+shown("uneven", with_policy(Dataset.range(10).batch(4), "OFF"))
+"""
+    told = told_by(run(tmp_path, devices, program))
+    for worker in told:
+        for name, rows in (("even", 8), ("uneven", 10)):
+            shares = [share for shares in worker[name] for share in shares]
+            assert [x for share in shares for x in share] == list(range(rows))
+            assert {len(share) for share in shares[: rows * devices // (2 * devices)]} == {4 // (2 * devices)}
+
+
+@sizes
+def test_sharding_by_file(devices, tmp_path):
+    """Fact 136: a file goes whole to one worker; who runs out gets empty batches until the others are done."""
+    for i in range(4):
+        (tmp_path / f"f{i}.txt").write_text("".join(f"{i}{c}\n" for c in "abcd"))
+    program = f"""
+def lines(count):
+    return rx.data.TextLineDataset([f"{tmp_path}/f{{i}}.txt" for i in range(count)]).batch(4)
+for count, policy in ((4, "FILE"), (4, "AUTO"), (4, "DATA"), (4, "OFF"), (3, "FILE")):
+    shown(f"{{policy}} {{count}}", with_policy(lines(count), policy))
+for files, dataset in ((1, lines(1)), (0, Dataset.range(8).batch(4))):
+    try:
+        strategy.experimental_distribute_dataset(with_policy(dataset, "FILE"))
+    except rx.InvalidArgumentError as error:
+        told(f"refused {{files}}", str(error))
+"""
+    told = told_by(run(tmp_path / "job", devices, program))
+    per = 4 // (2 * devices)  # rows of a replica in a round
+
+    def rounds(names):
+        shares = [names[i : i + per] for i in range(0, len(names), per)]
+        return [shares[i : i + devices] for i in range(0, len(shares), devices)]
+
+    everything = [f"{i}{c}" for i in range(4) for c in "abcd"]
+    mine = [[f"{i}{c}" for i in (rank, rank + 2) for c in "abcd"] for rank in range(2)]
+    for rank, worker in enumerate(told):
+        assert worker["FILE 4"] == worker["AUTO 4"] == rounds(mine[rank])
+        assert worker["OFF 4"] == rounds(everything)
+        by_data = [everything[i : i + 4] for i in range(0, 16, 4)]
+        assert worker["DATA 4"] == of_worker(
+            rank, [[batch[i : i + per] for i in range(0, 4, per)] for batch in by_data]
+        )
+        short = rounds(mine[rank][:8] if rank == 0 else mine[rank][:4])
+        assert worker["FILE 3"] == short + [[[]] * devices] * (len(rounds(mine[0])) - len(short))
+        for files in (1, 0):
+            assert f"FILE based sharding: the dataset only has {files} file(s)" in worker[f"refused {files}"]
+
+
+@sizes
+def test_datasets_from_a_function(devices, tmp_path):
+    """Fact 137: each worker's function knows which it is; the iteration ends for all where the last one ends."""
+    program = """
+def fn(c):
+    batch_size = c.get_per_replica_batch_size(8)
+    told("context", [c.num_input_pipelines, c.input_pipeline_id, c.num_replicas_in_sync, batch_size])
+    return Dataset.range(16).shard(c.num_input_pipelines, c.input_pipeline_id).batch(2)
+told("sharded", [lists(x) for x in strategy.distribute_datasets_from_function(fn)])
+
+def counted(size):  # its length is not known
+    def generate():
+        yield from np.arange(size)
+    return Dataset.from_generator(generate, output_signature=rx.TensorSpec((), np.int64)).batch(2)
+for name, make in (("known", lambda size: Dataset.range(size).batch(2)), ("unknown", counted)):
+    uneven = strategy.distribute_datasets_from_function(lambda c: make(2 if c.input_pipeline_id else 5))
+    for again in range(2):
+        told(f"{name} {again}", [lists(x) for x in uneven])
+    iterator, seen = iter(uneven), []
+    while bool((element := iterator.get_next_as_optional()).has_value()):
+        seen.append(lists(element.get_value()))
+    told(f"{name} optional", seen)
+fixed = strategy.distribute_datasets_from_function(
+    lambda c: Dataset.range(2 if c.input_pipeline_id else 6).batch(1, drop_remainder=True)
+)
+told("fixed", [lists(x) for x in fixed])
+"""
+    told = told_by(run(tmp_path, devices, program))
+    rows = {0: 5, 1: 2}
+
+    def rounds(values, batch):
+        shares = [values[i : i + batch] for i in range(0, len(values), batch)]
+        shares += [[]] * (-len(shares) % devices)
+        return [shares[i : i + devices] for i in range(0, len(shares), devices)]
+
+    longest = len(rounds(list(range(5)), 2))
+    for rank, worker in enumerate(told):
+        assert worker["context"] == [2, rank, 2 * devices, 8 // (2 * devices)]
+        assert worker["sharded"] == rounds(list(range(rank, 16, 2)), 2)
+        mine = rounds(list(range(rows[rank])), 2)
+        for name in ("known 0", "known 1", "known optional", "unknown 0", "unknown 1", "unknown optional"):
+            assert worker[name] == mine + [[[]] * devices] * (longest - len(mine))
+        # Where all shapes are fixed there is no empty batch, and the first that ends ends all.
+        assert worker["fixed"] == rounds(list(range(2)), 1)
+
+
+@sizes
+def test_a_dataset_of_unknown_length_is_sharded_by_data(devices, tmp_path):
+    """Fact 135: as many rounds on both, the last one uneven."""
+    program = """
+def generate():
+    for k in range(3):
+        yield np.arange(10 * k, 10 * k + (8 if k < 2 else 5))
+shown("generator", Dataset.from_generator(generate, output_signature=rx.TensorSpec((None,), np.int64)))
+
+class Batches:
+    def __iter__(self):
+        return generate()
+shown("foreign", Batches())
+"""
+    told = told_by(run(tmp_path, devices, program))
+    reference = in_one_process([np.arange(10 * k, 10 * k + (8 if k < 2 else 5)) for k in range(3)], 2 * devices)
+    for rank, worker in enumerate(told):
+        assert worker["generator"] == worker["foreign"] == of_worker(rank, reference)
+
+
+# A linear model on batches of which the last is uneven: with two replicas one has fewer rows, with four one has none.
+TRAINING = """
+def train(strategy, program):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(21, 3)).astype(np.float32), rng.normal(size=(21,)).astype(np.float32)
+    distributed = strategy.experimental_distribute_dataset(rx.data.Dataset.from_tensor_slices((x, y)).batch(8))
+    with strategy.scope():
+        w = rx.Variable(np.zeros(3, np.float32), aggregation=rx.VariableAggregation.SUM)
+        seen = rx.Variable(0, synchronization=rx.VariableSynchronization.ON_READ,
+                           aggregation=rx.VariableAggregation.SUM)
+    def replica(x, y):
+        loss, gradient = jax.value_and_grad(lambda w: jnp.sum((x @ w - y) ** 2) / 8)(w.value())
+        w.assign_sub(0.1 * gradient)
+        seen.assign_add(x.shape[0])
+        return loss
+    def step(element):
+        losses = strategy.run(replica, args=element)
+        return strategy.reduce("SUM", losses, axis=None), strategy.reduce("MEAN", element[1], axis=0)
+    numbers = []
+    if program == "eager":
+        for element in distributed:
+            numbers.append(step(element))
+    elif program == "compiled":
+        step = rx.function(step)
+        for element in distributed:
+            numbers.append(step(element))
+    elif program == "pulled":
+        iterator = iter(distributed)
+        pulled = rx.function(lambda: step(next(iterator)))
+        while True:
+            try:
+                numbers.append(pulled())
+            except rx.OutOfRangeError:
+                break
+    else:
+        @rx.function
+        def epoch(distributed):
+            return [step(element) for element in distributed]
+        numbers = epoch(distributed)
+    return [[float(a), float(b)] for a, b in numbers], w.numpy().tolist(), int(seen)
+"""
+
+
+@sizes
+def test_training_over_an_uneven_last_batch(devices, tmp_path):
+    """Facts 39, 135, 165: the same numbers as with as many replicas in one process, in each way to write the loop."""
+    space: dict[str, Any] = {}
+    exec("import jax, jax.numpy as jnp, numpy as np, replicax as rx\n" + TRAINING, space)
+    programs = ["eager", "compiled", "pulled", "epoch"]
+    program = TRAINING + f"\nfor program in {programs!r}:\n    told(program, train(strategy, program))\n"
+    told = told_by(run(tmp_path, devices, program))
+    numbers, w, seen = space["train"](mirrored(2 * devices), "eager")
+    assert seen == 21 and len(numbers) == 3
+    for worker in told:
+        for program in programs:
+            assert worker[program][2] == seen, program
+            np.testing.assert_allclose(worker[program][0], numbers, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(worker[program][1], w, rtol=1e-5, atol=1e-6)
+
+
+@sizes
+def test_leaving_loops_early_leaves_nothing_waiting(devices, tmp_path):
+    """All workers break out of loops over endless data: no thread waits for another worker, and they end at once."""
+    program = """
+import gc, time
+def endless():
+    k = 0
+    while True:
+        yield np.full(4, k)
+        k += 1
+source = Dataset.from_generator(endless, output_signature=rx.TensorSpec((None,), np.int64))
+distributed = strategy.experimental_distribute_dataset(source)
+for k in range(5):
+    for count, element in enumerate(distributed):
+        if count == k:
+            break
+    told(f"left {k}", lists(element)[0][0])
+del element
+kept = iter(distributed)
+next(kept)
+kept.close()
+deadline = time.monotonic() + 20
+while time.monotonic() < deadline and any(t.name == "replicax-input" for t in threading.enumerate()):
+    gc.collect()
+    time.sleep(0.01)
+told("threads", [t.name for t in threading.enumerate() if t.name == "replicax-input"])
+under_way = iter(distributed)  # which the end of the program finds with its thread at work
+next(under_way)
+mark("done")
+"""
+    with Workers(tmp_path, 2, START + program, devices=devices) as workers:
+        workers.wait_for("done", timeout=90)
+        done = workers.join(timeout=10)
+    for worker in told_by(done):
+        assert [worker[f"left {k}"] for k in range(5)] == list(range(5))
+        assert worker["threads"] == []
+
+
+@pytest.mark.parametrize("buffer", [0, 2])
+def test_an_exception_in_one_workers_dataset_ends_all(buffer, tmp_path):
+    """It comes out of that worker's `next`, with the traceback of where it was raised; the other one names it."""
+    program = f"""
+def generate():
+    for k in range(10):
+        if me == 1 and k == 3:
+            raise OSError("the disk of worker 1")
+        yield np.full(2, k)
+options = rx.InputOptions(experimental_per_replica_buffer_size={buffer})
+distributed = strategy.distribute_datasets_from_function(
+    lambda c: Dataset.from_generator(generate, output_signature=rx.TensorSpec((None,), np.int64)), options
+)
+for element in distributed:
+    strategy.reduce("SUM", element, axis=None)
+"""
+    done = run(tmp_path, 1, program, timeout=60)
+    assert done[1].returncode == 1 and done[0].returncode not in (0, None)
+    trace = done[1].stderr
+    assert trace.index("Traceback") < trace.index("in generate") < trace.index("OSError: the disk of worker 1")
+    assert "worker 1" in done[0].stderr
