@@ -31,6 +31,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_runtime",
         "_quiet",
         "_exchange",
+        "_protobuf",
         "_topology",
         "_tpu_system",
     ),

@@ -9,10 +9,12 @@ from __future__ import annotations
 import enum
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from replicax import _protobuf
 
 _FIELDS = {"mesh_shape": 1, "num_tasks": 2, "num_tpus_per_task": 3, "device_coordinates": 4}
 
@@ -125,7 +127,7 @@ class Topology:
             "num_tpus_per_task": self.num_tpus_per_task,
             "device_coordinates": self._coordinates.ravel().tolist(),
         }
-        return b"".join(_encoded(_FIELDS[name], value) for name, value in values.items())
+        return b"".join(_protobuf.encoded(_FIELDS[name], value) for name, value in values.items())
 
     def _place(self, coordinates: Sequence[int]) -> tuple[int, int]:
         key = tuple(int(n) for n in coordinates)
@@ -143,58 +145,12 @@ def _job(job: str | None) -> str:
     return "" if job is None else f"/job:{job}"
 
 
-# The few rules of protocol buffers that a topology needs: numbers are varints, lists of them are packed.
-
-
-def _varint(number: int) -> bytes:
-    number %= 1 << 64  # negative ones in two's complement
-    groups = []
-    while True:
-        number, group = number >> 7, number & 0x7F
-        groups.append(group | (0x80 if number else 0))
-        if not number:
-            return bytes(groups)
-
-
-def _encoded(field: int, value: int | list[int]) -> bytes:
-    if isinstance(value, int):
-        return _varint(field << 3) + _varint(value)
-    packed = b"".join(map(_varint, value))
-    return _varint(field << 3 | 2) + _varint(len(packed)) + packed
-
-
-def _varints(data: bytes) -> Iterator[int]:
-    number = shift = 0
-    for byte in data:
-        number |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            yield number - (1 << 64) if number >> 63 else number
-            number = shift = 0
-    if shift:
-        raise ValueError("the bytes end within a number")
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    while data:
-        ends = [i + 1 for i, byte in enumerate(data) if byte < 0x80][:2]
-        key, value = _varints(data[: ends[1]])
-        data = data[ends[1] :]
-        if key & 7 == 0:
-            yield key >> 3, value
-        elif key & 7 == 2 and value <= len(data):
-            yield key >> 3, data[:value]
-            data = data[value:]
-        else:
-            raise ValueError(f"field {key >> 3} is of a kind that a topology has not")
-
-
 def _parsed(serialized: bytes) -> tuple[list[int], np.ndarray]:
     if not isinstance(serialized, bytes):
         raise TypeError(f"`serialized` is the bytes that Topology.serialized() gives, got {type(serialized).__name__}.")
     try:
-        fields = dict(_fields(serialized))
-        lists = [list(_varints(fields[_FIELDS[name]])) for name in ("mesh_shape", "device_coordinates")]  # type: ignore[arg-type]
+        fields = dict(_protobuf.fields(serialized))
+        lists = [list(_protobuf.varints(fields[_FIELDS[name]])) for name in ("mesh_shape", "device_coordinates")]  # type: ignore[arg-type]
         tasks, devices = fields[_FIELDS["num_tasks"]], fields[_FIELDS["num_tpus_per_task"]]
         return lists[0], np.array(lists[1]).reshape(tasks, devices, len(lists[0]))  # type: ignore[arg-type]
     except (KeyError, ValueError, IndexError, TypeError) as error:

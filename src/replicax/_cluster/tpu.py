@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import socket
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from replicax import _devices
+from replicax import _devices, _protobuf
 from replicax._cluster import google, machine
 from replicax._cluster.explain import Explanation
 from replicax._cluster.resolver import ClusterResolver, master_url
@@ -316,30 +315,9 @@ def _free_address(others: list[str]) -> str:
 
 def _hardware_feature(serialized: bytes) -> TPUHardwareFeature:
     """Reads a TopologyProto: field 5 is a message, whose field 1 is the embedding feature."""
-    inner = dict(_fields(serialized)).get(5, b"")
-    return TPUHardwareFeature(int(dict(_fields(inner)).get(1, 0)))
-
-
-def _fields(message: bytes) -> list[tuple[int, Any]]:
-    """The fields of a message in protocol buffers' encoding, by number."""
-    rest, found = iter(message), []
-
-    def varint() -> int:
-        value = shift = 0
-        for byte in rest:
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-        raise ValueError(f"This is no serialized topology: {message[:40]!r}.")
-
-    for first in rest:
-        if first & 7 not in (0, 2) or first > 127:
-            raise ValueError(f"This is no serialized topology: {message[:40]!r}.")
-        value: Any = varint()
-        if first & 7 == 2:
-            length, value = value, bytes(itertools.islice(rest, value))
-            if len(value) < length:
-                raise ValueError(f"This is no serialized topology: {message[:40]!r}.")
-        found.append((first >> 3, value))
-    return found
+    try:
+        inner: Any = dict(_protobuf.fields(serialized)).get(5, b"")
+        feature: Any = dict(_protobuf.fields(inner)).get(1, 0)
+        return TPUHardwareFeature(int(feature))
+    except (ValueError, IndexError, TypeError) as error:
+        raise ValueError(f"This is no serialized topology: {serialized[:40]!r}.") from error
