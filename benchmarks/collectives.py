@@ -47,7 +47,7 @@ def sides_on(
     ours = started(sys.executable, "collectives_jax.py")
     sides = dict.fromkeys(["replicax", "replicax eager", "by hand", PACKED], ours)
     if options.tensorflow:
-        sides[TENSORFLOW] = started(options.tensorflow, "collectives_tensorflow.py", quiet=False)
+        sides[TENSORFLOW] = started(options.tensorflow, "collectives_tensorflow.py", quiet=True)
         versions["tensorflow"] = sides[TENSORFLOW].ask(do="version")["version"]
     if options.torch and workers > 1:  # its Gloo works between processes alone
         sides[TORCH] = started(options.torch, "collectives_torch.py", quiet=True)
@@ -71,7 +71,7 @@ def measure(payload: str, sides: dict[str, Side], rounds: int, seconds: float) -
 
 def table(results: list[dict[str, Any]], sides: list[str]) -> tuple[list[str], list[list[str]]]:
     against = [name for name in ("by hand", PACKED, TENSORFLOW, TORCH) if name in sides]
-    head = ["bytes", *(f"{side}, µs" for side in sides), *(f"/ {name}" for name in against), "/ copy"]
+    head = ["bytes", *sides, *(f"/ {name}" for name in against), "/ copy"]
     rows = []
     for r in results:
         call = r["call"]
@@ -96,7 +96,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
             for payload in options.payloads:
                 results.append(measure(payload, sides, options.rounds, options.seconds / 2))
                 print(f"{place}, {payload}: done", file=sys.stderr)
-        show(f"An all-reduce between {place}", *table(results, list(sides)))
+        show(f"Microseconds of an all-reduce between {place}", *table(results, list(sides)))
         found += [{"between": place, **result} for result in results]
     return {"collectives": found, "versions": versions}
 

@@ -43,7 +43,13 @@ class Side:
     def __enter__(self) -> Side:
         for one in self._environments():
             process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, text=True, env=one
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                text=True,
+                env=one,
+                start_new_session=True,  # as the launcher does it; Linux shares the cores between sessions
             )
             self._processes.append(process)
         return self

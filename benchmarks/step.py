@@ -53,7 +53,7 @@ def show_steps(results: list[dict[str, Any]], where: str = "") -> None:
     pairs = [("/ best", "replicax", "by hand, best"), ("tape / best", "replicax tape", "by hand, best")]
     pairs += [("/ alone", "replicax", ALONE)] if ALONE in sides else []
     pairs += [("/ usual", "replicax", "by hand, usual"), ("/ TensorFlow", "replicax", TENSORFLOW)]
-    head = ["model", "replicas", *(f"{side}, ms" for side in sides), *(title for title, _, _ in pairs)]
+    head = ["model", "replicas", *sides, *(title for title, _, _ in pairs)]
     rows = [
         [
             r["model"],
@@ -63,10 +63,10 @@ def show_steps(results: list[dict[str, Any]], where: str = "") -> None:
         ]
         for r in results
     ]
-    show(f"A training step{where}", head, rows)
-    head = ["model", "replicas", *(f"{side}, s" for side in sides)]
+    show(f"Milliseconds of a training step{where}", head, rows)
+    head = ["model", "replicas", *sides]
     rows = [[r["model"], str(r["replicas"]), *(f"{r['first'][side]:.2f}" for side in sides)] for r in results]
-    show(f"The first step{where}", head, rows)
+    show(f"Seconds to the first step{where}", head, rows)
 
 
 def run_side(*arguments: str) -> Any:
