@@ -63,7 +63,7 @@ class Call:
 
 def is_small(output: jax.Array) -> bool:
     """Whether an output may be kept alive just to see when it is ready."""
-    return output.size * output.dtype.itemsize <= _HELD_BYTES
+    return output.nbytes <= _HELD_BYTES
 
 
 class Calls:
