@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import pytest
 
@@ -19,10 +20,12 @@ NO_ADDRESS = "192.0.2.7"  # of a block that is kept for documents
 
 
 @pytest.fixture(autouse=True)
-def nothing_around(monkeypatch):
-    for name in os.environ:
-        if name == "TF_CONFIG" or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
+def nothing_around():
+    with mock.patch.dict(os.environ):  # which resolvers may set, as CUDA_VISIBLE_DEVICES
+        for name in list(os.environ):
+            if name == "TF_CONFIG" or name.lower().endswith("_proxy"):
+                del os.environ[name]
+        yield
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from unittest import mock
 
 import pytest
 
@@ -24,9 +25,11 @@ OF_CLUSTERS = ("TF_CONFIG", "SLURM", "SM_", "CUDA_VISIBLE_DEVICES")
 
 
 @pytest.fixture(autouse=True)
-def no_cluster_around(monkeypatch):
-    for name in [name for name in os.environ if name.startswith(OF_CLUSTERS)]:
-        monkeypatch.delenv(name)
+def no_cluster_around():
+    with mock.patch.dict(os.environ):  # which resolvers may set, as CUDA_VISIBLE_DEVICES
+        for name in [name for name in os.environ if name.startswith(OF_CLUSTERS)]:
+            del os.environ[name]
+        yield
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import importlib.resources
 import json
 import os
 import threading
+from unittest import mock
 from urllib.parse import parse_qs, urlsplit
 
 import google.auth.credentials
@@ -27,10 +28,12 @@ OF_SERVICES = ("KUBE", "GCE_", "TPU", "POD_NAMESPACE", "JOB_COMPLETION_INDEX", "
 
 
 @pytest.fixture(autouse=True)
-def no_service_around(monkeypatch):
-    for name in os.environ:
-        if name.startswith(OF_SERVICES) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
+def no_service_around():
+    with mock.patch.dict(os.environ):  # which resolvers may set, as CUDA_VISIBLE_DEVICES
+        for name in list(os.environ):
+            if name.startswith(OF_SERVICES) or name.lower().endswith("_proxy"):
+                del os.environ[name]
+        yield
 
 
 class Service:

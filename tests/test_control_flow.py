@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from test_ways import MEAN, SUM, ctx, mirrored, parts, per_replica, replica_id, several, several_replicated, ways
+from test_ways import MEAN, SUM, ctx, parts, per_replica, replica_id, several_mirroring, several_replicated, ways
 
 import replicax as rx
 
@@ -162,10 +162,10 @@ def test_branches_without_meetings_may_differ(make, n):
     assert compiled_run(strategy, replica, x) == [1.0 + sum(10.0 * r for r in range(2, n + 1))] * n
 
 
-@several
-def test_conditions_from_variables(n):
+@several_mirroring
+def test_conditions_from_variables(make, n):
     """A mirrored variable is the same everywhere, an on-read one is not."""
-    strategy = mirrored(n)
+    strategy = make()
     with strategy.scope():
         shared = rx.Variable(1.0)
         own = rx.Variable(1.0, synchronization=S.ON_READ, aggregation=A.SUM)
@@ -178,9 +178,9 @@ def test_conditions_from_variables(n):
         rx.function(program(own))()
 
 
-@several
-def test_a_refused_function_changes_nothing(n):
-    strategy = mirrored(n)
+@several_mirroring
+def test_a_refused_function_changes_nothing(make, n):
+    strategy = make()
     with strategy.scope():
         v = rx.Variable(1.0, aggregation=A.SUM)
 

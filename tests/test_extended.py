@@ -16,6 +16,8 @@ from test_ways import (
     per_replica,
     replica_id,
     several,
+    several_mirroring,
+    several_mirroring_here,
     ways,
 )
 
@@ -51,11 +53,11 @@ def test_update_calls_for_each_component_on_its_device(n):
     assert strategy.extended.update(v, lambda c: None) is None and strategy.extended.update(v, lambda c: 5) == 5
 
 
-@several
+@several_mirroring
 @ways
-def test_update_both_ways(n, way):
+def test_update_both_ways(make, n, way):
     """Facts 83, 84: PerReplica arguments are taken component by component."""
-    strategy, v = mirrored(n), made(mirrored(n))
+    strategy, v = make(), made(make())
     x = per_replica(strategy, [5.0 + r for r in range(n)])
     way(lambda x: strategy.extended.update(v, lambda c, x: c.assign(x * 2), args=(x,)))(x)
     assert parts(strategy, v) == [10.0 + 2 * r for r in range(n)]
@@ -63,11 +65,11 @@ def test_update_both_ways(n, way):
     assert parts(strategy, v) == [11.0 + 2 * r for r in range(n)]
 
 
-@several
+@several_mirroring
 @ways
-def test_update_in_replica_context_is_a_meeting_point(n, way):
+def test_update_in_replica_context_is_a_meeting_point(make, n, way):
     """Fact 84."""
-    strategy, v, seen = mirrored(n), made(mirrored(n)), []
+    strategy, v, seen = make(), made(make()), []
 
     def fn(component, x):
         seen.append((rx.get_replica_context(), rx.in_cross_replica_context(), rx.get_strategy() is strategy))
@@ -89,11 +91,11 @@ def test_update_refuses(n):
     assert float(rx.get_strategy().extended.update(plain, lambda c, x: c.assign(x), args=(4.0,))) == 4.0
 
 
-@several
+@several_mirroring
 @ways
-def test_reduce_to(n, way):
+def test_reduce_to(make, n, way):
     """Fact 85."""
-    strategy, v = mirrored(n), made(mirrored(n))
+    strategy, v = make(), made(make())
     x = per_replica(strategy, [2.0 * r + 1 for r in range(n)])
     total, mean = way(
         lambda x: (
@@ -120,11 +122,11 @@ def test_reduce_to_puts_the_result_at_its_destination(n):
         assert isinstance(value, jax.Array) and float(value) == n and value.devices() == last.devices()
 
 
-@several
+@several_mirroring_here
 @ways
-def test_reduce_to_refuses(n, way):
+def test_reduce_to_refuses(make, n, way):
     """Fact 85."""
-    strategy, v = mirrored(n), made(mirrored(n))
+    strategy, v = make(), made(make())
     x, plain = per_replica(strategy, [1.0] * n), jnp.float32(2)
     extended = strategy.extended
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'destinations'"):
@@ -141,11 +143,11 @@ def test_reduce_to_refuses(n, way):
     assert way(lambda: extended.reduce_to(MEAN, v, destinations=v))() is v
 
 
-@several
+@several_mirroring
 @ways
-def test_batch_reduce_to(n, way):
+def test_batch_reduce_to(make, n, way):
     """Fact 86."""
-    strategy, v, w = mirrored(n), made(mirrored(n)), made(mirrored(n), [1.0])
+    strategy, v, w = make(), made(make()), made(make(), [1.0])
     x, y = per_replica(strategy, [r + 1.0 for r in range(n)]), per_replica(strategy, [[r + 3.0] for r in range(n)])
     result = way(lambda x, y: strategy.extended.batch_reduce_to(SUM, [(x, v), (y, w)]))(x, y)
     total = n * (n + 1) / 2
@@ -153,11 +155,11 @@ def test_batch_reduce_to(n, way):
     assert way(lambda: strategy.extended.batch_reduce_to(SUM, []))() == []
 
 
-@several
+@several_mirroring
 @ways
-def test_reduce_the_gradients_then_update(n, way):
+def test_reduce_the_gradients_then_update(make, n, way):
     """Fact 87."""
-    strategy, v = mirrored(n), made(mirrored(n), 10.0)
+    strategy, v = make(), made(make(), 10.0)
 
     def merge(s, gradient):
         total = s.extended.reduce_to(SUM, gradient, destinations=v)
@@ -221,10 +223,10 @@ def test_broadcast_to(n):
     assert len(set(map(str, places(value)))) == n
 
 
-@several
+@several_mirroring
 @ways
-def test_update_non_slot_calls_once(n, way):
-    strategy, calls = mirrored(n), []
+def test_update_non_slot_calls_once(make, n, way):
+    strategy, calls = make(), []
 
     def fn(x):
         calls.append(rx.in_cross_replica_context())

@@ -36,6 +36,7 @@ def what_programs_print(folder, devices, *section):
     output = folder / "printed.json"
     command = [sys.executable, str(HERE / "run_facts.py"), str(HERE / "facts.json"), str(output), *section]
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "REPLICAX_VIRTUAL_DEVICES": devices, "REPLICAX_PREFLIGHT": "quiet"}
+    env.pop("CUDA_VISIBLE_DEVICES", None)  # which resolvers read
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(output.read_text())

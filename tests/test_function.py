@@ -22,7 +22,7 @@ from test_ways import (
     per_replica,
     replica_id,
     replicated,
-    several,
+    several_mirroring,
     strategies,
     uneven,
 )
@@ -421,10 +421,10 @@ def test_variables_are_made_on_the_first_call_only(make, n):
     assert type(variables[0]).__name__ == "MirroredVariable"
 
 
-@several
-def test_variables_are_made_in_replicas_on_the_first_call(n):
+@several_mirroring
+def test_variables_are_made_in_replicas_on_the_first_call(make, n):
     """Facts 24, 167."""
-    strategy, variables = mirrored(n), {}
+    strategy, variables = make(), {}
 
     @rx.function
     def f():
@@ -498,9 +498,9 @@ def test_an_iterator_as_an_argument(make, n):
     assert float(v) == 6.0
 
 
-@several
-def test_an_uneven_last_element(n):
-    strategy = mirrored(n)
+@several_mirroring
+def test_an_uneven_last_element(make, n):
+    strategy = make()
     v = made(strategy, 0.0, aggregation=A.SUM)
     batches = dataset(n, 2 * n + 1)  # the last has one element: one replica has it, the others nothing
     iterator = iter(strategy.experimental_distribute_dataset(batches))
@@ -542,9 +542,9 @@ def test_a_loop_over_a_dataset_is_driven_from_the_host(make, n):
     assert len(traces) == 1
 
 
-@several
-def test_a_loop_over_a_dataset_with_an_uneven_end_and_no_data(n):
-    strategy = mirrored(n)
+@several_mirroring
+def test_a_loop_over_a_dataset_with_an_uneven_end_and_no_data(make, n):
+    strategy = make()
 
     @rx.function
     def count(d):
@@ -598,18 +598,18 @@ def test_nested_functions_are_part_of_the_outer_one(make, n):
     assert traces.count("outer") == 1 and traces.count("inner") <= 2
 
 
-@several
-def test_a_function_with_a_meeting_point_inside_of_an_eager_replica_is_refused(n):
+@several_mirroring
+def test_a_function_with_a_meeting_point_inside_of_an_eager_replica_is_refused(make, n):
     """Fact 25."""
     f = rx.function(lambda: ctx().all_reduce(SUM, replica_id()))
     with pytest.raises(RuntimeError, match="`merge_call` called while defining a new graph or a tf.function"):
-        mirrored(n).run(lambda: f())
-    assert parts(mirrored(n), mirrored(n).run(f)) == [n * (n - 1) / 2] * n
+        make().run(lambda: f())
+    assert parts(make(), make().run(f)) == [n * (n - 1) / 2] * n
 
 
-@several
-def test_a_function_without_meeting_points_inside_of_an_eager_replica(n):
-    strategy = mirrored(n)
+@several_mirroring
+def test_a_function_without_meeting_points_inside_of_an_eager_replica(make, n):
+    strategy = make()
     v = made(strategy, 0.0)
     f = rx.function(lambda x: v.assign_add(x) * 2.0)
     for k in (1, 2):

@@ -11,6 +11,7 @@ import pytest
 from test_ways import (
     MEAN,
     SUM,
+    comes_per_replica,
     ctx,
     device_names,
     everywhere,
@@ -23,6 +24,7 @@ from test_ways import (
     per_replica,
     replica_id,
     several,
+    several_mirroring,
     ways,
 )
 
@@ -308,11 +310,11 @@ def test_differing_python_numbers_are_refused(n):
     assert parts(mirrored(n), v) == [12.0] * n
 
 
-@several
+@several_mirroring
 @ways
-def test_what_an_assignment_in_replicas_returns(n, way):
+def test_what_an_assignment_in_replicas_returns(make, n, way):
     """Fact 65."""
-    strategy, v = mirrored(n), made(mirrored(n), aggregation=A.MEAN)
+    strategy, v = make(), made(make(), aggregation=A.MEAN)
     seen = []
 
     def replica():
@@ -321,16 +323,16 @@ def test_what_an_assignment_in_replicas_returns(n, way):
         return result
 
     result = way(lambda: strategy.run(replica))()
-    assert all(seen) and isinstance(result, rx.PerReplica) and result is not v
+    assert all(seen) and comes_per_replica(strategy, result) and result is not v
     assert way(lambda: strategy.run(lambda: v.assign_add(replica_id() * 0 + 1, read_value=False)))() is None
     assert float(v) == 3.0
 
 
-@several
+@several_mirroring
 @ways
-def test_integers(n, way):
+def test_integers(make, n, way):
     """Fact 66."""
-    strategy, v = mirrored(n), made(mirrored(n), 0, aggregation=A.SUM)
+    strategy, v = make(), made(make(), 0, aggregation=A.SUM)
     way(lambda: strategy.run(lambda: v.assign_add(ctx().replica_id_in_sync_group + 1)))()
     assert parts(strategy, v) == [n * (n + 1) // 2] * n and v.dtype == np.int32
 
@@ -363,10 +365,10 @@ def test_an_eager_replica_reads_numbers_and_its_device(n):
     assert [d[-5:] for d in seen[2].values] == [f"GPU:{i}" for i in range(n)]
 
 
-@several
+@several_mirroring
 @ways
-def test_a_write_is_read_at_once_and_in_order(n, way):
-    strategy, v = mirrored(n), made(mirrored(n), aggregation=A.SUM)
+def test_a_write_is_read_at_once_and_in_order(make, n, way):
+    strategy, v = make(), made(make(), aggregation=A.SUM)
 
     def replica():
         before = v + 0.0
@@ -418,13 +420,13 @@ def test_a_variable_of_another_strategy(n, way):
     assert parts(strategy, strategy.run(lambda: v + 0)) == [1.0] * n
 
 
-@several
+@several_mirroring
 @ways
 @pytest.mark.parametrize("method", ["scatter_add", "scatter_sub", "scatter_mul", "scatter_div"])
 @pytest.mark.parametrize("aggregation", [A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA, A.NONE], ids=lambda a: a.name)
-def test_scatter_in_replicas(n, way, method, aggregation):
+def test_scatter_in_replicas(make, n, way, method, aggregation):
     """Fact 72."""
-    strategy, v = mirrored(n), made(mirrored(n), [1.0, 2.0, 3.0, 4.0], aggregation=aggregation)
+    strategy, v = make(), made(make(), [1.0, 2.0, 3.0, 4.0], aggregation=aggregation)
 
     def slices():
         return rx.IndexedSlices((10.0 * (replica_id() + 1))[None], ctx().replica_id_in_sync_group[None])
@@ -449,21 +451,21 @@ def test_scatter_in_replicas(n, way, method, aggregation):
     np.testing.assert_allclose(parts(strategy, v), expected, rtol=1e-6)
 
 
-@several
+@several_mirroring
 @ways
 @pytest.mark.parametrize("method", ["scatter_update", "scatter_max", "scatter_min"])
-def test_scatter_that_cannot_be_summed(n, way, method):
+def test_scatter_that_cannot_be_summed(make, n, way, method):
     """Facts 72, 171."""
-    strategy = mirrored(n)
+    strategy = make()
 
     def slices():
         return rx.IndexedSlices((10.0 * (replica_id() + 1))[None], ctx().replica_id_in_sync_group[None])
 
     for aggregation in (A.SUM, A.MEAN):
-        v = made(mirrored(n), [1.0, 2.0, 3.0, 4.0], aggregation=aggregation)
+        v = made(make(), [1.0, 2.0, 3.0, 4.0], aggregation=aggregation)
         with pytest.raises(NotImplementedError, match=f"{method} is only supported for mirrored variable .* got: Var"):
             way(lambda v=v: strategy.run(lambda: getattr(v, method)(slices())))()
-    v = made(mirrored(n), [1.0, 2.0, 3.0, 4.0], aggregation=A.ONLY_FIRST_REPLICA)
+    v = made(make(), [1.0, 2.0, 3.0, 4.0], aggregation=A.ONLY_FIRST_REPLICA)
     way(lambda: strategy.run(lambda: getattr(v, method)(slices())))()
     first = {"scatter_update": 10.0, "scatter_max": 10.0, "scatter_min": 1.0}[method]
     assert parts(strategy, v) == [[first, 2.0, 3.0, 4.0]] * n
@@ -484,11 +486,11 @@ def test_scatter_outside_of_replicas(make, n, way):
 # Gradients, creators, pytrees.
 
 
-@several
+@several_mirroring
 @ways
-def test_gradients_in_replicas_are_the_replicas_own(n, way):
+def test_gradients_in_replicas_are_the_replicas_own(make, n, way):
     """Fact 68."""
-    strategy, v = mirrored(n), made(mirrored(n), 3.0)
+    strategy, v = make(), made(make(), 3.0)
     x = per_replica(strategy, [r + 1.0 for r in range(n)])
 
     def by_tape(x):
@@ -549,11 +551,11 @@ def test_a_creator_may_change_the_arguments():
     assert parts(mirrored(2), v) == [9.0, 9.0] and not v.trainable
 
 
-@several
+@several_mirroring
 @ways
-def test_arithmetic_with_per_replica_values(n, way):
+def test_arithmetic_with_per_replica_values(make, n, way):
     """Fact 76: not outside of replicas."""
-    strategy, v = mirrored(n), made(mirrored(n), [1.0, 2.0])
+    strategy, v = make(), made(make(), [1.0, 2.0])
     x = per_replica(strategy, [10.0**r for r in range(n)])
     with pytest.raises((AttributeError, TypeError, ValueError)):
         way(lambda x: v + x)(x)
@@ -608,10 +610,10 @@ def test_one_device_variables_are_ordinary():
     assert one.extended.variable_created_in_scope(v)
 
 
-@several
+@several_mirroring
 @ways
-def test_a_mean_assigned_by_hand_keeps_the_components_equal(n, way):
+def test_a_mean_assigned_by_hand_keeps_the_components_equal(make, n, way):
     """Fact 63: what makes reduce-then-assign work without an aggregation."""
-    strategy, v = mirrored(n), made(mirrored(n), 10.0)
+    strategy, v = make(), made(make(), 10.0)
     way(lambda: strategy.run(lambda: v.assign_sub(0.5 * ctx().all_reduce(MEAN, replica_id()))))()
     assert parts(strategy, v) == [10.0 - (n - 1) / 4] * n

@@ -8,7 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import MEAN, SUM, ctx, mirrored, mirroring, parts, per_replica, replica_id, several, ways
+from test_ways import (
+    MEAN,
+    SUM,
+    ctx,
+    mirrored,
+    mirroring,
+    parts,
+    per_replica,
+    replica_id,
+    several,
+    several_mirroring,
+    ways,
+)
 
 import replicax as rx
 
@@ -42,11 +54,11 @@ def test_reading_outside_aggregates_and_inside_does_not(make, n, way, aggregatio
     assert float(v.numpy()) == float(v) == expected
 
 
-@several
+@several_mirroring
 @ways
-def test_without_aggregation_reading_outside_is_an_error(n, way):
+def test_without_aggregation_reading_outside_is_an_error(make, n, way):
     """Facts 77, 79."""
-    strategy, v = mirrored(n), made(mirrored(n), aggregation=A.NONE)
+    strategy, v = make(), made(make(), aggregation=A.NONE)
     way(lambda: strategy.run(lambda: v.assign(replica_id())))()
     for use in (lambda: v.read_value(), lambda: v + 0, lambda: v.assign(6.0), lambda: v.assign_add(2.0)):
         with pytest.raises(ValueError, match=NO_OP):
@@ -77,11 +89,11 @@ def test_writing_in_replicas_stays_local(make, n, way, aggregation):
     assert parts(strategy, v) == [7.0] * n
 
 
-@several
+@several_mirroring
 @ways
-def test_writing_in_replicas_is_no_meeting_point(n, way):
+def test_writing_in_replicas_is_no_meeting_point(make, n, way):
     """Fact 78: replicas may write as often as they like, each in its own way."""
-    strategy, v = mirrored(n), made(mirrored(n), 0.0)
+    strategy, v = make(), made(make(), 0.0)
 
     def eagerly():
         for _ in range(int(ctx().replica_id_in_sync_group)):
@@ -144,15 +156,15 @@ def test_integers(way):
         made(mirrored(2), 0, aggregation=A.MEAN)
 
 
-@several
+@several_mirroring
 @ways
-def test_other_properties(n, way):
+def test_other_properties(make, n, way):
     """Facts 69, 81."""
-    strategy, v = mirrored(n), made(mirrored(n), [1.0, 2.0], name="n")
+    strategy, v = make(), made(make(), [1.0, 2.0], name="n")
     assert type(v).__name__ == "SyncOnReadVariable" and isinstance(v, rx.Variable)
     assert (v.trainable, v.synchronization, v.aggregation) == (False, S.ON_READ, A.SUM)
     assert (v.name, v.shape, v.dtype) == ("n:0", (2,), np.float32)
-    assert made(mirrored(n), trainable=True).trainable and strategy.extended.variable_created_in_scope(v)
+    assert made(make(), trainable=True).trainable and strategy.extended.variable_created_in_scope(v)
     assert way(lambda: strategy.reduce(SUM, v, axis=None))().tolist() == [n * 1.0, n * 2.0]
     assert float(way(lambda: strategy.reduce(SUM, v, axis=0))()) == 3.0 * n
     assert float(way(lambda: strategy.reduce(MEAN, v, axis=0))()) == 1.5
@@ -167,11 +179,11 @@ def test_other_properties(n, way):
     assert parts(strategy, v) == [[0.0, 0.0]] * n
 
 
-@several
+@several_mirroring
 @ways
-def test_inside_of_a_merge_function(n, way):
+def test_inside_of_a_merge_function(make, n, way):
     """Fact 82: as in any cross-replica context."""
-    strategy, v = mirrored(n), made(mirrored(n))
+    strategy, v = make(), made(make())
 
     def merge(s):
         total = v.read_value()
@@ -191,12 +203,12 @@ def test_one_replica(way):
         assert type(v).__name__ == "SyncOnReadVariable" and float(v) == 2.0
 
 
-@several
+@several_mirroring
 @ways
-def test_metrics_over_several_steps(n, way):
+def test_metrics_over_several_steps(make, n, way):
     """What on-read variables are for: a running mean over replicas and steps."""
-    strategy = mirrored(n)
-    total, count = made(mirrored(n), 0.0), made(mirrored(n), 0)
+    strategy = make()
+    total, count = made(make(), 0.0), made(make(), 0)
     x = per_replica(strategy, [[float(r), r + 1.0] for r in range(n)])
 
     def replica(x):
@@ -238,10 +250,10 @@ def test_a_component_assigned_by_itself(n, way):
     assert parts(strategy, v)[:2] == [1.0, 5.0] and float(way(lambda: v.read_value())()) == n + 4.0
 
 
-@several
+@several_mirroring
 @ways
-def test_a_pytree(n, way):
-    strategy, v = mirrored(n), made(mirrored(n), {"a": jnp.zeros(2), "b": (jnp.ones(()),)})
+def test_a_pytree(make, n, way):
+    strategy, v = make(), made(make(), {"a": jnp.zeros(2), "b": (jnp.ones(()),)})
 
     def replica():
         v.assign(jax.tree.map(lambda x: x + replica_id(), v.value()))

@@ -20,6 +20,7 @@ from test_ways import (
     per_replica,
     replica_id,
     several,
+    several_mirroring,
     strategies,
     ways,
 )
@@ -142,10 +143,10 @@ def test_none_stands_for_no_gradient(make, way):
         assert float(a) == pytest.approx(before - 1) and b.numpy().tolist() == [1.0, 1.0]
 
 
-@several
+@several_mirroring
 @ways
-def test_in_cross_replica_context(n, way):
-    strategy = mirrored(n)
+def test_in_cross_replica_context(make, n, way):
+    strategy = make()
     with strategy.scope():
         w = rx.Variable(10.0)
         optimizer = rx.Optimizer(optax.sgd(0.1), [w])
@@ -176,9 +177,9 @@ def test_without_a_strategy(way):
     same(params.numpy(), by_hand(optax.adam(0.05)))
 
 
-@several
-def test_one_step_is_one_all_reduce(n):
-    strategy = mirrored(n)
+@several_mirroring
+def test_one_step_is_one_all_reduce(make, n):
+    strategy = make()
     with strategy.scope():
         params = rx.Variable({f"w{i}": jnp.ones((i + 1, 3)) for i in range(6)})
         optimizer = rx.Optimizer(optax.adam(0.05), params)
@@ -226,11 +227,11 @@ def test_wrong_arguments():
     assert float(w) == 1.0
 
 
-@several
+@several_mirroring
 @ways
-def test_gradients_reduced_by_the_user(n, way):
+def test_gradients_reduced_by_the_user(make, n, way):
     """Clipping after the reduction: MEAN of what is the same everywhere leaves it as it is."""
-    strategy = mirrored(n)
+    strategy = make()
     with strategy.scope():
         w = rx.Variable(10.0)
         optimizer = rx.Optimizer(optax.sgd(1.0), w, reduce_op="mean")

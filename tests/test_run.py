@@ -351,7 +351,7 @@ def test_components_of_different_devices_combine_outside(make, n):
     """The user may compute with two components, although they lie on two devices."""
     strategy = make()
     a, b, *_ = strategy.run(lambda: replica_id() + 1).values
-    assert float(a + b) == 3.0
+    assert float(a + b) == 2 * local_ids(strategy)[0] + 3.0
 
 
 # Order, and errors.

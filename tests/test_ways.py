@@ -192,19 +192,20 @@ def leaves_of(strategy: rx.Strategy, value: Any) -> list[list[Any]]:
 
 def local_ids(strategy: rx.Strategy) -> list[int]:
     """The numbers of this process's replicas."""
-    first, here = jax.process_index() if WORKERS > 1 else 0, len(strategy.extended.worker_devices)
-    return list(range(first * here, (first + 1) * here))
+    here = strategy.num_replicas_in_sync // WORKERS
+    first = here * jax.process_index()
+    return list(range(first, first + here))
 
 
 def device_names(strategy: rx.Strategy) -> list[str]:
     """The full names of the devices that this process's replicas have, where these are the first ones."""
     task = f"worker/replica:0/task:{jax.process_index()}" if WORKERS > 1 else "localhost/replica:0/task:0"
-    return [f"/job:{task}/device:GPU:{i}" for i in range(len(strategy.extended.worker_devices))]
+    return [f"/job:{task}/device:GPU:{i}" for i in range(len(local_ids(strategy)))]
 
 
 def comes_per_replica(strategy: rx.Strategy, value: Any) -> bool:
     """Whether a result of `run` has the form of those: bare where one of several workers has one replica."""
-    return isinstance(value, rx.PerReplica) is (WORKERS == 1 or len(strategy.extended.worker_devices) > 1)
+    return isinstance(value, rx.PerReplica) is (WORKERS == 1 or len(local_ids(strategy)) > 1)
 
 
 @counts

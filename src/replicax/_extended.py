@@ -139,7 +139,7 @@ class StrategyExtended:
     def _replica_devices(self, replica_context: Any) -> Any:
         names = self._mesh.device_names
         if isinstance(replica_context, _lockstep.LockstepContext):
-            return [[names[replica_context._replica.id]]]
+            return [[names[self._mesh.local_ids.index(replica_context._replica.id)]]]
         return [list(names)]
 
     # Running.
@@ -308,7 +308,8 @@ class StrategyExtended:
             if is_array(values[i].values[0]):
                 for part in values[i].values:
                     check_numeric(part.dtype)
-                _collectives.check_alike(values[i].values)
+                if self._mesh.all_local:  # else all workers' are compared
+                    _collectives.check_alike(values[i].values)
         if self._mesh.size == 1:  # the only replica's values arrive bare
             return [_collectives.reduce_parts(op, [value]) if is_array(value) else value for value in values]
         results = [self._on_each_replica(value) for value in values]
@@ -341,10 +342,13 @@ class StrategyExtended:
 
     def _first_anywhere(self, value: PerReplica) -> Any:
         """Replica 0's component, which another worker may hold."""
-        return _nest.map_structure(
-            lambda part: _across.from_first(self._mesh, _context.as_array(part), "the first replica's value"),
-            value.values[0],
-        )
+
+        def first(part: Any) -> Any:
+            if isinstance(part, IndexedSlices):
+                return IndexedSlices(first(part.values), first(part.indices), part.dense_shape)
+            return _across.from_first(self._mesh, _context.as_array(part), "the first replica's value")
+
+        return _nest.map_structure(first, value.values[0])
 
     def _everyones_sizes(self, size: Any) -> list[int]:
         """A number of each replica, on all workers."""
