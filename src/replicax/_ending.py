@@ -45,8 +45,13 @@ def caused_by_another(error: BaseException) -> bool:
 
 def main_stack() -> str:
     """Where the main thread of this process stands."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    return "".join(traceback.format_stack(frame)) if frame is not None else "  (it has ended)\n"
+    for _ in range(10):
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        if frame is None:
+            return "  (it has ended)\n"
+        with contextlib.suppress(AttributeError):  # it runs on while its frames are followed, which then end anywhere
+            return "".join(traceback.format_stack(frame))
+    return "  (it runs from one function to the next)\n"
 
 
 def one_line(error: BaseException) -> str:
