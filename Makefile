@@ -71,12 +71,13 @@ test-python: $(TEST)/.installed tensorflow  ## run the tests on python3 (JAX 0.1
 	$(WITH_TENSORFLOW) $(TEST)/bin/python $(PYTEST) $(PYTEST_ARGS)
 
 ifneq ($(filter-out $(VERSION),$(VERSION_NEWEST)),)
-# What depends on JAX, over one strategy of each kind. The rest, and the comparison with TensorFlow, is the oldest one's.
-WITHOUT_JAX := tests/test_launch*.py tests/test_cluster*.py tests/test_recipes.py tests/test_layers.py
+# What depends on JAX, over one strategy of each kind. The rest is the oldest one's, and so are the comparison with
+# TensorFlow and the injections, which take minutes (`python scripts/injections.py` runs them on any interpreter).
+OF_THE_OLDEST := tests/test_no_silent_hang.py tests/test_launch*.py tests/test_cluster*.py tests/test_recipes.py tests/test_layers.py
 test-newest: $(NEWEST)/.installed  ## run the tests on Python 3.13 with the newest JAX
 	@$(NEWEST)/bin/python $(SAY_VERSIONS)
 	REPLICAX_TEST_STRATEGIES=one_device,2,central,tpu_logical $(NEWEST)/bin/python $(PYTEST) \
-	    $(patsubst %,'--ignore-glob=%',$(WITHOUT_JAX)) $(PYTEST_ARGS)
+	    $(patsubst %,'--ignore-glob=%',$(OF_THE_OLDEST)) $(PYTEST_ARGS)
 else
 test-newest:
 	@true

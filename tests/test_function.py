@@ -25,6 +25,7 @@ from test_ways import (
     several_mirroring,
     strategies,
     uneven,
+    uneven_mirroring,
 )
 
 import replicax as rx
@@ -498,7 +499,7 @@ def test_an_iterator_as_an_argument(make, n):
     assert float(v) == 6.0
 
 
-@several_mirroring
+@uneven_mirroring
 def test_an_uneven_last_element(make, n):
     strategy = make()
     v = made(strategy, 0.0, aggregation=A.SUM)
@@ -542,7 +543,7 @@ def test_a_loop_over_a_dataset_is_driven_from_the_host(make, n):
     assert len(traces) == 1
 
 
-@several_mirroring
+@uneven_mirroring
 def test_a_loop_over_a_dataset_with_an_uneven_end_and_no_data(make, n):
     strategy = make()
 

@@ -16,6 +16,7 @@ from test_ways import (
     few,
     mirrored,
     one_device,
+    packing,
     parts,
     per_replica,
     replica_id,
@@ -177,7 +178,7 @@ def test_without_a_strategy(way):
     same(params.numpy(), by_hand(optax.adam(0.05)))
 
 
-@several_mirroring
+@packing
 def test_one_step_is_one_all_reduce(make, n):
     strategy = make()
     with strategy.scope():

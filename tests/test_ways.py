@@ -148,6 +148,8 @@ several_in_one_process = _with_counts(PLAIN, at_least=2, workers=False)
 mirroring_in_one_process = _with_counts(ONE_COPY, workers=False)
 several_mirroring_in_one_process = _with_counts(ONE_COPY, at_least=2, workers=False)
 uneven = _with_counts({*PLAIN, *_TPUS}, at_least=2)  # whose shapes may differ from replica to replica
+uneven_mirroring = _with_counts({*ONE_COPY, *_TPUS}, at_least=2)  # the same, where each replica has a copy
+packing = _with_counts({*ONE_COPY, "tpu_logical"}, at_least=2)  # which reduce many tensors as one vector
 on_gpus = _with_counts({*ONE_COPY, *_TPUS}, workers=False)  # whose devices are GPU:0, GPU:1 and so on, in this process
 
 
