@@ -96,6 +96,7 @@ class Workers:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._waits: dict[int, threading.Thread] = {}
         self._ends: dict[int, float] = {}
+        self._status: dict[int, int] = {}
         self._marks: dict[int, int] = {}  # the reading end of each worker's pipe
         self._seen: dict[int, list[str]] = {}
         self._stopped: set[int] = set()
@@ -155,7 +156,10 @@ class Workers:
         self._waits[index].start()
 
     def _wait(self, index: int, process: subprocess.Popen[bytes]) -> None:
-        process.wait()
+        # Not reaped before its group is killed: the system could give its number to a stranger meanwhile.
+        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        self._status[index] = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         self._ends[index] = time.monotonic()
 
     def wait_for(self, mark: str, *which: int, timeout: float = 60.0) -> None:
@@ -171,7 +175,7 @@ class Workers:
     def send(self, index: int, number: int) -> float:
         """Sends a signal to a worker, and returns when."""
         (self._stopped.add if number == signal.SIGSTOP else self._stopped.discard)(index)
-        self._processes[index].send_signal(number)
+        os.kill(self._processes[index].pid, number)
         return time.monotonic()
 
     def join(self, timeout: float = 60.0) -> dict[int, Ended]:
@@ -182,7 +186,7 @@ class Workers:
             self._waits[index].join(max(0.0, deadline - time.monotonic()))
         late = [index for index in running if index not in self._ends]
         assert not late, f"workers {late} have not ended after {timeout:g} s\n{self.output()}"
-        return {i: Ended(self._processes[i].returncode, *self._files(i), self._ends[i]) for i in running}
+        return {i: Ended(self._status[i], *self._files(i), self._ends[i]) for i in running}
 
     def _files(self, index: int) -> tuple[str, str]:
         out, err = (self._folder / f"{name}{index}" for name in ("out", "err"))
@@ -193,7 +197,7 @@ class Workers:
         texts = []
         for index in self._processes:
             out, err = self._files(index)
-            status = self._processes[index].poll()
+            status = self._status.get(index)
             title = f"worker {index}, " + ("which runs" if status is None else f"which ended with status {status}")
             texts.append(f"--- {title}, stdout ---\n{out}\n--- stderr ---\n{err}")
         return "\n".join(texts)
@@ -204,21 +208,18 @@ class Workers:
                 os.killpg(process.pid, signal.SIGKILL)
         for index, thread in self._waits.items():
             thread.join(10.0)
+            self._processes[index].wait(10.0)
             os.close(self._marks[index])
 
 
 def _group_lives(leader: int) -> bool:
     """Whether a process that a worker has started is still there, a moment after the worker's end."""
     deadline = time.monotonic() + 2.0
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(leader, 0)
-        except ProcessLookupError:
-            return False
-        if not any(_lives_in(stat, leader) for stat in Path("/proc").glob("[0-9]*/stat")) and Path("/proc/1").exists():
-            return False  # those that are there have ended, and nobody has asked how
+    while any(_lives_in(stat, leader) for stat in Path("/proc").glob("[0-9]*/stat")):
+        if time.monotonic() > deadline:
+            return True
         time.sleep(0.02)
-    return True
+    return False
 
 
 def _lives_in(stat: Path, group: int) -> bool:
