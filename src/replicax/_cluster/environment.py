@@ -68,18 +68,6 @@ class ConfigClusterResolver(ClusterResolver):
         address = spec.task_address(task_type, task_id)  # type: ignore[arg-type]
         return master_url(address, self.rpc_layer if rpc_layer is None else rpc_layer)
 
-    def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
-    ) -> Mapping[str, int]:
-        """How many accelerators this process has, by type. **Starts JAX's backend.**
-
-        Args:
-            task_type: the job of the task that is meant; of other tasks than this one nothing is known.
-            task_id: the task's index.
-            config_proto: not used.
-        """
-        return super().num_accelerators(task_type, task_id)
-
     def _task(self) -> dict[str, Any]:
         task = self._config().get("task", {})
         if not isinstance(task, dict):
