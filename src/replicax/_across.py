@@ -80,9 +80,9 @@ def _sum_of_rows(mesh: ReplicaMesh) -> Any:
 
 
 def _run(program: Any, label: str, mesh: ReplicaMesh, parts: Sequence[Any]) -> Any:
-    described = _described(parts[0])
-    with _dispatch.calling(mesh, f"{label} {described}") as call:
-        call.output = program(mesh.stack(parts))
+    stacked = mesh.stack(parts)
+    with _dispatch.calling(mesh, label, [stacked]) as call:
+        call.output = program(stacked)
     return mesh.copies(call.output)[0]
 
 

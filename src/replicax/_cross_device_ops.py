@@ -194,8 +194,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             stacked, mirrored = PartitionSpec(AXIS), PartitionSpec()
             mapped = jax.shard_map(program, mesh=mesh.mesh, in_specs=stacked, out_specs=mirrored, check_vma=False)
             self._programs[key] = jax.jit(mapped)
-        what = ", ".join(f"{array.dtype}{list(array.shape[1:])}" for array in arrays)
-        with _dispatch.calling(mesh, f"all_reduce {what:.80}") as call:
+        with _dispatch.calling(mesh, "all_reduce", arrays) as call:
             totals = self._programs[key](*arrays)
             call.output = totals[0]
         return [Mirrored.of_array(total, mesh) for total in totals]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,22 +27,27 @@ _lock = threading.Lock()
 class calling:
     """Around the dispatch of a program with collectives over a mesh; `output` is then set to one of its outputs.
 
-    The label says what it is, where a job of several processes reports on it. Every so often, leaving waits until half
+    The label says what it is, where a job of several processes reports on it; the rows of stacked arrays are described
+    behind it. Every so often, leaving waits until half
     of the calls in flight have ended: waiting once for several calls wakes this thread up less often than waiting a
     little at each call.
     """
 
-    __slots__ = ("_call", "_label", "_mesh", "output")
+    __slots__ = ("_call", "_label", "_mesh", "_stacked", "output")
 
-    def __init__(self, mesh: Any, label: str):
-        self._mesh, self._label = mesh, label
+    def __init__(self, mesh: Any, label: str, stacked: Sequence[jax.Array] = ()):
+        self._mesh, self._label, self._stacked = mesh, label, stacked
         self._call: Call | None = None
         self.output: Any = None
 
     def __enter__(self) -> calling:
         if not self._mesh.all_local:
-            self._call = _runtime.begin(self._label)
+            self._call = _runtime.begin(self._described())
         return self
+
+    def _described(self) -> str:
+        rows = ", ".join(f"{array.dtype}{list(array.shape[1:])}" for array in self._stacked)
+        return f"{self._label} {rows:.80}" if rows else self._label
 
     def __exit__(self, *_: object) -> None:
         output, call = self.output, self._call

@@ -262,7 +262,7 @@ class StrategyExtended:
         if traced:
             total = program(stacked, axes)
         else:
-            with _dispatch.calling(mesh, f"reduce {row.dtype}{list(row.shape)}") as call:
+            with _dispatch.calling(mesh, "reduce", [stacked]) as call:
                 call.output = total = program(stacked, axes)
             total = mesh.copies(total)[0]
         count = stacked.shape[0] * int(np.prod([row.shape[a] for a in axes], dtype=np.int64))
