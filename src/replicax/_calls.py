@@ -71,21 +71,24 @@ class Calls:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._made: deque[Made] = deque(maxlen=_REMEMBERED)
+        self._made: deque[Made] = deque([Made(0, 0, "no call")], maxlen=_REMEMBERED)
         self._open: deque[Call] = deque()
         self._waits: list[Call] = []
         self._moved = 0.0  # when a call was last seen to be done
-        self.count = 0
-        self.digest = 0
         self.waits = 0
+
+    @property
+    def last(self) -> Made:
+        """The call that was made last, whose number says how many there were."""
+        return self._made[-1]
 
     def begin(self, label: str) -> Call:
         """Counts a call that is about to be dispatched."""
         with self._lock:
-            self.count = number = self.count + 1
-            self.digest = zlib.crc32(b"\n" + label.encode(), self.digest)
-            self._made.append(Made(number, self.digest, label))
-            call = Call(number, label)
+            number, digest, _ = self._made[-1]
+            call = Call(number + 1, label)
+            # One step, so that a KeyboardInterrupt here leaves a number and the digest that belongs to it.
+            self._made.append(Made(number + 1, zlib.crc32(b"\n" + label.encode(), digest), label))
             self._open.append(call)
         if len(self._open) > 64:
             self.oldest()
@@ -112,11 +115,6 @@ class Calls:
                 self._moved = time.monotonic()
             return self._open[0] if self._open else self._waits[0] if waits and self._waits else None
 
-    def label_of_last(self) -> str:
-        """The label of the call that was made last."""
-        with self._lock:
-            return self._made[-1].label if self._made else "no call"
-
     def age(self, call: Call) -> float:
         """For how long a call has been the oldest one."""
         return time.monotonic() - (call.since if call.number is None else max(call.since, self._moved))
@@ -129,9 +127,5 @@ class Calls:
     def digest_at(self, number: int) -> int | None:
         """The digest after that many calls; None where it is not known, or no longer."""
         with self._lock:
-            if number == 0:
-                return 0
-            if number == self.count:
-                return self.digest
-            index = number - self._made[0].number if self._made else -1
+            index = number - self._made[0].number
             return self._made[index].digest if 0 <= index < len(self._made) else None

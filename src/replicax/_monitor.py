@@ -100,7 +100,7 @@ class Monitor:
     def _update(self, now: float) -> None:
         """How this process stands."""
         me, oldest = self.me, self.calls.oldest()
-        me.heard, me.count, me.digest = now, self.calls.count, self.calls.digest
+        me.heard, (me.count, me.digest, _) = now, self.calls.last
         me.oldest = (oldest.number, oldest.label, self.calls.age(oldest)) if oldest is not None else None
         me.waits, me.order = self.calls.waits, oldest.order if oldest is not None else 0
         if self._interrupted is not None and now > self._interrupted[0]:

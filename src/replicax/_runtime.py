@@ -296,9 +296,9 @@ def _failed(error: BaseException) -> None:
         return
     report = _report(error, "exception")
     if _ending.caused_by_another(error):
-        oldest = monitor.calls.oldest()
-        label = oldest.label if oldest is not None else monitor.calls.label_of_last()
-        monitor.post("broken", {**report, "count": monitor.calls.count, "label": label})
+        last, oldest = monitor.calls.last, monitor.calls.oldest()
+        label = oldest.label if oldest is not None else last.label
+        monitor.post("broken", {**report, "count": last.number, "label": label})
         # The monitor ends this process as soon as it knows who is at fault.
         monitor.over.wait(monitor.heartbeat + 6.0)
         hooks.show(error)
@@ -321,7 +321,7 @@ def _report(error: BaseException | None, message: str) -> dict[str, Any]:
 
 def _end(monitor: Monitor, report: dict[str, Any]) -> None:
     """Leaves the report of an own failure, and stays until the others know."""
-    name, calls = monitor.me.name, monitor.calls.count
+    name, calls = monitor.me.name, monitor.calls.last.number
     _ending.write_report(monitor.process_id, name, "exception", report["message"], report["traceback"], calls, None)
     monitor.over.wait(4.0)
 
