@@ -216,6 +216,38 @@ def test_a_worker_that_does_not_come_is_reported(tmp_path, run_dir, figures, lat
         assert report["kind"] == "stuck" and report["caused_by"] == (None if index == late else late)
 
 
+@pytest.mark.parametrize("slow", [1, 0])
+def test_the_time_of_compiling_does_not_count(tmp_path, slow):
+    """One worker compiles for longer than the deadline of a step, and the others wait; then the job goes on."""
+    code = f"""
+        import time
+        import jax, jax.numpy as jnp
+        import replicax as rx
+        strategy = rx.MultiWorkerMirroredStrategy()
+        compile = jax.stages.Lowered.compile
+        def slowly(self, *args, **kwargs):
+            if strategy.cluster_resolver.task_id == {slow}:
+                time.sleep(7)
+            return compile(self, *args, **kwargs)
+        jax.stages.Lowered.compile = slowly
+        def replica():
+            return 1.0 + rx.get_replica_context().all_reduce("SUM", jnp.ones(()))
+        @rx.function
+        def train_step():
+            return strategy.reduce("SUM", strategy.run(replica), axis=None)
+        for _ in range(3):
+            total = train_step()
+        print(float(total))
+    """
+    with Workers(tmp_path, 2, code, env={"REPLICAX_STEP_TIMEOUT": "3"}) as workers:
+        done = workers.join(timeout=60)
+    assert [(ended.returncode, ended.stdout.strip()) for ended in done.values()] == [(0, "6.0")] * 2, workers.output()
+    said = own_lines(done[0].stderr)
+    assert len(said) == 2 and own_lines(done[1].stderr) == [], workers.output()
+    for line in said:
+        assert line.startswith(f"worker {slow}: compiles call ") and line.endswith('"train_step", for 3 s and more')
+
+
 SWAPPED = """
     import time
     from processes import join, mark, step

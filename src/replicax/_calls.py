@@ -27,7 +27,7 @@ class Made(NamedTuple):
 class Call:
     """One call under way, or a wait, whose `number` is None and whose `order` says the how-manieth wait it is."""
 
-    __slots__ = ("done", "label", "number", "order", "output", "since")
+    __slots__ = ("compiling", "done", "label", "number", "order", "output", "since")
 
     def __init__(self, number: int | None, label: str, order: int = 0):
         self.number = number
@@ -35,7 +35,12 @@ class Call:
         self.label = label
         self.since = time.monotonic()
         self.output: Any = None
+        self.compiling = False  # it is being compiled, and not under way yet
         self.done = False
+
+    def compiled(self) -> None:
+        """It is not being compiled any more: from now on it waits for others."""
+        self.compiling, self.since = False, time.monotonic()
 
     def dispatched(self, output: Any) -> None:
         """The dispatch has returned: the call is done when this output is ready, or at once without one."""
@@ -75,6 +80,7 @@ class Calls:
         self._open: deque[Call] = deque()
         self._waits: list[Call] = []
         self._moved = 0.0  # when a call was last seen to be done
+        self._held = 0.0  # when some process was last known to be compiling
         self.waits = 0
 
     @property
@@ -116,8 +122,12 @@ class Calls:
             return self._open[0] if self._open else self._waits[0] if waits and self._waits else None
 
     def age(self, call: Call) -> float:
-        """For how long a call has been the oldest one."""
-        return time.monotonic() - (call.since if call.number is None else max(call.since, self._moved))
+        """For how long a call has been the oldest one while no process was compiling."""
+        return time.monotonic() - max(call.since, self._held, self._moved if call.number is not None else 0.0)
+
+    def hold(self) -> None:
+        """Some process is compiling: that others wait for it says nothing."""
+        self._held = time.monotonic()
 
     def made(self) -> dict[int, Made]:
         """The calls made of late, by their numbers."""

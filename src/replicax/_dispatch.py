@@ -45,6 +45,15 @@ class calling:
             self._call = _runtime.begin(self._described())
         return self
 
+    def compile(self, program: Any, *arguments: Any) -> None:
+        """Has JAX compile a program that is about to be called so, where the job's watch would take it for a wait."""
+        if self._call is not None:
+            self._call.compiling = True
+            try:
+                program.lower(*arguments).compile()  # JAX keeps it for the call
+            finally:
+                self._call.compiled()
+
     def _described(self) -> str:
         rows = ", ".join(f"{array.dtype}{list(array.shape[1:])}" for array in self._stacked)
         return f"{self._label} {rows:.80}" if rows else self._label

@@ -124,6 +124,7 @@ class _Entry:
         self.undonated: Any = None  # the same program, for calls under a gradient tape
         self.mesh: Any = None  # of replicas whose calls in flight are bounded, or watched by the workers of a job
         self.token = -1  # which output tells that a call has ended, where that is to be known
+        self.called = False
 
 
 class Function:
@@ -366,6 +367,9 @@ class Function:
             elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
             program = entry.undonated if taped else entry.compiled
             with _nowhere if entry.level.device is None else jax.default_device(entry.level.device):
+                if under_way is not None and not (entry.called or taped):
+                    under_way.compile(program, donated, kept, elements, call.dynamic)
+                    entry.called = True
                 out = program(donated, kept, elements, call.dynamic)
             for variable, start, stop in entry.writes:
                 frame.store(variable, out[start:stop])

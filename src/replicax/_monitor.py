@@ -21,7 +21,7 @@ from typing import Any
 from replicax import _ending
 from replicax._calls import Calls, Made
 from replicax._channel import Channel, wait
-from replicax._verdict import Peer, Verdict, broken, call_name, diverged, failure, left, stuck
+from replicax._verdict import Peer, Verdict, broken, call_name, diverged, failure, left, standing, stuck
 
 _SETTLE = 0.3  # seconds in which failures count as being of the same time
 _LINGER = 2.0  # seconds for others to take what was sent to them
@@ -102,6 +102,7 @@ class Monitor:
         me, oldest = self.me, self.calls.oldest()
         me.heard, (me.count, me.digest, _) = now, self.calls.last
         me.oldest = (oldest.number, oldest.label, self.calls.age(oldest)) if oldest is not None else None
+        me.compiling = oldest is not None and oldest.compiling
         me.waits, me.order = self.calls.waits, oldest.order if oldest is not None else 0
         if self._interrupted is not None and now > self._interrupted[0]:
             _, before = self._interrupted
@@ -113,13 +114,13 @@ class Monitor:
 
     def _late(self) -> float | None:
         """The deadline that the oldest call has passed, if it has."""
-        oldest, timeout = self.me.oldest, self.step_timeout
+        oldest, timeout = None if self.me.compiling else self.me.oldest, self.step_timeout
         return timeout if timeout is not None and oldest is not None and oldest[2] > timeout else None
 
     def _record(self) -> dict[str, Any]:
         me = self.me
         calls = {"count": me.count, "digest": me.digest, "waits": me.waits}
-        return {**calls, "oldest": me.oldest, "order": me.order, "late": self._late()}
+        return {**calls, "oldest": me.oldest, "compiling": me.compiling, "order": me.order, "late": self._late()}
 
     def _detail(self) -> None:
         self.me.stack = _ending.main_stack()
@@ -234,6 +235,8 @@ class Member(Monitor):
             if verdict := message.get("verdict"):
                 self._obey(Verdict(**{**verdict, "cause": tuple(verdict["cause"])}))
                 return
+            if message.get("compiling"):
+                self.calls.hold()
             if "left" in message:
                 hub.left, hub.count, hub.waits = True, message["left"]["count"], message["left"]["waits"]
             if "tell" in message:
@@ -282,6 +285,7 @@ class Hub(Monitor):
         self._late_one: tuple[int, float] | None = None  # who has waited too long, and the deadline it had
         self._asked: float | None = None  # when all were asked where they stand
         self._leaving: float | None = None
+        self._compiling = self._looked  # since when some process compiles, or when that was last said
 
     def _channels(self) -> list[Channel]:
         return list(self._members.values())
@@ -318,14 +322,27 @@ class Hub(Monitor):
                 peer.lost = "has ended without a word: it was killed, or it crashed"
             elif now - peer.heard > self.heartbeat and not peer.gone:
                 peer.lost = f"has not answered for {now - peer.heard:.0f} s"
+        compiling = self._hold(now)
         if now - self._told >= self._interval:
             self._told = now
-            self._tell({"beat": True})
+            self._tell({"beat": True, "compiling": compiling})
+
+    def _hold(self, now: float) -> bool:
+        """Whether some process is compiling. The others' deadlines stand still then, and who reads hears of it."""
+        compiling = [peer for peer in self.peers.values() if peer.compiling and not peer.gone]
+        if not compiling:
+            self._compiling = now
+            return False
+        self.calls.hold()
+        if self.step_timeout is not None and now - self._compiling > self.step_timeout:
+            self._compiling = now
+            _ending.say("\n".join(f"{standing(peer, now)}, for {self.step_timeout:g} s and more" for peer in compiling))
+        return True
 
     def _heard(self, index: int, kind: str, record: dict[str, Any]) -> None:
         peer = self.peers[index]
         peer.count, peer.digest, peer.waits = record["count"], record["digest"], record["waits"]
-        peer.order = record["order"]
+        peer.compiling, peer.order = record["compiling"], record["order"]
         peer.oldest = tuple(record["oldest"]) if record["oldest"] else None
         peer.left = peer.left or kind == "left"
         if record["late"] is not None and self._late_one is None:

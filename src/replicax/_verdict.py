@@ -22,6 +22,7 @@ class Peer:
     count: int = 0  # calls made
     digest: int = 0  # of their labels
     oldest: tuple[int | None, str, float] | None = None  # number, label and age of the oldest call that is not done
+    compiling: bool = False  # `oldest` is being compiled
     waits: int = 0  # waits begun
     order: int = 0  # which of them `oldest` is, where that has no number
     left: bool = False  # its program has ended as it should
@@ -83,6 +84,8 @@ def standing(peer: Peer, now: float) -> str:
     if peer.oldest is None:
         return f"{peer.name}: waits in no call, {calls}{silent}"
     number, label, age = peer.oldest
+    if peer.compiling:
+        return f"{peer.name}: compiles {call_name(number, label)}{silent}"
     return f"{peer.name}: has waited {age:.1f} s in {call_name(number, label)}{silent}"
 
 
