@@ -76,7 +76,7 @@ def _first_to_all(mesh: ReplicaMesh) -> Any:
 
 @functools.cache
 def _sum_of_rows(mesh: ReplicaMesh) -> Any:
-    return jax.jit(lambda rows: jnp.sum(rows, axis=0, dtype=rows.dtype), out_shardings=mesh.mirrored)
+    return jax.jit(_collectives.sum_of_rows, out_shardings=mesh.mirrored)
 
 
 def _run(program: Any, label: str, mesh: ReplicaMesh, parts: Sequence[Any]) -> Any:

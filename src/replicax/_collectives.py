@@ -136,6 +136,11 @@ def reduce_along(op: ReduceOp, parts: Sequence[Any], axis: int | tuple[int, ...]
 # One replica's view, inside of `shard_map`: values are its own component.
 
 
+def sum_of_rows(stacked: Any, axes: tuple[int, ...] = ()) -> Any:
+    """The sum of all components, which are the rows, and along these axes of theirs."""
+    return jnp.sum(stacked, axis=(0, *(a + 1 for a in axes)), dtype=stacked.dtype)
+
+
 def packed(leaves: Sequence[Any], collective: Callable[[Any], Any], packs: Callable[[list[Any]], list[list[int]]]):
     """`collective` of all leaves, those of one pack raveled into one vector."""
     results: list[Any] = [None] * len(leaves)

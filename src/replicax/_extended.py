@@ -257,13 +257,12 @@ class StrategyExtended:
         axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
         if axis is not None:  # checks the axis, and raises in the components' terms
             jax.eval_shape(lambda x: _collectives.reduce_along(op, [x], axis), row)
-        program = _sum_of_rows if not traced else _sum_of_rows.__wrapped__  # type: ignore[attr-defined]
         axes = tuple(a % len(row.shape) for a in axes)
         if traced:
-            total = program(stacked, axes)
+            total = _collectives.sum_of_rows(stacked, axes)
         else:
             with _dispatch.calling(mesh, "reduce", [stacked]) as call:
-                call.output = total = program(stacked, axes)
+                call.output = total = _sum_of_rows(stacked, axes)
             total = mesh.copies(total)[0]
         count = stacked.shape[0] * int(np.prod([row.shape[a] for a in axes], dtype=np.int64))
         return _collectives.divided(total, count, row.dtype) if op is ReduceOp.MEAN else total
@@ -640,11 +639,7 @@ class _StepContext:
         self.last_step_outputs[name] = output
 
 
-def _sum_rows(stacked: Any, axes: tuple[int, ...]) -> Any:
-    return jnp.sum(stacked, axis=(0, *(a + 1 for a in axes)), dtype=stacked.dtype)
-
-
-_sum_of_rows = jax.jit(_sum_rows, static_argnums=1)
+_sum_of_rows = jax.jit(_collectives.sum_of_rows, static_argnums=1)
 
 
 def _read(value: Any) -> Any:
