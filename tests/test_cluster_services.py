@@ -16,6 +16,7 @@ import kubernetes
 import pytest
 
 import replicax as rx
+from replicax import _devices
 from replicax.cluster_resolver import (
     GCEClusterResolver,
     KubernetesClusterResolver,
@@ -448,6 +449,45 @@ def test_a_tpu_vm_knows_its_slice_from_the_metadata_server(endpoints, service, m
     resolver = TPUClusterResolver("")
     assert resolver.cluster_spec().as_dict() == {"worker": ["t-w0:8482", "t-w1:8482"]}
     assert resolver.task_id == 1
+
+
+@pytest.mark.parametrize(
+    "tpu, environment, addresses, own",
+    [
+        ("", {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}, ["a:8482", "b:8482"], 1),
+        ("", {"TPU_PROCESS_ADDRESSES": "a:8476,a:8477", "TPU_WORKER_ID": "0"}, ["a:8482", "a:8483"], 0),
+        ("mine", {"TPU_WORKER_ID": "1", "REPLICAX_TPU_PORT": "99"}, ["10.130.0.9:99", "10.130.0.10:99"], 1),
+        ("grpc://a:8470,grpc://[::1]:1", {"TPU_WORKER_ID": "0"}, ["a:8482", "[::1]:8482"], 0),
+        ("grpc://a:8470,grpc://b:1", {}, None, None),
+        ("local", {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}, None, None),
+        ("", {"TPU_WORKER_HOSTNAMES": "a", "TPU_WORKER_ID": "0"}, None, None),
+    ],
+)
+def test_the_machines_of_a_slice_are_joined(tpu, environment, addresses, own, service, tpu_api, monkeypatch):
+    """Where it is known which of them this is. What follows is in test_tpu_hosts.py."""
+    service.answers[NODE_PATH] = (200, NODE)
+    joined = []
+    monkeypatch.setattr(TPUClusterResolver, "_join", lambda self, *job: joined.append(job))
+    monkeypatch.setattr(_devices, "_task", _devices._task)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    resolver = TPUClusterResolver(tpu, "us-central2-b", "p", service=tpu_api)
+    rx.config.experimental_connect_to_cluster(resolver)
+    assert joined == ([([("worker", 0), ("worker", 1)], addresses, own)] if addresses else [])
+
+
+def test_a_machine_that_is_none_of_a_slices_is_not_joined(service, tpu_api, monkeypatch):
+    service.answers[NODE_PATH] = (200, NODE)
+    monkeypatch.setenv("GCE_METADATA_HOST", service.host)  # which has no agent-worker-number
+    resolver = TPUClusterResolver("mine", "us-central2-b", "p", service=tpu_api)
+    rx.config.experimental_connect_to_cluster(resolver)
+    service.answers["/computeMetadata/v1/instance/attributes/agent-worker-number"] = (200, "2")
+    with pytest.raises(ValueError, match="the metadata of this machine do not fit together: worker '2' of the 2 hosts"):
+        rx.config.experimental_connect_to_cluster(resolver)
+    monkeypatch.setenv("REPLICAX_TPU_PORT", "http")
+    monkeypatch.setenv("TPU_WORKER_ID", "1")
+    with pytest.raises(ValueError, match="REPLICAX_TPU_PORT is the number of a port; got 'http'"):
+        rx.config.experimental_connect_to_cluster(resolver)
 
 
 def test_tpus_that_are_given_wrongly(monkeypatch):

@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _collectives, _dispatch, _exchange, _quiet, _runtime
 from replicax._errors import ReplicaError
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import ReduceOp
-from replicax._values import ReplicaMesh, is_array
+from replicax._values import AXIS, ReplicaMesh, is_array
 
 
 def _described(part: Any) -> str:
@@ -70,8 +71,8 @@ def _copied_to_all(mesh: ReplicaMesh) -> Any:
 
 
 @functools.cache
-def _first_to_all(mesh: ReplicaMesh) -> Any:
-    return jax.jit(lambda rows: rows[0], out_shardings=mesh.mirrored)
+def _first_to_all(mesh: ReplicaMesh, layout: PartitionSpec | None = None) -> Any:
+    return jax.jit(lambda rows: rows[0], out_shardings=NamedSharding(mesh.mesh, layout or PartitionSpec()))
 
 
 @functools.cache
@@ -101,6 +102,21 @@ def from_first(mesh: ReplicaMesh, part: Any, what: str) -> Any:
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(part))
     agree(what, parts)
     return _run(_first_to_all(mesh), what, mesh, parts)
+
+
+def from_first_laid_out(mesh: ReplicaMesh, whole: Any, layout: PartitionSpec) -> jax.Array:
+    """Replica 0's array, spread over each replica's logical devices; no device holds more than its part."""
+    what, host = "an array that is laid out", np.asarray(whole)
+    agree(what, [host])
+    rows = NamedSharding(mesh.mesh, PartitionSpec(AXIS, *layout))
+
+    def part(index: Any) -> np.ndarray:
+        return host[index[1:]][None]
+
+    stacked = jax.make_array_from_callback((mesh.size, *host.shape), rows, part)
+    with _dispatch.calling(mesh, what, [stacked]) as call:
+        call.output = _first_to_all(mesh, layout)(stacked)
+    return call.output
 
 
 def all_parts(mesh: ReplicaMesh, parts: Sequence[Any], axis: int) -> list[Any]:

@@ -18,7 +18,7 @@ from replicax._context import as_array, has_64_bit_types
 from replicax._errors import InvalidArgumentError
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import ReduceOp
-from replicax._values import AXIS, is_array
+from replicax._values import AXIS, PerReplica, is_array
 
 
 def mean_dtype(dtype: Any) -> np.dtype:
@@ -60,14 +60,15 @@ def check_alike(parts: Sequence[Any], free_axis: int | None = None) -> None:
         raise InvalidArgumentError(f"The replicas' values differ in shape{where}: {_each(shapes)}.")
 
 
-def check_static(parts: Sequence[Any]) -> None:
+def check_static(value: PerReplica) -> None:
     """`InvalidArgumentError` where the replicas' arrays differ in shape, for strategies in which they must not."""
-    shapes = [tuple(part.shape) for part in parts if is_array(part)]
-    if len(set(shapes)) > 1:
+    shapes = [tuple(part.shape) for part in value._parts or () if is_array(part)]
+    if value.ragged or len(set(shapes)) > 1:
         raise InvalidArgumentError(
             "The strategy has one program for all replicas, which needs the same shapes on each, but they are: "
-            f"{_each(shapes)}. Where it is the last batch of a dataset, drop it, `dataset.batch(batch_size, "
-            f"drop_remainder=True)` with a batch size that {len(parts)} (the number of replicas) divides, or pad it."
+            f"{_each(shapes)}{', and others on other hosts' if value.ragged else ''}. Where it is the last batch of "
+            "a dataset, drop it, `dataset.batch(batch_size, drop_remainder=True)` with a batch size that "
+            f"{value.count} (the number of replicas) divides, or pad it."
         )
 
 

@@ -17,7 +17,7 @@ from replicax._types import (
     VariableAggregation,
     VariableSynchronization,
 )
-from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, own_component
+from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_global, own_component
 from replicax._variables import SCATTER, ResourceVariable, Variable, register
 
 _NONE = VariableAggregation.NONE
@@ -100,7 +100,8 @@ class _Distributed(OfReplicas, DistributedValues):
         mesh = self._mesh
         assert mesh is not None
         if not mesh.all_local:  # all workers start from the first one's
-            leaves = [_across.from_first(mesh, leaf, f"the initial value of {self._name}") for leaf in leaves]
+            what = f"the initial value of {self._name}"
+            leaves = [leaf if is_global(leaf) else _across.from_first(mesh, leaf, what) for leaf in leaves]
         self._arrays = [self._global_leaf(leaf, i, traced=False) for i, leaf in enumerate(leaves)]
 
     def _stored_values(self) -> list[Any]:
@@ -239,7 +240,7 @@ class MirroredVariable(_Distributed):
         if isinstance(leaf, DistributedValues):
             return spread(_array_of(leaf), mesh) if traced else mesh.mirror(leaf.values)
         if self._layouts is not None and not traced:
-            return jax.device_put(leaf, self._global_shardings()[index])
+            return mesh.spread(leaf, self._global_shardings()[index])
         return leaf if traced else mesh.mirror([leaf] * len(mesh.local_ids))
 
     def _update(self, combine, value, read_value, method):

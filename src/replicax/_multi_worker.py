@@ -10,7 +10,6 @@ import jax
 from replicax import _across, _devices, _exchange, _runtime
 from replicax._cluster.environment import TFConfigClusterResolver
 from replicax._cluster.resolver import ClusterResolver
-from replicax._errors import JobError
 from replicax._input import Worker
 from replicax._mirrored import MirroredExtended
 from replicax._strategy import Strategy
@@ -31,11 +30,7 @@ class MultiWorkerMirroredExtended(MirroredExtended):
         alone = len(tasks) <= 1 or resolver.task_type == "evaluator"  # which counts no replicas of the others
         if not alone:
             self._worker = Worker(len(tasks), tasks.index(me))
-            try:
-                _runtime.start(tasks, addresses, self._worker.rank)
-            except JobError as error:  # what is known of the cluster may say why
-                error.add_note(str(resolver.explain()))
-                raise
+            resolver._join(tasks, addresses, self._worker.rank)
             if options is not None:  # else it is the environment's, or five minutes
                 _runtime.set_step_timeout(options.timeout_seconds)
         super().__init__(container_strategy, None if alone else _everyones_devices(), None)

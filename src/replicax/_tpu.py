@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jax.sharding import PartitionSpec
 
-from replicax import _collectives, _devices, _logical, _nest, _tpu_system
+from replicax import _across, _collectives, _devices, _logical, _nest, _tpu_system
 from replicax._cross_device_ops import AllReduceCrossDeviceOps, CollectiveAllReduce
 from replicax._extended import StrategyExtended
+from replicax._input import Worker
 from replicax._strategy import Strategy
 from replicax._topology import DeviceAssignment
 from replicax._values import PerReplica, ReplicaMesh
@@ -24,6 +26,14 @@ class TPUExtended(StrategyExtended):
         _tpu_system.check_resolver(resolver)
         self._cluster_resolver = resolver
         self._mesh = ReplicaMesh(_tpu_system.replica_devices(assignment))
+        if not self._mesh.all_local:
+            if not jax.distributed.is_initialized():
+                raise RuntimeError(
+                    f"The TPU slice has {jax.process_count()} hosts, which have not been joined. Call "
+                    "experimental_connect_to_cluster(TPUClusterResolver()) first, before JAX starts."
+                )
+            self._worker = Worker(jax.process_count(), jax.process_index())
+            _across.connect(self._mesh)
         # Packing tensors that are split over logical devices would bring them together first.
         self._cross_device_ops = AllReduceCrossDeviceOps(0) if self._mesh.logical_axes else CollectiveAllReduce()
 
@@ -61,8 +71,8 @@ class TPUExtended(StrategyExtended):
 
     def _check_values(self, nest: Any) -> None:
         for leaf in _nest.leaves(nest):
-            if isinstance(leaf, PerReplica) and leaf._parts is not None:
-                _collectives.check_static(leaf._parts)
+            if isinstance(leaf, PerReplica):
+                _collectives.check_static(leaf)
 
 
 class TPUStrategy(Strategy):
@@ -82,6 +92,7 @@ class TPUStrategy(Strategy):
 
     Raises:
         DeviceError: there are no TPUs, real or virtual, or not those of the assignment.
+        RuntimeError: the hosts of the TPU slice have not been joined.
         TypeError: the resolver or the assignment is none.
 
     >>> import jax.numpy as jnp, replicax as rx

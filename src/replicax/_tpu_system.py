@@ -6,6 +6,7 @@ a chip where their number is even, and the chips in a rectangle.
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -58,7 +59,8 @@ def replica_devices(assignment: DeviceAssignment | None) -> list[list[jax.Device
 
     Raises:
         TypeError: `assignment` is no `DeviceAssignment`.
-        DeviceError: there is no such device, one is used twice, or a replica's are not all of one process.
+        DeviceError: there is no such device, one is used twice, a replica's are not all of one process, or processes
+            have different numbers of replicas.
     """
     devices = tpu_devices()
     if assignment is None:
@@ -88,6 +90,12 @@ def replica_devices(assignment: DeviceAssignment | None) -> list[list[jax.Device
                 "that fits into one host."
             )
         grid.append(row)
+    hosts = collections.Counter(row[0].process_index for row in grid)
+    if grid and (len(hosts) < len(devices) or len(set(hosts.values())) > 1):
+        raise DeviceError(
+            f"Every one of the {len(devices)} hosts runs the same number of replicas, but the device assignment has "
+            f"{[hosts[host] for host in range(len(devices))]} for them."
+        )
     flat = [device for row in grid for device in row]
     if not flat or len(set(flat)) < len(flat):
         raise DeviceError(
@@ -118,7 +126,7 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
         raise RuntimeError(
             f"The cluster has {hosts} TPU hosts, and this program runs on one of them. In JAX each host runs the "
             "program itself and reaches its own TPU devices: start it on all hosts (for instance with `gcloud compute "
-            "tpus tpu-vm ssh --worker=all`), and call jax.distributed.initialize() first."
+            "tpus tpu-vm ssh --worker=all`), and call experimental_connect_to_cluster(TPUClusterResolver()) first."
         )
     if hasattr(cluster_resolver, "set_tpu_topology"):
         cluster_resolver.set_tpu_topology(found.serialized())
@@ -145,14 +153,18 @@ def experimental_connect_to_cluster(
     make_master_device_default: bool = True,
     cluster_device_filters: Any = None,
 ) -> None:
-    """Accepted for compatibility: there is nothing to connect to, as each host runs the program itself.
+    """Joins the machines of a TPU slice, each of which runs the program itself; to be called before JAX starts.
+
+    With another cluster, with TPUs of one machine, or on a machine that is none of the slice's there is nothing to do.
 
     Args:
-        cluster_spec_or_resolver: a `ClusterSpec` or a cluster resolver.
+        cluster_spec_or_resolver: a `ClusterSpec` or a cluster resolver, such as `TPUClusterResolver()`.
         job_name, task_index, protocol, make_master_device_default, cluster_device_filters: not needed.
 
     Raises:
         ValueError: the first argument is neither.
+        JobError: the machines do not come together.
+        RuntimeError: JAX has started already.
 
     >>> import replicax as rx
     >>> rx.config.experimental_connect_to_cluster("worker0:8470")
@@ -164,6 +176,8 @@ def experimental_connect_to_cluster(
             "`cluster_spec_or_resolver` must be a `ClusterSpec` or a `ClusterResolver`. Received "
             f"{cluster_spec_or_resolver!r}."
         )
+    if hasattr(cluster_spec_or_resolver, "_connect"):
+        cluster_spec_or_resolver._connect()
 
 
 def experimental_connect_to_host(remote_host: str | Sequence[str] | None = None, job_name: str = "worker") -> None:

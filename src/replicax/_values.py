@@ -98,6 +98,13 @@ class ReplicaMesh:
         """Each local replica's part on all of its devices, in the mesh's order."""
         return jax.device_put([part for part in parts for _ in range(self.logical_size)], self._local_grid)
 
+    def spread(self, array: Any, sharding: NamedSharding) -> jax.Array:
+        """An array of which every process has all, spread over the mesh in this way."""
+        if self.all_local or is_global(array):
+            return jax.device_put(array, sharding)
+        host = np.asarray(array)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
     def result_sharding(self, ndim: int, stacked: bool) -> NamedSharding:
         """What compiled programs leave a result in; over logical devices it stays as XLA has it."""
         if not self.logical_axes:
@@ -153,6 +160,11 @@ _ARRAYS = (jax.Array, np.ndarray, np.generic)
 def is_array(value: Any) -> bool:
     """Whether `value` is an array, of JAX (concrete or traced) or numpy."""
     return isinstance(value, _ARRAYS)
+
+
+def is_global(array: Any) -> bool:
+    """Whether some of an array lies on devices of other processes."""
+    return isinstance(array, jax.Array) and not array.is_fully_addressable
 
 
 class DistributedValues(_nest.Leaf):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 import collections
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from replicax import _devices
+from replicax import _devices, _runtime
 from replicax._cluster import explain as _explain
 from replicax._cluster.spec import ClusterSpec
+from replicax._errors import JobError
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:
@@ -70,6 +71,14 @@ class ClusterResolver(abc.ABC):
                 if kind != "CPU":
                     counts[kind] += 1
         return counts
+
+    def _join(self, tasks: Sequence[tuple[Any, Any]], addresses: Sequence[str], rank: int) -> None:
+        """Joins the job of these tasks; what is known of the cluster is added to the error where that fails."""
+        try:
+            _runtime.start(tasks, addresses, rank)
+        except JobError as error:
+            error.add_note(str(self.explain()))
+            raise
 
     @property
     def environment(self) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from replicax import _devices, _protobuf
+from replicax._channel import join_address
 from replicax._cluster import google, machine
 from replicax._cluster.explain import Explanation
 from replicax._cluster.resolver import ClusterResolver, master_url
@@ -18,7 +20,8 @@ from replicax._cluster.spec import ClusterSpec
 from replicax._errors import DeviceError
 
 _PORT = 8470  # of a TPU whose address comes without one
-_COORDINATOR_PORT = 8482  # where JAX's coordinator listens on TPU VMs
+_OWN_PORT = "REPLICAX_TPU_PORT"  # where the first worker listens for the others; as JAX's coordinator on TPU VMs
+_OWN_PORT_DEFAULT = 8482
 
 
 class TPUSystemMetadata(NamedTuple):
@@ -60,7 +63,7 @@ class _Workers(NamedTuple):
 
     name: str
     addresses: list[str] | None  # None: ask the Cloud TPU service
-    own: int
+    own: int | None  # None: it was named, and this may be none of its machines
     source: str
 
 
@@ -109,7 +112,7 @@ class TPUClusterResolver(ClusterResolver):
         self._zone, self._project = zone or config.get("zone"), project or config.get("project")
         self._credentials, self._service = credentials, service
         self._discovery_url = os.environ.get("TPU_API_DISCOVERY_URL") or discovery_url
-        self._task_type, self._task_id = job_name, self._workers.own
+        self._task_type, self._task_id = job_name, self._workers.own or 0
         self._coordinator_name, self._coordinator_address = coordinator_name, coordinator_address
         if coordinator_name and not coordinator_address:
             self._coordinator_address = _free_address(self._workers.addresses or ["192.0.2.1:1"])
@@ -117,7 +120,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @staticmethod
     def connect(tpu: Any = None, zone: str | None = None, project: str | None = None) -> TPUClusterResolver:
-        """A resolver whose TPUs are there: starts JAX's backend and looks.
+        """A resolver whose TPUs are there: joins the machines of the slice, starts JAX's backend and looks.
 
         Args:
             tpu: as for the class.
@@ -126,8 +129,10 @@ class TPUClusterResolver(ClusterResolver):
 
         Raises:
             DeviceError: this process has no TPU.
+            JobError: the machines do not come together.
         """
         resolver = TPUClusterResolver(tpu, zone, project)
+        resolver._connect()
         if not _tpus():
             raise DeviceError(
                 f"There is no TPU here. This process has: {', '.join(_devices.device_table())}. On a TPU VM, install "
@@ -148,6 +153,27 @@ class TPUClusterResolver(ClusterResolver):
         if self._coordinator_name and self._coordinator_address:
             cluster[self._coordinator_name] = [self._coordinator_address]
         return ClusterSpec(cluster)
+
+    def _connect(self) -> None:
+        """Joins the job of the slice's machines, where there are several and it is known which of them this is."""
+        if self._workers.name == "local":
+            return
+        hosts = [machine.split_address(address)[0] for address in self._addresses()]
+        if len(hosts) > 1 and (own := self._number_of_this_machine(hosts)) is not None:
+            tasks = [(self._task_type, i) for i in range(len(hosts))]
+            _devices.set_task(str(self._task_type), own)
+            self._join(tasks, _own_addresses(hosts), own)
+
+    def _number_of_this_machine(self, hosts: list[str]) -> int | None:
+        """Among the slice's; None where nothing says so, as on a machine that is none of them."""
+        if self._workers.own is not None:
+            return self._workers.own
+        text, source = os.environ.get("TPU_WORKER_ID", ""), f"{self._workers.source} and TPU_WORKER_ID"
+        if not text and google.on_google_cloud():
+            source = f"{self._workers.source} and the metadata of this machine"
+            with contextlib.suppress(OSError):
+                text = google.metadata("instance/attributes/agent-worker-number")
+        return _number(text, hosts, source) if text else None
 
     def _addresses(self) -> list[str]:
         if self._workers.addresses is not None:
@@ -270,7 +296,7 @@ def _find(tpu: Any, config: dict[str, Any]) -> _Workers:
         tpu, source = config["tpu_node_name"], "TPU_CONFIG in the environment"
     if tpu:
         tpu = tpu.decode() if isinstance(tpu, bytes) else tpu
-        return _Workers(tpu, _given_addresses(tpu) if tpu.startswith("grpc://") else None, 0, source)
+        return _Workers(tpu, _given_addresses(tpu) if tpu.startswith("grpc://") else None, None, source)
     for variable in ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES"):
         if hosts := os.environ.get(variable):
             own = os.environ.get("TPU_WORKER_ID", "0")
@@ -295,9 +321,21 @@ def _given_addresses(text: str) -> list[str]:
 
 def _vm_workers(hosts: list[str], own: str, source: str) -> _Workers:
     names = [host.strip().partition(":")[0] for host in hosts]
-    if not own.isdecimal() or int(own) >= len(names):
-        raise ValueError(f"{source} do not fit together: worker {own!r} of the {len(names)} hosts {','.join(names)}.")
-    return _Workers("", [f"{name}:{_COORDINATOR_PORT}" for name in names], int(own), source)
+    return _Workers("", _own_addresses(names), _number(own, names, source), source)
+
+
+def _number(own: str, hosts: list[str], source: str) -> int:
+    if not own.isdecimal() or int(own) >= len(hosts):
+        raise ValueError(f"{source} do not fit together: worker {own!r} of the {len(hosts)} hosts {','.join(hosts)}.")
+    return int(own)
+
+
+def _own_addresses(hosts: list[str]) -> list[str]:
+    """Where replicax's processes on these hosts are found: a port of their own for each that shares a host."""
+    text = os.environ.get(_OWN_PORT) or str(_OWN_PORT_DEFAULT)
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise ValueError(f"{_OWN_PORT} is the number of a port; got {text!r}.")
+    return [join_address(host, int(text) + hosts[:i].count(host)) for i, host in enumerate(hosts)]
 
 
 def _free_address(others: list[str]) -> str:

@@ -70,15 +70,6 @@ def _hold(port: int, held: list[socket.socket]) -> None:
         candidate.close()
 
 
-def join_address(host: str, port: int) -> str:
-    """`host:port`, with brackets around an IPv6 address.
-
-    >>> join_address("fe80::1", 4000)
-    '[fe80::1]:4000'
-    """
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def split_address(text: str) -> tuple[str, int]:
     """The host and the port of `host:port`; `LaunchError` where it does not read so."""
     match = re.fullmatch(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\s\[\]]+)):(?P<port>\d{1,5})", text)

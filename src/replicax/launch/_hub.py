@@ -26,7 +26,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from replicax.launch._cluster import LaunchError, join_address
+from replicax._channel import join_address
+from replicax.launch._cluster import LaunchError
 from replicax.launch._report import Outcome, exit_status, join_names, signal_name, verdict
 
 Message = dict[str, Any]

@@ -12,11 +12,11 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from replicax._channel import join_address
 from replicax.launch import _guard
 from replicax.launch._cluster import (
     LaunchError,
     Ports,
-    join_address,
     share_gpus,
     split_address,
     visible_gpus,

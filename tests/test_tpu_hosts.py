@@ -1,0 +1,108 @@
+"""TPUStrategy on several hosts: the program of a TPU slice, in one process for each of its machines."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import Workers
+
+import replicax as rx
+
+# What a program for a slice begins with, to the letter as TensorFlow's documentation has it.
+START = """
+import json
+import jax.numpy as jnp, numpy as np
+import replicax.tf as tf
+resolver = tf.distribute.cluster_resolver.TPUClusterResolver("")
+tf.config.experimental_connect_to_cluster(resolver)
+topology = tf.tpu.experimental.initialize_tpu_system(resolver)
+
+def told(name, value):
+    print("told", json.dumps([name, value]), flush=True)
+"""
+
+TRAINING = """
+assignment = None
+if {logical} > 1:
+    shape = [1, 1, 1, {logical}]
+    assignment = tf.tpu.experimental.DeviceAssignment.build(topology, computation_shape=shape, num_replicas=4)
+strategy = tf.distribute.TPUStrategy(resolver, assignment)
+weights = np.linspace(-1, 1, 8 * 16, dtype=np.float32).reshape(8, 16) + resolver.task_id  # the first host's count
+with strategy.scope():
+    w = tf.Variable(strategy.experimental_split_to_logical_devices(weights, [1, {logical}]))
+rows = np.sin(np.arange(48 * 8, dtype=np.float32)).reshape(48, 8)
+data = tf.data.Dataset.from_tensor_slices(rows).batch(16, drop_remainder=True)
+
+@tf.function
+def step(batch):
+    def replica(x):
+        y = strategy.experimental_split_to_logical_devices(tf.matmul(x, w), [1, {logical}])
+        gradient = tf.distribute.get_replica_context().all_reduce("SUM", tf.matmul(x.T, y))
+        w.assign_sub(0.01 * gradient)
+        return tf.reduce_sum(y)
+    return strategy.reduce("SUM", strategy.run(replica, args=(batch,)), axis=None)
+
+told("losses", [float(step(batch)) for batch in strategy.experimental_distribute_dataset(data)])
+told("parts", sorted(set(map(str, (shard.data.shape for shard in w.value().addressable_shards)))))
+mean = strategy.run(lambda: jnp.mean(w))
+told("mean", float(strategy.experimental_local_results(mean)[0]))
+ids = strategy.run(lambda: jnp.ones(1) * tf.distribute.get_replica_context().replica_id_in_sync_group)
+told("ids", strategy.gather(ids, 0).tolist())
+told("sizes", [strategy.num_replicas_in_sync, strategy.extended.num_hosts, strategy.extended.num_replicas_per_host])
+told("task", strategy.extended.worker_devices[0].split("/device")[0])
+"""
+
+
+def slice_of(addresses: Sequence[str], index: int) -> dict[str, str]:
+    """The environment of a machine of a TPU slice, all machines being this one."""
+    hosts, ports = zip(*(address.split(":") for address in addresses))
+    return {"TPU_WORKER_HOSTNAMES": ",".join(hosts), "TPU_WORKER_ID": str(index), "REPLICAX_TPU_PORT": ports[0]}
+
+
+def run(folder: Any, hosts: int, cores: int, program: str) -> list[dict[str, Any]]:
+    env = {"REPLICAX_VIRTUAL_DEVICES": f"TPU:{cores}"}
+    with Workers(folder, hosts, START + program, env=env, config=slice_of) as workers:
+        done = workers.join(timeout=120)
+    assert all(ended.returncode == 0 for ended in done.values()), workers.output()
+    lines = [ended.stdout.splitlines() for ended in done.values()]
+    return [dict(json.loads(line[5:]) for line in some if line.startswith("told ")) for some in lines]
+
+
+@pytest.mark.parametrize("logical", [1, 2])
+def test_a_slice_trains_as_one_machine_with_all_its_cores(tmp_path, logical):
+    """The same losses and weights, from the first host's initial value; a split variable stays split."""
+    program = TRAINING.format(logical=logical)
+    (one,) = run(tmp_path / "one", 1, 8, program)
+    several = run(tmp_path / "several", 2, 4, program)
+    n = 8 // logical
+    assert one["sizes"] == [n, 1, n] and one["task"] == "/job:localhost/replica:0/task:0"
+    for index, told in enumerate(several):
+        np.testing.assert_allclose(told["losses"], one["losses"], rtol=1e-5)
+        np.testing.assert_allclose(told["mean"], one["mean"], rtol=1e-5)
+        assert told["parts"] == one["parts"] == [str((8, 16 // logical))]
+        assert told["ids"] == one["ids"] == list(range(n))
+        assert told["sizes"] == [n, 2, n // 2] and told["task"] == f"/job:worker/replica:0/task:{index}"
+
+
+def test_a_part_that_is_uneven_on_another_host_is_refused_on_all(tmp_path):
+    """Where this host's own replicas have parts of one shape."""
+    program = """
+        strategy = tf.distribute.TPUStrategy(resolver)
+        def rows(context):
+            return tf.data.Dataset.from_tensor_slices(np.arange(32.0 - 2 * context.input_pipeline_id)).batch(4)
+        batches = iter(strategy.distribute_datasets_from_function(rows))
+        told("first", [part.shape[0] for part in strategy.experimental_local_results(next(batches))])
+        try:
+            next(batches)
+        except Exception as error:
+            told("error", [type(error).__name__, str(error)])
+    """
+    for told in run(tmp_path, 2, 4, textwrap.dedent(program)):
+        assert told["first"] == [4, 4, 4, 4]
+        name, text = told["error"]
+        assert name == rx.InvalidArgumentError.__name__ and "and others on other hosts" in text and "8 (the" in text
