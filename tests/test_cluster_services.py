@@ -459,7 +459,7 @@ def test_a_tpu_vm_knows_its_slice_from_the_metadata_server(endpoints, service, m
         ("mine", {"TPU_WORKER_ID": "1", "REPLICAX_TPU_PORT": "99"}, ["10.130.0.9:99", "10.130.0.10:99"], 1),
         ("grpc://a:8470,grpc://[::1]:1", {"TPU_WORKER_ID": "0"}, ["a:8482", "[::1]:8482"], 0),
         ("grpc://a:8470,grpc://b:1", {}, None, None),
-        ("local", {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}, None, None),
+        ("local", {"TPU_WORKER_HOSTNAMES": "a,b", "TPU_WORKER_ID": "1"}, None, 0),
         ("", {"TPU_WORKER_HOSTNAMES": "a", "TPU_WORKER_ID": "0"}, None, None),
     ],
 )
@@ -474,6 +474,7 @@ def test_the_machines_of_a_slice_are_joined(tpu, environment, addresses, own, se
     resolver = TPUClusterResolver(tpu, "us-central2-b", "p", service=tpu_api)
     rx.config.experimental_connect_to_cluster(resolver)
     assert joined == ([([("worker", 0), ("worker", 1)], addresses, own)] if addresses else [])
+    assert resolver.task_id == (own or 0)
 
 
 def test_a_machine_that_is_none_of_a_slices_is_not_joined(service, tpu_api, monkeypatch):

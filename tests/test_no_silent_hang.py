@@ -243,9 +243,33 @@ def test_the_time_of_compiling_does_not_count(tmp_path, slow):
         done = workers.join(timeout=60)
     assert [(ended.returncode, ended.stdout.strip()) for ended in done.values()] == [(0, "6.0")] * 2, workers.output()
     said = own_lines(done[0].stderr)
-    assert len(said) == 2 and own_lines(done[1].stderr) == [], workers.output()
-    for line in said:
-        assert line.startswith(f"worker {slow}: compiles call ") and line.endswith('"train_step", for 3 s and more')
+    for times, line in enumerate(said, 1):
+        assert line.startswith(f"worker {slow}: compiles call ") and line.endswith(
+            f'"train_step", for {3 * times} s now'
+        )
+    assert len(said) >= 2 and own_lines(done[1].stderr) == [], workers.output()
+
+
+def test_compiling_for_ever_ends_all(tmp_path, run_dir):
+    """At ten deadlines, and one more."""
+    code = """
+        import time
+        from processes import join, step
+        from replicax import _runtime
+        job = join()
+        step().block_until_ready()
+        if job.process_id == 1:
+            with _runtime.calling("step") as call:
+                call._call.compiling = True
+                time.sleep(600)
+        step().block_until_ready()
+    """
+    with Workers(tmp_path, 2, code, env={**run_dir.env, "REPLICAX_STEP_TIMEOUT": "0.5"}) as workers:
+        done = workers.join(timeout=60)
+    for index, ended in done.items():
+        assert ended.returncode == 70 and run_dir.report(index)["kind"] == "stuck", workers.output()
+        text = "\n".join(own_lines(ended.stderr))
+        assert "the job is stuck: worker 0 has waited" in text and 'worker 1: compiles call 2, "step"' in text
 
 
 SWAPPED = """

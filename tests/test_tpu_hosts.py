@@ -54,6 +54,7 @@ told("mean", float(strategy.experimental_local_results(mean)[0]))
 ids = strategy.run(lambda: jnp.ones(1) * tf.distribute.get_replica_context().replica_id_in_sync_group)
 told("ids", strategy.gather(ids, 0).tolist())
 told("sizes", [strategy.num_replicas_in_sync, strategy.extended.num_hosts, strategy.extended.num_replicas_per_host])
+told("writes", strategy.extended.should_checkpoint and strategy.extended.should_save_summary)
 told("task", strategy.extended.worker_devices[0].split("/device")[0])
 """
 
@@ -86,6 +87,7 @@ def test_a_slice_trains_as_one_machine_with_all_its_cores(tmp_path, logical):
         np.testing.assert_allclose(told["mean"], one["mean"], rtol=1e-5)
         assert told["parts"] == one["parts"] == [str((8, 16 // logical))]
         assert told["ids"] == one["ids"] == list(range(n))
+        assert told["writes"] == (index == 0)
         assert told["sizes"] == [n, 2, n // 2] and told["task"] == f"/job:worker/replica:0/task:{index}"
 
 
@@ -106,3 +108,83 @@ def test_a_part_that_is_uneven_on_another_host_is_refused_on_all(tmp_path):
         assert told["first"] == [4, 4, 4, 4]
         name, text = told["error"]
         assert name == rx.InvalidArgumentError.__name__ and "and others on other hosts" in text and "8 (the" in text
+
+
+def test_replicas_of_a_host_need_not_stand_together(tmp_path):
+    """Components of different sizes go by replica id, not by host."""
+    program = """
+        import jax
+        cores = np.array([[list(topology.device_coordinates[task, core])] for core in range(4) for task in range(2)])
+        assignment = tf.tpu.experimental.DeviceAssignment(topology, cores[[0, 3, 4, 1, 6, 5, 7, 2]])
+        strategy = tf.distribute.TPUStrategy(resolver, assignment)
+        context = tf.distribute.get_replica_context
+        ids = strategy.experimental_distribute_values_from_function(lambda ctx: jnp.array(ctx.replica_id_in_sync_group))
+        told("ids", [int(i) for i in ids.values])
+        told("sum", float(strategy.reduce("SUM", ids, axis=None)))
+        gathered = strategy.run(lambda i: context().all_gather(i[None], 0), args=(ids,))
+        told("gathered", [part.tolist() for part in strategy.experimental_local_results(gathered)])
+
+        def uneven(i):
+            def loss(x):
+                everyone = context().all_gather(x, 0)
+                return jnp.sum(everyone * jnp.arange(everyone.shape[0])), everyone
+            gradient, everyone = jax.grad(loss, has_aux=True)(jnp.full((1 + int(i) % 3,), float(i)))
+            return everyone, jnp.sum(gradient)
+
+        everyone, gradients = strategy.run(uneven, args=(ids,))
+        told("uneven", strategy.experimental_local_results(everyone)[0].tolist())
+        told("gradients", [float(gradient) for gradient in gradients.values])
+    """
+    several = run(tmp_path, 2, 4, textwrap.dedent(program))
+    assert [told["ids"] for told in several] == [[0, 2, 4, 7], [1, 3, 5, 6]]
+    everyone = [i for i in range(8) for _ in range(1 + i % 3)]
+    for told in several:
+        assert told["sum"] == 28.0 and told["gathered"] == [list(range(8))] * 4 and told["uneven"] == everyone
+        # Each of the 8 replicas weighs the components by where they stand.
+        own = [8 * sum(place for place, i in enumerate(everyone) if i == replica) for replica in told["ids"]]
+        assert told["gradients"] == own
+
+
+def test_whole_arrays_and_keys_are_laid_out_too(tmp_path):
+    program = """
+        import jax
+        pairs = tf.tpu.experimental.DeviceAssignment.build(topology, computation_shape=[1, 1, 1, 2], num_replicas=4)
+        strategy = tf.distribute.TPUStrategy(resolver, pairs)
+        with strategy.scope():
+            whole = tf.Variable(strategy.experimental_replicate_to_logical_devices(jnp.arange(4.0) + resolver.task_id))
+            split = strategy.experimental_split_to_logical_devices(jnp.ones((4, 4)), [2, 1])
+            both = tf.Variable({"split": split, "key": jax.random.key(resolver.task_id)})
+        key = strategy.experimental_replicate_to_logical_devices(jax.random.key(3 + resolver.task_id))
+        told("whole", whole.numpy().tolist())
+        whole.assign_add(jnp.ones(4))
+        told("added", whole.numpy().tolist())
+        told("key", jax.random.key_data(key).tolist())
+        draw = tf.function(lambda: strategy.run(lambda: jax.random.normal(both.value()["key"], (2,))))
+        told("drawn", strategy.experimental_local_results(draw())[0].tolist())
+        told("same", jax.random.normal(jax.random.key(0), (2,)).tolist())
+    """
+    for told in run(tmp_path, 2, 4, textwrap.dedent(program)):
+        assert told["whole"] == [0, 1, 2, 3] and told["added"] == [1, 2, 3, 4] and told["key"] == [0, 3]
+        assert told["drawn"] == told["same"]
+
+
+def test_shapes_that_differ_between_hosts_end_the_job(tmp_path):
+    """No host can see that by itself; the comparison of what they call does."""
+    program = """
+        strategy = tf.distribute.TPUStrategy(resolver)
+        made = strategy.experimental_distribute_values_from_function(lambda ctx: jnp.ones(1 + resolver.task_id))
+
+        @tf.function
+        def total(x):
+            return strategy.run(lambda x: tf.distribute.get_replica_context().all_reduce("SUM", x), args=(x,))
+
+        for _ in range(100):
+            print(total(made))
+    """
+    env = {"REPLICAX_VIRTUAL_DEVICES": "TPU:4"}
+    with Workers(tmp_path, 2, START + textwrap.dedent(program), env=env, config=slice_of) as workers:
+        done = workers.join(timeout=60)
+    for ended in done.values():
+        assert ended.returncode == 70, workers.output()
+        text = '"total float32[8, 1]"; worker 1 makes "total float32[8, 2]"'
+        assert "the processes go different ways" in ended.stderr and text in ended.stderr, workers.output()

@@ -27,29 +27,30 @@ def _described(part: Any) -> str:
     return f"{part.dtype}{list(part.shape)}" if is_array(part) else type(part).__name__
 
 
-def _everyones(call: str, values: Sequence[Sequence[Any]]) -> list[list[str]]:
+def _everyones(mesh: ReplicaMesh, call: str, values: Sequence[Sequence[Any]]) -> list[list[str]]:
     """Of values given by their local components: what each one's components are on all workers, by replica.
 
     All workers are at the same call, or it raises.
     """
     mine = "|".join(";".join(_described(part) for part in parts) for parts in zip(*values))
     told = [text.split("\n", 1) for text in _exchange.everyones(f"{call}\n{mine}")]
-    replicas = [described.split(";") for _, what in told for described in what.split("|")]
+    workers = [[described.split(";") for described in what.split("|")] for _, what in told]
+    replicas = [described for worker in workers for described in worker]
     if any(other != call for other, _ in told) or len({len(described) for described in replicas}) > 1:
         standings = "\n".join(f"  {_exchange.name(i)} is at {other}({what})" for i, (other, what) in enumerate(told))
         raise ReplicaError(
             "The workers are at different calls. Every worker must make the same ones in the same order, but:\n"
             f"{standings}"
         )
-    return [list(described) for described in zip(*replicas)]
+    return [list(described) for described in zip(*mesh.by_replica(workers))]
 
 
-def agree(call: str, *values: Sequence[Any]) -> None:
+def agree(mesh: ReplicaMesh, call: str, *values: Sequence[Any]) -> None:
     """Raises, on all workers alike, unless each value's components have one shape and dtype everywhere.
 
     A value is given by its local components.
     """
-    for everyone in _everyones(call, values):
+    for everyone in _everyones(mesh, call, values):
         _collectives.check_alike([_Shape(text) for text in everyone])
 
 
@@ -100,14 +101,17 @@ def from_first(mesh: ReplicaMesh, part: Any, what: str) -> Any:
     if jax.dtypes.issubdtype(part.dtype, jax.dtypes.prng_key):
         data = from_first(mesh, jax.random.key_data(part), what + "'s bits")
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(part))
-    agree(what, parts)
+    agree(mesh, what, parts)
     return _run(_first_to_all(mesh), what, mesh, parts)
 
 
 def from_first_laid_out(mesh: ReplicaMesh, whole: Any, layout: PartitionSpec) -> jax.Array:
     """Replica 0's array, spread over each replica's logical devices; no device holds more than its part."""
+    if jax.dtypes.issubdtype(whole.dtype, jax.dtypes.prng_key):
+        data = from_first_laid_out(mesh, jax.random.key_data(whole), layout)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(whole))
     what, host = "an array that is laid out", np.asarray(whole)
-    agree(what, [host])
+    agree(mesh, what, [host] * len(mesh.local_ids))
     rows = NamedSharding(mesh.mesh, PartitionSpec(AXIS, *layout))
 
     def part(index: Any) -> np.ndarray:
@@ -121,7 +125,7 @@ def from_first_laid_out(mesh: ReplicaMesh, whole: Any, layout: PartitionSpec) ->
 
 def all_parts(mesh: ReplicaMesh, parts: Sequence[Any], axis: int) -> list[Any]:
     """The components of all workers, which may differ in size along `axis`."""
-    shapes = [_Shape(text) for text in _everyones("gather", [parts])[0]]
+    shapes = [_Shape(text) for text in _everyones(mesh, "gather", [parts])[0]]
     _collectives.check_alike(shapes, free_axis=axis)
     longest = max(shape.shape[axis] for shape in shapes)
     padding = [(0, 0)] * parts[0].ndim
@@ -133,10 +137,10 @@ def all_parts(mesh: ReplicaMesh, parts: Sequence[Any], axis: int) -> list[Any]:
     return [jax.lax.slice_in_dim(rows[i], 0, shape.shape[axis], axis=axis) for i, shape in enumerate(shapes)]
 
 
-def everyones_sizes(sizes: Sequence[int]) -> list[int]:
+def everyones_sizes(mesh: ReplicaMesh, sizes: Sequence[int]) -> list[int]:
     """A number for each replica of this worker, as those of all replicas."""
     told = _exchange.everyones(",".join(map(str, sizes)))
-    return [int(size) for text in told for size in text.split(",")]
+    return [int(size) for size in mesh.by_replica([text.split(",") for text in told])]
 
 
 def reduced(op: ReduceOp, parts: Sequence[Any], mesh: ReplicaMesh) -> Any:
@@ -146,7 +150,7 @@ def reduced(op: ReduceOp, parts: Sequence[Any], mesh: ReplicaMesh) -> Any:
         indices = all_parts(mesh, [jnp.asarray(part.indices) for part in parts], 0)
         joined = [IndexedSlices(v, i, parts[0].dense_shape) for v, i in zip(values, indices)]
         return _collectives.reduce_parts(op, joined)
-    agree("reduce", parts)
+    agree(mesh, "reduce", parts)
     _collectives.check_numeric(parts[0].dtype)
     total = _run(_sum_of_rows(mesh), "reduce", mesh, parts)
     return _collectives.divided(total, mesh.size, parts[0].dtype) if op is ReduceOp.MEAN else total
@@ -161,4 +165,4 @@ def reduced_along(op: ReduceOp, parts: Sequence[Any], axis: Any, mesh: ReplicaMe
         return total
     axes = axis if isinstance(axis, tuple) else (axis,)
     counts = [int(np.prod([part.shape[one] for one in axes], dtype=np.int64)) for part in parts]
-    return _collectives.divided(total, sum(everyones_sizes(counts)), parts[0].dtype)
+    return _collectives.divided(total, sum(everyones_sizes(mesh, counts)), parts[0].dtype)

@@ -63,17 +63,18 @@ def check_alike(parts: Sequence[Any], free_axis: int | None = None) -> None:
 def check_static(value: PerReplica) -> None:
     """`InvalidArgumentError` where the replicas' arrays differ in shape, for strategies in which they must not."""
     shapes = [tuple(part.shape) for part in value._parts or () if is_array(part)]
+    ids = range(len(shapes)) if value.mesh is None else value.mesh.local_ids
     if value.ragged or len(set(shapes)) > 1:
         raise InvalidArgumentError(
             "The strategy has one program for all replicas, which needs the same shapes on each, but they are: "
-            f"{_each(shapes)}{', and others on other hosts' if value.ragged else ''}. Where it is the last batch of "
-            "a dataset, drop it, `dataset.batch(batch_size, drop_remainder=True)` with a batch size that "
+            f"{_each(shapes, ids)}{', and others on other hosts' if value.ragged else ''}. Where it is the last batch "
+            "of a dataset, drop it, `dataset.batch(batch_size, drop_remainder=True)` with a batch size that "
             f"{value.count} (the number of replicas) divides, or pad it."
         )
 
 
-def _each(things: Sequence[Any]) -> str:
-    return ", ".join(f"replica {i}: {thing}" for i, thing in enumerate(things))
+def _each(things: Sequence[Any], ids: Sequence[int] | None = None) -> str:
+    return ", ".join(f"replica {i}: {thing}" for i, thing in zip(ids or range(len(things)), things))
 
 
 def gather_axis(axis: int, ndim: int) -> int:

@@ -180,7 +180,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         """Whether all values have a global form, in other processes as well."""
         parts = [value._parts for value in values if value._parts is not None]
         if not mesh.all_local and parts and not any(isinstance(part[0], IndexedSlices) for part in parts):
-            _across.agree("all_reduce", *parts)
+            _across.agree(mesh, "all_reduce", *parts)
         return all(value.array() is not None for value in values)
 
     def _run(self, op: ReduceOp, arrays: list[Any], mesh: ReplicaMesh, options: CommunicationOptions) -> list[Any]:

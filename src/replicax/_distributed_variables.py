@@ -227,6 +227,7 @@ class MirroredVariable(_Distributed):
         arrays = self._read_global() if there else []
         self._layouts = layouts if any(layout is not None for layout in layouts) else None
         if there:
+            _levels.layouts_change()
             self._arrays, self._values = jax.device_put(arrays, self._global_shardings()), None
             self._lent = True
 
@@ -239,7 +240,7 @@ class MirroredVariable(_Distributed):
             return leaf.array()
         if isinstance(leaf, DistributedValues):
             return spread(_array_of(leaf), mesh) if traced else mesh.mirror(leaf.values)
-        if self._layouts is not None and not traced:
+        if not traced and (is_global(leaf) or (self._layouts is not None and self._layouts[index] is not None)):
             return mesh.spread(leaf, self._global_shardings()[index])
         return leaf if traced else mesh.mirror([leaf] * len(mesh.local_ids))
 

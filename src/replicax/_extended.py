@@ -122,13 +122,13 @@ class StrategyExtended:
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints."""
-        return True
+        """Whether this process is the one to write checkpoints: the only one, the chief, or worker 0."""
+        return self._worker.rank == 0
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process writes summaries."""
-        return True
+        """Whether this process is the one to write summaries."""
+        return self._worker.rank == 0
 
     def _cross_device_ops_for(self, options: CommunicationOptions) -> _cross_device_ops.CrossDeviceOps:
         raise NotImplementedError
@@ -352,7 +352,7 @@ class StrategyExtended:
     def _everyones_sizes(self, size: Any) -> list[int]:
         """A number of each replica, on all workers."""
         sizes = list(size.values) if isinstance(size, PerReplica) else [size] * len(self._mesh.local_ids)
-        return sizes if self._mesh.all_local else _across.everyones_sizes(sizes)
+        return sizes if self._mesh.all_local else _across.everyones_sizes(self._mesh, sizes)
 
     def reduce_to(
         self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: CommunicationOptions | None = None

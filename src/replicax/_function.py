@@ -124,7 +124,8 @@ class _Entry:
         self.undonated: Any = None  # the same program, for calls under a gradient tape
         self.mesh: Any = None  # of replicas whose calls in flight are bounded, or watched by the workers of a job
         self.token = -1  # which output tells that a call has ended, where that is to be known
-        self.called = False
+        self.label = ""  # what it is called, with the shapes of its input, where others call it too
+        self.compiled_at = -1  # `_levels.layout_changes` when it was last compiled
 
 
 class Function:
@@ -345,13 +346,17 @@ class Function:
 
         name = getattr(self._python_function, "__name__", "function")
         program.__name__ = program.__qualname__ = name if name.isidentifier() else "function"
+        inputs = [*call.dynamic, *(leaf for pull in entry.pulls for leaf in element_arrays(pull.element))]
+        entry.label = f"{program.__name__} {', '.join(f'{x.dtype}{list(x.shape)}' for x in inputs):.80}".rstrip()
         entry.compiled = jax.jit(program, donate_argnums=() if level.local else (0,))
         entry.undonated = jax.jit(program)
 
     def _execute(self, entry: _Entry, call: Call, pulled: Sequence[Any], taped: bool) -> Any:
-        frame, local = _levels.frame(), entry.level.local
-        name = entry.compiled.__name__
-        with _dispatch.calling(entry.mesh, name) if entry.mesh is not None else _nowhere as under_way, _levels.lock:
+        frame, local, mesh = _levels.frame(), entry.level.local, entry.mesh
+        with (
+            _dispatch.calling(mesh, entry.label) if mesh is not None else _nowhere as under_way,
+            _levels.lock,
+        ):
             donated: list[Any] = []
             for variable in entry.donors:
                 if taped:  # a gradient tape around the call sees what the program reads
@@ -367,9 +372,9 @@ class Function:
             elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
             program = entry.undonated if taped else entry.compiled
             with _nowhere if entry.level.device is None else jax.default_device(entry.level.device):
-                if under_way is not None and not (entry.called or taped):
+                if under_way is not None and entry.compiled_at != _levels.layout_changes and not taped:
                     under_way.compile(program, donated, kept, elements, call.dynamic)
-                    entry.called = True
+                    entry.compiled_at = _levels.layout_changes
                 out = program(donated, kept, elements, call.dynamic)
             for variable, start, stop in entry.writes:
                 frame.store(variable, out[start:stop])

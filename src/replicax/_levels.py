@@ -173,6 +173,15 @@ def warn_of_constant(name: str, stacklevel: int) -> None:
         )
 
 
+layout_changes = 0  # how often variables have been laid out anew, for which programs are compiled again
+
+
+def layouts_change() -> None:
+    """A variable is laid out anew."""
+    global layout_changes
+    layout_changes += 1
+
+
 def is_tracing() -> bool:
     """Whether the program is being traced by JAX (a gradient tape alone does not count)."""
     return not _private.is_eager(untaped_trace())

@@ -9,6 +9,7 @@ hub itself is gone each member says so by itself.
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import signal
 import socket
@@ -26,6 +27,7 @@ from replicax._verdict import Peer, Verdict, broken, call_name, diverged, failur
 _SETTLE = 0.3  # seconds in which failures count as being of the same time
 _LINGER = 2.0  # seconds for others to take what was sent to them
 _MANY = 16  # processes whose messages are taken together, not each as it comes
+_COMPILES = 10  # deadlines of a step that compiling may take
 _TOLD = 64  # how many of the latest calls are told where processes differ
 
 
@@ -40,7 +42,6 @@ class Monitor:
         self.heartbeat = heartbeat
         self.step_timeout: float | None = None
         self.over = threading.Event()  # the job is over for this process, and the others know
-        self._interval = min(1.0, heartbeat / 6)
         self._posted: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
         self._woken, self.waker = socket.socketpair()
         self._woken.setblocking(False)
@@ -51,6 +52,11 @@ class Monitor:
         self._interrupted: tuple[float, Any] | None = None
         for peer in peers.values():
             peer.heard = self._looked
+
+    @property
+    def _interval(self) -> float:
+        """Seconds from one word to the next."""
+        return max(0.05, min(1.0, self.heartbeat / 6, (self.step_timeout or math.inf) / 4))
 
     def start(self) -> None:
         """Begins to watch."""
@@ -101,8 +107,8 @@ class Monitor:
         """How this process stands."""
         me, oldest = self.me, self.calls.oldest()
         me.heard, (me.count, me.digest, _) = now, self.calls.last
+        me.compiling = oldest is not None and oldest.compiling  # looked at before its age, which ends with it
         me.oldest = (oldest.number, oldest.label, self.calls.age(oldest)) if oldest is not None else None
-        me.compiling = oldest is not None and oldest.compiling
         me.waits, me.order = self.calls.waits, oldest.order if oldest is not None else 0
         if self._interrupted is not None and now > self._interrupted[0]:
             _, before = self._interrupted
@@ -285,7 +291,8 @@ class Hub(Monitor):
         self._late_one: tuple[int, float] | None = None  # who has waited too long, and the deadline it had
         self._asked: float | None = None  # when all were asked where they stand
         self._leaving: float | None = None
-        self._compiling = self._looked  # since when some process compiles, or when that was last said
+        self._compiling = self._looked  # since when some process compiles
+        self._said = 0  # for how many deadlines of a step it did when that was last said
 
     def _channels(self) -> list[Channel]:
         return list(self._members.values())
@@ -328,15 +335,22 @@ class Hub(Monitor):
             self._tell({"beat": True, "compiling": compiling})
 
     def _hold(self, now: float) -> bool:
-        """Whether some process is compiling. The others' deadlines stand still then, and who reads hears of it."""
+        """Whether deadlines stand still because some process is compiling. Who reads hears of it.
+
+        Not for ever: processes may wait for each other there too.
+        """
         compiling = [peer for peer in self.peers.values() if peer.compiling and not peer.gone]
-        if not compiling:
-            self._compiling = now
+        timeout = self.step_timeout
+        if not compiling or timeout is None:
+            self._compiling, self._said = now, 0
+            return False
+        times = int((now - self._compiling) / timeout)
+        if times >= _COMPILES:
             return False
         self.calls.hold()
-        if self.step_timeout is not None and now - self._compiling > self.step_timeout:
-            self._compiling = now
-            _ending.say("\n".join(f"{standing(peer, now)}, for {self.step_timeout:g} s and more" for peer in compiling))
+        if times > self._said:
+            self._said = times
+            _ending.say("\n".join(f"{standing(peer, now)}, for {times * timeout:g} s now" for peer in compiling))
         return True
 
     def _heard(self, index: int, kind: str, record: dict[str, Any]) -> None:

@@ -44,13 +44,6 @@ class MultiWorkerMirroredExtended(MirroredExtended):
         """True: each process runs the replicas on its own devices."""
         return True
 
-    @property
-    def should_checkpoint(self) -> bool:
-        """Whether this process is the one to write checkpoints: the chief or, without one, worker 0."""
-        return self._worker.rank == 0
-
-    should_save_summary = should_checkpoint
-
 
 def _tasks(resolver: Any) -> tuple[list[tuple[Any, Any]], list[str]]:
     """The tasks of the cluster that run replicas, the chief first, with their addresses."""

@@ -177,12 +177,13 @@ def _start(job: Job) -> None:
     if jax.distributed.is_initialized():
         raise RuntimeError(
             "jax.distributed has been initialized by the program itself. Leave that to replicax, which starts it when "
-            "the strategy is made."
+            "MultiWorkerMirroredStrategy is made, or on TPU hosts in experimental_connect_to_cluster."
         )
     if _private.backend_started():
         raise RuntimeError(
-            "Collective ops must be configured at program startup: make the strategy before the first computation and "
-            "before jax.devices(). JAX has started for this process alone, and cannot be joined with others any more."
+            "Collective ops must be configured at program startup: make the strategy (on TPU hosts call "
+            "experimental_connect_to_cluster) before the first computation and before jax.devices(). JAX has started "
+            "for this process alone, and cannot be joined with others any more."
         )
     global _calls, _monitor, _hooks
     preflight = _preflight.mode()

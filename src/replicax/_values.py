@@ -82,6 +82,11 @@ class ReplicaMesh:
         owners = [device.process_index for device in self.devices]
         return [[i for i, owner in enumerate(owners) if owner == process] for process in dict.fromkeys(owners)]
 
+    def by_replica(self, by_process: Sequence[Sequence[Any]]) -> list[Any]:
+        """What each process says of its replicas, in order of replica id; those of one need not stand together."""
+        told = [iter(of_process) for of_process in by_process]
+        return [next(told[device.process_index]) for device in self.devices]
+
     def mirror(self, parts: Sequence[Any]) -> jax.Array:
         """One replicated array whose copy on each local device is that part."""
         placed = self._placed(parts)

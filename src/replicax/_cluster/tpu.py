@@ -160,9 +160,9 @@ class TPUClusterResolver(ClusterResolver):
             return
         hosts = [machine.split_address(address)[0] for address in self._addresses()]
         if len(hosts) > 1 and (own := self._number_of_this_machine(hosts)) is not None:
-            tasks = [(self._task_type, i) for i in range(len(hosts))]
+            self._task_id = own
+            self._join([(self._task_type, i) for i in range(len(hosts))], _own_addresses(hosts), own)
             _devices.set_task(str(self._task_type), own)
-            self._join(tasks, _own_addresses(hosts), own)
 
     def _number_of_this_machine(self, hosts: list[str]) -> int | None:
         """Among the slice's; None where nothing says so, as on a machine that is none of them."""
