@@ -297,6 +297,21 @@ def test_the_same_object_on_every_replica(n, way):
         assert parts(strategy, v) == [12.0] * n
 
 
+@mirroring
+@ways
+@pytest.mark.parametrize("aggregation", [A.NONE, A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA], ids=lambda a: a.name)
+def test_a_python_number_is_assigned(make, n, way, aggregation):
+    """As to TensorFlow's counter of steps. With one replica in each process a plain value is that replica's own."""
+    strategy, v = make(), made(make(), 10.0, aggregation=aggregation)
+    if aggregation is A.SUM and len(local_ids(strategy)) > 1:
+        return  # refused, see above
+    total = n if aggregation is A.SUM else 1
+    way(lambda: strategy.run(lambda: v.assign_add(1)))()
+    assert parts(strategy, v) == [10.0 + total] * n
+    way(lambda: strategy.run(lambda: v.assign(1)))()
+    assert parts(strategy, v) == [total] * n
+
+
 @several
 def test_differing_python_numbers_are_refused(n):
     """Fact 64."""

@@ -49,6 +49,7 @@ class calling:
         """Has JAX compile a program that is about to be called so, where the job's watch would take it for a wait."""
         if self._call is not None:
             self._call.compiling = True
+            _runtime.compare_now()
             try:
                 program.lower(*arguments).compile()  # JAX keeps it for the call
             finally:

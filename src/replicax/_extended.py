@@ -210,6 +210,8 @@ class StrategyExtended:
         if isinstance(value, IndexedSlices):
             return PerReplica([value], mesh)
         array = _context.as_array(_read(value))
+        if _levels.frame().local:  # within compiled replicas
+            return PerReplica.of_local(array, mesh)
         if _levels.is_tracing():
             return PerReplica.of_array(_distributed_variables.as_rows(array, mesh), mesh)
         return PerReplica.of_bare(array, mesh)

@@ -63,7 +63,7 @@ class Monitor:
         threading.Thread(target=self._run, name="job-monitor", daemon=True).start()
 
     def post(self, kind: str, report: dict[str, Any]) -> None:
-        """Has something about this process told to the others: "failed", "broken" or "leaving"."""
+        """Has something about this process told to the others: "failed", "broken", "leaving" or "compiled"."""
         self._posted.put((kind, report))
         with contextlib.suppress(OSError):
             self.waker.send(b"\0")
@@ -228,8 +228,11 @@ class Member(Monitor):
             return
         if kind == "failed":
             self.me.failed, self.me.broken = {**report, "time": 0.0}, None
-        else:
+        elif kind == "broken":
             self.me.broken = report
+        else:
+            self._tell(time.monotonic())
+            return
         self._hub.send({kind: report})
 
     def _listen(self, now: float) -> None:
@@ -309,8 +312,10 @@ class Hub(Monitor):
             self._tell({"tell": True})
         elif kind == "failed":
             self.me.failed, self.me.broken = {**report, "time": time.monotonic()}, None
-        else:
+        elif kind == "broken":
             self.me.broken = report
+        else:
+            self._tell({"tell": True})
 
     def _listen(self, now: float) -> None:
         for index, channel in self._members.items():

@@ -370,6 +370,12 @@ def begin(label: str) -> Call | None:
     return None if _calls is None else _calls.begin(label)
 
 
+def compare_now() -> None:
+    """Has the processes compare their calls at once: one that compiles anew may go another way."""
+    if _monitor is not None:
+        _monitor.post("compiled", {})
+
+
 class calling:
     """Around the dispatch of a program whose collectives span processes.
 

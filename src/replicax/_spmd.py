@@ -209,7 +209,7 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
     def program(values: Sequence[Any], blocks: Sequence[Any]) -> list[Any]:
         supplied = {slot: value[0] if rows else value for (slot, _, _), value, rows in zip(reads, values, read_stacked)}
         components = [component(leaf, block) for leaf, block in zip(inputs, blocks)]
-        results = level.replay(traced[0], supplied, *components)
+        results = [jnp.asarray(result) for result in level.replay(traced[0], supplied, *components)]
         count = len(outputs[0].leaves)
         new_values = [x[None] if rows else x for x, rows in zip(results[count:], write_stacked)]
         common = outputs[0].common
