@@ -245,7 +245,7 @@ def test_the_time_of_compiling_does_not_count(tmp_path, slow):
     said = own_lines(done[0].stderr)
     for times, line in enumerate(said, 1):
         assert line.startswith(f"worker {slow}: compiles call ") and line.endswith(
-            f'"train_step", for {3 * times} s now'
+            f'"train_step()", for {3 * times} s now'
         )
     assert len(said) >= 2 and own_lines(done[1].stderr) == [], workers.output()
 
@@ -258,13 +258,14 @@ def test_compiling_for_ever_ends_all(tmp_path, run_dir):
         from replicax import _runtime
         job = join()
         step().block_until_ready()
+        _runtime.set_step_timeout(0.5)
         if job.process_id == 1:
             with _runtime.calling("step") as call:
                 call._call.compiling = True
                 time.sleep(600)
         step().block_until_ready()
     """
-    with Workers(tmp_path, 2, code, env={**run_dir.env, "REPLICAX_STEP_TIMEOUT": "0.5"}) as workers:
+    with Workers(tmp_path, 2, code, env=run_dir.env) as workers:
         done = workers.join(timeout=60)
     for index, ended in done.items():
         assert ended.returncode == 70 and run_dir.report(index)["kind"] == "stuck", workers.output()
@@ -633,6 +634,31 @@ def test_two_that_claim_one_task(tmp_path):
         done = workers.join(timeout=30)
     assert all(ended.returncode == 1 for ended in done.values()), workers.output()
     assert all("Two processes say that they are worker 1" in done[index].stderr for index in (0, 1, 2))
+
+
+def test_two_that_claim_to_be_the_first(tmp_path):
+    """The one that comes later finds the port taken, and asks who has it."""
+    import processes
+
+    code = "from processes import join\njoin()\n"
+    with Workers(tmp_path, 3, code, config=lambda a, _: processes.tf_config(a, 0), absent=[2]) as workers:
+        done = workers.join(timeout=30)
+    for ended in done.values():
+        assert ended.returncode == 1 and "Two processes say that they are worker 0" in ended.stderr, workers.output()
+
+
+def test_a_stranger_at_the_first_ones_address(tmp_path):
+    """Is not taken for worker 0, and the limit of time holds."""
+    code = "from processes import join\njoin()\n"
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        config = _with_addresses([f"127.0.0.1:{stranger.getsockname()[1]}", "127.0.0.1:9"])
+        limit = {"REPLICAX_START_TIMEOUT": "4"}
+        with Workers(tmp_path, 2, code, absent=[0], config=config, env=limit) as workers:
+            since = time.monotonic()
+            done = workers.join(timeout=40)
+    assert done[1].returncode == 1 and done[1].ended - since < 9.0, workers.output()
+    assert "what listens there does not answer as one of us" in done[1].stderr, workers.output()
+    assert "has reached" not in done[1].stderr
 
 
 def test_another_cluster_and_strangers(tmp_path):

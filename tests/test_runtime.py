@@ -272,13 +272,14 @@ def test_which_exceptions_follow_from_another_process(text, other):
 
 def test_reports_are_written_where_they_are_asked_for(tmp_path, monkeypatch):
     monkeypatch.delenv("REPLICAX_REPORT_DIR", raising=False)
-    _ending.write_report(1, "worker 1", "stuck", "one\ntwo", "", 57, 0)
+    _ending.write_report(1, "worker 1", "stuck", "one\ntwo", "", (57, "train"), 0)
     monkeypatch.setenv("REPLICAX_REPORT_DIR", str(tmp_path / "reports"))
-    _ending.write_report(1, "worker 1", "stuck", "one\ntwo", "", 57, 0)
+    _ending.write_report(1, "worker 1", "stuck", "one\ntwo", "", (57, "train"), 0)
     report = json.loads((tmp_path / "reports" / "1.json").read_text())
     assert abs(report.pop("time") - time.time()) < 60
     assert (report["process_id"], report["worker"], report["kind"]) == (1, "worker 1", "stuck")
-    assert (report["message"], report["traceback"], report["step"], report["caused_by"]) == ("one", "", 57, 0)
+    assert (report["message"], report["traceback"], report["caused_by"]) == ("one", "", 0)
+    assert (report["step"], report["call"]) == (57, "train")
     assert [path.name for path in (tmp_path / "reports").iterdir()] == ["1.json"]
 
 

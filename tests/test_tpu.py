@@ -448,10 +448,17 @@ def test_without_tpus_the_error_says_how_to_get_virtual_ones():
             call()
 
 
-def test_a_cluster_of_several_hosts_needs_the_program_on_each():
+def test_a_cluster_of_several_hosts_needs_the_program_on_each(monkeypatch):
     virtual_tpus()
     with pytest.raises(RuntimeError, match=r"2 TPU hosts, and this program runs on one of them.*start it on all hosts"):
         rx.tpu.initialize_tpu_system(Resolver("10.0.0.1:8470", "10.0.0.2:8470"))
+    with pytest.raises(RuntimeError, match="2 TPU hosts"):
+        rx.TPUStrategy(Resolver("10.0.0.1:8470", "10.0.0.2:8470"))
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "a,b,c")
+    for call in (rx.tpu.initialize_tpu_system, rx.TPUStrategy):
+        with pytest.raises(RuntimeError, match=r"3 TPU hosts.*of this host alone, give TPUClusterResolver\('local'\)"):
+            call()
+        call(rx.cluster_resolver.TPUClusterResolver("local"))
 
 
 def test_what_is_no_resolver_or_assignment_is_refused():

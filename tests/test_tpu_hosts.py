@@ -186,5 +186,5 @@ def test_shapes_that_differ_between_hosts_end_the_job(tmp_path):
         done = workers.join(timeout=60)
     for ended in done.values():
         assert ended.returncode == 70, workers.output()
-        text = '"total float32[8, 1]"; worker 1 makes "total float32[8, 2]"'
+        text = '"total(float32[8, 1])"; worker 1 makes "total(float32[8, 2])"'
         assert "the processes go different ways" in ended.stderr and text in ended.stderr, workers.output()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import threading
 import time
@@ -71,6 +72,11 @@ def is_small(output: jax.Array) -> bool:
     return output.nbytes <= _HELD_BYTES
 
 
+def _name(label: str) -> str:
+    """A label without what stands in brackets behind it."""
+    return label.partition("(")[0].rstrip()
+
+
 class Calls:
     """All calls of this process, in the order in which they were made."""
 
@@ -82,6 +88,7 @@ class Calls:
         self._moved = 0.0  # when a call was last seen to be done
         self._held = 0.0  # when some process was last known to be compiling
         self.waits = 0
+        self._by_name: collections.Counter[str] = collections.Counter()
 
     @property
     def last(self) -> Made:
@@ -96,9 +103,15 @@ class Calls:
             # One step, so that a KeyboardInterrupt here leaves a number and the digest that belongs to it.
             self._made.append(Made(number + 1, zlib.crc32(b"\n" + label.encode(), digest), label))
             self._open.append(call)
+            self._by_name[_name(label)] += 1
         if len(self._open) > 64:
             self.oldest()
         return call
+
+    def step(self) -> tuple[int, str] | None:
+        """How many calls there were of what was called last, and its name: a training loop's step, as far as known."""
+        number, _, label = self.last
+        return (self._by_name[_name(label)], _name(label)) if number else None
 
     def begin_wait(self, label: str) -> Call:
         """A thread begins to wait for other processes in some other way."""

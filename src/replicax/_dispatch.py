@@ -57,7 +57,7 @@ class calling:
 
     def _described(self) -> str:
         rows = ", ".join(f"{array.dtype}{list(array.shape[1:])}" for array in self._stacked)
-        return f"{self._label} {rows:.80}" if rows else self._label
+        return f"{self._label}({rows:.80})" if rows else self._label
 
     def __exit__(self, *_: object) -> None:
         output, call = self.output, self._call

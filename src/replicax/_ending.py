@@ -114,9 +114,18 @@ def finish_by_signal(number: int) -> NoReturn:
 
 
 def write_report(
-    process_id: int, worker: str, kind: str, message: str, text: str, step: int | None, caused_by: int | None
+    process_id: int,
+    worker: str,
+    kind: str,
+    message: str,
+    text: str,
+    step: tuple[int, str] | None,
+    caused_by: int | None,
 ) -> None:
-    """Leaves a report for who has started this process, if it has asked for one."""
+    """Leaves a report for who has started this process, if it has asked for one.
+
+    A step is so many calls of what has this name.
+    """
     folder = os.environ.get(_REPORTS)
     if not folder:
         return
@@ -127,7 +136,8 @@ def write_report(
         "kind": kind,
         "message": message.split("\n")[0],
         "traceback": text,
-        "step": step,
+        "step": step and step[0],
+        "call": step and step[1],
         "caused_by": caused_by,
     }
     with contextlib.suppress(OSError):

@@ -153,7 +153,7 @@ class Monitor:
     def _end_by(self, number: int, message: str) -> None:
         self._signal = number
         report = {"kind": "exception", "message": message, "traceback": ""}
-        _ending.write_report(self.process_id, self.me.name, "exception", message, "", self.me.count, None)
+        _ending.write_report(self.process_id, self.me.name, "exception", message, "", self.calls.step(), None)
         self._own("failed", report)
 
     # The end.
@@ -170,8 +170,10 @@ class Monitor:
             self.over.set()
             return
         _ending.flush()
-        if verdict.kind in ("stuck", "diverged", "left"):
+        text = verdict.traceback
+        if verdict.kind in ("stuck", "diverged", "left") and not me.left:
             self._detail()
+            text = f"Its main thread:\n{me.stack}"
             where = call_name(me.oldest[0], me.oldest[1]) if me.oldest else "no call"
             more = f"\n{me.name} waits in {where}; its main thread:\n{me.stack.rstrip()}"
         else:
@@ -179,7 +181,7 @@ class Monitor:
         _ending.say(verdict.text + more)
         others = [i for i in verdict.cause if i != self.process_id]
         _ending.write_report(
-            self.process_id, me.name, verdict.kind, verdict.message, verdict.traceback, me.count,
+            self.process_id, me.name, verdict.kind, verdict.message, text, self.calls.step(),
             None if self.process_id in verdict.cause else others[0] if others else None,
         )  # fmt: skip
         _ending.finish(_ending.BECAUSE_OF_ANOTHER)

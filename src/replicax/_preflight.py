@@ -108,12 +108,29 @@ class Gathering:
             try:
                 return listen(interface(host), port)
             except OSError as error:
+                if refused := self._refused_by_the_holder(host, port):
+                    raise JobError(f"{self._job.name(0)} cannot join the job: {refused}") from error
                 if time.monotonic() > deadline:
                     raise JobError(
                         f"{self._job.name(0)} cannot listen at its address {address}: {error.strerror or error}. "
                         f"Another process may use the port; give {self._job.name(0)} another one."
                     ) from error
                 time.sleep(_RETRY)
+
+    def _refused_by_the_holder(self, host: str, port: int) -> str | None:
+        """What a process that listens at this one's address has against it, if it is one of the job."""
+        try:
+            channel = Channel(socket.create_connection((host, port), timeout=1.0))
+        except OSError:
+            return None
+        channel.send({"hello": self._me})
+        end, text = time.monotonic() + 1.0, None
+        while text is None and not channel.closed and time.monotonic() < end:
+            wait([channel], [], 0.1)
+            channel.flush()
+            text = next((message["refused"] for message in channel.receive() if "refused" in message), None)
+        channel.close()
+        return text
 
     def _accept(self, listener: socket.socket, now: float) -> None:
         while True:
@@ -158,6 +175,7 @@ class Gathering:
             raise self.refuse(
                 f"Two processes say that they are {job.name(index)}: {one} and {other}. Give each its own task index."
             )
+        channel.send({"welcome": True})
         self.channels[index] = channel
         self.said[index] = hello
 
@@ -234,20 +252,25 @@ def reach(job: Any, timeout: float) -> tuple[Channel, dict[str, Any]]:
             continue
         channel = Channel(connection)
         channel.send({"hello": about_me(job)})
-        # The others get a little longer than process 0, which can say who is missing.
-        while not channel.closed and (left := start + timeout + 5.0 - time.monotonic()) > 0:
-            if not noted and time.monotonic() - start > _NOTE:
+        end, welcome = min(start + timeout, time.monotonic() + _SPEAKS), False
+        while not channel.closed and (left := end - time.monotonic()) > 0:
+            if welcome and not noted and time.monotonic() - start > _NOTE:
                 noted = True
                 _ending.say(f"{job.name(job.process_id)} has reached {where}, which waits for others")
             wait([channel], [], min(left, 1.0))
             channel.flush()
             for message in channel.receive():
+                if "welcome" in message:
+                    # The others get a little longer than process 0, which can say who is missing.
+                    welcome, end = True, start + timeout + 5.0
                 if "refused" in message:
                     channel.close()
                     raise JobError(f"{job.name(job.process_id)} cannot join the job: {message['refused']}")
                 if "start" in message:
                     return channel, message["start"]
-        problem = "it has ended the connection" if channel.closed else "it has not answered"
+        problem = "it has ended the connection" if channel.closed else "what listens there does not answer as one of us"
+        if welcome and not channel.closed:
+            problem = "it has not answered"
         channel.close()
         time.sleep(_RETRY)
     raise JobError(

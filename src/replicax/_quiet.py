@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
+
+_GREETING = re.compile(rb"\[Gloo\] Rank|peer ranks")  # several at once may come in pieces
 
 
 @contextlib.contextmanager
@@ -29,4 +32,4 @@ def without_greetings() -> Iterator[None]:
             os.dup2(kept, 1)
             os.close(kept)
             aside.seek(0)
-            os.write(1, b"".join(line for line in aside if not line.startswith(b"[Gloo] Rank")))
+            os.write(1, b"".join(line for line in aside if not _GREETING.search(line)))

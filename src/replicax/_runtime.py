@@ -322,8 +322,8 @@ def _report(error: BaseException | None, message: str) -> dict[str, Any]:
 
 def _end(monitor: Monitor, report: dict[str, Any]) -> None:
     """Leaves the report of an own failure, and stays until the others know."""
-    name, calls = monitor.me.name, monitor.calls.last.number
-    _ending.write_report(monitor.process_id, name, "exception", report["message"], report["traceback"], calls, None)
+    name, step = monitor.me.name, monitor.calls.step()
+    _ending.write_report(monitor.process_id, name, "exception", report["message"], report["traceback"], step, None)
     monitor.over.wait(4.0)
 
 

@@ -23,7 +23,7 @@ class TPUExtended(StrategyExtended):
     def __init__(self, container_strategy: Strategy, resolver: Any, assignment: Any, spmd: bool = False):
         super().__init__(container_strategy)
         self._refuses_assignment = spmd
-        _tpu_system.check_resolver(resolver)
+        _tpu_system.check_hosts(resolver)
         self._cluster_resolver = resolver
         self._mesh = ReplicaMesh(_tpu_system.replica_devices(assignment))
         if not self._mesh.all_local:

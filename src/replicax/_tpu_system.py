@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import math
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,13 +122,7 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
     Topology(mesh_shape=[2, 2, 1, 2], 1 tasks of 8)
     """
     found = topology()
-    hosts = _hosts(cluster_resolver)
-    if hosts > 1 and found.num_tasks == 1:
-        raise RuntimeError(
-            f"The cluster has {hosts} TPU hosts, and this program runs on one of them. In JAX each host runs the "
-            "program itself and reaches its own TPU devices: start it on all hosts (for instance with `gcloud compute "
-            "tpus tpu-vm ssh --worker=all`), and call experimental_connect_to_cluster(TPUClusterResolver()) first."
-        )
+    check_hosts(cluster_resolver)
     if hasattr(cluster_resolver, "set_tpu_topology"):
         cluster_resolver.set_tpu_topology(found.serialized())
     return found
@@ -194,6 +189,18 @@ def experimental_connect_to_host(remote_host: str | Sequence[str] | None = None,
         raise ValueError("Must provide at least one remote_host")
 
 
+def check_hosts(resolver: Any) -> None:
+    """`RuntimeError` where the cluster has several hosts, and this process has not been joined with the others."""
+    hosts = _hosts(resolver)
+    if hosts > 1 and len(tpu_devices()) == 1:
+        raise RuntimeError(
+            f"The cluster has {hosts} TPU hosts, and this program runs on one of them. In JAX each host runs the "
+            "program itself and reaches its own TPU devices: start it on all hosts (for instance with `gcloud compute "
+            "tpus tpu-vm ssh --worker=all`), and call experimental_connect_to_cluster(TPUClusterResolver()) first. To "
+            "use the TPU devices of this host alone, give TPUClusterResolver('local')."
+        )
+
+
 def check_resolver(resolver: Any) -> None:
     """`TypeError` for what is no cluster resolver."""
     if resolver is not None and not (hasattr(resolver, "cluster_spec") and hasattr(resolver, "master")):
@@ -204,8 +211,11 @@ def check_resolver(resolver: Any) -> None:
 
 
 def _hosts(resolver: Any) -> int:
-    """How many tasks the resolver's cluster has."""
+    """How many tasks the resolver's cluster has; without a resolver, how many machines the environment says."""
     check_resolver(resolver)
-    spec: Any = None if resolver is None else resolver.cluster_spec()
+    if resolver is None:
+        names = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES") or ""
+        return len(names.split(","))
+    spec: Any = resolver.cluster_spec()
     jobs = spec.as_dict() if hasattr(spec, "as_dict") else {}
     return len(jobs.get(getattr(resolver, "task_type", None) or "worker", ()))

@@ -86,6 +86,8 @@ def standing(peer: Peer, now: float) -> str:
     number, label, age = peer.oldest
     if peer.compiling:
         return f"{peer.name}: compiles {call_name(number, label)}{silent}"
+    if age < 0.1:
+        return f"{peer.name}: is in {call_name(number, label)}{silent}"
     return f"{peer.name}: has waited {age:.1f} s in {call_name(number, label)}{silent}"
 
 
@@ -94,7 +96,7 @@ def table(peers: Mapping[int, Peer], now: float, stacks: tuple[int, ...] = ()) -
     lines = []
     for index, peer in peers.items():
         lines.append(f"  {standing(peer, now)}")
-        if index in stacks and peer.stack:
+        if index in stacks and peer.stack and not peer.left:
             lines.append(f"    its main thread:\n{_indent(peer.stack, 4)}")
     return "\n".join(lines)
 
@@ -171,8 +173,8 @@ def diverged(peers: Mapping[int, Peer], now: float) -> Verdict:
     by_label: dict[str, list[int]] = {}
     for i, label in labels.items():
         by_label.setdefault(label, []).append(i)
-    usual = max(by_label, key=lambda label: (len(by_label[label]), -by_label[label][0]))
-    odd = tuple(sorted(i for i, label in labels.items() if label != usual))
+    odd = tuple(odd_ones(labels))
+    odd = () if len(odd) == len(labels) else odd  # who is right cannot be told
     before = number - 1 not in common and number > 1
     parts = "; ".join(
         f'{names(peers, which)} {"makes" if len(which) == 1 else "make"} "{label}"' for label, which in by_label.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,6 +14,7 @@ from typing import Any
 TAIL_LINES = 30
 # And so many characters of each line, and of a traceback its last ones: they may go to other machines.
 _LINE = 2000
+_OF_THE_START = re.compile(r"replicax: (a job of \d+ processes|process +address|\w+ \d+  \S+:\d+  )")  # the table
 _TRACEBACK = 100_000
 
 
@@ -76,6 +78,7 @@ def read_report(folder: Path, worker: int) -> dict[str, Any] | None:
             "message": str(report["message"])[:_LINE],
             "traceback": str(report.get("traceback") or "")[-_TRACEBACK:],
             "step": None if step is None else int(step),
+            "call": None if report.get("call") is None else str(report["call"])[:_LINE],
             "caused_by": None if caused_by is None else int(caused_by),
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -141,8 +144,7 @@ def _tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
     report = cause.report
     said = ""
     if cause is witness or report:
-        step = f", at step {report['step']}" if report and report["step"] is not None else ""
-        lines = [f"worker {cause.worker}{where} failed first{step}: {describe(cause)}"]
+        lines = [f"worker {cause.worker}{where} failed first{_step(report)}: {describe(cause)}"]
     else:
         lines = [f"worker {cause.worker}{where} is the cause: {describe(cause)}"]
     if cause.status == -signal.SIGKILL and not cause.ended:
@@ -156,11 +158,18 @@ def _tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
         if witness is not cause and witness.report:
             said = witness.report["message"]
             lines.append(f"  worker {witness.worker} says: {said}")
-        if cause.tail:
+        if any(not _OF_THE_START.match(line) for line in cause.tail):
             lines.append("  The last lines of its standard error:")
-            lines += _indent(_from_last_traceback(cause.tail))
+            lines += _indent(_from_last_traceback([line for line in cause.tail if not _OF_THE_START.match(line)]))
     lines += _others(cause, outcomes, said)
     return "\n".join(lines)
+
+
+def _step(report: dict[str, Any] | None) -> str:
+    if report is None or report["step"] is None:
+        return ""
+    step, call = report["step"], report.get("call")
+    return f", at step {step}" if call is None else f', after {step} call{"s" if step != 1 else ""} of "{call}"'
 
 
 def _others(cause: Outcome, outcomes: Sequence[Outcome], said: str) -> list[str]:
