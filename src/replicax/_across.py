@@ -90,6 +90,8 @@ def _run(program: Any, label: str, mesh: ReplicaMesh, parts: Sequence[Any]) -> A
 
 def connect(mesh: ReplicaMesh) -> None:
     """A first all-reduce, in which the workers' devices connect, so that this takes no time of the first step."""
+    if mesh.all_local:
+        return
     ones = mesh.stack([np.ones((), np.int32)] * len(mesh.local_ids))
     with _quiet.without_greetings(), _runtime.waiting("the connection of the replicas' devices"):
         _sum_of_rows(mesh)(ones).block_until_ready()

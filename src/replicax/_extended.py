@@ -71,7 +71,6 @@ class StrategyExtended:
     _mesh: ReplicaMesh
     _cluster_resolver: Any = None
     _options = CommunicationOptions()  # of collectives where none are given
-    _worker = _input.Worker()
     _variables_live_once = False  # whether a variable is one thing for all replicas, with no component for each
 
     def __init__(self, container_strategy: Strategy):
@@ -129,6 +128,11 @@ class StrategyExtended:
     def should_save_summary(self) -> bool:
         """Whether this process is the one to write summaries."""
         return self._worker.rank == 0
+
+    @property
+    def _worker(self) -> _input.Worker:
+        """Which of the processes that share the replicas this is."""
+        return _input.Worker() if self._mesh.all_local else _input.Worker(jax.process_count(), jax.process_index())
 
     def _cross_device_ops_for(self, options: CommunicationOptions) -> _cross_device_ops.CrossDeviceOps:
         raise NotImplementedError

@@ -10,7 +10,6 @@ import jax
 from replicax import _across, _devices, _exchange, _runtime
 from replicax._cluster.environment import TFConfigClusterResolver
 from replicax._cluster.resolver import ClusterResolver
-from replicax._input import Worker
 from replicax._mirrored import MirroredExtended
 from replicax._strategy import Strategy
 from replicax._types import CommunicationImplementation, CommunicationOptions
@@ -29,13 +28,11 @@ class MultiWorkerMirroredExtended(MirroredExtended):
             _devices.set_task(*me)
         alone = len(tasks) <= 1 or resolver.task_type == "evaluator"  # which counts no replicas of the others
         if not alone:
-            self._worker = Worker(len(tasks), tasks.index(me))
-            resolver._join(tasks, addresses, self._worker.rank)
+            resolver._join(tasks, addresses, tasks.index(me))
             if options is not None:  # else it is the environment's, or five minutes
                 _runtime.set_step_timeout(options.timeout_seconds)
         super().__init__(container_strategy, None if alone else _everyones_devices(), None)
-        if not alone:
-            _across.connect(self._mesh)
+        _across.connect(self._mesh)
         if self._options.implementation is CommunicationImplementation.NCCL and self._mesh.devices[0].platform == "cpu":
             warnings.warn("NCCL is asked for, but the replicas are on CPU devices, which use Gloo.", stacklevel=4)
 

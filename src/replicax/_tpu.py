@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 from jax.sharding import PartitionSpec
 
 from replicax import _across, _collectives, _devices, _logical, _nest, _tpu_system
 from replicax._cross_device_ops import AllReduceCrossDeviceOps, CollectiveAllReduce
 from replicax._extended import StrategyExtended
-from replicax._input import Worker
 from replicax._strategy import Strategy
 from replicax._topology import DeviceAssignment
 from replicax._values import PerReplica, ReplicaMesh
@@ -26,14 +24,7 @@ class TPUExtended(StrategyExtended):
         _tpu_system.check_hosts(resolver)
         self._cluster_resolver = resolver
         self._mesh = ReplicaMesh(_tpu_system.replica_devices(assignment))
-        if not self._mesh.all_local:
-            if not jax.distributed.is_initialized():
-                raise RuntimeError(
-                    f"The TPU slice has {jax.process_count()} hosts, which have not been joined. Call "
-                    "experimental_connect_to_cluster(TPUClusterResolver()) first, before JAX starts."
-                )
-            self._worker = Worker(jax.process_count(), jax.process_index())
-            _across.connect(self._mesh)
+        _across.connect(self._mesh)
         # Packing tensors that are split over logical devices would bring them together first.
         self._cross_device_ops = AllReduceCrossDeviceOps(0) if self._mesh.logical_axes else CollectiveAllReduce()
 

@@ -192,6 +192,11 @@ def experimental_connect_to_host(remote_host: str | Sequence[str] | None = None,
 def check_hosts(resolver: Any) -> None:
     """`RuntimeError` where the cluster has several hosts, and this process has not been joined with the others."""
     hosts = _hosts(resolver)
+    if len(tpu_devices()) > 1 and not jax.distributed.is_initialized():
+        raise RuntimeError(
+            f"The TPU slice has {jax.process_count()} hosts, which have not been joined. Call "
+            "experimental_connect_to_cluster(TPUClusterResolver()) first, before JAX starts."
+        )
     if hosts > 1 and len(tpu_devices()) == 1:
         raise RuntimeError(
             f"The cluster has {hosts} TPU hosts, and this program runs on one of them. In JAX each host runs the "
