@@ -48,7 +48,8 @@ def parser(program: str) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     result.add_argument("program", metavar="PROGRAM", help="a Python file or, after -m, the name of a module")
-    result.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="the program's own arguments")
+    own = result.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="the program's own")
+    own.required = False  # Python names it among the missing ones otherwise
     result.add_argument("-m", "--module", action="store_true", help="PROGRAM is a module, as in python -m")
     result.add_argument(
         "--workers", type=_positive, required=True, metavar="N", help="how many workers the job has, on all machines"
