@@ -312,6 +312,16 @@ def test_a_python_number_is_assigned(make, n, way, aggregation):
     assert parts(strategy, v) == [total] * n
 
 
+@mirroring
+@ways
+def test_a_truth_value_of_the_first_replica(make, n, way):
+    strategy, v = make(), made(make(), False, aggregation=A.ONLY_FIRST_REPLICA)
+    way(lambda: strategy.run(lambda: v.assign(replica_id() == 0)))()
+    assert parts(strategy, v) == [True] * n and v.dtype == np.bool_
+    way(lambda: strategy.run(lambda: v.assign(False)))()
+    assert parts(strategy, v) == [False] * n
+
+
 @several
 def test_differing_python_numbers_are_refused(n):
     """Fact 64."""

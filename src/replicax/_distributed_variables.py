@@ -48,6 +48,10 @@ class OfReplicas(Variable):
         extended = strategy.extended
         single = self._treedef == jax.tree.structure(0)
         leaves = [value] if single else jax.tree.leaves(value, is_leaf=_nest.is_leaf)
+        if extended._mesh.lone:  # a Python number is this replica's component, of the variable's dtype
+            leaves = [
+                self._convert_leaf(x, t) if isinstance(x, int | float) else x for x, t in zip(leaves, self._types)
+            ]
         combined = [extended._aggregate(self._aggregation, leaf) for leaf in leaves]
         converted = [
             leaf if isinstance(leaf, DistributedValues) else self._convert_leaf(leaf, kind)
@@ -423,7 +427,8 @@ def first_replica(leaf: Any) -> Any:
     """Replica 0's value on every replica, inside of compiled code."""
     if isinstance(leaf, IndexedSlices):
         return IndexedSlices(first_replica(leaf.values), first_replica(leaf.indices), leaf.dense_shape)
-    return _collectives.local_sum(jnp.where(lax.axis_index(AXIS) == 0, leaf, jnp.zeros_like(leaf)))
+    only = jnp.where(lax.axis_index(AXIS) == 0, leaf, jnp.zeros_like(leaf))
+    return _collectives.local_sum(only).astype(leaf.dtype)  # the sum of booleans is an integer
 
 
 def spread(stacked: Any, mesh: ReplicaMesh) -> Any:
