@@ -71,13 +71,13 @@ test-python: $(TEST)/.installed tensorflow  ## run the tests on python3 (JAX 0.1
 	$(WITH_TENSORFLOW) $(TEST)/bin/python $(PYTEST) $(PYTEST_ARGS)
 
 ifneq ($(filter-out $(VERSION),$(VERSION_NEWEST)),)
-# What depends on JAX, over one strategy of each kind. The rest is the oldest one's, and so are the comparison with
+# What depends on JAX, over strategies without and with logical devices. The rest is the oldest one's, and so are the comparison with
 # TensorFlow, the injections (`python scripts/injections.py` runs them on any interpreter) and the shared tests in
 # several workers, which take minutes each. The facts and the example have two workers on the newest too.
 OF_THE_OLDEST := tests/test_no_silent_hang.py tests/test_multi_worker*.py tests/test_tpu_hosts.py tests/test_launch*.py tests/test_cluster*.py tests/test_recipes.py tests/test_layers.py
 test-newest: $(NEWEST)/.installed  ## run the tests on Python 3.13 with the newest JAX
 	@$(NEWEST)/bin/python $(SAY_VERSIONS)
-	REPLICAX_TEST_STRATEGIES=one_device,2,central,tpu_logical $(NEWEST)/bin/python $(PYTEST) \
+	REPLICAX_TEST_STRATEGIES=2,tpu_logical $(NEWEST)/bin/python $(PYTEST) \
 	    $(patsubst %,'--ignore-glob=%',$(OF_THE_OLDEST)) $(PYTEST_ARGS)
 else
 test-newest:
