@@ -71,14 +71,16 @@ test-python: $(TEST)/.installed tensorflow  ## run the tests on python3 (JAX 0.1
 	$(WITH_TENSORFLOW) $(TEST)/bin/python $(PYTEST) $(PYTEST_ARGS)
 
 ifneq ($(filter-out $(VERSION),$(VERSION_NEWEST)),)
-# What depends on JAX, over strategies without and with logical devices. The rest is the oldest one's, and so are the comparison with
-# TensorFlow, the injections (`python scripts/injections.py` runs them on any interpreter) and the shared tests in
-# several workers, which take minutes each. The facts and the example have two workers on the newest too.
-OF_THE_OLDEST := tests/test_no_silent_hang.py tests/test_multi_worker*.py tests/test_tpu_hosts.py tests/test_launch*.py tests/test_cluster*.py tests/test_recipes.py tests/test_layers.py
+# What depends on JAX, over strategies without and with logical devices. The rest is the oldest one's, and so are the
+# comparison with TensorFlow, the injections (`python scripts/injections.py` runs them on any interpreter) and the shared
+# tests in several workers, which take minutes each. The example has two workers on the newest too.
+OF_THE_OLDEST := no_silent_hang multi_worker* tpu_hosts launch* cluster* recipes layers against_tensorflow data older runtime
+NOT_ON_THE_NEWEST = $(patsubst %,'--ignore-glob=tests/test_%.py',$(OF_THE_OLDEST)) \
+    --deselect tests/test_facts.py::test_facts_of_several_workers
 test-newest: $(NEWEST)/.installed  ## run the tests on Python 3.13 with the newest JAX
 	@$(NEWEST)/bin/python $(SAY_VERSIONS)
 	REPLICAX_TEST_STRATEGIES=2,tpu_logical $(NEWEST)/bin/python $(PYTEST) \
-	    $(patsubst %,'--ignore-glob=%',$(OF_THE_OLDEST)) $(PYTEST_ARGS)
+	    $(NOT_ON_THE_NEWEST) $(PYTEST_ARGS)
 else
 test-newest:
 	@true
