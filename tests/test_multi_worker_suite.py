@@ -46,6 +46,7 @@ def test_the_shared_tests_hold_with_two_workers(devices, tmp_path):
         "REPLICAX_STEP_TIMEOUT": "120",  # a busy machine is no fault
         "REPLICAX_HEARTBEAT_TIMEOUT": "60",
         "REPLICAX_PREFLIGHT": "quiet",
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",  # what they compile is small, and there is much of it
     }
     with Workers(tmp_path, 2, PROGRAM, devices=devices + 1, env=env) as workers:
         done = workers.join(timeout=500)
