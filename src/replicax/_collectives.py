@@ -135,12 +135,12 @@ def reduce_along(op: ReduceOp, parts: Sequence[Any], axis: int | tuple[int, ...]
     return divided(total, count, parts[0].dtype) if op is ReduceOp.MEAN else total
 
 
-# One replica's view, inside of `shard_map`: values are its own component.
-
-
 def sum_of_rows(stacked: Any, axes: tuple[int, ...] = ()) -> Any:
     """The sum of all components, which are the rows, and along these axes of theirs."""
     return jnp.sum(stacked, axis=(0, *(a + 1 for a in axes)), dtype=stacked.dtype)
+
+
+# One replica's view, inside of `shard_map`: values are its own component.
 
 
 def packed(leaves: Sequence[Any], collective: Callable[[Any], Any], packs: Callable[[list[Any]], list[list[int]]]):

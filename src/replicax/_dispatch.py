@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,15 @@ LIMIT = 16
 
 _in_flight: collections.deque[tuple[jax.Array, Call | None]] = collections.deque()
 _lock = threading.Lock()
+
+
+def shapes(arrays: Iterable[tuple[Any, Sequence[int]]]) -> str:
+    """Dtypes and shapes, as they stand behind a label; not all, where there are many.
+
+    >>> shapes([("float32", (8, 3)), ("int32", ())])
+    'float32[8, 3], int32[]'
+    """
+    return ", ".join(f"{dtype}{list(shape)}" for dtype, shape in arrays)[:80]
 
 
 class calling:
@@ -56,8 +65,8 @@ class calling:
                 self._call.compiled()
 
     def _described(self) -> str:
-        rows = ", ".join(f"{array.dtype}{list(array.shape[1:])}" for array in self._stacked)
-        return f"{self._label}({rows:.80})" if rows else self._label
+        rows = shapes((array.dtype, array.shape[1:]) for array in self._stacked)
+        return f"{self._label}({rows})" if rows else self._label
 
     def __exit__(self, *_: object) -> None:
         output, call = self.output, self._call

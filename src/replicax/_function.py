@@ -347,7 +347,7 @@ class Function:
         name = getattr(self._python_function, "__name__", "function")
         program.__name__ = program.__qualname__ = name if name.isidentifier() else "function"
         inputs = [*call.dynamic, *(leaf for pull in entry.pulls for leaf in element_arrays(pull.element))]
-        entry.label = f"{program.__name__}({', '.join(f'{x.dtype}{list(x.shape)}' for x in inputs):.80})"
+        entry.label = f"{program.__name__}({_dispatch.shapes((x.dtype, x.shape) for x in inputs)})"
         entry.compiled = jax.jit(program, donate_argnums=() if level.local else (0,))
         entry.undonated = jax.jit(program)
 

@@ -191,13 +191,14 @@ def experimental_connect_to_host(remote_host: str | Sequence[str] | None = None,
 
 def check_hosts(resolver: Any) -> None:
     """`RuntimeError` where the cluster has several hosts, and this process has not been joined with the others."""
-    hosts = _hosts(resolver)
-    if len(tpu_devices()) > 1 and not jax.distributed.is_initialized():
-        raise RuntimeError(
-            f"The TPU slice has {jax.process_count()} hosts, which have not been joined. Call "
-            "experimental_connect_to_cluster(TPUClusterResolver()) first, before JAX starts."
-        )
-    if hosts > 1 and len(tpu_devices()) == 1:
+    check_resolver(resolver)
+    if len(tpu_devices()) > 1:
+        if not jax.distributed.is_initialized():
+            raise RuntimeError(
+                f"The TPU slice has {jax.process_count()} hosts, which have not been joined. Call "
+                "experimental_connect_to_cluster(TPUClusterResolver()) first, before JAX starts."
+            )
+    elif (hosts := _hosts(resolver)) > 1:  # which may ask the Cloud TPU service
         raise RuntimeError(
             f"The cluster has {hosts} TPU hosts, and this program runs on one of them. In JAX each host runs the "
             "program itself and reaches its own TPU devices: start it on all hosts (for instance with `gcloud compute "
@@ -217,7 +218,6 @@ def check_resolver(resolver: Any) -> None:
 
 def _hosts(resolver: Any) -> int:
     """How many tasks the resolver's cluster has; without a resolver, how many machines the environment says."""
-    check_resolver(resolver)
     if resolver is None:
         names = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES") or ""
         return len(names.split(","))

@@ -158,9 +158,9 @@ def _tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
         if witness is not cause and witness.report:
             said = witness.report["message"]
             lines.append(f"  worker {witness.worker} says: {said}")
-        if any(not _OF_THE_START.match(line) for line in cause.tail):
+        if tail := [line for line in cause.tail if not _OF_THE_START.match(line)]:
             lines.append("  The last lines of its standard error:")
-            lines += _indent(_from_last_traceback([line for line in cause.tail if not _OF_THE_START.match(line)]))
+            lines += _indent(_from_last_traceback(tail))
     lines += _others(cause, outcomes, said)
     return "\n".join(lines)
 
