@@ -40,6 +40,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "data": ("_data", "_files", "_agreed_input", "_input"),
     "engine": (
         "_levels",
+        "_stages",
         "_context",
         "_collectives",
         "_across",

@@ -265,3 +265,45 @@ def test_gloo_at_gives_gloo_an_address(run_python):
         """
     )
     assert done.returncode == 0 and done.stdout.strip().endswith("['127.0.0.5']"), done.stdout + done.stderr
+
+
+def test_singles_are_as_single():
+    mesh = jax.sharding.Mesh(DEVICES[:2], "x")
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    for many in (jnp.arange(3.0), jnp.ones((), jnp.bfloat16), jax.random.key(0)):
+        single = _private.Singles()
+        for _ in range(3):
+            own = single(jax.device_put(many, everywhere))
+            assert own.devices() == {DEVICES[0]} and own.dtype == many.dtype and own.shape == many.shape
+            assert own.tolist() == many.tolist() if many.dtype != jax.random.key(0).dtype else True
+            assert not own.committed
+        alone = jax.device_put(many, DEVICES[1])
+        assert _private.Singles()(alone).devices() == {DEVICES[1]}
+
+
+def test_parts_of_a_jaxpr_and_shard_map_again():
+    """`named_axis_effect` is what the jaxpr of replicas has where it uses their axis."""
+    mesh = jax.sharding.Mesh(DEVICES[:2], "x")
+    split, same = jax.sharding.PartitionSpec("x"), jax.sharding.PartitionSpec()
+
+    def replica(block):
+        return jax.lax.psum(block[0] * 2.0, "x"), block + 1.0
+
+    mapped = jax.shard_map(
+        replica, mesh=mesh, in_specs=split, out_specs=(same, split), axis_names={"x"}, check_vma=False
+    )
+    jaxpr = jax.make_jaxpr(mapped)(jnp.ones((2, 3)))
+    (eqn,) = jaxpr.eqns
+    inside = eqn.params["jaxpr"]
+    assert {type(effect) for effect in inside.effects} <= {_private.named_axis_effect()}
+    assert _private.named_axis_effect() in {type(effect) for effect in inside.effects}
+    doubled = [e for e in inside.eqns if e.primitive.name == "mul"]
+    part = _private.part_of_jaxpr(inside, doubled, [doubled[0].invars[0]], doubled[0].outvars)
+    assert jex.jaxpr_as_fun(part)(jnp.arange(3.0))[0].tolist() == [0.0, 2.0, 4.0]
+
+    def more(block):
+        return [*jex.jaxpr_as_fun(jex.ClosedJaxpr(inside, []))(block), jax.lax.psum(block.sum(), "x")]
+
+    total, rows, number = jax.jit(_private.shard_map_again(eqn, more, 1))(jnp.arange(6.0).reshape(2, 3))
+    assert total.tolist() == [6.0, 10.0, 14.0] and rows.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
+    assert float(number) == 15.0

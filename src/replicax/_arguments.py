@@ -12,7 +12,7 @@ import numpy as np
 
 from replicax import _context, _input, _levels, _nest, _private
 from replicax._indexed_slices import IndexedSlices
-from replicax._values import Mirrored, PerReplica, is_array, is_text
+from replicax._values import Mirrored, PerReplica, as_copies, is_array, is_text
 from replicax._variables import Variable
 
 
@@ -155,17 +155,18 @@ class Results:
             if array is None:
                 parts = [self._take(part) for part in leaf.values]
                 return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
-            place = self._add(array, _sharding_of(leaf))
             if isinstance(leaf, PerReplica) and mesh is not None and mesh.lone and id(array) not in self._given:
-                # bare, as `run` returns it eagerly
-                return _Made(lambda arrays: PerReplica.of_array(arrays[place], mesh).bare())
+                own = self._add(as_copies(array, mesh), mesh.mirrored)  # bare, as `run` returns it eagerly
+                component = _private.Singles()
+                return _Made(lambda arrays: PerReplica.bare(component(arrays[own]), mesh))
+            place = self._add(array, _sharding_of(leaf))
             return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
         if isinstance(leaf, IndexedSlices):
             values, indices, shape = self._add(leaf.values), self._add(leaf.indices), leaf.dense_shape
             return _Made(lambda arrays: IndexedSlices(arrays[values], arrays[indices], shape))
         if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and not is_text(leaf)):
             place = self._add(_context.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
-            return _Made(lambda arrays: _own_copy(arrays[place]))
+            return _Made(_OwnCopy(place))
         return _Made(lambda arrays: leaf)
 
     def rebuilt(self, arrays: list[Any]) -> Any:
@@ -175,9 +176,18 @@ class Results:
         return _nest.map_structure(lambda made: made.make(arrays), self._skeleton)
 
 
-def _own_copy(array: Any) -> Any:
-    """A result that other processes have as well, as an array of this one."""
-    return _private.single(array) if not array.is_fully_addressable else array
+class _OwnCopy:
+    """A result that other processes may have as well, as an array of this one."""
+
+    def __init__(self, place: int):
+        self._place, self._single = place, _private.Singles()
+        self._shared: bool | None = None
+
+    def __call__(self, arrays: Sequence[Any]) -> Any:
+        array = arrays[self._place]
+        if self._shared is None:
+            self._shared = not array.is_fully_addressable
+        return self._single(array) if self._shared else array
 
 
 class _Made:

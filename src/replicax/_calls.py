@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import threading
 import time
@@ -43,12 +42,12 @@ class Call:
         """It is not being compiled any more: from now on it waits for others."""
         self.compiling, self.since = False, time.monotonic()
 
-    def dispatched(self, output: Any) -> None:
+    def dispatched(self, output: Any, small: bool | None = None) -> None:
         """The dispatch has returned: the call is done when this output is ready, or at once without one."""
         if output is None or isinstance(output, jax.core.Tracer):
             self.done = True
         else:
-            self.output = output if is_small(output) else weakref.ref(output)
+            self.output = output if small or (small is None and is_small(output)) else weakref.ref(output)
 
     def ended(self) -> None:
         """Somebody has waited for the output."""
@@ -77,6 +76,15 @@ def _name(label: str) -> str:
     return label.partition("(")[0].rstrip()
 
 
+class _Label:
+    """How many calls had a label, and what the digest has of it."""
+
+    __slots__ = ("count", "line")
+
+    def __init__(self, label: str):
+        self.count, self.line = 0, b"\n" + label.encode()
+
+
 class Calls:
     """All calls of this process, in the order in which they were made."""
 
@@ -88,7 +96,7 @@ class Calls:
         self._moved = 0.0  # when a call was last seen to be done
         self._held = 0.0  # when some process was last known to be compiling
         self.waits = 0
-        self._by_name: collections.Counter[str] = collections.Counter()
+        self._labels: dict[str, _Label] = {}
 
     @property
     def last(self) -> Made:
@@ -100,18 +108,21 @@ class Calls:
         with self._lock:
             number, digest, _ = self._made[-1]
             call = Call(number + 1, label)
+            known = self._labels.get(label) or self._labels.setdefault(label, _Label(label))
             # One step, so that a KeyboardInterrupt here leaves a number and the digest that belongs to it.
-            self._made.append(Made(number + 1, zlib.crc32(b"\n" + label.encode(), digest), label))
+            self._made.append(Made(number + 1, zlib.crc32(known.line, digest), label))
             self._open.append(call)
-            self._by_name[_name(label)] += 1
+            known.count += 1
         if len(self._open) > 64:
             self.oldest()
         return call
 
     def step(self) -> tuple[int, str] | None:
         """How many calls there were of what was called last, and its name: a training loop's step, as far as known."""
-        number, _, label = self.last
-        return (self._by_name[_name(label)], _name(label)) if number else None
+        number, _, last = self.last
+        name = _name(last)
+        count = sum(known.count for label, known in list(self._labels.items()) if _name(label) == name)
+        return (count, name) if number else None
 
     def begin_wait(self, label: str) -> Call:
         """A thread begins to wait for other processes in some other way."""

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 from replicax import _across, _collectives, _devices, _dispatch, _nest, _private
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import CommunicationOptions, ReduceOp
-from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh
+from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, mapped
 
 _DESTINATIONS = "destinations must be one of a `DistributedValues` object, a tf.Variable object, or a device string."
 
@@ -153,8 +153,14 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         return _collectives.local_sum(leaf)
 
     def _local_reduce(self, op, leaves, mesh, options):
+        def add(leaf):
+            return self._sum(leaf, mesh.size)
+
+        # What somebody has asked to be apart stays so: `_stages` does not look into a jitted function.
+        asked = self._num_packs != 1 or options.bytes_per_pack
+
         def reduce_dense(dense):
-            return _collectives.packed(dense, lambda x: self._sum(x, mesh.size), lambda x: self._packs(x, options))
+            return _collectives.packed(dense, jax.jit(add) if asked else add, lambda x: self._packs(x, options))
 
         return _collectives.local_reduce(op, leaves, mesh.size, reduce_dense)
 
@@ -168,7 +174,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         if values[0]._local is not None:
             totals = self._local_reduce(reduce_op, [value._local for value in values], mesh, options)
         elif not meshes and mesh is not None and self._in_step(values, mesh):
-            totals = self._run(reduce_op, [value.array() for value in values], mesh, options)
+            totals = self._run(reduce_op, values, mesh, options)
         elif mesh is None or mesh.all_local:
             totals = [_collectives.reduce_parts(reduce_op, value.values) for value in values]
         else:
@@ -178,23 +184,26 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
     @staticmethod
     def _in_step(values: list[PerReplica], mesh: ReplicaMesh) -> bool:
         """Whether all values have a global form, in other processes as well."""
-        parts = [value._parts for value in values if value._parts is not None]
+        parts = [value.values for value in values if not value.whole]
         if not mesh.all_local and parts and not any(isinstance(part[0], IndexedSlices) for part in parts):
             _across.agree(mesh, "all_reduce", *parts)
-        return all(value.array() is not None for value in values)
+        return all(value.array() is not None if value.whole else value.uniform() for value in values)
 
-    def _run(self, op: ReduceOp, arrays: list[Any], mesh: ReplicaMesh, options: CommunicationOptions) -> list[Any]:
+    def _run(self, op: ReduceOp, values: list[Any], mesh: ReplicaMesh, options: CommunicationOptions) -> list[Any]:
         """The compiled program, at once. Results are mirrored."""
-        key = (op, mesh, options.bytes_per_pack, len(arrays))
+        stacked = tuple(value.whole or not mesh.lone for value in values)  # a lone component goes in as it is
+        arrays = [value.array() if rows else _across.given(mesh, value.values) for value, rows in zip(values, stacked)]
+        key = (op, mesh, options.bytes_per_pack, stacked)
         if key not in self._programs:
 
-            def program(*rows):
-                return tuple(self._local_reduce(op, [row[0] for row in rows], mesh, options))
+            def program(*blocks):
+                own = [block[0] if rows else block for block, rows in zip(blocks, stacked)]
+                return tuple(self._local_reduce(op, own, mesh, options))
 
-            stacked, mirrored = PartitionSpec(AXIS), PartitionSpec()
-            mapped = jax.shard_map(program, mesh=mesh.mesh, in_specs=stacked, out_specs=mirrored, check_vma=False)
-            self._programs[key] = jax.jit(mapped)
-        with _dispatch.calling(mesh, "all_reduce", arrays) as call:
+            specs = tuple(PartitionSpec(AXIS) if rows else PartitionSpec() for rows in stacked)
+            self._programs[key] = jax.jit(mapped(program, mesh, specs, PartitionSpec()))
+        shapes = _dispatch.shapes((x.dtype, x.shape[1:] if rows else x.shape) for x, rows in zip(arrays, stacked))
+        with _dispatch.calling(mesh, f"all_reduce({shapes})") as call:
             totals = self._programs[key](*arrays)
             call.output = totals[0]
         return [Mirrored.of_array(total, mesh) for total in totals]

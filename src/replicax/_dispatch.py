@@ -9,6 +9,7 @@ processes are also told to the job's watch (see _runtime.py).
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -30,28 +31,27 @@ def shapes(arrays: Iterable[tuple[Any, Sequence[int]]]) -> str:
     >>> shapes([("float32", (8, 3)), ("int32", ())])
     'float32[8, 3], int32[]'
     """
-    return ", ".join(f"{dtype}{list(shape)}" for dtype, shape in arrays)[:80]
+    return ", ".join(f"{dtype}{list(shape)}" for dtype, shape in itertools.islice(arrays, 8))[:80]
 
 
 class calling:
     """Around the dispatch of a program with collectives over a mesh; `output` is then set to one of its outputs.
 
     The label says what it is, where a job of several processes reports on it; the rows of stacked arrays are described
-    behind it. Every so often, leaving waits until half
-    of the calls in flight have ended: waiting once for several calls wakes this thread up less often than waiting a
-    little at each call.
+    behind it. `small` tells that the output is known to be so. Every so often, leaving waits until half of the calls in
+    flight have ended: waiting once for several calls wakes this thread up less often than waiting a little at each.
     """
 
-    __slots__ = ("_call", "_label", "_mesh", "_stacked", "output")
+    __slots__ = ("_call", "_label", "_mesh", "_small", "_stacked", "output")
 
-    def __init__(self, mesh: Any, label: str, stacked: Sequence[jax.Array] = ()):
-        self._mesh, self._label, self._stacked = mesh, label, stacked
+    def __init__(self, mesh: Any, label: str, stacked: Sequence[jax.Array] = (), small: bool = False):
+        self._mesh, self._label, self._stacked, self._small = mesh, label, stacked, small
         self._call: Call | None = None
         self.output: Any = None
 
     def __enter__(self) -> calling:
         if not self._mesh.all_local:
-            self._call = _runtime.begin(self._described())
+            self._call = _runtime.begin(self._described() if self._stacked else self._label)
         return self
 
     def compile(self, program: Any, *arguments: Any) -> None:
@@ -65,21 +65,21 @@ class calling:
                 self._call.compiled()
 
     def _described(self) -> str:
-        rows = shapes((array.dtype, array.shape[1:]) for array in self._stacked)
-        return f"{self._label}({rows})" if rows else self._label
+        return f"{self._label}({shapes((array.dtype, array.shape[1:]) for array in self._stacked)})"
 
     def __exit__(self, *_: object) -> None:
         output, call = self.output, self._call
         if isinstance(output, jax.core.Tracer):  # part of a larger program, whose own call counts
             output = None
+        small = self._small or (output is not None and is_small(output))
         if call is not None:
-            call.dispatched(output)
+            call.dispatched(output, small)
         if output is not None and self._mesh.needs_bound:
-            _bound(output, call)
+            _bound(output, call, small)
 
 
-def _bound(output: jax.Array, call: Call | None) -> None:
-    if not is_small(output):  # it is waited for at once, in place of being held
+def _bound(output: jax.Array, call: Call | None, small: bool) -> None:
+    if not small:  # it is waited for at once, in place of being held
         output.block_until_ready()
         return
     with _lock:

@@ -439,17 +439,5 @@ def spread(stacked: Any, mesh: ReplicaMesh) -> Any:
     return take(stacked)
 
 
-def as_rows(value: Any, mesh: ReplicaMesh) -> Any:
-    """A stacked array whose rows are each replica's own copy of a value, inside of compiled code."""
-    give = jax.shard_map(
-        lambda copy: copy[None],
-        mesh=mesh.mesh,
-        in_specs=PartitionSpec(),
-        out_specs=PartitionSpec(AXIS),
-        check_vma=False,
-    )
-    return give(value)
-
-
 for _cls in (MirroredVariable, SyncOnReadVariable):
     register(_cls)

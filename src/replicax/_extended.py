@@ -52,6 +52,7 @@ from replicax._values import (
     Mirrored,
     PerReplica,
     ReplicaMesh,
+    as_rows,
     is_array,
     is_text,
     own_component,
@@ -217,12 +218,33 @@ class StrategyExtended:
         if _levels.frame().local:  # within compiled replicas
             return PerReplica.of_local(array, mesh)
         if _levels.is_tracing():
-            return PerReplica.of_array(_distributed_variables.as_rows(array, mesh), mesh)
+            return PerReplica.of_array(as_rows(array, mesh), mesh)
         return PerReplica.of_bare(array, mesh)
 
     def _reduce(self, op: ReduceOp, value: Any, axis: Any) -> Any:
+        leaves: list[Any] = []
+        _nest.map_structure(leaves.append, value)
         with _context.entered(self._container, None):
-            return _nest.map_structure(lambda leaf: self._reduce_leaf(op, leaf, axis), value)
+            totals = iter(self._reduce_leaves(op, leaves, axis))
+            return _nest.map_structure(lambda _: next(totals), value)
+
+    def _reduce_leaves(self, op: ReduceOp, leaves: list[Any], axis: Any) -> list[Any]:
+        values = [self._as_value(op, leaf) for leaf in leaves]
+        together = [i for i, value in enumerate(values) if axis is None and self._takes_all_reduce(value)]
+        ops = self._cross_device_ops_for(self._options) if len(together) > 1 else None
+        if not isinstance(ops, _cross_device_ops.AllReduceCrossDeviceOps):
+            return [self._reduce_leaf(op, value, axis) for value in values]
+        pairs = [(values[i], values[i]) for i in together]
+        totals = dict(zip(together, ops.batch_reduce(op, pairs, self._options)))
+        return [
+            totals[i].values[0] if i in totals else self._reduce_leaf(op, value, axis) for i, value in enumerate(values)
+        ]
+
+    def _takes_all_reduce(self, value: Any) -> bool:
+        """Whether reducing this value, now, is a collective of the devices."""
+        if not isinstance(value, PerReplica) or value._local is not None or _levels.is_tracing():
+            return False
+        return value.whole or (not self._mesh.all_local and all(is_array(part) for part in value.values))
 
     def _reduce_leaf(self, op: ReduceOp, value: Any, axis: Any) -> Any:
         value = self._as_value(op, value)
@@ -235,7 +257,7 @@ class StrategyExtended:
             return _collectives.reduce_along(op, [_context.as_array(_read(value))] * self._mesh.size, axis)
         if value._local is not None:
             return self._reduce_local(op, value._local, axis)
-        if value._array is not None and (value._parts is None or isinstance(value._array, jax.core.Tracer)):
+        if value.whole:
             return self._reduce_stacked(op, value._array, axis)
         if not self._mesh.all_local and not _levels.is_tracing():
             if axis is None:

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _dispatch, _input, _levels, _private, _specs, _tape
+from replicax import _dispatch, _input, _levels, _private, _specs, _stages, _tape
 from replicax._arguments import Call, Results, constrained, difference
 from replicax._errors import OutOfRangeError
 from replicax._pulls import (
@@ -335,26 +335,33 @@ class Function:
         small = [i for i, leaf in enumerate(results) if leaf.size * leaf.dtype.itemsize <= _TOKEN_SIZE]
         entry.token = entry.state_count + small[0] if small else -1
 
-        def program(donated: list[Any], kept: list[Any], pulled: list[Any], dynamic: list[Any]) -> list[Any]:
+        def computed(donated: Any, kept: Any, pulled: Any, dynamic: Any, evaluate: Any) -> list[Any]:
             supplied = {}
             for (key, _, slot), value in zip([*entry.donated, *entry.kept], [*donated, *kept]):
                 supplied[slot] = value if level.local else level.variables[key]._entering(value)
             slots = [slot for pull in entry.pulls for slot in pull.slots]
             supplied.update(zip(slots, pulled))
-            out = level.replay(entry.jaxpr, supplied, *dynamic)
+            out = level.replay(entry.jaxpr, supplied, *dynamic, evaluate=evaluate)
             return [*out, jnp.zeros((), jnp.int8)] if entry.mesh is not None and entry.token == -1 else list(out)
+
+        def program(donated: list[Any], kept: list[Any], pulled: list[Any], dynamic: list[Any]) -> list[Any]:
+            evaluate = _stages.evaluate if entry.mesh is not None and entry.mesh.needs_bound else None
+            return computed(donated, kept, pulled, dynamic, evaluate)
+
+        def as_traced(donated: list[Any], kept: list[Any], pulled: list[Any], dynamic: list[Any]) -> list[Any]:
+            return computed(donated, kept, pulled, dynamic, None)
 
         name = getattr(self._python_function, "__name__", "function")
         program.__name__ = program.__qualname__ = name if name.isidentifier() else "function"
         inputs = [*call.dynamic, *(leaf for pull in entry.pulls for leaf in element_arrays(pull.element))]
         entry.label = f"{program.__name__}({_dispatch.shapes((x.dtype, x.shape) for x in inputs)})"
         entry.compiled = jax.jit(program, donate_argnums=() if level.local else (0,))
-        entry.undonated = jax.jit(program)
+        entry.undonated = jax.jit(as_traced)
 
     def _execute(self, entry: _Entry, call: Call, pulled: Sequence[Any], taped: bool) -> Any:
         frame, local, mesh = _levels.frame(), entry.level.local, entry.mesh
         with (
-            _dispatch.calling(mesh, entry.label) if mesh is not None else _nowhere as under_way,
+            _dispatch.calling(mesh, entry.label, small=True) if mesh is not None else _nowhere as under_way,
             _levels.lock,
         ):
             donated: list[Any] = []

@@ -139,10 +139,10 @@ class Level(Frame):
 
     store = write
 
-    def replay(self, jaxpr: Any, supplied: dict[int, Any], *args: Any) -> list[Any]:
-        """Evaluates the level's jaxpr with these values for its inputs."""
+    def replay(self, jaxpr: Any, supplied: dict[int, Any], *args: Any, evaluate: Any = None) -> list[Any]:
+        """Evaluates the level's jaxpr with these values for its inputs, as JAX does or as `evaluate(jaxpr, *args)`."""
         with _input.supplied(supplied):
-            return jex.jaxpr_as_fun(jaxpr)(*args)
+            return evaluate(jaxpr, *args) if evaluate is not None else jex.jaxpr_as_fun(jaxpr)(*args)
 
 
 def jax_trace(trace: Any):

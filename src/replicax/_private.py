@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -28,6 +29,28 @@ def uncommitted(array: jax.Array) -> jax.Array:
 def single(array: jax.Array) -> jax.Array:
     """An array on one device, free to move: the first copy of a replicated one."""
     return uncommitted(array.addressable_data(0)) if len(array.sharding.device_set) > 1 else array
+
+
+class Singles:
+    """`single` of one array after another, all of one shape, dtype and sharding, which is looked up only once.
+
+    It is as `single` in each: only quicker, since a training step that several processes share hands out its results
+    while its devices still need the processor's cores.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: Any = None  # class, aval and sharding
+
+    def __call__(self, array: jax.Array) -> jax.Array:
+        first = array.addressable_data(0)
+        if self._known is None:
+            if len(array.sharding.device_set) == 1 or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+                return single(array)
+            self._known = type(first), first.aval, first.sharding
+        kind, aval, sharding = self._known
+        return kind(aval, sharding, [first], committed=False, _skip_checks=True)
 
 
 def current_trace():
@@ -103,6 +126,38 @@ class _Supplied:
 def is_staging(trace) -> bool:
     """Whether `trace` records a program (as under `jax.jit`) rather than following values (as under `jax.grad`)."""
     return type(trace).__name__ == "DynamicJaxprTrace"
+
+
+def part_of_jaxpr(jaxpr, eqns, inputs, outputs):
+    """These equations of a jaxpr as one of their own. JAX documents how jaxprs are read, not how they are made."""
+    debug_info = jaxpr.debug_info.with_unknown_names()
+    replaced = jaxpr.replace(
+        constvars=[], invars=list(inputs), outvars=list(outputs), eqns=list(eqns), debug_info=debug_info
+    )
+    return jex.ClosedJaxpr(replaced, [])
+
+
+def shard_map_again(eqn, function, more_outputs: int):
+    """`function` mapped as a `shard_map` in a jaxpr was, with so many more outputs that are the same everywhere.
+
+    What the equation's parameters are called is documented nowhere.
+    """
+    params = eqn.params
+    return jax.shard_map(
+        function,
+        mesh=params["mesh"],
+        in_specs=tuple(params["in_specs"]),
+        out_specs=[*params["out_specs"], *[jax.sharding.PartitionSpec()] * more_outputs],
+        axis_names=params["newly_manual_axes"],
+        check_vma=params["check_vma"],
+    )
+
+
+def named_axis_effect() -> type:
+    """The class of the effect that a jaxpr has where it uses a named axis, which JAX exports nowhere."""
+    from jax._src.core import NamedAxisEffect
+
+    return NamedAxisEffect
 
 
 def array_type() -> type:

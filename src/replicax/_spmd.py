@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 from replicax import _collectives, _context, _control_flow, _levels, _nest, _private
 from replicax._context import ReplicaContext
 from replicax._indexed_slices import IndexedSlices
-from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, is_text, own_component
+from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, is_text, mapped, own_component
 
 _STACKED, _MIRRORED = PartitionSpec(AXIS), PartitionSpec()
 
@@ -195,7 +195,7 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
         traced.append(jax.make_jaxpr(replica_function)(*components))
         return jnp.zeros(())
 
-    jax.eval_shape(_mapped(surroundings, mesh, in_specs, _MIRRORED), *arrays)
+    jax.eval_shape(mapped(surroundings, mesh, in_specs, _MIRRORED), *arrays)
 
     reads = [(slot, level.variables[key], i) for key, slots in level.inputs.items() for i, slot in enumerate(slots)]
     for key in level.inputs:
@@ -219,19 +219,12 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
     out_specs = [_MIRRORED if same else _STACKED for same in outputs[0].common]
     out_specs += [_STACKED if rows else _MIRRORED for rows in write_stacked]
     values = [current[id(variable)][i] for _, variable, i in reads]
-    results = _mapped(program, mesh, (read_specs, list(in_specs)), out_specs)(values, arrays)
+    results = mapped(program, mesh, (read_specs, list(in_specs)), out_specs)(values, arrays)
 
     new_values = iter(results[len(outputs[0].leaves) :])
     for variable in written:
         _levels.frame().write(variable, [next(new_values) for _ in level.values[id(variable)]])
     return outputs[0].restored(results[: len(outputs[0].leaves)], mesh)
-
-
-def _mapped(fn: Callable, mesh: ReplicaMesh, in_specs: Any, out_specs: Any) -> Callable:
-    mapped = jax.shard_map(
-        fn, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, axis_names={AXIS}, check_vma=False
-    )
-    return jax.jit(mapped) if mesh.logical_axes else mapped  # over logical devices only the compiler spreads it
 
 
 def _rows(level: _levels.Level, variable: Any) -> bool:

@@ -9,7 +9,7 @@ or its copies. Either form is made from the other when it is first asked for.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -196,13 +196,14 @@ class DistributedValues(_nest.Leaf):
 class _Value(DistributedValues):
     """What `PerReplica` and `Mirrored` share: parts, a global array, and the mesh to go between them."""
 
-    __slots__ = ("__weakref__", "_array", "_local", "_parts", "mesh", "ragged")
+    __slots__ = ("__weakref__", "_array", "_local", "_parts", "mesh", "ragged", "whole")
 
     ragged: bool  # whether components in other processes are known to differ in shape from those here
+    whole: bool  # whether it was made as one array, so that all processes know it to be one
 
     def __init__(self, values: Sequence[Any], mesh: ReplicaMesh | None = None, ragged: bool = False):
         self._parts: tuple[Any, ...] | None = tuple(values)
-        self.ragged = ragged
+        self.ragged, self.whole = ragged, False
         self._array: Any = None
         self._local: Any = None
         self.mesh = mesh
@@ -212,6 +213,7 @@ class _Value(DistributedValues):
         """The value whose global form this array is."""
         self = cls.__new__(cls)
         self._parts, self._array, self._local, self.mesh, self.ragged = None, array, None, mesh, False
+        self.whole = True
         return self
 
     @classmethod
@@ -219,9 +221,11 @@ class _Value(DistributedValues):
         """The value as one replica sees it while a replica function is traced: its own component, symbolically."""
         self = cls.__new__(cls)
         self._parts, self._array, self._local, self.mesh, self.ragged = None, None, component, mesh, False
+        self.whole = False
         return self
 
-    def _uniform(self) -> bool:
+    def uniform(self) -> bool:
+        """Whether the components here are arrays of one shape and dtype."""
         parts = self._parts
         return (
             self.mesh is not None
@@ -236,7 +240,7 @@ class _Value(DistributedValues):
         """The global form, None where the components have none (they differ in shape, or are no arrays)."""
         if self._array is not None and not isinstance(self._array, jax.Array):
             return None
-        if self._array is None and self._local is None and self._uniform():
+        if self._array is None and self._local is None and self.uniform():
             assert self._parts is not None and self.mesh is not None
             if any(isinstance(part, jax.core.Tracer) for part in self._parts):
                 return self._join_traced(self._parts)
@@ -252,9 +256,8 @@ class _Value(DistributedValues):
         raise NotImplementedError
 
 
-# What came out of compiled programs bare, by the id of the component, has its global form still.
-_wholes: dict[int, PerReplica] = {}
-_REMEMBERED_BYTES = 1 << 20  # a larger one is not kept twice
+# Components that came bare out of compiled programs, by id: there is one of that shape on every replica of the mesh.
+_bare: dict[int, tuple[weakref.ref, ReplicaMesh]] = {}
 
 
 class PerReplica(_Value):
@@ -297,19 +300,23 @@ class PerReplica(_Value):
                 return parts
         return self._parts
 
-    def bare(self) -> Any:
-        """The only component of this process, which `of_bare` knows again."""
-        component = self.values[0]
-        if self._array is not None and component.nbytes <= _REMEMBERED_BYTES:
-            _wholes[id(component)] = PerReplica.of_array(self._array, self.mesh)
-            weakref.finalize(component, _wholes.pop, id(component), None).atexit = False
+    @staticmethod
+    def bare(component: jax.Array, mesh: ReplicaMesh) -> jax.Array:
+        """The only component of this process, out of a program's `as_copies`, which `of_bare` is to know again."""
+        key = id(component)
+        _bare[key] = weakref.ref(component, lambda _: _bare.pop(key, None)), mesh
         return component
 
     @classmethod
     def of_bare(cls, component: Any, mesh: ReplicaMesh) -> PerReplica:
         """The value whose only component here this is."""
-        known = _wholes.get(id(component))
-        return known if known is not None and known.mesh is mesh else cls([component], mesh)
+        value = cls([component], mesh)
+        known = _bare.get(id(component))
+        if known is None or known[1] is not mesh:
+            return value
+        array = value.array()
+        assert array is not None
+        return cls.of_array(array, mesh)
 
     @property
     def count(self) -> int:
@@ -385,6 +392,27 @@ def own_component(leaf: Any) -> Any:
     if not isinstance(leaf, (PerReplica, Mirrored)):
         return leaf
     return leaf._local if leaf._local is not None else jnp.stack(leaf.values)[jax.lax.axis_index(AXIS)]
+
+
+def as_rows(copies: Any, mesh: ReplicaMesh) -> Any:
+    """Inside of compiled code: one stacked array of the copies that the replicas' devices have of a value."""
+    return mapped(lambda copy: copy[None], mesh, PartitionSpec(), PartitionSpec(AXIS))(copies)
+
+
+def as_copies(rows: Any, mesh: ReplicaMesh) -> Any:
+    """Inside of compiled code: the rows of a stacked array as copies of one that is called replicated.
+
+    So a program hands out the only component of this process without a second program that takes its row.
+    """
+    return mapped(lambda row: row[0], mesh, PartitionSpec(AXIS), PartitionSpec())(rows)
+
+
+def mapped(function: Callable[..., Any], mesh: ReplicaMesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """A function of one replica's blocks, mapped over the replicas."""
+    over_all = jax.shard_map(
+        function, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, axis_names={AXIS}, check_vma=False
+    )
+    return jax.jit(over_all) if mesh.logical_axes else over_all  # over logical devices only the compiler spreads it
 
 
 def regroup(results: Sequence[Any], mesh: ReplicaMesh, merging: bool = False) -> Any:

@@ -87,9 +87,10 @@ class Launcher:
         _guard.adopt_orphans()
         try:
             return asyncio.run(self._run())
-        except asyncio.CancelledError:  # before the workers were started, or after they had ended
-            self._screen.say(f"interrupted by {signal_name(self._interrupts[0])}.")
-            return exit_status(-self._interrupts[0])
+        except (asyncio.CancelledError, KeyboardInterrupt):  # before the workers were started, or after they had ended
+            number = self._interrupts[0] if self._interrupts else signal.SIGINT  # asyncio has a handler of its own
+            self._screen.say(f"interrupted by {signal_name(number)}.")
+            return exit_status(-number)
         finally:
             _guard.end_descendants(spare=others)  # there are some if a guard was killed
 
