@@ -312,6 +312,27 @@ def test_swapped_collectives_are_found(tmp_path, run_dir, figures, size, odd, co
         assert run_dir.report(index)["kind"] == "diverged"
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_who_is_ahead_is_compared_as_well(tmp_path, run_dir, ahead):
+    """One process has made two calls where the other has made one, another one, and makes no more."""
+    code = f"""
+    import time
+    from processes import join
+    from replicax import _runtime
+    job = join()
+    for label in ["other", "one"] if job.process_id == {ahead} else ["one"]:
+        with _runtime.calling(label):
+            pass
+    time.sleep(600)
+    """
+    with Workers(tmp_path, 2, code, env=run_dir.env) as workers:
+        done = workers.join(timeout=30)
+    for index, ended in done.items():
+        assert ended.returncode == 70, workers.output()
+        assert own_lines(ended.stderr)[0].startswith("the processes go different ways: in call 1, ")
+        assert run_dir.report(index)["kind"] == "diverged"
+
+
 @pytest.mark.parametrize("early", [1, 0])
 def test_an_early_return_is_reported(tmp_path, run_dir, figures, early):
     """A program that has ended while others wait for it in a call."""

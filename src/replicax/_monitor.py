@@ -48,6 +48,7 @@ class Monitor:
         self.waker.setblocking(False)
         self._looked = time.monotonic()
         self._soon = False  # something is about to be decided
+        self._differ = False  # some process has made other calls than another one
         self._signal: int | None = None  # the process ends by it, once the others know
         self._interrupted: tuple[float, Any] | None = None
         for peer in peers.values():
@@ -125,7 +126,7 @@ class Monitor:
 
     def _record(self) -> dict[str, Any]:
         me = self.me
-        calls = {"count": me.count, "digest": me.digest, "waits": me.waits}
+        calls = {"count": me.count, "digest": me.digest, "waits": me.waits, "differs": self._differ}
         return {**calls, "oldest": me.oldest, "compiling": me.compiling, "order": me.order, "late": self._late()}
 
     def _detail(self) -> None:
@@ -248,6 +249,13 @@ class Member(Monitor):
                 return
             if message.get("compiling"):
                 self.calls.hold()
+            if "made" in message and not self._differ:
+                # This process may be ahead of process 0, which then cannot tell that they differ.
+                count, digest = message["made"]
+                own = self.calls.digest_at(count)
+                self._differ = own is not None and own != digest
+                if self._differ:
+                    self._tell(now)
             if "left" in message:
                 hub.left, hub.count, hub.waits = True, message["left"]["count"], message["left"]["waits"]
             if "tell" in message:
@@ -292,7 +300,6 @@ class Hub(Monitor):
         self._told = 0.0
         self._trouble: float | None = None  # when the first failure was heard of
         self._broken: float | None = None
-        self._differ = False
         self._late_one: tuple[int, float] | None = None  # who has waited too long, and the deadline it had
         self._asked: float | None = None  # when all were asked where they stand
         self._leaving: float | None = None
@@ -339,7 +346,7 @@ class Hub(Monitor):
         compiling = self._hold(now)
         if now - self._told >= self._interval:
             self._told = now
-            self._tell({"beat": True, "compiling": compiling})
+            self._tell({"beat": True, "compiling": compiling, "made": [self.me.count, self.me.digest]})
 
     def _hold(self, now: float) -> bool:
         """Whether deadlines stand still because some process is compiling. Who reads hears of it.
@@ -364,6 +371,7 @@ class Hub(Monitor):
         peer = self.peers[index]
         peer.count, peer.digest, peer.waits = record["count"], record["digest"], record["waits"]
         peer.compiling, peer.order = record["compiling"], record["order"]
+        self._differ = self._differ or record["differs"]
         peer.oldest = tuple(record["oldest"]) if record["oldest"] else None
         peer.left = peer.left or kind == "left"
         if record["late"] is not None and self._late_one is None:
