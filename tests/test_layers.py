@@ -21,6 +21,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_devices",
         "_nest",
         "_dispatch",
+        "_adapters",
         "_private",
         "_channel",
         "_calls",
@@ -69,6 +70,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_tpu",
         "_optimizer",
     ),
+    "adapters": ("_keras", "_keras_fit"),
     "namespaces": ("__init__", "cluster_resolver", "config", "data", "experimental", "tf", "tpu"),
     "programs": ("launch",),
 }

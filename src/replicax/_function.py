@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _dispatch, _input, _levels, _private, _specs, _stages, _tape
+from replicax import _adapters, _dispatch, _input, _levels, _private, _specs, _stages, _tape
 from replicax._arguments import Call, Results, constrained, difference
 from replicax._errors import OutOfRangeError
 from replicax._pulls import (
@@ -263,6 +263,7 @@ class Function:
         """The program for this call, and the elements that it pulled; those in `queue` were pulled before."""
         self._traces += 1
         self._warn_of_retracing(call)
+        _adapters.join()
         frame = _levels.frame()
         level = _levels.Level(local=frame.local, mesh=frame.mesh)
         outputs: list[Results] = []

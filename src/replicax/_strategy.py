@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicax import (
+    _adapters,
     _context,
     _nest,
 )
@@ -215,6 +216,7 @@ class _Scope(contextlib.AbstractContextManager):
         if self._entered:
             raise RuntimeError("A scope object is entered once. Call strategy.scope() for each `with`.")
         _context.require_cross_replica(self._strategy)
+        _adapters.join()
         self._entered = True
         self._context = self._strategy.extended._scope_context()
         self._context.__enter__()

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.extend.core.primitives import jit_p
 from jax.interpreters.ad import Zero
 
-from replicax import _nest
+from replicax import _adapters, _nest
 from replicax._private import current_trace
 
 
@@ -273,6 +273,7 @@ class GradientTape:
         self._recording = True
 
     def __enter__(self) -> GradientTape:
+        _adapters.join()
         if self._trace is not None:
             raise ValueError("Tape is already recording.")
         self._start()
@@ -671,6 +672,7 @@ def _arrays(leaf: Any) -> list[jax.Array]:
 def _flatten(nest: Any, role: str) -> tuple[list[Any], Any]:
     """The arrays and variables of a nest, and its tree; `TypeError` if there is anything else."""
     leaves, tree = jax.tree.flatten(nest, is_leaf=lambda node: is_variable(node) or _nest.is_leaf(node))
+    leaves = [_adapters.variable_of(leaf) for leaf in leaves]
     for leaf in leaves:
         if not is_variable(leaf) and not isinstance(leaf, jax.Array):
             raise TypeError(

@@ -8,6 +8,7 @@ tapes, datasets and the most common operations. Tensors are JAX arrays. Importin
 from __future__ import annotations
 
 import contextlib
+import importlib as _importlib
 import types as _types
 from typing import Any
 
@@ -335,6 +336,8 @@ __version__ = __import__("replicax").__version__
 
 
 def __getattr__(name: str) -> Any:
+    if name == "keras":  # loaded on use
+        return _importlib.import_module(f"{__name__}.keras")
     raise AttributeError(
         f"replicax.tf has no {name!r}. It offers what distributed training loops need first; the operations of "
         "jax.numpy work on its tensors too."

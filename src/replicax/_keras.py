@@ -1,0 +1,225 @@
+"""Keras 3 on the strategies: its variables are replicax variables, and what differs from one replica to the next does.
+
+Keras knows `tf.distribute` on its TensorFlow backend alone. On the JAX backend a Keras variable keeps its array in one
+attribute, which here becomes a view of a `replicax.Variable` of the strategy that was current when it was made. All
+else of Keras goes on as it is: it reads and assigns, and a `function` finds the variables that a step touches.
+
+What is changed in Keras, all of it here and in `_keras_fit`:
+
+| in Keras | what changes |
+|---|---|
+| `backend.Variable` | holds its value in a `replicax.Variable`; made inside of a traced step, it is made at once |
+| `BaseOptimizer._backend_update_step` | gradients are summed over the replicas first, as on the TensorFlow backend |
+| `losses.loss.scale_loss_for_distribution` | a loss's mean is over the global batch, as on the TensorFlow backend |
+| `SeedGenerator.next` | each replica draws other numbers |
+| `Layer.add_weight` | state that is not trained (BatchNorm's) is each replica's own, and read as the mean |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _context, _levels, _private
+from replicax._types import VariableAggregation, VariableSynchronization
+from replicax._variables import Variable
+
+_AGGREGATION = {
+    "none": VariableAggregation.NONE,
+    "mean": VariableAggregation.MEAN,
+    "sum": VariableAggregation.SUM,
+    # Every replica computes the same number of steps, so it need not ask the first one.
+    "only_first_replica": VariableAggregation.NONE,
+}
+
+
+class _Making(threading.local):
+    def __init__(self) -> None:
+        self.own_state = False  # whether a layer makes a weight that is not trained
+
+
+_making = _Making()
+_building = threading.RLock()  # eager replicas are threads, and one of them builds for all
+
+
+def join() -> None:
+    """Changes Keras as the table above says; once."""
+    import keras
+
+    if keras.backend.backend() != "jax":
+        raise RuntimeError(wrong_backend(keras.backend.backend()))
+    from keras.src.losses import loss as losses
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+    kind = keras.src.backend.Variable
+    kind._value = _Value(keras.src.backend.in_stateless_scope)
+    kind.__replicax_variable__ = property(_held)
+    _around(kind, "__init__", _made_at_once)
+    _around(kind, "_deferred_initialize", _made_at_once)
+    _around(keras.Layer, "add_weight", _add_weight)
+    _around(keras.Layer, "_maybe_build", _one_at_a_time)
+    _around(BaseOptimizer, "build", _one_at_a_time)
+    _around(BaseOptimizer, "_backend_update_step", _update_step)
+    _around(keras.random.SeedGenerator, "next", _next_seed)
+    losses.scale_loss_for_distribution = _scale_loss
+    losses.unscale_loss_for_distribution = _unscale_loss
+    from replicax import _keras_fit
+
+    _keras_fit.join()
+
+
+def wrong_backend(name: str) -> str:
+    """What to say where Keras runs on something else than JAX."""
+    return (
+        f"Keras runs on its backend {name!r} already, and replicax needs 'jax'. Import replicax (or replicax.tf) "
+        "before Keras, or set the environment variable KERAS_BACKEND=jax, or `backend` in ~/.keras/keras.json."
+    )
+
+
+def _around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replaces a method by `wrapper(original, self, ...)`."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, self, *args, **kwargs)
+
+    setattr(owner, name, method)
+
+
+# Variables.
+
+
+class _Value:
+    """The attribute in which a Keras variable keeps its array, as a view of a `Variable`.
+
+    Keras sets it to None to free the memory while its own `fit` has the arrays elsewhere.
+    """
+
+    def __init__(self, in_stateless_scope: Callable[[], bool]):
+        self._in_stateless_scope = in_stateless_scope
+
+    def __get__(self, variable: Any, owner: type | None = None) -> Any:
+        if variable is None:
+            return self
+        held = _held(variable)
+        if held is None or variable.__dict__.get("_replicax_emptied"):
+            return None
+        if not self._in_stateless_scope():
+            return held.value()
+        with _outside():  # Keras looks at shapes and dtypes
+            return held.value()
+
+    def __set__(self, variable: Any, value: Any) -> None:
+        slots = variable.__dict__
+        slots["_replicax_emptied"] = value is None
+        if value is None:
+            return
+        held = _held(variable)
+        if held is None:
+            slots["_replicax_held"] = _new_variable(variable, value)
+        else:
+            held.assign(value)
+
+
+def _held(variable: Any) -> Variable | None:
+    """The `Variable` behind a Keras variable. One from before Keras joined gets it here."""
+    slots = variable.__dict__
+    if "_value" in slots:
+        value = slots.pop("_value")
+        if value is not None:
+            with _outside():
+                slots["_replicax_held"] = _new_variable(variable, value)
+    return slots.get("_replicax_held")
+
+
+def _new_variable(variable: Any, value: Any) -> Variable:
+    own_state = _making.own_state and variable.aggregation == "none" and jnp.issubdtype(value.dtype, jnp.floating)
+    on_read = own_state or variable.synchronization == "on_read"
+    aggregation = VariableAggregation.MEAN if own_state else _AGGREGATION[variable.aggregation]
+    if aggregation is VariableAggregation.NONE and _context.get_strategy().extended._variables_live_once:
+        aggregation = VariableAggregation.ONLY_FIRST_REPLICA  # all replicas assign the same
+    synchronization = VariableSynchronization.ON_READ if on_read else VariableSynchronization.AUTO
+    with _outside():
+        return Variable(
+            value,
+            trainable=variable.trainable,
+            name=variable.path,
+            synchronization=synchronization,
+            aggregation=aggregation,
+        )
+
+
+@contextlib.contextmanager
+def _outside() -> Iterator[None]:
+    """Outside of all replicas and of any tracing, though under the same strategy."""
+    strategy = _context.get_strategy()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_private.at_once())
+        stack.enter_context(_levels.entered(_levels.Frame()))
+        if _context.get_replica_context() is not None and _context.has_strategy():
+            stack.enter_context(_context.entered(strategy, None))
+        yield
+
+
+def _made_at_once(make: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any) -> None:
+    """A variable that comes into being inside of a traced step has a value, not a tracer."""
+    with _private.at_once():
+        make(variable, *args, **kwargs)
+
+
+def _add_weight(add: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+    before, _making.own_state = _making.own_state, not kwargs.get("trainable", True)
+    try:
+        return add(layer, *args, **kwargs)
+    finally:
+        _making.own_state = before
+
+
+def _one_at_a_time(build: Callable[..., Any], thing: Any, *args: Any, **kwargs: Any) -> Any:
+    with _building:
+        return build(thing, *args, **kwargs)
+
+
+# What goes on in a replica.
+
+
+def _replicas() -> int:
+    return _context.get_strategy().num_replicas_in_sync
+
+
+def _update_step(update: Callable[..., Any], optimizer: Any, grads: Any, variables: Any, rate: Any) -> Any:
+    context = _context.get_replica_context()
+    if context is not None and _replicas() > 1:
+        with_value = [i for i, grad in enumerate(grads) if grad is not None]
+        grads = list(grads)
+        for i, total in zip(with_value, context.all_reduce("SUM", [grads[i] for i in with_value])):
+            grads[i] = total
+    return update(optimizer, grads, variables, rate)
+
+
+def _scale_loss(value: Any) -> Any:
+    replicas = _replicas()
+    return value if replicas == 1 else value * jnp.asarray(1.0 / replicas, value.dtype)
+
+
+def _unscale_loss(value: Any) -> Any:
+    replicas = _replicas()
+    return value if replicas == 1 else value * jnp.asarray(replicas, value.dtype)
+
+
+def _next_seed(draw: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> Any:
+    seed = draw(generator, *args, **kwargs)
+    context = _context.get_replica_context()
+    if context is None or _replicas() == 1:
+        return seed
+    replica = jnp.asarray(context.replica_id_in_sync_group, jnp.uint32)
+    # The first replica keeps the seed, and draws what one replica alone would.
+    other = jax.random.bits(jax.random.fold_in(jax.random.wrap_key_data(seed.astype(jnp.uint32)), replica), seed.shape)
+    return jnp.where(replica == 0, seed, other.astype(seed.dtype))

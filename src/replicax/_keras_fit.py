@@ -1,0 +1,306 @@
+"""`compile`, `fit`, `evaluate` and `predict` of Keras models that were made under a strategy.
+
+Keras's own loops on the JAX backend stay: epochs, callbacks, the progress bar. They pass a model's whole state through
+a step function; for a model of a strategy that state is empty, and the step is a `function` around `strategy.run` that
+touches the variables itself, written as on Keras's TensorFlow backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _context, _function, _nest
+from replicax._data import Dataset
+from replicax._input import DistributedDataset
+from replicax._keras import _around, _replicas, _scale_loss, _unscale_loss
+from replicax._tape import GradientTape
+from replicax._values import DistributedValues
+
+
+class _Fitting(threading.local):
+    def __init__(self) -> None:
+        self.strategy: Any = None  # of the model whose loop runs
+
+
+_fitting = _Fitting()
+
+
+def join() -> None:
+    """Changes Keras's trainer for models of a strategy; others keep theirs."""
+    from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
+
+    _around(JAXTrainer, "__init__", _init)
+    JAXTrainer.distribute_strategy = property(lambda model: strategy_of(model) or _context.get_strategy())
+    for name in ("compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
+        _around(JAXTrainer, name, _in_scope)
+    for name in ("fit", "evaluate", "predict"):
+        _around(JAXTrainer, name, _with_datasets)
+    _around(JAXTrainer, "make_train_function", _make_train_function)
+    _around(JAXTrainer, "make_test_function", _make_test_function)
+    _around(JAXTrainer, "make_predict_function", _make_predict_function)
+    _around(JAXTrainer, "_get_jax_state", _no_state)
+    _around(JAXTrainer, "_symbolic_build", _symbolic_build)
+    _around(JAXTrainer, "_aggregate_additional_loss", _additional_loss)
+    _around(JAXEpochIterator, "_get_iterator", _distributed)
+
+
+def strategy_of(model: Any) -> Any:
+    """The strategy that a model was made under; None for none."""
+    return model.__dict__.get("_replicax_strategy")
+
+
+def _init(init: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> None:
+    model.__dict__["_replicax_strategy"] = _context.get_strategy() if _context.has_strategy() else None
+    init(model, *args, **kwargs)
+
+
+def _in_scope(method: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    strategy = strategy_of(model)
+    if strategy is None:
+        return method(model, *args, **kwargs)
+    before, _fitting.strategy = _fitting.strategy, strategy
+    try:
+        with strategy.scope() if not _context.has_strategy() else contextlib.nullcontext():
+            return method(model, *args, **kwargs)
+    finally:
+        _fitting.strategy = before
+
+
+# Input.
+
+
+def _with_datasets(method: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """The datasets among the arguments as something that Keras takes."""
+    args = tuple(_as_adapter(value) for value in args)
+    return method(model, *args, **{name: _as_adapter(value) for name, value in kwargs.items()})
+
+
+def _as_adapter(value: Any) -> Any:
+    if not isinstance(value, (Dataset, DistributedDataset)):
+        return value
+    from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+
+    class Adapter(DataAdapter):
+        """A dataset, for Keras's loops."""
+
+        def get_jax_iterator(self) -> Any:
+            return value if _fitting.strategy is not None else (_nest.map_structure(jnp.asarray, x) for x in value)
+
+        get_numpy_iterator = get_jax_iterator
+
+        @property
+        def num_batches(self) -> int | None:
+            count = int(value.cardinality()) if isinstance(value, Dataset) else -1
+            return count if count >= 0 else None
+
+        @property
+        def batch_size(self) -> None:
+            return None
+
+        has_partial_batch = partial_batch_size = None
+
+        def on_epoch_begin(self) -> None:
+            pass
+
+        on_epoch_end = on_epoch_begin
+
+    return Adapter()
+
+
+class _Batches:
+    """What an adapter gives, as something that can be gone through again."""
+
+    def __init__(self, adapter: Any):
+        self._adapter = adapter
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._adapter.get_jax_iterator())
+
+
+def _distributed(get: Callable[..., Any], epoch_iterator: Any) -> Any:
+    strategy = _fitting.strategy
+    if strategy is None:
+        return get(epoch_iterator)
+    source = epoch_iterator.data_adapter.get_jax_iterator()
+    if isinstance(source, DistributedDataset):
+        return source
+    if not isinstance(source, Dataset):
+        source = _Batches(epoch_iterator.data_adapter)
+    return strategy.experimental_distribute_dataset(source)
+
+
+def _symbolic_build(build: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+    """Builds from one replica's part of a batch."""
+    if strategy_of(model) is None:
+        return build(model, iterator=iterator, data_batch=data_batch)
+    if data_batch is None and iterator is not None:
+        for _, _, batches in iterator:
+            data_batch = next(batches)
+            break
+
+    def one(leaf: Any) -> Any:
+        return leaf.values[0] if isinstance(leaf, DistributedValues) else leaf
+
+    return build(model, data_batch=_nest.map_structure(one, data_batch))
+
+
+# Steps.
+
+
+def _unpack(data: Any) -> tuple[Any, Any, Any]:
+    from keras.utils import unpack_x_y_sample_weight
+
+    return unpack_x_y_sample_weight(data)
+
+
+def _called(model: Any, x: Any, training: bool) -> Any:
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
+def _rows(x: Any) -> Any:
+    return next(leaf for leaf in jax.tree.leaves(x) if leaf is not None).shape[0]
+
+
+def _train_step(model: Any, data: Any) -> Any:
+    x, y, sample_weight = _unpack(data)
+    weights = model.trainable_variables
+    if _rows(x) == 0:  # the last batch has fewer rows than there are replicas, and a mean over none is no number
+        model.optimizer.apply_gradients([(jnp.zeros(weight.shape, weight.dtype), weight) for weight in weights])
+        return model.get_metrics_result()
+    with GradientTape() as tape:
+        y_pred = _called(model, x, training=True)
+        loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+        model._loss_tracker.update_state(_unscale_loss(loss), sample_weight=_rows(x))
+        if model.optimizer is not None:
+            loss = model.optimizer.scale_loss(loss)
+    if weights:
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    else:
+        warnings.warn("The model does not have any trainable weights.", stacklevel=2)
+    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _test_step(model: Any, data: Any) -> Any:
+    x, y, sample_weight = _unpack(data)
+    if _rows(x) == 0:
+        return model.get_metrics_result()
+    y_pred = _called(model, x, training=False)
+    loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
+    model._loss_tracker.update_state(_unscale_loss(loss), sample_weight=_rows(x))
+    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def _predict_step(model: Any, data: Any) -> Any:
+    return _called(model, _unpack(data)[0], training=False)
+
+
+def _step_of(model: Any, name: str, ours: Callable[..., Any]) -> Callable[[Any], Any]:
+    """What a replica does with its part of a batch: the model's own step where it has one, in TensorFlow's form."""
+    from keras.src.backend.jax.trainer import JAXTrainer
+
+    if getattr(type(model), name) is getattr(JAXTrainer, name):
+        return lambda data: ours(model, data)
+    own = getattr(model, name)
+    if len(inspect.signature(own).parameters) != 1:
+        raise TypeError(
+            f"{type(model).__name__}.{name} takes the model's state, as Keras has it on JAX. Under a strategy it takes "
+            f"the data alone and uses the variables: def {name}(self, data)."
+        )
+    return own
+
+
+def _run_on_replicas(model: Any, step: Callable[[Any], Any], combine: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    strategy = strategy_of(model)
+
+    def one_step(data: Any) -> Any:
+        return combine(strategy.run(step, args=(data,)))
+
+    return one_step if model.run_eagerly else _function.function(one_step)
+
+
+def _spread(model: Any, data: Any) -> Any:
+    """A batch from the user's own hands, divided over the replicas."""
+    if any(isinstance(leaf, DistributedValues) for leaf in _nest.leaves(data)):
+        return data
+    return next(iter(strategy_of(model).experimental_distribute_dataset([data])))
+
+
+def _make_function(model: Any, name: str, ours: Callable[..., Any], states: int) -> Callable[..., Any]:
+    strategy = strategy_of(model)
+
+    def logs_of(logs: Any) -> Any:
+        # The metrics of all replicas together; what the model computes by itself, as the first replica has it.
+        whole = model.get_metrics_result() if isinstance(logs, dict) else {}
+        if isinstance(logs, dict) and set(logs) == set(whole):
+            return whole
+        return _nest.map_structure(lambda x: strategy.experimental_local_results(x)[0], logs)
+
+    step = _run_on_replicas(model, _step_of(model, name, ours), logs_of)
+
+    def several(state: Any, iterator: Any) -> Any:
+        logs = step(_spread(model, next(iterator)))
+        with contextlib.suppress(StopIteration):
+            for _ in range(model.steps_per_execution - 1):
+                logs = step(_spread(model, next(iterator)))
+        return logs, (None,) * states
+
+    return several
+
+
+def _make_train_function(make: Callable[..., Any], model: Any, force: bool = False) -> Any:
+    if strategy_of(model) is None:
+        return make(model, force=force)
+    if model.train_function is None or force:
+        model.train_function = _make_function(model, "train_step", _train_step, 4)
+    return model.train_function
+
+
+def _make_test_function(make: Callable[..., Any], model: Any, force: bool = False) -> Any:
+    if strategy_of(model) is None:
+        return make(model, force=force)
+    if model.test_function is None or force:
+        model.test_function = _make_function(model, "test_step", _test_step, 3)
+    return model.test_function
+
+
+def _make_predict_function(make: Callable[..., Any], model: Any, force: bool = False) -> Any:
+    strategy = strategy_of(model)
+    if strategy is None:
+        return make(model, force=force)
+    if model.predict_function is None or force:
+        step = _run_on_replicas(
+            model,
+            _step_of(model, "predict_step", _predict_step),
+            lambda outputs: _nest.map_structure(lambda x: strategy.gather(x, axis=0), outputs),
+        )
+
+        def several(state: Any, iterator: Any) -> Any:
+            outputs = [step(_spread(model, next(iterator)))]
+            with contextlib.suppress(StopIteration):
+                for _ in range(model.steps_per_execution - 1):
+                    outputs.append(step(_spread(model, next(iterator))))
+            joined = outputs[0] if len(outputs) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *outputs)
+            return joined, (None, None)
+
+        model.predict_function = several
+    return model.predict_function
+
+
+def _no_state(get: Callable[..., Any], model: Any, purge_model_variables: bool = False, **wanted: bool) -> Any:
+    if strategy_of(model) is None:
+        return get(model, purge_model_variables=purge_model_variables, **wanted)
+    return (None,) * sum(wanted.values())
+
+
+def _additional_loss(aggregate: Callable[..., Any], model: Any, loss: Any) -> Any:
+    """Regularization counts once for all replicas together."""
+    total = aggregate(model, loss)
+    return _scale_loss(total) if strategy_of(model) is not None and _replicas() > 1 else total

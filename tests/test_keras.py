@@ -1,0 +1,399 @@
+"""Keras 3 on the strategies: custom loops, metrics, state that differs between replicas, and `fit`."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from test_ways import SUM, compiled, mirrored, one_of_each, parts, replica_id, replicated, ways
+
+import replicax as rx
+from replicax import _adapters
+
+_adapters.join()
+
+X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+Y = (X @ np.array([[1.0], [-2.0], [0.5]], np.float32)) + 0.25
+KERNEL = np.array([[0.5], [0.25], [-0.5]], np.float32)
+
+
+def linear(**options) -> keras.Model:
+    layer = keras.layers.Dense(1, kernel_initializer=lambda shape, dtype: jnp.asarray(KERNEL, dtype), **options)
+    return keras.Sequential([layer])
+
+
+def by_hand(steps: int, rate: float, size: int, kernel=KERNEL, momentum: float = 0.0):
+    """Weights and losses of so many steps of SGD on the mean squared error, in numpy."""
+    kernel, bias = kernel.astype(np.float64), np.zeros(1)
+    velocity, losses = [np.zeros((3, 1)), np.zeros(1)], []
+    for step in range(steps):
+        start = step * size % len(X)
+        x, y = X[start : start + size].astype(np.float64), Y[start : start + size]
+        error = x @ kernel + bias - y
+        losses.append(float(np.mean(error**2)))
+        gradients = [2 * x.T @ error / len(x), 2 * error.mean(axis=0)]
+        velocity = [momentum * v - rate * g for v, g in zip(velocity, gradients)]
+        kernel, bias = kernel + velocity[0], bias + velocity[1]
+    return kernel, bias, losses
+
+
+def batches(strategy, size: int):
+    dataset = rx.data.Dataset.from_tensor_slices((X, Y)).batch(size)
+    return strategy.experimental_distribute_dataset(dataset)
+
+
+# Custom loops.
+
+
+@one_of_each
+@ways
+def test_a_custom_loop_gives_what_sgd_by_hand_gives(make, n, way):
+    """The variables of the model and of the optimizer come into being in the first step, which is traced once."""
+    strategy, traced = make(), []
+    with strategy.scope():
+        model = linear()
+        optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+        mean = keras.metrics.Mean()
+
+    def replica(batch):
+        traced.append(1)
+        x, y = batch
+        with rx.GradientTape() as tape:
+            loss = jnp.sum((model(x, training=True) - y) ** 2) / 8
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        mean.update_state((model(x) - y) ** 2)
+        return loss
+
+    step = way(lambda batch: strategy.reduce(SUM, strategy.run(replica, args=(batch,)), axis=None))
+    losses = [float(step(batch)) for batch in batches(strategy, 8)]
+    kernel, bias, expected = by_hand(3, 0.1, 8, momentum=0.9)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    np.testing.assert_allclose(model.layers[0].kernel.numpy(), kernel, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(model.layers[0].bias.numpy(), bias, rtol=1e-4, atol=1e-5)
+    assert int(optimizer.iterations.value) == 3
+    if way is compiled:
+        assert len(traced) == 1
+    assert float(mean.result()) > 0
+    mean.reset_state()
+    assert float(mean.result()) == 0.0
+
+
+def test_all_gradients_and_the_loss_travel_in_one_message():
+    strategy = mirrored(4)
+    with strategy.scope():
+        model = keras.Sequential(
+            [keras.layers.Dense(4, activation="relu"), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+        )
+        optimizer = keras.optimizers.Adam(0.01)
+
+    @rx.function
+    def step(batch):
+        def replica(batch):
+            x, y = batch
+            with rx.GradientTape() as tape:
+                loss = jnp.mean((model(x, training=True) - y) ** 2) / 4
+            optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+            return loss
+
+        return strategy.reduce(SUM, strategy.run(replica, args=(batch,)), axis=None)
+
+    batch = next(iter(batches(strategy, 8)))
+    first = float(step(batch))
+    assert float(step(batch)) < first and step.experimental_get_tracing_count() == 1
+    text = step.lower(batch).compile().as_text()
+    combined = re.findall(r"= (\(.*?\)|\S+) all-reduce(?:-start)?\(", text)
+    assert [part.count("[") for part in combined] == [1]
+
+
+@replicated
+@ways
+def test_metrics_are_updated_in_replicas_and_read_outside(make, n, way):
+    strategy = make()
+    with strategy.scope():
+        mean, accuracy = keras.metrics.Mean(), keras.metrics.BinaryAccuracy()
+
+    def replica():
+        r = replica_id()
+        mean.update_state(r + 1.0)
+        accuracy.update_state(jnp.ones((2, 1)), jnp.stack([1.0 + 0 * r, r % 2])[:, None])
+        return mean.result()
+
+    step = way(lambda: strategy.run(replica))
+    own = parts(strategy, step())
+    if not strategy.extended._variables_live_once:
+        assert own == [r + 1.0 for r in range(n)]  # a replica sees what it has seen itself
+    step()
+    assert float(mean.result()) == (n + 1) / 2
+    np.testing.assert_allclose(float(accuracy.result()), np.mean([(1 + r % 2) / 2 for r in range(n)]), rtol=1e-6)
+
+
+# What differs between replicas.
+
+
+@one_of_each
+@ways
+def test_batch_normalization_keeps_the_mean_of_the_replicas_statistics(make, n, way):
+    strategy = make()
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(momentum=0.5)
+        layer.build((None, 1))
+
+    def replica():
+        layer(jnp.stack([replica_id(), replica_id() + 2.0])[:, None], training=True)
+
+    way(lambda: strategy.run(replica))()
+    # Replica r's mean is r + 1 and its variance 1, and each moves half the way from 0 and 1.
+    np.testing.assert_allclose(layer.moving_mean.numpy(), [np.mean([(r + 1) / 2 for r in range(n)])], rtol=1e-6)
+    np.testing.assert_allclose(layer.moving_variance.numpy(), [1.0], rtol=1e-5)
+
+
+@replicated
+@ways
+def test_dropout_draws_other_numbers_on_each_replica_and_the_same_with_the_same_seed(make, n, way):
+    strategy = make()
+
+    def drawn():
+        with strategy.scope():
+            layer = keras.layers.Dropout(0.5, seed=7)
+        step = way(lambda: strategy.run(lambda: layer(jnp.ones((1, 64)), training=True)))
+        return [np.asarray(parts(strategy, step())) for _ in range(2)]
+
+    first, second = drawn()
+    for masks in (first, second):
+        assert set(np.unique(masks)) == {0.0, 2.0}
+        assert len({mask.tobytes() for mask in masks}) == n
+    assert (first != second).any()
+    again = drawn()
+    assert (again[0] == first).all() and (again[1] == second).all()
+    # One replica alone draws what Keras without a strategy draws, and so does the first of several.
+    alone = keras.layers.Dropout(0.5, seed=7)(jnp.ones((1, 64)), training=True)
+    assert (np.asarray(alone) == first[0]).all()
+
+
+# compile and fit.
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["compiled", "eager"])
+def test_fit_gives_what_sgd_by_hand_gives(n, run_eagerly):
+    """Also in the last batch, whose parts differ in size: 24 rows in batches of 9."""
+    strategy = mirrored(n)
+    with strategy.scope():
+        model = linear()
+        model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"], run_eagerly=run_eagerly)
+    history = model.fit(X, Y, batch_size=9, epochs=2, shuffle=False, verbose=0).history
+    kernel, bias = KERNEL, np.zeros(1)
+    expected = []
+    for _ in range(2):
+        total = 0.0
+        for start in (0, 9, 18):
+            x, y = X[start : start + 9], Y[start : start + 9]
+            error = x @ kernel + bias - y
+            # As in TensorFlow, every replica's mean counts as much, whatever the number of its rows.
+            cuts = np.array_split(np.arange(len(x)), range(-(-len(x) // n), len(x), -(-len(x) // n)))
+            total += float(np.sum(error**2))
+            grads = [[2 * x[c].T @ error[c] / len(c), 2 * error[c].mean(axis=0)] for c in cuts]
+            kernel = kernel - 0.1 * sum(g[0] for g in grads) / n
+            bias = bias - 0.1 * sum(g[1] for g in grads) / n
+        expected.append(total / len(X))
+    np.testing.assert_allclose(history["loss"], expected, rtol=1e-4)
+    np.testing.assert_allclose(model.layers[0].kernel.numpy(), kernel, rtol=1e-4)
+    assert sorted(history) == ["loss", "mae"]
+
+
+def test_evaluate_predict_and_the_methods_for_one_batch():
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = linear()
+        model.compile("sgd", "mse", metrics=["mae"])
+    error = X @ KERNEL - Y
+    loss, mae = model.evaluate(X, Y, batch_size=8, verbose=0)
+    np.testing.assert_allclose([loss, mae], [np.mean(error**2), np.mean(np.abs(error))], rtol=1e-5)
+    np.testing.assert_allclose(model.predict(X[:7], batch_size=4, verbose=0), X[:7] @ KERNEL, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model.predict_on_batch(X[:4]), X[:4] @ KERNEL, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(model.test_on_batch(X[:4], Y[:4])[0], np.mean(error[:4] ** 2), rtol=1e-5)
+    np.testing.assert_allclose(model.train_on_batch(X[:4], Y[:4])[0], np.mean(error[:4] ** 2), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["dataset", "distributed", "generator", "steps_per_execution", "validation"])
+def test_fit_takes_each_kind_of_input(kind):
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = linear()
+        model.compile(keras.optimizers.SGD(0.1), "mse", steps_per_execution=2 if kind == "steps_per_execution" else 1)
+    dataset = rx.data.Dataset.from_tensor_slices((X, Y)).batch(8)
+    if kind == "dataset":
+        history = model.fit(dataset, verbose=0)
+    elif kind == "distributed":
+        history = model.fit(strategy.experimental_distribute_dataset(dataset), steps_per_epoch=3, verbose=0)
+    elif kind == "generator":
+        pairs = ((X[i : i + 8], Y[i : i + 8]) for i in (0, 8, 16))
+        history = model.fit(pairs, verbose=0, steps_per_epoch=3, shuffle=False)
+    elif kind == "steps_per_execution":
+        history = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    else:
+        history = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0, validation_data=(X, Y))
+    kernel, bias, losses = by_hand(3, 0.1, 8)
+    np.testing.assert_allclose(model.layers[0].kernel.numpy(), kernel, rtol=1e-4)
+    np.testing.assert_allclose(history.history["loss"], [np.mean(losses)], rtol=1e-4)
+    if kind == "validation":
+        np.testing.assert_allclose(history.history["val_loss"], [np.mean((X @ kernel + bias - Y) ** 2)], rtol=1e-4)
+
+
+def test_regularization_counts_once():
+    def trained(strategy):
+        with strategy.scope():
+            model = linear(kernel_regularizer=keras.regularizers.L2(0.1))
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        loss = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history["loss"]
+        return [*loss, *model.layers[0].kernel.numpy()[:, 0]]
+
+    np.testing.assert_allclose(trained(mirrored(4)), trained(mirrored(1)), rtol=1e-4)
+
+
+class Own(keras.Model):
+    """A model with a step of its own, as TensorFlow's guides write it."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = linear()
+        self.tracker = keras.metrics.Mean(name="own")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with rx.GradientTape() as tape:
+            loss = jnp.sum((self(x, training=True) - y) ** 2) / 8
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, self.trainable_variables), self.trainable_variables))
+        self.tracker.update_state(loss)
+        return {"own": self.tracker.result()}
+
+    @property
+    def metrics(self):
+        return [self.tracker]
+
+
+def test_a_model_with_a_step_of_its_own():
+    with mirrored(2).scope():
+        model = Own()
+        model.compile(keras.optimizers.SGD(0.1))
+    history = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history
+    kernel, _, losses = by_hand(3, 0.1, 8)
+    np.testing.assert_allclose(model.dense.layers[0].kernel.numpy(), kernel, rtol=1e-4)
+    np.testing.assert_allclose(history["own"], [np.mean(losses) / 2], rtol=1e-4)  # a replica has half of the loss
+
+
+def test_a_step_in_the_form_of_keras_on_jax_is_refused_under_a_strategy():
+    class Stateless(Own):
+        def train_step(self, state, data):
+            raise AssertionError
+
+    with mirrored(2).scope():
+        model = Stateless()
+        model.compile("sgd")
+    with pytest.raises(TypeError, match=r"Stateless.train_step takes the model's state.*def train_step\(self, data\)"):
+        model.fit(X, Y, batch_size=8, verbose=0)
+
+
+# Beside the strategies.
+
+
+def test_models_without_a_strategy_train_as_before_and_in_functions():
+    model = linear()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    kernel, bias, _ = by_hand(3, 0.1, 8)
+    np.testing.assert_allclose(model.layers[0].kernel.numpy(), kernel, rtol=1e-4)
+
+    @rx.function
+    def step(x, y):
+        with rx.GradientTape() as tape:
+            loss = jnp.mean((model(x) - y) ** 2)
+        model.optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        return loss
+
+    np.testing.assert_allclose(float(step(X[:8], Y[:8])), np.mean((X[:8] @ kernel + bias - Y[:8]) ** 2), rtol=1e-3)
+    assert int(model.optimizer.iterations.value) == 4
+
+
+def test_weights_go_from_one_strategy_to_another(tmp_path):
+    path = str(tmp_path / "model.weights.h5")
+
+    def made(strategy):
+        with strategy.scope():
+            model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.BatchNormalization()])
+            model.compile("adam", "mse")
+        return model
+
+    model = made(mirrored(2))
+    model.fit(X, np.concatenate([Y, Y], axis=1), batch_size=8, verbose=0)
+    model.save_weights(path)
+    other = made(mirrored(4))
+    with mirrored(4).scope():
+        other.optimizer.build(other.trainable_variables)
+    other.load_weights(path)
+    for one, two in zip(model.weights, other.weights):
+        np.testing.assert_array_equal(one.numpy(), two.numpy())
+
+
+def test_tapes_take_keras_variables_among_their_sources():
+    kernel = keras.Variable(np.array([1.0, 2.0], np.float32))
+    with rx.GradientTape() as tape:
+        y = jnp.sum(kernel * kernel)
+    assert tape.gradient(y, kernel).tolist() == [2.0, 4.0]
+    assert [watched is _adapters.variable_of(kernel) for watched in tape.watched_variables()] == [True]
+
+
+def test_a_variable_made_before_keras_joined_becomes_one_of_ours():
+    old = keras.Variable(3.0)
+    held = old.__dict__.pop("_replicax_held")
+    old.__dict__["_value"] = held.value()  # as Keras itself keeps it
+
+    @rx.function
+    def add():
+        old.assign_add(1.0)
+
+    add()
+    add()
+    assert float(old.value) == 5.0 and not isinstance(old.value, jax.core.Tracer)
+
+
+def test_another_backend_is_refused(run_python):
+    ended = run_python(
+        """
+        import os
+        os.environ["KERAS_BACKEND"] = "numpy"
+        import keras
+        import replicax.tf as tf
+        try:
+            tf.keras
+        except RuntimeError as error:
+            print(error)
+        """
+    )
+    assert ended.stdout.startswith("Keras runs on its backend 'numpy' already, and replicax needs 'jax'."), ended.stderr
+    assert "KERAS_BACKEND=jax" in ended.stdout
+
+
+def test_the_namespace_is_keras_itself_loaded_on_use(run_python):
+    ended = run_python(
+        """
+        import sys
+        import replicax.tf as tf
+        assert "keras" not in sys.modules
+        from replicax.tf.keras import layers
+        from replicax.tf.keras.losses import MeanSquaredError
+        import keras
+        assert tf.keras is keras and layers is keras.layers and MeanSquaredError is keras.losses.MeanSquaredError
+        assert keras.backend.backend() == "jax"
+        print("fine")
+        """,
+        env={"KERAS_BACKEND": None},
+    )
+    assert ended.stdout == "fine\n", ended.stderr
