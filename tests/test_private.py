@@ -307,3 +307,18 @@ def test_parts_of_a_jaxpr_and_shard_map_again():
     total, rows, number = jax.jit(_private.shard_map_again(eqn, more, 1))(jnp.arange(6.0).reshape(2, 3))
     assert total.tolist() == [6.0, 10.0, 14.0] and rows.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     assert float(number) == 15.0
+
+
+def test_what_runs_at_once_inside_of_shard_map_may_map_itself():
+    mesh = jax.sharding.Mesh(DEVICES[:2], "x")
+    split = jax.sharding.PartitionSpec("x")
+    mapped = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=split, out_specs=split))
+
+    def replica(block):
+        with _private.at_once():
+            total = mapped(jnp.arange(2.0)).tolist()
+        assert not _private.is_eager(_private.current_trace())
+        return block * total[0]
+
+    program = jax.shard_map(replica, mesh=mesh, in_specs=split, out_specs=split)
+    assert jax.jit(program)(jnp.ones(2)).tolist() == [1.0, 1.0]

@@ -85,7 +85,16 @@ def at_once():
 
     (`jax.ensure_compile_time_eval` keeps staging some primitives.)
     """
-    return jex.set_current_trace(_EAGER)
+    if jax.sharding.get_abstract_mesh().empty:
+        return jex.set_current_trace(_EAGER)
+    return _outside_of_the_mesh()
+
+
+@contextlib.contextmanager
+def _outside_of_the_mesh():
+    """`at_once` inside of `jax.shard_map`, whose mesh another one would have to be part of."""
+    with jex.set_current_trace(_EAGER), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        yield
 
 
 class InputPrimitive(jex.Primitive):
