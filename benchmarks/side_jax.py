@@ -91,6 +91,60 @@ class Replicax:
         return self.step.lower(*self.batch)
 
 
+class Keras:
+    """The MLP's step with Keras: layers, optimizer, tape, as `Replicax`."""
+
+    def __init__(self, model: Any, replicas: int):
+        import keras
+
+        if not isinstance(model, models.MLP):
+            sys.exit("Keras is measured with the MLP alone.")
+        several = rx.MultiWorkerMirroredStrategy if workers() > 1 else lambda: rx.MirroredStrategy(devices(replicas))
+        self.strategy = strategy = several()
+        given = model.parameters()
+        with strategy.scope():
+            layers = [keras.layers.Dense(given[f"w{i}"].shape[1]) for i in range(model.layers)]
+            for i, layer in enumerate(layers):
+                layer.activation = keras.activations.relu if i < model.layers - 1 else keras.activations.linear
+            net = keras.Sequential([keras.Input((model.inputs,)), *layers])
+            for i, layer in enumerate(layers):
+                layer.kernel.assign(given[f"w{i}"])
+            optimizer = keras.optimizers.SGD(model.optimizer[1])
+            optimizer.build(net.trainable_variables)
+        self.net = net
+
+        class Logits:
+            """The model, for `models.loss`."""
+
+            batch = model.batch
+
+            def logits(self, ops: Any, p: Any, x: Any) -> Any:
+                return net(x, training=True)
+
+        def replica(x, y):
+            with rx.GradientTape() as tape:
+                loss = models.loss(OPS, Logits(), None, x, y, replicas)
+            optimizer.apply_gradients(zip(tape.gradient(loss, net.trainable_variables), net.trainable_variables))
+            return loss
+
+        @rx.function
+        def step(x, y):
+            return strategy.reduce("SUM", strategy.run(replica, args=(x, y)), axis=None)
+
+        parts = [np.split(part, replicas) for part in models.batch(model, replicas)]
+        self.batch = [
+            strategy.experimental_distribute_values_from_function(lambda c, p=p: p[c.replica_id_in_sync_group])
+            for p in parts
+        ]
+        self.step = step
+
+    def __call__(self) -> jax.Array:
+        return self.step(*self.batch)
+
+    def lower(self) -> Any:
+        return self.step.lower(*self.batch)
+
+
 class ByHand:
     """The step with `jax.jit` and `jax.shard_map` alone: `best` form or usual one.
 
@@ -133,6 +187,7 @@ class ByHand:
 CONTENDERS: dict[str, Callable[[Any, int], Any]] = {
     "replicax": lambda model, replicas: Replicax(model, replicas),
     "replicax tape": lambda model, replicas: Replicax(model, replicas, tape=True),
+    "Keras": Keras,
     "by hand, best": lambda model, replicas: ByHand(model, replicas, best=True),
     "by hand, usual": lambda model, replicas: ByHand(model, replicas, best=False),
     "by hand, alone": lambda model, replicas: ByHand(model, replicas, best=True),  # in processes without replicax's job

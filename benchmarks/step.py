@@ -3,6 +3,7 @@
     python benchmarks/step.py                              # all models, 1 to 8 virtual CPU devices
     python benchmarks/step.py --tensorflow PYTHON          # with an interpreter that has TensorFlow, beside it
     python benchmarks/step.py --workers 2                  # on two processes
+    python benchmarks/step.py --keras                      # the MLP, also written with Keras
     python benchmarks/step.py --first-step 1,64            # the time to the first step
     python benchmarks/step.py --variables 6,50,500         # what a call costs by the number of variables
 
@@ -23,7 +24,7 @@ from typing import Any
 from sides import HERE, TENSORFLOW, Side, environment, finish, names, numbers, parsed, parser, ratio, show, take_turns
 
 JAX_SIDES = ["replicax", "replicax tape", "by hand, best", "by hand, usual"]
-ALONE = "by hand, alone"
+ALONE, KERAS = "by hand, alone", "Keras"
 
 
 def measure(model: str, replicas: int, sides: dict[str, Side], rounds: int, seconds: float) -> dict[str, Any]:
@@ -52,6 +53,7 @@ def show_steps(results: list[dict[str, Any]], where: str = "") -> None:
     sides = list(results[0]["step"])
     pairs = [("/ best", "replicax", "by hand, best"), ("tape / best", "replicax tape", "by hand, best")]
     pairs += [("/ alone", "replicax", ALONE)] if ALONE in sides else []
+    pairs += [("Keras / best", KERAS, "by hand, best")] if KERAS in sides else []
     pairs += [("/ usual", "replicax", "by hand, usual"), ("/ TensorFlow", "replicax", TENSORFLOW)]
     head = ["model", "replicas", *sides, *(title for title, _, _ in pairs)]
     rows = [
@@ -82,7 +84,7 @@ def compare_steps(options: argparse.Namespace) -> dict[str, Any]:
             for model in options.models:
                 # A process for each model: a second strategy of TensorFlow's reuses the first one's collectives.
                 with contextlib.ExitStack() as stack:
-                    sides = dict.fromkeys(JAX_SIDES, jax_side)
+                    sides = dict.fromkeys([*JAX_SIDES, KERAS] if options.keras else JAX_SIDES, jax_side)
                     if options.tensorflow:
                         command = (options.tensorflow, "side_tensorflow.py", "serve", options.device, str(replicas))
                         side = sides[TENSORFLOW] = stack.enter_context(Side(*command, quiet=True))
@@ -158,11 +160,13 @@ def told() -> argparse.Namespace:
     made.add_argument("--models", type=names, default=["mlp", "cnn", "transformer"])
     made.add_argument("--replicas", type=numbers, help="such as 1,2,4,8, which is the default on CPU")
     made.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
+    made.add_argument("--keras", action="store_true", help="also the MLP written with Keras, and that model alone")
     made.add_argument("--workers", type=int, metavar="N", help="replicas on the devices of so many processes, on CPU")
     made.add_argument("--devices-per-worker", type=int, metavar="N", default=1)
     made.add_argument("--first-step", type=numbers, metavar="N,N", help="the time to the first step, by replicas")
     made.add_argument("--variables", type=numbers, metavar="N,N", help="the cost of a call, by variables")
     options = parsed(made)
+    options.models = ["mlp"] if options.keras else options.models
     options.replicas = options.replicas or ([1, 2, 4, 8] if options.device == "cpu" else [1])
     return options
 
