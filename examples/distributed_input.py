@@ -44,9 +44,8 @@ by_hand = strategy.experimental_distribute_values_from_function(lambda c: halves
 print(f"values by hand (1,796 rows):   {float(sum_of_batch(by_hand)):.1f}")
 
 # 4. Anything else that can be gone through again, such as a list of arrays.
-print(
-    f"a list of arrays:              {total(strategy.experimental_distribute_dataset([images[:900], images[900:]])):.1f}"
-)
+parts = strategy.experimental_distribute_dataset([images[:900], images[900:]])
+print(f"a list of arrays:              {total(parts):.1f}")
 
 # 5. An iterator, from which the function itself takes batches.
 iterator = iter(strategy.experimental_distribute_dataset(dataset))
