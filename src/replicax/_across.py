@@ -123,21 +123,28 @@ def connect(mesh: ReplicaMesh) -> None:
         _program(mesh, _collectives.sum_of_rows)(ones).block_until_ready()
 
 
+def _through_bits(key: Any, change: Callable[[Any], Any]) -> Any:
+    """Random keys whose bits went through `change`."""
+    return jax.random.wrap_key_data(change(jax.random.key_data(key)), impl=jax.random.key_impl(key))
+
+
+def _is_key(array: Any) -> bool:
+    return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
+
+
 def from_first(mesh: ReplicaMesh, part: Any, what: str) -> Any:
     """Replica 0's component on every worker, where this worker's own one is `part`."""
+    if _is_key(part):
+        return _through_bits(part, lambda bits: from_first(mesh, bits, what + "'s bits"))
     parts = [part] * len(mesh.local_ids)
-    if jax.dtypes.issubdtype(part.dtype, jax.dtypes.prng_key):
-        data = from_first(mesh, jax.random.key_data(part), what + "'s bits")
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(part))
     agree(mesh, what, parts)
     return _run(_first_row, what, mesh, parts)
 
 
 def from_first_laid_out(mesh: ReplicaMesh, whole: Any, layout: PartitionSpec) -> jax.Array:
     """Replica 0's array, spread over each replica's logical devices; no device holds more than its part."""
-    if jax.dtypes.issubdtype(whole.dtype, jax.dtypes.prng_key):
-        data = from_first_laid_out(mesh, jax.random.key_data(whole), layout)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(whole))
+    if _is_key(whole):
+        return _through_bits(whole, lambda bits: from_first_laid_out(mesh, bits, layout))
     what, host = "an array that is laid out", np.asarray(whole)
     agree(mesh, what, [host] * len(mesh.local_ids))
     rows = NamedSharding(mesh.mesh, PartitionSpec(AXIS, *layout))

@@ -298,8 +298,8 @@ def _failed(error: BaseException) -> None:
     report = _report(error, "exception")
     if _ending.caused_by_another(error):
         last, oldest = monitor.calls.last, monitor.calls.oldest()
-        label = oldest.label if oldest is not None else last.label
-        monitor.post("broken", {**report, "count": last.number, "label": label})
+        number, label = (oldest.number, oldest.label) if oldest is not None else (last.number, last.label)
+        monitor.post("broken", {**report, "count": last.number if number is None else number, "label": label})
         # The monitor ends this process as soon as it knows who is at fault.
         monitor.over.wait(monitor.heartbeat + 6.0)
         hooks.show(error)
