@@ -1,7 +1,8 @@
 """Checkpoints on disk: folders that Orbax writes, and the small file beside them that names them in order.
 
-A folder has the arrays, and a record of the objects that they belong to with a checksum of each array, so that one that
-is damaged is known. It is written under another name and renamed, so that a path has a whole checkpoint or none.
+To what Orbax writes a record is added: the objects that the arrays belong to, and a checksum of each file, so that a
+damaged checkpoint is known. It is all written under another name and renamed, so that a path has a whole checkpoint or
+none.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import numpy as np
 from replicax._errors import CheckpointError
 
 _FORMAT = 1
+_RECORD = "replicax.json"  # the record in a checkpoint's folder
 STATE = "checkpoint"  # the name of the file that names the checkpoints of a folder
 
 
@@ -35,8 +37,8 @@ class Saved(NamedTuple):
     token: str  # which call has written it
 
 
-def _handlers() -> Any:
-    """Orbax, and its checkpointer for this process by itself, whatever job it is in."""
+def _orbax() -> Any:
+    """Orbax's arguments, and its checkpointer for this process by itself, whatever job it is in."""
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
@@ -47,7 +49,7 @@ def _handlers() -> Any:
     alone = ocp.options.MultiprocessingOptions(
         primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"replicax{me}"
     )
-    handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=alone))
+    handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
     return ocp.args, ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
@@ -59,19 +61,20 @@ def write(path: str, saved: Saved) -> None:
     """
     if os.path.lexists(path) and not os.path.isdir(path):
         raise FileExistsError(f"A checkpoint is a folder, and {path} is a file. Remove it or choose another path.")
-    args, checkpointer = _handlers()
+    args, checkpointer = _orbax()
     path = os.path.abspath(path)
     os.makedirs(os.path.dirname(path), exist_ok=True)
     for left in glob.glob(glob.escape(path) + ".unfinished-*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     unfinished = f"{path}.unfinished-{saved.token}"
     stored = {key: array for key, array in saved.arrays.items() if array.size}  # Orbax takes no empty ones
-    items = {"graph": args.JsonSave(_sealed(saved))}
-    if stored:
-        items["arrays"] = args.PyTreeSave(stored)
     try:
         with contextlib.closing(checkpointer):
-            checkpointer.save(unfinished, args.Composite(**items))
+            if stored:
+                checkpointer.save(unfinished, args.PyTreeSave(stored))
+        os.makedirs(unfinished, exist_ok=True)
+        with open(os.path.join(unfinished, _RECORD), "w", encoding="utf-8") as file:
+            json.dump(_recorded_of(saved, _checksums(unfinished)), file)
         remove(path)
         os.rename(unfinished, path)
     except BaseException:
@@ -80,25 +83,37 @@ def write(path: str, saved: Saved) -> None:
         raise
 
 
-def _sealed(saved: Saved) -> dict[str, Any]:
-    described = {
-        key: {"shape": list(array.shape), "dtype": array.dtype.name, "crc32": _checksum(array)}
-        for key, array in saved.arrays.items()
-    }
-    content = {"format": _FORMAT, "token": saved.token, "nodes": saved.nodes, "arrays": described}
+def _recorded_of(saved: Saved, files: dict[str, int]) -> dict[str, Any]:
+    arrays = {key: {"shape": list(array.shape), "dtype": array.dtype.name} for key, array in saved.arrays.items()}
+    content = {"format": _FORMAT, "token": saved.token, "nodes": saved.nodes, "arrays": arrays, "files": files}
     return {"content": content, "digest": _digest(content)}
-
-
-def _checksum(array: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def read(path: str) -> Saved:
-    """A checkpoint's content, all of it checked.
+def _checksums(folder: str) -> dict[str, int]:
+    """The checksum of each file in a folder but the record, by its path there."""
+    found = {}
+    for inner, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(inner, name)
+            if (where := os.path.relpath(path, folder)) != _RECORD:
+                found[where] = _checksum(path)
+    return found
+
+
+def _checksum(path: str) -> int:
+    checksum = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def check(path: str) -> dict[str, Any]:
+    """The record of a checkpoint, if all of its files are as they were written.
 
     Raises:
         FileNotFoundError: nothing is there.
@@ -113,49 +128,58 @@ def read(path: str) -> Saved:
         raise FileNotFoundError(
             f"There is no checkpoint at {path}. Is the number at its end missing, as the '-1' of 'path/to/ckpt-1'?"
         )
-    args, checkpointer = _handlers()
-    with contextlib.closing(checkpointer):
-        try:
-            content = _unsealed(checkpointer.restore(os.path.abspath(path), args.Composite(graph=args.JsonRestore())))
-            described, stored = content["arrays"], {}
-            if any(np.prod(what["shape"]) for what in described.values()):
-                stored = checkpointer.restore(os.path.abspath(path), args.Composite(arrays=args.PyTreeRestore()))
-                stored = stored["arrays"]
-            arrays = {key: _checked(key, what, stored.get(key)) for key, what in described.items()}
-        except Exception as error:  # whatever Orbax and TensorStore make of damaged files
-            text = " ".join(f"{type(error).__name__}: {error}".split())
-            raise CheckpointError(
-                f"The checkpoint {path} is damaged, or was not written by replicax. Restore an older one. {text[:500]}"
-            ) from error
-    return Saved(content["nodes"], arrays, content["token"])
-
-
-def _unsealed(restored: Any) -> dict[str, Any]:
-    content = restored["graph"]["content"]
-    if _digest(content) != restored["graph"]["digest"]:
-        raise ValueError("the checksum of its record does not fit")
+    try:
+        content = _record_at(path)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{path} was not written by replicax: it has no {_RECORD}. Orbax may be able to read it."
+        ) from error
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise _damaged(path, f"{_RECORD} cannot be read ({error})") from error
     if content["format"] != _FORMAT:
-        raise ValueError(f"its format is {content['format']}, which a newer replicax writes")
+        raise CheckpointError(f"{path} has format {content['format']}, which a newer replicax writes and reads.")
+    for name, checksum in content["files"].items():
+        try:
+            if _checksum(os.path.join(path, name)) != checksum:
+                raise _damaged(path, f"the checksum of {name} does not fit")
+        except OSError as error:
+            raise _damaged(path, f"{name} cannot be read ({error})") from error
     return content
 
 
-def _checked(key: str, what: dict[str, Any], stored: Any) -> np.ndarray:
-    dtype, shape = jnp.dtype(what["dtype"]), tuple(what["shape"])
-    array = np.zeros(shape, dtype) if stored is None and 0 in shape else np.asarray(stored, dtype)
-    if array.shape != shape or _checksum(array) != what["crc32"]:
-        raise ValueError(f"the checksum of {key} does not fit")
-    return array
+def _damaged(path: str, what: str) -> CheckpointError:
+    return CheckpointError(f"The checkpoint {path} is damaged: {what}. Restore an older one.")
+
+
+def _record_at(path: str) -> dict[str, Any]:
+    with open(os.path.join(path, _RECORD), encoding="utf-8") as file:
+        record = json.load(file)
+    if _digest(record["content"]) != record["digest"]:
+        raise ValueError("its checksum does not fit")
+    return record["content"]
 
 
 def token_at(path: str) -> str | None:
-    """Which call has written the checkpoint at `path`; None where there is no whole record."""
-    args, checkpointer = _handlers()
-    with contextlib.closing(checkpointer):
-        try:
-            restored = checkpointer.restore(os.path.abspath(path), args.Composite(graph=args.JsonRestore()))
-            return _unsealed(restored)["token"]
-        except Exception:
-            return None
+    """Which call has written the checkpoint at `path`; None where there is no record."""
+    try:
+        return _record_at(path)["token"]
+    except (ValueError, KeyError, TypeError, OSError):
+        return None
+
+
+def read(path: str) -> Saved:
+    """A checkpoint's content; raises what `check` does."""
+    content = check(path)
+    stored: dict[str, Any] = {}
+    if any(0 not in kind["shape"] for kind in content["arrays"].values()):
+        args, checkpointer = _orbax()
+        with contextlib.closing(checkpointer):
+            stored = checkpointer.restore(os.path.abspath(path), args.PyTreeRestore())
+    arrays = {}
+    for key, kind in content["arrays"].items():
+        array = np.asarray(stored[key] if key in stored else np.zeros(kind["shape"]), jnp.dtype(kind["dtype"]))
+        arrays[key] = array.reshape(kind["shape"])
+    return Saved(content["nodes"], arrays, content["token"])
 
 
 def remove(path: str) -> None:
@@ -182,7 +206,7 @@ def record(directory: str, state: State, name: str = STATE) -> None:
         "last_preserved_timestamp": state.last_preserved,
     }
     file = os.path.join(directory, name)
-    unfinished = f"{file}.{uuid.uuid4().hex}"
+    unfinished = f"{file}.unfinished"
     with open(unfinished, "w", encoding="utf-8") as out:
         json.dump(content, out, indent=1)
     os.replace(unfinished, file)
@@ -211,7 +235,7 @@ def recorded(directory: str, name: str = STATE) -> State | None:
                 "folder."
             ) from error
         warnings.warn(f"{file} is damaged ({error}); the checkpoints beside it are looked for.", stacklevel=3)
-    found = [os.path.dirname(path) for path in glob.glob(f"{glob.escape(directory)}/*-*/_CHECKPOINT_METADATA")]
+    found = [os.path.dirname(path) for path in glob.glob(f"{glob.escape(directory)}/*-*/{_RECORD}")]
     whole = [path for path in found if ".unfinished-" not in path]
     return State({path: os.path.getmtime(path) for path in sorted(whole, key=os.path.getmtime)})
 
@@ -245,13 +269,8 @@ def newest_whole(paths: Any) -> str | None:
     """The last of these paths with a whole checkpoint; a warning names each one before it that is damaged."""
     for path in reversed(list(paths)):
         try:
-            read(path)
+            check(path)
             return path
         except (CheckpointError, FileNotFoundError) as error:
-            passed_over(error, stacklevel=4)
+            warnings.warn(f"A checkpoint is passed over for an older one. {error}", stacklevel=3)
     return None
-
-
-def passed_over(error: Exception, stacklevel: int) -> None:
-    """Warns that an older checkpoint is tried in place of a damaged one."""
-    warnings.warn(f"A checkpoint is passed over for an older one. {error}", stacklevel=stacklevel)

@@ -235,7 +235,7 @@ def _leaf_of(value: Any) -> Any:
         return VariableLeaf(value)
     if _has(value, "save_state", "restore_state"):
         return PositionLeaf(value)
-    return KerasLeaf(value) if _has(value, "path", "value", "assign") else None
+    return KerasLeaf(value) if _has(value, "value", "assign") and hasattr(value, "path") else None
 
 
 def has_children(value: Any) -> bool:
@@ -248,7 +248,9 @@ def _is_keras_object(value: Any) -> bool:
 
 
 def is_trackable(value: Any) -> bool:
-    """Whether a checkpoint can save a value, or what is in it."""
+    """Whether a checkpoint can save a value, or what is in it; what is empty may be filled later."""
+    if isinstance(value, _CONTAINERS) and value:
+        return any(is_trackable(item) for item in trackable_children(value).values())
     return _leaf_of(value) is not None or has_children(value) or is_array_tree(value)
 
 
@@ -256,7 +258,10 @@ def is_array_tree(value: Any) -> bool:
     """Whether a value is an array, or a pytree of arrays and numbers alone."""
     if is_array(value):
         return True
-    leaves = jax.tree.leaves(value, is_leaf=lambda x: _leaf_of(x) is not None)
+    try:
+        leaves = jax.tree.leaves(value, is_leaf=lambda x: _leaf_of(x) is not None)
+    except ValueError:  # a dict whose keys have no order
+        return False
     plain = all(is_array(leaf) or isinstance(leaf, (bool, int, float, complex)) for leaf in leaves)
     return plain and any(is_array(leaf) for leaf in leaves)
 
