@@ -8,7 +8,7 @@ import os
 import sys
 import uuid
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +24,7 @@ from replicax._variables import ResourceVariable
 _VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 _POSITION = ".ATTRIBUTES/ITERATOR_STATE"
 _KEPT = "_restored_checkpoint"  # an attribute by which objects keep what waits for their children
+Then = Callable[[str, bool], None]
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
@@ -81,8 +82,8 @@ def _snapshot(nodes: Sequence[Node], together: bool) -> _files.Saved:
     return _files.Saved(saved, arrays, uuid.uuid4().hex)
 
 
-def _write_together(path: str, saved: _files.Saved) -> bool:
-    """Writes where several processes save: of those with the same path one does. Whether this one has."""
+def _write_together(path: str, saved: _files.Saved, then: Then) -> None:
+    """Writes where several processes save: of those with the same path one does."""
     me = jax.process_index()
     told = [text.split(" ", 1) for text in _exchange.everyones(f"{saved.token} {os.path.abspath(path)}", "checkpoints")]
     first = [other for _, other in told].index(told[me][1])
@@ -90,16 +91,18 @@ def _write_together(path: str, saved: _files.Saved) -> bool:
     if first == me:
         try:
             _files.write(path, saved)
+            then(path, True)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
     problems = _exchange.everyones(problem, "checkpoints")
     if any(problems):
         text = "; ".join(f"{_exchange.name(i)}: {problem}" for i, problem in enumerate(problems) if problem)
         raise CheckpointError(f"The checkpoint {path} was not written. {text}")
-    if first != me and _files.token_at(path) != told[first][0]:  # the same name on another machine's disk
-        _files.write(path, saved)
-        return True
-    return first == me
+    if first != me:
+        apart = _files.token_at(path) != told[first][0]  # the same name on another machine's disk
+        if apart:
+            _files.write(path, saved)
+        then(path, apart)
 
 
 # Restoring.
@@ -432,8 +435,8 @@ class Checkpoint:
             self._attributes["save_counter"] = ResourceVariable(0, dtype=dtype, trainable=False, name="save_counter")
         return self._attributes["save_counter"]
 
-    def _write(self, path: str, method: str) -> bool:
-        """Writes at this very path; whether this process has done it itself."""
+    def _write(self, path: str, method: str, then: Then = lambda path, wrote: None) -> None:
+        """Writes at this very path, and calls `then` with the path and whether this process has written it."""
         _refuse_replicas(method)
         if self._restoration is not None and self._restoration.unused():
             _late.apart(functools.partial(self._restoration.settle, late_only=True))
@@ -441,9 +444,9 @@ class Checkpoint:
         together = _of_several(nodes)
         saved = _snapshot(nodes, together)
         if together:
-            return _write_together(path, saved)
+            return _write_together(path, saved, then)
         _files.write(path, saved)
-        return True
+        then(path, True)
 
     def write(self, file_prefix: Any, options: Any = None) -> str:
         """Saves at this very path, without counting; see `save`.
@@ -466,7 +469,7 @@ class Checkpoint:
     def save(self, file_prefix: Any, options: Any = None) -> str:
         """Saves at `file_prefix-NUMBER`, where NUMBER counts the calls; `latest_checkpoint` finds it.
 
-        The checkpoint is there as a whole when this returns. If it raises, nothing has changed.
+        The checkpoint is there as a whole when this returns. If writing fails, those that were there are as before.
 
         Args:
             file_prefix: a path, the last part of which begins the folder's name.
@@ -483,21 +486,23 @@ class Checkpoint:
         prefix = os.fspath(file_prefix)
         directory = os.path.dirname(prefix) or "."
         before = _files.recorded(directory)
-        path, wrote = self._save_numbered(prefix, None, "save")
-        if wrote:
-            paths = {} if before is None else {p: at for p, at in before.paths.items() if os.path.isdir(p)}
-            paths.pop(os.path.join(directory, os.path.basename(path)), None)
-            paths[path] = os.path.getmtime(path)
-            _files.record(directory, _files.State(paths))
-        return path
 
-    def _save_numbered(self, prefix: str, number: int | None, method: str) -> tuple[str, bool]:
-        """Counts and writes; the path, and whether this process has written it."""
-        _refuse_replicas(method)
+        def record(path: str, wrote: bool) -> None:
+            if wrote:
+                paths = {} if before is None else {p: at for p, at in before.paths.items() if os.path.isdir(p)}
+                paths.pop(os.path.join(directory, os.path.basename(path)), None)
+                _files.record(directory, _files.State({**paths, path: os.path.getmtime(path)}))
+
+        return self._save_numbered(prefix, None, record)
+
+    def _save_numbered(self, prefix: str, number: int | None, then: Then) -> str:
+        """Counts and writes, and returns the path. `then` is over on all workers before one returns."""
+        _refuse_replicas("save")
         self.save_counter.assign_add(1)
         try:
             path = f"{prefix}-{int(self.save_counter) if number is None else number}"
-            return path, self._write(path, method)
+            self._write(path, "save", then)
+            return path
         except BaseException:
             self.save_counter.assign_sub(1)
             raise

@@ -129,9 +129,13 @@ class CheckpointManager:
                 return None
         number = None if checkpoint_number is None else operator.index(checkpoint_number)
         prefix = os.path.join(self._directory, self._name)
-        path, wrote = self._checkpoint._save_numbered(prefix, number, "save")
+        path = self._checkpoint._save_numbered(prefix, number, self._saved)
         if step is not None:
             self._last_step = step
+        return path
+
+    def _saved(self, path: str, wrote: bool) -> None:
+        """A checkpoint is there: on the list, and older ones off it. Files are for who has written it."""
         self._paths.pop(path, None)
         self._paths[path] = time.time()
         self._checked[path] = True
@@ -142,7 +146,6 @@ class CheckpointManager:
                 _files.remove(old)
         if wrote:
             self._record()
-        return path
 
     def _sweep(self) -> list[str]:
         """The checkpoints to be deleted, which are struck off the list with those that are kept for good."""

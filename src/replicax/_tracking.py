@@ -284,7 +284,10 @@ def trackable_children(obj: Any) -> dict[str, Any]:
         return {str(index): value for index, value in enumerate(obj)}
     if _has(obj, "_tracked"):
         return obj._tracked()
-    return dict(vars(obj)) if _is_keras_object(obj) else {}
+    children = dict(vars(obj)) if _is_keras_object(obj) else {}
+    if _has(obj, "apply_gradients"):  # an optimizer, which has its model's variables too
+        children.pop("_trainable_variables", None)
+    return children
 
 
 class Node:
