@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import pytest
 from processes import Workers
 from test_multi_worker_input import told_by
 from test_ways import mirrored
@@ -66,7 +67,15 @@ strategy.run(lambda: rx.get_replica_context().all_reduce("SUM", jnp.ones(1)))  #
 
 # Each worker alone, with what is not of several: nobody waits.
 if me == 1:
-    rx.train.Checkpoint(mine=rx.Variable(3.0)).save(folder / "alone" / "ckpt")
+    kinds = [np.float32(3.0), np.float32([-0.0, np.nan]), np.float32([-0.0]), np.zeros((0, 2), np.int8),
+             np.bool_([1, 0]), jnp.ones((2, 3), jnp.bfloat16) * 1.25, jnp.arange(4).astype(jnp.int4),
+             np.complex64([1j]), np.zeros(5)]
+    kinds += [np.random.default_rng(0).normal(size=(3, 100_000)), np.arange(6.0).reshape(2, 3).T]
+    path = rx.train.Checkpoint(mine=kinds).save(folder / "alone" / "ckpt")
+    reader = rx.train.load_checkpoint(path)
+    got = [reader.get_tensor(f"mine/{i}/.ATTRIBUTES/VARIABLE_VALUE") for i in range(len(kinds))]
+    bits = lambda x: (x.dtype, x.shape, np.asarray(x).tobytes())
+    told("kinds", [bits(x) == bits(y) for x, y in zip(got, kinds)])
 
 new = made()
 new.v.assign([0.0, 0.0])
@@ -103,6 +112,7 @@ def test_two_workers_save_to_paths_of_their_own_or_to_one(tmp_path):
     there = ["checkpoint", "ckpt-3"]
     assert told[0]["shared"] == [["run/ckpt-1", "shared/ckpt-2", "shared/ckpt-3"], there, "ckpt-3"]
     assert told[1]["shared"] == [["temporary1/ckpt-1"], there, "ckpt-3"]
+    assert all(told[1]["kinds"]) and len(told[1]["kinds"]) == 11
     total = 1.0 + 2 + 3 + 4
     for me, worker in enumerate(told):
         assert worker["restored"] == [[[1.0, 2.0]] * 2, [total / 4] * 2, total, 10 + me, 3]
@@ -110,15 +120,30 @@ def test_two_workers_save_to_paths_of_their_own_or_to_one(tmp_path):
         assert "worker 0: OSError: [Errno 28] No space left on device" in worker["error share"]
         assert "worker 0: OSError" in worker["error apart"]
         assert worker["counted"] == 3 and worker["after"] == 4.0
-    # What the job has saved, in one process: the position of one of two workers cannot be carried over.
+    # What the job has saved, in one process.
     with mirrored(2).scope():
         v = rx.Variable([0.0, 0.0])
-        total_here = rx.Variable(0.0, synchronization=rx.VariableSynchronization.ON_READ, aggregation="SUM")
+        total_here = rx.Variable(
+            0.0, synchronization=rx.VariableSynchronization.ON_READ, aggregation=rx.VariableAggregation.SUM
+        )
     for path in (folder / "run" / "ckpt-1", folder / "temporary1" / "ckpt-1", folder / "disks" / "ckpt"):
         checkpoint = rx.train.Checkpoint(v=v, total=total_here)
         checkpoint.read(path).expect_partial().assert_existing_objects_matched()
         assert v.numpy().tolist() == [1.0, 2.0] and float(total_here) == total
         v.assign(np.zeros(2))
+    position = Position()
+    with pytest.warns(UserWarning, match="data was saved by 2 processes and there are 1 now"):
+        status = rx.train.Checkpoint(data=position).read(folder / "run" / "ckpt-1").expect_partial()
+    with pytest.raises(AssertionError, match="not bound to checkpointed values.*data"):
+        status.assert_existing_objects_matched()
+
+
+class Position:
+    def save_state(self):
+        pytest.fail("nothing is saved")
+
+    def restore_state(self, state):
+        pytest.fail("its position is not known")
 
 
 KILLED = """

@@ -82,7 +82,18 @@ LAYERS: dict[str, tuple[str, ...]] = {
 MAY_USE_JAX_SRC = {"_private"}
 
 # Libraries that nobody needs for `import replicax`: they are imported where they are used, if at all.
-NOT_AT_TOP_LEVEL = {"flax", "googleapiclient", "grain", "keras", "kubernetes", "optax", "orbax", "tensorflow", "torch"}
+NOT_AT_TOP_LEVEL = {
+    "flax",
+    "googleapiclient",
+    "grain",
+    "keras",
+    "kubernetes",
+    "optax",
+    "orbax",
+    "tensorflow",
+    "tensorstore",
+    "torch",
+}
 NEVER = {"tensorflow"}
 
 

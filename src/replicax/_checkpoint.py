@@ -115,6 +115,7 @@ class _Restoration:
         self.path, self._parts = path, parts
         self._saved = _files.read(path)
         self._given: dict[Any, Any] = {}  # by identity: the leaves that have their value, which keeps them alive
+        self._stay: dict[Any, Any] = {}  # iterators whose position cannot be carried over, which was said
         self._used: set[str] = set()
         self.quiet = False
 
@@ -147,7 +148,7 @@ class _Restoration:
         _late.wait(self)
         for part in self._parts:
             for keeper in [part, *_tracking.trackable_children(part).values()]:
-                if not isinstance(keeper, (dict, list, tuple)) and _tracking.has_children(keeper):
+                if hasattr(keeper, "__dict__") and _tracking.has_children(keeper):
                     vars(keeper)[_KEPT] = self
 
     def stop(self) -> None:
@@ -197,12 +198,14 @@ class _Restoration:
             return {(): everyones[0]}
         if len(everyones) == count:
             return {(): everyones[jax.process_index()]}
+        if node.leaf.identity in self._stay:
+            return None
+        self._stay[node.leaf.identity] = node.leaf
         warnings.warn(
             f"{_said(node.names)} was saved by {len(everyones)} processes and there are {count} now, to which its "
             "position in the data cannot be carried over. It stays where it is.",
             stacklevel=2,
         )
-        self._given[node.leaf.identity] = node.leaf
         return None
 
     def _check(self, node: Node, values: dict[Names, str]) -> None:
