@@ -772,7 +772,7 @@ def test_orbax_is_imported_only_on_use(run_python):
 
 
 def test_a_program_for_tensorflow(run_python):
-    """As TensorFlow 2.21 prints it, but for paths and for how long names of types are."""
+    """As TensorFlow 2.21 prints it."""
     done = run_python(
         """
         import os, tempfile

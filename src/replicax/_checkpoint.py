@@ -54,6 +54,10 @@ def _of_several(nodes: Sequence[Node]) -> bool:
     return jax.process_count() > 1 and any(node.leaf is not None and shared(node.leaf.owner) for node in nodes)
 
 
+def _everyones(message: str) -> list[str]:
+    return _exchange.everyones(message, "checkpoints")
+
+
 def _snapshot(nodes: Sequence[Node], together: bool) -> _files.Saved:
     """What is to be written. The arrays of a pytree become nodes below the object that has it."""
     saved: list[dict[str, Any]] = [{"children": dict(node.children)} for node in nodes]
@@ -61,7 +65,7 @@ def _snapshot(nodes: Sequence[Node], together: bool) -> _files.Saved:
     for number, node in enumerate(nodes):
         if isinstance(node.leaf, PositionLeaf):
             told = node.leaf.packed()
-            everyones = _exchange.everyones(told, "checkpoints") if together else [told]
+            everyones = _everyones(told) if together else [told]
             saved[number]["key"] = key = _key(node.names, _POSITION)
             arrays[key] = np.frombuffer(json.dumps(everyones).encode(), np.uint8)
         elif node.leaf is not None:
@@ -84,9 +88,9 @@ def _snapshot(nodes: Sequence[Node], together: bool) -> _files.Saved:
 
 def _write_together(path: str, saved: _files.Saved, then: Then) -> None:
     """Writes where several processes save: of those with the same path one does."""
-    me = jax.process_index()
-    told = [text.split(" ", 1) for text in _exchange.everyones(f"{saved.token} {os.path.abspath(path)}", "checkpoints")]
-    first = [other for _, other in told].index(told[me][1])
+    me, where = jax.process_index(), os.path.abspath(path)
+    told = [text.rsplit(" ", 1) for text in _everyones(f"the checkpoint {where} {saved.token}")]
+    first = [other for other, _ in told].index(told[me][0])
     problem = ""
     if first == me:
         try:
@@ -94,12 +98,12 @@ def _write_together(path: str, saved: _files.Saved, then: Then) -> None:
             then(path, True)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
-    problems = _exchange.everyones(problem, "checkpoints")
+    problems = [text.split("\n", 1)[1] for text in _everyones(f"the writing of the checkpoint {where}\n{problem}")]
     if any(problems):
         text = "; ".join(f"{_exchange.name(i)}: {problem}" for i, problem in enumerate(problems) if problem)
         raise CheckpointError(f"The checkpoint {path} was not written. {text}")
     if first != me:
-        apart = _files.token_at(path) != told[first][0]  # the same name on another machine's disk
+        apart = _files.token_at(path) != told[first][1]  # the same name on another machine's disk
         if apart:
             _files.write(path, saved)
         then(path, apart)
