@@ -71,6 +71,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_optimizer",
         "_tracking",
         "_checkpoint_files",
+        "_restoring",
         "_checkpoint",
         "_checkpoint_manager",
     ),
