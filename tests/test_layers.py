@@ -32,6 +32,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_runtime",
         "_quiet",
         "_exchange",
+        "_late",
         "_protobuf",
         "_topology",
         "_tpu_system",
@@ -69,9 +70,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_central",
         "_tpu",
         "_optimizer",
+        "_tracking",
+        "_checkpoint_files",
+        "_restoring",
+        "_checkpoint",
+        "_checkpoint_manager",
     ),
     "adapters": ("_keras", "_keras_fit"),
-    "namespaces": ("__init__", "cluster_resolver", "config", "data", "experimental", "tf", "tpu"),
+    "namespaces": ("__init__", "cluster_resolver", "config", "data", "experimental", "tf", "tpu", "train"),
     "programs": ("launch",),
 }
 
@@ -79,7 +85,18 @@ LAYERS: dict[str, tuple[str, ...]] = {
 MAY_USE_JAX_SRC = {"_private"}
 
 # Libraries that nobody needs for `import replicax`: they are imported where they are used, if at all.
-NOT_AT_TOP_LEVEL = {"flax", "googleapiclient", "grain", "keras", "kubernetes", "optax", "tensorflow", "torch"}
+NOT_AT_TOP_LEVEL = {
+    "flax",
+    "googleapiclient",
+    "grain",
+    "keras",
+    "kubernetes",
+    "optax",
+    "orbax",
+    "tensorflow",
+    "tensorstore",
+    "torch",
+}
 NEVER = {"tensorflow"}
 
 

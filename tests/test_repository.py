@@ -57,7 +57,7 @@ def test_every_public_name_is_documented(namespace):
     assert not undocumented, f"Without a docstring: {undocumented}"
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/guide.md", "docs/keras.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/guide.md", "docs/keras.md", "docs/checkpoints.md"])
 def test_the_documents_run(document, run_python):
     """The ```python blocks, one after the other in one program. A ```py block is not run."""
     text = (ROOT / document).read_text(encoding="utf-8")

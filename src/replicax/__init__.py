@@ -9,7 +9,7 @@ from replicax import _devices
 _devices.configure_from_environment()
 
 # ruff: noqa: E402
-from replicax import cluster_resolver, config, data, experimental, tpu
+from replicax import cluster_resolver, config, data, experimental, tpu, train
 from replicax._cluster.spec import ClusterSpec
 from replicax._context import (
     ReplicaContext,
@@ -27,7 +27,15 @@ from replicax._cross_device_ops import (
     ReductionToOneDevice,
 )
 from replicax._default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
-from replicax._errors import DeviceError, InvalidArgumentError, JobError, OutOfRangeError, ReplicaError, ReplicaxError
+from replicax._errors import (
+    CheckpointError,
+    DeviceError,
+    InvalidArgumentError,
+    JobError,
+    OutOfRangeError,
+    ReplicaError,
+    ReplicaxError,
+)
 from replicax._extended import StrategyExtended
 from replicax._function import Function, function
 from replicax._indexed_slices import IndexedSlices
@@ -58,6 +66,7 @@ from replicax._variables import Variable
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckpointError",
     "ClusterSpec",
     "CommunicationImplementation",
     "CommunicationOptions",
@@ -111,5 +120,6 @@ __all__ = [
     "in_cross_replica_context",
     "name_scope",
     "tpu",
+    "train",
     "variable_creator_scope",
 ]

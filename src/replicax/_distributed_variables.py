@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import _across, _collectives, _context, _errors, _levels, _nest
+from replicax import _across, _collectives, _context, _errors, _late, _levels, _nest
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import (
     ReduceOp,
@@ -83,6 +83,8 @@ class _Distributed(OfReplicas, DistributedValues):
     @property
     def values(self) -> tuple[Any, ...]:
         """The components of this process's replicas, as variables of their own."""
+        if self._late is not False:
+            _late.settle(self)
         if self._components is None:
             assert self._mesh is not None
             make = [ResourceVariable._component(self, index) for index in range(len(self._mesh.local_ids))]

@@ -5,7 +5,8 @@ ReplicaxError
 ├── OutOfRangeError (IndexError)         an iterator has no more elements
 ├── DeviceError (ValueError)             a device that is not there, or is named twice
 ├── ReplicaError (RuntimeError)          replicas went different ways
-└── JobError (RuntimeError)              the processes of a job did not come together
+├── JobError (RuntimeError)              the processes of a job did not come together
+└── CheckpointError (RuntimeError)       a checkpoint is damaged, or of another format, or was not written
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ class ReplicaError(ReplicaxError, RuntimeError):
 
 class JobError(ReplicaxError, RuntimeError):
     """The processes of a job did not come together: one is missing, or does not fit."""
+
+
+class CheckpointError(ReplicaxError, RuntimeError):
+    """A checkpoint is damaged, or of another format, or could not be written by the worker that has to."""
 
 
 CROSS_REPLICA_NEEDED = "Method requires being in cross-replica context, use get_replica_context().merge_call()"

@@ -68,6 +68,9 @@ class Optimizer:
         """The variables that are optimized, in order."""
         return list(self._flat)
 
+    def _tracked(self) -> dict[str, Any]:
+        return {"state": self.state}
+
     def _parameters(self) -> Any:
         return _nest.map_structure(lambda v: v if v is None else v.value(), self._variables)
 

@@ -19,7 +19,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _collectives, _context, _creation, _devices, _display, _errors, _levels, _nest, _private, _tape
+from replicax import (
+    _collectives,
+    _context,
+    _creation,
+    _devices,
+    _display,
+    _errors,
+    _late,
+    _levels,
+    _nest,
+    _private,
+    _tape,
+)
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import (
     VariableAggregation,
@@ -148,6 +160,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     _mesh: ReplicaMesh | None = None
     _stacked = False  # whether the global form has a row for each replica
     _strategy: Any = None
+    _late: bool | None = False  # whether a restored checkpoint may have a value for it (see _late.py)
     __hash__: Any
     __array_priority__ = 100
 
@@ -177,6 +190,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         self._types = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         self._lent = True  # whether someone outside may hold a buffer of ours, so that it must not be donated
         self._store(leaves)
+        self._late = _late.is_late()
 
     # What it is.
 
@@ -244,6 +258,8 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     @_readonly
     def value(self) -> Any:
         """The value here: the replica's own in replica context; else the first copy, or the aggregated value."""
+        if self._late is not False:
+            _late.settle(self)
         with _levels.lock:
             leaves = self._read()
         _levels.warn_of_constant(self.name, stacklevel=2)
@@ -255,6 +271,8 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     def numpy(self) -> Any:
         """The value as a numpy array (for a pytree, a pytree of them)."""
+        if self._late is not False:
+            _late.settle(self)
         with _levels.lock:
             leaves = self._read()
         return self._of_leaves([_numpy(leaf) for leaf in leaves])
@@ -302,15 +320,25 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
             ValueError: another shape, dtype or structure, or an aggregation that does not allow it.
             RuntimeError: a scope of another strategy, or a JAX transformation out of which the value cannot come.
         """
-        return self._update(lambda old, new: new, value, read_value, "assign")
+        return self._updated(lambda old, new: new, value, read_value, "assign")
 
     def assign_add(self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True):
         """Adds `delta`; see `assign`."""
-        return self._update(lambda old, new: old + new, delta, read_value, "assign_add")
+        return self._updated(lambda old, new: old + new, delta, read_value, "assign_add")
 
     def assign_sub(self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True):
         """Subtracts `delta`; see `assign`."""
-        return self._update(lambda old, new: old - new, delta, read_value, "assign_sub")
+        return self._updated(lambda old, new: old - new, delta, read_value, "assign_sub")
+
+    def _updated(self, combine: Callable[[Any, Any], Any], value: Any, read_value: bool, method: str) -> Any:
+        self._be_settled()
+        return self._update(combine, value, read_value, method)
+
+    def _be_settled(self) -> None:
+        """Before it is written: whatever a checkpoint has for it comes first, and not any more after that."""
+        if self._late is not False:
+            _late.settle(self)
+            self._late = False
 
     def load(self, value: Any, session: Any = None) -> None:
         """The same as `assign`, returning None."""
@@ -327,6 +355,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     def _scatter(self, method: str, slices: Any) -> Any:
         if not isinstance(slices, IndexedSlices):
             raise TypeError(f"sparse_delta is not IndexedSlices: {slices!r}")
+        self._be_settled()
         return self._update_slices(method, slices)
 
     def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:

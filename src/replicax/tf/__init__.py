@@ -21,6 +21,7 @@ from replicax import _devices, _display, _function, _nest, _private, _specs, _tp
 from replicax import _types as _words
 from replicax import cluster_resolver as _resolvers
 from replicax import tpu as _tpu
+from replicax import train as _train
 from replicax._creation import name_scope, variable_creator_scope
 from replicax._distributed_variables import MirroredVariable as _MirroredVariable
 from replicax._errors import InvalidArgumentError, OutOfRangeError
@@ -279,7 +280,8 @@ data = _namespace(
 )
 train = _namespace(
     "train",
-    "The cluster to train on.",
+    "Checkpoints, and the cluster to train on.",
+    **{name: getattr(_train, name) for name in _train.__all__},
     ClusterDef=_resolvers.ClusterDef,
     ClusterSpec=_resolvers.ClusterSpec,
     JobDef=_resolvers.JobDef,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from replicax import _creation
+from replicax import _creation, _tracking
 from replicax._variables import Variable
 
 
@@ -14,6 +14,13 @@ class Module:
 
     def __init__(self, name: str | None = None):
         self._name = name or type(self).__name__.lower()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        _tracking.attached(value)
+
+    def _tracked(self) -> dict[str, Any]:
+        return vars(self)
 
     @property
     def name(self) -> str:

@@ -1,0 +1,370 @@
+"""`Checkpoint`: saves the values of objects, and restores them into objects found by the same names."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax import _checkpoint_files as _files
+from replicax import _context, _exchange, _late, _levels, _tracking
+from replicax._errors import CheckpointError
+from replicax._input import DistributedIterator
+from replicax._restoring import (
+    POSITION,
+    CheckpointLoadStatus,
+    InitializationOnlyStatus,
+    Restoration,
+    key_of,
+    said,
+    some,
+)
+from replicax._tracking import Node, PositionLeaf
+from replicax._variables import ResourceVariable
+
+Then = Callable[[str, bool], None]
+GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+def _of_several(nodes: Sequence[Node]) -> bool:
+    """Whether some of the objects belong to several processes, all of which then save together."""
+
+    def shared(owner: Any) -> bool:
+        mesh = getattr(owner, "_mesh", None)
+        return isinstance(owner, DistributedIterator) or (mesh is not None and not mesh.all_local)
+
+    return jax.process_count() > 1 and any(node.leaf is not None and shared(node.leaf.owner) for node in nodes)
+
+
+def _everyones(message: str) -> list[str]:
+    return _exchange.everyones(message, "checkpoints")
+
+
+def _snapshot(nodes: Sequence[Node], together: bool) -> _files.Saved:
+    """What is to be written. The arrays of a pytree become nodes below the object that has it."""
+    saved: list[dict[str, Any]] = [{"children": dict(node.children)} for node in nodes]
+    arrays: dict[str, np.ndarray] = {}
+    for number, node in enumerate(nodes):
+        if isinstance(node.leaf, PositionLeaf):
+            told = node.leaf.packed()
+            everyones = _everyones(told) if together else [told]
+            saved[number]["key"] = key = key_of(node.names, POSITION)
+            arrays[key] = np.frombuffer(json.dumps(everyones).encode(), np.uint8)
+        elif node.leaf is not None:
+            for names, array in node.leaf.read().items():
+                if array.dtype.kind in "OSU":
+                    raise TypeError(
+                        f"{said((*node.names, *names))} is an array of {array.dtype}; checkpoints have numbers only."
+                    )
+                at = number
+                for name in names:
+                    children = saved[at]["children"]
+                    if name not in children:
+                        children[name] = len(saved)
+                        saved.append({"children": {}})
+                    at = children[name]
+                saved[at]["key"] = key = key_of((*node.names, *names))
+                arrays[key] = array
+    return _files.Saved(saved, arrays, uuid.uuid4().hex)
+
+
+def _write_together(path: str, saved: _files.Saved, then: Then) -> None:
+    """Writes where several processes save: of those with the same path one does."""
+    me, where = jax.process_index(), os.path.abspath(path)
+    told = [text.rsplit(" ", 1) for text in _everyones(f"the checkpoint {where} {saved.token}")]
+    first = [other for other, _ in told].index(told[me][0])
+    problem = ""
+    if first == me:
+        try:
+            _files.write(path, saved)
+            then(path, True)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+    problems = [text.split("\n", 1)[1] for text in _everyones(f"the writing of the checkpoint {where}\n{problem}")]
+    if any(problems):
+        text = "; ".join(f"{_exchange.name(i)}: {problem}" for i, problem in enumerate(problems) if problem)
+        raise CheckpointError(f"The checkpoint {path} was not written. {text}")
+    if first != me:
+        apart = _files.token_at(path) != told[first][1]  # the same name on another machine's disk
+        if apart:
+            _files.write(path, saved)
+        then(path, apart)
+
+
+def _refuse_replicas(method: str) -> None:
+    if _levels.is_tracing() or isinstance(_levels.frame(), _levels.Level):
+        raise RuntimeError(
+            f"Checkpoint.{method} is called in a function that is being compiled, such as that of `rx.function` or "
+            "`jax.jit`, where it would happen once, while it is traced. Call it outside, between steps."
+        )
+    if _context.get_replica_context() is not None and _context.has_strategy():
+        raise RuntimeError(
+            f"Checkpoint.{method} is called by a replica, inside of `strategy.run`. It concerns all replicas: call it "
+            "outside, between steps."
+        )
+
+
+class Checkpoint:
+    """Saves the values of objects, and restores them.
+
+    Values are found by the names that lead to them from the checkpoint, so that they can be restored in another
+    program, under another strategy, with another number of replicas or processes. What can be saved: variables of all
+    kinds, each as one value (an on-read one as its aggregated value); optimizers; `replicax.tf.Module`s; Keras' models,
+    optimizers and metrics; iterators that have `save_state` and `restore_state`; arrays and pytrees of arrays, which
+    `restore` replaces in the attribute; dicts, lists and tuples of these.
+
+    Objects that are made or attached after `restore` get their values then.
+
+    In a job of several processes all of them call `save`, `write` and `restore` together. Those that give the same path
+    write one checkpoint, those that give another path one of their own.
+
+    Args:
+        root: an object whose own children are the checkpoint's, beside those in `kwargs`.
+        **kwargs: the objects, each under a name.
+
+    Raises:
+        ValueError: an argument is nothing that can be saved, or `root` has a child of the same name.
+
+    >>> import os, tempfile
+    >>> import replicax as rx
+    >>> folder = tempfile.mkdtemp()
+    >>> v = rx.Variable([1.0, 2.0])
+    >>> path = rx.train.Checkpoint(v=v).save(os.path.join(folder, "ckpt"))
+    >>> os.path.basename(path)
+    'ckpt-1'
+    >>> with rx.MirroredStrategy(["GPU:0", "GPU:1"]).scope():
+    ...     mirrored = rx.Variable([0.0, 0.0])
+    >>> status = rx.train.Checkpoint(v=mirrored).restore(path)
+    >>> status.assert_consumed() is status, mirrored.numpy().tolist()
+    (True, [1.0, 2.0])
+    """
+
+    _attributes: dict[str, Any]
+    _root: Any
+
+    def __init__(self, root: Any = None, **kwargs: Any):
+        vars(self).update(_attributes={}, _root=root, _restoration=None)
+        if root is not None and not _tracking.has_children(root):
+            raise ValueError(_not_trackable("root", root))
+        names = _tracking.trackable_children(root) if root is not None else {}
+        for name, value in kwargs.items():
+            if not _tracking.is_trackable(value):
+                raise ValueError(_not_trackable(name, value))
+            if name in names and names[name] is not value:
+                raise ValueError(
+                    f"Cannot create a Checkpoint with keyword argument {name} if root.{name} already exists, and is "
+                    "another object. Choose another name."
+                )
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in vars(self) or hasattr(type(self), name):
+            return super().__setattr__(name, value)
+        self._attributes[name] = value
+        _tracking.attached(value)
+
+    def __getattr__(self, name: str) -> Any:
+        attributes = vars(self).get("_attributes", {})
+        if name not in attributes:
+            raise AttributeError(f"This Checkpoint has no attribute {name!r}; it has {sorted(attributes)}.")
+        return attributes[name]
+
+    def __delattr__(self, name: str) -> None:
+        if self._attributes.pop(name, self) is self:
+            raise AttributeError(name)
+
+    def _parts(self) -> list[Any]:
+        return [self._attributes] if self._root is None else [self._root, self._attributes]
+
+    def _tracked(self) -> dict[str, Any]:
+        parts = [_tracking.trackable_children(part) for part in self._parts()]
+        return {name: child for part in parts for name, child in part.items()}
+
+    @property
+    def save_counter(self) -> Any:
+        """How many times `save` was called, an integer variable, which is saved and restored too."""
+        if "save_counter" not in self._attributes:
+            dtype = np.int64 if _context.has_64_bit_types() else np.int32
+            self._attributes["save_counter"] = ResourceVariable(0, dtype=dtype, trainable=False, name="save_counter")
+        return self._attributes["save_counter"]
+
+    def _write(self, path: str, method: str, then: Then = lambda path, wrote: None) -> None:
+        """Writes at this very path, and calls `then` with the path and whether this process has written it."""
+        _refuse_replicas(method)
+        if self._restoration is not None and self._restoration.unused():
+            _late.apart(functools.partial(self._restoration.settle, late_only=True))
+        nodes = _tracking.graph_of(self._parts())
+        together = _of_several(nodes)
+        saved = _snapshot(nodes, together)
+        if together:
+            return _write_together(path, saved, then)
+        _files.write(path, saved)
+        then(path, True)
+
+    def write(self, file_prefix: Any, options: Any = None) -> str:
+        """Saves at this very path, without counting; see `save`.
+
+        Args:
+            file_prefix: the path of a folder that is written, in place of one that is there.
+            options: accepted for compatibility.
+
+        Returns:
+            The path.
+
+        Raises:
+            RuntimeError: inside of a compiled function or of `run`.
+            CheckpointError: another worker of the job could not write it.
+        """
+        path = os.fspath(file_prefix)
+        self._write(path, "write")
+        return path
+
+    def save(self, file_prefix: Any, options: Any = None) -> str:
+        """Saves at `file_prefix-NUMBER`, where NUMBER counts the calls; `latest_checkpoint` finds it.
+
+        The checkpoint is there as a whole when this returns. If writing fails, those that were there are as before.
+
+        Args:
+            file_prefix: a path, the last part of which begins the folder's name.
+            options: accepted for compatibility.
+
+        Returns:
+            The path, for `restore`.
+
+        Raises:
+            RuntimeError: inside of a compiled function or of `run`.
+            CheckpointError: another worker of the job could not write it.
+        """
+        _refuse_replicas("save")
+        prefix = os.fspath(file_prefix)
+        directory = os.path.dirname(prefix) or "."
+        before = _files.recorded(directory)
+
+        def record(path: str, wrote: bool) -> None:
+            if wrote:
+                paths = {} if before is None else {p: at for p, at in before.paths.items() if os.path.isdir(p)}
+                paths.pop(os.path.join(directory, os.path.basename(path)), None)
+                _files.record(directory, _files.State({**paths, path: os.path.getmtime(path)}))
+
+        return self._save_numbered(prefix, None, record)
+
+    def _save_numbered(self, prefix: str, number: int | None, then: Then) -> str:
+        """Counts and writes, and returns the path. `then` is over on all workers before one returns."""
+        _refuse_replicas("save")
+        self.save_counter.assign_add(1)
+        try:
+            path = f"{prefix}-{int(self.save_counter) if number is None else number}"
+            self._write(path, "save", then)
+            return path
+        except BaseException:
+            self.save_counter.assign_sub(1)
+            raise
+
+    def read(self, save_path: Any, options: Any = None) -> Any:
+        """Restores values from a path of `write`; see `restore`, which also takes over the count of saves."""
+        return self._read(save_path, "read", counting=False)
+
+    def restore(self, save_path: Any, options: Any = None) -> Any:
+        """Restores the values of all objects that are there, and of others when they are made or attached.
+
+        All of them are checked before the first is changed. An object without a value keeps the one that it has: use
+        the assertions of the result to find out. An on-read variable with aggregation SUM gets its part of the sum on
+        each replica.
+
+        Args:
+            save_path: what `save` returned, or None to restore nothing.
+            options: accepted for compatibility.
+
+        Returns:
+            A status with `assert_consumed()`, `assert_existing_objects_matched()`, `assert_nontrivial_match()` and
+            `expect_partial()`.
+
+        Raises:
+            FileNotFoundError: there is no checkpoint.
+            CheckpointError: it is damaged, or in TensorFlow's own format.
+            ValueError: a value has another shape or dtype than its variable.
+            RuntimeError: inside of a compiled function or of `run`.
+        """
+        return self._read(save_path, "restore", counting=True)
+
+    def _read(self, save_path: Any, method: str, counting: bool) -> Any:
+        _refuse_replicas(method)
+        if save_path is None:
+            return InitializationOnlyStatus()
+        restoration = Restoration(os.fspath(save_path), self._parts())
+        if counting:
+            self.save_counter  # noqa: B018  # makes it
+        try:
+            _late.apart(restoration.settle)
+        except BaseException:
+            restoration.quiet = True
+            raise
+        if self._restoration is not None:
+            self._restoration.quiet = True
+            self._restoration.stop()
+        vars(self)["_restoration"] = restoration
+        if restoration.unused():
+            restoration.wait()
+        return CheckpointLoadStatus(restoration)
+
+    def sync(self) -> None:
+        """Does nothing: what is saved is on the disk when `save` returns."""
+
+
+def _not_trackable(name: str, value: Any) -> str:
+    return (
+        f"`Checkpoint` was expecting {name} to be a trackable object, got {value!r} of type {type(value).__name__}. "
+        "Variables, optimizers, modules, iterators, arrays, and dicts and lists of these are; an array or a pytree of "
+        "arrays needs a name of its own."
+    )
+
+
+class CheckpointReader:
+    """The values of a checkpoint, by their keys: the names that lead to each, and a fixed ending."""
+
+    def __init__(self, path: str):
+        self._saved = _files.read(path)
+        graph = np.array(json.dumps(self._saved.nodes).encode(), object)
+        self._values = {GRAPH: graph, **self._saved.arrays}
+
+    def get_variable_to_shape_map(self) -> dict[str, list[int]]:
+        """The shape of each."""
+        return {key: list(array.shape) for key, array in self._values.items()}
+
+    def get_variable_to_dtype_map(self) -> dict[str, Any]:
+        """The dtype of each."""
+        return {key: array.dtype for key, array in self._values.items()}
+
+    def has_tensor(self, tensor_str: str) -> bool:
+        """Whether there is a value of this key."""
+        return tensor_str in self._values
+
+    def get_tensor(self, tensor_str: str) -> Any:
+        """A value, as a numpy array or number; `KeyError` where there is none."""
+        if tensor_str not in self._values:
+            raise KeyError(f"Key {tensor_str} not found in checkpoint; it has {some(sorted(self._values))}.")
+        return self._values[tensor_str][()]
+
+
+def load_checkpoint(ckpt_dir_or_file: Any) -> CheckpointReader:
+    """A reader of the values of a checkpoint, or of a folder's newest whole one.
+
+    Raises:
+        FileNotFoundError: there is none.
+        CheckpointError: it is damaged, or in TensorFlow's own format.
+
+    >>> import os, tempfile
+    >>> import replicax as rx
+    >>> path = rx.train.Checkpoint(v=rx.Variable(3.0)).write(os.path.join(tempfile.mkdtemp(), "ckpt"))
+    >>> float(rx.train.load_checkpoint(path).get_tensor("v/.ATTRIBUTES/VARIABLE_VALUE"))
+    3.0
+    """
+    path = os.fspath(ckpt_dir_or_file)
+    latest = _files.latest_checkpoint(path) if os.path.isdir(path) else None
+    return CheckpointReader(path if latest is None else latest)

@@ -1,0 +1,199 @@
+"""`CheckpointManager`: numbered checkpoints in a folder, of which the newest are kept."""
+
+from __future__ import annotations
+
+import operator
+import os
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from replicax import _checkpoint_files as _files
+from replicax._checkpoint import Checkpoint
+from replicax._errors import CheckpointError
+
+
+class CheckpointManager:
+    """Saves a checkpoint again and again under one name with a number, and deletes the older ones.
+
+    What it keeps is written in a file beside the checkpoints, so that a new process goes on with them.
+
+    Args:
+        checkpoint: the `Checkpoint` to save.
+        directory: the folder, which is made where it is missing.
+        max_to_keep: how many checkpoints are kept; None for all.
+        keep_checkpoint_every_n_hours: of those that would be deleted, one in so many hours is kept for good.
+        checkpoint_name: what the checkpoints' names begin with.
+        step_counter: an integer variable, needed for `checkpoint_interval`.
+        checkpoint_interval: how many steps `save` waits between two checkpoints.
+        init_fn: called by `restore_or_initialize` where there is no checkpoint.
+        last_checkpoint_step: the step of the last checkpoint, if it was saved without this manager.
+
+    Raises:
+        ValueError: `max_to_keep` is less than 1, or an interval is given without a counter.
+
+    >>> import os, tempfile
+    >>> import replicax as rx
+    >>> checkpoint = rx.train.Checkpoint(v=rx.Variable(1.0))
+    >>> manager = rx.train.CheckpointManager(checkpoint, tempfile.mkdtemp(), max_to_keep=2)
+    >>> for _ in range(3):
+    ...     path = manager.save()
+    >>> [os.path.basename(path) for path in manager.checkpoints]
+    ['ckpt-2', 'ckpt-3']
+    >>> manager.restore_or_initialize() == manager.latest_checkpoint == path
+    True
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: Any,
+        max_to_keep: int | None,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "ckpt",
+        step_counter: Any = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], Any] | None = None,
+        last_checkpoint_step: int | None = None,
+    ):
+        if max_to_keep is not None and max_to_keep < 1:
+            raise ValueError(f"Expected a positive integer or `None` for `max_to_keep`, got {max_to_keep}.")
+        if checkpoint_interval is not None and step_counter is None:
+            raise ValueError("`step_counter` should be passed if `checkpoint_interval` is not None.")
+        if not isinstance(checkpoint, Checkpoint):
+            raise TypeError(f"`checkpoint` is a Checkpoint, got {checkpoint!r} of type {type(checkpoint).__name__}.")
+        self._checkpoint, self._directory, self._max_to_keep = checkpoint, os.fspath(directory), max_to_keep
+        self._hours, self._name, self._init_fn = keep_checkpoint_every_n_hours, checkpoint_name, init_fn
+        self._step_counter, self._interval, self._last_step = step_counter, checkpoint_interval, last_checkpoint_step
+        self._checked: dict[str, bool] = {}  # which checkpoints were found whole or damaged
+        os.makedirs(self._directory, exist_ok=True)
+        state = _files.recorded(self._directory)
+        self._paths: dict[str, float] = {}  # with the times of their making, the oldest first
+        self._last_preserved = time.time()  # when the last one was made that is kept for good
+        if state is not None:
+            self._paths = {path: at for path, at in state.paths.items() if os.path.isdir(path)}
+            self._last_preserved = state.last_preserved or self._last_preserved
+
+    @property
+    def directory(self) -> str:
+        """The folder."""
+        return self._directory
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The `Checkpoint` that is saved."""
+        return self._checkpoint
+
+    @property
+    def checkpoint_interval(self) -> int | None:
+        """How many steps are between two checkpoints at least."""
+        return self._interval
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The paths of the checkpoints that are there, the oldest first; without those that are kept for good."""
+        return list(self._paths)
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The path of the newest checkpoint that is whole; None where there is none.
+
+        One that this manager has not written itself is read through the first time, and a warning names a damaged one.
+        """
+        for path in reversed(self._paths):
+            if path not in self._checked:
+                self._checked[path] = _files.newest_whole([path]) is not None
+            if self._checked[path]:
+                return path
+        return None
+
+    def save(self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None) -> str | None:
+        """Saves, and deletes what is not to be kept.
+
+        Args:
+            checkpoint_number: the number in the name, an int or an integer variable; by default the count of saves.
+            check_interval: False to save though the last checkpoint is less than `checkpoint_interval` steps old.
+            options: accepted for compatibility.
+
+        Returns:
+            The path; None where nothing was saved, because it is too soon, or in the same step as the last one.
+
+        Raises:
+            RuntimeError: inside of a compiled function or of `run`.
+        """
+        step = None if self._interval is None else int(self._step_counter)
+        if step is not None and self._last_step is not None and self._interval is not None:
+            wait = self._interval if check_interval else 1
+            if self._last_step <= step < self._last_step + wait:
+                return None
+        number = None if checkpoint_number is None else operator.index(checkpoint_number)
+        prefix = os.path.join(self._directory, self._name)
+        path = self._checkpoint._save_numbered(prefix, number, self._saved)
+        if step is not None:
+            self._last_step = step
+        return path
+
+    def _saved(self, path: str, wrote: bool) -> None:
+        """A checkpoint is there: on the list, and older ones off it. Files are for who has written it."""
+        self._paths.pop(path, None)
+        self._paths[path] = time.time()
+        self._checked[path] = True
+        if wrote:
+            self._record()  # before anything is deleted
+        for old in self._sweep():
+            if wrote:
+                _files.remove(old)
+        if wrote:
+            self._record()
+
+    def _sweep(self) -> list[str]:
+        """The checkpoints to be deleted, which are struck off the list with those that are kept for good."""
+        gone = []
+        while self._max_to_keep is not None and len(self._paths) > self._max_to_keep:
+            path, made = next(iter(self._paths.items()))
+            del self._paths[path]
+            if self._hours is not None and made - self._hours * 3600.0 >= self._last_preserved:
+                self._last_preserved = made
+            else:
+                gone.append(path)
+        return gone
+
+    def _record(self) -> None:
+        _files.record(self._directory, _files.State(self._paths, self._last_preserved))
+
+    def restore_or_initialize(self) -> str | None:
+        """Restores the newest checkpoint that is whole; where there is none, calls `init_fn`.
+
+        A warning names each newer one that is damaged.
+
+        Returns:
+            The path; None where nothing was restored.
+
+        Raises:
+            CheckpointError: all checkpoints are damaged.
+        """
+        damaged: CheckpointError | None = None
+        for path in reversed(list(self._paths)):
+            try:
+                self._checkpoint.restore(path)
+            except CheckpointError as error:
+                damaged = error
+                if self._checked.get(path) is not False:  # else it was said before
+                    warnings.warn(f"A checkpoint is passed over for an older one. {error}", stacklevel=2)
+                self._checked[path] = False
+                continue
+            self._checked[path] = True
+            if self._interval is not None:
+                self._last_step = int(self._step_counter)
+            return path
+        if damaged is not None:
+            raise CheckpointError(
+                f"None of the checkpoints in {self._directory} is whole. Delete them to begin anew."
+            ) from damaged
+        if self._init_fn is not None:
+            self._init_fn()
+        return None
+
+    def sync(self) -> None:
+        """Does nothing: what is saved is on the disk when `save` returns."""

@@ -1,0 +1,86 @@
+"""Variables that are made after the checkpoint that has their values was restored.
+
+A restored checkpoint *waits* while some of its values have found no object. Variables made meanwhile are late: before
+one is first read or written, whoever waits is asked to look for it. That happens in a thread of its own, which stands
+in no replica and in no trace, wherever the variable is used first.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import jax
+
+
+class Waiting(Protocol):
+    """What has values for objects that are not there yet."""
+
+    def settle(self) -> None:
+        """Gives its values to the objects that are there by now."""
+
+
+_waiting: list[weakref.ref[Any]] = []  # in the order in which they began to wait, so that the last one's values stay
+_lock = threading.Lock()
+_thread = threading.local()
+
+
+def wait(who: Waiting) -> None:
+    """From now on late variables are looked for, until `who` is gone or done."""
+    _waiting.append(weakref.ref(who, _waiting.remove))
+
+
+def done(who: Waiting) -> None:
+    """Nothing is looked for any more."""
+    _waiting[:] = [reference for reference in _waiting if reference() is not who]
+
+
+def is_late() -> bool:
+    """Whether a variable that is made now is late."""
+    return bool(_waiting)
+
+
+def settle(variable: Any = None) -> None:
+    """Asks all who wait to look; for the sake of one late variable, or of something that was attached."""
+    if getattr(_thread, "settling", False):
+        return
+    with _lock:
+        if variable is not None:
+            if variable._late is False:  # another replica's thread has just been here
+                return
+            variable._late = None  # being looked for
+        try:
+            waiting = [reference() for reference in _waiting]
+            _apart([who.settle for who in waiting if who is not None])
+        finally:
+            if variable is not None and variable._late is None:
+                variable._late = True  # not found: it may be attached later
+
+
+def apart(look: Callable[[], None]) -> None:
+    """Calls this in a thread that stands in no replica, scope or trace."""
+    with _lock:
+        _apart([look])
+
+
+def _apart(looks: Sequence[Callable[[], None]]) -> None:
+    errors: list[BaseException] = []
+    config: Any = jax.config
+    wide = bool(config.jax_enable_x64)  # which a thread may have set for itself
+
+    def run() -> None:
+        _thread.settling = True
+        try:
+            with jax.enable_x64(wide):
+                for look in looks:
+                    look()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="replicax restores")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]

@@ -1,0 +1,17 @@
+"""Checkpoints: saving what a training has come to, and going on from there.
+
+>>> import os, tempfile
+>>> import replicax as rx
+>>> steps = rx.Variable(0)
+>>> manager = rx.train.CheckpointManager(rx.train.Checkpoint(steps=steps), tempfile.mkdtemp(), max_to_keep=3)
+>>> manager.restore_or_initialize() is None  # nothing is there yet
+True
+>>> steps.assign_add(5).item(), os.path.basename(manager.save())
+(5, 'ckpt-1')
+"""
+
+from replicax._checkpoint import Checkpoint, load_checkpoint
+from replicax._checkpoint_files import latest_checkpoint
+from replicax._checkpoint_manager import CheckpointManager
+
+__all__ = ["Checkpoint", "CheckpointManager", "latest_checkpoint", "load_checkpoint"]

@@ -1,0 +1,170 @@
+"""Checkpoints of jobs of several processes: who writes, to one path or to several, and what is told when that fails."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from processes import Workers
+from test_multi_worker_input import told_by
+from test_ways import mirrored
+
+import replicax as rx
+
+START = """
+import json, os, pathlib, sys
+import jax, jax.numpy as jnp, numpy as np
+import replicax as rx
+from processes import mark
+from replicax import _checkpoint_files as files
+
+strategy = rx.MultiWorkerMirroredStrategy()
+me = strategy.cluster_resolver.task_id
+folder = pathlib.Path(os.environ["FOLDER"])
+S, A = rx.VariableSynchronization, rx.VariableAggregation
+rid = lambda: rx.get_replica_context().replica_id_in_sync_group
+
+def told(name, value):
+    print("told", json.dumps([name, value]), flush=True)
+
+def parts(v):
+    return [np.asarray(part).tolist() for part in strategy.experimental_local_results(v)]
+
+class Position:
+    def __init__(self):
+        self.at = 0
+    def save_state(self):
+        return {"at": np.int64(self.at)}
+    def restore_state(self, state):
+        self.at = int(state["at"])
+
+def made():
+    with strategy.scope():
+        v = rx.Variable([1.0, 2.0])
+        total = rx.Variable(0.0, synchronization=S.ON_READ, aggregation=A.SUM)
+    return rx.train.Checkpoint(v=v, total=total, data=Position())
+
+checkpoint = made()
+written = []
+write = files.write
+files.write = lambda path, saved: (written.append(os.path.relpath(path, folder)), write(path, saved))
+"""
+
+PROGRAM = """
+strategy.run(lambda: checkpoint.total.assign(rid() + 1.0))
+checkpoint.data.at = 10 + me
+
+# As programs for TensorFlow do it: each worker has a path of its own, and the chief's is the one that counts.
+own = folder / ("run" if strategy.extended.should_checkpoint else f"temporary{me}")
+told("own", checkpoint.save(own / "ckpt")[-6:])
+
+# One path for all: one writes. The number is counted by all.
+manager = rx.train.CheckpointManager(checkpoint, folder / "shared", max_to_keep=1)
+manager.save(), manager.save()
+told("shared", [written, sorted(os.listdir(folder / "shared")), os.path.basename(manager.latest_checkpoint)])
+strategy.run(lambda: rx.get_replica_context().all_reduce("SUM", jnp.ones(1)))  # nobody goes on before all have looked
+
+# Each worker alone, with what is not of several: nobody waits.
+if me == 1:
+    kinds = [np.float32(3.0), np.float32([-0.0, np.nan]), np.float32([-0.0]), np.zeros((0, 2), np.int8),
+             np.bool_([1, 0]), jnp.ones((2, 3), jnp.bfloat16) * 1.25, jnp.arange(4).astype(jnp.int4),
+             np.complex64([1j]), np.zeros(5)]
+    kinds += [np.random.default_rng(0).normal(size=(3, 100_000)), np.arange(6.0).reshape(2, 3).T]
+    path = rx.train.Checkpoint(mine=kinds).save(folder / "alone" / "ckpt")
+    reader = rx.train.load_checkpoint(path)
+    got = [reader.get_tensor(f"mine/{i}/.ATTRIBUTES/VARIABLE_VALUE") for i in range(len(kinds))]
+    bits = lambda x: (x.dtype, x.shape, np.asarray(x).tobytes())
+    told("kinds", [bits(x) == bits(y) for x, y in zip(got, kinds)])
+
+new = made()
+new.v.assign([0.0, 0.0])
+new.restore(rx.train.latest_checkpoint(folder / "shared")).assert_consumed()
+told("restored", [parts(new.v), parts(new.total), float(new.total), new.data.at, int(new.save_counter)])
+
+# One path where the disk is not shared (which is played here): each has a copy.
+where = files.token_at
+files.token_at = lambda path: None
+checkpoint.write(folder / "disks" / "ckpt")
+told("disks", written[-1])
+files.token_at = where
+
+# What fails for one fails for all.
+if me == 0:
+    def write(path, saved):
+        raise OSError(28, "No space left on device")
+for path in (folder / "shared", folder / f"apart{me}"):
+    try:
+        checkpoint.save(path / "full")
+    except rx.CheckpointError as error:
+        told(f"error {path.name[:5]}", str(error))
+told("counted", int(checkpoint.save_counter))
+told("after", sum(parts(strategy.run(lambda: rx.get_replica_context().all_reduce("SUM", jnp.float32(1.0))))[:1]))
+"""
+
+
+def test_two_workers_save_to_paths_of_their_own_or_to_one(tmp_path):
+    folder = tmp_path / "out"
+    with Workers(tmp_path / "job", 2, START + PROGRAM, devices=2, env={"FOLDER": str(folder)}) as workers:
+        told = told_by(workers.join(timeout=120))
+    assert [worker["own"] for worker in told] == ["ckpt-1"] * 2
+    assert sorted(os.listdir(folder / "run")) == sorted(os.listdir(folder / "temporary1")) == ["checkpoint", "ckpt-1"]
+    there = ["checkpoint", "ckpt-3"]
+    assert told[0]["shared"] == [["run/ckpt-1", "shared/ckpt-2", "shared/ckpt-3"], there, "ckpt-3"]
+    assert told[1]["shared"] == [["temporary1/ckpt-1"], there, "ckpt-3"]
+    assert all(told[1]["kinds"]) and len(told[1]["kinds"]) == 11
+    total = 1.0 + 2 + 3 + 4
+    for me, worker in enumerate(told):
+        assert worker["restored"] == [[[1.0, 2.0]] * 2, [total / 4] * 2, total, 10 + me, 3]
+        assert worker["disks"] == "disks/ckpt"
+        assert "worker 0: OSError: [Errno 28] No space left on device" in worker["error share"]
+        assert "worker 0: OSError" in worker["error apart"]
+        assert worker["counted"] == 3 and worker["after"] == 4.0
+    # What the job has saved, in one process.
+    with mirrored(2).scope():
+        v = rx.Variable([0.0, 0.0])
+        total_here = rx.Variable(
+            0.0, synchronization=rx.VariableSynchronization.ON_READ, aggregation=rx.VariableAggregation.SUM
+        )
+    for path in (folder / "run" / "ckpt-1", folder / "temporary1" / "ckpt-1", folder / "disks" / "ckpt"):
+        checkpoint = rx.train.Checkpoint(v=v, total=total_here)
+        checkpoint.read(path).expect_partial().assert_existing_objects_matched()
+        assert v.numpy().tolist() == [1.0, 2.0] and float(total_here) == total
+        v.assign(np.zeros(2))
+    position = Position()
+    with pytest.warns(UserWarning, match="data was saved by 2 processes and there are 1 now"):
+        status = rx.train.Checkpoint(data=position).read(folder / "run" / "ckpt-1").expect_partial()
+    with pytest.raises(AssertionError, match="not bound to checkpointed values.*data"):
+        status.assert_existing_objects_matched()
+
+
+class Position:
+    def save_state(self):
+        pytest.fail("nothing is saved")
+
+    def restore_state(self, state):
+        pytest.fail("its position is not known")
+
+
+KILLED = """
+import signal
+checkpoint.save(folder / "ckpt")
+checkpoint.v.assign([5.0, 5.0])
+if me == 0:
+    files.os.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+checkpoint.save(folder / "ckpt")
+told("not here", True)
+"""
+
+
+def test_the_writer_is_killed_and_the_other_worker_does_not_wait_for_it(tmp_path):
+    folder = tmp_path / "out"
+    with Workers(tmp_path / "job", 2, START + KILLED, env={"FOLDER": str(folder)}) as workers:
+        done = workers.join(timeout=60)
+    assert done[0].returncode == -9 and done[1].returncode != 0
+    assert "worker 0" in done[1].stderr and "not here" not in done[1].stdout
+    latest = rx.train.latest_checkpoint(folder)
+    assert latest == str(folder / "ckpt-1")
+    v = rx.Variable([0.0, 0.0])
+    rx.train.Checkpoint(v=v).restore(latest).expect_partial()
+    assert v.numpy().tolist() == [1.0, 2.0]
