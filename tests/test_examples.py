@@ -36,3 +36,25 @@ def test_every_kind_of_input_gives_the_same_sum():
     assert len(sums) == 6
     assert sums["a dataset of global batches"] == sums["a function of the worker"] == sums["a list of arrays"]
     assert sums["a list of arrays"] == sums["the sum of all rows by numpy"]
+
+
+def test_workers_go_on_from_their_checkpoints(tmp_path):
+    """Two workers, then two again, then one process alone."""
+    folder = str(tmp_path / "checkpoints")
+
+    def launched() -> str:
+        env = {key: value for key, value in os.environ.items() if not key.startswith(("REPLICAX_", "KERAS_"))}
+        command = [sys.executable, "-m", "replicax.launch", "--workers", "2", str(EXAMPLES / "multi_worker.py")]
+        ended = subprocess.run(
+            [*command, "--folder", folder, "--epochs", "1"], env=env, capture_output=True, text=True, timeout=240
+        )
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        return ended.stdout
+
+    first, second = launched(), launched()
+    alone = output_of("multi_worker.py", "--folder", folder, "--epochs", "1")
+    assert "2 replicas; starting anew" in first and "epoch 1: " in first
+    assert f"2 replicas; going on from {folder}/ckpt-1 after 1 epochs" in second and "epoch 2: " in second
+    assert f"1 replicas; going on from {folder}/ckpt-2 after 2 epochs" in alone and "epoch 3: " in alone
+    losses = [float(re.search(r"loss ([\d.]+)", text)[1]) for text in (first, second, alone)]
+    assert losses[0] > 1.3 * losses[1] > 1.3 * losses[2]
