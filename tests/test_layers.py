@@ -24,6 +24,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_private",
         "_channel",
         "_calls",
+        "_conversion",
         "_verdict",
         "_ending",
         "_monitor",
@@ -55,6 +56,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_control_flow",
         "_arguments",
         "_pulls",
+        "_staging",
+        "_autograph",
         "_function",
         "_logical",
     ),
@@ -77,7 +80,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
 MAY_USE_JAX_SRC = {"_private"}
 
 # Libraries that nobody needs for `import replicax`: they are imported where they are used, if at all.
-NOT_AT_TOP_LEVEL = {"flax", "googleapiclient", "grain", "keras", "kubernetes", "optax", "tensorflow", "torch"}
+NOT_AT_TOP_LEVEL = {"flax", "googleapiclient", "grain", "keras", "kubernetes", "malt", "optax", "tensorflow", "torch"}
 NEVER = {"tensorflow"}
 
 

@@ -19,6 +19,7 @@ from replicax import (
     _across,
     _collectives,
     _context,
+    _conversion,
     _creation,
     _cross_device_ops,
     _data,
@@ -163,9 +164,9 @@ class StrategyExtended:
                 )
         with _context.entered(strategy, None):
             if frame.local and frame.mesh is self._mesh and isinstance(frame, _levels.Level):
-                return self._run_inline(fn, args, kwargs)
+                return self._run_inline(_conversion.converted(fn), args, kwargs)
             if _levels.is_tracing():
-                return _spmd.run(strategy, self._mesh, fn, args, kwargs)
+                return _spmd.run(strategy, self._mesh, _conversion.converted(fn), args, kwargs)
             compile_it = _function.is_function(fn) and not _function.functions_run_eagerly()
             if (compile_it or _function.host_driven()) and not isinstance(frame, _levels.ReplicaFrame):
                 return _function.compiled_run(strategy, fn)(args, kwargs)
@@ -520,7 +521,7 @@ class StrategyExtended:
         frame, mesh = _levels.frame(), self._mesh
         if frame.local and frame.mesh is mesh:
             args, kwargs = _nest.map_structure(own_component, args), _nest.map_structure(own_component, kwargs)
-            result = fn(var.values[0], *args, **kwargs)
+            result = _conversion.converted(fn)(var.values[0], *args, **kwargs)
             return _nest.map_structure(
                 lambda leaf: Mirrored.of_local(leaf, mesh) if isinstance(leaf, jax.core.Tracer) else leaf, result
             )
@@ -595,7 +596,7 @@ class StrategyExtended:
         """Calls `fn(*args, **kwargs)` once, in cross-replica context."""
         _context.require_cross_replica(self._container)
         with _context.entered(self._container, None):
-            return fn(*args, **(kwargs or {}))
+            return _conversion.converted(fn)(*args, **(kwargs or {}))
 
     # Values and input.
 
