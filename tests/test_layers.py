@@ -24,7 +24,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_private",
         "_channel",
         "_calls",
-        "_conversion",
         "_verdict",
         "_ending",
         "_monitor",
@@ -42,6 +41,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "engine": (
         "_levels",
         "_stages",
+        "_conversion",
         "_context",
         "_collectives",
         "_across",
@@ -56,7 +56,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_control_flow",
         "_arguments",
         "_pulls",
+        "_blocks",
         "_staging",
+        "_operators",
         "_autograph",
         "_function",
         "_logical",
@@ -82,6 +84,8 @@ MAY_USE_JAX_SRC = {"_private"}
 # Libraries that nobody needs for `import replicax`: they are imported where they are used, if at all.
 NOT_AT_TOP_LEVEL = {"flax", "googleapiclient", "grain", "keras", "kubernetes", "malt", "optax", "tensorflow", "torch"}
 NEVER = {"tensorflow"}
+# Modules that are imported where they are used as well, and the libraries that they may therefore import.
+IMPORTED_WHERE_USED = {"_autograph": {"malt"}}
 
 
 class Import(NamedTuple):
@@ -178,7 +182,9 @@ def test_optional_libraries_are_imported_where_they_are_used(module):
     wrong = [
         f"line {found.line}: {library}"
         for found in imports(MODULES[module])
-        if (library := found.module.partition(".")[0]) in NEVER or (library in NOT_AT_TOP_LEVEL and found.top_level)
+        if (library := found.module.partition(".")[0]) in NEVER
+        or (library in NOT_AT_TOP_LEVEL - IMPORTED_WHERE_USED.get(module, set()) and found.top_level)
+        or (own_module(found.module) in IMPORTED_WHERE_USED and found.top_level)
     ]
     assert not wrong, f"{module} imports what replicax does not need: {wrong}"
 

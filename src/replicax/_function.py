@@ -542,7 +542,7 @@ def is_function(value: Any) -> bool:
     return isinstance(value, (Function, _Method))
 
 
-def compiled_run(strategy: Any, fn: Callable[..., Any]) -> Function:
+def compiled_run(strategy: Any, fn: Any) -> Function:
     """`strategy.run(fn, ...)` as a `function`, one for all functions of the same code and closure."""
     cache = strategy.__dict__.setdefault("_compiled_runs", {})
     keep: list[Any] = []

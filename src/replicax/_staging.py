@@ -1,9 +1,9 @@
 """Branches and loops on tensors as parts of the program that is being traced: their Python code runs once.
 
 JAX's own are functions of arrays. Here a branch or the body of a loop is Python code that may also read and assign
-variables, and what it returns may hold numbers and other objects. So each is first traced by itself, on a level of its
-own (see `_levels`), which tells what it returns and which variables it touches; then `lax.cond`, `lax.while_loop` or
-`lax.scan` runs what was traced, with the variables' values among its operands and results.
+variables, and what it returns may hold numbers and other objects. So each is first traced by itself, which tells what
+it returns and which variables it touches (see `_blocks`); then `lax.cond`, `lax.while_loop` or `lax.scan` runs what was
+traced, with the variables' values among its operands and results.
 """
 
 from __future__ import annotations
@@ -14,54 +14,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from replicax import _context, _levels, _pulls, _tape
-
-
-class Undefined:
-    """The value of a Python variable that has none."""
-
-    __slots__ = ("symbol_name",)
-
-    def __init__(self, symbol_name: str):
-        self.symbol_name = symbol_name
-
-    def read(self) -> Any:
-        """What happens where the variable is read."""
-        raise UnboundLocalError(f"'{self.symbol_name}' is used before assignment")
-
-
-class UndefinedReturnValue:
-    """The value of a function that has not come to a `return` yet."""
-
-
-class DynamicRange:
-    """Numbers from `start` to before `limit` of which only the program knows how many they are; to loop over."""
-
-    def __init__(self, start: Any, limit: Any, delta: Any = 1, dtype: Any = None):
-        self.dtype = jnp.result_type(start, limit, delta) if dtype is None else dtype
-        self.start, self.limit, self.delta = (jnp.asarray(x, self.dtype) for x in (start, limit, delta))
-
-    def __jax_array__(self) -> jax.Array:
-        return jnp.arange(self.start, self.limit, self.delta)  # JAX says that this cannot be
-
-    def __len__(self) -> int:
-        return int(self.size())  # and that this cannot
-
-    def size(self) -> jax.Array:
-        """How many numbers there are."""
-        steps = jnp.ceil((self.limit - self.start) / self.delta)
-        return jnp.maximum(steps, 0).astype(jnp.int32)
-
-
-def where_is_nowhere() -> str:
-    """Stands in for `where`."""
-    return ""
-
-
-where: Callable[[], str] = where_is_nowhere  # the line of the user's code, for the beginning of messages
+from replicax import _pulls
+from replicax._blocks import (
+    Block,
+    Tensor,
+    Undefined,
+    UndefinedReturnValue,
+    Value,
+    flattened,
+    pulled_outside,
+    state_of,
+    where,
+    write,
+)
 
 
 class _Guessing(threading.local):
@@ -70,167 +37,6 @@ class _Guessing(threading.local):
 
 
 _guessing = _Guessing()
-
-
-# Values: the tensors among them, and the rest.
-
-
-class _Tensor:
-    """Stands for a tensor among the leaves of a value. `given`: the number or variable that it was made of."""
-
-    __slots__ = ("place", "shape", "dtype", "given")
-
-    def __init__(self, place: int, array: Any, given: Any):
-        self.place, self.shape, self.dtype = place, array.shape, array.dtype
-        self.given = None if isinstance(given, jax.Array) else given
-
-    def is_constant_like(self, other: _Tensor) -> bool:
-        """Whether both were made of the same Python number or of one variable."""
-        if self.given is None or type(self.given) is not type(other.given):
-            return False
-        return self.given is other.given or (
-            isinstance(self.given, (bool, int, float, complex)) and repr(self.given) == repr(other.given)
-        )
-
-
-class _Value:
-    """What a Python variable holds: a tree of leaves, each a `_Tensor` or any other object."""
-
-    __slots__ = ("name", "tree", "leaves")
-
-    def __init__(self, name: str, value: Any, arrays: list[Any]):
-        self.name = name
-        self.leaves, self.tree = jax.tree.flatten(value, is_leaf=lambda x: x is None or _tape.is_variable(x))
-        for i, leaf in enumerate(self.leaves):
-            array = _as_tensor(leaf)
-            if array is not None:
-                self.leaves[i] = _Tensor(len(arrays), array, leaf)
-                arrays.append(array)
-
-    def lone(self) -> Any:
-        """The leaf, where the value is but one that is no tensor."""
-        return self.leaves[0] if len(self.leaves) == 1 and self.tree == _LEAF else _NOTHING
-
-    def rebuilt(self, arrays: Sequence[Any]) -> Any:
-        leaves = [arrays[leaf.place] if isinstance(leaf, _Tensor) else leaf for leaf in self.leaves]
-        return jax.tree.unflatten(self.tree, leaves)
-
-
-_LEAF = jax.tree.structure(0)
-_NOTHING = object()
-
-
-def _as_tensor(leaf: Any) -> Any:
-    """A number, an array or a variable as an array of a dtype of its own; None for anything else."""
-    if _tape.is_variable(leaf):
-        leaf = leaf.value()
-    if isinstance(leaf, (bool, int, float, complex)):
-        leaf = jnp.asarray(leaf)
-    elif isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "biufc":
-        leaf = _context.as_array(leaf)
-    if not isinstance(leaf, jax.Array):
-        return None
-    return lax.convert_element_type(leaf, leaf.dtype) if leaf.aval.weak_type else leaf
-
-
-def _values(names: Sequence[str], values: Sequence[Any]) -> tuple[list[_Value], list[Any]]:
-    arrays: list[Any] = []
-    return [_Value(name, value, arrays) for name, value in zip(names, values)], arrays
-
-
-class _Block:
-    """Python code traced by itself: its jaxpr, what it returns, and the level that knows which variables it touched.
-
-    Args:
-        code: gets tracers, returns one value for each of the names.
-        inputs: arrays of the tracers' types.
-        pulled: what `next(iterator)` gives in the code, one after another: the iterators and their elements. It grows
-            where more is asked for. None: there can be no `next(iterator)` in the code.
-    """
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        code: Callable[..., Sequence[Any]],
-        inputs: Sequence[Any] = (),
-        pulled: list[tuple[Any, Any]] | None = None,
-    ):
-        outer = _levels.frame()
-        self.level = level = _levels.Level(outer.local, outer.mesh)
-        self.pulled = pulled
-        self.slots: list[list[int]] = []  # of the leaves of each element
-        outer_lift = _pulls.lifts.stack[-1] if _pulls.lifts.stack else None
-
-        def lift(iterator: Any) -> Any:
-            if _levels.frame() is not level or outer_lift is None or level.local:
-                return NotImplemented
-            if pulled is None:
-                raise _pulls.DrivenFromHost
-            if len(self.slots) == len(pulled):
-                with _levels.entered(outer):
-                    pulled.append((iterator, _pulled_outside(outer_lift, iterator)))
-            self.slots.append([])
-            return _pulls.as_inputs(pulled[len(self.slots) - 1][1], level, self.slots[-1])
-
-        def traced(*tracers: Any) -> list[Any]:
-            level.trace = _levels.untaped_trace()
-            with _levels.entered(level):
-                self.values, arrays = _values(names, code(*tracers))
-                self.count = len(arrays)
-                written = [_strong(leaf) for key in level.written for leaf in level.values[key]]
-            return [*arrays, *written]
-
-        _pulls.lifts.stack.append(lift)
-        try:
-            self.jaxpr = jax.make_jaxpr(traced)(*inputs)
-        finally:
-            _pulls.lifts.stack.pop()
-        self.sizes = {key: len(level.values[key]) for key in level.written}
-        level.values.clear()
-        if isinstance(outer, _levels.Level):
-            outer.meshes += level.meshes
-
-    def run(
-        self, inputs: Sequence[Any], state: dict[int, list[Any]], elements: Sequence[Sequence[Any]] = ()
-    ) -> tuple[list[Any], dict[int, list[Any]]]:
-        """The arrays that it returns and the state after it, which is the leaves of variables by their id."""
-        supplied = {slot: state[key][i] for key, slots in self.level.inputs.items() for i, slot in enumerate(slots)}
-        for slots, arrays in zip(self.slots, elements):
-            supplied.update(zip(slots, arrays))
-        results = self.level.replay(self.jaxpr, supplied, *inputs)
-        rest = iter(results[self.count :])
-        return results[: self.count], {**state, **{k: [next(rest) for _ in range(n)] for k, n in self.sizes.items()}}
-
-
-def _pulled_outside(lift: Callable[[Any], Any], iterator: Any) -> Any:
-    element = lift(iterator)
-    if element is NotImplemented:
-        raise _pulls.DrivenFromHost
-    return element
-
-
-def _strong(array: Any) -> Any:
-    array = jnp.asarray(array)
-    return lax.convert_element_type(array, array.dtype) if array.aval.weak_type else array
-
-
-def _state(*blocks: _Block) -> tuple[dict[int, list[Any]], dict[int, Any]]:
-    """The current leaves of all variables that the blocks touch, and the variables that they assign."""
-    state: dict[int, list[Any]] = {}
-    written: dict[int, Any] = {}
-    frame = _levels.frame()
-    for block in blocks:
-        for key, variable in block.level.variables.items():
-            leaves = frame.read(variable)
-            # Tapes around see what is read inside as read here.
-            state[key] = _tape.on_read(variable, leaves) if key in block.level.inputs else state.get(key, list(leaves))
-        written.update(block.level.written)
-    return {key: [_strong(leaf) for leaf in leaves] for key, leaves in state.items()}, written
-
-
-def _write(written: dict[int, Any], state: dict[int, list[Any]]) -> None:
-    for key, variable in written.items():
-        _levels.frame().write(variable, state[key])
 
 
 # Branches.
@@ -251,9 +57,9 @@ def cond(
     """
     if jnp.shape(pred) != ():
         raise ValueError(f"{where()}the condition of a branch must be a scalar, got a tensor of shape {pred.shape}.")
-    blocks = _Block(names, body), _Block(names, orelse)
+    blocks = Block(names, body), Block(names, orelse)
     merged = [_merged(*pair) for pair in zip(blocks[0].values, blocks[1].values)]
-    state, written = _state(*blocks)
+    state, written = state_of(*blocks)
     chosen = [leaf for _, leaves in merged for leaf in leaves if isinstance(leaf, _Chosen)]
 
     def branch(which: int) -> Callable[[Any], Any]:
@@ -264,7 +70,7 @@ def cond(
         return run
 
     results, after = lax.cond(jnp.asarray(pred, bool), branch(0), branch(1), state)
-    _write(written, after)
+    write(written, after)
     found = iter(results)
     return [
         jax.tree.unflatten(tree, [next(found) if isinstance(leaf, _Chosen) else leaf for leaf in leaves])
@@ -275,7 +81,7 @@ def cond(
 class _Chosen:
     """A tensor that comes from either branch; from one that does not define it as zeros, which nobody reads."""
 
-    def __init__(self, parts: tuple[_Tensor | None, _Tensor | None]):
+    def __init__(self, parts: tuple[Tensor | None, Tensor | None]):
         self.parts = parts
 
     def of(self, which: int, arrays: Sequence[Any]) -> Any:
@@ -292,7 +98,7 @@ def _zeros(like: Any) -> Any:
 _BRANCHES = "main", "else"
 
 
-def _merged(mine: _Value, theirs: _Value) -> tuple[Any, list[Any]]:
+def _merged(mine: Value, theirs: Value) -> tuple[Any, list[Any]]:
     """The tree of a value that comes from either branch, and its leaves: `_Chosen` tensors and other objects."""
     name, pair = mine.name, (mine, theirs)
     for which, value in enumerate(pair):
@@ -303,7 +109,7 @@ def _merged(mine: _Value, theirs: _Value) -> tuple[Any, list[Any]]:
             return mine.tree, list(mine.leaves)
         if isinstance(lone, UndefinedReturnValue) or any(lone is guessed for guessed in _guessing.undefined):
             return other.tree, [
-                _Chosen((None, leaf) if which == 0 else (leaf, None)) if isinstance(leaf, _Tensor) else leaf
+                _Chosen((None, leaf) if which == 0 else (leaf, None)) if isinstance(leaf, Tensor) else leaf
                 for leaf in other.leaves
             ]
         if lone is None:
@@ -318,7 +124,7 @@ def _merged(mine: _Value, theirs: _Value) -> tuple[Any, list[Any]]:
 
 
 def _merged_leaf(name: str, a: Any, b: Any) -> Any:
-    if isinstance(a, _Tensor) and isinstance(b, _Tensor):
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
         if a.is_constant_like(b):
             return a.given
         for what, error in (("dtype", TypeError), ("shape", ValueError)):
@@ -343,7 +149,7 @@ def _same_object(a: Any, b: Any) -> bool:
 
 
 def _described(leaf: Any) -> str:
-    return f"a tensor of {leaf.dtype}" if isinstance(leaf, _Tensor) else repr(leaf)
+    return f"a tensor of {leaf.dtype}" if isinstance(leaf, Tensor) else repr(leaf)
 
 
 # Loops.
@@ -371,10 +177,10 @@ def while_loop(
             raise ValueError(f"{where()}the condition of a loop must be a scalar, got a tensor of {jnp.shape(held)}.")
         return (jnp.asarray(held, bool),)
 
-    condition = _Block(("the condition",), tested, arrays)
+    condition = Block(("the condition",), tested, arrays)
     if condition.level.written:
         raise RuntimeError(f"{where()}the condition of a loop on tensors assigns a variable; assign it in the loop.")
-    state, written = _state(condition, block)
+    state, written = state_of(condition, block)
 
     def running(carry: Any) -> Any:
         values, changing = carry
@@ -386,7 +192,7 @@ def while_loop(
         return values, {key: after[key] for key in written}
 
     arrays, after = lax.while_loop(running, step, (arrays, {key: state[key] for key in written}))
-    _write(written, after)
+    write(written, after)
     return _rebuilt(before, arrays)
 
 
@@ -401,7 +207,7 @@ def scan(
     """
     pulled: list[tuple[Any, Any]] = []
     before, arrays, block = _loop_body(names, init, body, xs[0], pulled)
-    state, written = _state(block)
+    state, written = state_of(block)
     elements = _all_elements(block, len(xs))
 
     def step(carry: Any, sliced: Any) -> Any:
@@ -410,11 +216,11 @@ def scan(
         return (values, {key: after[key] for key in written}), None
 
     (arrays, after), _ = lax.scan(step, (arrays, {key: state[key] for key in written}), (xs, elements))
-    _write(written, after)
+    write(written, after)
     return _rebuilt(before, arrays)
 
 
-def _all_elements(block: _Block, count: int) -> list[list[Any]]:
+def _all_elements(block: Block, count: int) -> list[list[Any]]:
     """What a loop of so many iterations pulls: for each `next(iterator)` in its body, stacked over the iterations."""
     if not block.slots:
         return []
@@ -423,13 +229,13 @@ def _all_elements(block: _Block, count: int) -> list[list[Any]]:
     first = block.pulled[: len(block.slots)]
     rounds = [[_pulls.element_arrays(element) for _, element in first]]
     for _ in range(count - 1):
-        rounds.append([_pulls.element_arrays(_pulled_outside(lift, iterator)) for iterator, _ in first])
+        rounds.append([_pulls.element_arrays(pulled_outside(lift, iterator)) for iterator, _ in first])
         if [[x.aval for x in arrays] for arrays in rounds[-1]] != [[x.aval for x in arrays] for arrays in rounds[0]]:
             raise _pulls.DrivenFromHost  # batches of other sizes: each is a program of its own
     return [[jnp.stack(column) for column in zip(*element)] for element in zip(*rounds)]
 
 
-def _rebuilt(values: Sequence[_Value], arrays: Sequence[Any]) -> list[Any]:
+def _rebuilt(values: Sequence[Value], arrays: Sequence[Any]) -> list[Any]:
     return [value.rebuilt(arrays) for value in values]
 
 
@@ -439,20 +245,20 @@ def _loop_body(
     body: Callable[..., Sequence[Any]],
     x: Any = None,
     pulled: list[tuple[Any, Any]] | None = None,
-) -> tuple[list[_Value], list[Any], _Block]:
+) -> tuple[list[Value], list[Any], Block]:
     """The values before a loop, their arrays, and its body.
 
     What the loop is the first to define has no type before. It is found by tracing the body once more.
     """
     rest = () if x is None else (x,)
 
-    def traced() -> tuple[list[_Value], list[Any], _Block]:
-        before, arrays = _values(names, init)
+    def traced() -> tuple[list[Value], list[Any], Block]:
+        before, arrays = flattened(names, init)
 
         def code(*tracers: Any) -> Sequence[Any]:
             return body(_rebuilt(before, tracers), *tracers[len(arrays) :])
 
-        return before, arrays, _Block(names, code, [*arrays, *rest], pulled)
+        return before, arrays, Block(names, code, [*arrays, *rest], pulled)
 
     missing = [value for value in init if isinstance(value, Undefined)]
     _guessing.undefined += missing
@@ -475,7 +281,7 @@ def _loop_body(
             new.lone(), type(lone)
         ):
             init[i] = jax.tree.unflatten(
-                new.tree, [_zeros(leaf) if isinstance(leaf, _Tensor) else leaf for leaf in new.leaves]
+                new.tree, [_zeros(leaf) if isinstance(leaf, Tensor) else leaf for leaf in new.leaves]
             )
             guessed = True
     if guessed:
@@ -485,7 +291,7 @@ def _loop_body(
     return before, arrays, block
 
 
-def _check_invariant(old: _Value, new: _Value) -> None:
+def _check_invariant(old: Value, new: Value) -> None:
     name = old.name
     if old.tree != new.tree:
         raise ValueError(
@@ -493,7 +299,7 @@ def _check_invariant(old: _Value, new: _Value) -> None:
             f"{new.tree}."
         )
     for a, b in zip(old.leaves, new.leaves):
-        if isinstance(a, _Tensor) and isinstance(b, _Tensor):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
             for what, error in (("dtype", TypeError), ("shape", ValueError)):
                 if getattr(a, what) != getattr(b, what):
                     raise error(

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _data as _datasets
 from replicax import _conversion, _devices, _display, _function, _nest, _private, _specs, _tpu_system
+from replicax import _data as _datasets
 from replicax import _types as _words
 from replicax import cluster_resolver as _resolvers
 from replicax import tpu as _tpu

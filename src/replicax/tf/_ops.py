@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _conversion, _errors, _levels, _staging
+from replicax import _blocks, _context, _conversion, _errors, _levels, _staging
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import TensorShape, as_dtype
 from replicax._values import DistributedValues, Mirrored, PerReplica
@@ -103,7 +103,7 @@ def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name
     """
     start, limit = (0, start) if limit is None else (start, limit)
     if any(isinstance(x, jax.core.Tracer) for x in (start, limit, delta)) and _conversion.is_on():
-        return _staging.DynamicRange(start, limit, delta, None if dtype is None else as_dtype(dtype))
+        return _blocks.DynamicRange(start, limit, delta, None if dtype is None else as_dtype(dtype))
     values = [
         x.item() if hasattr(x, "item") and not isinstance(x, jax.core.Tracer) else x for x in (start, limit, delta)
     ]
