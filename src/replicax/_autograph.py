@@ -69,10 +69,6 @@ _BUILTINS: dict[int, Callable[..., Any]] = {
     id(float): _operators.float_,
     id(range): _operators.range_,
 }
-    id(int): _operators.int_,
-    id(float): _operators.float_,
-    id(range): _operators.range_,
-}
 _IN_CONTEXT: dict[int, Callable[..., Any]] = {
     id(eval): lambda args, scope: py_builtins.eval_in_original_context(eval, args, scope),
     id(super): lambda args, scope: py_builtins.super_in_original_context(super, args, scope),
@@ -202,7 +198,7 @@ def _add_lines(error: Exception) -> None:
         origin = _origin(frame, line)
         if origin is None:
             continue
-        text = f'  File "{origin.loc.filename}", line {origin.loc.lineno}, in {origin.function_name}\n'
+        text = f'  File "{origin.loc.filename}", line {origin.loc.lineno}, in {origin.function_name or "<lambda>"}\n'
         text += f"    {origin.source_code_line.strip()}"
         if text != lines[-1]:
             lines.append(text)
