@@ -386,7 +386,7 @@ def test_replica_functions_are_converted(n):
             total.assign_add(100)
         while total < 50:
             total.assign_add(10)
-        mean.assign(total)
+        mean.assign(total.value())
         return total.value()
 
     f = converted(lambda: strategy.run(fn))
@@ -741,7 +741,7 @@ def test_errors_of_the_users_own_point_at_their_lines():
         "In user code:",
         f'  File "{__file__}", line {failing.__code__.co_firstlineno + 1}, in failing',
         "    if x > 0:",
-        f'  File "{__file__}", line {failing.__code__.co_firstlineno + 2}, in if_body',
+        f'  File "{__file__}", line {failing.__code__.co_firstlineno + 2}, in failing',
         "    x = helper_that_fails(x)",
         f'  File "{__file__}", line {helper_that_fails.__code__.co_firstlineno + 1}, in helper_that_fails',
         '    raise KeyError("mine")',

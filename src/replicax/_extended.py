@@ -164,9 +164,9 @@ class StrategyExtended:
                 )
         with _context.entered(strategy, None):
             if frame.local and frame.mesh is self._mesh and isinstance(frame, _levels.Level):
-                return self._run_inline(_conversion.converted(fn), args, kwargs)
+                return self._run_inline(fn, args, kwargs)
             if _levels.is_tracing():
-                return _spmd.run(strategy, self._mesh, _conversion.converted(fn), args, kwargs)
+                return _spmd.run(strategy, self._mesh, fn, args, kwargs)
             compile_it = _function.is_function(fn) and not _function.functions_run_eagerly()
             if (compile_it or _function.host_driven()) and not isinstance(frame, _levels.ReplicaFrame):
                 return _function.compiled_run(strategy, fn)(args, kwargs)
