@@ -591,6 +591,73 @@ def test_tapes_inside_of_loops_and_variables_written_under_tapes():
     assert np.isclose(float(f(jnp.asarray([2.0, 3.0]))), expected) and np.isclose(float(w), losses)
 
 
+@pytest.mark.parametrize("n", [0, 1, 7, 150])
+def test_gradients_of_a_while_loop(n):
+    """Of its 150 iterations every eighth is kept."""
+    v = rx.Variable(1.1)
+
+    def unrolled(x, v):
+        y = x
+        for i in range(n):
+            y = y * v if i % 2 == 0 else y - x
+        return y
+
+    @converted
+    def f(x, n):
+        with rx.GradientTape() as tape:
+            tape.watch(x)
+            y, i = x, 0
+            while i < n:
+                if i % 2 == 0:
+                    y = y * v
+                else:
+                    y = y - x
+                i += 1
+        return tape.gradient(y, [x, v])
+
+    assert np.allclose(f(jnp.float32(2), jnp.int32(n)), jax.grad(unrolled, (0, 1))(2.0, 1.1), rtol=1e-4)
+
+
+def test_gradients_through_loops_in_loops_and_variables_written_in_them():
+    v = rx.Variable(1.0)
+
+    @converted
+    def f(x, n):
+        with rx.GradientTape() as tape:
+            tape.watch(x)
+            total = 0.0
+            for _ in range(n):
+                z = x
+                while z < 10:
+                    z = z * 2
+                    v.assign(v * x)
+                total += z * x
+            total += v
+        return tape.gradient(total, x)
+
+    # z is 8 * x after three rounds, so the total is n * 8 * x ** 2 + x ** (3 * n).
+    assert np.isclose(f(jnp.float32(1.5), jnp.int32(2)), 2 * 16 * 1.5 + 6 * 1.5**5)
+    assert np.isclose(float(v), 1.5**6)
+
+
+def test_gradients_of_a_loop_with_meetings():
+    strategy = mirrored(2)
+
+    def fn(x, n):
+        with rx.GradientTape() as tape:
+            tape.watch(x)
+            y = x
+            for _ in range(n):
+                y = y * rx.get_replica_context().all_reduce(SUM, x)
+        return tape.gradient(y, x)
+
+    x = strategy.experimental_distribute_values_from_function(lambda c: jnp.float32(c.replica_id_in_sync_group + 1))
+    f = converted(lambda x, n: strategy.run(fn, args=(x, n)))
+    of_tensor, of_number = f(x, jnp.int32(2)), f(x, 2)
+    # y is x * s ** 2 with s the sum of both: s ** 2 of its own, and 2 * x * s of both replicas through the sum.
+    assert [float(g) for g in of_tensor.values] == [float(g) for g in of_number.values] == [9 + 6 + 12] * 2
+
+
 def test_jax_grad_of_converted_code():
     @converted
     def f(x):
@@ -911,6 +978,21 @@ def gradients():
     v.assign(3.)
     return [f(tf.constant(x), tf.constant([2., 5., 20.])) for x in (2., -2.)]
 
+def gradients_of_while():
+    @tf.function
+    def f(x, n):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = x
+            while y < 100.:
+                y = y * y * v
+            z = x
+            for i in tf.range(n):
+                z = z * v
+        return y, tape.gradient(y, [x, v]), tape.gradient(z, [x, v])
+    v.assign(1.5)
+    return [f(tf.constant(x), tf.constant(n)) for x, n in ((2., 3), (200., 0))]
+
 def replicas():
     s = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with s.scope():
@@ -1066,6 +1148,8 @@ tf.config.set_logical_device_configuration(
 import programs
 
 def plain(x):
+    if x is None:
+        return None
     if isinstance(x, (list, tuple)):
         return [plain(v) for v in x]
     return np.asarray(x.numpy() if hasattr(x, "numpy") else x).tolist()

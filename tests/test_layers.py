@@ -57,6 +57,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_arguments",
         "_pulls",
         "_blocks",
+        "_while",
         "_staging",
         "_operators",
         "_autograph",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -181,13 +182,21 @@ class Block:
             outer.meshes += level.meshes
 
     def run(
-        self, inputs: Sequence[Any], state: dict[int, list[Any]], elements: Sequence[Sequence[Any]] = ()
+        self,
+        inputs: Sequence[Any],
+        state: dict[int, list[Any]],
+        elements: Sequence[Sequence[Any]] = (),
+        consts: Sequence[Any] | None = None,
     ) -> tuple[list[Any], dict[int, list[Any]]]:
-        """The arrays that it returns and the state after it, which is the leaves of variables by their id."""
+        """The arrays that it returns and the state after it, which is the leaves of variables by their id.
+
+        `consts` stand for what the code closes over, where that is to be an operand as well.
+        """
         supplied = {slot: state[key][i] for key, slots in self.level.inputs.items() for i, slot in enumerate(slots)}
         for slots, arrays in zip(self.slots, elements):
             supplied.update(zip(slots, arrays))
-        results = self.level.replay(self.jaxpr, supplied, *inputs)
+        jaxpr = self.jaxpr if consts is None else jex.ClosedJaxpr(self.jaxpr.jaxpr, consts)
+        results = self.level.replay(jaxpr, supplied, *inputs)
         rest = iter(results[self.count :])
         return results[: self.count], {**state, **{k: [next(rest) for _ in range(n)] for k, n in self.sizes.items()}}
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax import _pulls
+from replicax import _pulls, _while
 from replicax._blocks import (
     Block,
     Tensor,
@@ -163,7 +163,7 @@ def while_loop(
 ) -> list[Any]:
     """The values after `body(values)` has been repeated for as long as `test(values)` holds.
 
-    There is no gradient through it. Values that are undefined or None before the loop are zeros if it never runs.
+    Values that are undefined or None before the loop are zeros if it never runs.
 
     Raises:
         ValueError: a value has another structure or shape after an iteration, or is not defined before the loop.
@@ -182,16 +182,19 @@ def while_loop(
         raise RuntimeError(f"{where()}the condition of a loop on tensors assigns a variable; assign it in the loop.")
     state, written = state_of(condition, block)
 
-    def running(carry: Any) -> Any:
-        values, changing = carry
-        return condition.run(values, {**state, **changing})[0][0]
+    def running(operands: Any, carry: Any) -> Any:
+        (consts, _, unchanging), (values, changing) = operands, carry
+        return condition.run(values, {**unchanging, **changing}, consts=consts)[0][0]
 
-    def step(carry: Any) -> Any:
-        values, changing = carry
-        values, after = block.run(values, {**state, **changing})
+    def step(operands: Any, carry: Any) -> Any:
+        (_, consts, unchanging), (values, changing) = operands, carry
+        values, after = block.run(values, {**unchanging, **changing}, consts=consts)
         return values, {key: after[key] for key in written}
 
-    arrays, after = lax.while_loop(running, step, (arrays, {key: state[key] for key in written}))
+    unchanging = {key: leaves for key, leaves in state.items() if key not in written}
+    operands = condition.jaxpr.consts, block.jaxpr.consts, unchanging
+    carry = arrays, {key: state[key] for key in written}
+    arrays, after = _while.differentiable(running, step, operands, carry)
     write(written, after)
     return _rebuilt(before, arrays)
 
