@@ -129,6 +129,52 @@ def flattened(names: Sequence[str], values: Sequence[Any]) -> tuple[list[Value],
     return [Value(name, value, arrays) for name, value in zip(names, values)], arrays
 
 
+@jax.custom_jvp
+def _share(x: Any) -> Any:
+    """Zeros, with the gradient of `x`."""
+    return jnp.zeros_like(x)
+
+
+_share.defjvp(lambda primals, tangents: (_share(*primals), *tangents))
+
+
+class _BlockLevel(_levels.Level):
+    """The level of a block.
+
+    Under a tape around it, each read of a variable in it is a read of its own, as elsewhere: the gradient goes to the
+    variable, not through what was assigned to it. So what is read has the value's gradient taken away, and that of a
+    share added, which is an input of the block.
+    """
+
+    def __init__(self, outer: _levels.Frame):
+        super().__init__(outer.local, outer.mesh)
+        self.shares: dict[int, list[int]] = {}  # slots, of each variable's leaves that have gradients
+        self._tracers: dict[int, list[Any]] = {}
+        self._before = {id(tape) for tape in _tape.entered()}
+
+    def read(self, variable: Any) -> list[Any]:
+        key, leaves = id(variable), super().read(variable)
+        if not any(id(tape) in self._before for tape in _tape.followers(variable)):
+            return leaves
+        if key not in self.shares:
+            inputs = [self.new_input(leaf) for leaf in leaves if _is_inexact(leaf)]
+            self.shares[key] = [slot for slot, _ in inputs]
+            self._tracers[key] = [tracer for _, tracer in inputs]
+            self.variables[key] = variable
+        shares = iter(self._tracers[key])
+        with _levels.jax_trace(self.trace):
+            return [lax.stop_gradient(leaf) + next(shares) if _is_inexact(leaf) else leaf for leaf in leaves]
+
+    def forget(self) -> None:
+        """Lets go of what was traced."""
+        self.values.clear()
+        self._tracers.clear()
+
+
+def _is_inexact(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
 class Block:
     """Python code traced by itself: its jaxpr, what it returns, and the level that knows which variables it touched.
 
@@ -147,7 +193,7 @@ class Block:
         pulled: list[tuple[Any, Any]] | None = None,
     ):
         outer = _levels.frame()
-        self.level = level = _levels.Level(outer.local, outer.mesh)
+        self.level = level = _BlockLevel(outer)
         self.pulled = pulled
         self.slots: list[list[int]] = []  # of the leaves of each element
         outer_lift = _pulls.lifts.stack[-1] if _pulls.lifts.stack else None
@@ -177,7 +223,7 @@ class Block:
         finally:
             _pulls.lifts.stack.pop()
         self.sizes = {key: len(level.values[key]) for key in level.written}
-        level.values.clear()
+        level.forget()
         if isinstance(outer, _levels.Level):
             outer.meshes += level.meshes
 
@@ -193,6 +239,8 @@ class Block:
         `consts` stand for what the code closes over, where that is to be an operand as well.
         """
         supplied = {slot: state[key][i] for key, slots in self.level.inputs.items() for i, slot in enumerate(slots)}
+        for key, slots in self.level.shares.items():
+            supplied.update(zip(slots, state[_shares_of(key)]))
         for slots, arrays in zip(self.slots, elements):
             supplied.update(zip(slots, arrays))
         jaxpr = self.jaxpr if consts is None else jex.ClosedJaxpr(self.jaxpr.jaxpr, consts)
@@ -213,6 +261,11 @@ def strong(array: Any) -> Any:
     return lax.convert_element_type(array, array.dtype) if array.aval.weak_type else array
 
 
+def _shares_of(key: int) -> int:
+    """Where the shares of a variable stand among the leaves of variables."""
+    return -key
+
+
 def state_of(*blocks: Block) -> tuple[dict[int, list[Any]], dict[int, Any]]:
     """The current leaves of all variables that the blocks touch, and the variables that they assign."""
     state: dict[int, list[Any]] = {}
@@ -222,7 +275,10 @@ def state_of(*blocks: Block) -> tuple[dict[int, list[Any]], dict[int, Any]]:
         for key, variable in block.level.variables.items():
             leaves = frame.read(variable)
             # Tapes around see what is read inside as read here.
-            state[key] = _tape.on_read(variable, leaves) if key in block.level.inputs else state.get(key, list(leaves))
+            seen = key in block.level.inputs or key in block.level.shares
+            state[key] = _tape.on_read(variable, leaves) if seen else state.get(key, list(leaves))
+            if key in block.level.shares:
+                state[_shares_of(key)] = [_share(leaf) for leaf in state[key] if _is_inexact(leaf)]
         written.update(block.level.written)
     return {key: [strong(leaf) for leaf in leaves] for key, leaves in state.items()}, written
 
