@@ -476,6 +476,26 @@ def test_several_steps_in_one_call(n):
         steps(iterator, 3)
 
 
+@pytest.mark.parametrize("batch, last", [(4, 8 + 9), (3, 9)], ids=["a smaller batch", "an uneven batch"])
+def test_several_steps_with_a_last_batch_of_another_size(batch, last):
+    strategy, kinds = mirrored(2), []
+
+    @converted
+    def steps(iterator, count):
+        total = 0
+        for _ in jnp.arange(count):
+            total = strategy.reduce(SUM, strategy.run(lambda x: jnp.sum(x), args=(next(iterator),)), axis=None)
+            kinds.append(isinstance(total, jax.core.Tracer))
+        return total
+
+    iterator = iter(batches(strategy, 10, batch))
+    assert int(steps(iterator, 1)) == sum(range(batch))
+    for _ in range(10 // batch - 2):
+        steps(iterator, 1)
+    assert int(steps(iterator, 2)) == last and not kinds[-1]
+    assert int(steps(iter(batches(strategy, 8, 4)), 2)) == 4 + 5 + 6 + 7 and kinds[-1]  # compiled again
+
+
 def test_several_elements_in_each_iteration():
     strategy = mirrored(2)
 
@@ -904,8 +924,13 @@ def test_code_without_source_runs_as_it_is():
     names = {}
     exec("def f(x):\n  return x + 1\ndef g(x):\n  return x if x > 0 else -x", names)
     assert float(converted(names["f"])(jnp.float32(1))) == 2
-    with pytest.warns(UserWarning, match=r"AutoGraph could not convert it \(.*source"):
+    with pytest.warns(UserWarning, match=r"AutoGraph could not convert g \(.*source"):
         assert float(converted(names["g"])(jnp.float32(-1))) == 1
+    with pytest.warns(UserWarning, match=r"AutoGraph could not convert g \(.*source"):
+        assert float(converted(lambda x: names["g"](x))(jnp.float32(-1))) == 1
+    with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
+        mirrored(1).run(converted(names["g"]), args=(jnp.float32(-1),))
+    assert "AutoGraph could not convert g" in "".join(caught.value.__notes__)
 
 
 def test_libraries_are_not_converted():

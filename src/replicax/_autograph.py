@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from malt.core import converter
 from malt.impl import api
 from malt.operators import function_wrappers, py_builtins
@@ -163,10 +164,12 @@ def _rewritten(function: types.FunctionType) -> Callable[..., Any] | None:
     return rewritten
 
 
-def reason(function: Any) -> str:
-    """Why a function is not converted; empty where it is."""
-    code = getattr(_python_function(function)[0], "__code__", None)
-    return _reasons.get(code, "") if code is not None else ""
+def reason(error: BaseException) -> str:
+    """Which function that the error came through could not be converted, and why; empty where all were."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code in _reasons:
+            return f"AutoGraph could not convert {frame.f_code.co_name} ({_reasons[frame.f_code]})."
+    return ""
 
 
 def call(fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
@@ -202,8 +205,12 @@ def _add_lines(error: Exception) -> None:
         text += f"    {origin.source_code_line.strip()}"
         if text != lines[-1]:
             lines.append(text)
-    if len(lines) > 1 and not any(note.startswith(lines[0]) for note in getattr(error, "__notes__", ())):
+    if any(note.startswith(lines[0]) for note in getattr(error, "__notes__", ())):
+        return
+    if len(lines) > 1:
         error.add_note("\n".join(lines))
+    if isinstance(error, jax.errors.ConcretizationTypeError) and reason(error):
+        error.add_note(reason(error))
 
 
 def _where() -> str:

@@ -54,16 +54,15 @@ def call(on: bool, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     return _autograph.call(fn, args, kwargs)
 
 
-def hint(fn: Callable[..., Any]) -> str:
-    """What may help a function that was not compiled."""
+def hint(error: Exception) -> str:
+    """What may help a function that was not compiled for this error."""
     if not available():
         return "For `if`, `while` and `for` on arrays to be compiled, `pip install replicax[autograph]`."
     from replicax import _autograph
 
-    reason = _autograph.reason(fn)
-    if reason:
-        return f"AutoGraph could not convert it ({reason})."
-    return "Use lax.cond, lax.scan and the like, or tf.cond, where AutoGraph does not convert the code."
+    return _autograph.reason(error) or (
+        "Use lax.cond, lax.scan and the like, or tf.cond, where AutoGraph does not convert the code."
+    )
 
 
 def converted(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -215,8 +215,9 @@ class Function:
         except StopIteration:
             # The data end in the middle of the function: run it as it is, so that what it did until then stays.
             return self._run_python(args, kwargs, host=True)
-        except DrivenFromHost:
-            self._host[call.key] = call.statics
+        except DrivenFromHost as abort:
+            if abort.always:
+                self._host[call.key] = call.statics
             return self._run_python(args, kwargs, host=True)
         except _RaggedElement:
             return self._run_python(args, kwargs, host=False)
@@ -225,7 +226,7 @@ class Function:
                 raise
             warnings.warn(
                 f"{self._python_function!r} needs the value of an array while it is traced, so it is driven from the "
-                f"host, with each `strategy.run` in it compiled. {_conversion.hint(self._python_function)} JAX says: "
+                f"host, with each `strategy.run` in it compiled. {_conversion.hint(error)} JAX says: "
                 f"{str(error).splitlines()[0]}",
                 stacklevel=3,
             )

@@ -16,7 +16,13 @@ class Abort(BaseException):
 
 
 class DrivenFromHost(Abort):
-    """The function takes elements of a dataset in a way that no program can: its Python code runs instead."""
+    """The function takes elements of a dataset in a way that no program can: its Python code runs instead.
+
+    `always`: in later calls too, which differ from this one in their elements alone.
+    """
+
+    def __init__(self, always: bool = True):
+        self.always = always
 
 
 def drive_from_host(what: str) -> None:

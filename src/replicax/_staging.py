@@ -234,7 +234,7 @@ def _all_elements(block: Block, count: int) -> list[list[Any]]:
     for _ in range(count - 1):
         rounds.append([_pulls.element_arrays(pulled_outside(lift, iterator)) for iterator, _ in first])
         if [[x.aval for x in arrays] for arrays in rounds[-1]] != [[x.aval for x in arrays] for arrays in rounds[0]]:
-            raise _pulls.DrivenFromHost  # batches of other sizes: each is a program of its own
+            raise _pulls.DrivenFromHost(always=False)  # batches of other sizes: each is a program of its own
     return [[jnp.stack(column) for column in zip(*element)] for element in zip(*rounds)]
 
 
