@@ -43,6 +43,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "engine": (
         "_levels",
         "_stages",
+        "_conversion",
         "_context",
         "_collectives",
         "_across",
@@ -57,6 +58,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_control_flow",
         "_arguments",
         "_pulls",
+        "_blocks",
+        "_while",
+        "_staging",
+        "_operators",
+        "_autograph",
         "_function",
         "_logical",
     ),
@@ -91,6 +97,7 @@ NOT_AT_TOP_LEVEL = {
     "grain",
     "keras",
     "kubernetes",
+    "malt",
     "optax",
     "orbax",
     "tensorflow",
@@ -98,6 +105,8 @@ NOT_AT_TOP_LEVEL = {
     "torch",
 }
 NEVER = {"tensorflow"}
+# Modules that are imported where they are used as well, and the libraries that they may therefore import.
+IMPORTED_WHERE_USED = {"_autograph": {"malt"}}
 
 
 class Import(NamedTuple):
@@ -194,7 +203,9 @@ def test_optional_libraries_are_imported_where_they_are_used(module):
     wrong = [
         f"line {found.line}: {library}"
         for found in imports(MODULES[module])
-        if (library := found.module.partition(".")[0]) in NEVER or (library in NOT_AT_TOP_LEVEL and found.top_level)
+        if (library := found.module.partition(".")[0]) in NEVER
+        or (library in NOT_AT_TOP_LEVEL - IMPORTED_WHERE_USED.get(module, set()) and found.top_level)
+        or (own_module(found.module) in IMPORTED_WHERE_USED and found.top_level)
     ]
     assert not wrong, f"{module} imports what replicax does not need: {wrong}"
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _errors, _nest
+from replicax import _conversion, _errors, _nest
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import CommunicationOptions, ReduceOp, as_reduce_op
 from replicax._values import DistributedValues, is_array
@@ -76,7 +76,7 @@ class ReplicaContext:
             RuntimeError: this is not the context of the running replica, or the replicas do not all meet.
         """
         self._check_current()
-        return self._merge(merge_fn, tuple(args), kwargs or {}, ("merge_call",))
+        return self._merge(_conversion.converted(merge_fn), tuple(args), kwargs or {}, ("merge_call",))
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         """The sum or the mean of all replicas' values, on every replica.

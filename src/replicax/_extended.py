@@ -19,6 +19,7 @@ from replicax import (
     _across,
     _collectives,
     _context,
+    _conversion,
     _creation,
     _cross_device_ops,
     _data,
@@ -520,7 +521,7 @@ class StrategyExtended:
         frame, mesh = _levels.frame(), self._mesh
         if frame.local and frame.mesh is mesh:
             args, kwargs = _nest.map_structure(own_component, args), _nest.map_structure(own_component, kwargs)
-            result = fn(var.values[0], *args, **kwargs)
+            result = _conversion.converted(fn)(var.values[0], *args, **kwargs)
             return _nest.map_structure(
                 lambda leaf: Mirrored.of_local(leaf, mesh) if isinstance(leaf, jax.core.Tracer) else leaf, result
             )
@@ -595,7 +596,7 @@ class StrategyExtended:
         """Calls `fn(*args, **kwargs)` once, in cross-replica context."""
         _context.require_cross_replica(self._container)
         with _context.entered(self._container, None):
-            return fn(*args, **(kwargs or {}))
+            return _conversion.converted(fn)(*args, **(kwargs or {}))
 
     # Values and input.
 

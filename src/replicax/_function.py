@@ -26,10 +26,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _adapters, _dispatch, _input, _levels, _private, _specs, _stages, _tape
+from replicax import _adapters, _conversion, _dispatch, _input, _levels, _private, _specs, _stages, _tape
 from replicax._arguments import Call, Results, constrained, difference
 from replicax._errors import OutOfRangeError
 from replicax._pulls import (
+    Abort,
+    DrivenFromHost,
     Pull,
     as_inputs,
     element_arrays,
@@ -50,6 +52,7 @@ _TOKEN_SIZE = 256  # bytes; a larger result is not kept just to see whether its 
 class _Modes(threading.local):
     def __init__(self):
         self.host_driven = False  # whether `strategy.run` compiles by itself
+        self.host_converts = False  # and whether it converts the replica function
         self.no_creation = False  # whether a new variable is an error
 
 
@@ -70,19 +73,11 @@ def functions_run_eagerly() -> bool:
     return _run_eagerly
 
 
-class _Abort(BaseException):
-    """Ends a tracing that cannot be finished; the function runs in another way instead."""
-
-
-class _CreatesVariables(_Abort):
+class _CreatesVariables(Abort):
     pass
 
 
-class _LoopsOverDataset(_Abort):
-    pass
-
-
-class _RaggedElement(_Abort):
+class _RaggedElement(Abort):
     pass
 
 
@@ -132,9 +127,14 @@ class Function:
     """What `function` makes of a Python function. Call it as the function itself."""
 
     def __init__(
-        self, python_function: Callable[..., Any], input_signature: Sequence[Any] | None = None, autograph: bool = False
+        self,
+        python_function: Callable[..., Any],
+        input_signature: Sequence[Any] | None = None,
+        autograph: bool = False,
+        compiled_only: bool = False,
     ):
         self._python_function, self._autograph = python_function, autograph
+        self._falls_back = autograph and not compiled_only  # whether the host may drive it where it cannot be compiled
         self._input_signature = None if input_signature is None else tuple(input_signature)
         self._entries: dict[Any, list[_Entry]] = {}
         self._host: dict[Any, list[Any]] = {}  # signatures that are driven from the host, and objects they know by id
@@ -170,7 +170,7 @@ class Function:
 
             @functools.wraps(target)
             def method(*args: Any, **kwargs: Any) -> Any:
-                return target(reference(), *args, **kwargs)
+                return _conversion.converted(target)(reference(), *args, **kwargs)
 
             self._methods[key] = Function(method, self._input_signature, self._autograph)
             weakref.finalize(instance, self._methods.pop, key, None)
@@ -180,8 +180,10 @@ class Function:
         if self._input_signature is not None:
             args, kwargs = self._bind(args, kwargs)
         taped = not _private.is_eager(_private.current_trace())  # what stands there may also be a `jax.jit`
-        if _run_eagerly or (taped and _levels.is_tracing()):
+        if _run_eagerly:
             return self._python_function(*args, **kwargs)
+        if taped and _levels.is_tracing():
+            return _conversion.call(self._autograph, self._python_function, args, kwargs)
         self._calls += 1
         call = Call(args, kwargs)
         if call.ragged:
@@ -213,18 +215,19 @@ class Function:
         except StopIteration:
             # The data end in the middle of the function: run it as it is, so that what it did until then stays.
             return self._run_python(args, kwargs, host=True)
-        except _LoopsOverDataset:
-            self._host[call.key] = call.statics
+        except DrivenFromHost as abort:
+            if abort.always:
+                self._host[call.key] = call.statics
             return self._run_python(args, kwargs, host=True)
         except _RaggedElement:
             return self._run_python(args, kwargs, host=False)
         except jax.errors.ConcretizationTypeError as error:
-            if not self._autograph:
+            if not self._falls_back:
                 raise
             warnings.warn(
-                f"{self._python_function!r} has Python control flow that depends on the value of an array, so it is "
-                "driven from the host, with each `strategy.run` in it compiled. Use lax.cond, lax.scan and the like, "
-                f"or tf.cond, to compile it as a whole. JAX says: {str(error).splitlines()[0]}",
+                f"{self._python_function!r} needs the value of an array while it is traced, so it is driven from the "
+                f"host, with each `strategy.run` in it compiled. {_conversion.hint(error)} JAX says: "
+                f"{str(error).splitlines()[0]}",
                 stacklevel=3,
             )
             self._host[call.key] = call.statics
@@ -234,23 +237,24 @@ class Function:
         return self._execute(entry, call, pulled, not _private.is_eager(_private.current_trace()))
 
     def _run_python(self, args: tuple, kwargs: dict, host: bool) -> Any:
-        before, _modes.host_driven = _modes.host_driven, host
+        before = _modes.host_driven, _modes.host_converts
+        _modes.host_driven, _modes.host_converts = host, self._autograph
         try:
             return self._python_function(*args, **kwargs)
         except StopIteration as error:  # of a `next(iterator)` in it
             raise OutOfRangeError("End of sequence") from error
         finally:
-            _modes.host_driven = before
+            _modes.host_driven, _modes.host_converts = before
 
     def _first_call_with_variables(self, call: Call, args: tuple, kwargs: dict) -> Any:
         """Runs eagerly, so that the variables come into being, and then traces, where none may any more."""
         result = self._run_python(args, kwargs, host=False)
         try:
             entry, elements = self._trace(call, args, kwargs, [], creation=False)
-        except (_LoopsOverDataset, _RaggedElement, StopIteration):
+        except (DrivenFromHost, _RaggedElement, StopIteration):
             return result
         except jax.errors.ConcretizationTypeError:
-            if not self._autograph:
+            if not self._falls_back:
                 raise
             return result
         push_back(entry.pulls, elements, call.iterators)
@@ -288,7 +292,8 @@ class Function:
             level.trace = _levels.untaped_trace()
             own_args, own_kwargs = call.rebuilt(dynamic)
             with _levels.entered(level):
-                outputs.append(Results(self._python_function(*own_args, **own_kwargs), [*dynamic, *given]))
+                result = _conversion.call(self._autograph, self._python_function, own_args, own_kwargs)
+                outputs.append(Results(result, [*dynamic, *given]))
             # JAX lets donated inputs and outputs of one shape share buffers in their order. In the same order, with the
             # results behind, each variable keeps its own, and nothing is copied.
             first = [key for key in level.inputs if key in level.written]
@@ -392,6 +397,9 @@ class Function:
                 under_way.output = out[entry.token]
         if entry.jaxpr.effects:  # what it prints comes out before the call returns
             jax.effects_barrier()
+            if entry.level.failures:
+                message, entry.level.failures[:] = entry.level.failures[0], []
+                raise AssertionError(message)
         return entry.rebuild(out[entry.state_count :])
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
@@ -408,7 +416,7 @@ class Function:
         if not entries:
             try:
                 entry, elements = self._trace(call, args, kwargs, [])
-            except _Abort as abort:
+            except Abort as abort:
                 raise RuntimeError(
                     f"{self._python_function!r} has no program of its own for these arguments: it makes variables on "
                     "its first call (call it once before), loops over a distributed dataset, or takes a batch of "
@@ -478,7 +486,7 @@ class _Method:
 
 def _on_iterate(dataset: Any) -> None:
     if lifts.stack and isinstance(_levels.frame(), _levels.Level):
-        raise _LoopsOverDataset
+        raise DrivenFromHost
 
 
 _input._on_iterate = _on_iterate
@@ -507,8 +515,10 @@ def function(
     Args:
         func: the function.
         input_signature: a `TensorSpec`, or a nest of them, for each argument, which the arguments must fit.
-        autograph: whether a function with Python control flow on the values of arrays is driven from the host, with a
-            warning, in place of JAX's error.
+        autograph: whether `if`, `while`, `for`, `and`, `or` and `not` on arrays whose values only the compiled
+            program will know are compiled, here and in the functions that this one calls, as far as they are the
+            user's own. It needs `pip install replicax[autograph]`. Where a function needs such a value in another
+            way, or that is not installed, it is driven from the host, with a warning.
         jit_compile, reduce_retracing and the experimental ones: accepted for compatibility.
 
     Raises:
@@ -534,11 +544,12 @@ def is_function(value: Any) -> bool:
     return isinstance(value, (Function, _Method))
 
 
-def compiled_run(strategy: Any, fn: Callable[..., Any]) -> Function:
+def compiled_run(strategy: Any, fn: Any) -> Function:
     """`strategy.run(fn, ...)` as a `function`, one for all functions of the same code and closure."""
     cache = strategy.__dict__.setdefault("_compiled_runs", {})
     keep: list[Any] = []
-    key = _closure_key(fn, keep)
+    autograph = fn._autograph if is_function(fn) else _modes.host_driven and _modes.host_converts
+    key = autograph, _closure_key(fn, keep)
     if key not in cache:
         current: list[Any] = []
 
@@ -546,7 +557,11 @@ def compiled_run(strategy: Any, fn: Callable[..., Any]) -> Function:
             return strategy.run(current[0], args=args, kwargs=kwargs)
 
         run.__name__ = getattr(fn, "__name__", "run")
-        cache[key] = (Function(run), current, keep)  # what the key knows by its id is kept, so that ids stay unique
+        cache[key] = (
+            Function(run, None, autograph, compiled_only=True),
+            current,
+            keep,
+        )  # what the key knows by its id is kept, so that ids stay unique
     compiled, current, _ = cache[key]
     current[:] = [getattr(fn, "python_function", fn) if is_function(fn) else fn]
     return compiled

@@ -104,6 +104,7 @@ class Level(Frame):
         self.written: dict[int, State] = {}
         self.device: Any = None  # where a strategy of one device wants the program to run
         self.meshes: list[Any] = []  # of the strategies whose replicas run in it
+        self.failures: list[str] = []  # messages of assertions that did not hold when the program ran
 
     def is_local(self, variable: State) -> bool:
         """Whether the variable's leaves stand here as one replica's components."""

@@ -11,6 +11,30 @@ from replicax import _input, _levels, _nest
 from replicax._values import Mirrored, PerReplica, is_text
 
 
+class Abort(BaseException):
+    """Ends a tracing that cannot be finished; the function runs in another way instead."""
+
+
+class DrivenFromHost(Abort):
+    """The function takes elements of a dataset in a way that no program can: its Python code runs instead.
+
+    `always`: in later calls too, which differ from this one in their elements alone.
+    """
+
+    def __init__(self, always: bool = True):
+        self.always = always
+
+
+def drive_from_host(what: str) -> None:
+    """Has the Python code of the function that is being traced run as it is, which has `what` in it."""
+    if not lifts.stack or any(isinstance(frame, _levels.Level) and frame.local for frame in _levels._frames.stack):
+        raise RuntimeError(
+            f"{what} cannot be part of a compiled program, and stands inside of a replica function or of jax.jit. Put "
+            "it into the function that calls `strategy.run`, and pass the elements through `args`."
+        )
+    raise DrivenFromHost
+
+
 class Pull:
     """A `next(iterator)` in a function: what to pull, and the slots that its leaves fill."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from replicax import (
     _adapters,
     _context,
+    _conversion,
     _nest,
 )
 from replicax._extended import StrategyExtended
@@ -103,7 +104,7 @@ class Strategy(OlderMethods):
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
         _context.require_cross_replica(self)
-        return self._extended._run(fn, tuple(args), kwargs or {})
+        return self._extended._run(_conversion.converted(fn), tuple(args), kwargs or {})
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None) -> Any:
         """The sum or the mean of a per-replica value, as a plain array.

@@ -689,7 +689,7 @@ def on_read(variable: Any, leaves: Sequence[jax.Array]) -> list[jax.Array]:
     assigned, for which no gradient is wanted.
     """
     leaves = list(leaves)
-    tapes = [tape for tape in _tapes.entered if tape._recording and tape._follows(variable)]
+    tapes = followers(variable)
     if not tapes:
         return leaves
     copies = tapes[0]._copies
@@ -719,6 +719,16 @@ def _below(trace: Any) -> Any:
     while isinstance(trace, _TapeTrace):
         trace = trace.parent_trace
     return trace
+
+
+def entered() -> list[GradientTape]:
+    """The thread's tapes whose contexts are entered, the outermost first."""
+    return list(_tapes.entered)
+
+
+def followers(variable: Any) -> list[GradientTape]:
+    """The thread's tapes that record and follow `variable`, the outermost first."""
+    return [tape for tape in _tapes.entered if tape._recording and tape._follows(variable)]
 
 
 def on_write(variable: Any) -> None:

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax import _conversion, _devices, _display, _function, _nest, _private, _specs, _tpu_system
 from replicax import _data as _datasets
-from replicax import _devices, _display, _function, _nest, _private, _specs, _tpu_system
 from replicax import _types as _words
 from replicax import cluster_resolver as _resolvers
 from replicax import tpu as _tpu
@@ -112,7 +112,7 @@ def _namespace(name: str, doc: str, **members: Any) -> _types.ModuleType:
 
 
 def function(func: Any = None, input_signature: Any = None, autograph: bool = True, **options: Any) -> Any:
-    """`replicax.function`. Python's own control flow runs while tracing; AutoGraph does not rewrite it yet."""
+    """`replicax.function`, with AutoGraph unless `autograph=False`: control flow on tensors is compiled."""
     return _function.function(func, input_signature, autograph, **options)
 
 
@@ -264,6 +264,13 @@ config = _namespace(
     functions_run_eagerly=_function.functions_run_eagerly,
 )
 
+autograph = _namespace(
+    "autograph",
+    "Control flow on tensors.",
+    experimental=_namespace(
+        "autograph.experimental", "Control flow on tensors.", do_not_convert=_conversion.do_not_convert
+    ),
+)
 errors = _namespace("errors", "Exceptions.", InvalidArgumentError=InvalidArgumentError, OutOfRangeError=OutOfRangeError)
 data = _namespace(
     "data",

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _errors, _levels
+from replicax import _blocks, _context, _conversion, _errors, _levels, _staging
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import TensorShape, as_dtype
 from replicax._values import DistributedValues, Mirrored, PerReplica
@@ -97,8 +97,13 @@ def fill(dims: Any, value: Any, name: str | None = None) -> Any:
 
 
 def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range") -> Any:
-    """Numbers from `start` to before `limit`, int32 or float32 by default."""
+    """Numbers from `start` to before `limit`, int32 or float32 by default.
+
+    In code that AutoGraph converts, `for i in range(n)` may have an `n` that only the compiled program knows.
+    """
     start, limit = (0, start) if limit is None else (start, limit)
+    if any(isinstance(x, jax.core.Tracer) for x in (start, limit, delta)) and _conversion.is_on():
+        return _blocks.DynamicRange(start, limit, delta, None if dtype is None else as_dtype(dtype))
     values = [
         x.item() if hasattr(x, "item") and not isinstance(x, jax.core.Tracer) else x for x in (start, limit, delta)
     ]
@@ -108,8 +113,9 @@ def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name
 
 
 def shape(input: Any, out_type: Any = np.int32, name: str | None = None) -> Any:
-    """The shape, as a tensor."""
-    return jnp.asarray(np.asarray(convert_to_tensor(input).shape, dtype=as_dtype(out_type)))
+    """The shape, as a tensor; in compiled code as a numpy array, so that the program can depend on it."""
+    sizes = np.asarray(convert_to_tensor(input).shape, dtype=as_dtype(out_type))
+    return sizes if _levels.is_tracing() else jnp.asarray(sizes)
 
 
 def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
@@ -230,10 +236,11 @@ def argmax(input: Any, axis: int | None = None, output_type: Any = np.int64, nam
 
 def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
     """`true_fn()` or `false_fn()`, also where the condition is known only when compiled code runs."""
-    pred = convert_to_tensor(pred)
+    pred, name = convert_to_tensor(pred), name or "the result"
+    true_fn, false_fn = _conversion.converted(true_fn), _conversion.converted(false_fn)
     if not isinstance(pred, jax.core.Tracer):
         return true_fn() if bool(pred) else false_fn()
-    return jax.lax.cond(pred, true_fn, false_fn)
+    return _staging.cond(pred, lambda: (true_fn(),), lambda: (false_fn(),), (name,))[0]
 
 
 def print(

@@ -1,0 +1,225 @@
+"""AutoGraph: Python code with `if`, `while` and `for` on tensors, compiled as a whole.
+
+The library diastatic-malt, TensorFlow's AutoGraph without TensorFlow, rewrites the source of a function so that each
+statement of control flow is a call of an *operator*, and each call one of `converted_call`, which rewrites the callee.
+The operators are in `_operators`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util  # noqa: F401  malt uses it without importing it
+import inspect
+import itertools
+import sys
+import traceback
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from malt.core import converter
+from malt.impl import api
+from malt.operators import function_wrappers, py_builtins
+
+from replicax import _blocks, _conversion, _operators
+from replicax._blocks import Undefined, UndefinedReturnValue
+
+# Libraries whose functions are called as they are: written for JAX, or with no tensors in their control flow.
+_LIBRARIES = {
+    "replicax", "jax", "jaxlib", "malt", "numpy", "scipy", "ml_dtypes", "keras", "flax", "optax", "orbax", "chex",
+    "equinox", "haiku", "jaxtyping", "grain", "einops", "tensorflow", "torch", "sklearn", "matplotlib", "pandas", "PIL",
+    "absl", "rich", "tqdm", "pytest", "_pytest", "wrapt",
+}  # fmt: skip
+
+
+class FunctionScope(function_wrappers.FunctionScope):
+    """Wraps the body of a converted function."""
+
+    def __init__(self, function_name: str, scope_name: str, options: Any):
+        super().__init__(function_name, scope_name, options)
+        self._function_name = function_name
+
+    def ret(self, value: Any, did_return: Any) -> Any:
+        """What the function returns."""
+        if isinstance(value, UndefinedReturnValue):
+            return None
+        if not isinstance(_operators.truth_of(did_return, "return"), bool):
+            raise ValueError(
+                f"{_where()}{self._function_name} returns a value in one branch on a tensor, but not in the other: the "
+                "other branch must also have a return statement."
+            )
+        return value
+
+
+def with_function_scope(thunk: Callable[[Any], Any], scope_name: str, options: Any) -> Any:
+    """The same for a lambda."""
+    with FunctionScope("lambda", scope_name, options) as scope:
+        return thunk(scope)
+
+
+def converted_artifact(function: Any) -> Any:
+    """Marks a function as converted already."""
+    setattr(function, _conversion.MARK, True)
+    return function
+
+
+_BUILTINS: dict[int, Callable[..., Any]] = {
+    id(int): _operators.int_,
+    id(float): _operators.float_,
+    id(range): _operators.range_,
+}
+_IN_CONTEXT: dict[int, Callable[..., Any]] = {
+    id(eval): lambda args, scope: py_builtins.eval_in_original_context(eval, args, scope),
+    id(super): lambda args, scope: py_builtins.super_in_original_context(super, args, scope),
+    id(globals): lambda args, scope: py_builtins.globals_in_original_context(scope),
+    id(locals): lambda args, scope: py_builtins.locals_in_original_context(scope),
+}
+
+
+# Calls.
+
+
+def converted_call(f: Any, args: tuple, kwargs: dict | None, scope: Any = None, options: Any = None) -> Any:
+    """A call in converted code: of `f`, converted if it is the user's own."""
+    kwargs = kwargs or {}
+    if isinstance(f, functools.partial):
+        return converted_call(f.func, (*f.args, *args), {**f.keywords, **kwargs}, scope)
+    if id(f) in _IN_CONTEXT:
+        return _IN_CONTEXT[id(f)](args, scope)
+    if id(f) in _BUILTINS:
+        return _BUILTINS[id(f)](*args, **kwargs)
+    function, first = _python_function(f)
+    if function is None or not _conversion.is_on() or not _is_the_users(function):
+        return f(*args, **kwargs)
+    rewritten = _rewritten(function)
+    return f(*args, **kwargs) if rewritten is None else rewritten(*first, *args, **kwargs)
+
+
+def _python_function(f: Any) -> tuple[types.FunctionType | None, tuple]:
+    """The function that a call of `f` runs and what it is bound to; None where it cannot be converted."""
+    if getattr(f, _conversion.MARK, None) is True or inspect.isclass(f):
+        return None, ()
+    first: tuple = ()
+    if not isinstance(f, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
+        first, f = (f,), getattr(type(f), "__call__", None)  # noqa: B004  not whether it is callable
+    if isinstance(f, types.MethodType):
+        first, f = (*first, f.__self__), f.__func__
+    if not isinstance(f, types.FunctionType) or inspect.isgeneratorfunction(f) or inspect.iscoroutinefunction(f):
+        return None, ()
+    return (None, ()) if getattr(f, _conversion.MARK, None) is True else (f, first)
+
+
+def _is_the_users(function: types.FunctionType) -> bool:
+    package = str(function.__globals__.get("__name__", "")).partition(".")[0]
+    return package not in _LIBRARIES and (package == "__main__" or package not in sys.stdlib_module_names)
+
+
+_OPERATORS = types.SimpleNamespace(
+    STD=converter.STANDARD_OPTIONS,
+    ConversionOptions=converter.ConversionOptions,
+    Feature=converter.Feature,
+    FunctionScope=FunctionScope,
+    Undefined=Undefined,
+    UndefinedReturnValue=UndefinedReturnValue,
+    and_=_operators.and_,
+    assert_stmt=_operators.assert_stmt,
+    autograph_artifact=converted_artifact,
+    converted_call=converted_call,
+    for_stmt=_operators.for_stmt,
+    if_exp=_operators.if_exp,
+    if_stmt=_operators.if_stmt,
+    ld=_operators.ld,
+    ldu=_operators.ldu,
+    not_=_operators.not_,
+    or_=_operators.or_,
+    while_stmt=_operators.while_stmt,
+    with_function_scope=with_function_scope,
+)
+
+
+class _Transpiler(api.PyToPy):
+    def get_extra_locals(self) -> dict[str, Any]:
+        return {"ag__": _OPERATORS}
+
+
+_OPTIONS = converter.ConversionOptions(recursive=True, optional_features=converter.Feature.ASSERT_STATEMENTS)
+_OPERATORS.STD = _OPTIONS
+_transpiler = _Transpiler()
+_origins: dict[str, dict[Any, Any]] = {}  # of each file of rewritten code, what its lines were made of
+_reasons: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()  # why code is not converted
+
+
+def _rewritten(function: types.FunctionType) -> Callable[..., Any] | None:
+    """The converted function; None where its source is not there, or has something that cannot be rewritten."""
+    if function.__code__ in _reasons:
+        return None
+    try:
+        rewritten, module, source_map = _transpiler.transform(function, converter.ProgramContext(_OPTIONS))
+    except Exception as error:
+        _reasons[function.__code__] = f"{type(error).__name__}: {error}".strip()
+        return None
+    _origins[module.__file__] = source_map
+    return rewritten
+
+
+def reason(error: BaseException) -> str:
+    """Which function that the error came through could not be converted, and why; empty where all were."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code in _reasons:
+            return f"AutoGraph could not convert {frame.f_code.co_name} ({_reasons[frame.f_code]})."
+    return ""
+
+
+def call(fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    """Calls `fn` converted. An error that leaves it says where in the user's code it was raised."""
+    outermost = not _conversion.is_on()
+    try:
+        with _conversion.switched(True):
+            return converted_call(fn, args, kwargs)
+    except Exception as error:
+        if outermost:
+            _add_lines(error)
+        raise
+    finally:
+        _operators.forget_negation()
+
+
+def _origin(frame: types.FrameType, line: int) -> Any:
+    """What a line of rewritten code, or the nearest one above it, was made of; None for other code."""
+    name = frame.f_code.co_filename
+    origins = _origins.get(name)
+    if origins is None:
+        return None
+    return next((origins[name, n] for n in range(line, 0, -1) if (name, n) in origins), None)
+
+
+def _add_lines(error: Exception) -> None:
+    lines = ["In user code:"]
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        origin = _origin(frame, line)
+        if origin is None:
+            continue
+        text = f'  File "{origin.loc.filename}", line {origin.loc.lineno}, in {origin.function_name or "<lambda>"}\n'
+        text += f"    {origin.source_code_line.strip()}"
+        if text != lines[-1]:
+            lines.append(text)
+    if any(note.startswith(lines[0]) for note in getattr(error, "__notes__", ())):
+        return
+    if len(lines) > 1:
+        error.add_note("\n".join(lines))
+    if isinstance(error, jax.errors.ConcretizationTypeError) and reason(error):
+        error.add_note(reason(error))
+
+
+def _where() -> str:
+    """The line of the user's code that runs, for the beginning of a message."""
+    for frame, line in itertools.islice(traceback.walk_stack(sys._getframe(1)), 200):
+        origin = _origin(frame, line)
+        if origin is not None:
+            return f"{origin.loc.filename}:{origin.loc.lineno}: "
+    return ""
+
+
+_blocks.find_line = _where
