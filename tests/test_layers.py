@@ -37,7 +37,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "clusters": ("_cluster",),
     "values": ("_values", "_tape", "_indexed_slices"),
-    "data": ("_data", "_files", "_agreed_input", "_input"),
+    "data": ("_data", "_files", "_sources", "_agreed_input", "_splits", "_input"),
     "engine": (
         "_levels",
         "_stages",
@@ -77,7 +77,17 @@ LAYERS: dict[str, tuple[str, ...]] = {
 MAY_USE_JAX_SRC = {"_private"}
 
 # Libraries that nobody needs for `import replicax`: they are imported where they are used, if at all.
-NOT_AT_TOP_LEVEL = {"flax", "googleapiclient", "grain", "keras", "kubernetes", "optax", "tensorflow", "torch"}
+NOT_AT_TOP_LEVEL = {
+    "flax",
+    "googleapiclient",
+    "google_crc32c",
+    "grain",
+    "keras",
+    "kubernetes",
+    "optax",
+    "tensorflow",
+    "torch",
+}
 NEVER = {"tensorflow"}
 
 

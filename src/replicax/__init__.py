@@ -27,7 +27,15 @@ from replicax._cross_device_ops import (
     ReductionToOneDevice,
 )
 from replicax._default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
-from replicax._errors import DeviceError, InvalidArgumentError, JobError, OutOfRangeError, ReplicaError, ReplicaxError
+from replicax._errors import (
+    DataLossError,
+    DeviceError,
+    InvalidArgumentError,
+    JobError,
+    OutOfRangeError,
+    ReplicaError,
+    ReplicaxError,
+)
 from replicax._extended import StrategyExtended
 from replicax._function import Function, function
 from replicax._indexed_slices import IndexedSlices
@@ -62,6 +70,7 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "CrossDeviceOps",
+    "DataLossError",
     "DeviceError",
     "DistributedDataset",
     "DistributedIterator",

@@ -15,23 +15,24 @@ import numpy as np  # noqa: F401  for the example below
 
 from replicax._data.batches import Batches
 from replicax._data.combined import Combined
-from replicax._data.elements import (
-    Strings,
-    as_host,
-    as_tensor,
-    host_structure,
-    num_rows,
-    regroup,
-    tensor_dtype,
-    tensor_spec,
-    wide_dtypes,
-)
-from replicax._data.functions import AUTOTUNE, Functions
-from replicax._data.iterators import DatasetIterator, ElementIterator, Optional, fold
+from replicax._data.elements import as_host, as_tensor, host_structure, num_rows, regroup
+from replicax._data.functions import Functions
+from replicax._data.grouping import Grouping
+from replicax._data.iterators import DatasetIterator, ElementIterator, NumpyIterator, Optional, fold
 from replicax._data.options import DistributeOptions, Options
 from replicax._data.order import Order
+from replicax._data.reading import Maker, Reading, replayed
+from replicax._data.saving import Saving
 from replicax._data.sources import Sources
-from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Maker, first_spec, shown_spec
+from replicax._data.specs import (
+    AUTOTUNE,
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    DatasetSpec,
+    first_spec,
+    shown_spec,
+    tensor_spec,
+)
 from replicax._types import AutoShardPolicy
 
 __all__ = [
@@ -41,12 +42,14 @@ __all__ = [
     "AutoShardPolicy",
     "Dataset",
     "DatasetIterator",
+    "DatasetSpec",
     "DistributeOptions",
     "ElementIterator",
     "Maker",
+    "NumpyIterator",
     "Optional",
     "Options",
-    "Strings",
+    "Reading",
     "as_host",
     "as_tensor",
     "first_spec",
@@ -54,14 +57,13 @@ __all__ = [
     "host_structure",
     "num_rows",
     "regroup",
+    "replayed",
     "shown_spec",
-    "tensor_dtype",
     "tensor_spec",
-    "wide_dtypes",
 ]
 
 
-class Dataset(Sources, Batches, Functions, Order, Combined):
+class Dataset(Sources, Batches, Functions, Grouping, Order, Combined, Saving):
     """Elements that are structures of arrays, and transformations of them: tf.data's, over data on the host.
 
     An element is an array, or a tuple, named tuple or dict of elements. As in tf.data a *list* is one array. Functions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,9 @@ import numpy as np
 
 from replicax._data.core import Base
 from replicax._data.elements import flatten, grouped, num_rows, pad_and_stack, padded_shape, positive, regroup, stack
-from replicax._data.specs import UNKNOWN_CARDINALITY, Maker, with_batch, without_batch
+from replicax._data.reading import Maker, Reading, replayed
+from replicax._data.rows import skip_rows
+from replicax._data.specs import UNKNOWN_CARDINALITY, with_batch, without_batch
 from replicax._errors import InvalidArgumentError
 from replicax._specs import TensorShape, TensorSpec
 
@@ -36,15 +39,13 @@ class Batches(Base):
         [array([0, 1, 2]), array([3, 4])]
         """
         size = positive("batch_size", batch_size)
-        rows, source = self._rows, self._make
+        rows = self._rows
 
-        def make() -> Iterator[Any]:
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
             if rows is None:
-                yield from map(stack, grouped(source(), size, drop_remainder))
-                return
-            for numbers in regroup(rows.order(), itertools.repeat(size)):
-                if len(numbers) == size or not drop_remainder:
-                    yield rows.fetch(numbers)
+                return map(stack, grouped(self._make(reading, start * size), size, drop_remainder))
+            blocks = regroup(skip_rows(rows.order(reading), start * size), itertools.repeat(size))
+            return (rows.fetch(numbers) for numbers in blocks if len(numbers) == size or not drop_remainder)
 
         return self._batched(make, size, drop_remainder, lambda s: with_batch(s, size if drop_remainder else None))
 
@@ -72,9 +73,9 @@ class Batches(Base):
         """
         size = positive("batch_size", batch_size)
 
-        def make() -> Iterator[Any]:
-            for group in grouped(self._make(), size, drop_remainder):
-                yield pad_and_stack(group, padded_shapes, padding_values)
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+            groups = grouped(self._make(reading, start * size), size, drop_remainder)
+            return map(functools.partial(pad_and_stack, shapes=padded_shapes, values=padding_values), groups)
 
         def spec(found: Any) -> Any:
             leaves, structure = flatten(found)
@@ -90,8 +91,9 @@ class Batches(Base):
     def unbatch(self, name: str | None = None) -> Dataset:
         """The rows of each element, one by one."""
 
-        def make() -> Iterator[Any]:
-            for element in self._make():
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            for element in self._make(reading):
                 leaves, structure = flatten(element)
                 if len({a.shape[:1] for a in leaves}) != 1 or not leaves[0].ndim:
                     shapes = [a.shape for a in leaves]
@@ -112,8 +114,9 @@ class Batches(Base):
         """
         sizes = [positive("batch_size", n) for n in np.ravel(batch_size)]
 
-        def make() -> Iterator[Any]:
-            for piece, size in zip(regroup(self._make(), itertools.cycle(sizes)), itertools.cycle(sizes)):
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            for piece, size in zip(regroup(self._make(reading), itertools.cycle(sizes)), itertools.cycle(sizes)):
                 if num_rows(piece) == size or not drop_remainder:
                     yield piece
 

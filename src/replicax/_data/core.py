@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
-from replicax._data.elements import tensor_spec
-from replicax._data.iterators import DatasetIterator
+from replicax._data.elements import Nested
+from replicax._data.iterators import DatasetIterator, NumpyIterator
 from replicax._data.options import Options
-from replicax._data.rows import Rows
-from replicax._data.specs import INFINITE_CARDINALITY, Maker
+from replicax._data.reading import Maker, Node
+from replicax._data.rows import Order, Rows
+from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec, tensor_spec
 
 if TYPE_CHECKING:
     from replicax._data import Dataset
@@ -26,7 +26,7 @@ def made(*args: Any, **known: Any) -> Dataset:
     return Dataset(*args, **known)
 
 
-class Base:
+class Base(Nested):
     """A recipe for an iterator over elements, and what is known of these beforehand."""
 
     def __init__(
@@ -39,8 +39,9 @@ class Base:
         rows: Rows | None = None,
         options: Options | None = None,
         files: int = 0,
+        nodes: Iterable[Node] = (),
     ):
-        # Private: the static methods below are the way in. `spec` gets one argument, whether it may run the users'
+        # Private: the static methods are the way in. `spec` gets one argument, whether it may run the users'
         # functions to find the spec out; where it may not and would have to, it returns None.
         self._make = make
         self._find_spec = spec
@@ -49,6 +50,7 @@ class Base:
         self._rows = rows
         self._options = options or Options()
         self._files = files  # how many files it reads, which may be divided among workers; see _files.py
+        self._nodes = tuple(dict.fromkeys(nodes))  # what outlasts a reading, in an order that the code gives
         self._found_spec: Any = None
 
     def _spec(self, probe: bool) -> Any:
@@ -58,7 +60,13 @@ class Base:
         return self._found_spec
 
     def _derived(
-        self, make: Maker, cardinality: int, spec: Callable[[Any], Any] | None = None, **known: Any
+        self,
+        make: Maker,
+        cardinality: int,
+        spec: Callable[[Any], Any] | None = None,
+        *,
+        nodes: Iterable[Node] = (),
+        **known: Any,
     ) -> Dataset:
         """A dataset made of this one; `spec` is a function of this one's."""
 
@@ -66,16 +74,19 @@ class Base:
             found = self._spec(probe)
             return found if found is None or spec is None else spec(found)
 
-        return made(make, find, cardinality, options=self._options, files=self._files, **known)
+        nodes = (*self._nodes, *nodes)
+        return made(make, find, cardinality, options=self._options, files=self._files, nodes=nodes, **known)
 
-    def _reordered(
-        self, transform: Callable[[Maker], Maker], on_rows: Callable[[Maker], Maker], cardinality: int
-    ) -> Dataset:
+    def _reordered(self, make: Maker, on_rows: Callable[[Order], Order], cardinality: int, *nodes: Node) -> Dataset:
         """A dataset of the same elements in another number or order; `on_rows` does it to row numbers."""
         if self._rows is None:
-            return self._derived(transform(self._make), cardinality, batch_size=self._batch_size)
+            return self._derived(make, cardinality, batch_size=self._batch_size, nodes=nodes)
         rows = Rows(self._rows.fetch, on_rows(self._rows.order))
-        return self._derived(rows.elements, cardinality, batch_size=self._batch_size, rows=rows)
+        return self._derived(rows.elements, cardinality, batch_size=self._batch_size, rows=rows, nodes=nodes)
+
+    def spec(self) -> DatasetSpec:
+        """What `element_spec` says of a dataset that has this one for an element."""
+        return DatasetSpec(self._spec(True))
 
     # Facts
 
@@ -108,9 +119,9 @@ class Base:
         """How many elements there are; -1 for no end, -2 for not known."""
         return np.int64(self._cardinality)
 
-    def as_numpy_iterator(self) -> Iterator[Any]:
+    def as_numpy_iterator(self) -> NumpyIterator:
         """An iterator over the elements as numpy arrays; scalars as numpy scalars."""
-        return (jax.tree.map(lambda a: a if a.ndim else a[()], element) for element in self._make())
+        return NumpyIterator(self)
 
     def __iter__(self) -> DatasetIterator:
         return DatasetIterator(self)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._errors import InvalidArgumentError
-from replicax._specs import PYTHON_DTYPES, TensorShape, TensorSpec
+from replicax._specs import PYTHON_DTYPES, TensorShape
 
 
 def wide_dtypes() -> bool:
@@ -33,23 +33,30 @@ class Strings(np.ndarray):
         return np.asarray(self)
 
 
-def as_tensor(array: np.ndarray) -> Any:
+class Nested:
+    """What may be in an element in place of an array: a dataset."""
+
+    def spec(self) -> Any:
+        """Its spec."""
+        raise NotImplementedError
+
+
+def as_tensor(array: Any) -> Any:
     """A host array as users see it: a JAX array, 64 bits wide where JAX allows that. Strings stay numpy's."""
+    if isinstance(array, Nested):
+        return array
     if array.dtype == np.dtype(object):
         return array.view(Strings)
     return jnp.asarray(array, dtype=tensor_dtype(array.dtype))
 
 
-def tensor_spec(spec: Any) -> Any:
-    """The specs of what `as_tensor` makes of elements of `spec`."""
-    return jax.tree.map(lambda s: TensorSpec(s.shape, tensor_dtype(s.dtype), s.name), spec)
-
-
-def as_host(value: Any) -> np.ndarray:
+def as_host(value: Any) -> Any:
     """One array, number, string, nested list of those, or another library's tensor, as a numpy array.
 
     Python's numbers get the dtypes of tensors (int32, float32), strings become bytes in an array of objects.
     """
+    if isinstance(value, Nested):
+        return value
     if isinstance(value, np.ndarray):
         array = value
     elif hasattr(value, "detach"):  # PyTorch
@@ -161,9 +168,9 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 def grouped(elements: Iterator[Any], size: int, drop_remainder: bool) -> Iterator[list[Any]]:
-    while group := list(itertools.islice(elements, size)):
-        if len(group) == size or not drop_remainder:
-            yield group
+    """Lists of `size` elements. An error of `elements` does not end it: what comes then is the next group."""
+    groups = iter(lambda: list(itertools.islice(elements, size)), [])
+    return (filter(lambda group: len(group) == size, groups)) if drop_remainder else groups
 
 
 def positive(name: str, value: Any) -> int:

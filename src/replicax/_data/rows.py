@@ -9,29 +9,35 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replicax._data.elements import flatten, regroup
-from replicax._data.specs import Maker, probing
+from replicax._data.reading import Reading
 
 # How many row numbers are handled at once; large enough that Python's part does not count.
 CHUNK = 1 << 13
+
+
+Order = Callable[[Reading], Iterator[np.ndarray]]
 
 
 class Rows(NamedTuple):
     """Rows that lie in arrays: their numbers in the order of the dataset, and how to fetch them."""
 
     fetch: Callable[[Any], Any]  # one number gives one element, an array of numbers gives a block
-    order: Callable[[], Iterator[np.ndarray]]
+    order: Order
     in_order: bool = False  # whether the order is still 0, 1, 2, ...
 
-    def elements(self) -> Iterator[Any]:
-        for numbers in self.order():
+    def elements(self, reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        """The rows one by one."""
+        for numbers in skip_rows(self.order(reading), start):
             for number in numbers.tolist():
                 yield self.fetch(number)
 
 
 def plain_rows(fetch: Callable[[Any], Any], count: int) -> Rows:
-    def order() -> Iterator[np.ndarray]:
-        for start in range(0, count, CHUNK):
-            yield np.arange(start, min(start + CHUNK, count))
+    """Rows 0 to `count`, or without end where that is negative."""
+
+    def order(reading: Reading) -> Iterator[np.ndarray]:
+        for start in itertools.count(0, CHUNK) if count < 0 else range(0, count, CHUNK):
+            yield np.arange(start, start + CHUNK if count < 0 else min(start + CHUNK, count))
 
     return Rows(fetch, order, in_order=True)
 
@@ -52,6 +58,7 @@ def fetch_from(arrays: Any) -> Callable[[Any], Any]:
 
 
 def take_rows(order: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:
+    """The first `count` row numbers."""
     for numbers in order if count > 0 else ():
         yield numbers[:count]
         count -= len(numbers)
@@ -60,6 +67,7 @@ def take_rows(order: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:
 
 
 def skip_rows(order: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:
+    """All but the first `count` row numbers."""
     for numbers in order:
         if count < len(numbers):
             yield numbers[count:]
@@ -67,6 +75,7 @@ def skip_rows(order: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:
 
 
 def shard_rows(order: Iterator[np.ndarray], num_shards: int, index: int) -> Iterator[np.ndarray]:
+    """Every `num_shards`-th row number."""
     seen = 0
     for numbers in order:
         mine = numbers[(index - seen) % num_shards :: num_shards]
@@ -93,63 +102,16 @@ def shuffle_rows(order: Iterator[np.ndarray], size: int, rng: np.random.Generato
         yield rng.permutation(buffer)
 
 
-def shuffle_elements(elements: Iterator[Any], size: int, rng: np.random.Generator) -> Iterator[Any]:
-    """Each element that comes in takes the place of a random one of the buffer, which goes out."""
-    buffer = list(itertools.islice(elements, size))
-    for element in elements:
-        slot = rng.integers(len(buffer))
-        leaving, buffer[slot] = buffer[slot], element
-        yield leaving
-    for slot in rng.permutation(len(buffer)):
-        yield buffer[slot]
+def repeated(order: Order, count: int) -> Order:
+    """The row numbers of `count` passes; of passes without end where that is negative."""
 
+    def again(reading: Reading) -> Iterator[np.ndarray]:
+        for _ in itertools.repeat(None) if count < 0 else range(count):
+            empty = True
+            for numbers in order(reading):
+                empty = False
+                yield numbers
+            if empty:
+                return  # or else repeating nothing would never end
 
-class Passes:
-    """The random numbers of each pass over a shuffled dataset: new ones, unless it shall not be reshuffled."""
-
-    def __init__(self, seed: int | None, reshuffle: bool):
-        entropy: Any = np.random.SeedSequence().entropy
-        self._seed: int = entropy if seed is None else int(seed) % 2**64
-        self._reshuffle = reshuffle
-        self._passes = 0
-
-    def __call__(self) -> np.random.Generator:
-        number = self._passes if self._reshuffle else 0
-        if not probing.on:
-            self._passes += 1
-        return np.random.default_rng([self._seed, number])
-
-
-def repeated(make: Maker, count: int) -> Iterator[Any]:
-    for _ in itertools.repeat(None) if count < 0 else range(count):
-        empty = True
-        for element in make():
-            empty = False
-            yield element
-        if empty:
-            return  # or else repeating nothing would never end
-
-
-def cached(make: Maker) -> Maker:
-    """Keeps what the first complete pass yields."""
-    kept: list[Any] | None = None
-
-    def elements() -> Iterator[Any]:
-        nonlocal kept
-        if kept is not None:
-            yield from kept
-            return
-        seen = []
-        for element in make():
-            seen.append(element)
-            yield element
-        kept = seen
-
-    return elements
-
-
-def drawn(
-    shuffle: Callable[..., Iterator[Any]], make: Maker, size: int, passes: Callable[[], np.random.Generator]
-) -> Iterator[Any]:
-    # A generator function, so that a pass counts from its first element: an iterator never used is none.
-    yield from shuffle(make(), size, passes())
+    return again

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import glob
+import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
+from replicax._data.combined import counted
 from replicax._data.core import Base, made
 from replicax._data.elements import as_host, host_structure, num_rows, read_only
-from replicax._data.rows import fetch_from, plain_rows
-from replicax._data.specs import UNKNOWN_CARDINALITY, first_spec, without_batch
+from replicax._data.reading import Reading, Seeds, replayed
+from replicax._data.rows import CHUNK, fetch_from, plain_rows
+from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, first_spec, without_batch
 from replicax._errors import InvalidArgumentError
 from replicax._specs import TensorSpec, as_dtype, dtype_name, spec_of
 
@@ -27,7 +32,7 @@ class Sources(Base):
         """A dataset of one element."""
         element = jax.tree.map(read_only, host_structure(tensors))
         spec = spec_of(element)
-        return made(lambda: iter([element]), lambda probe: spec, 1)
+        return of_list([element], spec)
 
     @staticmethod
     def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
@@ -69,6 +74,67 @@ class Sources(Base):
         return made(rows.elements, lambda probe: TensorSpec((), dtype), len(numbers), rows=rows)
 
     @staticmethod
+    def counter(start: int = 0, step: int = 1, dtype: Any = np.int64, name: str | None = None) -> Dataset:
+        """The numbers `start`, `start + step`, ... without end.
+
+        >>> from replicax.data import Dataset
+        >>> list(Dataset.counter(5, -2).take(2).as_numpy_iterator())
+        [np.int64(5), np.int64(3)]
+        """
+        return counted(int(start), int(step), as_dtype(dtype))
+
+    @staticmethod
+    def random(
+        seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
+    ) -> Dataset:
+        """Random numbers from 0 to 2**32 - 1, as int64, without end.
+
+        Args:
+            seed: makes the numbers the same in each program. They are other ones than TensorFlow's.
+            rerandomize_each_iteration: whether each pass has other numbers; by default where there is no seed.
+            name: accepted for compatibility.
+        """
+        seeds = Seeds(seed, seed is None if rerandomize_each_iteration is None else bool(rerandomize_each_iteration))
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            generator = reading.generator(seeds)
+            while True:
+                yield from map(np.asarray, generator.integers(2**32, size=CHUNK, dtype=np.int64))
+
+        return made(make, lambda probe: TensorSpec((), np.int64), INFINITE_CARDINALITY, nodes=[seeds])
+
+    @staticmethod
+    def list_files(
+        file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
+    ) -> Dataset:
+        """The names of the files that match a pattern, or one of several, as strings.
+
+        Args:
+            file_pattern: such as `"data/*.txt"`, or a list of these, or a dataset.
+            shuffle: whether the order is random, another one in each pass; otherwise it is that of the names.
+                By default it is.
+            seed: makes the orders the same in each program.
+            name: accepted for compatibility.
+
+        Raises:
+            InvalidArgumentError: no file matches.
+        """
+        patterns = names_of(file_pattern)
+        found = sorted({os.fsencode(name) for pattern in patterns for name in glob.glob(os.fsdecode(pattern))})
+        if not found:
+            raise InvalidArgumentError(f"No files matched pattern: {', '.join(map(os.fsdecode, patterns))}")
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            own = found[reading.share[1] :: reading.share[0]]
+            return iter([as_host(name) for name in own])
+
+        spec = TensorSpec((), np.object_)
+        dataset = made(make, lambda probe: spec, len(found), files=len(found))
+        return dataset if shuffle is not None and not shuffle else dataset.shuffle(len(found), seed)
+
+    @staticmethod
     def from_generator(
         generator: Callable[..., Iterable[Any]],
         output_types: Any = None,
@@ -106,7 +172,8 @@ class Sources(Base):
             spec = structure.unflatten(list(map(TensorSpec, shapes, jax.tree.leaves(output_types))))
         arguments = tuple(args or ())
 
-        def make() -> Iterator[Any]:
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
             for value in generator(*arguments):
                 yield host_structure(value) if spec is None else _checked(value, spec)
 
@@ -114,6 +181,23 @@ class Sources(Base):
             return first_spec(make) if spec is None and probe else spec
 
         return made(make, find, UNKNOWN_CARDINALITY)
+
+
+def of_list(elements: list[Any], spec: Any) -> Dataset:
+    """A dataset of elements on the host, of this spec."""
+
+    def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        return itertools.islice(elements, start, None)
+
+    return made(make, lambda probe: spec, len(elements))
+
+
+def names_of(files: Any) -> list[bytes]:
+    """The names in a name, a list or array of them, or a dataset."""
+    if isinstance(files, Base):
+        return [bytes(name) for name in files.as_numpy_iterator()]
+    paths = [os.fspath(f) for f in files] if isinstance(files, list | tuple) else files
+    return np.ravel(host_structure(os.fspath(paths) if isinstance(paths, os.PathLike) else paths)).tolist()
 
 
 def _checked(value: Any, spec: Any) -> Any:

@@ -16,14 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _data as _datasets
-from replicax import _devices, _display, _function, _nest, _private, _specs, _tpu_system
+from replicax import _devices, _display, _files, _function, _nest, _private, _specs, _tpu_system
 from replicax import _types as _words
 from replicax import cluster_resolver as _resolvers
 from replicax import tpu as _tpu
 from replicax._creation import name_scope, variable_creator_scope
 from replicax._distributed_variables import MirroredVariable as _MirroredVariable
-from replicax._errors import InvalidArgumentError, OutOfRangeError
-from replicax._files import TextLineDataset as _TextLineDataset
+from replicax._errors import DataLossError, InvalidArgumentError, OutOfRangeError
 from replicax._indexed_slices import IndexedSlices
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._specs import TensorShape, TensorSpec
@@ -262,20 +261,39 @@ config = _namespace(
     functions_run_eagerly=_function.functions_run_eagerly,
 )
 
-errors = _namespace("errors", "Exceptions.", InvalidArgumentError=InvalidArgumentError, OutOfRangeError=OutOfRangeError)
+errors = _namespace(
+    "errors",
+    "Exceptions.",
+    DataLossError=DataLossError,
+    InvalidArgumentError=InvalidArgumentError,
+    OutOfRangeError=OutOfRangeError,
+)
 data = _namespace(
     "data",
     "Datasets.",
+    AUTOTUNE=_datasets.AUTOTUNE,
+    INFINITE_CARDINALITY=_datasets.INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY=_datasets.UNKNOWN_CARDINALITY,
     Dataset=_datasets.Dataset,
+    DatasetSpec=_datasets.DatasetSpec,
+    Iterator=_datasets.DatasetIterator,
+    NumpyIterator=_datasets.NumpyIterator,
     Options=_datasets.Options,
-    TextLineDataset=_TextLineDataset,
+    FixedLengthRecordDataset=_files.FixedLengthRecordDataset,
+    TFRecordDataset=_files.TFRecordDataset,
+    TextLineDataset=_files.TextLineDataset,
     experimental=_namespace(
         "data.experimental",
         "Datasets' options.",
+        AUTOTUNE=_datasets.AUTOTUNE,
+        INFINITE_CARDINALITY=_datasets.INFINITE_CARDINALITY,
+        UNKNOWN_CARDINALITY=_datasets.UNKNOWN_CARDINALITY,
         AutoShardPolicy=_words.AutoShardPolicy,
         DistributeOptions=_datasets.DistributeOptions,
     ),
 )
+experimental = _namespace("experimental", "An element that may not be there.", Optional=_datasets.Optional)
+io = _namespace("io", "Files of records.", TFRecordWriter=_files.TFRecordWriter)
 train = _namespace(
     "train",
     "The cluster to train on.",
