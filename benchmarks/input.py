@@ -28,7 +28,8 @@ def measure(name: str, sides: dict[str, Side], rounds: int) -> dict[str, Any]:
     times = take_turns(sides, rounds, 0.0, least=1)
     for side in set(sides.values()):
         side.ask(do="drop")
-    return {"dataset": name, "pass": {side: statistics.median(values) for side, values in times.items()}, "rounds": times}
+    medians = {side: statistics.median(values) for side, values in times.items()}
+    return {"dataset": name, "pass": medians, "rounds": times}
 
 
 def table(results: list[dict[str, Any]], sides: list[str]) -> tuple[list[str], list[list[str]]]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-ROWS, BATCH = 60_000, 256
+ROWS, PIXELS, BATCH = 60_000, 28 * 28, 256
 PIPELINES = ("batch", "shuffle 1000", "shuffle all", "shuffle all, map")
 
 

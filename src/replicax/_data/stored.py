@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import jax
 import numpy as np
 
-from replicax._data.elements import flatten
+from replicax._data.elements import flatten, tensor_dtype
 from replicax._data.reading import Maker, Reading, replayed
-from replicax._data.specs import same_kinds
 from replicax._errors import DataLossError, InvalidArgumentError
 from replicax._specs import TensorSpec, as_dtype, spec_of
 
@@ -193,7 +192,7 @@ def written_once(filename: str | os.PathLike[str], source: Base) -> Maker:
 
     @replayed
     def make(reading: Reading) -> Iterator[Any]:
-        if path.exists():
+        if path.is_file():
             yield from read_elements(path, None)
             return
         if reading.probing:
@@ -291,10 +290,18 @@ class Saved:
             yield structure.unflatten(jax.tree.leaves(element))
 
     def check(self, spec: Any) -> Any:
-        """`spec`, if it fits; by default what was found when it was saved."""
+        """The spec of the elements in the structure of `spec`, if it fits; None for what was saved."""
         if spec is None:
             return self.spec
-        alike = len(jax.tree.leaves(spec)) == len(jax.tree.leaves(self.spec))
-        if not alike or not same_kinds(jax.tree.leaves(spec), jax.tree.leaves(self.spec)):
+        structure: Any
+        wanted, structure = flatten(spec)
+        there = jax.tree.leaves(self.spec)
+        if len(wanted) != len(there) or not all(map(_fits, wanted, there)):
             raise InvalidArgumentError(f"The dataset was saved with elements {self.spec}, not {spec}.")
-        return spec
+        return structure.unflatten(there)
+
+
+def _fits(wanted: Any, there: TensorSpec) -> bool:
+    """Whether users may describe `there` so: on the host, or as the tensor that it becomes."""
+    dtypes = (there.dtype, tensor_dtype(there.dtype))
+    return isinstance(wanted, TensorSpec) and wanted.dtype in dtypes and wanted.shape.is_compatible_with(there.shape)
