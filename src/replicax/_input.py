@@ -124,7 +124,7 @@ class DistributedIterator(ElementIterator, Distributed):
 
         Each worker saves its own.
         """
-        return packed({"position": self._position, "readings": [reading.state() for reading in self._readings]})
+        return packed(self._position, self._readings)
 
     def restore_state(self, state: bytes) -> None:
         """Goes on where the iterator stood whose `save_state` gave `state`; see `DatasetIterator.restore_state`.
@@ -145,7 +145,7 @@ class DistributedIterator(ElementIterator, Distributed):
         >>> [batch.tolist() for batch in iterator]
         [[2, 3], [4, 5]]
         """
-        position, saved = unpacked(state, [len(reading.nodes) for reading in self._readings])
+        position, saved = unpacked(state, self._readings)
         self.close(timeout=0)
         self._begin(self._dataset._readings(saved), position)
 

@@ -116,7 +116,7 @@ class DatasetIterator(ElementIterator):
 
     def save_state(self) -> bytes:
         """Where the iterator stands: some numbers, however large the dataset is."""
-        return packed({"position": self._position, "readings": [self._reading.state()]})
+        return packed(self._position, [self._reading])
 
     def restore_state(self, state: bytes) -> None:
         """Goes on where the iterator stood whose `save_state` gave `state`.
@@ -128,7 +128,7 @@ class DatasetIterator(ElementIterator):
         Raises:
             InvalidArgumentError: `state` is no such state, or of another dataset; the iterator stays as it was.
         """
-        position, (reading,) = unpacked(state, [len(self._dataset._nodes)])
+        position, (reading,) = unpacked(state, [self._reading])
         self._begin(Reading(self._dataset._nodes, saved=reading), position)
 
     @property

@@ -35,6 +35,10 @@ class Node:
         """Makes it stand there."""
         raise NotImplementedError
 
+    def fits(self, state: Any) -> bool:
+        """Whether `state` is one of such a node."""
+        raise NotImplementedError
+
     def settle(self, entropy: np.random.SeedSequence) -> None:
         """Draws what was left to chance."""
 
@@ -137,6 +141,10 @@ class Seeds(Node):
         """The seed, and the number of the next pass."""
         return [self._seed, self.passes]
 
+    def fits(self, state: Any) -> bool:
+        """Whether it is such a pair."""
+        return isinstance(state, list) and [type(part) for part in state] == [int, int]
+
     def restore(self, state: Any) -> None:
         """Takes both."""
         self._seed, self.passes = state
@@ -158,6 +166,10 @@ class Kept(Node):
     def state(self) -> Any:
         """Which reading filled it; None if none did."""
         return self._filled
+
+    def fits(self, state: Any) -> bool:
+        """Whether it is the state of a reading of `nodes`, or None."""
+        return state is None or reading_fits(state, self._nodes)
 
     def restore(self, state: Any) -> None:
         """Forgets what another reading filled it with."""
@@ -181,27 +193,39 @@ class Kept(Node):
         self._items, self._filled = items, {**before, "met": dict(own.state()["met"])}
 
 
-def packed(state: Any) -> bytes:
-    """A state as bytes."""
-    return json.dumps({"format": _FORMAT, **state}, separators=(",", ":")).encode()
+def packed(position: int, readings: Sequence[Reading]) -> bytes:
+    """The state of an iterator as bytes."""
+    state = {"format": _FORMAT, "position": position, "readings": [reading.state() for reading in readings]}
+    return json.dumps(state, separators=(",", ":")).encode()
 
 
-def unpacked(state: Any, node_counts: Sequence[int]) -> tuple[int, list[Any]]:
-    """The position and the readings' states in what `packed` gave, for datasets with so many nodes."""
+def unpacked(state: Any, readings: Sequence[Reading]) -> tuple[int, list[Any]]:
+    """The position and the readings' states in what `packed` gave, for readings of the same nodes as these."""
     try:
-        found = json.loads(bytes(np.asarray(state)) if not isinstance(state, bytes | bytearray | str) else state)
+        found = json.loads(state if isinstance(state, bytes | bytearray | str) else bytes(np.asarray(state)))
         if found["format"] != _FORMAT:
             raise ValueError(found["format"])
-        position, readings = int(found["position"]), found["readings"]
-        counts = [len(reading["nodes"]) for reading in readings]
+        position, saved = int(found["position"]), list(found["readings"])
     except (ValueError, TypeError, KeyError) as e:
         raise InvalidArgumentError(
             f"restore_state takes what save_state of such an iterator returned, got {type(state).__name__}: "
             f"{state!r:.80}."
         ) from e
-    if counts != list(node_counts):
+    own = [reading.nodes for reading in readings]
+    if len(saved) != len(own) or not all(map(reading_fits, saved, own)):
         raise InvalidArgumentError(
-            f"The state is of an iterator over another dataset: it has {counts} shuffles and caches, and this one "
-            f"{list(node_counts)}. Build the dataset by the same code as when the state was saved."
+            "The state is of an iterator over another dataset: its shuffles and caches are not those of this one, "
+            f"{[[type(node).__name__ for node in nodes] for nodes in own]}. Build the dataset by the same code as when "
+            "the state was saved."
         )
-    return position, readings
+    return position, saved
+
+
+def reading_fits(state: Any, nodes: Sequence[Node]) -> bool:
+    """Whether `state` is one of a reading of these nodes."""
+    if not isinstance(state, dict) or set(state) != {"entropy", "path", "nodes", "met"}:
+        return False
+    kinds = [("entropy", int), ("path", list), ("nodes", list), ("met", dict)]
+    if not all(isinstance(state[key], kind) for key, kind in kinds) or len(state["nodes"]) != len(nodes):
+        return False
+    return all(node.fits(one) for node, one in zip(nodes, state["nodes"]))
