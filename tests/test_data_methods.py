@@ -78,6 +78,18 @@ def test_resampling(initial):
         listed(R(3).rejection_resample(lambda x: x, [0.5, 0.5]))
 
 
+def test_what_would_never_end_does_or_is_refused(tmp_path):
+    numbers = R(2).repeat()
+    chosen = Dataset.choose_from_datasets([R(2), R(5, 6)], numbers, stop_on_empty_dataset=False)
+    assert listed(chosen) == [0, 5, 1]
+    with pytest.raises(InvalidArgumentError, match="without end cannot be saved"):
+        numbers.save(tmp_path / "saved")
+    with pytest.raises(ValueError, match="No class that there is"):
+        numbers.rejection_resample(lambda x: x, [1.0, 0.0], [0.0, 1.0])
+    only_zero = R(1).repeat().rejection_resample(lambda x: x, [0.5, 0.5], [1.0, 0.0], seed=0)
+    assert listed(only_zero.take(2)) == [(0, 0)] * 2
+
+
 def test_windows_are_datasets():
     windows = R(5).window(2)
     assert windows.element_spec == DatasetSpec(TensorSpec((), np.int64)) != DatasetSpec(TensorSpec((), np.int32))

@@ -252,15 +252,15 @@ def _chosen(
 ) -> Iterator[Any]:
     """Elements of the chosen inputs. Where one has no more, its entry in `left` becomes 0."""
     iterators = [d._make(reading) for d in inputs]
+    left = np.ones(len(inputs)) if left is None else left
     for number in choices:
         for element in iterators[number]:
             yield element
             break
         else:
-            if stop_on_empty:
+            left[number] = 0
+            if stop_on_empty or not left.any():
                 return
-            if left is not None:
-                left[number] = 0
 
 
 def _probabilities(weights: Any) -> np.ndarray:

@@ -264,6 +264,8 @@ class Grouping(Base):
         initial = None if initial_dist is None else _distribution("initial_dist", initial_dist)
         if initial is not None and len(initial) != len(target):
             raise ValueError(f"`initial_dist` has {len(initial)} classes, and `target_dist` {len(target)}.")
+        if initial is not None and not (target * initial).any():
+            raise ValueError(f"No class that there is ({initial.tolist()}) is wanted ({target.tolist()}).")
         seeds = Seeds(seed)
 
         @replayed
@@ -275,7 +277,8 @@ class Grouping(Base):
                 if not 0 <= label < len(target):
                     raise InvalidArgumentError(f"`class_func` returned {label}, of {len(target)} classes from 0 on.")
                 counts[label] += 1
-                accept = target / np.maximum(counts / counts.sum() if initial is None else initial, 1e-12)
+                now = counts if initial is None else initial
+                accept = np.divide(target, now, out=np.zeros(len(target)), where=now > 0)
                 if draw() * accept.max() < accept[label]:
                     yield np.asarray(label, np.int64), element
 

@@ -16,8 +16,9 @@ from replicax._data.grouping import integer
 from replicax._data.iterators import call
 from replicax._data.reading import Reading, replayed
 from replicax._data.sources import of_list
-from replicax._data.specs import DatasetSpec
+from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec
 from replicax._data.stored import SPEC, Saved, Spread, checked_compression, new_folder
+from replicax._errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from replicax._data import Dataset
@@ -41,6 +42,10 @@ class Saving(Base):
             shard_func: takes an element and returns the number of the file for it; by default there is one file.
             checkpoint_args: accepted for compatibility. Saving that was cut off begins anew.
 
+        Raises:
+            InvalidArgumentError: the dataset has no end.
+            FileExistsError: there is something else in the folder.
+
         >>> import tempfile
         >>> from replicax.data import Dataset
         >>> path = tempfile.mkdtemp()
@@ -48,6 +53,10 @@ class Saving(Base):
         >>> list(Dataset.load(path + "/saved").as_numpy_iterator())
         [np.int64(0), np.int64(1), np.int64(2)]
         """
+        if self._cardinality == INFINITE_CARDINALITY:
+            raise InvalidArgumentError(
+                "A dataset without end cannot be saved: take as many elements as you need before."
+            )
         folder, compression = Path(os.fspath(path)), checked_compression(compression)
         saving = _while_saving(self, Reading(self._nodes), folder, compression, _shard_of(shard_func))
         collections.deque(saving, maxlen=0)
