@@ -30,6 +30,11 @@ def parts(i):
     return R(3).map(lambda x: x + 10 * i).shuffle(3)
 
 
+def used_again(*datasets):
+    """What a function returns that makes no dataset of its own."""
+    return R(4).flat_map(lambda i: datasets[int(i) % 2]).repeat(2)
+
+
 PIPELINES = {
     "rows": lambda: arrays().shuffle(7).repeat(3).batch(4),
     "batches again and again": lambda: arrays().shuffle(30).batch(4).repeat(3),
@@ -41,6 +46,8 @@ PIPELINES = {
     "prefetch": lambda: arrays().shuffle(30).batch(4).map(lambda e: e["x"]).prefetch(3).repeat(3).prefetch(2),
     "filter": lambda: R(40).shuffle(40).filter(lambda x: x % 3 > 0).repeat(2),
     "zip": lambda: Dataset.zip(R(9).shuffle(9), by_element(R(7).shuffle(7))).repeat(3),
+    "zip, the shorter first": lambda: Dataset.zip(by_element(R(4)).shuffle(4), R(9).shuffle(9)).repeat(3),
+    "a dataset made before": lambda: used_again(by_element(R(4)).shuffle(4), by_element(R(3).shuffle(3)).cache()),
     "concatenate": lambda: R(5).shuffle(5).concatenate(by_element(R(6).shuffle(6))).repeat(3),
     "take, skip, shard": lambda: by_element(R(40).shuffle(40)).skip(3).take(20).shard(2, 1).repeat(3),
     "take of a mapped shuffle": lambda: by_element(R(9)).shuffle(9).take(4).repeat(5),
