@@ -830,3 +830,23 @@ def test_a_program_for_tensorflow(run_python):
         "7 <tf.Variable 'save_counter:0' shape=() dtype=int64, numpy=1>",
         "[[12.0], [12.0]]",
     ]
+
+
+@pytest.mark.parametrize("distributed", [False, True], ids=["dataset", "distributed"])
+def test_a_dataset_iterator_goes_on_in_the_middle_of_an_epoch(tmp_path, distributed):
+    def iterator():
+        dataset = rx.data.Dataset.range(20).shuffle(20, seed=3).batch(2)
+        return iter(mirrored(2).experimental_distribute_dataset(dataset) if distributed else dataset)
+
+    def rows(element):
+        parts = mirrored(2).experimental_local_results(element) if distributed else [element]
+        return [int(row) for part in parts for row in np.asarray(part)]
+
+    first = iterator()
+    seen = [rows(next(first)) for _ in range(4)]
+    path = Checkpoint(iterator=first).save(tmp_path / "ckpt")
+    rest = [rows(element) for element in first]
+    again = iterator()
+    Checkpoint(iterator=again).restore(path).assert_consumed()
+    assert [rows(element) for element in again] == rest
+    assert sorted(sum(seen + rest, [])) == list(range(20))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from replicax import _data, _specs
-from replicax._data import AutoShardPolicy, Dataset, Options, as_host, as_tensor
+from replicax._data import AutoShardPolicy, Dataset, Options, as_host, as_tensor, elements, rows
 from replicax._errors import InvalidArgumentError, OutOfRangeError
 from replicax._specs import PerReplicaSpec, TensorShape, TensorSpec, conform, spec_of
 
@@ -309,11 +309,11 @@ def test_batch_moves_whole_blocks(monkeypatch):
         steps += 1
         return original(*args, **kwargs)
 
-    original = _data._cut
-    monkeypatch.setattr(_data, "_cut", counted)
-    monkeypatch.setattr(_data._Rows, "elements", lambda self: pytest.fail("row by row"))
-    rows = [a for a, b in fetch()]
-    assert steps < 300 and np.array_equal(np.sort(np.concatenate(rows)), np.sort(np.concatenate([x, x])))
+    original = elements.cut
+    monkeypatch.setattr(elements, "cut", counted)
+    monkeypatch.setattr(rows.Rows, "elements", lambda self: pytest.fail("row by row"))
+    found = [a for a, b in fetch(_data.Reading())]
+    assert steps < 300 and np.array_equal(np.sort(np.concatenate(found)), np.sort(np.concatenate([x, x])))
 
 
 def test_batches_in_order_are_views():
@@ -438,12 +438,12 @@ def test_take_skip_shard_repeat_cache_concatenate(way):
 
 @BOTH_WAYS
 def test_long_datasets_are_cut_right(way):
-    n = 3 * _data._CHUNK + 5
+    n = 3 * rows.CHUNK + 5
     d = way(R(n)) if way is not slow else R(n).batch(1000).unbatch()
     whole = np.arange(n)
     for found, expected in [
         (d, whole),
-        (d.skip(_data._CHUNK - 1).take(_data._CHUNK + 2), whole[_data._CHUNK - 1 :][: _data._CHUNK + 2]),
+        (d.skip(rows.CHUNK - 1).take(rows.CHUNK + 2), whole[rows.CHUNK - 1 :][: rows.CHUNK + 2]),
         (d.shard(7, 3), whole[3::7]),
         (d.repeat(2), np.concatenate([whole, whole])),
     ]:
@@ -474,8 +474,6 @@ def test_cache_keeps_the_first_complete_pass(way):
     assert listed(d) == listed(d) == [0, 1, 2] and len(calls) == 4
     shuffled = way(R(50)).shuffle(50).cache()
     assert listed(shuffled) == listed(shuffled)
-    with pytest.raises(NotImplementedError, match="in memory only"):
-        R(3).cache("/tmp/file")
 
 
 @BOTH_WAYS

@@ -39,7 +39,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "clusters": ("_cluster",),
     "values": ("_values", "_tape", "_indexed_slices"),
-    "data": ("_data", "_files", "_agreed_input", "_input"),
+    "data": ("_data", "_files", "_sources", "_agreed_input", "_splits", "_input"),
     "engine": (
         "_levels",
         "_stages",
@@ -94,6 +94,7 @@ MAY_USE_JAX_SRC = {"_private"}
 NOT_AT_TOP_LEVEL = {
     "flax",
     "googleapiclient",
+    "google_crc32c",
     "grain",
     "keras",
     "kubernetes",

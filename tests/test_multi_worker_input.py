@@ -328,3 +328,29 @@ for element in distributed:
     trace = done[1].stderr
     assert trace.index("Traceback") < trace.index("in generate") < trace.index("OSError: the disk of worker 1")
     assert "worker 1" in done[0].stderr
+
+
+def test_each_worker_saves_and_restores_its_own(tmp_path):
+    """Together they go on where they stood: by data, cut anew, ahead in a thread, and where counts are not known."""
+    program = """
+cases = {
+    "data": lambda: Dataset.range(22).shuffle(22, seed=1).batch(4).repeat(2),
+    "off": lambda: with_policy(Dataset.range(22).shuffle(22).batch(4), "OFF"),
+    "filter": lambda: Dataset.range(22).filter(lambda x: x % 5 > me).batch(4),
+    "prefetch": lambda: Dataset.range(22).shuffle(9, seed=2).batch(4).prefetch(2),
+}
+for name, make in cases.items():
+    dataset = strategy.experimental_distribute_dataset(make())
+    iterator = iter(dataset)
+    head = [lists(next(iterator)) for _ in range(2)]
+    state = iterator.save_state()
+    rest = [lists(element) for element in iterator]
+    other = iter(strategy.experimental_distribute_dataset(make()))
+    next(other)
+    other.restore_state(state)
+    told(name, [head, rest, [lists(element) for element in other]])
+"""
+    for told in told_by(run(tmp_path, 1, program)):
+        assert sorted(told) == ["data", "filter", "off", "prefetch"]
+        for head, rest, restored in told.values():
+            assert len(head) == 2 and rest and restored == rest

@@ -29,6 +29,7 @@ from replicax._cross_device_ops import (
 from replicax._default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
 from replicax._errors import (
     CheckpointError,
+    DataLossError,
     DeviceError,
     InvalidArgumentError,
     JobError,
@@ -71,6 +72,7 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "CrossDeviceOps",
+    "DataLossError",
     "DeviceError",
     "DistributedDataset",
     "DistributedIterator",

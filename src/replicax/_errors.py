@@ -3,6 +3,7 @@
 ReplicaxError
 ├── InvalidArgumentError (ValueError)    values that do not fit together: shapes, dtypes, axes
 ├── OutOfRangeError (IndexError)         an iterator has no more elements
+├── DataLossError (OSError)              a file is damaged, or of something else
 ├── DeviceError (ValueError)             a device that is not there, or is named twice
 ├── ReplicaError (RuntimeError)          replicas went different ways
 ├── JobError (RuntimeError)              the processes of a job did not come together
@@ -22,6 +23,10 @@ class InvalidArgumentError(ReplicaxError, ValueError):
 
 class OutOfRangeError(ReplicaxError, IndexError):
     """An iterator has no more elements."""
+
+
+class DataLossError(ReplicaxError, OSError):
+    """A file is damaged, or of something else than it is read for."""
 
 
 class DeviceError(ReplicaxError, ValueError):

@@ -1,45 +1,49 @@
-"""Datasets that read files, and how the files are divided among workers."""
+"""Datasets that read files: lines, records of one length, and TFRecord files, which can be written as well.
+
+Each is divided among workers by files: a reading has a share of them. A TFRecord is the length of its bytes (64 bits),
+a checksum of that, the bytes, and a checksum of these; both are CRC-32C, rotated and shifted by a constant.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from typing import Any
+import importlib.util
+import os
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from replicax._data import UNKNOWN_CARDINALITY, Dataset, Maker, host_structure
+from replicax._data import UNKNOWN_CARDINALITY, Dataset, Reading, replayed
+from replicax._data.elements import positive
+from replicax._data.sources import names_of
+from replicax._data.stored import checked_compression, opened
+from replicax._errors import DataLossError, InvalidArgumentError
 from replicax._specs import TensorSpec
 
 
-class _Share(threading.local):
-    count, index = 1, 0
+class _FileDataset(Dataset):
+    """The strings that a function reads from each of several files, in the order of the files."""
+
+    def _of_files(
+        self, filenames: Any, compression: str | None, read: Callable[[BinaryIO, bytes], Iterator[bytes]]
+    ) -> None:
+        kind, names = checked_compression(compression), names_of(filenames)
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            count, index = reading.share
+            for name in names[index::count]:
+                with opened(name, kind) as file:
+                    for text in read(file, name):
+                        element = np.empty((), object)
+                        element[()] = text
+                        yield element
+
+        super().__init__(make, lambda probe: TensorSpec((), np.object_), UNKNOWN_CARDINALITY, files=len(names))
 
 
-_share = _Share()
-
-
-def shared(make: Maker, count: int, index: int) -> Maker:
-    """The elements of the files number `index`, `index + count`, ... of what `make` reads."""
-
-    def elements() -> Iterator[Any]:
-        iterator = None
-        while True:
-            # Sources look at their share when they begin, which may be when the first element is asked for.
-            before, (_share.count, _share.index) = (_share.count, _share.index), (count, index)
-            try:
-                iterator = make() if iterator is None else iterator
-                element = next(iterator)
-            except StopIteration:
-                return
-            finally:
-                _share.count, _share.index = before
-            yield element
-
-    return elements
-
-
-class TextLineDataset(Dataset):
+class TextLineDataset(_FileDataset):
     """The lines of text files, without their ends, as strings.
 
     Args:
@@ -67,25 +71,181 @@ class TextLineDataset(Dataset):
         num_parallel_reads: int | None = None,
         name: str | None = None,
     ):
-        if compression_type not in (None, "", "GZIP"):
-            raise ValueError(f'`compression_type` is "GZIP" or None, got {compression_type!r}.')
-        if isinstance(filenames, Dataset):
-            names = [bytes(name) for name in filenames.as_numpy_iterator()]
-        else:
-            names = np.ravel(host_structure(filenames)).tolist()
-
-        def make() -> Iterator[Any]:
-            for path in names[_share.index :: _share.count]:
-                with _opened(path, compression_type) as file:
-                    for line in file:
-                        yield host_structure(line.rstrip(b"\r\n"))
-
-        super().__init__(make, lambda probe: TensorSpec((), np.object_), UNKNOWN_CARDINALITY, files=len(names))
+        self._of_files(filenames, compression_type, lambda file, _: (line.rstrip(b"\r\n") for line in file))
 
 
-def _opened(path: bytes, compression: str | None) -> Any:
-    if compression == "GZIP":
-        import gzip
+class FixedLengthRecordDataset(_FileDataset):
+    """Records of so many bytes from binary files, as strings.
 
-        return gzip.open(path, "rb")
-    return open(path, "rb")
+    Args:
+        filenames: a name, or several in a list or array or `Dataset`.
+        record_bytes: how long a record is.
+        header_bytes: what comes before the first one; by default nothing.
+        footer_bytes: what comes after the last one; by default nothing.
+        buffer_size, num_parallel_reads, name: accepted for compatibility.
+        compression_type: `"GZIP"`, or None.
+
+    Raises:
+        ValueError: another compression.
+        FileNotFoundError: at iteration, where there is no such file.
+        InvalidArgumentError: at iteration, where a file does not consist of whole records.
+
+    >>> import pathlib, tempfile
+    >>> import replicax as rx
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "records")
+    >>> _ = path.write_bytes(b"#aabb")
+    >>> list(rx.data.FixedLengthRecordDataset(str(path), 2, header_bytes=1).as_numpy_iterator())
+    [b'aa', b'bb']
+    """
+
+    def __init__(
+        self,
+        filenames: Any,
+        record_bytes: int,
+        header_bytes: int | None = None,
+        footer_bytes: int | None = None,
+        buffer_size: int | None = None,
+        compression_type: str | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ):
+        size, header, footer = positive("record_bytes", record_bytes), int(header_bytes or 0), int(footer_bytes or 0)
+
+        def read(file: BinaryIO, path: bytes) -> Iterator[bytes]:
+            file.read(header)
+            ahead, total = file.read(size + footer), 0
+            while len(ahead) == size + footer:
+                yield ahead[:size]
+                total += size
+                ahead = ahead[size:] + file.read(size)
+            if len(ahead) != footer:
+                raise InvalidArgumentError(
+                    f"Excluding the header ({header} bytes) and footer ({footer} bytes), {os.fsdecode(path)!r} has "
+                    f"body length {total + len(ahead) - footer} bytes, which is not an exact multiple of the record "
+                    f"length ({size} bytes)."
+                )
+
+        self._of_files(filenames, compression_type, read)
+
+
+class TFRecordDataset(_FileDataset):
+    """The records of TFRecord files, as strings.
+
+    Checksums are verified where the package google-crc32c is there, which `pip install replicax[data]` installs.
+
+    Args:
+        filenames: a name, or several in a list or array or `Dataset`.
+        compression_type: `"GZIP"`, or None.
+        buffer_size, num_parallel_reads, name: accepted for compatibility.
+
+    Raises:
+        ValueError: another compression.
+        FileNotFoundError: at iteration, where there is no such file.
+        DataLossError: at iteration, where a record is damaged or cut off.
+
+    >>> import tempfile
+    >>> import replicax as rx
+    >>> path = tempfile.mkdtemp() + "/records"
+    >>> with rx.data.TFRecordWriter(path) as writer:
+    ...     writer.write(b"one")
+    >>> list(rx.data.TFRecordDataset(path).as_numpy_iterator())
+    [b'one']
+    """
+
+    def __init__(
+        self,
+        filenames: Any,
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ):
+        self._of_files(filenames, compression_type, _records)
+
+
+class TFRecordWriter:
+    """Writes a TFRecord file; a context manager that closes it. It needs the package google-crc32c.
+
+    Args:
+        path: the file, which is written anew.
+        options: the compression, `"GZIP"` or None, or what has it as `compression_type`.
+
+    >>> import os, tempfile
+    >>> import replicax as rx
+    >>> path = tempfile.mkdtemp() + "/records"
+    >>> with rx.data.TFRecordWriter(path) as writer:
+    ...     writer.write(b"hello")
+    >>> os.path.getsize(path)
+    21
+    """
+
+    def __init__(self, path: str | os.PathLike[str], options: Any = None):
+        self._checksum = _checksums()
+        if self._checksum is None:
+            raise ImportError("TFRecordWriter needs the package google-crc32c: pip install replicax[data]")
+        self._file = opened(os.fspath(path), checked_compression(getattr(options, "compression_type", options)), "wb")
+
+    def write(self, record: Any) -> None:
+        """Writes one record, of bytes or text."""
+        data = record.encode() if isinstance(record, str) else bytes(record)
+        length = struct.pack("<Q", len(data))
+        self._file.write(length + self._masked(length) + data + self._masked(data))
+
+    def _masked(self, data: bytes) -> bytes:
+        assert self._checksum
+        return struct.pack("<I", self._checksum(data))
+
+    def flush(self) -> None:
+        """Hands what was written to the system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+    def __enter__(self) -> TFRecordWriter:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _checksums() -> Callable[[bytes], int] | None:
+    """The checksum of TFRecords, if it can be computed."""
+    if importlib.util.find_spec("google_crc32c") is None:
+        return None
+    import google_crc32c
+
+    def masked(data: bytes) -> int:
+        crc = google_crc32c.value(data)
+        return ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
+
+    return masked
+
+
+def _records(file: BinaryIO, path: bytes) -> Iterator[bytes]:
+    checksum, place = _checksums(), 0
+
+    def read(count: int) -> bytes:
+        try:
+            return file.read(count)
+        except (EOFError, OSError) as e:  # as gzip says it
+            raise DataLossError(f"{os.fsdecode(path)!r} cannot be read: {e}") from e
+
+    def check(data: bytes, expected: int) -> None:
+        if checksum is not None and checksum(data) != expected:
+            raise DataLossError(f"Corrupted record at byte {place} of {os.fsdecode(path)!r}.")
+
+    while head := read(12):
+        cut_off = DataLossError(f"Truncated record at byte {place} of {os.fsdecode(path)!r}.")
+        if len(head) < 12:
+            raise cut_off
+        length, crc = struct.unpack("<QI", head)
+        check(head[:8], crc)
+        body = read(length + 4)
+        if len(body) < length + 4:
+            raise cut_off
+        data = body[:-4]
+        check(data, *struct.unpack("<I", body[-4:]))
+        yield data
+        place += 16 + length

@@ -6,21 +6,16 @@ A batch of n rows is divided contiguously: each replica gets ceil(n/r) rows unti
 get fewer or none. A background thread does everything up to the buffer, so that the next element is on its way to the
 devices while the current one is computed with. What "on the devices" means is the strategy's: it gives `place`.
 
-The thread knows the buffer and the source, never the iterator. So an iterator that nobody holds any more is collected,
-and its going stops the thread.
+The thread knows the buffer and the source, never the iterator; see `_data.buffer`.
 """
 
 from __future__ import annotations
 
-import atexit
-import collections
 import contextlib
 import itertools
-import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,21 +25,19 @@ from ._agreed_input import Pass, Round, Worker, agreed, all_static, empty
 from ._data import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
-    Dataset,
     ElementIterator,
-    Maker,
     Optional,
-    as_host,
-    first_spec,
+    Reading,
     fold,
     num_rows,
-    regroup,
-    shown_spec,
     tensor_spec,
 )
+from ._data.buffer import Buffer
+from ._data.reading import packed, unpacked
 from ._errors import InvalidArgumentError
-from ._files import shared
+from ._sources import Distributed, Source, normalize_source
 from ._specs import PerReplicaSpec, TensorSpec
+from ._splits import ALONE, not_a_batch, rebatched_rounds, split_batch
 from ._types import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
 
 __all__ = ["DistributedDataset", "DistributedDatasetsFromFunction", "DistributedIterator", "Optional"]
@@ -52,266 +45,13 @@ __all__ = ["DistributedDataset", "DistributedDatasetsFromFunction", "Distributed
 # place(round, fetch_to_device): the element made of one host structure for each of this worker's replicas.
 Place = Callable[[Round, bool], Any]
 
-_ALONE = Worker()
-
 # Set by compiled functions. `_lift(iterator)` may give the next element in its own way, or return NotImplemented;
 # `_on_iterate(dataset)` is told that a distributed dataset is about to be iterated over.
 _lift: Callable[[DistributedIterator], Any] | None = None
 _on_iterate: Callable[[Any], None] | None = None
 
 
-# --- sources ---------------------------------------------------------------------------------------------------------
-
-
-class Source(NamedTuple):
-    """What a distributed dataset needs to know of the dataset that it distributes."""
-
-    make: Maker  # a new iterator over elements: structures of host arrays
-    spec: Callable[[bool], Any]  # see Dataset: the elements' specs, or None where only probing would tell
-    cardinality: int
-    batch_size: int | None
-    policy: AutoShardPolicy
-    files: int = 0  # how many files it reads
-
-
-_MAKE_DATASET = "Make batches of it: `rx.data.Dataset.from_tensor_slices(arrays).batch(global_batch_size)`."
-
-
-def normalize_source(dataset: Any) -> Source:
-    """A `Source` of anything that yields batches, again each time it is iterated over."""
-    kind = type(dataset).__name__
-    if isinstance(dataset, (DistributedDataset, DistributedIterator)):
-        raise TypeError(f"The dataset is distributed already: got a {kind}. Pass the dataset that it was made of.")
-    if isinstance(dataset, Dataset):
-        policy = dataset._options.experimental_distribute.auto_shard_policy
-        return Source(dataset._make, dataset._spec, dataset._cardinality, dataset._batch_size, policy, dataset._files)
-    if hasattr(dataset, "as_numpy_iterator") and hasattr(dataset, "element_spec"):
-        return _tf_source(dataset)
-    if isinstance(dataset, (str, bytes, dict, tuple)) or hasattr(dataset, "__array__"):
-        raise TypeError(f"Expected a dataset, which yields batches; got {kind}, which is data. {_MAKE_DATASET}")
-    if hasattr(dataset, "__next__"):
-        raise TypeError(
-            f"Expected a dataset, of which each iteration starts anew; got the iterator {kind}, which runs once. "
-            "Pass what it was made of, or `rx.data.Dataset.from_generator(lambda: <a new iterator>)`."
-        )
-    if not (hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")):
-        made = " If it makes one, call it, or pass `rx.data.Dataset.from_generator(it)`." if callable(dataset) else ""
-        raise TypeError(f"Expected a dataset or another iterable of batches, got {kind}.{made}")
-
-    return _foreign_source(dataset)
-
-
-def _foreign_source(dataset: Any) -> Source:
-    """Anything else that can be iterated over: its spec is known once an element has been seen."""
-    seen: list[Any] = []
-
-    def make() -> Iterator[Any]:
-        for element in dataset:
-            host = _host_element(element)
-            if not seen:
-                seen.append(shown_spec(host))
-            yield host
-
-    def spec(probe: bool) -> Any:
-        if probe and not seen:
-            first_spec(make)
-        return seen[0] if seen else None
-
-    try:
-        cardinality = len(dataset)
-    except (TypeError, NotImplementedError, ValueError):  # as different libraries say that they cannot tell
-        cardinality = UNKNOWN_CARDINALITY
-    return Source(make, spec, cardinality, None, AutoShardPolicy.AUTO)
-
-
-def _tf_source(dataset: Any) -> Source:
-    """A `tf.data.Dataset`, by what it can do: TensorFlow is not imported here."""
-    spec = jax.tree.map(
-        lambda s: TensorSpec(None if s.shape.rank is None else s.shape.as_list(), s.dtype.as_numpy_dtype),
-        dataset.element_spec,
-    )
-    policy = AutoShardPolicy(int(dataset.options().experimental_distribute.auto_shard_policy))
-
-    def make() -> Iterator[Any]:
-        return map(_host_element, dataset.as_numpy_iterator())
-
-    return Source(make, lambda probe: spec, int(dataset.cardinality()), None, policy)
-
-
-def _host_element(element: Any) -> Any:
-    """An element of another library's dataset with numpy leaves. Unlike in `Dataset`, lists are structures."""
-    try:
-        return jax.tree.map(as_host, element)
-    except TypeError as e:
-        raise TypeError(f"An element of the dataset holds what is neither array, number nor string: {e}") from e
-
-
-# --- the split -------------------------------------------------------------------------------------------------------
-
-
-def split_batch(element: Any, num_replicas: int) -> list[Any]:
-    """One part of the batch `element` for each replica, as views: ceil(n / num_replicas) rows until none are left.
-
-    >>> [part.tolist() for part in split_batch(np.arange(5), 4)]
-    [[0, 1], [2, 3], [4], []]
-    """
-    structure: Any
-    leaves, structure = jax.tree.flatten(_batch(element, num_replicas))
-    share = -(-leaves[0].shape[0] // num_replicas)
-    return [structure.unflatten([a[i * share : (i + 1) * share] for a in leaves]) for i in range(num_replicas)]
-
-
-def _batch(element: Any, num_replicas: int) -> Any:
-    """`element`, if it is a batch: arrays with one and the same first dimension."""
-    leaves = jax.tree.leaves(element)
-    if not leaves or any(not a.ndim or a.shape[0] != leaves[0].shape[0] for a in leaves):
-        raise _not_a_batch(element, num_replicas)
-    return element
-
-
-def _not_a_batch(element: Any, num_replicas: int) -> InvalidArgumentError:
-    """The error for an element (of arrays or specs) that has not one first dimension to split."""
-    leaves = jax.tree_util.tree_leaves_with_path(element)
-    if not leaves:
-        return InvalidArgumentError(
-            f"An element of the dataset has no array in it that could be split, got {element!r}."
-        )
-    shapes = {f"element{jax.tree_util.keystr(path)}": tuple(leaf.shape) for path, leaf in leaves}
-    where = ", ".join(f"{name}: {shape}" for name, shape in shapes.items())
-    if all(shapes.values()):
-        return InvalidArgumentError(
-            f"A batch is split along its first dimension, which must be the same in each array of it; got {where}."
-        )
-    return InvalidArgumentError(
-        f"An element of the dataset has a scalar in it, which cannot be split among {num_replicas} replicas; "
-        f"got {where}. Batch the dataset first, `dataset.batch(global_batch_size)`; in a list of batches each one "
-        "must be an array or a structure of arrays (a Python list of numbers is not: use `np.array`)."
-    )
-
-
-def rebatched_rounds(
-    elements: Iterator[Any], batch_size: int, num_replicas: int, worker: Worker = _ALONE
-) -> Iterator[list[Any]]:
-    """Rounds of shares cut from all rows in a row, whatever batches they come in: what policies OFF and FILE do.
-
-    Each worker cuts its own rows. The sizes are such that the shares of all workers in one round add up to a batch.
-
-    >>> rounds = rebatched_rounds(iter([np.arange(4), np.arange(4, 6)]), 4, 3)
-    >>> [[part.tolist() for part in parts] for parts in rounds]
-    [[[0, 1], [2], [3]], [[4, 5], [], []]]
-    """
-    total, first = num_replicas * worker.size, num_replicas * worker.rank
-    sizes = [(batch_size + total - 1 - i % total) // total for i in range(first, first + total)]
-    pieces = regroup((_batch(element, total) for element in elements), itertools.cycle(sizes))
-    while parts := list(itertools.islice(pieces, num_replicas)):
-        yield parts + [empty(parts[-1])] * (num_replicas - len(parts))
-
-
-# --- the buffer ------------------------------------------------------------------------------------------------------
-
-
-class _Buffer:
-    """A bounded queue that a thread fills. Who holds it may take from it and close it; the thread ends by itself."""
-
-    def __init__(self, make: Callable[[Callable[[], bool]], Iterator[Any]], size: int):
-        self._make = make  # gets a function that tells whether the buffer was closed
-        self._size = size
-        self._items: collections.deque[tuple[Any, BaseException | None]] = collections.deque()
-        # A condition's lock can be taken again by its holder, so that `stop` may run anywhere, also in a garbage
-        # collection that comes while this very thread holds the lock.
-        self._changed = threading.Condition()
-        self._ended = False  # nothing more will be put in
-        self._stopped = False  # nothing more will be taken out
-        self.thread = threading.Thread(target=self._fill, name="replicax-input", daemon=True)
-
-    def start(self) -> None:
-        """Starts the thread."""
-        _running.add(self)
-        try:
-            self.thread.start()
-        except BaseException:  # no more threads, or Ctrl-C while it starts: nobody will take from it
-            _running.discard(self)
-            self.stop()
-            raise
-
-    def _fill(self) -> None:
-        elements = None
-        try:
-            elements = self._make(lambda: self._stopped)
-            while self._wait_for_room():
-                self._put(next(elements), None)
-        except StopIteration:
-            pass
-        except BaseException as e:  # whatever it is, it is raised where `next` waits for it
-            self._put(None, e)
-        finally:
-            # A generator ends in its own thread and before the thread does, with whatever it has open.
-            del elements
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
-            _running.discard(self)
-
-    def _wait_for_room(self) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped or len(self._items) < self._size)
-            return not self._stopped
-
-    def _put(self, element: Any, error: BaseException | None) -> None:
-        with self._changed:
-            if not self._stopped:
-                self._items.append((element, error))
-                self._changed.notify_all()
-
-    def take(self) -> Any:
-        """The next element; StopIteration at the end, and the source's own exception where it raised one."""
-        with self._changed:
-            # In pieces: an interrupt that comes just before Python goes to sleep is seen only once it wakes up.
-            while not self._changed.wait_for(lambda: self._items or self._ended or self._stopped, timeout=0.2):
-                pass
-            if not self._items:
-                raise StopIteration
-            element, error = self._items.popleft()
-            self._changed.notify_all()
-        if error is None:
-            return element
-        try:
-            raise error
-        finally:
-            del error  # its traceback holds this frame: a cycle, which would keep the iterator
-
-    def stop(self) -> None:
-        """Lets the thread end as soon as it has the element at which it is."""
-        with self._changed:
-            self._stopped = True
-            self._items.clear()
-            self._changed.notify_all()
-
-    def join(self, timeout: float | None = None) -> None:
-        """Waits for the thread to end."""
-        if self.thread is not threading.current_thread():
-            self.thread.join(timeout)
-
-
-# The buffers whose threads run.
-_running: set[_Buffer] = set()
-
-
-@atexit.register
-def _stop_at_exit() -> None:
-    # A daemon thread inside JAX would crash the interpreter as it goes down. One second is for a source that hangs.
-    deadline = time.monotonic() + 1
-    buffers = list(_running)
-    for buffer in buffers:
-        buffer.stop()
-    for buffer in buffers:
-        buffer.join(max(0.0, deadline - time.monotonic()))
-
-
-# --- datasets --------------------------------------------------------------------------------------------------------
-
-
-class DistributedIterator(ElementIterator):
+class DistributedIterator(ElementIterator, Distributed):
     """An iterator over the elements of a distributed dataset; `iter(distributed_dataset)` makes one.
 
     `next` raises StopIteration at the end and `get_next` raises `OutOfRangeError`, both again and again. An exception
@@ -331,8 +71,12 @@ class DistributedIterator(ElementIterator):
 
     def _open(self, dataset: DistributedDataset) -> None:
         self._dataset = dataset
-        self._topic = dataset._next_topic()
-        self._buffer: _Buffer | None = None
+        self._begin(dataset._readings(), 0)
+
+    def _begin(self, readings: list[Reading], position: int) -> None:
+        self._readings, self._start, self._position = readings, position, position
+        self._topic = self._dataset._next_topic()
+        self._buffer: Buffer | None = None
         self._elements: Iterator[Any] | None = None
         self._pushed_back: list[Any] = []
         self._closed = False
@@ -346,19 +90,24 @@ class DistributedIterator(ElementIterator):
 
     def _pull(self) -> Any:
         """The next element from the host, never from a compiled function; StopIteration at the end."""
+        element = self._next_element()
+        self._position += 1
+        return element
+
+    def _next_element(self) -> Any:
         if self._closed:
             raise StopIteration
         if self._pushed_back:
             return self._pushed_back.pop()
         size = self._dataset._options.experimental_per_replica_buffer_size
         if size <= 0:
-            self._elements = self._elements or self._dataset._placed(Pass(self._topic))
+            self._elements = self._elements or self._dataset._placed(Pass(self._topic), self._readings, self._start)
             with self._dataset._watched():
                 return next(self._elements)
         if self._buffer is None:
             # Neither the thread nor what it calls may hold this iterator: see above.
-            placed, topic = self._dataset._placed, self._topic
-            buffer = _Buffer(lambda stopped: placed(Pass(topic, stopped)), size)
+            placed, topic, readings, start = self._dataset._placed, self._topic, self._readings, self._start
+            buffer = Buffer(lambda stopped: placed(Pass(topic, stopped), readings, start), size)
             weakref.finalize(self, buffer.stop).atexit = False
             buffer.start()
             self._buffer = buffer
@@ -368,6 +117,37 @@ class DistributedIterator(ElementIterator):
     def _push_back(self, element: Any) -> None:
         """Makes `element` the next one: for a function that took it and then was to be run in another way."""
         self._pushed_back.append(element)
+        self._position -= 1
+
+    def save_state(self) -> bytes:
+        """Where the iterator stands: after the last element that it gave, whatever waits in its buffer.
+
+        Each worker saves its own.
+        """
+        return packed(self._position, self._readings)
+
+    def restore_state(self, state: bytes) -> None:
+        """Goes on where the iterator stood whose `save_state` gave `state`; see `DatasetIterator.restore_state`.
+
+        It may be one of another process, over the same dataset and as many replicas. All workers restore together.
+        Datasets of other libraries are gone through once more up to that place.
+
+        Raises:
+            InvalidArgumentError: `state` is no such state, or of another dataset; the iterator stays as it was.
+
+        >>> import replicax as rx
+        >>> strategy = rx.OneDeviceStrategy("cpu:0")
+        >>> batches = strategy.experimental_distribute_dataset(rx.data.Dataset.range(6).batch(2))
+        >>> iterator = iter(batches)
+        >>> _, state = next(iterator), iterator.save_state()
+        >>> iterator = iter(batches)
+        >>> iterator.restore_state(state)
+        >>> [batch.tolist() for batch in iterator]
+        [[2, 3], [4, 5]]
+        """
+        position, saved = unpacked(state, self._readings)
+        self.close(timeout=0)
+        self._begin(self._dataset._readings(saved), position)
 
     def close(self, timeout: float | None = None) -> None:
         """Ends the iteration, drops what is in the buffer, and waits for the background thread.
@@ -391,7 +171,7 @@ class DistributedIterator(ElementIterator):
         return self._dataset.element_spec
 
 
-class DistributedDataset:
+class DistributedDataset(Distributed):
     """A dataset whose batches come split, one part for each replica, each on its replica's device.
 
     `Strategy.experimental_distribute_dataset` makes one. The batches of the dataset are the global ones. Each replica
@@ -414,6 +194,9 @@ class DistributedDataset:
             at that element.
     """
 
+    _sources: list[Source]
+    _share: tuple[int, int]
+
     def __init__(self, *args: Any, **kwargs: Any):
         self._open(*args, **kwargs)
 
@@ -424,10 +207,11 @@ class DistributedDataset:
         place: Place,
         options: InputOptions | None = None,
         policy: AutoShardPolicy | None = None,
-        worker: Worker = _ALONE,
+        worker: Worker = ALONE,
     ) -> None:
         """For strategies, which make distributed datasets: `place` brings the replicas' parts to their devices."""
         self._source = normalize_source(dataset)
+        self._sources = [self._source]
         self._prepare(num_replicas, place, options, worker)
         if self._options.experimental_replication_mode == InputReplicationMode.PER_REPLICA:
             raise NotImplementedError(
@@ -436,7 +220,7 @@ class DistributedDataset:
         if self._total > 1:
             spec = self._source.spec(False)
             if spec is not None and any(s.shape.rank == 0 for s in jax.tree.leaves(spec)):
-                raise _not_a_batch(spec, self._total)
+                raise not_a_batch(spec, self._total)
         policy = self._source.policy if policy is None else policy
         if worker.size > 1:
             policy = self._shard_by_file(policy)
@@ -456,25 +240,33 @@ class DistributedDataset:
                     f"for the required {worker.size} shards/workers. Set the auto-shard policy to DATA or OFF, or "
                     "write the data to more files; files are told from datasets such as rx.data.TextLineDataset."
                 )
-            self._source = self._source._replace(make=shared(self._source.make, *worker))
+            self._share = worker.size, worker.rank
         return policy
 
-    def _prepare(self, num_replicas: int, place: Place, options: InputOptions | None, worker: Worker = _ALONE) -> None:
+    def _prepare(self, num_replicas: int, place: Place, options: InputOptions | None, worker: Worker = ALONE) -> None:
         self._num_replicas, self._worker = num_replicas, worker
         self._total = num_replicas * worker.size  # how many replicas all workers have
         self._number, self._passes = next(_numbers), itertools.count()
         self._place = place
         self._options = options or InputOptions()
+        self._share = (1, 0)  # of the files: how many there are, and which of them is this worker's
         self._found_spec: Any = None
 
-    def _rounds(self) -> Iterator[Round]:
-        """This worker's parts, as far as it can tell by itself."""
-        elements = self._source.make()
+    def _readings(self, saved: list[Any] | None = None) -> list[Reading]:
+        """New readings of the sources, or those that repeat the saved ones."""
+        states = [None] * len(self._sources) if saved is None else saved
+        return [Reading(s.nodes, self._share, saved=state) for s, state in zip(self._sources, states, strict=True)]
+
+    def _rounds(self, readings: list[Reading], start: int) -> Iterator[Round]:
+        """This worker's parts from round `start` on, as far as it can tell by itself."""
+        (reading,) = readings
+        if self._batch_size is not None:
+            elements = self._source.make(reading)
+            cut = rebatched_rounds(elements, self._batch_size, self._num_replicas, self._worker)
+            return (Round(parts, True) for parts in itertools.islice(cut, start, None))
+        elements = self._source.make(reading, start)
         if self._total == 1:
             return (Round([element], True) for element in elements)
-        if self._batch_size is not None:
-            cut = rebatched_rounds(elements, self._batch_size, self._num_replicas, self._worker)
-            return (Round(parts, True) for parts in cut)
         size, rank = self._worker
         return (
             Round(split_batch(element, self._total)[rank::size], num_rows(element) % self._total == 0)
@@ -497,9 +289,9 @@ class DistributedDataset:
             lambda s: TensorSpec(None if s.shape.rank is None else (share, *s.shape[1:]), s.dtype), spec
         )
 
-    def _placed(self, this: Pass) -> Iterator[Any]:
+    def _placed(self, this: Pass, readings: list[Reading], start: int) -> Iterator[Any]:
         # The bound method of a dataset, with no reference to an iterator.
-        rounds = self._rounds()
+        rounds = self._rounds(readings, start)
         if self._worker.size > 1:
             rounds = agreed(
                 this,
@@ -589,7 +381,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         place: Place,
         options: InputOptions | None = None,
         context: InputContext | None = None,
-        worker: Worker = _ALONE,
+        worker: Worker = ALONE,
     ):
         if not callable(dataset_fn):
             raise TypeError(
@@ -608,8 +400,9 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         specs = [source.spec(False) for source in self._sources]
         return all(spec is not None and all_static(spec) for spec in specs)
 
-    def _rounds(self) -> Iterator[Round]:
-        iterators = [source.make() for source in self._sources]
+    def _rounds(self, readings: list[Reading], start: int) -> Iterator[Round]:
+        first = start if len(self._sources) == self._num_replicas else start * self._num_replicas
+        iterators = [source.make(reading, first) for source, reading in zip(self._sources, readings)]
         if len(iterators) == 1:
             iterators *= self._num_replicas  # one iterator, which feeds all in turn
         while True:

@@ -1,7 +1,34 @@
-"""Datasets: `Dataset`, its options, and the policies for dividing input among workers."""
+"""Datasets: `Dataset`, those that read files, its options, and the policies for dividing input among workers."""
 
-from replicax._data import Dataset, DistributeOptions, Options
-from replicax._files import TextLineDataset
+from replicax._data import (
+    AUTOTUNE,
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Dataset,
+    DatasetIterator,
+    DatasetSpec,
+    DistributeOptions,
+    NumpyIterator,
+    Optional,
+    Options,
+)
+from replicax._files import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset, TFRecordWriter
 from replicax._types import AutoShardPolicy
 
-__all__ = ["AutoShardPolicy", "Dataset", "DistributeOptions", "Options", "TextLineDataset"]
+__all__ = [
+    "AUTOTUNE",
+    "INFINITE_CARDINALITY",
+    "UNKNOWN_CARDINALITY",
+    "AutoShardPolicy",
+    "Dataset",
+    "DatasetIterator",
+    "DatasetSpec",
+    "DistributeOptions",
+    "FixedLengthRecordDataset",
+    "NumpyIterator",
+    "Optional",
+    "Options",
+    "TFRecordDataset",
+    "TFRecordWriter",
+    "TextLineDataset",
+]

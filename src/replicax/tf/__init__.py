@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _conversion, _devices, _display, _function, _nest, _private, _specs, _tpu_system
+from replicax import _conversion, _devices, _display, _files, _function, _nest, _private, _specs, _tpu_system
 from replicax import _data as _datasets
 from replicax import _types as _words
 from replicax import cluster_resolver as _resolvers
@@ -24,8 +24,7 @@ from replicax import tpu as _tpu
 from replicax import train as _train
 from replicax._creation import name_scope, variable_creator_scope
 from replicax._distributed_variables import MirroredVariable as _MirroredVariable
-from replicax._errors import InvalidArgumentError, OutOfRangeError
-from replicax._files import TextLineDataset as _TextLineDataset
+from replicax._errors import DataLossError, InvalidArgumentError, OutOfRangeError
 from replicax._indexed_slices import IndexedSlices
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._specs import TensorShape, TensorSpec
@@ -271,20 +270,39 @@ autograph = _namespace(
         "autograph.experimental", "Control flow on tensors.", do_not_convert=_conversion.do_not_convert
     ),
 )
-errors = _namespace("errors", "Exceptions.", InvalidArgumentError=InvalidArgumentError, OutOfRangeError=OutOfRangeError)
+errors = _namespace(
+    "errors",
+    "Exceptions.",
+    DataLossError=DataLossError,
+    InvalidArgumentError=InvalidArgumentError,
+    OutOfRangeError=OutOfRangeError,
+)
 data = _namespace(
     "data",
     "Datasets.",
+    AUTOTUNE=_datasets.AUTOTUNE,
+    INFINITE_CARDINALITY=_datasets.INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY=_datasets.UNKNOWN_CARDINALITY,
     Dataset=_datasets.Dataset,
+    DatasetSpec=_datasets.DatasetSpec,
+    Iterator=_datasets.DatasetIterator,
+    NumpyIterator=_datasets.NumpyIterator,
     Options=_datasets.Options,
-    TextLineDataset=_TextLineDataset,
+    FixedLengthRecordDataset=_files.FixedLengthRecordDataset,
+    TFRecordDataset=_files.TFRecordDataset,
+    TextLineDataset=_files.TextLineDataset,
     experimental=_namespace(
         "data.experimental",
         "Datasets' options.",
+        AUTOTUNE=_datasets.AUTOTUNE,
+        INFINITE_CARDINALITY=_datasets.INFINITE_CARDINALITY,
+        UNKNOWN_CARDINALITY=_datasets.UNKNOWN_CARDINALITY,
         AutoShardPolicy=_words.AutoShardPolicy,
         DistributeOptions=_datasets.DistributeOptions,
     ),
 )
+experimental = _namespace("experimental", "An element that may not be there.", Optional=_datasets.Optional)
+io = _namespace("io", "Files of records.", TFRecordWriter=_files.TFRecordWriter)
 train = _namespace(
     "train",
     "Checkpoints, and the cluster to train on.",

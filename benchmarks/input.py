@@ -1,0 +1,68 @@
+"""What a pass over a distributed dataset takes: replicax beside TensorFlow, and numpy and `device_put` by hand.
+
+    python benchmarks/input.py                          # two replicas
+    python benchmarks/input.py --tensorflow PYTHON      # with an interpreter that has TensorFlow beside it
+
+The data are 60,000 images of 28 x 28 float32 numbers (188 MB) with their labels, in batches of 256, of which each
+replica gets its half on its device. All sides take turns in one run, round by round. A round is a pass, and includes
+what a pass needs first, such as to fill the buffer of `shuffle`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import sys
+from typing import Any
+
+from pipelines import BATCH, PIPELINES, ROWS
+from sides import TENSORFLOW, Side, finish, names, numbers, parsed, parser, ratio, show, take_turns
+
+
+def measure(name: str, sides: dict[str, Side], rounds: int) -> dict[str, Any]:
+    """The rounds' times of each contender for a pass over the dataset of that name, and their medians."""
+    for side_name, side in sides.items():
+        rows = side.ask(do="build", contender=side_name, payload=name)["sums"][0]
+        if rows != ROWS:
+            raise SystemExit(f"{side_name} gave {rows} rows of {ROWS} for {name}.")
+    times = take_turns(sides, rounds, 0.0, least=1)
+    for side in set(sides.values()):
+        side.ask(do="drop")
+    medians = {side: statistics.median(values) for side, values in times.items()}
+    return {"dataset": name, "pass": medians, "rounds": times}
+
+
+def table(results: list[dict[str, Any]], sides: list[str]) -> tuple[list[str], list[list[str]]]:
+    against = [side for side in ("by hand", TENSORFLOW) if side in sides]
+    head = ["dataset", *sides, *(f"/ {side}" for side in against), "us a batch"]
+    rows = []
+    for r in results:
+        cells = [f"{1e3 * r['pass'][side]:.0f}" for side in sides]
+        ratios = [ratio(r["rounds"], "replicax", side) for side in against]
+        rows.append([r["dataset"], *cells, *ratios, f"{1e6 * r['pass']['replicax'] / -(-ROWS // BATCH):.0f}"])
+    return head, rows
+
+
+def main() -> None:
+    made = parser(__doc__)
+    made.add_argument("--replicas", type=numbers, metavar="N,N", default=[2])
+    made.add_argument("--datasets", type=names, metavar="NAME;NAME", help=f"some of {'; '.join(PIPELINES)}")
+    options = parsed(made)
+    chosen = PIPELINES if options.datasets is None else [n.strip() for n in ",".join(options.datasets).split(";")]
+    found, versions = [], {}
+    for replicas in options.replicas:
+        with contextlib.ExitStack() as stack:
+            ours = stack.enter_context(Side(sys.executable, "input_jax.py", str(replicas)))
+            sides = {"replicax": ours, "by hand": ours}
+            if options.tensorflow:
+                theirs = Side(options.tensorflow, "input_tensorflow.py", str(replicas), quiet=True)
+                sides[TENSORFLOW] = stack.enter_context(theirs)
+                versions["tensorflow"] = sides[TENSORFLOW].ask(do="version")["version"]
+            results = [measure(name, sides, options.rounds) for name in chosen]
+        show(f"Milliseconds of a pass with {replicas} replicas", *table(results, list(sides)))
+        found += [{"replicas": replicas, **result} for result in results]
+    finish(options, "cpu", ("jax", "numpy"), {"input": found, "versions": versions})
+
+
+if __name__ == "__main__":
+    main()

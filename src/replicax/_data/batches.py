@@ -1,0 +1,128 @@
+"""Part of `Dataset`: batches."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replicax._data.core import Base
+from replicax._data.elements import flatten, grouped, num_rows, pad_and_stack, padded_shape, positive, regroup, stack
+from replicax._data.reading import Maker, Reading, replayed
+from replicax._data.rows import skip_rows
+from replicax._data.specs import UNKNOWN_CARDINALITY, with_batch, without_batch
+from replicax._errors import InvalidArgumentError
+from replicax._specs import TensorShape, TensorSpec
+
+if TYPE_CHECKING:
+    from replicax._data import Dataset
+
+
+class Batches(Base):
+    """Methods of `Dataset`."""
+
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """`batch_size` elements at a time, stacked; the last batch may be smaller, or is dropped.
+
+        >>> from replicax.data import Dataset
+        >>> list(Dataset.range(5).batch(3).as_numpy_iterator())
+        [array([0, 1, 2]), array([3, 4])]
+        """
+        size = positive("batch_size", batch_size)
+        rows = self._rows
+
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+            if rows is None:
+                return map(stack, grouped(self._make(reading, start * size), size, drop_remainder))
+            blocks = regroup(skip_rows(rows.order(reading), start * size), itertools.repeat(size))
+            return (rows.fetch(numbers) for numbers in blocks if len(numbers) == size or not drop_remainder)
+
+        return self._batched(make, size, drop_remainder, lambda s: with_batch(s, size if drop_remainder else None))
+
+    def _batched(self, make: Maker, size: int, drop: bool, spec: Callable[[Any], Any]) -> Dataset:
+        count = self._cardinality
+        if count >= 0:
+            count = count // size if drop else -(-count // size)
+        return self._derived(make, count, spec, batch_size=size)
+
+    def padded_batch(
+        self,
+        batch_size: int,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Like `batch` for elements of different shapes: each is padded at its ends to the longest of the batch.
+
+        Args:
+            batch_size: how many elements a batch has.
+            padded_shapes: the shapes to pad to, in the structure of the elements; None and -1 mean the longest.
+            padding_values: what to pad with, one for all or in the structure of the elements; zeros by default.
+            drop_remainder: whether to drop a last, smaller batch.
+        """
+        size = positive("batch_size", batch_size)
+
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+            groups = grouped(self._make(reading, start * size), size, drop_remainder)
+            return map(functools.partial(pad_and_stack, shapes=padded_shapes, values=padding_values), groups)
+
+        def spec(found: Any) -> Any:
+            leaves, structure = flatten(found)
+            if padded_shapes is None:
+                shapes = [TensorShape([None] * s.shape.rank) if s.shape.rank is not None else s.shape for s in leaves]
+            else:
+                shapes = [padded_shape(s) for s in structure.flatten_up_to(padded_shapes)]
+            padded = [TensorSpec(shape, s.dtype) for shape, s in zip(shapes, leaves)]
+            return with_batch(structure.unflatten(padded), size if drop_remainder else None)
+
+        return self._batched(make, size, drop_remainder, spec)
+
+    def unbatch(self, name: str | None = None) -> Dataset:
+        """The rows of each element, one by one."""
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            for element in self._make(reading):
+                leaves, structure = flatten(element)
+                if len({a.shape[:1] for a in leaves}) != 1 or not leaves[0].ndim:
+                    shapes = [a.shape for a in leaves]
+                    raise InvalidArgumentError(
+                        f"unbatch needs elements with one and the same first dimension, got shapes {shapes}."
+                    )
+                for i in range(leaves[0].shape[0]):
+                    yield structure.unflatten([a[i, ...] for a in leaves])
+
+        return self._derived(make, UNKNOWN_CARDINALITY, without_batch)
+
+    def rebatch(self, batch_size: Any, drop_remainder: bool = False, name: str | None = None) -> Dataset:
+        """Batches cut anew, to `batch_size` or, where that is a list, to its numbers in turn.
+
+        >>> from replicax.data import Dataset
+        >>> list(Dataset.range(6).batch(4).rebatch([2, 1]).as_numpy_iterator())
+        [array([0, 1]), array([2]), array([3, 4]), array([5])]
+        """
+        sizes = [positive("batch_size", n) for n in np.ravel(batch_size)]
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            for piece, size in zip(regroup(self._make(reading), itertools.cycle(sizes)), itertools.cycle(sizes)):
+                if num_rows(piece) == size or not drop_remainder:
+                    yield piece
+
+        known = sizes[0] if len(set(sizes)) == 1 else None
+
+        def spec(found: Any) -> Any:
+            return with_batch(without_batch(found), known if drop_remainder else None)
+
+        return self._derived(make, UNKNOWN_CARDINALITY, spec, batch_size=known)

@@ -1,0 +1,128 @@
+"""Elements made ahead of their use, in a thread, as many as a bounded buffer holds.
+
+The thread knows the buffer and the source, never the iterator. So an iterator that nobody holds any more is collected,
+and its going stops the thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+class Buffer:
+    """A bounded queue that a thread fills. Who holds it may take from it and close it; the thread ends by itself."""
+
+    def __init__(self, make: Callable[[Callable[[], bool]], Iterator[Any]], size: int):
+        self._make = make  # gets a function that tells whether the buffer was closed
+        self._size = size
+        self._items: collections.deque[tuple[Any, BaseException | None]] = collections.deque()
+        # A condition's lock can be taken again by its holder, so that `stop` may run anywhere, also in a garbage
+        # collection that comes while this very thread holds the lock.
+        self._changed = threading.Condition()
+        self._ended = False  # nothing more will be put in
+        self._stopped = False  # nothing more will be taken out
+        self.thread = threading.Thread(target=self._fill, name="replicax-input", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        _running.add(self)
+        try:
+            self.thread.start()
+        except BaseException:  # no more threads, or Ctrl-C while it starts: nobody will take from it
+            _running.discard(self)
+            self.stop()
+            raise
+
+    def _fill(self) -> None:
+        elements = None
+        try:
+            elements = self._make(lambda: self._stopped)
+            while self._wait_for_room():
+                self._put(next(elements), None)
+        except StopIteration:
+            pass
+        except BaseException as e:  # whatever it is, it is raised where `next` waits for it
+            self._put(None, e)
+        finally:
+            # A generator ends in its own thread and before the thread does, with whatever it has open.
+            del elements
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+            _running.discard(self)
+
+    def _wait_for_room(self) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or len(self._items) < self._size)
+            return not self._stopped
+
+    def _put(self, element: Any, error: BaseException | None) -> None:
+        with self._changed:
+            if not self._stopped:
+                self._items.append((element, error))
+                self._changed.notify_all()
+
+    def take(self) -> Any:
+        """The next element; StopIteration at the end, and the source's own exception where it raised one."""
+        with self._changed:
+            # In pieces: an interrupt that comes just before Python goes to sleep is seen only once it wakes up.
+            while not self._changed.wait_for(lambda: self._items or self._ended or self._stopped, timeout=0.2):
+                pass
+            if not self._items:
+                raise StopIteration
+            element, error = self._items.popleft()
+            self._changed.notify_all()
+        if error is None:
+            return element
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame: a cycle, which would keep the iterator
+
+    def stop(self) -> None:
+        """Lets the thread end as soon as it has the element at which it is."""
+        with self._changed:
+            self._stopped = True
+            self._items.clear()
+            self._changed.notify_all()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for the thread to end."""
+        if self.thread is not threading.current_thread():
+            self.thread.join(timeout)
+
+
+# The buffers whose threads run.
+_running: set[Buffer] = set()
+
+
+@atexit.register
+def _stop_at_exit() -> None:
+    # A daemon thread inside JAX would crash the interpreter as it goes down. One second is for a source that hangs.
+    deadline = time.monotonic() + 1
+    buffers = list(_running)
+    for buffer in buffers:
+        buffer.stop()
+    for buffer in buffers:
+        buffer.join(max(0.0, deadline - time.monotonic()))
+
+
+class Prefetched(Iterator[Any]):
+    """The elements that `make` gives, made in a thread of its own once the first is asked for."""
+
+    def __init__(self, make: Callable[[], Iterator[Any]], size: int):
+        self._buffer = Buffer(lambda stopped: make(), size)
+        self._started = False
+        weakref.finalize(self, self._buffer.stop).atexit = False
+
+    def __next__(self) -> Any:
+        if not self._started:
+            self._started = True
+            self._buffer.start()
+        return self._buffer.take()

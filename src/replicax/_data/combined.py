@@ -1,0 +1,270 @@
+"""Part of `Dataset`: several datasets in one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replicax._data.core import Base, made
+from replicax._data.elements import flatten
+from replicax._data.order import in_turn
+from replicax._data.reading import Reading, Seeds, replayed
+from replicax._data.rows import plain_rows
+from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, common_spec, same_kinds, tensor_spec
+from replicax._errors import InvalidArgumentError
+from replicax._specs import TensorSpec
+
+if TYPE_CHECKING:
+    from replicax._data import Dataset
+
+
+class Combined(Base):
+    """Methods of `Dataset`."""
+
+    @staticmethod
+    def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
+        """The elements of several datasets side by side, in the structure in which the datasets come.
+
+        >>> from replicax.data import Dataset
+        >>> a, b = Dataset.range(2), Dataset.range(5, 9)
+        >>> list(Dataset.zip(a, b).as_numpy_iterator())
+        [(np.int64(0), np.int64(5)), (np.int64(1), np.int64(6))]
+        """
+        tree = datasets if datasets is not None else args[0] if len(args) == 1 else args
+        inputs, structure = flatten(tree)
+        for dataset in inputs:
+            if not isinstance(dataset, Base):
+                raise TypeError(f"Dataset.zip takes datasets in tuples or dicts, got {type(dataset).__name__}.")
+        if not inputs:
+            raise TypeError("Dataset.zip needs at least one dataset.")
+        sizes = [d._cardinality for d in inputs]
+        cardinality = min((n for n in sizes if n != INFINITE_CARDINALITY), default=INFINITE_CARDINALITY)
+
+        def find(probe: bool) -> Any:
+            specs = [d._spec(probe) for d in inputs]
+            return None if any(s is None for s in specs) else structure.unflatten(specs)
+
+        batch_size = inputs[0]._batch_size if len({d._batch_size for d in inputs}) == 1 else None
+        known: dict[str, Any] = {
+            "batch_size": batch_size,
+            "options": inputs[0]._options,
+            "files": max(d._files for d in inputs),
+            "nodes": itertools.chain.from_iterable(d._nodes for d in inputs),
+        }
+        sources = [d._rows for d in inputs if d._rows is not None and d._rows.in_order]
+        if len(sources) == len(inputs):
+            rows = plain_rows(lambda i: structure.unflatten([s.fetch(i) for s in sources]), cardinality)
+            return made(rows.elements, find, cardinality, rows=rows, **known)
+
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+            # From the element before, so that each input begins where they come to the end within what is left out.
+            first = max(0, start - 1)
+            side_by_side = map(structure.unflatten, zip(*[d._make(reading, first) for d in inputs]))
+            return itertools.islice(side_by_side, start - first, None)
+
+        return made(make, find, cardinality, **known)
+
+    def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
+        """Pairs of a number (int64, from `start`) and an element."""
+        return self.zip(counted(start, 1, np.dtype(np.int64)), self)._with(self._options)
+
+    def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
+        """These elements and then those of `dataset`."""
+
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+            return in_turn((self, dataset), reading, start)
+
+        def find(probe: bool) -> Any:
+            a, b = self._spec(probe), dataset._spec(probe)
+            return None if a is None or b is None else common_spec(a, b)
+
+        sizes = (self._cardinality, dataset._cardinality)
+        unknown = UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in sizes else sum(sizes)
+        return made(
+            make,
+            find,
+            INFINITE_CARDINALITY if INFINITE_CARDINALITY in sizes else unknown,
+            batch_size=self._batch_size if self._batch_size == dataset._batch_size else None,
+            options=self._options.merge(dataset._options),
+            files=self._files + dataset._files,
+            nodes=self._nodes + dataset._nodes,
+        )
+
+    @staticmethod
+    def choose_from_datasets(
+        datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = True
+    ) -> Dataset:
+        """The elements of several datasets, each taken from the one whose number comes next in `choice_dataset`.
+
+        Args:
+            datasets: datasets of elements of one kind.
+            choice_dataset: scalars of int64, from 0 to the number of datasets less one.
+            stop_on_empty_dataset: whether to end where the chosen dataset has no more elements, or to go on to the
+                next choice.
+
+        Raises:
+            TypeError: the datasets' elements differ, or choices are no int64.
+            ValueError: there are no datasets.
+            InvalidArgumentError: at iteration, where there is no dataset of the chosen number.
+
+        >>> from replicax.data import Dataset
+        >>> pair = [Dataset.range(3), Dataset.range(10, 13)]
+        >>> choices = Dataset.from_tensor_slices(np.array([1, 0, 1]))
+        >>> [int(x) for x in Dataset.choose_from_datasets(pair, choices)]
+        [10, 0, 11]
+        """
+        inputs = _alike(datasets)
+        kind = choice_dataset._spec(False)
+        if kind is not None and kind != TensorSpec((), np.int64):
+            raise TypeError(f"Elements of `choice_dataset` must be scalar int64 tensors, but are {kind}.")
+
+        def choices(reading: Reading) -> Iterator[int]:
+            for choice in choice_dataset._make(reading):
+                number = int(choice)
+                if not 0 <= number < len(inputs):
+                    raise InvalidArgumentError(
+                        f"`choice_dataset` chose dataset {number}, and there are {len(inputs)}, from 0 on."
+                    )
+                yield number
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            return _chosen(inputs, reading, choices(reading), stop_on_empty_dataset)
+
+        return _one_of(make, inputs, UNKNOWN_CARDINALITY, *choice_dataset._nodes)
+
+    @staticmethod
+    def sample_from_datasets(
+        datasets: Sequence[Dataset],
+        weights: Any = None,
+        seed: int | None = None,
+        stop_on_empty_dataset: bool = False,
+        rerandomize_each_iteration: bool | None = None,
+    ) -> Dataset:
+        """The elements of several datasets, each taken from one chosen at random.
+
+        Args:
+            datasets: datasets of elements of one kind.
+            weights: how probable each is to be chosen, up to a factor, or a dataset of such vectors; all alike where
+                it is None. Datasets of weight 0 are left out.
+            seed: makes the choices the same in each program.
+            stop_on_empty_dataset: whether to end where the chosen dataset has no more elements; else it is left out
+                from there on.
+            rerandomize_each_iteration: whether each pass makes other choices; by default where there is no seed.
+
+        Raises:
+            TypeError: the datasets' elements differ.
+            ValueError: there are no datasets, or there is not one weight for each.
+
+        >>> from replicax.data import Dataset
+        >>> both = Dataset.sample_from_datasets([Dataset.range(2), Dataset.range(2)], seed=1)
+        >>> sorted(int(x) for x in both)
+        [0, 0, 1, 1]
+        """
+        inputs = _alike(datasets)
+        seeds = Seeds(seed, seed is None if rerandomize_each_iteration is None else bool(rerandomize_each_iteration))
+        fixed = (
+            None if isinstance(weights, Base) else _probabilities(np.ones(len(inputs)) if weights is None else weights)
+        )
+        if fixed is not None and len(fixed) != len(inputs):
+            raise ValueError(f"`weights` needs one for each of the {len(inputs)} datasets, got {len(fixed)}.")
+        if fixed is not None and not fixed.any():
+            return inputs[0].take(0)
+        there = inputs if fixed is None else [d for d, weight in zip(inputs, fixed) if weight]
+        fixed = None if fixed is None else fixed[fixed > 0]
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            draw = reading.generator(seeds).random
+            changing = weights._make(reading) if fixed is None else itertools.repeat(fixed)
+            left = np.ones(len(there))
+
+            def choices() -> Iterator[int]:
+                for now in changing:
+                    ends = np.cumsum(_probabilities(now) * left)
+                    if not ends[-1]:
+                        return
+                    yield int(np.searchsorted(ends, draw() * ends[-1], side="right"))
+
+            return _chosen(there, reading, choices(), stop_on_empty_dataset, left)
+
+        sizes = [d._cardinality for d in there]
+        cardinality = INFINITE_CARDINALITY if INFINITE_CARDINALITY in sizes else UNKNOWN_CARDINALITY
+        if len(there) == 1:
+            cardinality = sizes[0]
+        return _one_of(make, there, cardinality, seeds, *(weights._nodes if isinstance(weights, Base) else ()))
+
+
+def counted(start: int, step: int, dtype: Any) -> Dataset:
+    """The numbers `start`, `start + step`, ... without end."""
+
+    def fetch(numbers: Any) -> np.ndarray:
+        return np.asarray(start + step * np.asarray(numbers, np.int64)).astype(dtype)
+
+    rows = plain_rows(fetch, -1)
+    return made(rows.elements, lambda probe: TensorSpec((), dtype), INFINITE_CARDINALITY, rows=rows)
+
+
+def _alike(datasets: Sequence[Dataset]) -> list[Any]:
+    inputs = list(datasets)
+    if not inputs:
+        raise ValueError("`datasets` should not be empty.")
+    for dataset in inputs:
+        if not isinstance(dataset, Base):
+            raise TypeError(f"`datasets` should be a list of datasets, got a {type(dataset).__name__} in it.")
+    first = inputs[0]._spec(False)
+    for number, dataset in enumerate(inputs):
+        spec = dataset._spec(False)
+        if first is not None and spec is not None and not same_kinds(first, spec):
+            raise TypeError(
+                f"`datasets` must have compatible elements, but those of number 0 are {tensor_spec(first)}, and of "
+                f"number {number} {tensor_spec(spec)}."
+            )
+    return inputs
+
+
+def _one_of(make: Any, inputs: list[Any], cardinality: int, *nodes: Any) -> Dataset:
+    def find(probe: bool) -> Any:
+        specs = [d._spec(probe) for d in inputs]
+        if any(spec is None for spec in specs):
+            return None
+        spec = specs[0]
+        for other in specs[1:]:
+            spec = common_spec(spec, other)
+        return spec
+
+    sizes = {d._batch_size for d in inputs}
+    return made(
+        make,
+        find,
+        cardinality,
+        batch_size=sizes.pop() if len(sizes) == 1 else None,
+        options=inputs[0]._options,
+        nodes=(*itertools.chain.from_iterable(d._nodes for d in inputs), *nodes),
+    )
+
+
+def _chosen(
+    inputs: list[Any], reading: Reading, choices: Iterator[int], stop_on_empty: bool, left: np.ndarray | None = None
+) -> Iterator[Any]:
+    """Elements of the chosen inputs. Where one has no more, its entry in `left` becomes 0."""
+    iterators = [d._make(reading) for d in inputs]
+    left = np.ones(len(inputs)) if left is None else left
+    for number in choices:
+        for element in iterators[number]:
+            yield element
+            break
+        else:
+            left[number] = 0
+            if stop_on_empty or not left.any():
+                return
+
+
+def _probabilities(weights: Any) -> np.ndarray:
+    found = np.ravel(np.asarray(weights)).astype(float)
+    if (found < 0).any() or not np.isfinite(found).all():
+        raise ValueError(f"`weights` must be numbers that are not negative, got {found.tolist()}.")
+    return found

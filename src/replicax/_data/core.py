@@ -1,0 +1,140 @@
+"""What every dataset has."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replicax._data.elements import Nested
+from replicax._data.iterators import DatasetIterator, NumpyIterator
+from replicax._data.options import Options
+from replicax._data.reading import Maker, Node
+from replicax._data.rows import Order, Rows
+from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec, tensor_spec
+
+if TYPE_CHECKING:
+    from replicax._data import Dataset
+
+
+def made(*args: Any, **known: Any) -> Dataset:
+    """A new `Dataset`, for the modules that hold parts of that class."""
+    from replicax._data import Dataset
+
+    return Dataset(*args, **known)
+
+
+class Base(Nested):
+    """A recipe for an iterator over elements, and what is known of these beforehand."""
+
+    def __init__(
+        self,
+        make: Maker,
+        spec: Callable[[bool], Any],
+        cardinality: int,
+        *,
+        batch_size: int | None = None,
+        rows: Rows | None = None,
+        options: Options | None = None,
+        files: int = 0,
+        nodes: Iterable[Node] = (),
+    ):
+        # Private: the static methods are the way in. `spec` gets one argument, whether it may run the users'
+        # functions to find the spec out; where it may not and would have to, it returns None.
+        self._make = make
+        self._find_spec = spec
+        self._cardinality = cardinality
+        self._batch_size = batch_size  # tf.data's idea of it, where no spec shows it
+        self._rows = rows
+        self._options = options or Options()
+        self._files = files  # how many files it reads, which may be divided among workers; see _files.py
+        self._nodes = tuple(dict.fromkeys(nodes))  # what outlasts a reading, in an order that the code gives
+        self._found_spec: Any = None
+
+    def _spec(self, probe: bool) -> Any:
+        """The spec of the host's elements, None where it is not known and `probe` is False."""
+        if self._found_spec is None:
+            self._found_spec = self._find_spec(probe)
+        return self._found_spec
+
+    def _derived(
+        self,
+        make: Maker,
+        cardinality: int,
+        spec: Callable[[Any], Any] | None = None,
+        *,
+        nodes: Iterable[Node] = (),
+        **known: Any,
+    ) -> Dataset:
+        """A dataset made of this one; `spec` is a function of this one's."""
+
+        def find(probe: bool) -> Any:
+            found = self._spec(probe)
+            return found if found is None or spec is None else spec(found)
+
+        nodes = (*self._nodes, *nodes)
+        return made(make, find, cardinality, options=self._options, files=self._files, nodes=nodes, **known)
+
+    def _reordered(self, make: Maker, on_rows: Callable[[Order], Order], cardinality: int, *nodes: Node) -> Dataset:
+        """A dataset of the same elements in another number or order; `on_rows` does it to row numbers."""
+        if self._rows is None:
+            return self._derived(make, cardinality, batch_size=self._batch_size, nodes=nodes)
+        rows = Rows(self._rows.fetch, on_rows(self._rows.order))
+        return self._derived(rows.elements, cardinality, batch_size=self._batch_size, rows=rows, nodes=nodes)
+
+    def spec(self) -> DatasetSpec:
+        """What `element_spec` says of a dataset that has this one for an element."""
+        return DatasetSpec(self._spec(True))
+
+    # Facts
+
+    def with_options(self, options: Options, name: str | None = None) -> Dataset:
+        """This dataset with `options` set, on top of those that it has."""
+        return self._with(self._options.merge(options))
+
+    def _with(self, options: Options) -> Dataset:
+        dataset: Any = copy.copy(self)
+        dataset._options = options
+        return dataset
+
+    def options(self) -> Options:
+        """The options set for this dataset."""
+        return copy.deepcopy(self._options)
+
+    @property
+    def element_spec(self) -> Any:
+        """The shape and dtype of an element's tensors, in the structure of the elements.
+
+        After `map` and its like it is found by calls of the function on zeros, or from the first element.
+
+        >>> from replicax.data import Dataset
+        >>> Dataset.from_tensor_slices(np.ones((4, 3), np.float32)).batch(2).element_spec
+        TensorSpec(shape=(None, 3), dtype=float32, name=None)
+        """
+        return tensor_spec(self._spec(True))
+
+    def cardinality(self, name: str | None = None) -> np.int64:
+        """How many elements there are; -1 for no end, -2 for not known."""
+        return np.int64(self._cardinality)
+
+    def as_numpy_iterator(self) -> NumpyIterator:
+        """An iterator over the elements as numpy arrays; scalars as numpy scalars."""
+        return NumpyIterator(self)
+
+    def __iter__(self) -> DatasetIterator:
+        return DatasetIterator(self)
+
+    def __bool__(self) -> bool:
+        return True  # a dataset is there even if its length is not known, or 0
+
+    def __len__(self) -> int:
+        if self._cardinality < 0:
+            endless = self._cardinality == INFINITE_CARDINALITY
+            raise TypeError("The dataset is infinite." if endless else "The dataset length is unknown.")
+        return self._cardinality
+
+    def __repr__(self) -> str:
+        spec = self._spec(False)
+        return f"<Dataset element_spec={'?' if spec is None else tensor_spec(spec)}>"

@@ -1,0 +1,209 @@
+"""Elements on the host: structures of numpy arrays, how they are made, stacked, joined, cut and padded."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._errors import InvalidArgumentError
+from replicax._specs import PYTHON_DTYPES, TensorShape
+
+
+def wide_dtypes() -> bool:
+    """Whether JAX keeps an explicit 64-bit dtype."""
+    config: Any = jax.config  # its options are not declared
+    return bool(config.jax_enable_x64) or getattr(config.jax_explicit_x64_dtypes, "name", "") == "ALLOW"
+
+
+def tensor_dtype(dtype: Any) -> Any:
+    """The dtype that `as_tensor` gives to an array of `dtype`."""
+    return dtype if dtype == np.dtype(object) or wide_dtypes() else jax.dtypes.canonicalize_dtype(dtype)
+
+
+class Strings(np.ndarray):
+    """Strings, which JAX has no arrays of: numpy's, with a tensor's `numpy()`."""
+
+    def numpy(self) -> np.ndarray:
+        """The array itself, as numpy's own."""
+        return np.asarray(self)
+
+
+class Nested:
+    """What may be in an element in place of an array: a dataset."""
+
+    def spec(self) -> Any:
+        """Its spec."""
+        raise NotImplementedError
+
+
+def as_tensor(array: Any) -> Any:
+    """A host array as users see it: a JAX array, 64 bits wide where JAX allows that. Strings stay numpy's."""
+    if isinstance(array, Nested):
+        return array
+    if array.dtype == np.dtype(object):
+        return array.view(Strings)
+    return jnp.asarray(array, dtype=tensor_dtype(array.dtype))
+
+
+def as_host(value: Any) -> Any:
+    """One array, number, string, nested list of those, or another library's tensor, as a numpy array.
+
+    Python's numbers get the dtypes of tensors (int32, float32), strings become bytes in an array of objects.
+    """
+    if isinstance(value, Nested):
+        return value
+    if isinstance(value, np.ndarray):
+        array = value
+    elif hasattr(value, "detach"):  # PyTorch
+        array = value.detach().cpu().numpy()
+    elif callable(getattr(value, "numpy", None)):  # TensorFlow
+        array = np.asarray(value.numpy())
+    else:
+        array = np.asarray(value)
+        array = array.astype(_python_dtype(value, array), copy=False)
+    if array.dtype.kind == "S":
+        return array.astype(object)
+    return _bytes(array) if array.dtype.kind in "OU" else array
+
+
+def _python_dtype(value: Any, array: np.ndarray) -> Any:
+    """The dtype for `value`, which became `array`: the tensors' if it is made of Python's own numbers."""
+    while isinstance(value, (list, tuple)) and len(value):
+        value = value[0]
+    if isinstance(value, np.generic) or not isinstance(value, (list, tuple, *PYTHON_DTYPES)):
+        return array.dtype
+    narrow = {"i": np.int32, "f": np.float32, "c": np.complex64}.get(array.dtype.kind, array.dtype)
+    # An integer that does not fit stays wide, rather than becoming another one.
+    return narrow if narrow != np.int32 or (array.astype(np.int32) == array).all() else array.dtype
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    flat = [v.encode() if isinstance(v, str) else v for v in array.ravel()]
+    for v in flat:
+        if not isinstance(v, bytes):
+            raise TypeError(
+                f"Elements of a dataset are made of arrays, numbers and strings, got {type(v).__name__}: {v!r:.80}. "
+                "Convert it to an array before."
+            )
+    out = np.empty(len(flat), object)
+    out[:] = flat
+    return out.reshape(array.shape)
+
+
+def host_structure(value: Any) -> Any:
+    """`value` with every leaf on the host. As in tf.data a list is one tensor, not a structure."""
+    return jax.tree.map(as_host, value, is_leaf=lambda v: isinstance(v, list))
+
+
+def flatten(tree: Any) -> tuple[list[Any], Any]:
+    return jax.tree.flatten(tree)
+
+
+def num_rows(block: Any) -> int:
+    """The first dimension of a structure of arrays."""
+    return int(jax.tree.leaves(block)[0].shape[0])
+
+
+def regroup(blocks: Iterable[Any], sizes: Iterable[int]) -> Iterator[Any]:
+    """Blocks of rows cut anew: one piece for each of `sizes` (endless), in order, and the last one shorter.
+
+    >>> [piece.tolist() for piece in regroup([np.arange(4), np.arange(4, 6)], itertools.cycle([3, 1]))]
+    [[0, 1, 2], [3], [4, 5]]
+    """
+    sizes = iter(sizes)
+    size, pending, count = next(sizes), [], 0
+    for block in blocks:
+        pending.append(block)
+        count += num_rows(block)
+        if count < size:
+            continue
+        whole, start = joined(pending), 0
+        while count - start >= size:
+            yield cut(whole, start, start + size)
+            start += size
+            size = next(sizes)
+        count -= start
+        pending = [cut(whole, start, None)] if count else []
+    if count:
+        yield joined(pending)
+
+
+def cut(block: Any, start: int, stop: int | None) -> Any:
+    return jax.tree.map(lambda a: a[start:stop], block)
+
+
+def joined(blocks: list[Any]) -> Any:
+    if len(blocks) == 1:
+        return blocks[0]
+    try:
+        return jax.tree.map(lambda *arrays: np.concatenate(arrays), *blocks)
+    except ValueError as e:
+        shapes = [jax.tree.map(np.shape, block) for block in blocks[:4]]
+        raise InvalidArgumentError(f"Batches of shapes {shapes} cannot be joined and cut anew: {e}") from e
+
+
+def stack(elements: list[Any]) -> Any:
+    leaves, structure = zip(*map(flatten, elements))
+    for number, arrays in enumerate(zip(*leaves)):
+        for i, array in enumerate(arrays):
+            if array.shape != arrays[0].shape:
+                raise InvalidArgumentError(
+                    f"Cannot batch tensors with different shapes in component {number}. First element had shape "
+                    f"{list(arrays[0].shape)} and element {i} had shape {list(array.shape)}. Use `padded_batch`, or "
+                    "`map` the elements to one shape."
+                )
+    return structure[0].unflatten([np.stack(arrays) for arrays in zip(*leaves)])
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A view that cannot be written: elements are views of the source, and must not be a way to change it."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def grouped(elements: Iterator[Any], size: int, drop_remainder: bool) -> Iterator[list[Any]]:
+    """Lists of `size` elements. An error of `elements` does not end it: what comes then is the next group."""
+    groups = iter(lambda: list(itertools.islice(elements, size)), [])
+    return (filter(lambda group: len(group) == size, groups)) if drop_remainder else groups
+
+
+def positive(name: str, value: Any) -> int:
+    if int(value) < 1:
+        raise InvalidArgumentError(f"{name} must be greater than zero, got {value}.")
+    return int(value)
+
+
+def padded_shape(shape: Any) -> TensorShape:
+    return TensorShape([None if d is None or d == -1 else d for d in np.atleast_1d(np.array(shape, object))])
+
+
+def pad_and_stack(elements: list[Any], shapes: Any, values: Any) -> Any:
+    leaves, structures = zip(*map(flatten, elements))
+    structure, count = structures[0], len(leaves[0])
+    all_shapes = [None] * count if shapes is None else [padded_shape(s) for s in structure.flatten_up_to(shapes)]
+    one_value = values is None or jax.tree.structure(values) != structure
+    all_values = [values] * count if one_value else jax.tree.leaves(values)
+    columns = [list(column) for column in zip(*leaves)]
+    return structure.unflatten(list(map(_pad_column, columns, all_shapes, all_values)))
+
+
+def _pad_column(arrays: list[np.ndarray], shape: TensorShape | None, value: Any) -> np.ndarray:
+    longest = [max(sizes) for sizes in zip(*(a.shape for a in arrays))]
+    if shape is not None:
+        longest = [n if wanted is None else wanted for n, wanted in zip(longest, shape, strict=True)]
+    if value is None:
+        value = b"" if arrays[0].dtype == np.dtype(object) else 0
+    out = np.full((len(arrays), *longest), value, arrays[0].dtype)
+    for row, array in zip(out, arrays) if longest else ():
+        if any(n > room for n, room in zip(array.shape, row.shape)):
+            raise InvalidArgumentError(
+                f"Attempted to pad to a smaller size than the input element: shape {array.shape} to {row.shape}."
+            )
+        row[tuple(map(slice, array.shape))] = array
+    return out if longest else np.stack(arrays)

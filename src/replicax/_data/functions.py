@@ -1,0 +1,277 @@
+"""Part of `Dataset`: functions of elements."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from replicax._data.core import Base, made
+from replicax._data.elements import host_structure, positive
+from replicax._data.iterators import DatasetIterator, call, call_to_host, fold, tensors, truth
+from replicax._data.parallel import ParallelMap
+from replicax._data.reading import Reading, replayed
+from replicax._data.specs import AUTOTUNE, UNKNOWN_CARDINALITY, first_spec, host_spec, result_spec
+from replicax._errors import InvalidArgumentError
+from replicax._specs import dtype_name
+
+if TYPE_CHECKING:
+    from replicax._data import Dataset
+
+# How many inputs `interleave` reads at a time where it is not told: fixed, so that the order is the same everywhere.
+_CYCLE_LENGTH = 8
+
+
+class Functions(Base):
+    """Methods of `Dataset`."""
+
+    def map(
+        self,
+        map_func: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        synchronous: bool | None = None,
+        use_unbounded_threadpool: bool | None = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """`map_func` of each element. After `batch` it is called once a batch, which is much faster.
+
+        Args:
+            map_func: takes an element, a tuple as several arguments, and returns an element.
+            num_parallel_calls: in how many threads it is called; AUTOTUNE for one a core. By default it is called in
+                turn, without threads.
+            deterministic: False where results of several threads may come in any order.
+            synchronous: True for no threads, which is the default here.
+            use_unbounded_threadpool: accepted for compatibility.
+            name: accepted for compatibility.
+
+        Raises:
+            ValueError: `synchronous` together with `num_parallel_calls`.
+            InvalidArgumentError: `num_parallel_calls` is not positive.
+
+        >>> from replicax.data import Dataset
+        >>> list(Dataset.range(3).map(lambda x: x * 2).as_numpy_iterator())[-1].item()
+        4
+        """
+        if synchronous and num_parallel_calls is not None:
+            raise ValueError(
+                f"`synchronous` is not supported with `num_parallel_calls`, which is {num_parallel_calls}: drop one."
+            )
+        function = functools.partial(call_to_host, map_func)
+        cores = os.cpu_count() or 1
+        threads = cores if num_parallel_calls == AUTOTUNE else positive("num_parallel_calls", num_parallel_calls or 1)
+        if num_parallel_calls == 0:
+            raise InvalidArgumentError("num_parallel_calls must be greater than zero, got 0.")
+
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+            elements = self._make(reading, start)
+            if num_parallel_calls is None or reading.probing:
+                return map(function, elements)
+            return ParallelMap(function, elements, threads, in_order=deterministic is None or bool(deterministic))
+
+        def find(probe: bool) -> Any:
+            return result_spec(function, self._spec(True), make) if probe else None
+
+        return made(make, find, self._cardinality, options=self._options, files=self._files, nodes=self._nodes)
+
+    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
+        """The elements for which `predicate` is true, a scalar of bool."""
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            return filter(functools.partial(truth, predicate), self._make(reading))
+
+        return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size)
+
+    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
+        """The elements up to the first for which `predicate` is false.
+
+        >>> from replicax.data import Dataset
+        >>> list(Dataset.range(10).take_while(lambda x: x < 2).as_numpy_iterator())
+        [np.int64(0), np.int64(1)]
+        """
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            return itertools.takewhile(functools.partial(truth, predicate), self._make(reading))
+
+        return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size)
+
+    def scan(
+        self, initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]], name: str | None = None
+    ) -> Dataset:
+        """What `scan_func` makes of each element and a state, which it hands on.
+
+        Args:
+            initial_state: an array or a structure of arrays.
+            scan_func: takes the state and an element, and returns the next state and an element.
+            name: accepted for compatibility.
+
+        Raises:
+            TypeError: at iteration, if `scan_func` returns no pair, or a state of another structure or dtype.
+
+        >>> from replicax.data import Dataset
+        >>> sums = Dataset.range(4).scan(np.int64(0), lambda total, x: (total + x, total + x))
+        >>> [int(x) for x in sums]
+        [0, 1, 3, 6]
+        """
+        first = tensors(initial_state)
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            state = first
+            for element in self._make(reading):
+                found = call(scan_func, (state, element))
+                if not isinstance(found, tuple | list) or len(found) != 2:
+                    raise TypeError(
+                        "`scan_func` should return a pair consisting of the new state and the output value, but it "
+                        f"returned a {type(found).__name__}: {found!r:.80}"
+                    )
+                state = tensors(found[0])
+                _check_state(first, state)
+                yield host_structure(found[1])
+
+        return made(
+            make,
+            lambda probe: first_spec(make) if probe else None,
+            self._cardinality,
+            options=self._options,
+            files=self._files,
+            nodes=self._nodes,
+        )
+
+    def flat_map(self, map_func: Callable[..., Dataset], name: str | None = None) -> Dataset:
+        """The elements of the datasets that `map_func` makes of each element, one dataset after the other."""
+        return self.interleave(map_func, cycle_length=1)
+
+    def interleave(
+        self,
+        map_func: Callable[..., Dataset],
+        cycle_length: int | None = None,
+        block_length: int | None = None,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """The elements of the datasets that `map_func` makes, taken from `cycle_length` of them in turn."""
+        cycle = _CYCLE_LENGTH if cycle_length in (None, AUTOTUNE) else positive("cycle_length", cycle_length)
+        block = 1 if block_length is None else positive("block_length", block_length)
+
+        def open_next(reading: Reading, inputs: Iterator[Any]) -> Iterator[Any] | None:
+            for element in inputs:
+                # Where the inputs have been divided among workers, what they name belongs to this one as a whole.
+                part = reading.child((1, 0) if self._files else reading.share)
+                return returned_dataset("map_func", call(map_func, element))._make(part)
+            return None
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            inputs = self._make(reading)
+            slots = [open_next(reading, inputs) for _ in range(cycle)]
+            while any(slot is not None for slot in slots):
+                for i, slot in enumerate(slots):
+                    if slot is None:
+                        continue
+                    taken = 0
+                    for element in itertools.islice(slot, block):
+                        taken += 1
+                        yield element
+                    if taken < block:
+                        slots[i] = open_next(reading, inputs)
+
+        return made(
+            make,
+            lambda probe: first_spec(make) if probe else None,
+            UNKNOWN_CARDINALITY,
+            options=self._options,
+            files=self._files,
+            nodes=self._nodes,
+        )
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
+        """The last of the states that `state = reduce_func(state, element)` goes through.
+
+        >>> from replicax.data import Dataset
+        >>> int(Dataset.range(4).reduce(np.int32(0), lambda total, x: total + x))
+        6
+        """
+        return fold(self, initial_state, reduce_func)
+
+    def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
+        """`transformation_func` of this dataset."""
+        return returned_dataset("transformation_func", transformation_func(self._with(self._options)))
+
+    def get_single_element(self, name: str | None = None) -> Any:
+        """The only element.
+
+        Raises:
+            InvalidArgumentError: there is none, or more than one.
+
+        >>> from replicax.data import Dataset
+        >>> int(Dataset.range(5).reduce(np.int64(0), lambda s, x: s + x)), int(Dataset.range(1).get_single_element())
+        (10, 0)
+        """
+        iterator = DatasetIterator(self)
+        for element in iterator:
+            for _ in iterator:
+                raise InvalidArgumentError("Dataset had more than one element.")
+            return element
+        raise InvalidArgumentError("Dataset was empty.")
+
+    def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset:
+        """The elements that come without an exception.
+
+        After one, `map`, `filter` and `batch` go on with what comes next; a generator has ended, in Python.
+
+        Args:
+            log_warning: whether to log each exception.
+            name: accepted for compatibility.
+
+        >>> from replicax.data import Dataset
+        >>> [int(x) for x in Dataset.range(3).map(lambda x: 6 // (int(x) - 1)).ignore_errors()]
+        [-6, 6]
+        """
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            elements = self._make(reading)
+            while True:
+                try:
+                    element = next(elements)
+                except StopIteration:
+                    return
+                except Exception as e:
+                    if log_warning:
+                        logging.getLogger("replicax").warning("Left out an element of a dataset: %r", e)
+                    continue
+                yield element
+
+        return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size)
+
+
+def returned_dataset(name: str, value: Any) -> Any:
+    """What the function of that name returned, if it is a dataset."""
+    if not isinstance(value, Base):
+        raise TypeError(f"`{name}` must return a Dataset here, got {type(value).__name__}. Use `map` for elements.")
+    return value
+
+
+def _check_state(first: Any, state: Any) -> None:
+    expected: Any = jax.tree.structure(first)
+    if expected != jax.tree.structure(state):
+        raise TypeError(
+            "`scan_func` must return a state of the initial one's structure. Expected "
+            f"{host_spec(first)}, got {host_spec(state)}."
+        )
+    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(state)):
+        if a.dtype != b.dtype:
+            raise TypeError(
+                "`scan_func` must return a state of the initial one's dtypes. Expected "
+                f"{dtype_name(np.dtype(a.dtype))}, got {dtype_name(np.dtype(b.dtype))}."
+            )

@@ -1,0 +1,328 @@
+"""Part of `Dataset`: elements that go together, and elements that are left out for what they are."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from replicax._data.core import Base, made
+from replicax._data.elements import as_host, flatten, padded_shape, positive
+from replicax._data.functions import returned_dataset
+from replicax._data.iterators import call
+from replicax._data.reading import Reading, Seeds, replayed
+from replicax._data.sources import of_list
+from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, DatasetSpec, first_spec
+from replicax._errors import InvalidArgumentError
+from replicax._specs import TensorShape, TensorSpec
+
+if TYPE_CHECKING:
+    from replicax._data import Dataset
+
+
+class Grouping(Base):
+    """Methods of `Dataset`."""
+
+    def window(
+        self,
+        size: int,
+        shift: int | None = None,
+        stride: int = 1,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Elements that are datasets: of `size` elements, each window `shift` elements after the one before.
+
+        Where elements are structures, an element of the result is such a structure of datasets.
+
+        Args:
+            size: how many elements a window has; the last ones may have fewer.
+            shift: how far it is from the beginning of a window to that of the next; by default, `size`.
+            stride: how far it is between a window's elements.
+            drop_remainder: whether to leave out windows with fewer.
+            name: accepted for compatibility.
+
+        >>> from replicax.data import Dataset
+        >>> pairs = Dataset.range(4).window(2, shift=1, drop_remainder=True)
+        >>> list(pairs.flat_map(lambda window: window.batch(2)).as_numpy_iterator())
+        [array([0, 1]), array([1, 2]), array([2, 3])]
+        """
+        size, stride = positive("Window size", size), positive("Window stride", stride)
+        shift = size if shift is None else positive("Window shift", shift)
+        reach = (size - 1) * stride + 1
+
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+            elements = self._make(reading, start * shift)
+            held: list[Any] = []
+            while True:
+                held += itertools.islice(elements, max(0, reach - len(held)))
+                if not held or (drop_remainder and len(held) < reach):
+                    return
+                yield _datasets(held[:reach:stride], self._spec(True))
+                if shift > len(held):
+                    for _ in itertools.islice(elements, shift - len(held)):
+                        pass
+                held = held[shift:]
+
+        count = self._cardinality
+        if count >= 0:
+            count = max(0, -(-(count - reach + 1) // shift)) if drop_remainder else -(-count // shift)
+        return self._derived(make, count, lambda spec: jax.tree.map(DatasetSpec, spec))
+
+    def group_by_window(
+        self,
+        key_func: Callable[..., Any],
+        reduce_func: Callable[[Any, Dataset], Dataset],
+        window_size: int | None = None,
+        window_size_func: Callable[[Any], Any] | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """The elements of the datasets that `reduce_func` makes of elements of one key.
+
+        Args:
+            key_func: takes an element and returns its key, an integer.
+            reduce_func: takes a key and a dataset of elements that have it, and returns a dataset.
+            window_size: how many elements it gets at a time; in the end, those that are left.
+            window_size_func: in place of that, takes a key and returns that number.
+            name: accepted for compatibility.
+
+        Raises:
+            ValueError: neither or both of the sizes are given.
+            TypeError, InvalidArgumentError: at iteration, if a function returns something else than this, or a size
+                is not positive.
+
+        >>> from replicax.data import Dataset
+        >>> parity = Dataset.range(5).group_by_window(lambda x: x % 2, lambda key, window: window.batch(5), 5)
+        >>> list(parity.as_numpy_iterator())
+        [array([0, 2, 4]), array([1, 3])]
+        """
+        if (window_size is None) == (window_size_func is None):
+            raise ValueError("Give either `window_size` or `window_size_func`, and not both.")
+
+        def size_of(key: np.ndarray) -> int:
+            size = window_size if window_size_func is None else int(call(window_size_func, key))
+            return positive("Window size", size)
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            groups: dict[int, list[Any]] = {}
+
+            def reduced(key: int) -> Iterator[Any]:
+                window = of_list(groups.pop(key), self._spec(True))
+                tensor = np.asarray(key, np.int64)
+                return returned_dataset("reduce_func", call(reduce_func, (tensor, window)))._make(reading.child())
+
+            sizes: dict[int, int] = {}
+            for element in self._make(reading):
+                key = integer("key_func", call(key_func, element))
+                if key not in groups:
+                    groups[key], sizes[key] = [], size_of(np.asarray(key, np.int64))
+                groups[key].append(element)
+                if len(groups[key]) == sizes[key]:
+                    yield from reduced(key)
+            for key in list(groups):
+                yield from reduced(key)
+
+        return made(
+            make,
+            lambda probe: first_spec(make) if probe else None,
+            UNKNOWN_CARDINALITY,
+            options=self._options,
+            files=self._files,
+            nodes=self._nodes,
+        )
+
+    def bucket_by_sequence_length(
+        self,
+        element_length_func: Callable[..., Any],
+        bucket_boundaries: Sequence[int],
+        bucket_batch_sizes: Sequence[int],
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        pad_to_bucket_boundary: bool = False,
+        no_padding: bool = False,
+        drop_remainder: bool = False,
+        name: str | None = None,
+    ) -> Dataset:
+        """Padded batches of elements of similar length.
+
+        Args:
+            element_length_func: takes an element and returns its length.
+            bucket_boundaries: the lengths at which buckets begin, but for the first, which begins at 0.
+            bucket_batch_sizes: how many elements of each bucket make a batch; one more than there are boundaries.
+            padded_shapes: see `padded_batch`.
+            padding_values: see `padded_batch`.
+            pad_to_bucket_boundary: whether to pad unknown dimensions to the greatest length of the bucket, and not of
+                the batch. Then no element may be as long as the last boundary.
+            no_padding: whether to stack elements as they are.
+            drop_remainder: whether to leave out batches with fewer elements.
+            name: accepted for compatibility.
+
+        Raises:
+            ValueError: there is not one size for each bucket.
+            InvalidArgumentError: at iteration, where an element is too long, or does not fit.
+
+        >>> from replicax.data import Dataset
+        >>> words = Dataset.range(1, 5).map(lambda n: np.arange(int(n), dtype=np.int32))
+        >>> batches = words.bucket_by_sequence_length(lambda x: len(x), [3], [2, 2])
+        >>> [batch.shape for batch in batches]
+        [(2, 2), (2, 4)]
+        """
+        bounds, sizes = [int(n) for n in bucket_boundaries], [positive("Batch size", n) for n in bucket_batch_sizes]
+        if len(sizes) != len(bounds) + 1:
+            raise ValueError(
+                "`bucket_batch_sizes` needs one more number than `bucket_boundaries`, got "
+                f"{len(sizes)} and {len(bounds)}."
+            )
+
+        def bucket(*element: Any) -> int:
+            length = integer("element_length_func", element_length_func(*element))
+            number = int(np.searchsorted(bounds, length, side="right"))
+            if pad_to_bucket_boundary and number == len(bounds):
+                raise InvalidArgumentError(
+                    f"With `pad_to_bucket_boundary` elements must be shorter than {max(bounds, default=0)}, the last "
+                    f"of `bucket_boundaries`, got length {length}."
+                )
+            return number
+
+        def batch(key: Any, window: Dataset) -> Dataset:
+            number = int(key)
+            if no_padding:
+                return window.batch(sizes[number], drop_remainder)
+            shapes = padded_shapes
+            if pad_to_bucket_boundary:
+                shapes = _filled_shapes(window._spec(True), padded_shapes, bounds[number] - 1)
+            return window.padded_batch(sizes[number], shapes, padding_values, drop_remainder)
+
+        dataset = self.group_by_window(bucket, batch, window_size_func=lambda key: sizes[int(key)])
+
+        def spec(found: Any) -> Any:
+            empty = of_list([], found)
+            if no_padding:
+                return empty.batch(1)._spec(True)
+            return empty.padded_batch(1, padded_shapes, padding_values)._spec(True)
+
+        return self._derived(dataset._make, UNKNOWN_CARDINALITY, spec)
+
+    def unique(self, name: str | None = None) -> Dataset:
+        """Each element once, where it comes first. Elements are single arrays of integers or strings.
+
+        Raises:
+            TypeError: they are of another dtype.
+            InvalidArgumentError: they have several components.
+
+        >>> from replicax.data import Dataset
+        >>> list(Dataset.from_tensor_slices([1, 37, 2, 37, 1]).unique().as_numpy_iterator())
+        [np.int32(1), np.int32(37), np.int32(2)]
+        """
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            seen = set()
+            for element in self._make(reading):
+                _check_unique(element)
+                (array,), _ = flatten(element)
+                key = (array.shape, tuple(array.ravel()) if array.dtype == np.dtype(object) else array.tobytes())
+                if key not in seen:
+                    seen.add(key)
+                    yield element
+
+        if (known := self._spec(False)) is not None:
+            _check_unique(known)
+        return self._derived(make, UNKNOWN_CARDINALITY)
+
+    def rejection_resample(
+        self,
+        class_func: Callable[..., Any],
+        target_dist: Any,
+        initial_dist: Any = None,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """Pairs of a class and an element, where elements are left out at random for classes to be as often as wanted.
+
+        Args:
+            class_func: takes an element and returns its class, an integer from 0 on.
+            target_dist: how often each class shall be, numbers that add up to 1.
+            initial_dist: how often each is; where None, this is counted as the elements come.
+            seed: makes the choices the same in each program.
+            name: accepted for compatibility.
+
+        Raises:
+            ValueError: the two are no distributions over the same classes.
+            InvalidArgumentError: at iteration, where there is another class.
+
+        >>> from replicax.data import Dataset
+        >>> even = Dataset.range(6).rejection_resample(lambda x: x % 2, [1.0, 0.0], [0.5, 0.5], seed=0)
+        >>> [(int(label), int(x)) for label, x in even]
+        [(0, 0), (0, 2), (0, 4)]
+        """
+        target = _distribution("target_dist", target_dist)
+        initial = None if initial_dist is None else _distribution("initial_dist", initial_dist)
+        if initial is not None and len(initial) != len(target):
+            raise ValueError(f"`initial_dist` has {len(initial)} classes, and `target_dist` {len(target)}.")
+        if initial is not None and not (target * initial).any():
+            raise ValueError(f"No class that there is ({initial.tolist()}) is wanted ({target.tolist()}).")
+        seeds = Seeds(seed)
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            draw = reading.generator(seeds).random
+            counts = np.ones(len(target))
+            for element in self._make(reading):
+                label = integer("class_func", call(class_func, element))
+                if not 0 <= label < len(target):
+                    raise InvalidArgumentError(f"`class_func` returned {label}, of {len(target)} classes from 0 on.")
+                counts[label] += 1
+                now = counts if initial is None else initial
+                accept = np.divide(target, now, out=np.zeros(len(target)), where=now > 0)
+                if draw() * accept.max() < accept[label]:
+                    yield np.asarray(label, np.int64), element
+
+        return self._derived(
+            make, _at_most(self._cardinality), lambda found: (TensorSpec((), np.int64), found), nodes=[seeds]
+        )
+
+
+def _datasets(elements: list[Any], spec: Any) -> Any:
+    """A structure of datasets of the leaves of elements."""
+    specs, structure = flatten(spec)
+    columns = zip(*(jax.tree.leaves(element) for element in elements))
+    return structure.unflatten([of_list(list(column), s) for column, s in zip(columns, specs)])
+
+
+def integer(name: str, value: Any) -> int:
+    """What the function of that name returned, if it is an integer."""
+    array = as_host(value)
+    if array.dtype.kind not in "iu" or array.ndim:
+        raise TypeError(f"`{name}` must return a scalar integer, got one of {array.dtype} of shape {array.shape}.")
+    return int(array)
+
+
+def _at_most(cardinality: int) -> int:
+    return cardinality if cardinality == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
+
+
+def _distribution(name: str, values: Any) -> np.ndarray:
+    found = np.ravel(np.asarray(values)).astype(float)
+    if (found < 0).any() or not np.isclose(found.sum(), 1, atol=1e-3):
+        raise ValueError(f"`{name}` must be numbers of at least 0 that add up to 1, got {found.tolist()}.")
+    return found
+
+
+def _check_unique(element: Any) -> None:
+    leaves = jax.tree.leaves(element)
+    if len(leaves) != 1:
+        raise InvalidArgumentError(f"unique only supports elements of a single component, got {len(leaves)}.")
+    if leaves[0].dtype not in (np.dtype(np.int32), np.dtype(np.int64), np.dtype(object)):
+        raise TypeError(f"unique does not support {leaves[0].dtype}: only int32, int64 and strings.")
+
+
+def _filled_shapes(spec: Any, shapes: Any, length: int) -> Any:
+    """The shapes to pad to, with `length` for dimensions that are not known."""
+    specs, structure = flatten(spec)
+    wanted = [s.shape for s in specs] if shapes is None else [padded_shape(s) for s in structure.flatten_up_to(shapes)]
+    return structure.unflatten([TensorShape([length if d is None else d for d in shape]) for shape in wanted])

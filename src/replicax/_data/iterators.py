@@ -1,0 +1,194 @@
+"""Iterators over elements, and calls of the users' functions on them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._data.elements import Nested, as_host, as_tensor, host_structure
+from replicax._data.reading import Reading, packed, unpacked
+from replicax._data.specs import host_spec, tensor_spec
+from replicax._errors import InvalidArgumentError, OutOfRangeError
+
+if TYPE_CHECKING:
+    from replicax._data.core import Base
+
+
+class Optional:
+    """An element, or the news that there is none: what `get_next_as_optional` returns.
+
+    >>> import replicax as rx
+    >>> iterator = iter(rx.data.Dataset.range(1))
+    >>> [bool(iterator.get_next_as_optional().has_value()) for _ in range(2)]
+    [True, False]
+    """
+
+    def __init__(self, *value: Any, element_spec: Any = None):
+        self._value = value  # the element in a tuple of one, or nothing
+        self._element_spec = element_spec
+
+    @classmethod
+    def from_value(cls, value: Any) -> Optional:
+        """An optional that has `value`."""
+        return cls(value)
+
+    @classmethod
+    def empty(cls, element_spec: Any = None) -> Optional:
+        """An optional without a value, which could have one of this spec."""
+        return cls(element_spec=element_spec)
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of the value; None where there is none and it was not told."""
+        return tensor_spec(host_spec(self._value[0])) if self._value else self._element_spec
+
+    def has_value(self, name: str | None = None) -> jax.Array:
+        """Whether there is an element, as a scalar array of bool."""
+        return jnp.asarray(bool(self._value))
+
+    def get_value(self, name: str | None = None) -> Any:
+        """The element; `InvalidArgumentError` where there is none."""
+        if not self._value:
+            raise InvalidArgumentError("The given optional does not have a value.")
+        return self._value[0]
+
+
+class ElementIterator(Iterator[Any]):
+    """The three ways to ask for the next element. A subclass says where it comes from, in `_pull`."""
+
+    def _pull(self) -> Any:
+        """The next element; StopIteration at the end."""
+        raise NotImplementedError
+
+    def __next__(self) -> Any:
+        return self._pull()
+
+    def get_next(self) -> Any:
+        """The next element; `OutOfRangeError` where there are no more."""
+        try:
+            return next(self)
+        except StopIteration:
+            raise OutOfRangeError("End of sequence") from None
+
+    def get_next_as_optional(self) -> Optional:
+        """The next element in an `Optional`, which is without a value at the end."""
+        try:
+            return Optional(next(self))
+        except StopIteration:
+            return Optional()
+
+
+class DatasetIterator(ElementIterator):
+    """An iterator over the elements of a `Dataset`, as tensors.
+
+    `save_state` tells where it stands, and `restore_state` of another iterator over the same dataset, built by the
+    same code, goes on from there; also in another process.
+
+    >>> import replicax as rx
+    >>> dataset = rx.data.Dataset.range(6).shuffle(6, seed=1).batch(2)
+    >>> iterator = iter(dataset)
+    >>> _, state = next(iterator), iterator.save_state()
+    >>> rest = [batch.tolist() for batch in iterator]
+    >>> iterator.restore_state(state)
+    >>> [batch.tolist() for batch in iterator] == rest
+    True
+    """
+
+    _shown: Callable[[Any], Any] = staticmethod(as_tensor)
+
+    def __init__(self, dataset: Base):
+        self._dataset = dataset
+        self._begin(Reading(dataset._nodes), 0)
+
+    def _begin(self, reading: Reading, position: int) -> None:
+        self._reading, self._position = reading, position
+        self._elements = self._dataset._make(reading, position)
+
+    def _pull(self) -> Any:
+        element = next(self._elements)
+        self._position += 1
+        return jax.tree.map(self._shown, element)
+
+    def save_state(self) -> bytes:
+        """Where the iterator stands: some numbers, however large the dataset is."""
+        return packed(self._position, [self._reading])
+
+    def restore_state(self, state: bytes) -> None:
+        """Goes on where the iterator stood whose `save_state` gave `state`.
+
+        Elements of arrays are left out at no cost, and functions of `map` are not called for them. Generators, files,
+        `filter` and its like are gone through once more up to that place. What only depends on when threads end,
+        `map` with `deterministic=False`, is not repeated exactly; nor are random numbers that functions draw, or the order
+        of a shuffle that a function uses without making it, was gone through before, and was not come to yet.
+
+        Raises:
+            InvalidArgumentError: `state` is no such state, or of another dataset; the iterator stays as it was.
+        """
+        position, (reading,) = unpacked(state, [self._reading])
+        self._begin(Reading(self._dataset._nodes, saved=reading), position)
+
+    @property
+    def element_spec(self) -> Any:
+        """The dataset's `element_spec`."""
+        return self._dataset.element_spec
+
+
+def _as_numpy(array: Any) -> Any:
+    return array if isinstance(array, Nested) or array.ndim else array[()]
+
+
+class NumpyIterator(DatasetIterator):
+    """An iterator over the elements of a `Dataset`, as numpy arrays; scalars as numpy scalars."""
+
+    _shown = staticmethod(_as_numpy)
+
+
+def _on_host() -> contextlib.AbstractContextManager[Any]:
+    """Functions of datasets run on the CPU, whatever the default device: their results go back to the host."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # a process may have been started without the CPU backend
+        return contextlib.nullcontext()
+
+
+def call(function: Callable[..., Any], element: Any) -> Any:
+    """The user's function on an element: a tuple is passed as several arguments, anything else as one."""
+    with _on_host():
+        tensors = jax.tree.map(as_tensor, element)
+        return function(*tensors) if type(tensors) is tuple else function(tensors)
+
+
+def call_to_host(function: Callable[..., Any], element: Any) -> Any:
+    """What the user's function makes of an element, on the host."""
+    result = call(function, element)
+    # As in tf.data, a list of results is several tensors, and deeper down a list is one.
+    return host_structure(tuple(result) if isinstance(result, list) else result)
+
+
+def truth(predicate: Callable[..., Any], element: Any) -> bool:
+    """What the user's predicate says of an element."""
+    found = np.asarray(call(predicate, element))
+    if found.dtype != np.bool_ or found.ndim:
+        raise ValueError(
+            f"`predicate` must return a scalar of bool, but it returned one of dtype {found.dtype} and shape "
+            f"{found.shape}. Compare it with something, or reduce it."
+        )
+    return bool(found)
+
+
+def tensors(state: Any) -> Any:
+    """A state that a function of elements goes through, as tensors."""
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else as_tensor(as_host(leaf)), state)
+
+
+def fold(elements: Iterable[Any], initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+    """`reduce` of datasets: `reduce_func(state, element)` over the elements, with tensors for states."""
+    state = tensors(initial_state)
+    for element in elements:
+        state = tensors(reduce_func(state, element))
+    return state

@@ -1,0 +1,189 @@
+"""Part of `Dataset`: the number and the order of elements."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from replicax._data.buffer import Prefetched
+from replicax._data.core import Base
+from replicax._data.elements import positive
+from replicax._data.reading import Kept, Reading, Seeds, replayed
+from replicax._data.rows import repeated, shard_rows, shuffle_rows, skip_rows, take_rows
+from replicax._data.specs import AUTOTUNE, INFINITE_CARDINALITY
+from replicax._data.stored import written_once
+from replicax._errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from replicax._data import Dataset
+
+# How many elements wait where it is not told: one that is computed with, and one on its way.
+_PREFETCHED = 2
+
+
+class Order(Base):
+    """Methods of `Dataset`."""
+
+    def shuffle(
+        self,
+        buffer_size: int,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool | None = True,
+        name: str | None = None,
+    ) -> Dataset:
+        """The elements in random order, drawn from a buffer of `buffer_size`; one of the whole size shuffles fully.
+
+        Args:
+            buffer_size: how many elements wait in the buffer.
+            seed: makes the orders the same in each program; without one they differ.
+            reshuffle_each_iteration: whether each pass has an order of its own.
+        """
+        size = positive("buffer_size", buffer_size)
+        seeds = Seeds(seed, reshuffle_each_iteration is None or bool(reshuffle_each_iteration))
+
+        # Generator functions, so that a pass counts from its first element: an iterator never used is none.
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            yield from _shuffled(self._make(reading), size, reading.generator(seeds))
+
+        def on_rows(order: Any) -> Any:
+            def shuffled(reading: Reading) -> Iterator[np.ndarray]:
+                yield from shuffle_rows(order(reading), size, reading.generator(seeds))
+
+            return shuffled
+
+        return self._reordered(make, on_rows, self._cardinality, seeds)
+
+    def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
+        """`count` passes one after the other; without end if it is None or -1."""
+        times = -1 if count is None else int(count)
+        cardinality = self._cardinality
+        if times == 0 or cardinality == 0:
+            cardinality = 0
+        elif times < 0:
+            cardinality = INFINITE_CARDINALITY
+        elif cardinality > 0:
+            cardinality *= times
+
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+            passes = itertools.repeat(self) if times < 0 else itertools.repeat(self, times)
+            return in_turn(passes, reading, start, until_empty=True)
+
+        return self._reordered(make, lambda order: repeated(order, times), cardinality)
+
+    def take(self, count: int, name: str | None = None) -> Dataset:
+        """The first `count` elements; all if it is -1."""
+        if count < 0:
+            return self._with(self._options)
+
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+            if start < count or not count:
+                return itertools.islice(self._make(reading, start), max(0, count - start))
+            return itertools.islice(self._make(reading, count - 1), 1, 1)  # a pass begins with its first element
+
+        known = count if self._cardinality == INFINITE_CARDINALITY else min(count, self._cardinality)
+        return self._reordered(make, lambda order: lambda reading: take_rows(order(reading), count), known)
+
+    def skip(self, count: int, name: str | None = None) -> Dataset:
+        """All but the first `count` elements; none if it is -1."""
+        if count < 0:
+            return self.take(0)
+
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+            return self._make(reading, count + start) if start else itertools.islice(self._make(reading), count, None)
+
+        known = self._cardinality if self._cardinality < 0 else max(0, self._cardinality - count)
+        return self._reordered(make, lambda order: lambda reading: skip_rows(order(reading), count), known)
+
+    def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
+        """Every `num_shards`-th element, from number `index` on."""
+        num_shards, index = positive("num_shards", num_shards), int(index)
+        if not 0 <= index < num_shards:
+            raise InvalidArgumentError(f"index must be between 0 and {num_shards - 1} = num_shards - 1, got {index}.")
+
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+            return itertools.islice(self._make(reading, start * num_shards), index, None, num_shards)
+
+        known = self._cardinality
+        return self._reordered(
+            make,
+            lambda order: lambda reading: shard_rows(order(reading), num_shards, index),
+            known if known < 0 else -((index - known) // num_shards),
+        )
+
+    def cache(self, filename: str = "", name: str | None = None) -> Dataset:
+        """Keeps the elements of the first complete pass for the later ones: in memory, or in a file.
+
+        Args:
+            filename: the file, which is there once a pass is complete, or not at all; programs that find it read it
+                in place of the dataset. Delete it where the data have changed.
+            name: accepted for compatibility.
+        """
+        if filename:
+            return self._derived(written_once(filename, self), self._cardinality, batch_size=self._batch_size)
+        kept = Kept(self._nodes)
+
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+            return kept.read(reading, self._make, start)
+
+        return self._reordered(make, lambda order: lambda reading: kept.read(reading, order), self._cardinality, kept)
+
+    def prefetch(self, buffer_size: int | None = None, name: str | None = None) -> Dataset:
+        """The same elements, made in a thread ahead of their use.
+
+        The thread starts with the first element that is asked for, and ends with the iterator. Rows of arrays that
+        are not batched yet are at hand anyway: for them there is none.
+
+        Args:
+            buffer_size: how many elements may wait; by default, and for AUTOTUNE, two.
+            name: accepted for compatibility.
+        """
+        size = _PREFETCHED if buffer_size in (None, AUTOTUNE) else int(buffer_size or 0)
+        if size < 0:
+            raise InvalidArgumentError(f"buffer_size must be >= 0, or AUTOTUNE (-1), got {buffer_size}.")
+        if not size or self._rows is not None:
+            return self._with(self._options)
+
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+            if reading.probing:
+                return self._make(reading, start)
+            return Prefetched(functools.partial(self._make, reading, start), size)
+
+        return self._derived(make, self._cardinality, batch_size=self._batch_size)
+
+
+def in_turn(parts: Iterable[Base], reading: Reading, start: int, until_empty: bool = False) -> Iterator[Any]:
+    """The elements of datasets one after the other, from number `start` on."""
+    for part in parts:
+        if 0 < part._cardinality <= start:
+            # All of it is left out. It is begun all the same: the orders of later passes follow from that.
+            collections.deque(part._make(reading, part._cardinality), maxlen=0)
+            start -= part._cardinality
+            continue
+        skipped = start if part._cardinality >= 0 else 0
+        start -= skipped
+        empty = not skipped
+        for element in part._make(reading, skipped):
+            empty = False
+            if start:
+                start -= 1
+            else:
+                yield element
+        if empty and until_empty:
+            return  # or else repeating nothing would never end
+
+
+def _shuffled(elements: Iterator[Any], size: int, rng: np.random.Generator) -> Iterator[Any]:
+    """Each element that comes in takes the place of a random one of the buffer, which goes out."""
+    buffer = list(itertools.islice(elements, size))
+    for element in elements:
+        slot = rng.integers(len(buffer))
+        leaving, buffer[slot] = buffer[slot], element
+        yield leaving
+    for slot in rng.permutation(len(buffer)):
+        yield buffer[slot]

@@ -1,0 +1,231 @@
+"""One reading of a dataset, from its first element on: what it started from, so that another one can repeat it.
+
+The elements of a dataset follow from where its *nodes* stood when the reading came to them: which pass a shuffle was
+at, and what a cache held. So the state of an iterator is that and the number of elements that it gave. To restore it,
+a new reading starts from there, and leaves out as many elements; sources in memory leave them out without making them.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import json
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from replicax._errors import InvalidArgumentError
+
+_FORMAT = "replicax dataset iterator 1"
+
+
+class Node:
+    """A part of a dataset that outlasts its readings. States are what JSON can write; `first` is that of a new one."""
+
+    first: Any = None
+
+    def state(self) -> Any:
+        """Where it stands."""
+        raise NotImplementedError
+
+    def restore(self, state: Any) -> None:
+        """Makes it stand there."""
+        raise NotImplementedError
+
+    def fits(self, state: Any) -> bool:
+        """Whether `state` is one of such a node."""
+        raise NotImplementedError
+
+    def settle(self, entropy: np.random.SeedSequence) -> None:
+        """Draws what was left to chance."""
+
+
+class Reading:
+    """One reading of a dataset.
+
+    Args:
+        nodes: those of the dataset; others come up as functions make further datasets, always in the same order.
+        share: how many there are to divide the files among, and which of them this is.
+        probing: whether this only looks at the first element, which must not count as a pass.
+        saved: the `state` of the reading to repeat.
+    """
+
+    def __init__(
+        self, nodes: Sequence[Node] = (), share: tuple[int, int] = (1, 0), probing: bool = False, saved: Any = None
+    ):
+        self.share, self.probing = share, probing
+        self.nodes = tuple(nodes)
+        self._begun: Any = weakref.WeakKeyDictionary()  # where each node stood when this reading came to it
+        self._passes: Any = weakref.WeakKeyDictionary()  # how many passes of each shuffle it has drawn
+        self._numbers = itertools.count()
+        self._repeats = saved is not None
+        if saved is None:
+            saved = {"entropy": np.random.SeedSequence().entropy, "path": [], "met": {}}
+        self._entropy, self._path, self._met = saved["entropy"], saved["path"], dict(saved["met"])
+        for node, state in zip(self.nodes, saved.get("nodes", ())):
+            node.restore(state)
+            self._begun[node] = state
+
+    def child(self, share: tuple[int, int] | None = None) -> Reading:
+        """A part of this reading: of a dataset that a function made, or one to fill a cache."""
+        child = copy.copy(self)
+        child.share = self.share if share is None else share
+        child._path, child._numbers = [*self._path, next(self._numbers)], itertools.count()
+        return child
+
+    def begin(self, node: Node) -> Any:
+        """Where `node` stood when this reading came to it, which may be now."""
+        if node not in self._begun:
+            if node in self.nodes:
+                place = [0, self.nodes.index(node)]
+            else:
+                place = [1, *self._path, next(self._numbers)]
+                self._meet(node, ".".join(map(str, place)))
+            node.settle(np.random.SeedSequence([self._entropy, *place]))
+            self._begun[node] = node.state()
+        return self._begun[node]
+
+    def _meet(self, node: Node, key: str) -> None:
+        if self._repeats:
+            node.restore(self._met.get(key, node.first))
+        elif node.state() != node.first:  # not as new: a function uses a dataset that was made before
+            self._met[key] = node.state()
+
+    def generator(self, node: Seeds) -> np.random.Generator:
+        """The random numbers of this reading's next pass over a shuffle."""
+        seed, number = self.now(node)
+        if not self.probing:
+            self._passes[node] = self._passes.get(node, 0) + 1
+            node.passes = max(node.passes, number + 1)
+        return np.random.default_rng([seed, number if node.reshuffle else 0])
+
+    def now(self, node: Node) -> Any:
+        """Where this reading stands in `node`."""
+        state = self.begin(node)
+        return [state[0], state[1] + self._passes.get(node, 0)] if isinstance(node, Seeds) else node.state()
+
+    def state(self) -> dict[str, Any]:
+        """What another reading needs to repeat this one."""
+        nodes = [self.begin(node) for node in self.nodes]
+        return {"entropy": self._entropy, "path": self._path, "nodes": nodes, "met": dict(self._met)}
+
+
+class Maker(Protocol):
+    """Gives the elements of a reading, from number `start` on."""
+
+    def __call__(self, reading: Reading, start: int = 0, /) -> Iterator[Any]: ...
+
+
+def replayed(make: Callable[[Reading], Iterator[Any]]) -> Maker:
+    """A maker that makes the elements before `start` as well, and drops them."""
+
+    @functools.wraps(make)
+    def elements(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        return itertools.islice(make(reading), start, None) if start else make(reading)
+
+    return elements
+
+
+class Seeds(Node):
+    """The random numbers of each pass: new ones, unless `reshuffle` is False."""
+
+    def __init__(self, seed: int | None, reshuffle: bool = True):
+        self._seed = None if seed is None else int(seed) % 2**64
+        self.passes, self.reshuffle = 0, reshuffle
+        self.first = self.state()
+
+    def state(self) -> Any:
+        """The seed, and the number of the next pass."""
+        return [self._seed, self.passes]
+
+    def fits(self, state: Any) -> bool:
+        """Whether it is such a pair."""
+        return isinstance(state, list) and [type(part) for part in state] == [int, int]
+
+    def restore(self, state: Any) -> None:
+        """Takes both."""
+        self._seed, self.passes = state
+
+    def settle(self, entropy: np.random.SeedSequence) -> None:
+        """A seed, where none was given."""
+        if self._seed is None:
+            self._seed = int(entropy.generate_state(1, np.uint64)[0])
+
+
+class Kept(Node):
+    """What the first complete pass over `nodes` gave, for the later ones."""
+
+    def __init__(self, nodes: Sequence[Node]):
+        self._nodes = tuple(nodes)
+        self._items: list[Any] | None = None
+        self._filled: Any = None  # the state of the reading that gave the items, which are here or have to be read anew
+
+    def state(self) -> Any:
+        """Which reading filled it; None if none did."""
+        return self._filled
+
+    def fits(self, state: Any) -> bool:
+        """Whether it is the state of a reading of `nodes`, or None."""
+        return state is None or reading_fits(state, self._nodes)
+
+    def restore(self, state: Any) -> None:
+        """Forgets what another reading filled it with."""
+        if state is None or state != self._filled:
+            self._items, self._filled = None, state
+
+    def read(self, reading: Reading, make: Callable[[Reading], Iterator[Any]], start: int = 0) -> Iterator[Any]:
+        """The items from number `start` on."""
+        reading.begin(self)
+        if self._items is None and self._filled is not None:
+            self._items = list(make(Reading(self._nodes, reading.share, saved=self._filled)))
+        if self._items is not None:
+            yield from itertools.islice(self._items, start, None)
+            return
+        own, items = reading.child(), []
+        before = {**own.state(), "nodes": [own.now(node) for node in self._nodes]}
+        for item in make(own):
+            items.append(item)
+            if len(items) > start:
+                yield item
+        self._items, self._filled = items, {**before, "met": dict(own.state()["met"])}
+
+
+def packed(position: int, readings: Sequence[Reading]) -> bytes:
+    """The state of an iterator as bytes."""
+    state = {"format": _FORMAT, "position": position, "readings": [reading.state() for reading in readings]}
+    return json.dumps(state, separators=(",", ":")).encode()
+
+
+def unpacked(state: Any, readings: Sequence[Reading]) -> tuple[int, list[Any]]:
+    """The position and the readings' states in what `packed` gave, for readings of the same nodes as these."""
+    try:
+        found = json.loads(state if isinstance(state, bytes | bytearray | str) else bytes(np.asarray(state)))
+        if found["format"] != _FORMAT:
+            raise ValueError(found["format"])
+        position, saved = int(found["position"]), list(found["readings"])
+    except (ValueError, TypeError, KeyError) as e:
+        raise InvalidArgumentError(
+            f"restore_state takes what save_state of such an iterator returned, got {type(state).__name__}: "
+            f"{state!r:.80}."
+        ) from e
+    own = [reading.nodes for reading in readings]
+    if len(saved) != len(own) or not all(map(reading_fits, saved, own)):
+        raise InvalidArgumentError(
+            "The state is of an iterator over another dataset: its shuffles and caches are not those of this one, "
+            f"{[[type(node).__name__ for node in nodes] for nodes in own]}. Build the dataset by the same code as when "
+            "the state was saved."
+        )
+    return position, saved
+
+
+def reading_fits(state: Any, nodes: Sequence[Node]) -> bool:
+    """Whether `state` is one of a reading of these nodes."""
+    if not isinstance(state, dict) or set(state) != {"entropy", "path", "nodes", "met"}:
+        return False
+    kinds = [("entropy", int), ("path", list), ("nodes", list), ("met", dict)]
+    if not all(isinstance(state[key], kind) for key, kind in kinds) or len(state["nodes"]) != len(nodes):
+        return False
+    return all(node.fits(one) for node, one in zip(nodes, state["nodes"]))

@@ -1,0 +1,117 @@
+"""Rows that lie in arrays."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from replicax._data.elements import flatten, regroup
+from replicax._data.reading import Reading
+
+# How many row numbers are handled at once; large enough that Python's part does not count.
+CHUNK = 1 << 13
+
+
+Order = Callable[[Reading], Iterator[np.ndarray]]
+
+
+class Rows(NamedTuple):
+    """Rows that lie in arrays: their numbers in the order of the dataset, and how to fetch them."""
+
+    fetch: Callable[[Any], Any]  # one number gives one element, an array of numbers gives a block
+    order: Order
+    in_order: bool = False  # whether the order is still 0, 1, 2, ...
+
+    def elements(self, reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        """The rows one by one."""
+        for numbers in skip_rows(self.order(reading), start):
+            for number in numbers.tolist():
+                yield self.fetch(number)
+
+
+def plain_rows(fetch: Callable[[Any], Any], count: int) -> Rows:
+    """Rows 0 to `count`, or without end where that is negative."""
+
+    def order(reading: Reading) -> Iterator[np.ndarray]:
+        for start in itertools.count(0, CHUNK) if count < 0 else range(0, count, CHUNK):
+            yield np.arange(start, start + CHUNK if count < 0 else min(start + CHUNK, count))
+
+    return Rows(fetch, order, in_order=True)
+
+
+def fetch_from(arrays: Any) -> Callable[[Any], Any]:
+    """How to fetch rows of a structure of arrays. Rows in a row are a view, which costs nothing; others a copy."""
+    leaves, structure = flatten(arrays)
+
+    def fetch(numbers: Any) -> Any:
+        if isinstance(numbers, int):
+            return structure.unflatten([a[numbers, ...] for a in leaves])
+        first, last = int(numbers[0]), int(numbers[-1])
+        if last - first == len(numbers) - 1 and (np.diff(numbers) == 1).all():
+            return structure.unflatten([a[first : last + 1] for a in leaves])
+        return structure.unflatten([a.take(numbers, axis=0) for a in leaves])
+
+    return fetch
+
+
+def take_rows(order: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:
+    """The first `count` row numbers."""
+    for numbers in order if count > 0 else ():
+        yield numbers[:count]
+        count -= len(numbers)
+        if count <= 0:
+            return
+
+
+def skip_rows(order: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:
+    """All but the first `count` row numbers."""
+    for numbers in order:
+        if count < len(numbers):
+            yield numbers[count:]
+        count = max(0, count - len(numbers))
+
+
+def shard_rows(order: Iterator[np.ndarray], num_shards: int, index: int) -> Iterator[np.ndarray]:
+    """Every `num_shards`-th row number."""
+    seen = 0
+    for numbers in order:
+        mine = numbers[(index - seen) % num_shards :: num_shards]
+        if len(mine):
+            yield mine
+        seen += len(numbers)
+
+
+def shuffle_rows(order: Iterator[np.ndarray], size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
+    """`shuffle_elements` for chunks of row numbers: the same procedure, a whole chunk at a time."""
+    chunks = regroup(order, itertools.chain([size], itertools.repeat(CHUNK)))
+    buffer = np.array(next(chunks, ()), np.int64)
+    for incoming in chunks:
+        slots = rng.integers(len(buffer), size=len(incoming))
+        # What leaves at time t is what came into the same slot last before t, or else what was there at the start.
+        by_slot = np.argsort(slots, kind="stable")
+        from_start = np.diff(slots[by_slot], prepend=-1) != 0
+        before = incoming[np.roll(by_slot, 1)]
+        leaving = np.empty_like(incoming)
+        leaving[by_slot] = np.where(from_start, buffer[slots[by_slot]], before)
+        buffer[slots] = incoming  # where a slot comes twice, numpy keeps the last
+        yield leaving
+    if len(buffer):
+        yield rng.permutation(buffer)
+
+
+def repeated(order: Order, count: int) -> Order:
+    """The row numbers of `count` passes; of passes without end where that is negative."""
+
+    def again(reading: Reading) -> Iterator[np.ndarray]:
+        for _ in itertools.repeat(None) if count < 0 else range(count):
+            empty = True
+            for numbers in order(reading):
+                empty = False
+                yield numbers
+            if empty:
+                return  # or else repeating nothing would never end
+
+    return again

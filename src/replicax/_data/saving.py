@@ -1,0 +1,164 @@
+"""Part of `Dataset`: saving and loading."""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from replicax._data.core import Base, made
+from replicax._data.functions import returned_dataset
+from replicax._data.grouping import integer
+from replicax._data.iterators import call
+from replicax._data.reading import Reading, replayed
+from replicax._data.sources import of_list
+from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec
+from replicax._data.stored import SPEC, Saved, Spread, checked_compression, new_folder
+from replicax._errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from replicax._data import Dataset
+
+
+class Saving(Base):
+    """Methods of `Dataset`."""
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        compression: str | None = None,
+        shard_func: Callable[..., Any] | None = None,
+        checkpoint_args: Any = None,
+    ) -> None:
+        """Writes the elements to files in the folder `path`, for `load`. It takes the place of one saved before.
+
+        Args:
+            path: the folder. It comes into place whole.
+            compression: `"GZIP"`, or None.
+            shard_func: takes an element and returns the number of the file for it; by default there is one file.
+            checkpoint_args: accepted for compatibility. Saving that was cut off begins anew.
+
+        Raises:
+            InvalidArgumentError: the dataset has no end.
+            FileExistsError: there is something else in the folder.
+
+        >>> import tempfile
+        >>> from replicax.data import Dataset
+        >>> path = tempfile.mkdtemp()
+        >>> Dataset.range(3).save(path + "/saved")
+        >>> list(Dataset.load(path + "/saved").as_numpy_iterator())
+        [np.int64(0), np.int64(1), np.int64(2)]
+        """
+        if self._cardinality == INFINITE_CARDINALITY:
+            raise InvalidArgumentError(
+                "A dataset without end cannot be saved: take as many elements as you need before."
+            )
+        folder, compression = Path(os.fspath(path)), checked_compression(compression)
+        saving = _while_saving(self, Reading(self._nodes), folder, compression, _shard_of(shard_func))
+        collections.deque(saving, maxlen=0)
+
+    @staticmethod
+    def load(
+        path: str | os.PathLike[str],
+        element_spec: Any = None,
+        compression: str | None = None,
+        reader_func: Callable[[Dataset], Dataset] | None = None,
+        wait: bool = False,
+    ) -> Dataset:
+        """The dataset that was saved at `path`.
+
+        Args:
+            path: the folder that `save` wrote.
+            element_spec: what the elements are; by default as they were saved. Named tuples get their class from it.
+            compression: accepted for compatibility: the files tell theirs.
+            reader_func: takes a dataset of datasets, one for each file, and returns one of elements. By default the
+                files are read in turn, one element of each at a time.
+            wait: accepted for compatibility: datasets are there whole, or not at all.
+
+        Raises:
+            FileNotFoundError: there is nothing saved there.
+            InvalidArgumentError: the elements are others than `element_spec` says.
+            DataLossError: the files are damaged, or of something else; at iteration too.
+        """
+        checked_compression(compression, "AUTO")
+        saved = Saved(Path(os.fspath(path)))
+        return _loaded(saved, saved.check(element_spec), reader_func)
+
+    def snapshot(
+        self,
+        path: str | os.PathLike[str],
+        compression: str | None = "AUTO",
+        reader_func: Callable[[Dataset], Dataset] | None = None,
+        shard_func: Callable[..., Any] | None = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """These elements; the first complete pass saves them at `path`, and later ones read them there.
+
+        So do other programs that find it. Where the data or what is done to them have changed, delete it.
+
+        Args:
+            path: the folder, as of `save`.
+            compression: `"GZIP"`; for None and `"AUTO"` there is none.
+            reader_func: see `load`.
+            shard_func: see `save`.
+            name: accepted for compatibility.
+        """
+        folder, shard_of = Path(os.fspath(path)), _shard_of(shard_func)
+        compression = checked_compression(compression, "AUTO")
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            if (folder / SPEC).is_file():
+                saved = Saved(folder)
+                yield from _loaded(saved, saved.check(self._spec(True)), reader_func)._make(reading.child())
+            elif reading.probing:
+                yield from self._make(reading)
+            else:
+                yield from _while_saving(self, reading, folder, compression, shard_of)
+
+        return self._derived(make, self._cardinality, batch_size=self._batch_size)
+
+
+def _while_saving(
+    dataset: Base, reading: Reading, path: Path, compression: str | None, shard_of: Callable[[Any], int] | None
+) -> Iterator[Any]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with new_folder(path) as folder:
+        spreading = Spread(folder, compression, shard_of, dataset._spec(True))
+        try:
+            for element in dataset._make(reading):
+                spreading.write(element)
+                yield element
+            spreading.finish()
+        finally:
+            spreading.abandon()
+
+
+def _shard_of(function: Callable[..., Any] | None) -> Callable[[Any], int] | None:
+    return None if function is None else lambda element: integer("shard_func", call(function, element))
+
+
+def _loaded(saved: Saved, spec: Any, reader_func: Callable[[Dataset], Dataset] | None) -> Dataset:
+    structure = jax.tree.structure(spec)
+
+    def one(number: int) -> Dataset:
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            return saved.elements(number, structure)
+
+        return made(make, lambda probe: spec, saved.shards[number])
+
+    files = [one(number) for number in saved.shards]
+    if not files:
+        return of_list([], spec)
+    if len(files) == 1 and reader_func is None:
+        return files[0]
+    datasets = of_list(files, DatasetSpec(spec))
+    if reader_func is not None:
+        return returned_dataset("reader_func", reader_func(datasets))
+    together = datasets.interleave(lambda file: file, cycle_length=len(files))
+    return made(together._make, lambda probe: spec, sum(saved.shards.values()))

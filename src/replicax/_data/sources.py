@@ -1,0 +1,230 @@
+"""Part of `Dataset`: sources."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from replicax._data.combined import counted
+from replicax._data.core import Base, made
+from replicax._data.elements import as_host, host_structure, num_rows, read_only
+from replicax._data.reading import Reading, Seeds, replayed
+from replicax._data.rows import CHUNK, fetch_from, plain_rows
+from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, first_spec, without_batch
+from replicax._errors import InvalidArgumentError
+from replicax._specs import TensorSpec, as_dtype, dtype_name, spec_of
+
+if TYPE_CHECKING:
+    from replicax._data import Dataset
+
+
+class Sources(Base):
+    """Methods of `Dataset`."""
+
+    @staticmethod
+    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
+        """A dataset of one element."""
+        element = jax.tree.map(read_only, host_structure(tensors))
+        spec = spec_of(element)
+        return of_list([element], spec)
+
+    @staticmethod
+    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
+        """A dataset of the rows of arrays: element i has row i of each.
+
+        The arrays are not copied: do not change them while the dataset is in use.
+
+        >>> from replicax.data import Dataset
+        >>> list(Dataset.from_tensor_slices(np.arange(3, dtype=np.int32)).as_numpy_iterator())
+        [np.int32(0), np.int32(1), np.int32(2)]
+        """
+        arrays = jax.tree.map(read_only, host_structure(tensors))
+        shapes = {
+            f"tensors{jax.tree_util.keystr(path)}": a.shape for path, a in jax.tree_util.tree_leaves_with_path(arrays)
+        }
+        if not shapes:
+            raise InvalidArgumentError(f"from_tensor_slices needs at least one array, got {tensors!r}.")
+        if any(not shape for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
+            found = ", ".join(f"{name}: {shape}" for name, shape in shapes.items())
+            raise InvalidArgumentError(
+                f"from_tensor_slices needs arrays with one and the same first dimension, got {found}."
+            )
+        count = num_rows(arrays)
+        spec = without_batch(spec_of(arrays))
+        rows = plain_rows(fetch_from(arrays), count)
+        return made(rows.elements, lambda probe: spec, count, rows=rows)
+
+    @staticmethod
+    def range(*args: int, output_type: Any = np.int64, name: str | None = None) -> Dataset:
+        """The numbers of Python's `range` with the same arguments, as int64.
+
+        >>> from replicax.data import Dataset
+        >>> list(Dataset.range(2, 8, 3).as_numpy_iterator())
+        [np.int64(2), np.int64(5)]
+        """
+        numbers, dtype = range(*map(int, args)), as_dtype(output_type)
+        start, step = numbers.start, numbers.step
+        rows = plain_rows(lambda i: np.asarray(start + step * np.asarray(i, np.int64)).astype(dtype), len(numbers))
+        return made(rows.elements, lambda probe: TensorSpec((), dtype), len(numbers), rows=rows)
+
+    @staticmethod
+    def counter(start: int = 0, step: int = 1, dtype: Any = np.int64, name: str | None = None) -> Dataset:
+        """The numbers `start`, `start + step`, ... without end.
+
+        >>> from replicax.data import Dataset
+        >>> list(Dataset.counter(5, -2).take(2).as_numpy_iterator())
+        [np.int64(5), np.int64(3)]
+        """
+        return counted(int(start), int(step), as_dtype(dtype))
+
+    @staticmethod
+    def random(
+        seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
+    ) -> Dataset:
+        """Random numbers from 0 to 2**32 - 1, as int64, without end.
+
+        Args:
+            seed: makes the numbers the same in each program. They are other ones than TensorFlow's.
+            rerandomize_each_iteration: whether each pass has other numbers; by default where there is no seed.
+            name: accepted for compatibility.
+        """
+        seeds = Seeds(seed, seed is None if rerandomize_each_iteration is None else bool(rerandomize_each_iteration))
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            generator = reading.generator(seeds)
+            while True:
+                yield from map(np.asarray, generator.integers(2**32, size=CHUNK, dtype=np.int64))
+
+        return made(make, lambda probe: TensorSpec((), np.int64), INFINITE_CARDINALITY, nodes=[seeds])
+
+    @staticmethod
+    def list_files(
+        file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
+    ) -> Dataset:
+        """The names of the files that match a pattern, or one of several, as strings.
+
+        Args:
+            file_pattern: such as `"data/*.txt"`, or a list of these, or a dataset.
+            shuffle: whether the order is random, another one in each pass; otherwise it is that of the names.
+                By default it is.
+            seed: makes the orders the same in each program.
+            name: accepted for compatibility.
+
+        Raises:
+            InvalidArgumentError: no file matches.
+        """
+        patterns = names_of(file_pattern)
+        found = sorted({os.fsencode(name) for pattern in patterns for name in glob.glob(os.fsdecode(pattern))})
+        if not found:
+            raise InvalidArgumentError(f"No files matched pattern: {', '.join(map(os.fsdecode, patterns))}")
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            own = found[reading.share[1] :: reading.share[0]]
+            return iter([as_host(name) for name in own])
+
+        spec = TensorSpec((), np.object_)
+        dataset = made(make, lambda probe: spec, len(found), files=len(found))
+        return dataset if shuffle is not None and not shuffle else dataset.shuffle(len(found), seed)
+
+    @staticmethod
+    def from_generator(
+        generator: Callable[..., Iterable[Any]],
+        output_types: Any = None,
+        output_shapes: Any = None,
+        args: Iterable[Any] | None = None,
+        output_signature: Any = None,
+        name: str | None = None,
+    ) -> Dataset:
+        """The elements that `generator(*args)` yields; it is called anew for each pass.
+
+        Args:
+            generator: a function that returns something iterable.
+            output_types: the elements' dtypes, in their structure.
+            output_shapes: their shapes, in the same structure; None where not known.
+            args: arguments for `generator`.
+            output_signature: `TensorSpec`s in the structure of the elements, in place of the two. Without any of
+                these, elements are taken as they come.
+
+        Raises:
+            TypeError: `generator` is not callable, or (at iteration) yielded something else than was declared.
+        """
+        if not callable(generator):
+            raise TypeError(
+                f"`generator` must be callable, so that each pass can start anew; got {type(generator).__name__}. "
+                "Pass the generator function itself, or `lambda: ...`."
+            )
+        if output_signature is not None and (output_types is not None or output_shapes is not None):
+            raise TypeError(
+                "The `output_types` and `output_shapes` arguments are ignored with `output_signature`: drop them."
+            )
+        spec = output_signature
+        if output_types is not None:
+            structure: Any = jax.tree.structure(output_types)
+            shapes = [None] * structure.num_leaves if output_shapes is None else structure.flatten_up_to(output_shapes)
+            spec = structure.unflatten(list(map(TensorSpec, shapes, jax.tree.leaves(output_types))))
+        arguments = tuple(args or ())
+
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            for value in generator(*arguments):
+                yield host_structure(value) if spec is None else _checked(value, spec)
+
+        def find(probe: bool) -> Any:
+            return first_spec(make) if spec is None and probe else spec
+
+        return made(make, find, UNKNOWN_CARDINALITY)
+
+
+def of_list(elements: list[Any], spec: Any) -> Dataset:
+    """A dataset of elements on the host, of this spec."""
+
+    def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        return itertools.islice(elements, start, None)
+
+    return made(make, lambda probe: spec, len(elements))
+
+
+def names_of(files: Any) -> list[bytes]:
+    """The names in a name, a list or array of them, or a dataset."""
+    if isinstance(files, Base):
+        return [bytes(name) for name in files.as_numpy_iterator()]
+    paths = [os.fspath(f) for f in files] if isinstance(files, list | tuple) else files
+    return np.ravel(host_structure(os.fspath(paths) if isinstance(paths, os.PathLike) else paths)).tolist()
+
+
+def _checked(value: Any, spec: Any) -> Any:
+    """What a generator yielded, as arrays of the declared dtypes and shapes."""
+    structure: Any = jax.tree.structure(spec)
+    try:
+        leaves = structure.flatten_up_to(value)
+    except (ValueError, TypeError) as e:
+        raise TypeError(
+            "`generator` yielded an element that did not match the expected structure. "
+            f"The expected structure was {spec}, but the yielded element was {value!r}."
+        ) from e
+    return structure.unflatten([_checked_leaf(leaf, s) for leaf, s in zip(leaves, jax.tree.leaves(spec))])
+
+
+def _checked_leaf(value: Any, spec: TensorSpec) -> np.ndarray:
+    try:
+        array = as_host(value)
+        array = array if array.dtype == spec.dtype else array.astype(spec.dtype)
+    except (ValueError, TypeError) as e:
+        raise TypeError(
+            "`generator` yielded an element that could not be converted to the expected type. "
+            f"The expected type was {dtype_name(spec.dtype)}, but the yielded element was {value!r}."
+        ) from e
+    if not spec.shape.is_compatible_with(array.shape):
+        raise TypeError(
+            f"`generator` yielded an element of shape {array.shape} where an element of shape {spec.shape} was "
+            "expected."
+        )
+    return array

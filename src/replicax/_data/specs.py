@@ -1,0 +1,156 @@
+"""What is known of a dataset's elements before they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax._data.elements import Nested, tensor_dtype
+from replicax._data.reading import Maker, Reading
+from replicax._errors import InvalidArgumentError
+from replicax._specs import TensorShape, TensorSpec, spec_of
+
+INFINITE_CARDINALITY = -1
+UNKNOWN_CARDINALITY = -2
+AUTOTUNE = -1
+
+
+class DatasetSpec:
+    """The spec of a dataset that is an element of another one, such as those that `window` makes.
+
+    >>> import replicax as rx
+    >>> rx.data.Dataset.range(4).window(2).element_spec
+    DatasetSpec(TensorSpec(shape=(), dtype=int..., name=None), TensorShape([]))
+    """
+
+    __slots__ = ("_element_spec",)
+
+    def __init__(self, element_spec: Any, dataset_shape: Any = ()):
+        self._element_spec = element_spec
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of the dataset's elements."""
+        return self._element_spec
+
+    @property
+    def shape(self) -> TensorShape:
+        """That of a scalar."""
+        return TensorShape(())
+
+    @property
+    def dtype(self) -> Any:
+        """That of strings and other objects."""
+        return np.dtype(object)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DatasetSpec) and self.element_spec == other.element_spec
+
+    def __hash__(self) -> int:
+        return hash(("DatasetSpec", str(self.element_spec)))
+
+    def __repr__(self) -> str:
+        return f"DatasetSpec({self.element_spec}, {self.shape!r})"
+
+
+def tensor_spec(spec: Any) -> Any:
+    """The specs of what users see of elements of `spec`."""
+
+    def shown(s: Any) -> Any:
+        if isinstance(s, DatasetSpec):
+            return DatasetSpec(tensor_spec(s.element_spec))
+        return TensorSpec(s.shape, tensor_dtype(s.dtype), s.name)
+
+    return jax.tree.map(shown, spec)
+
+
+def host_spec(element: Any) -> Any:
+    """The spec of one element."""
+    return jax.tree.map(lambda leaf: leaf.spec() if isinstance(leaf, Nested) else spec_of(leaf), element)
+
+
+def shown_spec(element: Any) -> Any:
+    """The spec that an element shows. Its first dimensions count as unknown: those of the next may differ."""
+
+    def shown(leaf: Any) -> Any:
+        if isinstance(leaf, Nested):
+            return leaf.spec()
+        return TensorSpec((None, *leaf.shape[1:]) if leaf.ndim else (), leaf.dtype)
+
+    return jax.tree.map(shown, element)
+
+
+def first_spec(make: Maker) -> Any:
+    """The spec that the first element shows."""
+    for element in make(Reading(probing=True)):
+        return shown_spec(element)
+    raise InvalidArgumentError(
+        "element_spec cannot be told: it would be read off the first element, and there is none."
+    )
+
+
+def result_spec(call: Callable[[Any], Any], spec: Any, make: Maker) -> Any:
+    """The spec of `call`'s results, from calls on zeros: a dimension is unknown if it changes with an unknown one."""
+    unknown = any(isinstance(s, DatasetSpec) or not s.shape.is_fully_defined() for s in jax.tree.leaves(spec))
+    try:
+        return common_spec(*[host_spec(call(zeros(spec, size))) for size in ((2, 3) if unknown else (2, 2))])
+    except Exception:  # whatever a function may raise that was not meant for zeros: see what it does on data
+        return first_spec(make)
+
+
+def dataset_of(elements: list[Any], spec: Any) -> Any:
+    """A dataset of elements on the host, of this spec."""
+    from replicax._data.sources import of_list
+
+    return of_list(elements, spec)
+
+
+def zeros(spec: Any, size: int) -> Any:
+    """An element of zeros of `spec`, with `size` for dimensions that are not known."""
+
+    def zero(s: Any) -> Any:
+        if isinstance(s, DatasetSpec):
+            return dataset_of([zeros(s.element_spec, size)] * size, s.element_spec)
+        shape = [size if d is None else d for d in s.shape.as_list()]
+        return np.full(shape, b"", object) if s.dtype == np.dtype(object) else np.zeros(shape, s.dtype)
+
+    return jax.tree.map(zero, spec)
+
+
+def common_spec(one: Any, other: Any) -> Any:
+    """The most special spec that both fit."""
+
+    def common(a: Any, b: Any) -> Any:
+        if isinstance(a, DatasetSpec):
+            return DatasetSpec(common_spec(a.element_spec, b.element_spec))
+        if a.shape.rank != b.shape.rank or None in (a.shape.rank, b.shape.rank):
+            return TensorSpec(None, a.dtype)
+        return TensorSpec([x if x == y else None for x, y in zip(a.shape, b.shape)], a.dtype)
+
+    return jax.tree.map(common, one, other)
+
+
+def same_kinds(one: Any, other: Any) -> bool:
+    """Whether two specs have one structure, dtypes that are the same, and shapes of which one may be the other."""
+    structures: list[Any] = [jax.tree.structure(one), jax.tree.structure(other)]
+    if structures[0] != structures[1]:
+        return False
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other))
+    return all(type(a) is type(b) and a.dtype == b.dtype and a.shape.rank == b.shape.rank for a, b in pairs)
+
+
+def with_batch(spec: Any, size: int | None) -> Any:
+    """The spec of batches of `size` elements."""
+
+    def grow(s: TensorSpec) -> TensorSpec:
+        return TensorSpec(None if s.shape.rank is None else (size, *s.shape), s.dtype)
+
+    return jax.tree.map(grow, spec)
+
+
+def without_batch(spec: Any) -> Any:
+    """The spec of the elements of batches."""
+    return jax.tree.map(lambda s: TensorSpec(s.shape[1:], s.dtype), spec)

@@ -1,0 +1,102 @@
+"""What can be distributed: our datasets, other libraries', and whatever else yields batches again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+
+from ._data import UNKNOWN_CARDINALITY, Dataset, Maker, Reading, as_host, first_spec, replayed, shown_spec
+from ._specs import TensorSpec
+from ._types import AutoShardPolicy
+
+
+class Distributed:
+    """What is distributed already."""
+
+
+class Source(NamedTuple):
+    """What a distributed dataset needs to know of the dataset that it distributes."""
+
+    make: Maker  # a new iterator over elements: structures of host arrays
+    spec: Callable[[bool], Any]  # see Dataset: the elements' specs, or None where only probing would tell
+    cardinality: int
+    batch_size: int | None
+    policy: AutoShardPolicy
+    files: int = 0  # how many files it reads
+    nodes: tuple[Any, ...] = ()  # see Reading
+
+
+_MAKE_DATASET = "Make batches of it: `rx.data.Dataset.from_tensor_slices(arrays).batch(global_batch_size)`."
+
+
+def normalize_source(dataset: Any) -> Source:
+    """A `Source` of anything that yields batches, again each time it is iterated over."""
+    kind = type(dataset).__name__
+    if isinstance(dataset, Distributed):
+        raise TypeError(f"The dataset is distributed already: got a {kind}. Pass the dataset that it was made of.")
+    if isinstance(dataset, Dataset):
+        policy, size = dataset._options.experimental_distribute.auto_shard_policy, dataset._batch_size
+        return Source(dataset._make, dataset._spec, dataset._cardinality, size, policy, dataset._files, dataset._nodes)
+    if hasattr(dataset, "as_numpy_iterator") and hasattr(dataset, "element_spec"):
+        return _tf_source(dataset)
+    if isinstance(dataset, (str, bytes, dict, tuple)) or hasattr(dataset, "__array__"):
+        raise TypeError(f"Expected a dataset, which yields batches; got {kind}, which is data. {_MAKE_DATASET}")
+    if hasattr(dataset, "__next__"):
+        raise TypeError(
+            f"Expected a dataset, of which each iteration starts anew; got the iterator {kind}, which runs once. "
+            "Pass what it was made of, or `rx.data.Dataset.from_generator(lambda: <a new iterator>)`."
+        )
+    if not (hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")):
+        made = " If it makes one, call it, or pass `rx.data.Dataset.from_generator(it)`." if callable(dataset) else ""
+        raise TypeError(f"Expected a dataset or another iterable of batches, got {kind}.{made}")
+
+    return _foreign_source(dataset)
+
+
+def _foreign_source(dataset: Any) -> Source:
+    """Anything else that can be iterated over: its spec is known once an element has been seen."""
+    seen: list[Any] = []
+
+    @replayed
+    def make(reading: Reading) -> Iterator[Any]:
+        for element in dataset:
+            host = _host_element(element)
+            if not seen:
+                seen.append(shown_spec(host))
+            yield host
+
+    def spec(probe: bool) -> Any:
+        if probe and not seen:
+            first_spec(make)
+        return seen[0] if seen else None
+
+    try:
+        cardinality = len(dataset)
+    except (TypeError, NotImplementedError, ValueError):  # as different libraries say that they cannot tell
+        cardinality = UNKNOWN_CARDINALITY
+    return Source(make, spec, cardinality, None, AutoShardPolicy.AUTO)
+
+
+def _tf_source(dataset: Any) -> Source:
+    """A `tf.data.Dataset`, by what it can do: TensorFlow is not imported here."""
+    spec = jax.tree.map(
+        lambda s: TensorSpec(None if s.shape.rank is None else s.shape.as_list(), s.dtype.as_numpy_dtype),
+        dataset.element_spec,
+    )
+    policy = AutoShardPolicy(int(dataset.options().experimental_distribute.auto_shard_policy))
+
+    @replayed
+    def make(reading: Reading) -> Iterator[Any]:
+        return map(_host_element, dataset.as_numpy_iterator())
+
+    return Source(make, lambda probe: spec, int(dataset.cardinality()), None, policy)
+
+
+def _host_element(element: Any) -> Any:
+    """An element of another library's dataset with numpy leaves. Unlike in `Dataset`, lists are structures."""
+    try:
+        return jax.tree.map(as_host, element)
+    except TypeError as e:
+        raise TypeError(f"An element of the dataset holds what is neither array, number nor string: {e}") from e

@@ -1,0 +1,74 @@
+"""How the rows of a batch are divided among replicas."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np  # noqa: F401  for the examples
+
+from ._agreed_input import Worker, empty
+from ._data import regroup
+from ._errors import InvalidArgumentError
+
+ALONE = Worker()
+
+
+def split_batch(element: Any, num_replicas: int) -> list[Any]:
+    """One part of the batch `element` for each replica, as views: ceil(n / num_replicas) rows until none are left.
+
+    >>> [part.tolist() for part in split_batch(np.arange(5), 4)]
+    [[0, 1], [2, 3], [4], []]
+    """
+    structure: Any
+    leaves, structure = jax.tree.flatten(_batch(element, num_replicas))
+    share = -(-leaves[0].shape[0] // num_replicas)
+    return [structure.unflatten([a[i * share : (i + 1) * share] for a in leaves]) for i in range(num_replicas)]
+
+
+def _batch(element: Any, num_replicas: int) -> Any:
+    """`element`, if it is a batch: arrays with one and the same first dimension."""
+    leaves = jax.tree.leaves(element)
+    if not leaves or any(not a.ndim or a.shape[0] != leaves[0].shape[0] for a in leaves):
+        raise not_a_batch(element, num_replicas)
+    return element
+
+
+def not_a_batch(element: Any, num_replicas: int) -> InvalidArgumentError:
+    """The error for an element (of arrays or specs) that has not one first dimension to split."""
+    leaves = jax.tree_util.tree_leaves_with_path(element)
+    if not leaves:
+        return InvalidArgumentError(
+            f"An element of the dataset has no array in it that could be split, got {element!r}."
+        )
+    shapes = {f"element{jax.tree_util.keystr(path)}": tuple(leaf.shape) for path, leaf in leaves}
+    where = ", ".join(f"{name}: {shape}" for name, shape in shapes.items())
+    if all(shapes.values()):
+        return InvalidArgumentError(
+            f"A batch is split along its first dimension, which must be the same in each array of it; got {where}."
+        )
+    return InvalidArgumentError(
+        f"An element of the dataset has a scalar in it, which cannot be split among {num_replicas} replicas; "
+        f"got {where}. Batch the dataset first, `dataset.batch(global_batch_size)`; in a list of batches each one "
+        "must be an array or a structure of arrays (a Python list of numbers is not: use `np.array`)."
+    )
+
+
+def rebatched_rounds(
+    elements: Iterator[Any], batch_size: int, num_replicas: int, worker: Worker = ALONE
+) -> Iterator[list[Any]]:
+    """Rounds of shares cut from all rows in a row, whatever batches they come in: what policies OFF and FILE do.
+
+    Each worker cuts its own rows. The sizes are such that the shares of all workers in one round add up to a batch.
+
+    >>> rounds = rebatched_rounds(iter([np.arange(4), np.arange(4, 6)]), 4, 3)
+    >>> [[part.tolist() for part in parts] for parts in rounds]
+    [[[0, 1], [2], [3]], [[4, 5], [], []]]
+    """
+    total, first = num_replicas * worker.size, num_replicas * worker.rank
+    sizes = [(batch_size + total - 1 - i % total) // total for i in range(first, first + total)]
+    pieces = regroup((_batch(element, total) for element in elements), itertools.cycle(sizes))
+    while parts := list(itertools.islice(pieces, num_replicas)):
+        yield parts + [empty(parts[-1])] * (num_replicas - len(parts))

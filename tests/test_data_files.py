@@ -1,0 +1,261 @@
+"""Datasets on disk: caches, saved datasets and snapshots, records, and how files are divided among workers."""
+
+import collections
+import gzip
+import os
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from replicax import data
+from replicax._data import Reading
+from replicax._errors import DataLossError, InvalidArgumentError
+from replicax.data import Dataset
+
+R = Dataset.range
+Pair = collections.namedtuple("Pair", "a b")
+
+
+def listed(dataset):
+    return [jax.tree.map(lambda a: np.asarray(a).tolist(), e) for e in dataset.as_numpy_iterator()]
+
+
+def counting(n=4):
+    """A dataset, and the list to which each element made adds one."""
+    calls = []
+    return R(n).map(lambda x: (calls.append(1), x)[1]), calls
+
+
+EVERYTHING = {
+    "pair": Pair(np.ones((3, 2), ml_dtypes.bfloat16), np.array(["x", "é", ""])),
+    "nested": (np.arange(3), np.zeros((3, 0)), np.array([True, False, True])),
+    "wide": np.array([1 + 2j, 0, 1e-300]),
+}
+
+
+def same(a, b):
+    return all(
+        x.dtype == y.dtype and x.shape == y.shape and (x == y).all()
+        for x, y in zip(map(np.asarray, jax.tree.leaves(a)), map(np.asarray, jax.tree.leaves(b)), strict=True)
+    )
+
+
+# --- cache -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_cache_file_is_there_after_a_complete_pass_and_read_from_then_on(tmp_path):
+    path = tmp_path / "cache"
+    dataset, calls = counting()
+    cached = dataset.cache(str(path))
+    iterator = iter(cached)
+    next(iterator)
+    del iterator
+    assert os.listdir(tmp_path) == []
+    assert listed(cached) == listed(cached) == [0, 1, 2, 3] and os.listdir(tmp_path) == ["cache"]
+    assert len(calls) == 5
+    other, other_calls = counting()
+    assert listed(other.cache(path)) == [0, 1, 2, 3] and not other_calls
+    assert cached.cardinality() == 4 and cached.element_spec == dataset.element_spec
+
+
+def test_an_error_leaves_no_file(tmp_path):
+    dataset = R(3).map(lambda x: 1 // (1 - int(x))).cache(str(tmp_path / "cache"))
+    with pytest.raises(ZeroDivisionError):
+        listed(dataset)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("keep", [lambda d, p: d.cache(str(p)), lambda d, p: d.snapshot(str(p))])
+def test_elements_of_every_kind_come_back_as_they_were(tmp_path, keep):
+    plain = Dataset.from_tensor_slices(EVERYTHING)
+    kept = keep(plain, tmp_path / "kept")
+    for _ in range(2):
+        for a, b in zip(plain.as_numpy_iterator(), kept.as_numpy_iterator(), strict=True):
+            assert same(a, b)
+    assert kept.element_spec == plain.element_spec
+    ragged = keep(R(3).map(lambda n: np.arange(int(n))), tmp_path / "ragged")
+    assert listed(ragged) == listed(ragged) == [[], [0], [0, 1]]
+
+
+def test_looking_for_the_spec_writes_nothing(tmp_path):
+    dataset = R(3).map(lambda x: np.asarray(x)[None] if x > -1 else 1 / 0).filter(lambda x: True)
+    for kept in (dataset.cache(str(tmp_path / "a")), dataset.snapshot(str(tmp_path / "b"))):
+        _ = kept.map(lambda x: [int(x[0])]).element_spec
+    assert os.listdir(tmp_path) == []
+
+
+def test_damaged_files_are_named(tmp_path):
+    path = tmp_path / "cache"
+    dataset = R(3).cache(str(path))
+    listed(dataset)
+    whole = path.read_bytes()
+    for damaged, message in [
+        (whole[:-12], "ends in the middle of an element"),
+        (whole[:-8] + bytes(8), "should have 0 elements, and 3 were found"),
+        (b"hello", "is no file of elements that replicax wrote"),
+        (b'{"format": "another"}\n', "the format is 'another'"),
+    ]:
+        path.write_bytes(damaged)
+        with pytest.raises(DataLossError, match=message):
+            listed(dataset)
+    with pytest.raises(IsADirectoryError, match="is a folder. Give the name of a file"):
+        listed(R(3).cache(str(tmp_path)))
+
+
+# --- save, load, snapshot --------------------------------------------------------------------------------------------
+
+
+def test_save_and_load(tmp_path):
+    plain = Dataset.from_tensor_slices(EVERYTHING)
+    plain.save(tmp_path / "new" / "saved", compression="GZIP")
+    assert os.listdir(tmp_path / "new") == ["saved"]
+    loaded = Dataset.load(tmp_path / "new" / "saved")
+    assert loaded.cardinality() == 3
+    for a, b in zip(plain.as_numpy_iterator(), loaded.as_numpy_iterator(), strict=True):
+        assert same(a, b) and b["pair"]._fields == ("a", "b")
+    assert jax.tree.leaves(loaded.element_spec) == jax.tree.leaves(plain.element_spec)
+    known = Dataset.load(tmp_path / "new" / "saved", element_spec=plain.element_spec)
+    assert known.element_spec == plain.element_spec and type(next(iter(known))["pair"]) is Pair
+    with pytest.raises(InvalidArgumentError, match="was saved with elements"):
+        Dataset.load(tmp_path / "new" / "saved", element_spec={"x": data.Dataset.range(1).element_spec})
+
+
+def test_saving_again_replaces_and_saving_elsewhere_does_not(tmp_path):
+    R(3).save(tmp_path / "saved")
+    R(2).save(tmp_path / "saved")
+    assert listed(Dataset.load(tmp_path / "saved")) == [0, 1]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("keep")
+    with pytest.raises(FileExistsError, match="is there and is no saved dataset: it is left as it is"):
+        R(2).save(tmp_path / "mine")
+    with pytest.raises(ZeroDivisionError):
+        R(2).map(lambda x: 1 // int(x)).save(tmp_path / "saved")
+    assert sorted(os.listdir(tmp_path)) == ["mine", "saved"] and os.listdir(tmp_path / "mine") == ["notes"]
+    assert listed(Dataset.load(tmp_path / "saved")) == [0, 1]
+    R(0).save(tmp_path / "nothing")
+    assert listed(Dataset.load(tmp_path / "nothing")) == [] and Dataset.load(tmp_path / "nothing").element_spec
+
+
+def test_files_by_a_function_and_read_by_a_function(tmp_path):
+    R(7).save(tmp_path / "saved", shard_func=lambda x: x % 2)
+    assert listed(Dataset.load(tmp_path / "saved")) == [0, 1, 2, 3, 4, 5, 6]
+    assert len(Dataset.load(tmp_path / "saved")) == 7
+    one_by_one = Dataset.load(tmp_path / "saved", reader_func=lambda files: files.flat_map(lambda file: file))
+    assert listed(one_by_one) == [0, 2, 4, 6, 1, 3, 5]
+    with pytest.raises(TypeError, match="`shard_func` must return a scalar integer, got one of float32"):
+        R(7).save(tmp_path / "wrong", shard_func=lambda x: 1.0)
+    with pytest.raises(TypeError, match="`reader_func` must return a Dataset"):
+        Dataset.load(tmp_path / "saved", reader_func=lambda files: 3)
+
+
+def test_snapshot_is_made_once(tmp_path):
+    dataset, calls = counting()
+    _ = dataset.element_spec
+    calls.clear()
+    taken = dataset.snapshot(tmp_path / "snapshot", shard_func=lambda x: x // 2)
+    next(iter(taken))
+    assert os.listdir(tmp_path) == []
+    assert listed(taken) == [0, 1, 2, 3] and len(calls) == 5
+    assert listed(taken) == [0, 2, 1, 3] and len(calls) == 5  # two files, read in turn
+    with pytest.raises(InvalidArgumentError, match="was saved with elements"):
+        listed(R(3).map(lambda x: (x, x)).snapshot(tmp_path / "snapshot"))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [lambda p: R(2).save(p, "ZIP"), lambda p: Dataset.load(p, compression="?"), lambda p: R(2).snapshot(p, "x")],
+)
+def test_compressions_that_there_are(tmp_path, wrong):
+    with pytest.raises(ValueError, match='The compression is "GZIP" or None, got'):
+        wrong(tmp_path / "saved")
+
+
+def test_damaged_folders_are_named(tmp_path):
+    R(3).save(tmp_path / "saved")
+    (tmp_path / "saved" / "spec.json").write_text("{}")
+    with pytest.raises(DataLossError, match="is no dataset that replicax saved"):
+        Dataset.load(tmp_path / "saved")
+    with pytest.raises(FileNotFoundError, match="There is no saved dataset"):
+        Dataset.load(tmp_path / "other")
+    with pytest.raises(TypeError, match="strings for the keys of dicts"):
+        Dataset.from_tensors({1: 2}).save(tmp_path / "keys")
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+def records(path, *texts, options=None):
+    with data.TFRecordWriter(path, options) as writer:
+        for text in texts:
+            writer.write(text)
+
+
+class TFRecordOptions:
+    compression_type = "GZIP"
+
+
+def test_records_with_and_without_compression(tmp_path):
+    records(tmp_path / "plain", b"a", "é")
+    records(tmp_path / "zipped", b"a", "é", options=TFRecordOptions())
+    assert gzip.decompress((tmp_path / "zipped").read_bytes()) == (tmp_path / "plain").read_bytes()
+    for name, kind in (("plain", None), ("plain", ""), ("zipped", "GZIP")):
+        assert listed(data.TFRecordDataset(tmp_path / name, kind)) == [b"a", "é".encode()]
+    with pytest.raises(DataLossError):
+        listed(data.TFRecordDataset(tmp_path / "zipped"))
+    with pytest.raises(DataLossError, match="cannot be read"):
+        listed(data.TFRecordDataset(tmp_path / "plain", "GZIP"))
+
+
+def test_a_damaged_record_is_found_where_it_is(tmp_path):
+    path = tmp_path / "records"
+    records(path, b"one", b"two")
+    whole = path.read_bytes()
+    for place in (0, 8, 13, 17):
+        path.write_bytes(whole[: 19 + place] + bytes([whole[19 + place] ^ 4]) + whole[19 + place + 1 :])
+        iterator = data.TFRecordDataset([path]).as_numpy_iterator()
+        assert next(iterator) == b"one"
+        with pytest.raises(DataLossError, match="Corrupted record at byte 19|Truncated record at byte 19"):
+            next(iterator)
+    path.write_bytes(whole[:25])
+    with pytest.raises(DataLossError, match="Truncated record at byte 19"):
+        listed(data.TFRecordDataset(path))
+
+
+def test_without_checksums_records_are_read_and_not_written(tmp_path, monkeypatch):
+    records(tmp_path / "records", b"one")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert listed(data.TFRecordDataset(tmp_path / "records")) == [b"one"]
+    with pytest.raises(ImportError, match=r"pip install replicax\[data\]"):
+        data.TFRecordWriter(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_files_are_divided_among_workers(tmp_path):
+    names = [tmp_path / f"{n}.txt" for n in range(4)]
+    for name in names:
+        name.write_text(f"{name.stem}a\n{name.stem}b\n")
+    by_name = Dataset.list_files(f"{tmp_path}/*.txt", shuffle=False)
+    for dataset in (
+        data.TextLineDataset(names),
+        data.TextLineDataset(Dataset.from_tensor_slices([str(name) for name in names])),
+        by_name.flat_map(data.TextLineDataset),
+        by_name.interleave(data.TextLineDataset, cycle_length=1).map(lambda line: line),
+    ):
+        assert dataset._files == 4 and len(listed(dataset)) == 8
+        shares = [list(dataset._make(Reading(share=(2, index)))) for index in range(2)]
+        assert [[e.item() for e in share] for share in shares] == [
+            [b"0a", b"0b", b"2a", b"2b"],
+            [b"1a", b"1b", b"3a", b"3b"],
+        ]
+
+
+def test_list_files_shuffles_anew_in_each_pass(tmp_path):
+    for n in range(20):
+        (tmp_path / f"{n:02d}").write_text("")
+    files = Dataset.list_files(f"{tmp_path}/*", seed=3)
+    one, two = listed(files), listed(files)
+    assert one != two and sorted(one) == sorted(two) and len(one) == 20
+    assert listed(Dataset.list_files(f"{tmp_path}/*", seed=3)) == one
+    assert listed(Dataset.list_files([tmp_path / "0?"], shuffle=False)) == sorted(one)[:10]

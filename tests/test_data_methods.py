@@ -1,0 +1,168 @@
+"""Methods of `Dataset` that choose, group and leave out elements, as far as random numbers or options matter.
+
+tests/test_data_against_tensorflow.py has the rest, beside TensorFlow.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax._errors import InvalidArgumentError
+from replicax._specs import TensorSpec
+from replicax.data import Dataset, DatasetSpec, Optional, Options
+
+R = Dataset.range
+
+
+@pytest.fixture(autouse=True)
+def sixty_four_bits():
+    before = jax.config.jax_explicit_x64_dtypes
+    jax.config.update("jax_explicit_x64_dtypes", "allow")
+    yield
+    jax.config.update("jax_explicit_x64_dtypes", before.name.lower())
+
+
+def listed(dataset):
+    return [jax.tree.map(lambda a: np.asarray(a).tolist(), e) for e in dataset.as_numpy_iterator()]
+
+
+def test_random_numbers():
+    fixed, changing = Dataset.random(seed=4).take(3), Dataset.random(seed=4, rerandomize_each_iteration=True).take(3)
+    assert listed(fixed) == listed(fixed) == listed(Dataset.random(4).take(3)) != listed(Dataset.random(5).take(3))
+    assert listed(changing) != listed(changing)
+    assert listed(Dataset.random().take(3)) != listed(Dataset.random().take(3))
+    numbers = np.array(listed(Dataset.random(seed=0).take(20_000)))
+    assert numbers.min() >= 0 and numbers.max() < 2**32
+    # Evenly spread over the whole range: 16 boxes of 1,250 each, give or take 5 standard deviations.
+    assert abs(np.histogram(numbers, 16, (0, 2**32))[0] - 1250).max() < 175
+
+
+def test_sampling_follows_the_weights():
+    zeros, ones = Dataset.from_tensors(0).repeat(), Dataset.from_tensors(1).repeat()
+    share = np.mean(listed(Dataset.sample_from_datasets([zeros, ones], [1, 3], seed=1).take(4000)))
+    assert abs(share - 0.75) < 0.035
+    changing = Dataset.from_tensor_slices([[1.0, 0.0], [0.0, 1.0]]).repeat()
+    assert listed(Dataset.sample_from_datasets([zeros, ones], changing).take(6)) == [0, 1, 0, 1, 0, 1]
+    fixed = Dataset.sample_from_datasets([zeros, ones], seed=3).take(50)
+    assert listed(fixed) == listed(fixed)
+    again = Dataset.sample_from_datasets([zeros, ones], seed=3, rerandomize_each_iteration=True).take(50)
+    assert listed(again) != listed(again)
+
+
+def test_sampling_where_one_ends():
+    short, long = R(2), R(10, 200)
+    stopped = listed(Dataset.sample_from_datasets([short, long], seed=0, stop_on_empty_dataset=True))
+    assert stopped[:2] and len(stopped) < 100 and {0, 1} <= set(stopped)
+    whole = listed(Dataset.sample_from_datasets([short, long], seed=0))
+    assert sorted(whole) == [0, 1, *range(10, 200)]
+    with pytest.raises(ValueError, match="numbers that are not negative, got .-1.0, 2.0."):
+        Dataset.sample_from_datasets([short, long], [-1, 2])
+    with pytest.raises(TypeError, match="a list of datasets, got a int in it"):
+        Dataset.sample_from_datasets([short, 3])
+
+
+@pytest.mark.parametrize("initial", [None, [0.9, 0.1]])
+def test_resampling(initial):
+    labels = np.random.default_rng(0).permutation(np.repeat([0, 1], [1800, 200]))
+    resampled = Dataset.from_tensor_slices(labels).rejection_resample(lambda x: x, [0.5, 0.5], initial, seed=2)
+    found = listed(resampled)
+    assert all(label == x for label, x in found) and len(found) > 300
+    assert abs(np.mean([x for _, x in found]) - 0.5) < 0.1
+    assert resampled.element_spec == (TensorSpec((), np.int64), TensorSpec((), np.int64))
+    with pytest.raises(ValueError, match="`target_dist` must be numbers of at least 0 that add up to 1"):
+        R(3).rejection_resample(lambda x: x, [0.5, 0.6])
+    with pytest.raises(ValueError, match="`initial_dist` has 1 classes, and `target_dist` 2"):
+        R(3).rejection_resample(lambda x: x, [0.5, 0.5], [1.0])
+    with pytest.raises(InvalidArgumentError, match="`class_func` returned 2, of 2 classes"):
+        listed(R(3).rejection_resample(lambda x: x, [0.5, 0.5]))
+
+
+def test_what_would_never_end_does_or_is_refused(tmp_path):
+    numbers = R(2).repeat()
+    chosen = Dataset.choose_from_datasets([R(2), R(5, 6)], numbers, stop_on_empty_dataset=False)
+    assert listed(chosen) == [0, 5, 1]
+    with pytest.raises(InvalidArgumentError, match="without end cannot be saved"):
+        numbers.save(tmp_path / "saved")
+    with pytest.raises(ValueError, match="No class that there is"):
+        numbers.rejection_resample(lambda x: x, [1.0, 0.0], [0.0, 1.0])
+    only_zero = R(1).repeat().rejection_resample(lambda x: x, [0.5, 0.5], [1.0, 0.0], seed=0)
+    assert listed(only_zero.take(2)) == [(0, 0)] * 2
+
+
+def test_windows_are_datasets():
+    windows = R(5).window(2)
+    assert windows.element_spec == DatasetSpec(TensorSpec((), np.int64)) != DatasetSpec(TensorSpec((), np.int32))
+    assert [listed(window) for window in windows] == [[0, 1], [2, 3], [4]] and len(windows) == 3
+    means = windows.map(lambda w: w.map(lambda x: x * 1.0).reduce(0.0, lambda s, x: s + x))
+    assert listed(means) == [1.0, 5.0, 4.0] and means.element_spec.shape == ()
+    pairs = Dataset.from_tensor_slices({"x": [1, 2], "y": [3.0, 4.0]}).window(2)
+    both = pairs.flat_map(lambda w: Dataset.zip((w["x"].batch(2), w["y"].batch(2))))
+    assert listed(both) == [([1, 2], [3.0, 4.0])]
+    one = next(windows.as_numpy_iterator())
+    assert one.cardinality() == 2 and listed(one.repeat(2)) == [0, 1, 0, 1]
+
+
+def test_groups_with_keys_of_several_kinds():
+    tuples = Dataset.from_tensor_slices((np.arange(6), np.arange(6) % 3))
+    grouped = tuples.group_by_window(lambda x, k: k, lambda k, w: w.map(lambda x, _: x).batch(2), 2)
+    assert listed(grouped) == [[0, 3], [1, 4], [2, 5]]
+    with pytest.raises(ValueError, match="either `window_size` or `window_size_func`, and not both"):
+        R(3).group_by_window(lambda x: x, lambda k, w: w, 1, lambda k: 1)
+    with pytest.raises(TypeError, match="`key_func` must return a scalar integer"):
+        listed(R(3).group_by_window(lambda x: [x, x], lambda k, w: w, 1))
+
+
+def test_buckets_of_structures():
+    words = R(1, 6).map(lambda n: {"word": np.ones(int(n), np.int32), "n": n})
+    buckets = words.bucket_by_sequence_length(lambda e: e["n"], [3], [2, 2], padded_shapes={"word": [None], "n": []})
+    assert [batch["word"].shape for batch in buckets] == [(2, 2), (2, 4), (1, 5)]
+    assert buckets.element_spec["word"].shape == (None, None) and buckets.element_spec["n"].shape == (None,)
+
+
+def test_scan_keeps_what_it_is_given():
+    totals = R(3).scan({"sum": np.int64(0)}, lambda s, x: ({"sum": s["sum"] + x}, (s["sum"], x)))
+    assert listed(totals) == listed(totals) == [(0, 0), (0, 1), (1, 2)] and len(totals) == 3
+    with pytest.raises(TypeError, match="a state of the initial one's structure"):
+        listed(R(3).scan((np.int64(0),), lambda s, x: (x, x)))
+
+
+def test_enumerate_keeps_whole_blocks():
+    numbered = Dataset.from_tensor_slices(np.arange(10.0)).enumerate(3)
+    assert numbered._rows is not None and len(numbered) == 10
+    assert listed(numbered.batch(4))[2] == ([11, 12], [8.0, 9.0])
+
+
+def test_optionals():
+    there, empty = Optional.from_value((np.int64(1), "a")), Optional.empty(TensorSpec((), np.float32))
+    assert there.element_spec == (TensorSpec((), np.int64), TensorSpec((), "string")) and bool(there.has_value())
+    assert empty.element_spec == TensorSpec((), np.float32) and not empty.has_value()
+    with pytest.raises(InvalidArgumentError, match="does not have a value"):
+        empty.get_value()
+
+
+def test_options_of_a_service_are_kept():
+    options = Options()
+    options.experimental_service.address = "here"
+    assert R(3).with_options(options).batch(2).options().experimental_service.address == "here"
+
+
+def test_methods_that_pass_on_files_and_options():
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = rx.data.AutoShardPolicy.OFF
+    source = R(4).with_options(options)
+    source._files = 3
+    for made in (
+        source.map(lambda x: x),
+        source.scan(0, lambda s, x: (s, x)),
+        source.group_by_window(lambda x: x, lambda k, w: w, 1),
+        source.flat_map(lambda x: R(1)),
+        source.window(2),
+        source.unique(),
+        source.take_while(lambda x: True),
+        source.ignore_errors(),
+        source.map(lambda x: x).prefetch(1),
+        source.cache(),
+    ):
+        assert made._files == 3
+        assert made.options().experimental_distribute.auto_shard_policy is rx.data.AutoShardPolicy.OFF

@@ -1,0 +1,161 @@
+"""`map` in several threads and `prefetch`: order, bounds, errors, and threads that end."""
+
+import gc
+import threading
+import traceback
+
+import jax
+import numpy as np
+import pytest
+
+from replicax._data.buffer import Buffer
+from replicax.data import AUTOTUNE, Dataset
+
+R = Dataset.range
+
+
+def listed(dataset):
+    return [np.asarray(e).tolist() for e in dataset]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    before = set(threading.enumerate())
+    yield
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("replicax"):
+            thread.join(20)
+            assert not thread.is_alive(), thread
+
+
+def meeting(threads):
+    """A function of elements that returns once it is being called in so many threads."""
+    barrier = threading.Barrier(threads, timeout=20)
+    return lambda x: (barrier.wait(), x)[1]
+
+
+def test_calls_run_side_by_side_and_keep_the_order():
+    assert listed(R(12).map(meeting(3), num_parallel_calls=3)) == list(range(12))
+
+
+def test_a_slow_call_holds_up_the_others_only_where_the_order_counts():
+    for deterministic in (True, False):
+        others_done, count = threading.Event(), iter(range(6))
+
+        def first_waits(x, others_done=others_done, count=count):
+            if int(x) == 0:
+                assert others_done.wait(20)
+            elif next(count) == 4:
+                others_done.set()
+            return x
+
+        found = listed(R(6).map(first_waits, num_parallel_calls=3, deterministic=deterministic))
+        assert sorted(found) == list(range(6)) and (found == list(range(6))) is deterministic
+
+
+def test_calls_run_ahead_within_a_bound():
+    called = []
+    iterator = iter(R(1000).map(lambda x: (called.append(1), x)[1], num_parallel_calls=2))
+    next(iterator)
+    del iterator
+    gc.collect()
+    assert 1 <= len(called) <= 4
+
+
+def test_autotune_has_a_thread_a_core():
+    names = set()
+    listed(R(50).map(lambda x: (names.add(threading.current_thread().name), x)[1], num_parallel_calls=AUTOTUNE))
+    assert names and all(name.startswith("replicax-map") for name in names)
+
+
+def failing(x):
+    if int(x) == 2:
+        raise KeyError("here")
+    return x
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: R(5).map(failing),
+        lambda: R(5).map(failing, num_parallel_calls=2),
+        lambda: R(5).map(failing).prefetch(2),
+        lambda: R(5).map(failing, num_parallel_calls=2).prefetch(1).prefetch(2),
+    ],
+)
+def test_an_error_comes_in_its_place_with_its_own_traceback(make):
+    iterator = iter(make())
+    assert [int(next(iterator)), int(next(iterator))] == [0, 1]
+    with pytest.raises(KeyError, match="here") as caught:
+        next(iterator)
+    assert "failing" in [frame.name for frame in traceback.extract_tb(caught.tb)]
+
+
+def test_ignore_errors_goes_on_after_them():
+    bad = lambda x: 6 // (int(x) % 3)  # noqa: E731
+    for threads in (None, 2):
+        assert listed(R(7).map(bad, num_parallel_calls=threads).ignore_errors()) == [6, 3, 6, 3]
+    assert listed(R(7).map(bad).batch(2).ignore_errors()) == [[6, 3], [6, 3]]
+    assert listed(R(3).filter(lambda x: 1 // int(x) > 0).ignore_errors()) == [1]
+    with pytest.raises(ZeroDivisionError):
+        listed(R(3).map(bad))
+
+
+def test_ignored_errors_are_logged_where_that_is_asked_for(caplog):
+    dataset = R(3).map(failing)
+    listed(dataset.ignore_errors())
+    assert not caplog.records
+    listed(dataset.ignore_errors(log_warning=True))
+    assert len(caplog.records) == 1 and "KeyError('here')" in caplog.text
+
+
+def test_prefetch_runs_ahead_within_its_bound():
+    made, third = [], threading.Event()
+
+    def note(x):
+        made.append(int(x))
+        if len(made) == 3:
+            third.set()
+        return x
+
+    iterator = iter(R(100).map(note).prefetch(3))
+    assert not made  # it begins with the first element that is asked for
+    next(iterator)
+    assert third.wait(20)  # nobody asked for these
+    del iterator
+    gc.collect()
+    [t.join(20) for t in threading.enumerate() if t.name == "replicax-input"]
+    assert len(made) <= 5  # one taken, three that wait, one on its way
+    assert listed(R(5).map(lambda x: x).prefetch(2)) == [0, 1, 2, 3, 4]
+
+
+def test_rows_at_hand_are_not_prefetched(monkeypatch):
+    monkeypatch.setattr(Buffer, "start", lambda self: pytest.fail("a thread"))
+    assert listed(R(5).shuffle(5, seed=0).prefetch(2).batch(5))[0] == listed(R(5).shuffle(5, seed=0).batch(5))[0]
+    assert listed(R(5).map(lambda x: x).prefetch(0)) == [0, 1, 2, 3, 4]
+    assert R(5).map(lambda x: x).prefetch(2).element_spec.shape == ()
+
+
+def test_a_generator_is_closed_when_the_iterator_goes():
+    closed = threading.Event()
+
+    def generator():
+        try:
+            yield from range(1000)
+        finally:
+            closed.set()
+
+    spec = jax.eval_shape(lambda: np.int32(0))
+    dataset = Dataset.from_generator(generator, output_types=spec.dtype).prefetch(2).map(lambda x: x).prefetch(2)
+    iterator = iter(dataset)
+    next(iterator)
+    del iterator
+    gc.collect()
+    assert closed.wait(20)
+
+
+def test_prefetch_in_the_middle_and_in_every_part():
+    inner = lambda i: R(3).map(lambda x: x + 10 * i).prefetch(2)  # noqa: E731
+    expected = listed(R(4).interleave(lambda i: R(3).map(lambda x: x + 10 * i), cycle_length=2))
+    assert listed(R(4).interleave(inner, cycle_length=2).prefetch(1)) == expected
