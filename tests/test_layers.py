@@ -77,7 +77,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
 MAY_USE_JAX_SRC = {"_private"}
 
 # Libraries that nobody needs for `import replicax`: they are imported where they are used, if at all.
-NOT_AT_TOP_LEVEL = {"flax", "googleapiclient", "grain", "keras", "kubernetes", "optax", "tensorflow", "torch"}
+NOT_AT_TOP_LEVEL = {
+    "flax", "fsspec", "googleapiclient", "grain", "keras", "kubernetes", "optax", "tensorboardX", "tensorflow", "torch",
+}  # fmt: skip
 NEVER = {"tensorflow"}
 
 
