@@ -269,6 +269,12 @@ assert tf.test.is_built_with_xla() and tf.get_logger().name == "tensorflow" and 
 assert tf.config.experimental.set_memory_growth(tf.config.list_physical_devices()[0], True) is None
 raises(RuntimeError, lambda: tf.config.set_visible_devices([], "CPU"), "CUDA_VISIBLE_DEVICES")
 assert issubclass(tf.errors.NotFoundError, (tf.errors.OpError, FileNotFoundError))
+class Dense(tf.Module):
+    @tf.Module.with_name_scope
+    def build(self):
+        self.w, self.steps = tf.Variable(1.0, name="w"), tf.Variable(0, trainable=False)
+module = Dense(name="dense"); module.build()
+assert module.w.name == "dense/w:0" and module.non_trainable_variables == (module.steps,)
 slices = tf.IndexedSlices(tf.ones([1, 2]) * 3, tf.constant([1]), tf.constant([3, 2]))
 (clipped,), norm = tf.clip_by_global_norm([slices], 1.0)
 assert np.allclose(norm, np.sqrt(18)) and np.allclose(clipped.values, 1 / np.sqrt(2))
