@@ -93,6 +93,7 @@ MAY_USE_JAX_SRC = {"_private"}
 # Libraries that nobody needs for `import replicax`: they are imported where they are used, if at all.
 NOT_AT_TOP_LEVEL = {
     "flax",
+    "fsspec",
     "googleapiclient",
     "google_crc32c",
     "grain",
@@ -101,6 +102,7 @@ NOT_AT_TOP_LEVEL = {
     "malt",
     "optax",
     "orbax",
+    "tensorboardX",
     "tensorflow",
     "tensorstore",
     "torch",

@@ -123,8 +123,8 @@ class DatasetIterator(ElementIterator):
 
         Elements of arrays are left out at no cost, and functions of `map` are not called for them. Generators, files,
         `filter` and its like are gone through once more up to that place. What only depends on when threads end,
-        `map` with `deterministic=False`, is not repeated exactly; nor are random numbers that functions draw, or the order
-        of a shuffle that a function uses without making it, was gone through before, and was not come to yet.
+        `map` with `deterministic=False`, is not repeated exactly; nor are random numbers that functions draw, nor the
+        order of a shuffle that a function uses without making it, if it was used before and not come to yet.
 
         Raises:
             InvalidArgumentError: `state` is no such state, or of another dataset; the iterator stays as it was.

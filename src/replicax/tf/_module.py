@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from replicax import _creation, _tracking
@@ -40,6 +41,22 @@ class Module:
     def trainable_variables(self) -> tuple[Variable, ...]:
         """Those that are trained."""
         return tuple(v for v in self.variables if v.trainable)
+
+    @property
+    def non_trainable_variables(self) -> tuple[Variable, ...]:
+        """Those that are not trained."""
+        return tuple(v for v in self.variables if not v.trainable)
+
+    @classmethod
+    def with_name_scope(cls, method: Callable[..., Any]) -> Callable[..., Any]:
+        """A decorator for a method, in which the module's name stands before the names of new variables."""
+
+        @functools.wraps(method)
+        def named(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with self.name_scope():
+                return method(self, *args, **kwargs)
+
+        return named
 
     @property
     def submodules(self) -> tuple[Module, ...]:

@@ -1,11 +1,13 @@
-"""Operations under TensorFlow's names, each a call of JAX. Arguments may be variables, numpy arrays and Python numbers.
+"""What all operations of `replicax.tf` stand on: tensors from values, and functions that make a table of operations.
 
-Numbers become float32 and int32 tensors, as in TensorFlow; numpy arrays keep their dtype.
+Arguments may be variables, numpy arrays and Python numbers. Numbers become float32 and int32 tensors, as in TensorFlow;
+numpy arrays keep their dtype.
 """
 
 from __future__ import annotations
 
-import sys
+import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +15,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _blocks, _context, _conversion, _errors, _levels, _staging
+from replicax import _context, _errors, _levels, _private
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import TensorShape, as_dtype
-from replicax._values import DistributedValues, Mirrored, PerReplica
+from replicax._values import DistributedValues, PerReplica
 from replicax._variables import Variable
+
+_NUMBERS = (bool, int, float, complex)
 
 
 def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None) -> Any:
@@ -26,7 +30,7 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
         value = value.value()
     if isinstance(value, PerReplica):
         raise ValueError(_errors.NOT_A_TENSOR)
-    if isinstance(value, (Mirrored, IndexedSlices)):
+    if hasattr(value, "__jax_array__") and not isinstance(value, jax.Array):  # Keras's variables too
         value = value.__jax_array__()
     if isinstance(value, jax.Array):
         if dtype is not None and value.dtype != as_dtype(dtype):
@@ -35,29 +39,76 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
                 f"{value.dtype}: {value!r}"
             )
         return value
-    if isinstance(value, (list, tuple)) and any(isinstance(x, (jax.Array, Variable)) for x in value):
-        return jnp.stack([convert_to_tensor(x, dtype) for x in value])
+    if isinstance(value, (list, tuple)) and _holds_arrays(value):
+        if dtype is None:
+            found = [x.dtype for x in jax.tree.leaves(value, is_leaf=is_tensor) if is_tensor(x)]
+            dtype = found[0] if found else None
+        return jnp.stack([_element(x, dtype) for x in value])
     array = np.asarray(value)
     if array.dtype.kind in "OSU":
+        if array.dtype.kind == "O" and any(x is None for x in array.flat):
+            raise ValueError(f"None values are not supported, got {value!r}.")
         return np.vectorize(lambda x: x.encode() if isinstance(x, str) else x, otypes=[object])(array)
     if dtype is not None:
-        return jnp.asarray(array, dtype=as_dtype(dtype))
-    if not isinstance(value, (np.ndarray, np.generic)):
-        narrow = {
-            np.dtype(np.float64): np.float32,
-            np.dtype(np.int64): np.int32,
-            np.dtype(np.complex128): np.complex128,
-        }
-        array = array.astype(narrow.get(array.dtype, array.dtype))
-    return _context.as_array(array)
+        array = _checked(array, as_dtype(dtype), value).astype(as_dtype(dtype))
+    elif not isinstance(value, (np.ndarray, np.generic)):
+        array = _narrow(array, value)
+    return as_array(array)
 
 
-def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None = None) -> Any:
-    """A tensor of these values, repeated to fill `shape` where that is given."""
+# The values of small constants that stand in programs as traced values, by id: shapes may be made of them.
+_constants: dict[int, tuple[Any, np.ndarray]] = {}
+
+
+def as_array(array: np.ndarray) -> Any:
+    """A numpy array as a tensor of the same dtype."""
+    tensor = _context.as_array(array)
+    if isinstance(tensor, jax.core.Tracer) and array.size <= 64:
+        key = id(tensor)
+        _constants[key] = weakref.ref(tensor, lambda _: _constants.pop(key, None)), array
+    return tensor
+
+
+def _element(value: Any, dtype: Any) -> Any:
+    fits = dtype is None or (is_tensor(value) and value.dtype != as_dtype(dtype))
+    return convert_to_tensor(value, None if fits else dtype)
+
+
+def _holds_arrays(nest: Any) -> bool:
+    return any(
+        isinstance(x, (jax.Array, Variable)) or (isinstance(x, (list, tuple)) and _holds_arrays(x)) for x in nest
+    )
+
+
+def _narrow(array: np.ndarray, value: Any) -> np.ndarray:
+    """Python's own numbers in TensorFlow's dtypes; a nest that holds numpy arrays keeps theirs."""
+    if isinstance(value, (list, tuple)) and any(
+        isinstance(x, (np.ndarray, np.generic)) for x in jax.tree.leaves(value)
+    ):
+        return array
+    if array.dtype == np.int64:
+        fits = not array.size or (array.min() >= -(2**31) and array.max() < 2**31)
+        return array.astype(np.int32) if fits else array
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def _checked(array: np.ndarray, dtype: Any, value: Any) -> np.ndarray:
+    """TensorFlow takes no Python number for a tensor of integers that would have to be cut off."""
+    if array.dtype.kind in "fc" and np.dtype(dtype).kind in "iu" and not isinstance(value, (np.ndarray, np.generic)):
+        raise TypeError(f"Cannot convert {value!r} to a tensor of dtype {np.dtype(dtype).name}: use tf.cast.")
+    return array
+
+
+def constant(value: Any, dtype: Any = None, shape: Any = None, name: str = "Const") -> Any:
+    """A tensor of these values; with `shape` in this shape, a single value repeated to fill it."""
     if isinstance(value, jax.Array):
-        return value if dtype is None else value.astype(as_dtype(dtype))
-    tensor = convert_to_tensor(value, dtype)
-    return tensor if shape is None else jnp.broadcast_to(tensor, tuple(shape))
+        tensor = value if dtype is None else value.astype(as_dtype(dtype))
+    else:
+        tensor = convert_to_tensor(value, dtype)
+    if shape is None:
+        return tensor
+    shape = as_shape(shape)
+    return jnp.broadcast_to(tensor, shape) if tensor.size == 1 else jnp.reshape(tensor, shape)
 
 
 def identity(input: Any, name: str | None = None) -> Any:
@@ -65,87 +116,180 @@ def identity(input: Any, name: str | None = None) -> Any:
     return jnp.array(convert_to_tensor(input), copy=True)
 
 
-def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
-    """The tensor in another dtype."""
-    return convert_to_tensor(x).astype(as_dtype(dtype))
-
-
 def is_tensor(x: Any) -> bool:
     """Whether `x` is a tensor or a variable."""
     return isinstance(x, (jax.Array, Variable))
 
 
-def _shape(shape: Any) -> tuple[int, ...]:
+def get_shape(self: Any) -> TensorShape:
+    """The static shape."""
+    return TensorShape(self.shape)
+
+
+# Shapes and axes.
+
+
+def known(value: Any, what: str, instead: str) -> np.ndarray:
+    """`value` as a numpy array, where the shape of a result depends on it.
+
+    Raises:
+        jax.errors.ConcretizationTypeError: compiled code, in which it is not known while tracing; a TypeError.
+    """
+    if isinstance(value, Variable):
+        value = value.value()
+    if isinstance(value, jax.core.Tracer):
+        if (constant := _constants.get(id(value))) is not None:
+            return constant[1]
+        # What a function that is traced answers by running from the host, where it can.
+        raise jax.errors.ConcretizationTypeError(
+            value,
+            f"{what} decides on the shape of a result, which compiled code must know while it is traced, "
+            f"got a traced value. {instead}",
+        )
+    return np.asarray(value)
+
+
+def is_known(value: Any) -> bool:
+    """Whether `known` has a value to give."""
+    if isinstance(value, Variable):
+        value = value.value()
+    return not isinstance(value, jax.core.Tracer) or id(value) in _constants
+
+
+_STATIC = "Use Python numbers, `x.shape` or `tf.shape(x)`, which is known while tracing."
+
+
+def as_shape(shape: Any) -> tuple[int, ...]:
+    """A shape given as a number, a list, a TensorShape or a tensor, as a tuple of ints."""
     if isinstance(shape, (int, np.integer)):
         return (int(shape),)
-    return tuple(int(n) for n in (shape.tolist() if hasattr(shape, "tolist") else shape))
+    if isinstance(shape, (list, tuple)):
+        return tuple(int(known(n, "An element of the shape", _STATIC)) for n in shape)
+    return tuple(int(n) for n in np.atleast_1d(known(shape, "The shape", _STATIC)))
 
 
-def zeros(shape: Any, dtype: Any = np.float32, name: str | None = None) -> Any:
-    """Zeros."""
-    return jnp.zeros(_shape(shape), as_dtype(dtype))
+def as_int(value: Any, what: str) -> int:
+    """A whole number that decides on a shape, given as a Python number or as a tensor whose value is known."""
+    return int(known(value, what, _STATIC))
 
 
-def ones(shape: Any, dtype: Any = np.float32, name: str | None = None) -> Any:
-    """Ones."""
-    return jnp.ones(_shape(shape), as_dtype(dtype))
+def as_axis(axis: Any) -> Any:
+    """An axis, or a list of axes, as JAX takes it."""
+    if axis is None or isinstance(axis, int):
+        return axis
+    if isinstance(axis, (list, tuple)):
+        return tuple(as_int(a, "The axis") for a in axis)
+    array = known(axis, "The axis", _STATIC)
+    return int(array) if array.ndim == 0 else tuple(int(a) for a in array)
 
 
-def fill(dims: Any, value: Any, name: str | None = None) -> Any:
-    """One value everywhere."""
-    return jnp.broadcast_to(convert_to_tensor(value), _shape(dims))
+def static(op: Callable[..., Any]) -> Callable[..., Any]:
+    """Computes with shapes while tracing, so that they can still be used as shapes.
 
-
-def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range") -> Any:
-    """Numbers from `start` to before `limit`, int32 or float32 by default.
-
-    In code that AutoGraph converts, `for i in range(n)` may have an `n` that only the compiled program knows.
+    Under `jax.jit` even a constant becomes a traced value. What `tf.shape` returns there is therefore a numpy array,
+    and an operation on such numbers alone gives a numpy array again.
     """
-    start, limit = (0, start) if limit is None else (start, limit)
-    if any(isinstance(x, jax.core.Tracer) for x in (start, limit, delta)) and _conversion.is_on():
-        return _blocks.DynamicRange(start, limit, delta, None if dtype is None else as_dtype(dtype))
-    values = [
-        x.item() if hasattr(x, "item") and not isinstance(x, jax.core.Tracer) else x for x in (start, limit, delta)
-    ]
-    if dtype is None:
-        dtype = np.float32 if any(isinstance(x, float) for x in values) else np.int32
-    return jnp.arange(values[0], values[1], values[2], dtype=as_dtype(dtype))
+
+    @functools.wraps(op)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if _levels.is_tracing():
+            leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
+            if any(_is_shape(x) for x in leaves):
+                leaves = [_constants[id(x)][1] if id(x) in _constants else x for x in leaves]
+                if not any(is_tensor(x) for x in leaves):
+                    args, kwargs = jax.tree.unflatten(structure, leaves)
+                    with _private.at_once():
+                        return jax.tree.map(lambda x: np.asarray(x)[()], op(*args, **kwargs))
+        return op(*args, **kwargs)
+
+    return wrapper
 
 
-def shape(input: Any, out_type: Any = np.int32, name: str | None = None) -> Any:
-    """The shape, as a tensor; in compiled code as a numpy array, so that the program can depend on it."""
-    sizes = np.asarray(convert_to_tensor(input).shape, dtype=as_dtype(out_type))
-    return sizes if _levels.is_tracing() else jnp.asarray(sizes)
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, (np.ndarray, np.integer)) and x.ndim <= 1 and x.dtype in (np.int32, np.int64)
 
 
-def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
-    """The tensor in another shape."""
-    return jnp.reshape(convert_to_tensor(tensor), _shape(shape))
+# Tables of operations.
 
 
-def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False, name: str | None = None) -> Any:
-    """The product of matrices."""
-    a, b = convert_to_tensor(a), convert_to_tensor(b)
-    a = jnp.swapaxes(a, -1, -2) if transpose_a else a
-    return jnp.matmul(a, jnp.swapaxes(b, -1, -2) if transpose_b else b)
+def elementwise(compute: Callable[[Any], Any], doc: str) -> Callable[..., Any]:
+    """An operation on one tensor, `x`."""
+
+    def op(x: Any, name: str | None = None) -> Any:
+        return on_rows(compute, x)
+
+    op.__doc__ = doc
+    return op
 
 
-def concat(values: Any, axis: int, name: str = "concat") -> Any:
-    """The tensors one after the other along `axis`."""
-    return jnp.concatenate([convert_to_tensor(value) for value in values], axis)
+def on_rows(compute: Callable[[Any], Any], x: Any) -> Any:
+    """`compute` of a tensor, or of the rows of IndexedSlices."""
+    if isinstance(x, IndexedSlices):
+        return IndexedSlices(compute(convert_to_tensor(x.values)), x.indices, x.dense_shape)
+    return compute(convert_to_tensor(x))
 
 
-def stack(values: Any, axis: int = 0, name: str = "stack") -> Any:
-    """The tensors along a new axis."""
-    return jnp.stack([convert_to_tensor(value) for value in values], axis)
+def pair(x: Any, y: Any) -> tuple[Any, Any]:
+    """Two operands: Python numbers take the other one's dtype, lists of numbers as well."""
+    for value in (x, y):
+        if isinstance(value, PerReplica):
+            in_variable = any(isinstance(other, DistributedValues) and isinstance(other, Variable) for other in (x, y))
+            raise (AttributeError if in_variable else ValueError)(_errors.NOT_A_TENSOR)
+    if isinstance(x, _NUMBERS) and isinstance(y, _NUMBERS):
+        return convert_to_tensor(x), convert_to_tensor(y)
+    return _beside(x, y), _beside(y, x)
 
 
-def add_n(inputs: Any, name: str | None = None) -> Any:
-    """The sum of tensors."""
-    total = convert_to_tensor(inputs[0])
-    for value in inputs[1:]:
-        total = total + convert_to_tensor(value)
-    return total
+def _beside(value: Any, other: Any) -> Any:
+    if isinstance(value, _NUMBERS):
+        return value if hasattr(other, "dtype") else convert_to_tensor(value)
+    plain = isinstance(value, (list, tuple)) and is_tensor(other)
+    return convert_to_tensor(value, other.dtype if plain and not _holds_arrays(value) else None)
+
+
+def tensors(x: Any, y: Any) -> tuple[Any, Any]:
+    """`pair`, of which both are tensors of one dtype, for functions of `jax.lax` and those that differ at 0."""
+    x, y = pair(x, y)
+    dtype = y.dtype if isinstance(x, _NUMBERS) else x.dtype if isinstance(y, _NUMBERS) else jnp.result_type(x, y)
+    return jnp.asarray(x, dtype), jnp.asarray(y, dtype)
+
+
+def fitting(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of tensors, whose complaints of shapes that do not fit are `InvalidArgumentError`s."""
+
+    def call(*tensors: Any, **options: Any) -> Any:
+        try:
+            return compute(*tensors, **options)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, jax.errors.JAXTypeError):
+                raise
+            shapes = [tuple(x.shape) for x in jax.tree.leaves(tensors) if hasattr(x, "shape")]
+            raise _errors.InvalidArgumentError(f"{error} (shapes: {shapes})") from error
+
+    return call
+
+
+def binary(compute: Callable[[Any, Any], Any], doc: str, operands: Callable[[Any, Any], Any] = pair) -> Any:
+    """An operation on two tensors, `x` and `y`, which are broadcast to one shape."""
+    compute = fitting(compute)
+
+    def op(x: Any, y: Any, name: str | None = None) -> Any:
+        return compute(*operands(x, y))
+
+    op.__doc__ = doc
+    return op
+
+
+def reduction(compute: Callable[..., Any], doc: str, keep_dtype: bool = True) -> Callable[..., Any]:
+    """An operation that takes axes away: `compute(tensor, axis=, keepdims=)`, the result in the tensor's dtype."""
+
+    def op(input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Any:
+        tensor = convert_to_tensor(input_tensor)
+        result = compute(tensor, axis=as_axis(axis), keepdims=bool(keepdims))
+        return result.astype(tensor.dtype) if keep_dtype else result
+
+    op.__doc__ = doc
+    return op
 
 
 def _extreme(compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,108 +303,12 @@ def _extreme(compute: Callable[..., Any]) -> Callable[..., Any]:
     return reduce
 
 
-def _reduction(compute: Callable[..., Any], doc: str, keep_dtype: bool = True) -> Callable[..., Any]:
-    def op(input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Any:
-        tensor = convert_to_tensor(input_tensor)
-        axis = tuple(axis) if isinstance(axis, list) else axis
-        result = compute(tensor, axis=axis, keepdims=keepdims)
-        return result.astype(tensor.dtype) if keep_dtype else result
-
-    op.__doc__ = doc
-    return op
+largest, smallest = _extreme(jax.lax.reduce_max), _extreme(jax.lax.reduce_min)
 
 
-reduce_sum = _reduction(jnp.sum, "The sum along the axes, of all elements by default.")
-reduce_mean = _reduction(jnp.mean, "The mean along the axes, in the tensor's dtype (cut off for integers).")
-reduce_max = _reduction(_extreme(jax.lax.reduce_max), "The maximum along the axes.")
-reduce_min = _reduction(_extreme(jax.lax.reduce_min), "The minimum along the axes.")
-reduce_prod = _reduction(jnp.prod, "The product along the axes.")
-reduce_any = _reduction(jnp.any, "Whether any element is true.")
-reduce_all = _reduction(jnp.all, "Whether all elements are true.")
-
-
-def _elementwise(compute: Callable[..., Any], doc: str, count: int = 1) -> Callable[..., Any]:
-    if count == 1:
-
-        def one(x: Any, name: str | None = None) -> Any:
-            return compute(convert_to_tensor(x))
-
-        one.__doc__ = doc
-        return one
-
-    def two(x: Any, y: Any, name: str | None = None) -> Any:
-        for value in (x, y):
-            if isinstance(value, PerReplica):
-                in_variable = any(
-                    isinstance(other, DistributedValues) and isinstance(other, Variable) for other in (x, y)
-                )
-                raise (AttributeError if in_variable else ValueError)(_errors.NOT_A_TENSOR)
-        x, y = (v if isinstance(v, (int, float, complex)) else convert_to_tensor(v) for v in (x, y))
-        return compute(x, y)
-
-    two.__doc__ = doc
-    return two
-
-
-add = _elementwise(jnp.add, "x + y.", 2)
-subtract = _elementwise(jnp.subtract, "x - y.", 2)
-multiply = _elementwise(jnp.multiply, "x * y.", 2)
-divide = _elementwise(jnp.divide, "x / y.", 2)
-maximum = _elementwise(jnp.maximum, "The larger of x and y.", 2)
-minimum = _elementwise(jnp.minimum, "The smaller of x and y.", 2)
-equal = _elementwise(jnp.equal, "x == y, elementwise.", 2)
-pow = _elementwise(jnp.power, "x to the power of y.", 2)
-square = _elementwise(jnp.square, "x squared.")
-sqrt = _elementwise(jnp.sqrt, "The square root.")
-exp = _elementwise(jnp.exp, "The exponential.")
-log = _elementwise(jnp.log, "The natural logarithm.")
-abs = _elementwise(jnp.abs, "The absolute value.")
-sigmoid = _elementwise(jax.nn.sigmoid, "The logistic function.")
-tanh = _elementwise(jnp.tanh, "The hyperbolic tangent.")
-relu = _elementwise(jax.nn.relu, "The positive part.")
-softmax = _elementwise(jax.nn.softmax, "Softmax along the last axis.")
-zeros_like = _elementwise(jnp.zeros_like, "Zeros of the same shape and dtype.")
-ones_like = _elementwise(jnp.ones_like, "Ones of the same shape and dtype.")
-
-
-def one_hot(indices: Any, depth: int, dtype: Any = np.float32, name: str | None = None) -> Any:
-    """Vectors of `depth` elements with a 1 at each index."""
-    return jax.nn.one_hot(convert_to_tensor(indices), depth, dtype=as_dtype(dtype))
-
-
-def argmax(input: Any, axis: int | None = None, output_type: Any = np.int64, name: str | None = None) -> Any:
-    """Where the largest element along `axis` (0 by default) stands."""
-    result = jnp.argmax(convert_to_tensor(input), axis=0 if axis is None else axis)
-    return result.astype(as_dtype(output_type)) if _context.has_64_bit_types() else result
-
-
-def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str | None = None) -> Any:
-    """`true_fn()` or `false_fn()`, also where the condition is known only when compiled code runs."""
-    pred, name = convert_to_tensor(pred), name or "the result"
-    true_fn, false_fn = _conversion.converted(true_fn), _conversion.converted(false_fn)
-    if not isinstance(pred, jax.core.Tracer):
-        return true_fn() if bool(pred) else false_fn()
-    return _staging.cond(pred, lambda: (true_fn(),), lambda: (false_fn(),), (name,))[0]
-
-
-def print(
-    *inputs: Any, output_stream: Any = None, summarize: int = 3, sep: str = " ", end: str = "\n", name: Any = None
-):
-    """Prints when the program runs, in compiled code too; by default to the standard error stream."""
-    values = [convert_to_tensor(x) if isinstance(x, (jax.Array, Variable)) else x for x in inputs]
-    arrays = [x for x in values if isinstance(x, jax.Array)]
-
-    def show(*concrete: Any) -> None:
-        rest = iter(concrete)
-        texts = [str(np.asarray(next(rest))) if isinstance(x, jax.Array) else str(x) for x in values]
-        (output_stream or sys.stderr).write(sep.join(texts) + end)
-
-    if _levels.is_tracing():
-        jax.debug.callback(show, *arrays)
-    else:
-        show(*arrays)
-
-
-def get_shape(self: Any) -> TensorShape:
-    """The static shape."""
-    return TensorShape(self.shape)
+def namespace_of(table: dict[str, Any], target: dict[str, Any]) -> None:
+    """Puts a table's operations into a module's names."""
+    for name, op in table.items():
+        op.__name__ = op.__qualname__ = name
+        op.__module__ = target["__name__"]
+        target[name] = op

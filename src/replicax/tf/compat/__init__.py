@@ -1,3 +1,48 @@
-"""TensorFlow's names of other versions: `compat.v1`, of which there is `distribute`."""
+"""TensorFlow's names of other versions, and of bytes and text."""
 
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from replicax.tf._absent import missing_from
 from replicax.tf.compat import v1 as v1
+
+
+def as_bytes(bytes_or_text: Any, encoding: str = "utf-8") -> bytes:
+    """Bytes of bytes or text."""
+    if isinstance(bytes_or_text, str):
+        return bytes_or_text.encode(encoding)
+    if not isinstance(bytes_or_text, (bytes, bytearray)):
+        raise TypeError(f"Expected binary or unicode string, got {bytes_or_text!r}.")
+    return bytes(bytes_or_text)
+
+
+def as_text(bytes_or_text: Any, encoding: str = "utf-8") -> str:
+    """Text of bytes or text."""
+    if isinstance(bytes_or_text, (bytes, bytearray)):
+        return bytes(bytes_or_text).decode(encoding)
+    if not isinstance(bytes_or_text, str):
+        raise TypeError(f"Expected binary or unicode string, got {bytes_or_text!r}.")
+    return bytes_or_text
+
+
+as_str = as_text
+
+
+def as_str_any(value: Any, encoding: str = "utf-8") -> str:
+    """Text of bytes, or what `str` makes of a value."""
+    return as_text(value, encoding) if isinstance(value, bytes) else str(value)
+
+
+def path_to_str(path: Any) -> Any:
+    """A path as text."""
+    return os.fspath(path) if hasattr(path, "__fspath__") else path
+
+
+def dimension_value(dimension: int | None) -> int | None:
+    """A dimension: an int, or None."""
+    return dimension
+
+
+__getattr__ = missing_from("compat")

@@ -1,0 +1,91 @@
+"""Writes docs/tf-names.md from the tables of `replicax.tf`.
+
+python scripts/tf_names.py [--check]
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import types
+from pathlib import Path
+
+import replicax.tf as tf
+from replicax.tf import _absent
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "tf-names.md"
+RECORD = ROOT / "tests" / "tf_ops" / "tensorflow.json"  # has TensorFlow's names
+
+HEAD = """# Names of TensorFlow in replicax.tf
+
+Written by `python scripts/tf_names.py` from the tables of `replicax.tf`. `import replicax.tf as tf` has the names
+below; what their results are is compared with TensorFlow 2.21 in `tests/test_tf_ops.py`. Any other name is an
+`AttributeError` that says what to use.
+
+Everywhere: tensors are JAX arrays and dtypes numpy's; operations of tensors of different dtypes promote them as JAX
+does, where TensorFlow refuses; compiled code has static shapes.
+"""
+
+
+def namespaces(module: types.ModuleType, name: str, seen: set[int]):
+    """All namespaces by their dotted name, each once."""
+    seen.add(id(module))
+    yield name, module
+    for key, value in sorted(vars(module).items()):
+        inside = isinstance(value, types.ModuleType) and value.__name__.startswith("replicax.tf")
+        if inside and not key.startswith("_") and id(value) not in seen:
+            yield from namespaces(value, f"{name}.{key}", seen)
+
+
+def public(module: types.ModuleType) -> list[str]:
+    own = getattr(module, "__all__", None) if module.__name__.startswith("replicax.tf.distribute") else None
+    return sorted(
+        (
+            key
+            for key, value in vars(module).items()
+            if not key.startswith("_")
+            and not isinstance(value, types.ModuleType)
+            and key not in ("annotations", "Any")
+            and (own is None or key in own)
+        ),
+        key=str.lower,
+    )
+
+
+def page() -> str:
+    lines = [HEAD]
+    there: set[str] = set()
+    for name, module in namespaces(tf, "tf", set()):
+        names = public(module)
+        if not names:
+            continue
+        full = {key: f"{name}.{key}".partition(".")[2] for key in names}
+        there |= set(full.values())
+        differing = {key: text for key in names if (text := _absent.difference(full[key]))}
+        lines += [f"## {name}", "", (inspect.getdoc(module) or "").partition("\n")[0], ""]
+        lines += [", ".join(f"`{key}`" for key in names), ""]
+        whole = set(differing.values())
+        if len(whole) == 1 and len(differing) == len(names):
+            lines += [f"Differs: {whole.pop()}.", ""]
+        elif differing:
+            lines += ["| differs | how |", "|---|---|"]
+            lines += [f"| `{key}` | {text} |" for key, text in differing.items()] + [""]
+    lines += ["## Not there", "", "By name or the beginning of the name.", "", "| name | in its place |", "|---|---|"]
+    lines += [
+        f"| `tf.{key}` | {text} |" for key, text in sorted(_absent.ABSENT.items(), key=lambda row: row[0].lower())
+    ]
+    others = json.loads(RECORD.read_text(encoding="utf-8"))["signatures"]
+    rest = sorted((key for key in others if key not in there and _absent.alternative(key) is None), key=str.lower)
+    lines += ["", "Of the namespaces above, these names of TensorFlow's are not there either, for which `jax.numpy`,"]
+    lines += ["`jax.nn` and `jax.lax`, which work on the same tensors, may have something:", ""]
+    lines += [", ".join(f"`tf.{key}`" for key in rest), ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    text = page()
+    if "--check" in sys.argv:
+        sys.exit(None if PAGE.read_text(encoding="utf-8") == text else f"{PAGE.name} is out of date: run {sys.argv[0]}")
+    PAGE.write_text(text, encoding="utf-8")

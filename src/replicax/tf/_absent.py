@@ -1,0 +1,188 @@
+"""What `replicax.tf` does not have, or has in another way: two tables, of which docs/tf-names.md is made.
+
+`ABSENT` says what to use in a name's place, by the name or its beginning. A name that is not in it, of any of the
+namespaces, gets an error that says where to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+_GRAPHS = "There are no graphs and sessions: call operations directly, and @tf.function compiles them"
+_SPARSE = "XLA's shapes are static: use dense tensors with a mask (tf.sequence_mask), or tf.IndexedSlices for gradients"
+_JPEG = "Decode with Pillow or NumPy in the input pipeline (Dataset.map, Grain, PyTorch)"
+_EXAMPLES = "Read records with Grain (grain.sources) or as NumPy arrays"
+_RECURRENT = "Write the cell as a function and loop with tf.scan, or use flax.nnx.RNN"
+_SAMPLED = "Write it with tf.random.uniform and tf.gather"
+
+ABSENT: dict[str, str] = {
+    "Graph": _GRAPHS,
+    "Operation": _GRAPHS,
+    "RegisterGradient": "Use tf.custom_gradient",
+    "CriticalSection": "JAX runs what has an effect in the program's order; use threading.Lock between threads",
+    "DeviceSpec": 'Name devices by strings, such as "GPU:0"',
+    "RaggedTensor": _SPARSE,
+    "SparseTensor": _SPARSE,
+    "TensorArray": "Collect in a Python list and tf.stack it, or use tf.scan or tf.map_fn",
+    "TypeSpec": "Use tf.TensorSpec, or jax.ShapeDtypeStruct",
+    "AggregationMethod": "JAX adds gradients up itself: leave it out",
+    "approx_top_k": "Use tf.math.top_k, or jax.lax.approx_max_k",
+    "audio": "Use librosa or soundfile in the input pipeline",
+    "autodiff.ForwardAccumulator": "Use jax.jvp",
+    "batch_to_space": "Use tf.reshape and tf.transpose",
+    "compat.v1.ConfigProto": "There are no sessions to configure: leave it out",
+    "compat.v1.GPUOptions": "Use tf.config.experimental.set_memory_growth",
+    "compat.v1.Session": _GRAPHS,
+    "compat.v1.global_variables_initializer": "Variables are always initialized: leave it out",
+    "compat.v1.placeholder": _GRAPHS,
+    "compat.v1.train": "Use Optax with rx.Optimizer",
+    "debugging.experimental": "Use jax.debug.print, or tf.debugging.enable_check_numerics",
+    "dtypes.variant": "There are no variant tensors",
+    "edit_distance": "Compute it outside of compiled code, for example with rapidfuzz",
+    "estimator": "It is gone from TensorFlow too: write the loop with tf.function and strategy.run",
+    "feature_column": "Use keras.layers.StringLookup and the like, or NumPy in the input pipeline",
+    "fftnd": "Use jax.numpy.fft.fftn",
+    "fingerprint": "Use hashlib in the input pipeline",
+    "gradients": "Use tf.GradientTape",
+    "graph_util": _GRAPHS,
+    "hessians": "Use two tf.GradientTape, one in the other, or jax.hessian",
+    "histogram_fixed_width": "Use jax.numpy.histogram",
+    "hub": "Load weights with the library that publishes them, as NumPy arrays",
+    "image": "Use jax.image.resize for tensors, Pillow or OpenCV in the input pipeline",
+    "import_graph_def": _GRAPHS,
+    "io.FixedLenFeature": _EXAMPLES,
+    "io.TFRecordOptions": _EXAMPLES,
+    "io.VarLenFeature": _EXAMPLES,
+    "io.decode_csv": "Use numpy.loadtxt, csv or pandas in the input pipeline",
+    "io.decode_image": _JPEG,
+    "io.decode_jpeg": _JPEG,
+    "io.decode_png": _JPEG,
+    "io.decode_raw": "Use numpy.frombuffer in the input pipeline",
+    "io.encode_jpeg": "Encode with Pillow",
+    "io.encode_png": "Encode with Pillow",
+    "io.parse_example": _EXAMPLES,
+    "io.parse_single_example": _EXAMPLES,
+    "io.parse_tensor": "Use numpy.load",
+    "io.serialize_tensor": "Use numpy.save",
+    "io.write_graph": _GRAPHS,
+    "linalg.LinearOperator": "Use plain matrices with tf.linalg.matmul and tf.linalg.solve, or the library lineax",
+    "linalg.banded_triangular_solve": "Use tf.linalg.triangular_solve",
+    "linalg.lu": "Use jax.scipy.linalg.lu_factor",
+    "linalg.tridiagonal_solve": "Use jax.lax.linalg.tridiagonal_solve",
+    "lite": "Export with jax.export, or ai-edge-torch",
+    "load_library": "Use jax.ffi",
+    "load_op_library": "Use jax.ffi",
+    "lookup": "Use a Python dict in the input pipeline, or tf.searchsorted over sorted keys",
+    "losses": "Use keras.losses on JAX, optax.losses, or tf.nn",
+    "make_ndarray": "Use numpy.asarray",
+    "make_tensor_proto": "Use numpy.save",
+    "math.approx_max_k": "Use jax.lax.approx_max_k",
+    "math.approx_min_k": "Use jax.lax.approx_min_k",
+    "math.sobol_sample": "Use scipy.stats.qmc.Sobol",
+    "math.special": "Use jax.scipy.special",
+    "metrics": "Use keras.metrics on JAX, or variables with ON_READ synchronization",
+    "mlir": "jax.jit(f).lower(...).as_text() shows the program",
+    "nn.RNNCell": _RECURRENT,
+    "nn.all_candidate_sampler": _SAMPLED,
+    "nn.ctc_beam_search_decoder": "Decode outside of compiled code, for example with pyctcdecode",
+    "nn.ctc_greedy_decoder": "Take tf.argmax and remove what is repeated, outside of compiled code",
+    "nn.ctc_loss": "Use optax.losses.ctc_loss",
+    "nn.embedding_lookup_sparse": "Use tf.gather and a mask, or tf.math.unsorted_segment_sum",
+    "nn.fractional_avg_pool": "Use tf.nn.avg_pool",
+    "nn.fractional_max_pool": "Use tf.nn.max_pool",
+    "nn.nce_loss": _SAMPLED,
+    "nn.safe_embedding_lookup_sparse": "Use tf.gather and a mask",
+    "nn.sampled_softmax_loss": _SAMPLED,
+    "numpy_function": "Use jax.pure_callback, or NumPy in the input pipeline",
+    "optimizers": "Use Optax with rx.Optimizer",
+    "py_function": "Use jax.pure_callback or jax.debug.callback, or Python in the input pipeline",
+    "quantization": "Use the library qwix, or jax.lax with int8 operands",
+    "queue": "Use queue.Queue of Python, and datasets for input",
+    "ragged": _SPARSE,
+    "raw_ops": "Use the operation's name in tf, tf.math or tf.nn",
+    "register_tensor_conversion_function": "Give the class a method `__jax_array__`",
+    "saved_model": "Export functions with jax.export (StableHLO), and save weights with a checkpoint",
+    "sets": "Use Python's sets, or jax.numpy.isin",
+    "signal": "Use jax.numpy.fft and jax.scipy.signal",
+    "sparse": _SPARSE,
+    "strings.bytes_split": _SPARSE,
+    "strings.format": "Use Python's str.format outside of compiled code, jax.debug.print inside",
+    "strings.split": "Use bytes.split in the input pipeline: its result is ragged",
+    "strings.to_hash_bucket": "Use hashlib or zlib.crc32 in the input pipeline",
+    "strings.unicode": "Use Python's str in the input pipeline",
+    "summary.audio": "Use tensorboardX itself",
+    "summary.graph": _GRAPHS,
+    "summary.trace": "Use tf.profiler.experimental.start and stop",
+    "summary.write": "Use tensorboardX itself",
+    "test.TestCase": "Use unittest.TestCase with numpy.testing",
+    "test.main": "Use pytest or unittest.main",
+    "xla": "XLA compiles every tf.function: leave it out",
+}
+
+# How a name differs from TensorFlow's.
+DIFFERS: dict[str, str] = {
+    "DType": "numpy's: `tf.float32.is_floating` and the like are not there, `tf.float32.kind` is",
+    "Tensor": "`jax.Array`; arithmetic of tensors of different dtypes promotes them, where TensorFlow refuses",
+    "boolean_mask": "outside of compiled code, whose shapes are static",
+    "cond": "in compiled code both ways must not assign to variables",
+    "control_dependencies": "without effect: the program's own order holds",
+    "custom_gradient": "without variables of its own: pass their values as arguments",
+    "debugging.enable_check_numerics": "`jax_debug_nans`: finds NaN, not infinity",
+    "debugging.Assert": "in compiled code a failure is raised when the program next reads a tensor with `numpy()`",
+    "dynamic_partition": "outside of compiled code, whose shapes are static",
+    "gather": "in compiled code an index out of range gives zeros, as on TensorFlow's GPUs",
+    "gather_nd": "in compiled code an index out of range gives zeros, as on TensorFlow's GPUs",
+    "group": "None: what it groups is done already",
+    "init_scope": "operations run at once, also while tracing",
+    "io.gfile": "through fsspec",
+    "linalg.diag": "one diagonal, not a band",
+    "linalg.diag_part": "one diagonal, not a band",
+    "linalg.eig": "on CPU alone, as JAX has it",
+    "linalg.eigvals": "on CPU alone, as JAX has it",
+    "linalg.set_diag": "one diagonal, not a band",
+    "math.segment_sum": "outside of compiled code; `unsorted_segment_sum` works there",
+    "nn.softmax_cross_entropy_with_logits": "its gradient is right also where labels do not add up to 1",
+    "random": "JAX's numbers, not TensorFlow's: other values from the same seed, alike on all devices",
+    "scan": "compiled as `lax.scan`: all rounds have the same shapes",
+    "shape": "in compiled code a numpy array, of which shapes can be made",
+    "slice": "in compiled code with a traced `begin`, sizes must be known",
+    "summary": "through tensorboardX",
+    "test.is_gpu_available": "virtual GPUs count",
+    "unique": "outside of compiled code, whose shapes are static",
+    "where": "without `x` and `y` outside of compiled code, whose shapes are static",
+    "while_loop": "in compiled code no gradient flows through it: use `scan` or `map_fn`",
+}
+
+
+def difference(name: str) -> str | None:
+    """What stands in the table for a name, or for its namespace."""
+    parts = name.split(".")
+    found = (DIFFERS.get(".".join(parts[:end])) for end in range(len(parts), 0, -1))
+    return next((text for text in found if text), None)
+
+
+def alternative(name: str) -> str | None:
+    """What stands in the table for a name, or for its beginning: "image.resize" is found as "image"."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        if (found := ABSENT.get(".".join(parts[:end]))) is not None:
+            return found
+    stems = [stem for stem in ABSENT if "." in stem and name.startswith(stem)]
+    return ABSENT[max(stems, key=len)] if stems else None
+
+
+def missing_from(namespace: str) -> Callable[[str], Any]:
+    """A `__getattr__` for a module: an `AttributeError` that names the alternative."""
+
+    def __getattr__(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module 'replicax.tf' has no attribute {name!r}")
+        full = f"{namespace}.{name}" if namespace else name
+        found = alternative(full)
+        if found is None:
+            found = "The operations of jax.numpy, jax.nn and jax.lax work on its tensors too"
+        where = "docs/tf-names.md lists all names."
+        raise AttributeError(f"replicax.tf has no {full!r}. {found}. {where}", name=name)
+
+    return __getattr__

@@ -1,0 +1,412 @@
+"""Operations that make tensors and change their shapes."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _blocks, _conversion, _levels, _specs
+from replicax._errors import InvalidArgumentError
+from replicax._indexed_slices import IndexedSlices
+from replicax._specs import TensorShape
+from replicax.tf._ops import as_array, as_axis, as_int, as_shape, convert_to_tensor, fitting, is_known, known, static
+
+# Making tensors.
+
+
+def zeros(shape: Any, dtype: Any = np.float32, name: str | None = None, layout: Any = None) -> Any:
+    """Zeros."""
+    return jnp.zeros(as_shape(shape), as_dtype(dtype))
+
+
+def ones(shape: Any, dtype: Any = np.float32, name: str | None = None, layout: Any = None) -> Any:
+    """Ones."""
+    return jnp.ones(as_shape(shape), as_dtype(dtype))
+
+
+def zeros_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> Any:
+    """Zeros of the same shape, and of the same dtype by default."""
+    return jnp.zeros_like(convert_to_tensor(input), None if dtype is None else as_dtype(dtype))
+
+
+def ones_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> Any:
+    """Ones of the same shape, and of the same dtype by default."""
+    return jnp.ones_like(convert_to_tensor(input), None if dtype is None else as_dtype(dtype))
+
+
+def fill(dims: Any, value: Any, name: str | None = None, layout: Any = None) -> Any:
+    """One value everywhere."""
+    return jnp.broadcast_to(convert_to_tensor(value), as_shape(dims))
+
+
+def eye(
+    num_rows: Any, num_columns: Any = None, batch_shape: Any = None, dtype: Any = np.float32, name: str | None = None
+) -> Any:
+    """Identity matrices, `[*batch_shape, num_rows, num_columns]`."""
+    rows = as_int(num_rows, "num_rows")
+    columns = rows if num_columns is None else as_int(num_columns, "num_columns")
+    matrix = jnp.eye(rows, columns, dtype=as_dtype(dtype))
+    return matrix if batch_shape is None else jnp.broadcast_to(matrix, (*as_shape(batch_shape), rows, columns))
+
+
+def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range") -> Any:
+    """Numbers from `start` to before `limit`; by default int32 or float32, or the dtype of the tensors among them.
+
+    In code that AutoGraph converts, `for i in range(n)` may have an `n` that only the compiled program knows.
+    """
+    start, limit = (0, start) if limit is None else (start, limit)
+    if _conversion.is_on() and any(not is_known(x) for x in (start, limit, delta)):
+        return _blocks.DynamicRange(start, limit, delta, None if dtype is None else as_dtype(dtype))
+    values = [
+        known(x, "A bound of tf.range", "Give a number that does not depend on tensors.") for x in (start, limit, delta)
+    ]
+    if dtype is None:
+        given = [
+            v.dtype if hasattr(x, "dtype") else np.dtype("f4" if v.dtype.kind == "f" else "i4")
+            for x, v in zip((start, limit, delta), values)
+        ]
+        dtype = builtins.max(given, key=[np.dtype(t) for t in ("i4", "i8", "f4", "f8")].index)
+    return as_array(np.arange(*(v.item() for v in values)).astype(as_dtype(dtype)))
+
+
+def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: int = 0) -> Any:
+    """`num` numbers from `start` to `stop`, both included, along a new axis; float64 for integers."""
+    start = convert_to_tensor(start)
+    start = start.astype(np.float64) if jnp.issubdtype(start.dtype, jnp.integer) else start
+    stop = convert_to_tensor(stop).astype(start.dtype)
+    return jnp.linspace(start, stop, as_int(num, "num"), axis=axis, dtype=start.dtype)
+
+
+def meshgrid(*args: Any, indexing: str = "xy", name: str | None = None) -> list[Any]:
+    """The coordinates of a grid, for each axis a tensor."""
+    return list(jnp.meshgrid(*(convert_to_tensor(x) for x in args), indexing=indexing))
+
+
+def one_hot(
+    indices: Any,
+    depth: Any,
+    on_value: Any = None,
+    off_value: Any = None,
+    axis: int | None = None,
+    dtype: Any = None,
+    name: str | None = None,
+) -> Any:
+    """Vectors of `depth` elements with `on_value` (1) at each index and `off_value` (0) elsewhere."""
+    given = [convert_to_tensor(x) for x in (on_value, off_value) if x is not None]
+    dtype = as_dtype(dtype if dtype is not None else given[0].dtype if given else np.float32)
+    on, off = (jnp.asarray(default if x is None else x, dtype) for x, default in ((on_value, 1), (off_value, 0)))
+    hot = jax.nn.one_hot(
+        convert_to_tensor(indices), as_int(depth, "depth"), dtype=np.bool_, axis=-1 if axis is None else axis
+    )
+    return jnp.where(hot, on, off)
+
+
+def sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = np.bool_, name: str | None = None) -> Any:
+    """`[*lengths.shape, maxlen]`: true for the first `length` elements of each row."""
+    lengths = convert_to_tensor(lengths)
+    if maxlen is None:
+        maxlen = np.max(known(lengths, "The largest of the lengths", "Give `maxlen`."), initial=0)
+    row = jnp.arange(as_int(maxlen, "maxlen"), dtype=lengths.dtype)
+    return (row < lengths[..., None]).astype(as_dtype(dtype))
+
+
+# What is known of shapes.
+
+
+def shape(input: Any, out_type: Any = None, name: str | None = None) -> Any:
+    """The shape, as a tensor; in compiled code a numpy array, of which shapes can be made."""
+    array = np.asarray(convert_to_tensor(input).shape, np.int32 if out_type is None else as_dtype(out_type))
+    return array if _levels.is_tracing() else as_array(array)
+
+
+def shape_n(input: Any, out_type: Any = np.int32, name: str | None = None) -> list[Any]:
+    """The shape of each tensor."""
+    return [shape(x, out_type) for x in input]
+
+
+def size(input: Any, out_type: Any = None, name: str | None = None) -> Any:
+    """The number of elements, as a tensor; in compiled code a numpy number."""
+    count = np.asarray(convert_to_tensor(input).size, np.int32 if out_type is None else as_dtype(out_type))
+    return count[()] if _levels.is_tracing() else as_array(count)
+
+
+def rank(input: Any, name: str | None = None) -> Any:
+    """The number of dimensions, as a tensor; in compiled code a numpy number."""
+    count = np.int32(convert_to_tensor(input).ndim)
+    return count if _levels.is_tracing() else jnp.asarray(count)
+
+
+def broadcast_static_shape(shape_x: Any, shape_y: Any) -> TensorShape:
+    """The shape to which two shapes are broadcast."""
+    return TensorShape(np.broadcast_shapes(tuple(shape_x), tuple(shape_y)))
+
+
+def broadcast_dynamic_shape(shape_x: Any, shape_y: Any) -> Any:
+    """The shape to which two shapes are broadcast, as a tensor."""
+    array = np.asarray(np.broadcast_shapes(as_shape(shape_x), as_shape(shape_y)), np.int32)
+    return array if _levels.is_tracing() else as_array(array)
+
+
+def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
+    """The tensor, where its shape fits; `InvalidArgumentError` otherwise."""
+    tensor, shape = convert_to_tensor(x), TensorShape(shape)
+    if not shape.is_compatible_with(tensor.shape):
+        raise InvalidArgumentError(
+            f"Shape of tensor {tuple(tensor.shape)} is not compatible with expected shape {shape}."
+        )
+    return tensor
+
+
+def get_static_value(tensor: Any, partial: bool = False) -> Any:
+    """The value as a numpy array, None where it is not known yet."""
+    tensor = convert_to_tensor(tensor)
+    return None if isinstance(tensor, jax.core.Tracer) else np.asarray(tensor)[()]
+
+
+# Shapes changed.
+
+
+def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
+    """The tensor in another shape, in which one dimension may be -1."""
+    return fitting(jnp.reshape)(convert_to_tensor(tensor), as_shape(shape))
+
+
+def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
+    """The tensor repeated to fill a shape."""
+    return jnp.broadcast_to(convert_to_tensor(input), as_shape(shape))
+
+
+def expand_dims(input: Any, axis: Any, name: str | None = None) -> Any:
+    """The tensor with a dimension of size 1 at `axis`."""
+    return jnp.expand_dims(convert_to_tensor(input), as_axis(axis))
+
+
+def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Any:
+    """The tensor without its dimensions of size 1, or without those at `axis`."""
+    return jnp.squeeze(convert_to_tensor(input), as_axis(axis) or (0 if isinstance(axis, int) else None))
+
+
+def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str = "transpose") -> Any:
+    """The tensor with its axes in another order, reversed by default."""
+    tensor = jnp.transpose(convert_to_tensor(a), None if perm is None else as_shape(perm))
+    return jnp.conj(tensor) if conjugate else tensor
+
+
+@static
+def concat(values: Any, axis: Any, name: str = "concat") -> Any:
+    """The tensors one after the other along `axis`."""
+    values = values if isinstance(values, (list, tuple)) else [values]
+    return fitting(jnp.concatenate)(_alike(values), axis=as_axis(axis))
+
+
+@static
+def stack(values: Any, axis: int = 0, name: str = "stack") -> Any:
+    """The tensors along a new axis."""
+    return fitting(jnp.stack)(_alike(values), axis=axis)
+
+
+def _alike(values: Any) -> list[Any]:
+    """Python numbers and lists take the dtype of the tensors that stand beside them."""
+    dtypes = [x.dtype for x in values if hasattr(x, "dtype")]
+    if not dtypes or len(dtypes) == len(values):
+        return [convert_to_tensor(x) for x in values]
+    return [convert_to_tensor(x) if hasattr(x, "dtype") else convert_to_tensor(x, dtypes[0]) for x in values]
+
+
+def parallel_stack(values: Any, name: str = "parallel_stack") -> Any:
+    """The tensors along a new first axis."""
+    return stack(values)
+
+
+def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[Any]:
+    """The parts of a tensor along an axis, which they do not have."""
+    tensor = convert_to_tensor(value)
+    if num is not None and num != tensor.shape[axis]:
+        raise ValueError(f"Cannot unstack {tensor.shape[axis]} parts along axis {axis} as {num}.")
+    return [part.squeeze(axis) for part in jnp.split(tensor, tensor.shape[axis], axis)] if tensor.shape[axis] else []
+
+
+def split(value: Any, num_or_size_splits: Any, axis: Any = 0, num: int | None = None, name: str = "split") -> list[Any]:
+    """A tensor cut along an axis into so many equal parts, or into parts of given sizes, of which one may be -1."""
+    tensor, axis = convert_to_tensor(value), as_axis(axis)
+    splits = known(num_or_size_splits, "The number of splits", "Give Python numbers.")
+    if splits.ndim == 0:
+        if tensor.shape[axis] % int(splits):
+            raise InvalidArgumentError(
+                f"Dimension size, {tensor.shape[axis]}, must be evenly divisible by {int(splits)}."
+            )
+        return jnp.split(tensor, int(splits), axis)
+    sizes = [int(n) for n in splits]
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = tensor.shape[axis] - sum(n for n in sizes if n != -1)
+    if sum(sizes) != tensor.shape[axis] or builtins.min(sizes, default=0) < 0:
+        raise InvalidArgumentError(
+            f"Sizes {splits.tolist()} do not add up to the {tensor.shape[axis]} elements of axis {axis}."
+        )
+    return jnp.split(tensor, np.cumsum(sizes)[:-1].tolist(), axis)
+
+
+def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
+    """The tensor repeated `multiples` times along each axis."""
+    return jnp.tile(convert_to_tensor(input), as_shape(multiples))
+
+
+def repeat(input: Any, repeats: Any, axis: int | None = None, name: str | None = None) -> Any:
+    """Each element repeated; without an axis those of the flattened tensor."""
+    counts = known(repeats, "The number of repeats", "Give Python numbers.")
+    return jnp.repeat(convert_to_tensor(input), int(counts) if counts.ndim == 0 else counts, axis=as_axis(axis))
+
+
+def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0, name: str | None = None) -> Any:
+    """The tensor with elements before and after it: `paddings` is `[rank, 2]`.
+
+    `mode` is "CONSTANT", "REFLECT" or "SYMMETRIC".
+    """
+    widths = [tuple(int(n) for n in row) for row in known(paddings, "The padding", "Give Python numbers.")]
+    modes = {"CONSTANT": {"constant_values": constant_values}, "REFLECT": {}, "SYMMETRIC": {}}
+    if mode.upper() not in modes:
+        raise ValueError(f"mode must be one of {sorted(modes)}, got {mode!r}.")
+    return jnp.pad(convert_to_tensor(tensor), widths, mode.lower(), **modes[mode.upper()])  # type: ignore[arg-type]
+
+
+def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
+    """The tensor with the order of elements turned round along the axes."""
+    return jnp.flip(convert_to_tensor(tensor), as_axis(axis))
+
+
+def reverse_sequence(
+    input: Any, seq_lengths: Any, seq_axis: int | None = None, batch_axis: int | None = None, name: str | None = None
+) -> Any:
+    """The first `seq_lengths[i]` elements of row `i` turned round, the rest as they are."""
+    tensor, lengths = convert_to_tensor(input), convert_to_tensor(seq_lengths)
+    rows = jnp.moveaxis(tensor, (batch_axis or 0, 1 if seq_axis is None else seq_axis), (0, 1))
+    steps = jnp.arange(rows.shape[1], dtype=lengths.dtype)
+    order = jnp.where(steps < lengths[:, None], lengths[:, None] - 1 - steps, steps)
+    turned = jax.vmap(lambda row, places: row[places])(rows, order)
+    return jnp.moveaxis(turned, (0, 1), (batch_axis or 0, 1 if seq_axis is None else seq_axis))
+
+
+def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
+    """The tensor's elements moved along the axes, those at the end to the front."""
+    return jnp.roll(convert_to_tensor(input), as_axis(shift), as_axis(axis))
+
+
+def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
+    """`size` elements of each axis from `begin` on; -1 for all that are left."""
+    tensor, sizes = convert_to_tensor(input_), as_shape(size)
+    if isinstance(begin, jax.core.Tracer) or any(isinstance(b, jax.core.Tracer) for b in jax.tree.leaves(begin)):
+        begins: Any = list(begin)
+        if -1 in sizes:
+            known(begins[sizes.index(-1)], "The begin of a slice of size -1", "Give the size.")
+        return jax.lax.dynamic_slice(tensor, begins, sizes)
+    begins = as_shape(begin)
+    ends = [n if length < 0 else b + length for b, length, n in zip(begins, sizes, tensor.shape)]
+    if any(b < 0 or e > n for b, e, n in zip(begins, ends, tensor.shape)):
+        raise ValueError(f"A slice from {list(begins)} of size {list(sizes)} does not fit into {tuple(tensor.shape)}.")
+    return jax.lax.slice(tensor, begins, ends)
+
+
+def strided_slice(
+    input_: Any,
+    begin: Any,
+    end: Any,
+    strides: Any = None,
+    begin_mask: int = 0,
+    end_mask: int = 0,
+    ellipsis_mask: int = 0,
+    new_axis_mask: int = 0,
+    shrink_axis_mask: int = 0,
+    var: Any = None,
+    name: str | None = None,
+) -> Any:
+    """`input_[begin:end:strides]` for each axis; bit `i` of a mask is for the axis `i`."""
+    begins, ends = as_shape(begin), as_shape(end)
+    index: list[Any] = []
+    for i, (first, last, step) in enumerate(
+        zip(begins, ends, as_shape(strides) if strides is not None else [1] * len(begins))
+    ):
+        bit = 1 << i
+        if ellipsis_mask & bit:
+            index.append(Ellipsis)
+        elif new_axis_mask & bit:
+            index.append(None)
+        elif shrink_axis_mask & bit:
+            index.append(first)
+        else:
+            index.append(builtins.slice(None if begin_mask & bit else first, None if end_mask & bit else last, step))
+    return convert_to_tensor(input_)[tuple(index)]
+
+
+def identity_n(input: Any, name: str | None = None) -> list[Any]:
+    """New tensors with the same values."""
+    return [jnp.array(convert_to_tensor(x), copy=True) for x in input]
+
+
+def space_to_depth(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> Any:
+    """Blocks of `block_size` x `block_size` pixels as channels of one pixel, for NHWC."""
+    x, b = _nhwc(input, data_format), block_size
+    n, h, w, c = x.shape
+    x = x.reshape(n, h // b, b, w // b, b, c).transpose(0, 1, 3, 2, 4, 5).reshape(n, h // b, w // b, b * b * c)
+    return jnp.moveaxis(x, -1, 1) if data_format == "NCHW" else x
+
+
+def depth_to_space(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> Any:
+    """Channels as blocks of `block_size` x `block_size` pixels: the reverse of `space_to_depth`."""
+    x, b = _nhwc(input, data_format), block_size
+    n, h, w, c = x.shape
+    x = x.reshape(n, h, w, b, b, c // b**2).transpose(0, 1, 3, 2, 4, 5).reshape(n, h * b, w * b, c // b**2)
+    return jnp.moveaxis(x, -1, 1) if data_format == "NCHW" else x
+
+
+def _nhwc(input: Any, data_format: str) -> Any:
+    if data_format not in ("NHWC", "NCHW"):
+        raise ValueError(f'data_format must be "NHWC" or "NCHW", got {data_format!r}.')
+    x = convert_to_tensor(input)
+    return jnp.moveaxis(x, 1, -1) if data_format == "NCHW" else x
+
+
+# Dtypes.
+
+
+def as_dtype(type_value: Any) -> Any:
+    """A dtype, which is numpy's, from a name or a type."""
+    return _specs.as_dtype(type_value)
+
+
+@static
+def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
+    """The tensor in another dtype: floats are cut off to integers, complex numbers to their real part."""
+    if isinstance(x, IndexedSlices):
+        return IndexedSlices(cast(x.values, dtype), x.indices, x.dense_shape)
+    tensor, dtype = convert_to_tensor(x), as_dtype(dtype)
+    if jnp.iscomplexobj(tensor) and not jnp.issubdtype(dtype, jnp.complexfloating) and dtype != np.bool_:
+        tensor = jnp.real(tensor)
+    return tensor.astype(dtype)
+
+
+def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
+    """`cast`, with values that the dtype does not have taken to the nearest that it has."""
+    tensor, dtype = convert_to_tensor(value), as_dtype(dtype)
+    info = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype)
+    own = jnp.iinfo(tensor.dtype) if jnp.issubdtype(tensor.dtype, jnp.integer) else jnp.finfo(tensor.dtype)
+    low, high = builtins.max(info.min, own.min), builtins.min(info.max, own.max)
+    if jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(tensor.dtype, jnp.floating):
+        while (
+            float(np.asarray(high, tensor.dtype)) > info.max
+        ):  # the dtype's largest float that is still an integer of it
+            high = np.nextafter(np.asarray(high, tensor.dtype), np.asarray(0, tensor.dtype))
+    return jnp.clip(tensor, jnp.asarray(low, tensor.dtype), jnp.asarray(high, tensor.dtype)).astype(dtype)
+
+
+def bitcast(input: Any, type: Any, name: str | None = None) -> Any:
+    """The tensor's bytes as another dtype; where their sizes differ, the last dimension makes up for it."""
+    return jax.lax.bitcast_convert_type(convert_to_tensor(input), as_dtype(type))
+
+
+def complex(real: Any, imag: Any, name: str | None = None) -> Any:
+    """Complex numbers from their real and imaginary parts."""
+    return jax.lax.complex(convert_to_tensor(real), convert_to_tensor(imag))

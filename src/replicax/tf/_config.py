@@ -1,0 +1,232 @@
+"""`tf.config`: devices, and settings that scripts make before they begin."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax import _devices, _function, _private, _tpu_system
+
+
+class LogicalDevice:
+    """A device by name and type."""
+
+    def __init__(self, name: str, device_type: str):
+        self.name, self.device_type = name, device_type
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(name={self.name!r}, device_type={self.device_type!r})"
+
+
+class PhysicalDevice(LogicalDevice):
+    """A device of the machine."""
+
+
+class LogicalDeviceConfiguration:
+    """One virtual device, for `set_logical_device_configuration`."""
+
+    memory_limit: Any = None
+    experimental_priority: Any = None
+    experimental_device_ordinal: Any = None
+
+    def __init__(
+        self,
+        memory_limit: Any = None,
+        experimental_priority: Any = None,
+        experimental_device_ordinal: Any = None,
+    ):
+        self.memory_limit, self.experimental_priority = memory_limit, experimental_priority
+        self.experimental_device_ordinal = experimental_device_ordinal
+
+
+def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
+    """The devices, of one type or of all."""
+    names = [name for name in _devices.device_table() if device_type in (None, name.split(":")[0])]
+    return [LogicalDevice(f"/device:{name}", name.split(":")[0]) for name in names]
+
+
+def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice]:
+    """The devices of the machine, of one type or of all: one CPU, and all accelerators."""
+    kinds = ["CPU"] if device_type in (None, "CPU") else []
+    found = [PhysicalDevice(f"/physical_device:{kind}:0", kind) for kind in kinds]
+    for kind in {kind for kind in _devices._virtual if kind != "CPU" and device_type in (None, kind)}:
+        found += [PhysicalDevice(f"/physical_device:{kind}:{i}", kind) for i in np.arange(_devices._virtual[kind])]
+    if not _devices._virtual and device_type != "CPU":
+        names = [n for n in _devices.device_table() if not n.startswith("CPU")]
+        found += [PhysicalDevice(f"/physical_device:{n}", n.split(":")[0]) for n in names]
+    return [device for device in found if device_type in (None, device.device_type)]
+
+
+def set_logical_device_configuration(device: PhysicalDevice, logical_devices: Any) -> None:
+    """Makes a device appear as several; before JAX starts."""
+    counts = {**_devices._virtual, device.device_type: len(list(logical_devices))}
+    _devices.set_virtual_devices(counts)
+
+
+def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
+    """The devices of the machine: all that JAX was started with."""
+    return list_physical_devices(device_type)
+
+
+def set_visible_devices(devices: Any, device_type: str | None = None) -> None:
+    """Hides all accelerators, before JAX starts. Any other choice is made by the environment.
+
+    Raises:
+        RuntimeError: JAX has started, or some of several accelerators are to be hidden.
+    """
+    devices = [devices] if isinstance(devices, LogicalDevice) else list(devices)
+    if device_type in ("GPU", "TPU") and not devices and not _devices._virtual and not _private.backend_started():
+        jax.config.update("jax_platforms", "cpu")
+        return
+    there = {device.name for device in list_physical_devices(device_type)}
+    if {device.name for device in devices} != there:
+        raise RuntimeError(
+            f"The visible devices cannot be changed from {sorted(there)} "
+            f"to {sorted(d.name for d in devices)} now. "
+            "Choose them in the environment (CUDA_VISIBLE_DEVICES=0,1 or JAX_PLATFORMS=cpu), or name them to the "
+            'strategy, as in tf.distribute.MirroredStrategy(["GPU:0"]).'
+        )
+
+
+def set_memory_growth(device: PhysicalDevice, enable: bool) -> None:
+    """Has JAX take GPU memory as it is needed, not most of it at once; of all GPUs, and before JAX starts."""
+    if _devices._virtual or device.device_type != "GPU":
+        return
+    value = "false" if enable else "true"
+    if _private.backend_started() and os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower() != value:
+        warnings.warn(
+            f"JAX has started already: set XLA_PYTHON_CLIENT_PREALLOCATE={value} in the environment of the program.",
+            stacklevel=2,
+        )
+        return
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = value
+
+
+def get_memory_growth(device: PhysicalDevice) -> bool:
+    """Whether JAX takes GPU memory as it is needed."""
+    return os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower() in ("false", "0")
+
+
+def set_soft_device_placement(enabled: bool) -> None:
+    """Accepted for compatibility: JAX places operations itself, and a device that is not there is an error."""
+
+
+def get_soft_device_placement() -> bool:
+    """False."""
+    return False
+
+
+def get_memory_info(device: str) -> dict[str, int]:
+    """The bytes in use on a device, now ("current") and at most ("peak"); `ValueError` where they are not counted."""
+    stats = _devices.find_device(device).memory_stats()
+    if not stats:
+        raise ValueError(f"JAX does not count the memory of {device}.")
+    return {"current": stats["bytes_in_use"], "peak": stats["peak_bytes_in_use"]}
+
+
+def enable_op_determinism() -> None:
+    """Has XLA compile deterministic GPU operations, if JAX has not started; random numbers need `set_seed`."""
+    flag = "--xla_gpu_deterministic_ops=true"
+    if flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+
+
+def enable_tensor_float_32_execution(enabled: bool) -> None:
+    """Whether matrix products of float32 may be computed with less precision: `jax_default_matmul_precision`."""
+    jax.config.update("jax_default_matmul_precision", "tensorfloat32" if enabled else "float32")
+
+
+def set_jit(enabled: Any) -> None:
+    """Accepted for compatibility: XLA compiles every function."""
+
+
+def get_jit() -> str:
+    """Always "autoclustering": XLA compiles every function."""
+    return "autoclustering"
+
+
+def set_threads(num_threads: int) -> None:
+    """Accepted for compatibility: XLA takes as many threads as there are cores (or as NPROC says)."""
+
+
+def get_threads() -> int:
+    """0: as many as there are cores."""
+    return 0
+
+
+CONFIG: dict[str, Any] = {
+    "LogicalDevice": LogicalDevice,
+    "LogicalDeviceConfiguration": LogicalDeviceConfiguration,
+    "PhysicalDevice": PhysicalDevice,
+    "experimental_connect_to_cluster": _tpu_system.experimental_connect_to_cluster,
+    "experimental_connect_to_host": _tpu_system.experimental_connect_to_host,
+    "experimental_functions_run_eagerly": _function.functions_run_eagerly,
+    "experimental_run_functions_eagerly": _function.run_functions_eagerly,
+    "functions_run_eagerly": _function.functions_run_eagerly,
+    "get_soft_device_placement": get_soft_device_placement,
+    "get_visible_devices": get_visible_devices,
+    "list_logical_devices": list_logical_devices,
+    "list_physical_devices": list_physical_devices,
+    "run_functions_eagerly": _function.run_functions_eagerly,
+    "set_logical_device_configuration": set_logical_device_configuration,
+    "set_soft_device_placement": set_soft_device_placement,
+    "set_visible_devices": set_visible_devices,
+}
+EXPERIMENTAL: dict[str, Any] = {
+    "VirtualDeviceConfiguration": LogicalDeviceConfiguration,
+    "enable_op_determinism": enable_op_determinism,
+    "enable_tensor_float_32_execution": enable_tensor_float_32_execution,
+    "get_memory_growth": get_memory_growth,
+    "get_memory_info": get_memory_info,
+    "get_visible_devices": get_visible_devices,
+    "list_logical_devices": list_logical_devices,
+    "list_physical_devices": list_physical_devices,
+    "set_memory_growth": set_memory_growth,
+    "set_virtual_device_configuration": set_logical_device_configuration,
+    "set_visible_devices": set_visible_devices,
+}
+THREADING: dict[str, Any] = {
+    "get_inter_op_parallelism_threads": get_threads,
+    "get_intra_op_parallelism_threads": get_threads,
+    "set_inter_op_parallelism_threads": set_threads,
+    "set_intra_op_parallelism_threads": set_threads,
+}
+OPTIMIZER: dict[str, Any] = {"get_jit": get_jit, "set_jit": set_jit}
+
+
+# `tf.test`
+
+
+def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: Any = None) -> bool:
+    """Whether there is a GPU, a virtual one too."""
+    return bool(list_physical_devices("GPU"))
+
+
+def gpu_device_name() -> str:
+    """The name of the first GPU, empty without one."""
+    found = list_logical_devices("GPU")
+    return found[0].name if found else ""
+
+
+def is_built_with_cuda() -> bool:
+    """Whether JAX's CUDA plugin is installed."""
+    from importlib.util import find_spec
+
+    return any(find_spec(f"jax_cuda{version}_plugin") is not None for version in (12, 13))
+
+
+def is_built_with_gpu_support() -> bool:
+    """Whether JAX's CUDA plugin is installed."""
+    return is_built_with_cuda()
+
+
+def is_built_with_xla() -> bool:
+    """True: XLA is the engine."""
+    return True
+
+
+TEST = "gpu_device_name is_built_with_cuda is_built_with_gpu_support is_built_with_xla is_gpu_available"

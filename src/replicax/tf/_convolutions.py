@@ -1,0 +1,294 @@
+"""Convolutions and pooling, in any number of spatial dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from replicax.tf._ops import as_shape, convert_to_tensor
+
+_SPATIAL = "DHW"
+
+
+class _Layout:
+    """How the axes of a batch are called: N, the spatial ones, and C last or second."""
+
+    def __init__(self, data_format: str | None, n: int):
+        spatial = _SPATIAL[-n:]
+        self.name = data_format or f"N{spatial}C"
+        if self.name not in (f"N{spatial}C", f"NC{spatial}"):
+            raise ValueError(f"data_format must be 'N{spatial}C' or 'NC{spatial}', got {data_format!r}.")
+        self.n, self.first = n, self.name.startswith("NC")
+        self.filters = f"{spatial}IO"
+
+    def sizes(self, value: Any, what: str) -> tuple[int, ...]:
+        """One number for each spatial dimension, from one number, one for each, or one for each axis of the batch."""
+        numbers = as_shape(1 if value is None else value)
+        if len(numbers) == 1:
+            return numbers * self.n
+        if len(numbers) == self.n + 2:
+            outer = (numbers[0], numbers[1 if self.first else -1])
+            if outer != (1, 1):
+                raise ValueError(f"{what} of the batch and of the channels must be 1, got {list(numbers)}.")
+            return numbers[2:] if self.first else numbers[1:-1]
+        if len(numbers) != self.n:
+            raise ValueError(f"{what} must have 1, {self.n} or {self.n + 2} numbers, got {list(numbers)}.")
+        return numbers
+
+    def around(self, sizes: tuple[Any, ...], outer: Any = 1) -> tuple[Any, ...]:
+        """These for the spatial axes, `outer` for the others."""
+        return (outer, outer, *sizes) if self.first else (outer, *sizes, outer)
+
+    def padding(self, padding: Any) -> Any:
+        """Either "SAME", "VALID", or pairs of numbers for the spatial axes."""
+        if isinstance(padding, str):
+            if padding.upper() not in ("SAME", "VALID"):
+                raise ValueError(f'padding must be "SAME", "VALID" or a list of pairs, got {padding!r}.')
+            return padding.upper()
+        pairs = [tuple(int(n) for n in p) for p in padding]
+        if len(pairs) == self.n + 2:
+            pairs = pairs[2:] if self.first else pairs[1:-1]
+        return pairs
+
+
+def _dimensions(x: Any, expected: int | None) -> tuple[Any, int]:
+    x = convert_to_tensor(x)
+    n = x.ndim - 2
+    if (expected is not None and n != expected) or n not in (1, 2, 3):
+        raise ValueError(f"The input must have {(expected or 2) + 2} dimensions, got shape {tuple(x.shape)}.")
+    return x, n
+
+
+def _convolve(
+    x: Any, filters: Any, strides: Any, padding: Any, layout: _Layout, dilations: Any, groups: int = 0
+) -> Any:
+    channels = x.shape[1 if layout.first else -1]
+    return lax.conv_general_dilated(
+        x,
+        filters,
+        layout.sizes(strides, "strides"),
+        layout.padding(padding),
+        rhs_dilation=layout.sizes(dilations, "dilations"),
+        dimension_numbers=(layout.name, layout.filters, layout.name),
+        feature_group_count=groups or channels // filters.shape[-2],
+    )
+
+
+def convolution(
+    input: Any,
+    filters: Any,
+    strides: Any = None,
+    padding: Any = "VALID",
+    data_format: str | None = None,
+    dilations: Any = None,
+    name: str | None = None,
+) -> Any:
+    """The convolution of `[batch, *spatial, in]` and filters `[*spatial, in, out]`, of one to three dimensions."""
+    x, n = _dimensions(input, None)
+    return _convolve(x, convert_to_tensor(filters), strides, padding, _Layout(data_format, n), dilations)
+
+
+def conv1d(
+    input: Any,
+    filters: Any,
+    stride: Any,
+    padding: Any,
+    data_format: str = "NWC",
+    dilations: Any = None,
+    name: str | None = None,
+) -> Any:
+    """The convolution of `[batch, width, in]` and filters `[width, in, out]`."""
+    x, n = _dimensions(input, 1)
+    return _convolve(x, convert_to_tensor(filters), stride, padding, _Layout(data_format, n), dilations)
+
+
+def _conv(n: int, data_format: str, doc: str) -> Callable[..., Any]:
+    default = data_format
+
+    def op(
+        input: Any,
+        filters: Any,
+        strides: Any,
+        padding: Any,
+        data_format: str = default,
+        dilations: Any = None,
+        name: str | None = None,
+    ) -> Any:
+        x, _ = _dimensions(input, n)
+        return _convolve(x, convert_to_tensor(filters), strides, padding, _Layout(data_format, n), dilations)
+
+    op.__doc__, op.__name__ = doc, f"conv{n}d"
+    return op
+
+
+conv2d = _conv(2, "NHWC", "The convolution of `[batch, height, width, in]` and filters `[height, width, in, out]`.")
+conv3d = _conv(3, "NDHWC", "The convolution of `[batch, depth, height, width, in]` and filters `[..., in, out]`.")
+
+
+def atrous_conv2d(value: Any, filters: Any, rate: Any, padding: Any, name: str | None = None) -> Any:
+    """`conv2d` with `rate - 1` pixels left out between those of the filters."""
+    return conv2d(value, filters, 1, padding, dilations=rate)
+
+
+def depthwise_conv2d(
+    input: Any,
+    filter: Any,
+    strides: Any,
+    padding: Any,
+    data_format: str | None = None,
+    dilations: Any = None,
+    name: str | None = None,
+) -> Any:
+    """Each channel's own convolution, with filters `[height, width, in, times]`."""
+    (x, _), filters = _dimensions(input, 2), convert_to_tensor(filter)
+    height, width, channels, times = filters.shape
+    filters = filters.reshape(height, width, 1, channels * times)
+    return _convolve(x, filters, strides, padding, _Layout(data_format, 2), dilations, groups=channels)
+
+
+def separable_conv2d(
+    input: Any,
+    depthwise_filter: Any,
+    pointwise_filter: Any,
+    strides: Any,
+    padding: Any,
+    data_format: str | None = None,
+    dilations: Any = None,
+    name: str | None = None,
+) -> Any:
+    """`depthwise_conv2d`, and a convolution of its channels with filters `[1, 1, in, out]`."""
+    x = depthwise_conv2d(input, depthwise_filter, strides, padding, data_format, dilations)
+    return conv2d(x, pointwise_filter, 1, "VALID", data_format or "NHWC")
+
+
+def _transposed(
+    x: Any, filters: Any, output_shape: Any, strides: Any, padding: Any, data_format: str | None, dilations: Any, n: int
+) -> Any:
+    """The map that is the transpose of a convolution of tensors of `output_shape`."""
+    filters, layout = convert_to_tensor(filters), _Layout(data_format, n)
+    shape = jax.ShapeDtypeStruct(as_shape(output_shape), x.dtype)
+
+    def forward(y: Any) -> Any:
+        return _convolve(y, filters, strides, padding, layout, dilations)
+
+    expected = jax.eval_shape(forward, shape).shape
+    if expected != x.shape:
+        raise ValueError(f"output_shape {list(shape.shape)} needs an input of shape {expected}, got {tuple(x.shape)}.")
+    return jax.linear_transpose(forward, shape)(x)[0]
+
+
+def conv_transpose(
+    input: Any,
+    filters: Any,
+    output_shape: Any,
+    strides: Any,
+    padding: Any = "SAME",
+    data_format: str | None = None,
+    dilations: Any = None,
+    name: str | None = None,
+) -> Any:
+    """The transpose of a convolution, with filters `[*spatial, out, in]`, of one to three dimensions."""
+    x, n = _dimensions(input, None)
+    return _transposed(x, filters, output_shape, strides, padding, data_format, dilations, n)
+
+
+def _transpose(n: int, data_format: str) -> Callable[..., Any]:
+    default = data_format
+
+    def op(
+        input: Any,
+        filters: Any,
+        output_shape: Any,
+        strides: Any,
+        padding: Any = "SAME",
+        data_format: str = default,
+        dilations: Any = None,
+        name: str | None = None,
+    ) -> Any:
+        x, _ = _dimensions(input, n)
+        return _transposed(x, filters, output_shape, strides, padding, data_format, dilations, n)
+
+    op.__doc__ = f"The transpose of `conv{n}d`, with filters `[*spatial, out, in]` and the shape of the result."
+    op.__name__ = f"conv{n}d_transpose"
+    return op
+
+
+conv1d_transpose = _transpose(1, "NWC")
+conv2d_transpose = _transpose(2, "NHWC")
+conv3d_transpose = _transpose(3, "NDHWC")
+
+
+# Pooling.
+
+
+def _max(x: Any, window: Any, strides: Any, padding: Any, dilations: Any) -> Any:
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    least = np.asarray(-np.inf if floating else jnp.iinfo(x.dtype).min, x.dtype)
+    return lax.reduce_window(x, least, lax.max, window, strides, padding, window_dilation=dilations)
+
+
+def _mean(x: Any, window: Any, strides: Any, padding: Any, dilations: Any) -> Any:
+    """Pixels of the padding do not count."""
+    zero = np.zeros((), x.dtype)
+    total, count = (
+        lax.reduce_window(y, zero, lax.add, window, strides, padding, window_dilation=dilations)
+        for y in (x, jnp.ones_like(x))
+    )
+    return total / count
+
+
+def _pool(
+    compute: Callable[..., Any], x: Any, ksize: Any, strides: Any, padding: Any, layout: _Layout, dilations: Any = None
+) -> Any:
+    pads = layout.padding(padding)
+    return compute(
+        x,
+        layout.around(layout.sizes(ksize, "ksize")),
+        layout.around(layout.sizes(strides, "strides")),
+        pads if isinstance(pads, str) else layout.around(tuple(pads), (0, 0)),
+        layout.around(layout.sizes(dilations, "dilations")),
+    )
+
+
+def pool(
+    input: Any,
+    window_shape: Any,
+    pooling_type: str,
+    strides: Any = None,
+    padding: Any = "VALID",
+    data_format: str | None = None,
+    dilations: Any = None,
+    name: str | None = None,
+) -> Any:
+    """The maximum ("MAX") or the mean ("AVG") of windows of one to three spatial dimensions."""
+    x, n = _dimensions(input, None)
+    kinds = {"MAX": _max, "AVG": _mean}
+    if pooling_type not in kinds:
+        raise ValueError(f'pooling_type must be "MAX" or "AVG", got {pooling_type!r}.')
+    return _pool(kinds[pooling_type], x, window_shape, strides, padding, _Layout(data_format, n), dilations)
+
+
+def _pooling(compute: Callable[..., Any], noun: str, n: int | None, data_format: str | None) -> Callable[..., Any]:
+    default = data_format
+
+    def op(
+        input: Any, ksize: Any, strides: Any, padding: Any, data_format: str | None = default, name: str | None = None
+    ) -> Any:
+        x, found = _dimensions(input, n)
+        return _pool(compute, x, ksize, strides, padding, _Layout(data_format, found))
+
+    op.__doc__ = f"The {noun} of windows of {n or 'one to three'} spatial dimensions."
+    return op
+
+
+_FORMATS = {"": (None, None), "1d": (1, "NWC"), "2d": (2, "NHWC"), "3d": (3, "NDHWC")}
+POOLING = {
+    f"{name}_pool{suffix}": _pooling(compute, noun, n, data_format)
+    for name, compute, noun in (("max", _max, "maximum"), ("avg", _mean, "mean"))
+    for suffix, (n, data_format) in _FORMATS.items()
+}

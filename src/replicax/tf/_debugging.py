@@ -1,0 +1,294 @@
+"""`tf.debugging`: assertions.
+
+What is known while a function is traced (ranks, shapes, dtypes) is checked then. Values are checked eagerly at once. In
+compiled code they are checked while the program runs: JAX has no way to stop it from there without leaving other
+devices to wait, so a failure is written to the standard error stream at once, and raised as an `InvalidArgumentError`
+where the program next reads a tensor with `numpy()` or comes to an assertion.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._errors import InvalidArgumentError
+from replicax._specs import as_dtype
+from replicax.tf._ops import convert_to_tensor, is_tensor, known, pair
+
+_failures: list[str] = []
+_has_traced: list[bool] = []
+
+
+def raise_failures() -> None:
+    """`InvalidArgumentError` where an assertion in compiled code has failed since the last call."""
+    if _has_traced:
+        jax.effects_barrier()
+    if _failures:
+        message = _failures[0]
+        _failures.clear()
+        raise InvalidArgumentError(message)
+
+
+def _check(holds: Any, describe: Callable[..., str], *values: Any) -> None:
+    """`describe` says what is wrong, of the values as numpy arrays."""
+    raise_failures()
+    if not any(isinstance(x, jax.core.Tracer) for x in (holds, *values)):
+        if not bool(holds):
+            raise InvalidArgumentError(describe(*(np.asarray(x) for x in values)))
+        return
+
+    def report(holds: Any, *values: Any) -> None:
+        if not bool(holds):
+            message = describe(*(np.asarray(x) for x in values))
+            sys.stderr.write(f"Assertion failed in compiled code: {message}\n")
+            _failures.append(message)
+
+    _has_traced[:] = [True]
+    jax.debug.callback(report, holds, *values)
+
+
+def _said(message: Any, what: str) -> str:
+    return f"{message} {what}" if message else what
+
+
+def _few(array: Any, summarize: int | None) -> str:
+    flat = np.asarray(array).reshape(-1)
+    count = 3 if summarize is None else len(flat) if summarize < 0 else summarize
+    return f"{flat[:count].tolist()}{'...' if len(flat) > count else ''}"
+
+
+def Assert(condition: Any, data: Any, summarize: int | None = None, name: str | None = None) -> None:
+    """Raises `InvalidArgumentError` with the data where the condition is false."""
+    condition = convert_to_tensor(condition)
+    arrays = [convert_to_tensor(x) for x in data]
+    _check(
+        jnp.all(condition.astype(bool)),
+        lambda *found: "Assertion failed: " + " ".join(_few(x, summarize) for x in found),
+        *(x for x in arrays if isinstance(x, jax.Array)),
+    )
+
+
+# Comparisons. Each is a row: how the elements compare, and how that is said.
+
+
+def _compared(compare: Callable[[Any, Any], Any], sign: str) -> Callable[..., Any]:
+    def op(x: Any, y: Any, message: Any = None, summarize: int | None = None, name: str | None = None) -> None:
+        a, b = (jnp.asarray(v) for v in pair(x, y))
+
+        def describe(a: Any, b: Any) -> str:
+            said = f"Condition x {sign} y did not hold. x = {_few(a, summarize)}, y = {_few(b, summarize)}"
+            return _said(message, said)
+
+        _check(jnp.all(compare(a, b)), describe, a, b)
+
+    op.__doc__ = f"Raises `InvalidArgumentError` unless `x {sign} y` for all elements."
+    return op
+
+
+def _signed(compare: Callable[[Any], Any], said: str) -> Callable[..., Any]:
+    def op(x: Any, message: Any = None, summarize: int | None = None, name: str | None = None) -> None:
+        a = convert_to_tensor(x)
+        describe = lambda a: _said(message, f"Condition x {said} did not hold. x = {_few(a, summarize)}")  # noqa: E731
+        _check(jnp.all(compare(a)), describe, a)
+
+    op.__doc__ = f"Raises `InvalidArgumentError` unless `x {said}` for all elements."
+    return op
+
+
+COMPARISONS = {
+    "assert_equal": _compared(jnp.equal, "=="),
+    "assert_greater": _compared(jnp.greater, ">"),
+    "assert_greater_equal": _compared(jnp.greater_equal, ">="),
+    "assert_less": _compared(jnp.less, "<"),
+    "assert_less_equal": _compared(jnp.less_equal, "<="),
+    "assert_negative": _signed(lambda x: x < 0, "< 0"),
+    "assert_non_negative": _signed(lambda x: x >= 0, ">= 0"),
+    "assert_non_positive": _signed(lambda x: x <= 0, "<= 0"),
+    "assert_positive": _signed(lambda x: x > 0, "> 0"),
+}
+_unequal = _compared(jnp.not_equal, "!=")
+
+
+def assert_none_equal(
+    x: Any, y: Any, summarize: int | None = None, message: Any = None, name: str | None = None
+) -> None:
+    """Raises `InvalidArgumentError` unless `x != y` for all elements."""
+    _unequal(x, y, message, summarize)
+
+
+def assert_near(
+    x: Any,
+    y: Any,
+    rtol: Any = None,
+    atol: Any = None,
+    message: Any = None,
+    summarize: int | None = None,
+    name: str | None = None,
+) -> None:
+    """Raises `InvalidArgumentError` unless `|x - y| <= atol + rtol |y|`, by default ten times the dtype's precision."""
+    a, b = (jnp.asarray(v) for v in pair(x, y))
+    eps = 10 * float(jnp.finfo(a.dtype).eps)
+    rtol, atol = (eps if t is None else t for t in (rtol, atol))
+    described = lambda a, b: _said(  # noqa: E731
+        message,
+        f"x and y not equal to tolerance rtol = {rtol}, atol = {atol}. {_few(a, summarize)}, {_few(b, summarize)}",
+    )
+    _check(jnp.all(jnp.abs(a - b) <= atol + rtol * jnp.abs(b)), described, a, b)
+
+
+def assert_all_finite(x: Any, message: Any, name: str | None = None) -> Any:
+    """The tensor; `InvalidArgumentError` where an element is infinite or NaN."""
+    return check_numerics(x, message)
+
+
+def check_numerics(tensor: Any, message: Any, name: str | None = None) -> Any:
+    """The tensor; `InvalidArgumentError` where an element is infinite or NaN."""
+    tensor = convert_to_tensor(tensor)
+
+    def describe(array: Any) -> str:
+        kinds = [n for n, found in (("Inf", np.isinf(array).any()), ("NaN", np.isnan(array).any())) if found]
+        return f"{message} : Tensor had {' and '.join(kinds)} values"
+
+    _check(jnp.all(jnp.isfinite(tensor)), describe, tensor)
+    return tensor
+
+
+# What is known without the values.
+
+
+def _fail(message: Any, what: str, kind: type[Exception] = ValueError) -> None:
+    raise kind(_said(message, what))
+
+
+def assert_rank(x: Any, rank: Any, message: Any = None, name: str | None = None) -> None:
+    """`ValueError` unless the tensor has so many dimensions."""
+    _ranks(x, [rank], message, lambda found, ranks: found == ranks[0], "rank")
+
+
+def assert_rank_at_least(x: Any, rank: Any, message: Any = None, name: str | None = None) -> None:
+    """`ValueError` unless the tensor has at least so many dimensions."""
+    _ranks(x, [rank], message, lambda found, ranks: found >= ranks[0], "at least rank")
+
+
+def assert_rank_in(x: Any, ranks: Any, message: Any = None, name: str | None = None) -> None:
+    """`ValueError` unless the tensor has one of these numbers of dimensions."""
+    _ranks(x, ranks, message, lambda found, ranks: found in ranks, "a rank in")
+
+
+def _ranks(x: Any, ranks: Any, message: Any, fits: Callable[[int, list[int]], bool], words: str) -> None:
+    shape = convert_to_tensor(x).shape
+    wanted = [int(known(r, "The rank", "Give a Python number.")) for r in ranks]
+    if not fits(len(shape), wanted):
+        shown = wanted[0] if len(wanted) == 1 else tuple(wanted)
+        _fail(message, f"The tensor must have {words} {shown}, got rank {len(shape)}, shape {tuple(shape)}.")
+
+
+def assert_scalar(tensor: Any, message: Any = None, name: str | None = None) -> Any:
+    """The tensor; `ValueError` unless it is a scalar."""
+    tensor = convert_to_tensor(tensor)
+    if tensor.ndim:
+        _fail(message, f"Expected a scalar, got shape {tuple(tensor.shape)}.")
+    return tensor
+
+
+def assert_shapes(
+    shapes: Any, data: Any = None, summarize: int | None = None, message: Any = None, name: str | None = None
+) -> None:
+    """`ValueError` unless the tensors have these shapes, in which a letter stands for the same size everywhere.
+
+    `shapes` is a list of pairs (tensor, shape) or a dict. A shape is a string or a tuple of numbers, letters, None (any
+    size) and, at its beginning, `...` (any number of dimensions).
+    """
+    sizes: dict[Any, int] = {}
+    for x, expected in list(shapes.items() if isinstance(shapes, dict) else shapes):
+        found = tuple(convert_to_tensor(x).shape)
+        symbols = list(expected) if isinstance(expected, (list, tuple, str)) else [expected]
+        symbols = symbols[3:] if symbols[:3] == [".", ".", "."] else symbols
+        open_ended = symbols[:1] in ([Ellipsis], ["*"]) or (isinstance(expected, str) and expected.startswith("..."))
+        symbols = symbols[1:] if symbols[:1] in ([Ellipsis], ["*"]) else symbols
+        if len(found) < len(symbols) or (len(found) > len(symbols) and not open_ended):
+            _fail(message, f"Specified by tensor of shape {found}: it must have rank {len(symbols)} for {expected!r}.")
+        for size, symbol in zip(found[len(found) - len(symbols) :], symbols):
+            if symbol in (None, "."):
+                continue
+            wanted = sizes.setdefault(symbol, size) if isinstance(symbol, str) and not symbol.isdigit() else int(symbol)
+            if wanted != size:
+                _fail(
+                    message,
+                    f"A tensor of shape {found} does not fit {expected!r}: dimension {symbol} must be {wanted}.",
+                )
+
+
+def assert_type(tensor: Any, tf_type: Any, message: Any = None, name: str | None = None) -> None:
+    """`TypeError` unless the tensor has this dtype."""
+    found = convert_to_tensor(tensor).dtype
+    if found != as_dtype(tf_type):
+        _fail(message, f"The tensor must be of dtype {as_dtype(tf_type)}, got {found}.", TypeError)
+
+
+def assert_integer(x: Any, message: Any = None, name: str | None = None) -> None:
+    """`TypeError` unless the tensor is one of integers."""
+    found = convert_to_tensor(x).dtype
+    if not jnp.issubdtype(found, jnp.integer):
+        _fail(message, f"Expected a tensor of integers, got dtype {found}.", TypeError)
+
+
+def assert_proper_iterable(values: Any) -> None:
+    """`TypeError` for a tensor, an array, a string or what cannot be iterated."""
+    if is_tensor(values) or isinstance(values, (np.ndarray, str, bytes)):
+        raise TypeError(f"Expected a list or the like of values, got {type(values).__name__}.")
+    if not hasattr(values, "__iter__"):
+        raise TypeError(f"Expected something that can be iterated, got {type(values).__name__}.")
+
+
+def assert_same_float_dtype(tensors: Any = None, dtype: Any = None) -> Any:
+    """The dtype that all tensors have, float32 without any; `ValueError` unless it is one floating-point dtype."""
+    found = {np.dtype(convert_to_tensor(t).dtype) for t in tensors or ()}
+    found |= set() if dtype is None else {np.dtype(as_dtype(dtype))}
+    if len(found) > 1 or any(not jnp.issubdtype(d, jnp.floating) for d in found):
+        raise ValueError(f"Expected tensors of one floating point dtype, got {sorted(d.name for d in found)}.")
+    return found.pop() if found else np.dtype(np.float32)
+
+
+def is_numeric_tensor(tensor: Any) -> bool:
+    """Whether it is a tensor of numbers."""
+    return is_tensor(tensor) and tensor.dtype != np.bool_
+
+
+def enable_check_numerics(stack_height_limit: int = 30, path_length_limit: int = 50) -> None:
+    """Has every operation that gives NaN raise `FloatingPointError`: `jax_debug_nans`."""
+    jax.config.update("jax_debug_nans", True)
+
+
+def disable_check_numerics() -> None:
+    """Undoes `enable_check_numerics`."""
+    jax.config.update("jax_debug_nans", False)
+
+
+def disable_traceback_filtering() -> None:
+    """Has tracebacks of errors show JAX's own frames."""
+    jax.config.update("jax_traceback_filtering", "off")
+
+
+def enable_traceback_filtering() -> None:
+    """Undoes `disable_traceback_filtering`."""
+    jax.config.update("jax_traceback_filtering", "auto")
+
+
+def set_log_device_placement(enabled: bool) -> None:
+    """Warns that JAX has no such log: a tensor's `sharding` says where it is."""
+    if enabled:
+        said = "JAX does not log where operations run: print `x.sharding` of a tensor, or use tf.profiler.experimental."
+        warnings.warn(said, stacklevel=2)
+
+
+DEBUGGING = """disable_traceback_filtering enable_traceback_filtering set_log_device_placement
+Assert assert_all_finite assert_integer assert_near assert_none_equal assert_proper_iterable assert_rank
+assert_rank_at_least assert_rank_in assert_same_float_dtype assert_scalar assert_shapes assert_type check_numerics
+disable_check_numerics enable_check_numerics is_numeric_tensor"""

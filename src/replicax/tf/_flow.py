@@ -1,0 +1,375 @@
+"""Control flow, order, devices, printing, and what belongs to TensorFlow's graphs, of which there are none."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _conversion, _creation, _devices, _errors, _levels, _nest, _private, _specs, _staging
+from replicax._values import PerReplica
+from replicax._variables import Variable
+from replicax.tf._ops import convert_to_tensor
+
+
+def _traced(*values: Any) -> bool:
+    return any(isinstance(x, jax.core.Tracer) for x in values)
+
+
+def _tensors(nest: Any) -> Any:
+    return _nest.map_structure(lambda x: x if x is None else convert_to_tensor(x), nest)
+
+
+# Branches and loops. Where the condition is known, Python takes the way; in compiled code it is JAX's own operation.
+
+
+def cond(
+    pred: Any,
+    true_fn: Callable[[], Any] | None = None,
+    false_fn: Callable[[], Any] | None = None,
+    name: str | None = None,
+) -> Any:
+    """`true_fn()` or `false_fn()`, also where the condition is known only when compiled code runs."""
+    if true_fn is None or false_fn is None or not callable(true_fn) or not callable(false_fn):
+        raise TypeError("tf.cond needs a function for each way: true_fn and false_fn.")
+    pred = convert_to_tensor(pred)
+    true_fn, false_fn = _conversion.converted(true_fn), _conversion.converted(false_fn)
+    if not _traced(pred):
+        return true_fn() if bool(pred) else false_fn()
+    names = (name or "the result",)
+    return _staging.cond(pred.astype(bool).reshape(()), lambda: (true_fn(),), lambda: (false_fn(),), names)[0]
+
+
+def case(
+    pred_fn_pairs: Any,
+    default: Callable[[], Any] | None = None,
+    exclusive: bool = False,
+    strict: bool = False,
+    name: str = "case",
+) -> Any:
+    """The function of the first condition that holds, or `default`, which is the last function without one.
+
+    With `exclusive`, `InvalidArgumentError` where more than one holds and that is known.
+    """
+    pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, dict) else pred_fn_pairs)
+    preds = [convert_to_tensor(pred) for pred, _ in pairs]
+    functions = [fn for _, fn in pairs]
+    if exclusive and not _traced(*preds) and sum(bool(p) for p in preds) > 1:
+        raise _errors.InvalidArgumentError("More than one condition evaluated as True but exclusive=True.")
+    if default is None:
+        if not _traced(*preds) and not any(bool(p) for p in preds):
+            raise _errors.InvalidArgumentError("None of the conditions evaluated as True, and there is no default.")
+        default = functions[-1]
+    result: Callable[[], Any] = default
+    for pred, fn in reversed(list(zip(preds, functions))):
+        result = functools.partial(cond, pred, fn, result)
+    return result()
+
+
+def switch_case(branch_index: Any, branch_fns: Any, default: Any = None, name: str = "switch_case") -> Any:
+    """The function of this number; `default`, or the last one, where there is none."""
+    numbered: dict[int, Callable[[], Any]]
+    if isinstance(branch_fns, dict) or branch_fns and isinstance(branch_fns[0], (list, builtins.tuple)):
+        numbered = dict(branch_fns)
+    else:
+        numbered = dict(enumerate(branch_fns))
+    numbers = sorted(numbered)
+    other: Callable[[], Any] = numbered[numbers[-1]] if default is None else default
+    index = convert_to_tensor(branch_index)
+    if not _traced(index):
+        return numbered.get(int(index), other)()
+    place = jnp.argmax(jnp.append(index == jnp.asarray(numbers, index.dtype), True))
+    branches = [*(numbered[n] for n in numbers), other]
+    return jax.lax.switch(place, [lambda fn=fn: _tensors(fn()) for fn in branches])  # type: ignore[misc]
+
+
+def while_loop(
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    loop_vars: Any,
+    shape_invariants: Any = None,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    maximum_iterations: Any = None,
+    name: str | None = None,
+) -> Any:
+    """Calls `body` as long as `cond` holds. In compiled code no gradient flows through it, since the number of rounds
+    is not known: use `tf.scan` or `tf.map_fn` there.
+    """
+    limit = None if maximum_iterations is None else convert_to_tensor(maximum_iterations)
+    one = not isinstance(loop_vars, (list, builtins.tuple))
+    variables = _tensors([loop_vars] if one else list(loop_vars))
+
+    def step(values: Any) -> Any:
+        result = body(*values)
+        return _tensors(list(result) if type(result) in (list, builtins.tuple) else [result])
+
+    if not _levels.is_tracing():
+        rounds = 0
+        while bool(convert_to_tensor(cond(*variables))) and (limit is None or rounds < int(limit)):
+            variables, rounds = step(variables), rounds + 1
+    else:
+
+        def more(state: Any) -> Any:
+            rounds, values = state
+            go_on = convert_to_tensor(cond(*values)).reshape(())
+            return go_on if limit is None else go_on & (rounds < limit)
+
+        start = (jnp.zeros((), np.int32), variables)
+        variables = jax.lax.while_loop(more, lambda state: (state[0] + 1, step(state[1])), start)[1]
+    return (
+        variables[0] if one else type(loop_vars)(variables) if type(loop_vars) in (list, builtins.tuple) else variables
+    )
+
+
+def _iterate(
+    fn: Callable[[Any, Any], Any], carry: Any, elements: Any, reverse: bool = False
+) -> builtins.tuple[Any, Any]:
+    """`carry, out = fn(carry, element)` for each row: the last carry, and what came out, stacked."""
+    if _levels.is_tracing():
+        return jax.lax.scan(fn, carry, elements, reverse=reverse)
+    lengths = {leaf.shape[0] for leaf in jax.tree.leaves(elements)}
+    if len(lengths) != 1:
+        raise ValueError(f"The elements must have the same first dimension, got {sorted(lengths)}.")
+    outs = []
+    order = list(np.arange(lengths.pop()))
+    for i in reversed(order) if reverse else order:
+        carry, out = fn(carry, jax.tree.map(lambda leaf: leaf[i], elements))  # noqa: B023
+        outs.append(out)
+    if not outs:
+        return jax.lax.scan(fn, carry, elements)
+    return carry, jax.tree.map(lambda *rows: jnp.stack(rows), *(outs[::-1] if reverse else outs))
+
+
+def map_fn(
+    fn: Callable[[Any], Any],
+    elems: Any,
+    dtype: Any = None,
+    parallel_iterations: int | None = None,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    infer_shape: bool = True,
+    name: str | None = None,
+    fn_output_signature: Any = None,
+) -> Any:
+    """`fn` of each row of a structure of tensors, stacked. `vectorized_map` is faster in compiled code."""
+    return _iterate(lambda carry, row: (carry, _tensors(fn(row))), (), _tensors(elems))[1]
+
+
+def vectorized_map(fn: Callable[[Any], Any], elems: Any, fallback_to_while_loop: bool = True, warn: bool = True) -> Any:
+    """`fn` of each row of a structure of tensors, all at once."""
+    return jax.vmap(lambda row: _tensors(fn(row)))(_tensors(elems))
+
+
+def scan(
+    fn: Callable[[Any, Any], Any],
+    elems: Any,
+    initializer: Any = None,
+    parallel_iterations: int = 10,
+    back_prop: bool = True,
+    swap_memory: bool = False,
+    infer_shape: bool = True,
+    reverse: bool = False,
+    name: str | None = None,
+) -> Any:
+    """`a = fn(a, row)` for each row, and every `a`, stacked. Without an initializer the first row is the first `a`."""
+    start, rows, first = _start(elems, initializer, reverse)
+
+    def step(carry: Any, row: Any) -> Any:
+        new = _tensors(fn(carry, row))
+        return new, new
+
+    outs = _iterate(step, start, rows, reverse)[1]
+    if initializer is None:
+        outs = jax.tree.map(lambda a, b: jnp.concatenate([b, a] if reverse else [a, b]), first, outs)
+    return outs
+
+
+def _start(elems: Any, initializer: Any, reverse: bool) -> builtins.tuple[Any, Any, Any]:
+    elems = _tensors(elems)
+    if initializer is not None:
+        return _tensors(initializer), elems, None
+    edge = slice(-1, None) if reverse else slice(0, 1)
+    rest = slice(0, -1) if reverse else slice(1, None)
+    first = jax.tree.map(lambda leaf: leaf[edge], elems)
+    return jax.tree.map(lambda leaf: leaf[0], first), jax.tree.map(lambda leaf: leaf[rest], elems), first
+
+
+def _fold(reverse: bool, doc: str) -> Callable[..., Any]:
+    def op(
+        fn: Callable[[Any, Any], Any],
+        elems: Any,
+        initializer: Any = None,
+        parallel_iterations: int = 10,
+        back_prop: bool = True,
+        swap_memory: bool = False,
+        name: str | None = None,
+    ) -> Any:
+        start, rows, _ = _start(elems, initializer, reverse)
+        return _iterate(lambda carry, row: (_tensors(fn(carry, row)), ()), start, rows, reverse)[0]
+
+    op.__doc__ = doc
+    return op
+
+
+foldl = _fold(False, "`a = fn(a, row)` for each row from the first on: the last `a`.")
+foldr = _fold(True, "`a = fn(a, row)` for each row from the last on: the last `a`.")
+
+
+# Gradients.
+
+
+def stop_gradient(input: Any, name: str | None = None) -> Any:
+    """The tensor, through which no gradient flows."""
+    return jax.lax.stop_gradient(convert_to_tensor(input))
+
+
+def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with a gradient of its own: `f(*args)` returns its result and a function of gradients to gradients."""
+
+    def outputs(*args: Any) -> Any:
+        return _tensors(f(*args)[0])
+
+    wrapped = jax.custom_vjp(outputs)
+
+    def forward(*args: Any) -> Any:
+        result, gradient = f(*args)
+        result, pulled = _tensors(result), jax.tree.map(jnp.zeros_like, args)
+
+        def pull(cotangents: Any) -> Any:
+            found = gradient(*(cotangents if isinstance(cotangents, (list, builtins.tuple)) else [cotangents]))
+            found = list(found) if isinstance(found, (list, builtins.tuple)) else [found]
+            return builtins.tuple(zero if g is None else convert_to_tensor(g) for g, zero in zip(found, pulled))
+
+        return result, _packed(pull, result)
+
+    def backward(packed: Any, cotangents: Any) -> Any:
+        return packed(cotangents)
+
+    wrapped.defvjp(forward, backward)
+
+    def call(*args: Any) -> Any:
+        return wrapped(*(_tensors(a) for a in args))
+
+    return call
+
+
+def _packed(pull: Callable[[Any], Any], example: Any) -> Any:
+    """A function as a pytree of the arrays that it holds."""
+    converted, arrays = jax.closure_convert(pull, example)
+    return jax.tree_util.Partial(lambda arrays, cotangents: converted(cotangents, *arrays), arrays)
+
+
+def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose intermediate results are computed again for its gradient, to save memory."""
+    return jax.checkpoint(f)
+
+
+def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, through which gradients pass unchanged, as through the identity."""
+
+    def call(x: Any) -> Any:
+        x = convert_to_tensor(x)
+        return x + jax.lax.stop_gradient(convert_to_tensor(f(x)) - x)
+
+    return call
+
+
+# Order: JAX runs what has an effect in the order of the program.
+
+
+@contextlib.contextmanager
+def control_dependencies(control_inputs: Any) -> Iterator[None]:
+    """A context without effect: the program's own order holds."""
+    yield
+
+
+def group(*inputs: Any, **kwargs: Any) -> None:
+    """None: what it groups is done already."""
+
+
+def no_op(name: str | None = None) -> None:
+    """None."""
+
+
+def tuple(tensors: Any, control_inputs: Any = None, name: str | None = None) -> list[Any]:
+    """The tensors, as a list."""
+    return [None if x is None else convert_to_tensor(x) for x in tensors]
+
+
+# Where and how the program runs.
+
+
+def device(device_name: Any) -> contextlib.AbstractContextManager[Any]:
+    """A context in which operations run on this device; None for wherever JAX puts them."""
+    return contextlib.nullcontext() if device_name is None else jax.default_device(_devices.find_device(device_name))
+
+
+def executing_eagerly() -> bool:
+    """Whether operations run at once: not while a function is traced."""
+    return not _levels.is_tracing()
+
+
+def inside_function() -> bool:
+    """Whether a function is being traced."""
+    return _levels.is_tracing()
+
+
+def init_scope() -> contextlib.AbstractContextManager[Any]:
+    """A context in which operations run at once, also while a function is traced."""
+    return _private.at_once()
+
+
+def get_current_name_scope() -> str:
+    """The names that stand before those of new variables."""
+    return "/".join(_creation.state.names)
+
+
+def is_symbolic_tensor(tensor: Any) -> bool:
+    """Whether a tensor is a traced one, whose value is not known yet."""
+    return _traced(tensor)
+
+
+def get_logger() -> logging.Logger:
+    """The logger "tensorflow"."""
+    return logging.getLogger("tensorflow")
+
+
+def timestamp(name: str | None = None) -> Any:
+    """The seconds since 1970, float64. While a function is traced it is the time of tracing."""
+    return jnp.asarray(time.time(), np.float64)
+
+
+def type_spec_from_value(value: Any) -> Any:
+    """The spec of a value."""
+    if isinstance(value, PerReplica):
+        return _specs.PerReplicaSpec(*(_specs.spec_of(part) for part in value.values))
+    return _specs.spec_of(value)
+
+
+def print(
+    *inputs: Any, output_stream: Any = None, summarize: int = 3, sep: str = " ", end: str = "\n", name: Any = None
+):
+    """Prints when the program runs, in compiled code too; by default to the standard error stream."""
+    values = [convert_to_tensor(x) if isinstance(x, (jax.Array, Variable)) else x for x in inputs]
+    arrays = [x for x in values if isinstance(x, jax.Array)]
+
+    def show(*concrete: Any) -> None:
+        rest = iter(concrete)
+        texts = [str(np.asarray(next(rest))) if isinstance(x, jax.Array) else str(x) for x in values]
+        (output_stream or sys.stderr).write(sep.join(texts) + end)
+
+    if _levels.is_tracing():
+        jax.debug.callback(show, *arrays)
+    else:
+        show(*arrays)

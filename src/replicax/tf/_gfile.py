@@ -1,0 +1,282 @@
+"""`tf.io.gfile` through fsspec: local files, and those of every filesystem that fsspec has (`gs://`, `s3://` ...).
+
+fsspec is imported where it is used: `pip install 'replicax[gfile]'`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from replicax.tf._exceptions import AlreadyExistsError, FailedPreconditionError, NotFoundError
+
+
+def _place(path: Any) -> tuple[Any, str]:
+    """The filesystem of a path, and the path in it."""
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError as error:
+        raise ImportError("tf.io.gfile needs fsspec: pip install 'replicax[gfile]'.") from error
+    path = os.fspath(path)
+    return url_to_fs(path.decode() if isinstance(path, bytes) else path)
+
+
+def _like(path: Any, found: str) -> str:
+    """A path of the filesystem, as the caller wrote it: with its protocol, or relative to the working directory."""
+    text = os.fspath(path)
+    if "://" in text:
+        return f"{text.split('://')[0]}://{found.lstrip('/') if not text.split('://')[1].startswith('/') else found}"
+    return found if os.path.isabs(text) else os.path.relpath(found)
+
+
+@contextlib.contextmanager
+def _as_tensorflow(path: Any) -> Iterator[None]:
+    """Python's errors of files as TensorFlow's, which are Python's too."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NotFoundError(f"{os.fspath(path)}; No such file or directory") from error
+    except FileExistsError as error:
+        raise AlreadyExistsError(f"{os.fspath(path)}; file already exists") from error
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise FailedPreconditionError(f"{os.fspath(path)}; {error.strerror or error}") from error
+
+
+def exists(path: Any) -> bool:
+    """Whether there is a file or a folder."""
+    filesystem, name = _place(path)
+    return filesystem.exists(name)
+
+
+def isdir(path: Any) -> bool:
+    """Whether it is a folder."""
+    filesystem, name = _place(path)
+    return filesystem.isdir(name)
+
+
+def listdir(path: Any) -> list[str]:
+    """The names of files and folders in a folder; `NotFoundError` where there is none."""
+    filesystem, name = _place(path)
+    if not filesystem.isdir(name):
+        raise NotFoundError(f"Could not find directory {os.fspath(path)}")
+    return [posixpath.basename(entry.rstrip("/")) for entry in filesystem.ls(name, detail=False)]
+
+
+def glob(pattern: Any) -> list[str]:
+    """The files and folders that fit a pattern, or one of a list of patterns, in order."""
+    if isinstance(pattern, (list, tuple)):
+        return [found for one in pattern for found in glob(one)]
+    filesystem, name = _place(pattern)
+    return [_like(pattern, found) for found in sorted(filesystem.glob(name))]
+
+
+def mkdir(path: Any) -> None:
+    """Makes a folder; `AlreadyExistsError` where it is there, `NotFoundError` without the one around it."""
+    filesystem, name = _place(path)
+    with _as_tensorflow(path):
+        filesystem.mkdir(name, create_parents=False)
+
+
+def makedirs(path: Any) -> None:
+    """Makes a folder and those around it; nothing where it is there."""
+    filesystem, name = _place(path)
+    with _as_tensorflow(path):
+        filesystem.makedirs(name, exist_ok=True)
+
+
+def remove(path: Any) -> None:
+    """Removes a file; `NotFoundError` where there is none."""
+    filesystem, name = _place(path)
+    if not filesystem.exists(name):
+        raise NotFoundError(f"{os.fspath(path)}; No such file or directory")
+    with _as_tensorflow(path):
+        filesystem.rm_file(name)
+
+
+def rmtree(path: Any) -> None:
+    """Removes a folder with all that is in it; `NotFoundError` where there is none."""
+    filesystem, name = _place(path)
+    if not filesystem.exists(name):
+        raise NotFoundError(f"{os.fspath(path)}; No such file or directory")
+    filesystem.rm(name, recursive=True)
+
+
+def copy(src: Any, dst: Any, overwrite: bool = False) -> None:
+    """Copies a file, also from one filesystem to another; `AlreadyExistsError` without `overwrite`."""
+    _refuse_existing(dst, overwrite)
+    with GFile(src, "rb") as source, GFile(dst, "wb") as target:
+        while chunk := source.read(1 << 20):
+            target.write(chunk)
+
+
+def rename(src: Any, dst: Any, overwrite: bool = False) -> None:
+    """Moves a file or a folder within its filesystem; `AlreadyExistsError` without `overwrite`."""
+    _refuse_existing(dst, overwrite)
+    filesystem, name = _place(src)
+    if not filesystem.exists(name):
+        raise NotFoundError(f"{os.fspath(src)}; No such file or directory")
+    target = _place(dst)[1]
+    if filesystem.protocol in ("file", ("file", "local")):
+        os.replace(name, target)  # at once, as those who write checkpoints rely on
+    else:
+        filesystem.mv(name, target, recursive=filesystem.isdir(name))
+
+
+def _refuse_existing(path: Any, overwrite: bool) -> None:
+    if not overwrite and exists(path):
+        raise AlreadyExistsError(f"{os.fspath(path)}; file already exists: pass overwrite=True to replace it")
+
+
+class FileStatistics(NamedTuple):
+    """What is known of a file: bytes, time of the last change in nanoseconds, and whether it is a folder."""
+
+    length: int
+    mtime_nsec: int
+    is_directory: bool
+
+
+def stat(path: Any) -> FileStatistics:
+    """What is known of a file; `NotFoundError` where there is none."""
+    filesystem, name = _place(path)
+    with _as_tensorflow(path):
+        info = filesystem.info(name)
+    changed = info.get("mtime", info.get("created", 0))
+    seconds = changed.timestamp() if hasattr(changed, "timestamp") else changed
+    return FileStatistics(int(info.get("size") or 0), int(seconds * 1e9), info["type"] == "directory")
+
+
+def walk(top: Any, topdown: bool = True, onerror: Callable[[Any], Any] | None = None) -> Iterator[tuple]:
+    """`(folder, names of folders in it, names of files in it)` for a folder and all those in it."""
+    filesystem, name = _place(top)
+    for folder, folders, files in filesystem.walk(name, topdown=topdown):
+        yield _like(top, folder), sorted(folders), sorted(files)
+
+
+def join(path: Any, *paths: Any) -> str:
+    """One path of several parts."""
+    first = os.fspath(path)
+    return (posixpath if "://" in first else os.path).join(first, *(os.fspath(p) for p in paths))
+
+
+def get_registered_schemes() -> list[str]:
+    """The protocols that fsspec knows."""
+    _place(".")
+    from fsspec import available_protocols
+
+    return sorted(available_protocols())
+
+
+class GFile:
+    """A file of any filesystem, opened when it is first read or written.
+
+    Args:
+        name: the path.
+        mode: "r", "w" or "a", with "+" and "b" as of `open`. Text is UTF-8.
+    """
+
+    def __init__(self, name: Any, mode: str = "r"):
+        if mode.replace("b", "").replace("+", "") not in ("r", "w", "a"):
+            raise ValueError(f'mode must be "r", "w" or "a", with "b" and "+", got {mode!r}.')
+        self.name, self.mode = os.fspath(name), mode
+        self._file: Any = None
+
+    def _opened(self) -> Any:
+        if self._file is None:
+            filesystem, path = _place(self.name)
+            text = {} if "b" in self.mode else {"encoding": "utf-8"}
+            with _as_tensorflow(self.name):
+                self._file = filesystem.open(path, self.mode, **text)
+        return self._file
+
+    def read(self, n: int = -1) -> Any:
+        """The rest of the file, or `n` bytes or characters."""
+        return self._opened().read(n)
+
+    def readline(self) -> Any:
+        """The next line."""
+        return self._opened().readline()
+
+    def readlines(self) -> list[Any]:
+        """All lines that are left."""
+        return self._opened().readlines()
+
+    def write(self, file_content: Any) -> None:
+        """Writes text or bytes."""
+        self._opened().write(file_content)
+
+    def seek(self, offset: int, whence: int = 0) -> None:
+        """Goes to a place in the file."""
+        self._opened().seek(offset, whence)
+
+    def seekable(self) -> bool:
+        """Whether `seek` works."""
+        return self._opened().seekable()
+
+    def tell(self) -> int:
+        """The place in the file."""
+        return self._opened().tell()
+
+    def size(self) -> int:
+        """The bytes of the file."""
+        return stat(self.name).length
+
+    def flush(self) -> None:
+        """Writes what is held back."""
+        self._opened().flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+        elif self.mode[0] in "wa":
+            self._opened().close()  # a file to which nothing was written is made nevertheless
+
+    def __enter__(self) -> GFile:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._opened())
+
+    def __next__(self) -> Any:
+        return next(self._opened())
+
+
+# `tf.io`'s own functions of files. Their contents are tensors of strings: numpy arrays of bytes.
+
+
+def _text(value: Any) -> str:
+    item = np.asarray(value).item() if not isinstance(value, (str, bytes, os.PathLike)) else value
+    return item.decode() if isinstance(item, bytes) else os.fspath(item)
+
+
+def read_file(filename: Any, name: str | None = None) -> Any:
+    """The contents of a file, a scalar tensor of bytes."""
+    with GFile(_text(filename), "rb") as file:
+        return np.array(file.read(), object)
+
+
+def write_file(filename: Any, contents: Any, name: str | None = None) -> None:
+    """Writes a file, and makes the folders around it."""
+    item = np.asarray(contents, object).item()
+    makedirs(os.path.dirname(_text(filename)) or ".")
+    with GFile(_text(filename), "wb") as file:
+        file.write(item.encode() if isinstance(item, str) else item)
+
+
+def matching_files(pattern: Any, name: str | None = None) -> Any:
+    """The files that fit a pattern, a tensor of bytes, in order."""
+    patterns = [_text(p) for p in np.atleast_1d(np.asarray(pattern, object))]
+    found = sorted({path for p in patterns for path in glob(p)})
+    return np.array([path.encode() for path in found], object)
+
+
+GFILE = """GFile copy exists get_registered_schemes glob isdir join listdir makedirs mkdir remove rename rmtree stat
+walk"""

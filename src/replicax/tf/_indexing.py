@@ -1,0 +1,252 @@
+"""Operations that pick elements, put them somewhere, sort and search."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._errors import InvalidArgumentError
+from replicax._specs import as_dtype
+from replicax.tf._ops import as_array, as_axis, as_int, as_shape, convert_to_tensor, known, largest, pair, smallest
+
+_WEIGHTS = "In compiled code, use tf.where(mask, x, 0) or weights of 0 and 1, which keep the shape."
+
+
+class Unique(NamedTuple):
+    """The different elements, and where among them each element stands."""
+
+    y: Any
+    idx: Any
+
+
+class UniqueWithCounts(NamedTuple):
+    """The different elements, where among them each element stands, and how often each is there."""
+
+    y: Any
+    idx: Any
+    count: Any
+
+
+def _check_range(indices: Any, limit: int, what: str) -> None:
+    """Eagerly an index out of range is an error. In compiled code it gives zeros, as on TensorFlow's GPUs."""
+    if not isinstance(indices, jax.core.Tracer):
+        array = np.asarray(indices)
+        if array.size and (array.min() < 0 or array.max() >= limit):
+            wrong = array[(array < 0) | (array >= limit)].flat[0]
+            raise InvalidArgumentError(f"{what}: indices[...] = {wrong} is not in [0, {limit})")
+
+
+def gather(
+    params: Any,
+    indices: Any,
+    validate_indices: Any = None,
+    axis: Any = None,
+    batch_dims: int = 0,
+    name: str | None = None,
+) -> Any:
+    """The parts of `params` at `indices` along `axis`, by default the first one after the batch dimensions."""
+    params, indices = convert_to_tensor(params), convert_to_tensor(indices)
+    batch_dims = batch_dims + indices.ndim if batch_dims < 0 else batch_dims
+    axis = batch_dims if axis is None else as_axis(axis) % builtins.max(params.ndim, 1)
+    _check_range(indices, params.shape[axis], "gather")
+
+    def take(params: Any, indices: Any) -> Any:
+        return jnp.take(params, indices, axis=axis - batch_dims, mode="fill", fill_value=0)
+
+    for _ in builtins.range(batch_dims):
+        take = jax.vmap(take)
+    return take(params, indices)
+
+
+def gather_nd(
+    params: Any, indices: Any, batch_dims: int = 0, name: str | None = None, bad_indices_policy: str = ""
+) -> Any:
+    """The elements or slices at `indices`, whose last dimension counts through the first ones of `params`."""
+    params, indices = convert_to_tensor(params), convert_to_tensor(indices)
+    for i in builtins.range(indices.shape[-1]):
+        _check_range(indices[..., i], params.shape[batch_dims + i], "gather_nd")
+
+    def take(params: Any, indices: Any) -> Any:
+        return params.at[_places(indices)].get(mode="fill", fill_value=0)
+
+    for _ in builtins.range(batch_dims):
+        take = jax.vmap(take)
+    return take(params, indices)
+
+
+def _places(indices: Any) -> tuple[Any, ...]:
+    return tuple(indices[..., i] for i in builtins.range(indices.shape[-1]))
+
+
+def _scatter(method: str, tensor: Any, indices: Any, updates: Any) -> Any:
+    tensor, indices = convert_to_tensor(tensor), convert_to_tensor(indices)
+    for i in builtins.range(indices.shape[-1]):
+        _check_range(indices[..., i], tensor.shape[i], "scatter")
+    updates = convert_to_tensor(updates, None if hasattr(updates, "dtype") else tensor.dtype)
+    return getattr(tensor.at[_places(indices)], method)(updates)
+
+
+def tensor_scatter_nd_update(tensor: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
+    """The tensor with `updates` at the places `indices`."""
+    return _scatter("set", tensor, indices, updates)
+
+
+def _scattering(method: str, doc: str) -> Any:
+    def op(tensor: Any, indices: Any, updates: Any, bad_indices_policy: str = "", name: str | None = None) -> Any:
+        return _scatter(method, tensor, indices, updates)
+
+    op.__doc__ = doc
+    return op
+
+
+tensor_scatter_nd_add = _scattering("add", "The tensor with `updates` added at the places `indices`.")
+tensor_scatter_nd_sub = _scattering("subtract", "The tensor with `updates` subtracted at the places `indices`.")
+tensor_scatter_nd_max = _scattering(
+    "max", "The tensor, with the larger of its elements and `updates` at the places `indices`."
+)
+tensor_scatter_nd_min = _scattering(
+    "min", "The tensor, with the smaller of its elements and `updates` at the places `indices`."
+)
+
+
+def scatter_nd(indices: Any, updates: Any, shape: Any, bad_indices_policy: str = "", name: str | None = None) -> Any:
+    """Zeros of a shape, with `updates` added at the places `indices`."""
+    updates = convert_to_tensor(updates)
+    return tensor_scatter_nd_add(jnp.zeros(as_shape(shape), updates.dtype), indices, updates)
+
+
+def boolean_mask(tensor: Any, mask: Any, axis: Any = None, name: str = "boolean_mask") -> Any:
+    """The parts for which the mask is true. Its shape depends on the mask, which compiled code must know."""
+    tensor, axis = convert_to_tensor(tensor), as_axis(axis) or 0
+    array = known(convert_to_tensor(mask), "The mask of tf.boolean_mask", _WEIGHTS)
+    if array.ndim == 0:
+        raise ValueError("mask cannot be scalar.")
+    axis = axis % tensor.ndim
+    if tensor.shape[axis : axis + array.ndim] != array.shape:
+        raise ValueError(
+            f"Shapes {tensor.shape[axis:]} and {array.shape} are incompatible: the mask's must come first."
+        )
+    return tensor[(builtins.slice(None),) * axis + np.nonzero(array)]
+
+
+def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Any:
+    """`x` where the condition is true, else `y`; without them the places, `[n, rank]`, at which it is true."""
+    if (x is None) != (y is None):
+        raise ValueError("x and y must both be non-None or both be None.")
+    condition = convert_to_tensor(condition)
+    if x is None:
+        instead = "In compiled code, use tf.where(condition, x, y), which keeps the shape."
+        return as_array(np.argwhere(known(condition, "The condition of tf.where", instead)))
+    return jnp.where(condition.astype(bool), *pair(x, y))
+
+
+def _order(direction: str) -> bool:
+    if direction not in ("ASCENDING", "DESCENDING"):
+        raise ValueError(f'direction must be "ASCENDING" or "DESCENDING", got {direction!r}.')
+    return direction == "DESCENDING"
+
+
+def sort(values: Any, axis: int = -1, direction: str = "ASCENDING", name: str | None = None) -> Any:
+    """The elements in order along an axis."""
+    return jnp.sort(convert_to_tensor(values), axis=as_axis(axis), descending=_order(direction))
+
+
+def argsort(
+    values: Any, axis: int = -1, direction: str = "ASCENDING", stable: bool = False, name: str | None = None
+) -> Any:
+    """Where the elements stand that come first, second ... in order along an axis, int32. It is stable."""
+    return jnp.argsort(convert_to_tensor(values), axis=as_axis(axis), descending=_order(direction)).astype(np.int32)
+
+
+def _arg_extreme(compute: Any, extreme: Any, doc: str) -> Any:
+    def op(input: Any, axis: Any = None, output_type: Any = np.int64, name: str | None = None) -> Any:
+        tensor = convert_to_tensor(input)
+        axis = (as_axis(axis) or 0) % builtins.max(tensor.ndim, 1)
+        if tensor.dtype in (np.int64, np.uint64, np.bool_):  # which JAX's own takes only where all types are wide
+            best = extreme(tensor.astype(np.int64) if tensor.dtype == np.bool_ else tensor, axis=axis, keepdims=True)
+            tensor, first = (tensor == best).astype(np.int32), jax.lax.argmax
+        else:
+            first = compute
+        return first(tensor, axis, np.int32).astype(as_dtype(output_type))
+
+    op.__doc__ = doc
+    return op
+
+
+argmax = _arg_extreme(jax.lax.argmax, largest, "Where the largest element along `axis` (0 by default) stands.")
+argmin = _arg_extreme(jax.lax.argmin, smallest, "Where the smallest element along `axis` (0 by default) stands.")
+
+
+def _uniques(x: Any, out_idx: Any) -> tuple[Any, Any, Any]:
+    array = known(convert_to_tensor(x), "The input of tf.unique", "Call it outside of compiled code.")
+    if array.ndim != 1:
+        raise InvalidArgumentError(f"unique expects a 1D vector, got shape {array.shape}.")
+    values, first, inverse, counts = np.unique(array, return_index=True, return_inverse=True, return_counts=True)
+    order = np.argsort(first)  # TensorFlow keeps the order in which they come
+    place = np.argsort(order)
+    dtype = as_dtype(out_idx)
+    ours = as_array if array.dtype != object else np.asarray
+    return ours(values[order]), as_array(place[inverse].astype(dtype)), as_array(counts[order].astype(dtype))
+
+
+def unique(x: Any, out_idx: Any = np.int32, name: str | None = None) -> Unique:
+    """The different elements of a vector in the order in which they come, and where among them each one stands."""
+    return Unique(*_uniques(x, out_idx)[:2])
+
+
+def unique_with_counts(x: Any, out_idx: Any = np.int32, name: str | None = None) -> UniqueWithCounts:
+    """`unique`, and how often each element is there."""
+    return UniqueWithCounts(*_uniques(x, out_idx))
+
+
+def searchsorted(
+    sorted_sequence: Any, values: Any, side: str = "left", out_type: Any = np.int32, name: str | None = None
+) -> Any:
+    """Where in the sorted rows the values would stand: `[..., n]` and `[..., m]` give `[..., m]`."""
+    rows, values = pair(sorted_sequence, values)
+    search = lambda row, value: jnp.searchsorted(row, value, side=side)  # noqa: E731
+    for _ in builtins.range(rows.ndim - 1):
+        search = jax.vmap(search)
+    return search(rows, values).astype(as_dtype(out_type))
+
+
+def unravel_index(indices: Any, dims: Any, name: str | None = None) -> Any:
+    """The coordinates of the elements at flat places, `[rank, ...]`."""
+    indices = convert_to_tensor(indices)
+    return jnp.stack([x.astype(indices.dtype) for x in jnp.unravel_index(indices, as_shape(dims))])
+
+
+def dynamic_partition(data: Any, partitions: Any, num_partitions: int, name: str | None = None) -> list[Any]:
+    """The rows of `data` by the partition of each. Outside of compiled code, since shapes depend on the partitions."""
+    data = convert_to_tensor(data)
+    groups = known(convert_to_tensor(partitions), "The partitions", "Use a mask for each partition.")
+    return [data[np.nonzero(groups == i)] for i in builtins.range(as_int(num_partitions, "num_partitions"))]
+
+
+def dynamic_stitch(indices: Any, data: Any, name: str | None = None) -> Any:
+    """One tensor from parts: `data[m][i]` becomes row `indices[m][i]`, the last where several do."""
+    places = [
+        known(convert_to_tensor(x), "The indices", "Use tf.tensor_scatter_nd_update.").reshape(-1) for x in indices
+    ]
+    parts = [convert_to_tensor(x) for x in data]
+    rank = convert_to_tensor(indices[0]).ndim
+    rows = jnp.concatenate([x.reshape((-1, *x.shape[rank:])) for x in parts])
+    where_from = np.zeros(builtins.max(int(p.max(initial=-1)) for p in places) + 1, np.int64)
+    for number, place in enumerate(np.concatenate(places)):
+        where_from[place] = number
+    return rows[where_from]
+
+
+def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> Any:
+    """The rows of a table at `ids`, each scaled down to `max_norm` where that is given; a list of tables is one."""
+    table = jnp.concatenate([convert_to_tensor(p) for p in params]) if isinstance(params, (list, tuple)) else params
+    rows = gather(table, ids)
+    if max_norm is None:
+        return rows
+    axes = tuple(builtins.range(jnp.ndim(convert_to_tensor(ids)), rows.ndim))
+    norm = jnp.sqrt(jnp.sum(rows * rows, axes, keepdims=True))
+    return rows * max_norm / jnp.maximum(norm, max_norm)

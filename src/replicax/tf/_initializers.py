@@ -1,0 +1,54 @@
+"""Initializers: objects that make a tensor of a shape, called as `initializer(shape, dtype)`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from replicax.tf import _arrays, _random
+from replicax.tf._ops import constant
+
+
+class zeros_initializer:
+    """Makes zeros."""
+
+    def __call__(self, shape: Any, dtype: Any = np.float32, **kwargs: Any) -> Any:
+        return _arrays.zeros(shape, dtype)
+
+
+class ones_initializer:
+    """Makes ones."""
+
+    def __call__(self, shape: Any, dtype: Any = np.float32, **kwargs: Any) -> Any:
+        return _arrays.ones(shape, dtype)
+
+
+class constant_initializer:
+    """Makes tensors of one value, or of a list of values that fills the shape."""
+
+    def __init__(self, value: Any = 0, support_partition: bool = False):
+        self.value = value
+
+    def __call__(self, shape: Any, dtype: Any = None, **kwargs: Any) -> Any:
+        return constant(self.value, dtype, shape)
+
+
+class random_normal_initializer:
+    """Makes normally distributed numbers."""
+
+    def __init__(self, mean: Any = 0.0, stddev: Any = 0.05, seed: Any = None):
+        self.mean, self.stddev, self.seed = mean, stddev, seed
+
+    def __call__(self, shape: Any, dtype: Any = np.float32, **kwargs: Any) -> Any:
+        return _random.normal(shape, self.mean, self.stddev, dtype, self.seed)
+
+
+class random_uniform_initializer:
+    """Makes uniformly distributed numbers."""
+
+    def __init__(self, minval: Any = -0.05, maxval: Any = 0.05, seed: Any = None):
+        self.minval, self.maxval, self.seed = minval, maxval, seed
+
+    def __call__(self, shape: Any, dtype: Any = np.float32, **kwargs: Any) -> Any:
+        return _random.uniform(shape, self.minval, self.maxval, dtype, self.seed)

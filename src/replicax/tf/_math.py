@@ -1,0 +1,367 @@
+"""Operations on each element, and those that take axes away: tables, of which each row is a call of JAX."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from replicax._specs import as_dtype
+from replicax.tf._ops import (
+    as_axis,
+    binary,
+    convert_to_tensor,
+    elementwise,
+    largest,
+    namespace_of,
+    pair,
+    reduction,
+    smallest,
+    static,
+    tensors,
+)
+
+
+def _floats(x: Any, y: Any) -> Any:
+    """Integers are divided as float64, small ones as float32."""
+    x, y = tensors(x, y)
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        wide = np.float32 if x.dtype.itemsize < 4 else np.float64
+        x, y = x.astype(wide), y.astype(wide)
+    return x, y
+
+
+def _no_nan(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """0 where the second operand is 0, with a gradient that is no NaN there."""
+    return lambda x, y: jnp.where(y == 0, jnp.zeros_like(x), compute(x, jnp.where(y == 0, jnp.ones_like(y), y)))
+
+
+def _without(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """0 where the first operand is 0, whatever the second is."""
+    return lambda x, y: jnp.where(x == 0, jnp.zeros_like(x), compute(x, jnp.where(x == 0, jnp.ones_like(y), y)))
+
+
+_UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "abs": (jnp.abs, "The absolute value."),
+    "acos": (jnp.arccos, "The angle whose cosine this is."),
+    "acosh": (jnp.arccosh, "The inverse of cosh."),
+    "asin": (jnp.arcsin, "The angle whose sine this is."),
+    "asinh": (jnp.arcsinh, "The inverse of sinh."),
+    "atan": (jnp.arctan, "The angle whose tangent this is."),
+    "atanh": (jnp.arctanh, "The inverse of tanh."),
+    "bessel_i0": (lambda x: lax.bessel_i0e(x) * jnp.exp(jnp.abs(x)), "The modified Bessel function of order 0."),
+    "bessel_i0e": (lax.bessel_i0e, "The modified Bessel function of order 0, scaled by exp(-|x|)."),
+    "bessel_i1": (lambda x: lax.bessel_i1e(x) * jnp.exp(jnp.abs(x)), "The modified Bessel function of order 1."),
+    "bessel_i1e": (lax.bessel_i1e, "The modified Bessel function of order 1, scaled by exp(-|x|)."),
+    "ceil": (jnp.ceil, "The smallest whole number that is not less."),
+    "conj": (jnp.conj, "The complex conjugate."),
+    "cos": (jnp.cos, "The cosine."),
+    "cosh": (jnp.cosh, "The hyperbolic cosine."),
+    "digamma": (lax.digamma, "The derivative of lgamma."),
+    "erf": (lax.erf, "The error function."),
+    "erfc": (lax.erfc, "1 - erf(x)."),
+    "erfcinv": (lambda x: lax.erf_inv(1 - x), "The inverse of erfc."),
+    "erfinv": (lax.erf_inv, "The inverse of erf."),
+    "exp": (jnp.exp, "The exponential."),
+    "expm1": (jnp.expm1, "exp(x) - 1, exact near 0."),
+    "floor": (jnp.floor, "The largest whole number that is not more."),
+    "is_finite": (jnp.isfinite, "Whether it is neither infinite nor NaN."),
+    "is_inf": (jnp.isinf, "Whether it is infinite."),
+    "is_nan": (jnp.isnan, "Whether it is NaN."),
+    "lgamma": (lax.lgamma, "The logarithm of the absolute value of the gamma function."),
+    "log": (jnp.log, "The natural logarithm."),
+    "log1p": (jnp.log1p, "log(1 + x), exact near 0."),
+    "log_sigmoid": (jax.nn.log_sigmoid, "The logarithm of the logistic function."),
+    "logical_not": (jnp.logical_not, "Whether it is false."),
+    "ndtri": (lambda x: lax.erf_inv(2 * x - 1) * np.sqrt(2).astype(x.dtype), "Quantiles of the normal distribution."),
+    "negative": (jnp.negative, "-x."),
+    "reciprocal": (lambda x: (1 / x).astype(x.dtype), "1 / x."),
+    "reciprocal_no_nan": (lambda x: _no_nan(jnp.divide)(jnp.ones_like(x), x), "1 / x, and 0 where x is 0."),
+    "rint": (jnp.rint, "The nearest whole number, the even one of two."),
+    "round": (jnp.round, "The nearest whole number, the even one of two."),
+    "rsqrt": (lax.rsqrt, "1 / sqrt(x)."),
+    "sigmoid": (jax.nn.sigmoid, "The logistic function."),
+    "sign": (jnp.sign, "-1, 0 or 1."),
+    "sin": (jnp.sin, "The sine."),
+    "sinh": (jnp.sinh, "The hyperbolic sine."),
+    "sqrt": (jnp.sqrt, "The square root."),
+    "square": (jnp.square, "x squared."),
+    "tan": (jnp.tan, "The tangent."),
+    "tanh": (jnp.tanh, "The hyperbolic tangent."),
+}
+
+_BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "add": (jnp.add, "x + y."),
+    "equal": (jnp.equal, "x == y, elementwise."),
+    "floordiv": (jnp.floor_divide, "x // y."),
+    "floormod": (jnp.mod, "x % y, with the sign of y."),
+    "greater": (jnp.greater, "x > y."),
+    "greater_equal": (jnp.greater_equal, "x >= y."),
+    "less": (jnp.less, "x < y."),
+    "less_equal": (jnp.less_equal, "x <= y."),
+    "logical_and": (jnp.logical_and, "Whether both are true."),
+    "logical_or": (jnp.logical_or, "Whether one of both is true."),
+    "maximum": (jnp.maximum, "The larger of x and y."),
+    "minimum": (jnp.minimum, "The smaller of x and y."),
+    "multiply": (jnp.multiply, "x * y."),
+    "not_equal": (jnp.not_equal, "x != y, elementwise."),
+    "pow": (jnp.power, "x to the power of y."),
+    "squared_difference": (lambda x, y: jnp.square(x - y), "(x - y) squared."),
+    "subtract": (jnp.subtract, "x - y."),
+}
+_OF_TENSORS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "divide_no_nan": (_no_nan(jnp.divide), "x / y, and 0 where y is 0."),
+    "multiply_no_nan": (lambda x, y: jnp.where(y == 0, jnp.zeros_like(x), x * y), "x * y, and 0 where y is 0."),
+    "truncatediv": (lambda x, y: lax.div(*jnp.broadcast_arrays(x, y)), "x / y, cut off towards 0."),
+    "truncatemod": (lambda x, y: lax.rem(*jnp.broadcast_arrays(x, y)), "What is left of x / y, with the sign of x."),
+    "xdivy": (_without(jnp.divide), "x / y, and 0 where x is 0."),
+    "xlog1py": (_without(lambda x, y: x * jnp.log1p(y)), "x * log(1 + y), and 0 where x is 0."),
+    "xlogy": (_without(lambda x, y: x * jnp.log(y)), "x * log(y), and 0 where x is 0."),
+}
+
+
+def _norm(tensor: Any, axis: Any, keepdims: bool) -> Any:
+    return jnp.sqrt(jnp.sum(tensor * jnp.conj(tensor), axis=axis, keepdims=keepdims))
+
+
+_REDUCTIONS: dict[str, tuple[Callable[..., Any], str, bool]] = {
+    "reduce_all": (jnp.all, "Whether all elements along the axes are true.", True),
+    "reduce_any": (jnp.any, "Whether any element along the axes is true.", True),
+    "reduce_euclidean_norm": (_norm, "The Euclidean norm along the axes.", True),
+    "reduce_logsumexp": (jax.nn.logsumexp, "log(sum(exp(x))) along the axes.", True),
+    "reduce_max": (largest, "The maximum along the axes.", True),
+    "reduce_mean": (jnp.mean, "The mean along the axes, in the tensor's dtype (cut off for integers).", True),
+    "reduce_min": (smallest, "The minimum along the axes.", True),
+    "reduce_prod": (jnp.prod, "The product along the axes.", True),
+    "reduce_std": (jnp.std, "The standard deviation along the axes.", False),
+    "reduce_sum": (jnp.sum, "The sum along the axes, of all elements by default.", True),
+    "reduce_variance": (jnp.var, "The variance along the axes.", False),
+}
+
+# Computed with shapes too (see `static`).
+_WITH_SHAPES = {
+    "add", "floordiv", "floormod", "maximum", "minimum", "multiply", "reduce_max", "reduce_min", "reduce_prod",
+    "reduce_sum", "subtract",
+}  # fmt: skip
+
+TABLE: dict[str, Any] = {
+    **{name: elementwise(*row) for name, row in _UNARY.items()},
+    **{name: binary(*row) for name, row in _BINARY.items()},
+    **{name: binary(*row, operands=tensors) for name, row in _OF_TENSORS.items()},
+    **{name: reduction(*row) for name, row in _REDUCTIONS.items()},
+    "divide": binary(jnp.divide, "x / y; integers as floating-point numbers.", _floats),
+    "truediv": binary(jnp.divide, "x / y; integers as floating-point numbers.", _floats),
+    "realdiv": binary(jnp.divide, "x / y.", tensors),
+    "mod": binary(jnp.mod, "x % y, with the sign of y."),
+}
+namespace_of({name: static(op) if name in _WITH_SHAPES else op for name, op in TABLE.items()}, globals())
+
+
+def logical_xor(x: Any, y: Any, name: str = "LogicalXor") -> Any:
+    """Whether one of both is true, and not the other."""
+    return jnp.logical_xor(*pair(x, y))
+
+
+def atan2(y: Any, x: Any, name: str | None = None) -> Any:
+    """The angle of the point (x, y)."""
+    return jnp.arctan2(*tensors(y, x))
+
+
+def nextafter(x1: Any, x2: Any, name: str | None = None) -> Any:
+    """The next number after x1 in the direction of x2."""
+    return jnp.nextafter(*tensors(x1, x2))
+
+
+def igamma(a: Any, x: Any, name: str | None = None) -> Any:
+    """The lower regularized incomplete gamma function."""
+    return lax.igamma(*jnp.broadcast_arrays(*tensors(a, x)))
+
+
+def igammac(a: Any, x: Any, name: str | None = None) -> Any:
+    """The upper regularized incomplete gamma function."""
+    return lax.igammac(*jnp.broadcast_arrays(*tensors(a, x)))
+
+
+def betainc(a: Any, b: Any, x: Any, name: str | None = None) -> Any:
+    """The regularized incomplete beta function."""
+    return lax.betainc(*jnp.broadcast_arrays(*(convert_to_tensor(v) for v in (a, b, x))))
+
+
+def polygamma(a: Any, x: Any, name: str | None = None) -> Any:
+    """The derivative of order `a` of digamma."""
+    return lax.polygamma(*jnp.broadcast_arrays(*tensors(a, x)))
+
+
+def zeta(x: Any, q: Any, name: str | None = None) -> Any:
+    """The Hurwitz zeta function."""
+    return lax.zeta(*jnp.broadcast_arrays(*tensors(x, q)))
+
+
+def lbeta(x: Any, name: str | None = None) -> Any:
+    """log(|Beta|) along the last axis."""
+    x = convert_to_tensor(x)
+    return jnp.sum(lax.lgamma(x), -1) - lax.lgamma(jnp.sum(x, -1))
+
+
+def real(input: Any, name: str | None = None) -> Any:
+    """The real part."""
+    return jnp.real(convert_to_tensor(input))
+
+
+def imag(input: Any, name: str | None = None) -> Any:
+    """The imaginary part."""
+    return jnp.imag(convert_to_tensor(input))
+
+
+def angle(input: Any, name: str | None = None) -> Any:
+    """The angle of complex numbers."""
+    return jnp.angle(convert_to_tensor(input))
+
+
+def add_n(inputs: Any, name: str | None = None) -> Any:
+    """The sum of tensors."""
+    inputs = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+    total = convert_to_tensor(inputs[0])
+    for value in inputs[1:]:
+        total = total + convert_to_tensor(value)
+    return total
+
+
+def accumulate_n(inputs: Any, shape: Any = None, tensor_dtype: Any = None, name: str | None = None) -> Any:
+    """The sum of tensors."""
+    return add_n(inputs)
+
+
+def scalar_mul(scalar: Any, x: Any, name: str | None = None) -> Any:
+    """The tensor times a number."""
+    return elementwise(lambda x: jnp.multiply(*pair(scalar, x)), "")(x)
+
+
+def count_nonzero(
+    input: Any, axis: Any = None, keepdims: Any = None, dtype: Any = np.int64, name: str | None = None
+) -> Any:
+    """How many elements along the axes are not 0."""
+    there = convert_to_tensor(input) != 0
+    return jnp.sum(there.astype(as_dtype(dtype)), axis=as_axis(axis), keepdims=bool(keepdims)).astype(as_dtype(dtype))
+
+
+def zero_fraction(value: Any, name: str | None = None) -> Any:
+    """Which part of all elements is 0, float32."""
+    return jnp.mean(convert_to_tensor(value) == 0, dtype=np.float32)
+
+
+def polyval(coeffs: Any, x: Any, name: str | None = None) -> Any:
+    """A polynomial's value at x, the highest power's coefficient first."""
+    x = convert_to_tensor(x)
+    total = jnp.zeros_like(x)
+    for coefficient in coeffs:
+        total = total * x + convert_to_tensor(coefficient, None if hasattr(coefficient, "dtype") else x.dtype)
+    return total
+
+
+# Along one axis.
+
+
+def _cumulative(compute: Any, neutral: Callable[[Any], Any], doc: str) -> Any:
+    def op(x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None) -> Any:
+        x = convert_to_tensor(x)
+        axis = as_axis(axis) % x.ndim
+        if exclusive:  # without the element itself: one element further on, after a neutral one
+            start = jnp.full_like(lax.slice_in_dim(x, 0, 1, axis=axis), neutral(x.dtype))
+            n = x.shape[axis]
+            rest = lax.slice_in_dim(x, 1 if reverse else 0, n if reverse else n - 1, axis=axis)
+            x = lax.concatenate([rest, start] if reverse else [start, rest], axis)
+        return compute(x, axis=axis, reverse=reverse)
+
+    op.__doc__ = doc
+    return op
+
+
+cumsum = _cumulative(lax.cumsum, lambda dtype: 0, "The sum of the elements up to each one.")
+cumprod = _cumulative(lax.cumprod, lambda dtype: 1, "The product of the elements up to each one.")
+cumulative_logsumexp = _cumulative(
+    lax.cumlogsumexp, lambda dtype: jnp.finfo(dtype).min, "log(sum(exp(x))) of the elements up to each one."
+)
+
+
+def is_non_decreasing(x: Any, name: str | None = None) -> Any:
+    """Whether no element is smaller than the one before it."""
+    x = convert_to_tensor(x).reshape(-1)
+    return jnp.all(x[1:] >= x[:-1])
+
+
+def is_strictly_increasing(x: Any, name: str | None = None) -> Any:
+    """Whether each element is larger than the one before it."""
+    x = convert_to_tensor(x).reshape(-1)
+    return jnp.all(x[1:] > x[:-1])
+
+
+def invert_permutation(x: Any, name: str | None = None) -> Any:
+    """Where in a permutation 0, 1, 2 ... stand."""
+    x = convert_to_tensor(x)
+    return jnp.zeros_like(x).at[x].set(jnp.arange(x.shape[0], dtype=x.dtype))
+
+
+# Clipping.
+
+
+def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
+    """The elements, none below the one value and none above the other."""
+
+    def clip(x: Any) -> Any:
+        low, high = (jnp.asarray(v, x.dtype) for v in (clip_value_min, clip_value_max))
+        return jnp.minimum(jnp.maximum(x, low), high)
+
+    return elementwise(clip, "")(t)
+
+
+def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
+    """The tensor, scaled down where its norm (along the axes) is more than `clip_norm`."""
+
+    def clip(x: Any) -> Any:
+        square = jnp.sum(x * x, axis=as_axis(axes), keepdims=True)
+        norm = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), square)
+        limit = jnp.asarray(clip_norm, x.dtype)
+        return x * limit / jnp.maximum(norm, limit)
+
+    return elementwise(clip, "")(t)
+
+
+def _each(t_list: Any, compute: Callable[[Any], Any]) -> list[Any]:
+    if not isinstance(t_list, (list, tuple)):
+        raise TypeError(f"t_list should be a sequence of tensors, got {type(t_list).__name__}.")
+    return [None if t is None else elementwise(compute, "")(t) for t in t_list]
+
+
+def global_norm(t_list: Any, name: str | None = None) -> Any:
+    """The norm of all tensors of a list together; None in it counts as nothing."""
+    squares = [getattr(t, "values", t) for t in _each(t_list, lambda x: jnp.sum(jnp.square(x))) if t is not None]
+    return jnp.sqrt(builtins.sum(squares[1:], squares[0])) if squares else convert_to_tensor(0.0)
+
+
+def clip_by_global_norm(t_list: Any, clip_norm: Any, use_norm: Any = None, name: str | None = None) -> Any:
+    """The tensors, scaled down together where the norm of all is more than `clip_norm`, and that norm.
+
+    All become NaN where the norm is not finite.
+    """
+    norm = global_norm(t_list) if use_norm is None else convert_to_tensor(use_norm)
+    scale = clip_norm * jnp.minimum(1 / norm, 1 / jnp.asarray(clip_norm, norm.dtype)) + (norm - norm)
+    return _each(t_list, lambda x: x * scale.astype(x.dtype)), norm
+
+
+# Bits.
+
+
+BITWISE = {
+    "bitwise_and": binary(jnp.bitwise_and, "The bits that both have."),
+    "bitwise_or": binary(jnp.bitwise_or, "The bits that one of both has."),
+    "bitwise_xor": binary(jnp.bitwise_xor, "The bits that only one of both has."),
+    "invert": elementwise(jnp.invert, "All bits turned round."),
+    "left_shift": binary(jnp.left_shift, "The bits moved to the left."),
+    "right_shift": binary(jnp.right_shift, "The bits moved to the right."),
+}

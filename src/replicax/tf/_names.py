@@ -1,0 +1,191 @@
+"""Which names stand in which namespace of `replicax.tf`: one table, from which the modules are made."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax import _files, _specs
+from replicax.tf import (
+    _absent,
+    _arrays,
+    _config,
+    _convolutions,
+    _debugging,
+    _exceptions,
+    _flow,
+    _gfile,
+    _indexing,
+    _initializers,
+    _linalg,
+    _math,
+    _nests,
+    _nn,
+    _ops,
+    _random,
+    _segments,
+    _strings,
+    _summary,
+)
+
+
+def _from(module: Any, names: str) -> dict[str, Any]:
+    return {name: getattr(module, name) for name in names.split()}
+
+
+_NUMPY_DTYPES = (
+    """bool complex64 complex128 float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64"""
+)
+DTYPES: dict[str, Any] = {name: np.dtype(name) for name in _NUMPY_DTYPES.split()} | {
+    "bfloat16": np.dtype(jax.numpy.bfloat16),
+    "double": np.dtype(np.float64),
+    "half": np.dtype(np.float16),
+    "string": np.dtype(object),
+}
+
+_ELEMENTWISE = """abs acos acosh add add_n asin asinh atan atan2 atanh cos cosh cumsum divide equal exp floor greater
+greater_equal less less_equal logical_and logical_not logical_or maximum minimum multiply negative not_equal pow round
+scalar_mul sigmoid sign sin sinh sqrt square subtract tan tanh truediv"""
+_REDUCTIONS = "reduce_all reduce_any reduce_logsumexp reduce_max reduce_mean reduce_min reduce_prod reduce_sum"
+_MATH = """accumulate_n angle bessel_i0 bessel_i0e bessel_i1 bessel_i1e betainc ceil conj count_nonzero cumprod
+cumulative_logsumexp digamma divide_no_nan erf erfc erfcinv erfinv expm1 floordiv floormod igamma igammac imag
+invert_permutation is_finite is_inf is_nan is_non_decreasing is_strictly_increasing lbeta lgamma log log1p log_sigmoid
+logical_xor mod multiply_no_nan ndtri nextafter polygamma polyval real reciprocal reciprocal_no_nan
+reduce_euclidean_norm reduce_std reduce_variance rint rsqrt squared_difference xdivy xlog1py xlogy zero_fraction zeta"""
+_ARRAYS = """bitcast broadcast_dynamic_shape broadcast_static_shape broadcast_to cast complex concat ensure_shape
+expand_dims eye fill get_static_value identity_n linspace meshgrid one_hot ones ones_like pad parallel_stack range rank
+repeat reshape reverse reverse_sequence roll saturate_cast sequence_mask shape shape_n size slice split squeeze stack
+strided_slice tile transpose unstack zeros zeros_like"""
+_INDEXING = """argmax argmin argsort boolean_mask dynamic_partition dynamic_stitch gather gather_nd scatter_nd
+searchsorted sort tensor_scatter_nd_add tensor_scatter_nd_max tensor_scatter_nd_min tensor_scatter_nd_sub
+tensor_scatter_nd_update unique unique_with_counts unravel_index where"""
+_FLOW = """case cond control_dependencies custom_gradient device executing_eagerly foldl foldr get_current_name_scope
+get_logger grad_pass_through group init_scope inside_function is_symbolic_tensor map_fn no_op print recompute_grad scan
+stop_gradient switch_case timestamp tuple type_spec_from_value vectorized_map while_loop"""
+_INITIALIZERS = """constant_initializer ones_initializer random_normal_initializer random_uniform_initializer
+zeros_initializer"""
+_LINALG = """adjoint band_part cholesky cholesky_solve cross det diag diag_part eig eigh eigvals eigvalsh expm inv
+logdet lstsq matrix_rank matrix_transpose matvec normalize pinv qr set_diag slogdet solve svd tensor_diag
+tensor_diag_part trace triangular_solve"""
+_NN = """batch_normalization bias_add compute_average_loss crelu dropout elu gelu l2_loss leaky_relu
+local_response_normalization log_poisson_loss log_softmax lrn moments relu relu6 scale_regularization_loss selu
+sigmoid_cross_entropy_with_logits silu softmax softmax_cross_entropy_with_logits softplus softsign
+sparse_softmax_cross_entropy_with_logits swish weighted_cross_entropy_with_logits weighted_moments"""
+_CONVOLUTIONS = """atrous_conv2d conv1d conv1d_transpose conv2d conv2d_transpose conv3d conv3d_transpose conv_transpose
+convolution depthwise_conv2d pool separable_conv2d"""
+_CLIPS = "clip_by_global_norm clip_by_norm clip_by_value"
+
+NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
+    "": (
+        "",
+        {
+            **DTYPES,
+            **_from(_ops, "constant convert_to_tensor identity is_tensor"),
+            **_from(_math, f"{_ELEMENTWISE} {_REDUCTIONS} {_CLIPS} realdiv truncatediv truncatemod"),
+            **_from(_arrays, _ARRAYS),
+            **_from(_indexing, _INDEXING),
+            **_from(_flow, _FLOW),
+            **_from(_linalg, "eig eigvals einsum matmul norm tensordot"),
+            **_from(_initializers, _INITIALIZERS),
+            **_from(_debugging, "Assert assert_rank"),
+            **{name: _debugging.COMPARISONS[name] for name in ("assert_equal", "assert_greater", "assert_less")},
+            "DType": np.dtype,
+            "Tensor": jax.Array,
+            "TensorShape": _specs.TensorShape,
+            "as_dtype": _arrays.as_dtype,
+            "as_string": _strings.as_string,
+            "newaxis": None,
+        },
+    ),
+    "math": (
+        "Mathematics.",
+        {
+            **_from(_math, f"{_ELEMENTWISE} {_REDUCTIONS} {_MATH}"),
+            **_from(_indexing, "argmax argmin"),
+            **_from(_linalg, "l2_normalize"),
+            **_from(_nn, "log_softmax softmax softplus softsign"),
+            **_from(_segments, "bincount confusion_matrix in_top_k top_k"),
+            **_segments.SEGMENTS,
+        },
+    ),
+    "nn": (
+        "Neural networks.",
+        {
+            **_from(_nn, _NN),
+            **_from(_convolutions, _CONVOLUTIONS),
+            **_convolutions.POOLING,
+            **_from(_math, "sigmoid tanh zero_fraction"),
+            **_from(_linalg, "l2_normalize"),
+            **_from(_segments, "in_top_k top_k"),
+            **_from(_indexing, "embedding_lookup"),
+            **_from(_arrays, "depth_to_space space_to_depth"),
+        },
+    ),
+    "nn.experimental": ("Names that TensorFlow keeps under `experimental`.", _from(_nn, "stateless_dropout")),
+    "linalg": (
+        "Linear algebra.",
+        {
+            **_from(_linalg, f"{_LINALG} einsum l2_normalize matmul norm tensordot"),
+            **_from(_arrays, "eye"),
+            **_from(_math, "global_norm"),
+        },
+    ),
+    "random": ("Random numbers.", _from(_random, _random.RANDOM)),
+    "random.experimental": (
+        "Names that TensorFlow keeps under `experimental`.",
+        {
+            **_from(_random, "Algorithm Generator get_global_generator set_global_generator stateless_shuffle"),
+            "stateless_fold_in": _random.fold_in,
+            "stateless_split": _random.split,
+        },
+    ),
+    "bitwise": ("Bits of integers.", _math.BITWISE),
+    "strings": ("Strings.", _from(_strings, _strings.STRINGS)),
+    "io": ("Files.", {**_from(_gfile, "matching_files read_file write_file"), "TFRecordWriter": _files.TFRecordWriter}),
+    "io.gfile": ("Files of any filesystem.", _from(_gfile, _gfile.GFILE)),
+    "debugging": ("Assertions.", {**_from(_debugging, _debugging.DEBUGGING), **_debugging.COMPARISONS}),
+    "nest": (
+        "Structures.",
+        _from(_nests, "assert_same_structure flatten is_nested map_structure pack_sequence_as"),
+    ),
+    "errors": ("Exceptions.", {**_exceptions.ERRORS, **_exceptions.CODES}),
+    "dtypes": (
+        "Dtypes, which are numpy's.",
+        {**DTYPES, **_from(_arrays, "cast complex saturate_cast"), "DType": np.dtype, "as_dtype": _arrays.as_dtype},
+    ),
+    "summary": ("Summaries for TensorBoard.", _from(_summary, _summary.SUMMARY)),
+    "summary.experimental": (
+        "Names that TensorFlow keeps under `experimental`.",
+        _from(_summary, "get_step set_step summary_scope"),
+    ),
+    "config": ("Devices, and running functions eagerly.", _config.CONFIG),
+    "config.experimental": ("Names that TensorFlow keeps under `experimental`.", _config.EXPERIMENTAL),
+    "config.optimizer": ("Settings of compilation.", _config.OPTIMIZER),
+    "config.threading": ("Settings of threads.", _config.THREADING),
+    "test": ("What there is to test with.", _from(_config, _config.TEST)),
+    "version": ("The version of TensorFlow whose names these are.", {"VERSION": "2.21.0"}),
+}
+
+
+def namespace(name: str, doc: str, **members: Any) -> types.ModuleType:
+    """A module of these names, in which any other name is an error that says what to use."""
+    module = types.ModuleType(f"replicax.tf.{name}", doc)
+    module.__dict__.update(members, __getattr__=_absent.missing_from(name))
+    return module
+
+
+def install(target: dict[str, Any]) -> None:
+    """Puts the names of the table into the namespace of `replicax.tf`."""
+    target.update(NAMESPACES[""][1])
+    made: dict[str, types.ModuleType] = {}
+    for name, (doc, members) in NAMESPACES.items():
+        if name:
+            made[name] = namespace(name, doc, **members)
+            outer, _, inner = name.rpartition(".")
+            if outer:
+                setattr(made[outer], inner, made[name])
+            else:
+                target[name] = made[name]

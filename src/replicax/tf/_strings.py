@@ -1,0 +1,132 @@
+"""`tf.strings`: the simple ones. Tensors of strings are numpy arrays of bytes, and never part of compiled code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from replicax._errors import InvalidArgumentError
+from replicax._specs import as_dtype
+from replicax.tf._ops import as_axis, convert_to_tensor, known
+
+
+def _strings(value: Any) -> np.ndarray:
+    array = np.asarray(known(value, "A tensor of strings", "Use it outside of compiled code."), object)
+    return np.vectorize(lambda x: x if isinstance(x, bytes) else str(x).encode(), otypes=[object])(array)
+
+
+def _each(compute: Callable[..., Any], *arrays: Any, dtype: Any = object) -> Any:
+    result = np.vectorize(compute, otypes=[dtype])(*arrays)
+    return np.asarray(result, dtype) if dtype is object else convert_to_tensor(np.asarray(result, dtype))
+
+
+def lower(input: Any, encoding: str = "", name: str | None = None) -> Any:
+    """Small letters; with the encoding "utf-8" not of ASCII alone."""
+    return _each(lambda x: x.decode().lower().encode() if encoding else x.lower(), _strings(input))
+
+
+def upper(input: Any, encoding: str = "", name: str | None = None) -> Any:
+    """Capital letters; with the encoding "utf-8" not of ASCII alone."""
+    return _each(lambda x: x.decode().upper().encode() if encoding else x.upper(), _strings(input))
+
+
+def strip(input: Any, name: str | None = None) -> Any:
+    """Without white space at both ends."""
+    return _each(bytes.strip, _strings(input))
+
+
+def length(input: Any, unit: str = "BYTE", name: str | None = None) -> Any:
+    """How many bytes or, with the unit "UTF8_CHAR", characters; int32."""
+    return _each(lambda x: len(x if unit == "BYTE" else x.decode()), _strings(input), dtype=np.int32)
+
+
+def join(inputs: Any, separator: str = "", name: str | None = None) -> Any:
+    """The strings that stand in the same place of several tensors as one."""
+    arrays = np.broadcast_arrays(*(_strings(x) for x in inputs))
+    return _each(lambda *parts: separator.encode().join(parts), *arrays)
+
+
+def reduce_join(
+    inputs: Any, axis: Any = None, keepdims: bool = False, separator: str = "", name: str | None = None
+) -> Any:
+    """The strings along an axis, of the whole tensor by default, as one."""
+    array, axis = _strings(inputs), as_axis(axis)
+    if axis is None:
+        whole = np.array(separator.encode().join(array.reshape(-1)), object)
+        return whole.reshape((1,) * array.ndim) if keepdims else whole
+    rows = np.moveaxis(array, axis, -1)
+    joined = np.empty(rows.shape[:-1], object)
+    for place in np.ndindex(joined.shape):
+        joined[place] = separator.encode().join(rows[place])
+    return np.expand_dims(joined, axis) if keepdims else joined
+
+
+def substr(input: Any, pos: Any, len: Any, unit: str = "BYTE", name: str | None = None) -> Any:
+    """`len` bytes or, with the unit "UTF8_CHAR", characters from `pos` on."""
+
+    def cut(x: bytes, start: int, count: int) -> bytes:
+        if unit != "BYTE":
+            return x.decode()[start : start + count if start + count else None].encode()
+        return x[start : start + count if start >= 0 or start + count < 0 else None]
+
+    return _each(cut, _strings(input), np.asarray(pos), np.asarray(len))
+
+
+def regex_replace(input: Any, pattern: str, rewrite: str, replace_global: bool = True, name: str | None = None) -> Any:
+    """What fits a pattern, replaced everywhere or in the first place alone."""
+    found = re.compile(pattern.encode())
+    return _each(lambda x: found.sub(rewrite.encode(), x, count=0 if replace_global else 1), _strings(input))
+
+
+def regex_full_match(input: Any, pattern: str, name: str | None = None) -> Any:
+    """Whether the whole string fits a pattern."""
+    found = re.compile(pattern.encode())
+    return _each(lambda x: found.fullmatch(x) is not None, _strings(input), dtype=np.bool_)
+
+
+def to_number(input: Any, out_type: Any = np.float32, name: str | None = None) -> Any:
+    """The number that a string says; `InvalidArgumentError` where it says none."""
+    dtype = np.dtype(as_dtype(out_type))
+
+    def number(x: bytes) -> Any:
+        try:
+            return int(x) if dtype.kind == "i" else float(x)
+        except ValueError:
+            raise InvalidArgumentError(f"StringToNumberOp could not correctly convert string: {x.decode()}") from None
+
+    return _each(number, _strings(input), dtype=dtype)
+
+
+def as_string(
+    input: Any,
+    precision: int = -1,
+    scientific: bool = False,
+    shortest: bool = False,
+    width: int = -1,
+    fill: str = "",
+    name: str | None = None,
+) -> Any:
+    """Numbers as text: floats with six digits after the point unless `precision` says otherwise."""
+    array = known(convert_to_tensor(input), "A number that becomes text", "Use tf.print in compiled code.")
+
+    def shown(x: Any) -> bytes:
+        if array.dtype == np.bool_:
+            text = "true" if x else "false"
+        elif array.dtype.kind in "iu":
+            text = str(int(x))
+        elif array.dtype.kind in "OS":
+            return x
+        else:
+            kind = "g" if shortest else "e" if scientific else "f"
+            text = f"{float(x):{f'.{precision}' if precision >= 0 else ''}{kind}}"
+        if width < 0:
+            return text.encode()
+        return (text.ljust(width) if fill == "-" else text.rjust(width, fill or " ")).encode()
+
+    return _each(shown, array)
+
+
+STRINGS = """as_string join length lower reduce_join regex_full_match regex_replace strip substr to_number upper"""

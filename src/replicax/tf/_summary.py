@@ -1,0 +1,244 @@
+"""`tf.summary` through tensorboardX, which is imported where it is used: `pip install 'replicax[summary]'`.
+
+In a traced function a summary is written when the program runs. Of several replicas the first one writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _context, _creation
+from replicax._variables import Variable
+from replicax.tf._ops import convert_to_tensor
+
+
+class _State:
+    """What is the current writer, step and condition: of the whole process, since eager replicas are threads."""
+
+    writer: Any = None
+    step: Any = None
+    condition: Any = True
+
+
+_state = _State()
+
+
+class SummaryWriter:
+    """Writes summaries to a folder. Make one with `create_file_writer`."""
+
+    def __init__(self, logdir: str | None, **options: Any):
+        self._logdir, self._options = logdir, options
+        self._writer: Any = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def _events(self) -> Any:
+        if self._closed:
+            raise RuntimeError(f"The summary writer of {self._logdir} is closed.")
+        if self._writer is None and self._logdir is not None:
+            try:
+                from tensorboardX import SummaryWriter as Writer
+            except ImportError as error:
+                raise ImportError("tf.summary needs tensorboardX: pip install 'replicax[summary]'.") from error
+            self._writer = Writer(self._logdir, **self._options)
+        return self._writer
+
+    def _write(self, write: Callable[[Any], None]) -> None:
+        with self._lock:
+            if (events := self._events()) is not None:
+                write(events)
+
+    @contextlib.contextmanager
+    def as_default(self, step: Any = None) -> Iterator[SummaryWriter]:
+        """A context in which summaries go here, with this step unless they name one."""
+        before = _state.writer, _state.step
+        _state.writer = self
+        if step is not None:
+            _state.step = step
+        try:
+            yield self
+        finally:
+            self.flush()
+            _state.writer, _state.step = before
+
+    def set_as_default(self, step: Any = None) -> None:
+        """Has summaries go here from now on."""
+        _state.writer = self
+        if step is not None:
+            _state.step = step
+
+    def init(self) -> None:
+        """Opens the file now."""
+        self._write(lambda events: None)
+
+    def flush(self) -> None:
+        """Waits for what compiled code has written, and writes it to the file."""
+        if self._writer is not None and not self._closed:
+            jax.effects_barrier()
+            with self._lock:
+                self._writer.flush()
+
+    def close(self) -> None:
+        """Flushes, and closes the file."""
+        self.flush()
+        if self._writer is not None:
+            self._writer.close()
+        self._closed = True
+
+
+def create_file_writer(
+    logdir: Any,
+    max_queue: Any = None,
+    flush_millis: Any = None,
+    filename_suffix: Any = None,
+    name: str | None = None,
+    experimental_trackable: bool = False,
+    experimental_mesh: Any = None,
+) -> SummaryWriter:
+    """A writer of a file of events in a folder.
+
+    Args:
+        logdir: the folder.
+        max_queue: how many summaries are held back at most, 10 by default.
+        flush_millis: after how many milliseconds they are written at the latest, 120 000 by default.
+        filename_suffix: the end of the file's name, ".v2" by default.
+        name, experimental_trackable, experimental_mesh: accepted for compatibility.
+    """
+    options = {"flush_secs": 120 if flush_millis is None else flush_millis / 1000}
+    suffix = {"filename_suffix": ".v2" if filename_suffix is None else filename_suffix}
+    return SummaryWriter(str(logdir), max_queue=10 if max_queue is None else int(max_queue), **options, **suffix)
+
+
+def create_noop_writer() -> SummaryWriter:
+    """A writer that writes nothing."""
+    return SummaryWriter(None)
+
+
+def flush(writer: SummaryWriter | None = None, name: str | None = None) -> None:
+    """Flushes a writer, by default the current one."""
+    writer = writer or _state.writer
+    if writer is not None:
+        writer.flush()
+
+
+@contextlib.contextmanager
+def record_if(condition: Any) -> Iterator[None]:
+    """A context in which summaries are written where a condition holds: a bool, a tensor, or a function of one."""
+    before = _state.condition
+    _state.condition = condition
+    try:
+        yield
+    finally:
+        _state.condition = before
+
+
+def _condition() -> Any:
+    condition = _state.condition() if callable(_state.condition) else _state.condition
+    return convert_to_tensor(condition) if isinstance(condition, (jax.Array, Variable)) else bool(condition)
+
+
+def should_record_summaries() -> Any:
+    """Whether a summary would be written now."""
+    return _condition() if _state.writer is not None else False
+
+
+def get_step() -> Any:
+    """The default step, None where there is none."""
+    return _state.step
+
+
+def set_step(step: Any) -> None:
+    """Sets the default step. In a traced function a Python number stays what it was then: use a variable."""
+    _state.step = step
+
+
+@contextlib.contextmanager
+def summary_scope(name: str, default_name: str = "summary", values: Any = None) -> Iterator[tuple[str, str]]:
+    """A context in which `name/` stands before the names of summaries: (tag, scope)."""
+    with _creation.name_scope(name or default_name) as scope:
+        yield scope.rstrip("/"), scope
+
+
+def _record(name: str, data: Any, step: Any, write: Callable[[Any, str, Any, int], None]) -> Any:
+    """`write(events, tag, data, step)` now or, in a traced function, when the program runs."""
+    step = _state.step if step is None else step
+    writer = _state.writer
+    if writer is None:
+        return False
+    if step is None:
+        raise ValueError("No step set. Please specify one either through the `step` argument or through `set_step()`.")
+    tag = "/".join([*_creation.state.names, name])
+    condition = _condition()
+    replica = _context.get_replica_context()
+    if replica is not None:  # of several replicas only the first one writes
+        condition = condition & (jnp.asarray(replica.replica_id_in_sync_group) == 0)
+    if condition is False:
+        return False
+    data = convert_to_tensor(data)
+    operands = [convert_to_tensor(condition), data, convert_to_tensor(step)]
+
+    def record(condition: Any, data: Any, step: Any) -> None:
+        if bool(condition):
+            writer._write(lambda events: write(events, tag, np.asarray(data), int(step)))
+
+    if any(isinstance(x, jax.core.Tracer) for x in operands):
+        writer.init()  # what is wrong with the writer is an error here, not when the program runs
+        jax.debug.callback(record, *operands)
+        return operands[0]
+    record(*operands)
+    return bool(operands[0])
+
+
+def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> Any:
+    """Writes a number; whether it was written. `ValueError` without a step, or for what is no scalar."""
+    if convert_to_tensor(data).ndim:
+        raise ValueError(
+            f"tf.summary.scalar takes a scalar, got shape {tuple(convert_to_tensor(data).shape)} for {name!r}."
+        )
+    return _record(name, data, step, lambda events, tag, x, at: events.add_scalar(tag, float(x), at))
+
+
+def histogram(
+    name: str, data: Any, step: Any = None, buckets: int | None = None, description: str | None = None
+) -> Any:
+    """Writes how the elements of a tensor are distributed, in 30 buckets by default."""
+
+    def write(events: Any, tag: str, x: Any, at: int) -> None:
+        events.add_histogram(tag, x.astype(np.float64).reshape(-1), at, bins=30 if buckets is None else buckets)
+
+    return _record(name, data, step, write)
+
+
+def image(name: str, data: Any, step: Any = None, max_outputs: int = 3, description: str | None = None) -> Any:
+    """Writes the first images of `[n, height, width, channels]`: floats from 0 to 1, or uint8."""
+    shape = convert_to_tensor(data).shape
+    if len(shape) != 4:
+        raise ValueError(f"tf.summary.image takes [n, height, width, channels], got shape {tuple(shape)} for {name!r}.")
+
+    def write(events: Any, tag: str, x: Any, at: int) -> None:
+        x = x if x.dtype == np.uint8 else np.clip(x.astype(np.float32), 0, 1)
+        for i, picture in enumerate(x[:max_outputs]):
+            picture = np.repeat(picture, 3, -1) if picture.shape[-1] == 1 else picture
+            events.add_image(
+                tag if i == 0 and len(x[:max_outputs]) == 1 else f"{tag}/{i}", picture, at, dataformats="HWC"
+            )
+
+    return _record(name, data, step, write)
+
+
+def text(name: str, data: Any, step: Any = None, description: str | None = None) -> Any:
+    """Writes text, which is known outside of compiled code: a string or a tensor of strings."""
+    flat = np.asarray(convert_to_tensor(data), object).reshape(-1)
+    joined = "\n\n".join(x.decode() if isinstance(x, bytes) else str(x) for x in flat)
+    return _record(name, 0, step, lambda events, tag, x, at: events.add_text(tag, joined, at))
+
+
+SUMMARY = """SummaryWriter create_file_writer create_noop_writer flush histogram image record_if scalar
+should_record_summaries text"""

@@ -1,0 +1,282 @@
+"""What `replicax.tf` does besides computing: files, summaries, assertions in compiled code, random numbers ...
+
+`replicax.tf` changes how JAX's arrays print, so each test runs its program in a process of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+START = """
+import numpy as np, tempfile, os
+import replicax.tf as tf
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+def raises(kind, function, *words):
+    try:
+        function()
+    except kind as error:
+        assert all(word in str(error) for word in words), str(error)
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+"""
+
+
+@pytest.fixture
+def run(run_python):
+    def run(program):
+        done = run_python(START + program, timeout=120, env={"REPLICAX_VIRTUAL_DEVICES": "CPU:2"})
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def test_an_absent_name_says_what_to_use(run):
+    run("""
+raises(AttributeError, lambda: tf.saved_model, "saved_model", "jax.export")
+raises(AttributeError, lambda: tf.image.resize, "'image'", "jax.image")
+raises(AttributeError, lambda: tf.RaggedTensor, "mask")
+raises(AttributeError, lambda: tf.nn.ctc_loss, "nn.ctc_loss", "optax.losses.ctc_loss")
+raises(AttributeError, lambda: tf.math.nosuch, "math.nosuch", "docs/tf-names.md")
+raises(AttributeError, lambda: tf.io.gfile.nosuch, "io.gfile.nosuch")
+raises(AttributeError, lambda: tf.compat.v1.Session, "no graphs")
+raises(AttributeError, lambda: tf.data.experimental.service, "data.experimental.service")
+raises(RuntimeError, tf.compat.v1.disable_eager_execution, "disable_eager_execution", "@tf.function")
+tf.compat.v1.enable_eager_execution()
+assert not hasattr(tf, "hub") and tf.data.AUTOTUNE == tf.data.experimental.AUTOTUNE == -1
+""")
+
+
+def test_the_page_of_names_is_up_to_date():
+    command = [sys.executable, str(ROOT / "scripts" / "tf_names.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_costs_less_than_half_of_importing_jax(run_python):
+    """In modules, since times differ from run to run: neither tensorboardX nor fsspec nor all of JAX's libraries."""
+    done = run_python("""
+import sys
+import jax, jax.numpy, jax.nn
+before = set(sys.modules)
+import replicax.tf
+new = {name for name in set(sys.modules) - before if not name.startswith("replicax")}
+assert not {"tensorboardX", "fsspec", "google"} & {name.split(".")[0] for name in new}, new
+assert len(new) < len(before) / 2, sorted(new)
+""")
+    assert done.returncode == 0, done.stderr
+
+
+def test_files_of_any_filesystem(run):
+    pytest.importorskip("fsspec")
+    run("""
+g = tf.io.gfile
+os.chdir(tempfile.mkdtemp())
+for root in (os.path.join(os.getcwd(), "here"), "relative", "memory://there"):
+    g.makedirs(g.join(root, "a", "b"))
+    g.makedirs(g.join(root, "a", "b"))
+    with g.GFile(g.join(root, "a", "f.txt"), "w") as f:
+        f.write("one\\ntwo\\n")
+    with g.GFile(g.join(root, "a", "f.txt")) as f:
+        assert f.readline() == "one\\n" and f.read() == "two\\n"
+    with g.GFile(g.join(root, "a", "f.txt")) as f:
+        assert list(f) == ["one\\n", "two\\n"] and f.size() == 8
+    assert g.GFile(g.join(root, "a", "f.txt"), "rb").read(3) == b"one"
+    assert g.exists(g.join(root, "a", "f.txt")) and g.isdir(g.join(root, "a"))
+    assert not g.isdir(g.join(root, "a", "f.txt")) and not g.exists(g.join(root, "nosuch"))
+    assert sorted(g.listdir(g.join(root, "a"))) == ["b", "f.txt"]
+    assert g.glob(g.join(root, "*", "*.txt")) == [g.join(root, "a", "f.txt")], g.glob(g.join(root, "*", "*.txt"))
+    assert g.stat(g.join(root, "a", "f.txt")).length == 8
+    g.copy(g.join(root, "a", "f.txt"), g.join(root, "c.txt"))
+    raises(tf.errors.AlreadyExistsError, lambda: g.copy(g.join(root, "a", "f.txt"), g.join(root, "c.txt")), "overwrite")
+    g.rename(g.join(root, "c.txt"), g.join(root, "d.txt"))
+    assert not g.exists(g.join(root, "c.txt")) and g.GFile(g.join(root, "d.txt")).read() == "one\\ntwo\\n"
+    tops = [(g.join(top, ""), folders, files) for top, folders, files in g.walk(root)]
+    assert (tops[0][1], tops[0][2]) == (["a"], ["d.txt"]) and len(tops) == 3, tops
+    g.remove(g.join(root, "d.txt"))
+    raises(tf.errors.NotFoundError, lambda: g.remove(g.join(root, "d.txt")), "d.txt")
+    raises(FileNotFoundError, lambda: g.GFile(g.join(root, "nosuch")).read(), "nosuch")
+    raises(tf.errors.NotFoundError, lambda: g.listdir(g.join(root, "nosuch")))
+    raises(tf.errors.NotFoundError, lambda: g.stat(g.join(root, "nosuch")))
+    g.rmtree(root)
+    assert not g.exists(root)
+tf.io.write_file("x/y.bin", b"ab")
+assert tf.io.read_file("x/y.bin").item() == b"ab" and tf.io.matching_files("x/*").tolist() == [b"x/y.bin"]
+""")
+
+
+def test_summaries_of_compiled_code_and_replicas(run):
+    pytest.importorskip("tensorboardX")
+    run("""
+import struct
+from tensorboardX.proto import event_pb2
+folder = tempfile.mkdtemp()
+writer = tf.summary.create_file_writer(folder)
+step = tf.Variable(7, dtype=tf.int64)
+assert tf.summary.scalar("nowhere", 1.0, step=0) is False
+
+@tf.function
+def compiled(x):
+    tf.summary.scalar("total", tf.reduce_sum(x), step=step)
+    with tf.summary.record_if(step > 7):
+        tf.summary.scalar("sometimes", 5.0, step=step)
+    return x
+
+def replica(x):
+    tf.summary.scalar("replica", x + tf.cast(tf.distribute.get_replica_context().replica_id_in_sync_group, tf.float32))
+
+with writer.as_default(step=3):
+    assert tf.summary.scalar("eager", 1.5) and tf.summary.experimental.get_step() == 3
+    compiled(tf.constant([1.0, 2.0])); step.assign(8); compiled(tf.constant([3.0, 4.0]))
+    strategy.run(replica, args=(tf.constant(10.0),))
+    tf.function(lambda: strategy.run(replica, args=(tf.constant(20.0),)))()
+    with tf.name_scope("scope"):
+        tf.summary.histogram("h", [1.0, 2.0])
+    tf.summary.image("picture", np.zeros([2, 4, 4, 3], np.float32), max_outputs=1)
+    tf.summary.text("words", "hello")
+    with tf.summary.record_if(False):
+        assert not tf.summary.scalar("never", 1.0)
+    raises(ValueError, lambda: tf.summary.scalar("vector", [1.0, 2.0]), "scalar")
+with writer.as_default():
+    raises(ValueError, lambda: tf.summary.scalar("stepless", 1.0), "No step set")
+writer.close()
+with tf.summary.create_noop_writer().as_default(step=1):
+    tf.summary.scalar("nothing", 1.0)
+
+(name,) = os.listdir(folder)
+data, found = open(os.path.join(folder, name), "rb").read(), []
+while data:
+    (length,) = struct.unpack("<Q", data[:8])
+    event = event_pb2.Event.FromString(data[12 : 12 + length])
+    found += [(v.tag, event.step, v.simple_value) for v in event.summary.value]
+    data = data[16 + length :]
+scalars = sorted(row for row in found if row[2])
+assert scalars == [("eager", 3, 1.5), ("replica", 3, 10.0), ("replica", 3, 20.0), ("sometimes", 8, 5.0),
+                   ("total", 7, 3.0), ("total", 8, 7.0)], scalars
+assert {row[0] for row in found} - {row[0] for row in scalars} == {"scope/h", "picture", "words/text_summary"}, found
+""")
+
+
+def test_assertions_in_compiled_code_are_raised_when_a_result_is_read(run):
+    done = run("""
+@tf.function
+def f(x):
+    tf.debugging.assert_positive(x, message="losses are positive")
+    tf.debugging.assert_rank(x, 1)
+    return x * 2
+assert f(tf.constant([1.0])).numpy() == [2.0]
+raises(tf.errors.InvalidArgumentError, lambda: f(tf.constant([-1.0])).numpy(), "losses are positive", "-1.0")
+assert f(tf.constant([1.0])).numpy() == [2.0]  # it is raised once
+raises(ValueError, lambda: f(tf.constant(1.0)), "rank 1")
+
+def replica(x):
+    tf.debugging.assert_less(x, 2.0)
+    return x
+parts = strategy.experimental_distribute_values_from_function(
+    lambda c: tf.constant(float(c.replica_id_in_sync_group) + 1))
+results = tf.function(lambda x: strategy.run(replica, args=(x,)))(parts)
+raises(tf.errors.InvalidArgumentError, lambda: [part.numpy() for part in results.values], "x < y")
+raises(Exception, lambda: strategy.run(replica, args=(parts,)), "x < y")  # eagerly in the replica
+""")
+    assert "Assertion failed in compiled code: losses are positive" in done.stderr
+
+
+def test_losses_are_over_the_global_batch(run):
+    run("""
+def replica(x):
+    return (tf.nn.compute_average_loss(x), tf.nn.compute_average_loss(x, global_batch_size=10),
+            tf.nn.scale_regularization_loss(tf.reduce_sum(x)))
+parts = strategy.experimental_distribute_values_from_function(
+    lambda c: tf.constant([1.0, 2.0, 3.0]) * float(c.replica_id_in_sync_group + 1))
+for way in (lambda f: f, tf.function):
+    results = way(lambda x: strategy.run(replica, args=(x,)))(parts)
+    # 6 and 12 over a batch of 6, and of 10; halved for each of two replicas
+    assert np.allclose([[float(p) for p in r.values] for r in results], [[1, 2], [0.6, 1.2], [3, 6]])
+assert float(tf.nn.compute_average_loss(tf.constant([1.0, 2.0]))) == 1.5
+with strategy.scope():
+    raises(RuntimeError, lambda: tf.nn.compute_average_loss(tf.constant([1.0])), "in cross replica context")
+    raises(RuntimeError, lambda: tf.nn.scale_regularization_loss(tf.constant([1.0])), "in cross replica context")
+    assert float(tf.nn.compute_average_loss(tf.constant([1.0]), global_batch_size=4)) == 0.25
+""")
+
+
+def test_random_numbers(run):
+    run("""
+r = tf.random
+for make, dtype, shape in [
+    (lambda: r.normal([2, 3]), "float32", (2, 3)), (lambda: r.truncated_normal([2], dtype=tf.float64), "float64", (2,)),
+    (lambda: r.uniform([4], 1, 5, tf.int32), "int32", (4,)), (lambda: r.gamma([2], [1.0, 2.0]), "float32", (2, 2)),
+    (lambda: r.poisson([2], [3.0, 4.0, 5.0]), "float32", (2, 3)),
+    (lambda: r.categorical([[0.0, -50.0]], 5), "int64", (1, 5)), (lambda: r.shuffle([1, 2, 3]), "int32", (3,)),
+    (lambda: tf.random_normal_initializer(seed=1)([2]), "float32", (2,)),
+    (lambda: tf.random_uniform_initializer()([2]), "float32", (2,)),
+    (lambda: tf.nn.dropout(tf.ones([50]), 0.5, seed=4), "float32", (50,)),
+]:
+    r.set_seed(5); one = make(); two = make()
+    r.set_seed(5); again = tf.function(make)()
+    assert (one.dtype.name, one.shape) == (dtype, shape)
+    assert np.allclose(one, again, atol=1e-6), (one, again)  # the same stream, compiled or not
+assert set(np.asarray(tf.nn.dropout(tf.ones([50]), 0.5)).tolist()) == {0.0, 2.0}
+r.set_seed(1); first = r.normal([3]); assert not np.array_equal(first, r.normal([3]))
+r.set_seed(1); assert np.array_equal(r.normal([3]), first)
+assert not np.array_equal(r.normal([3], seed=7), r.normal([3], seed=7))  # a stream of its own
+for make in (lambda s: r.stateless_normal([3], s), lambda s: r.stateless_uniform([3], s), lambda s: r.split(s),
+             lambda s: r.stateless_truncated_normal([3], s), lambda s: r.stateless_gamma([3], s, 2.0),
+             lambda s: r.stateless_poisson([3], s, 50.0), lambda s: r.stateless_binomial([9], s, 20.0, 0.5),
+             lambda s: r.stateless_categorical([[0.0] * 99], 3, s), lambda s: r.fold_in(s, 3),
+             lambda s: r.experimental.stateless_shuffle(np.arange(99), s),
+             lambda s: tf.nn.experimental.stateless_dropout(tf.ones([50]), 0.5, s)):
+    assert np.array_equal(make([1, 2]), make([1, 2])) and not np.array_equal(make([1, 2]), make([1, 3]))
+g = r.Generator.from_seed(3)
+state = g.state.numpy(); a = g.normal([2]); g.reset(state); assert np.array_equal(g.normal([2]), a)
+g.reset_from_seed(3); assert np.array_equal(g.normal([2]), a); g.reset_from_seed(3); g.skip(1)
+assert not np.array_equal(g.normal([2]), a) and g.make_seeds(2).shape == (2, 2)
+one, two = g.split(2); assert not np.array_equal(one.uniform([2]), two.uniform([2]))
+r.set_global_generator(r.Generator.from_seed(3)); assert np.array_equal(r.normal([2]), a)
+for way in (lambda f: f, tf.function):
+    parts = way(lambda: strategy.run(lambda: tf.nn.dropout(tf.ones([64]), 0.5)))().values
+    assert not np.array_equal(*parts)  # replicas drop different elements
+""")
+
+
+def test_shapes_are_known_in_compiled_code(run):
+    run("""
+import jax
+@tf.function
+def f(x):
+    batch = tf.shape(x)[0]
+    assert not tf.executing_eagerly() and tf.inside_function()
+    with tf.init_scope():
+        assert tf.executing_eagerly()
+    rows = tf.range(batch * 2)
+    flat = tf.reshape(x, [batch, tf.reduce_prod(tf.shape(x)[1:])])
+    more = tf.zeros(tf.concat([tf.shape(x)[:1], tf.constant([4])], 0))
+    mean = tf.reduce_sum(x) / tf.cast(tf.size(x), tf.float32)
+    return rows, flat, more, mean
+rows, flat, more, mean = f(tf.ones([2, 3, 2]))
+assert rows.shape == (4,) and flat.shape == (2, 6) and more.shape == (2, 4) and float(mean) == 1.0
+raises(TypeError, lambda: jax.jit(lambda x: tf.boolean_mask(x, x > 0))(tf.ones([2])), "tf.where(mask, x, 0)")
+raises(TypeError, lambda: jax.jit(lambda x: tf.zeros([x]))(tf.constant(2)), "traced")
+raises(TypeError, lambda: jax.jit(lambda x: tf.unique(x))(tf.constant([2])), "tf.unique")
+with tf.control_dependencies([tf.no_op()]), tf.device("CPU:1"), tf.name_scope("scope"):
+    assert tf.get_current_name_scope() == "scope" and tf.timestamp().dtype == tf.float64
+assert tf.test.is_built_with_xla() and tf.get_logger().name == "tensorflow" and tf.version.VERSION >= "2"
+assert tf.config.experimental.set_memory_growth(tf.config.list_physical_devices()[0], True) is None
+raises(RuntimeError, lambda: tf.config.set_visible_devices([], "CPU"), "CUDA_VISIBLE_DEVICES")
+assert issubclass(tf.errors.NotFoundError, (tf.errors.OpError, FileNotFoundError))
+class Dense(tf.Module):
+    @tf.Module.with_name_scope
+    def build(self):
+        self.w, self.steps = tf.Variable(1.0, name="w"), tf.Variable(0, trainable=False)
+module = Dense(name="dense"); module.build()
+assert module.w.name == "dense/w:0" and module.non_trainable_variables == (module.steps,)
+slices = tf.IndexedSlices(tf.ones([1, 2]) * 3, tf.constant([1]), tf.constant([3, 2]))
+(clipped,), norm = tf.clip_by_global_norm([slices], 1.0)
+assert np.allclose(norm, np.sqrt(18)) and np.allclose(clipped.values, 1 / np.sqrt(2))
+assert tf.nest.flatten(slices) == [slices] and len(tf.nest.flatten(slices, expand_composites=True)) == 3
+""")

@@ -1,0 +1,164 @@
+"""The operations of `replicax.tf` against TensorFlow's: values, dtypes, gradients, errors and signatures.
+
+tests/tf_ops/cases.txt has expressions, and tests/tf_ops/tensorflow.json what TensorFlow 2.21 gives for them:
+
+    python tests/tf_ops/run.py tensorflow tests/tf_ops/tensorflow.json
+
+replicax evaluates them in a compiled function with gradients, in the replicas of a strategy, and eagerly where values
+decide on shapes or an error is expected. Where TensorFlow is installed the record itself is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "tf_ops"
+
+# Names whose results are no tensors to compare, or are random or files: test_tf_namespace.py shows what they do.
+ELSEWHERE = """
+AggregationMethod control_dependencies device get_current_name_scope get_logger init_scope print timestamp
+type_spec_from_value random_normal_initializer random_uniform_initializer parallel_stack
+nn.experimental.stateless_dropout debugging.disable_check_numerics debugging.enable_check_numerics
+debugging.set_log_device_placement
+debugging.disable_traceback_filtering debugging.enable_traceback_filtering
+"""
+ELSEWHERE_ALL = ("config", "errors", "io", "random", "summary", "test", "version")
+
+
+def difference(expected, got, where=""):
+    """What differs, None where nothing does; numbers may be a little off."""
+    if isinstance(expected, float) and isinstance(got, (int, float)) and not isinstance(got, bool):
+        same = math.isclose(expected, got, rel_tol=2e-3, abs_tol=2e-5) or (math.isnan(expected) and math.isnan(got))
+        return None if same else f"{where}: TensorFlow {expected}, replicax {got}"
+    if isinstance(expected, list) and isinstance(got, list) and len(expected) == len(got):
+        return next(
+            (d for i, (a, b) in enumerate(zip(expected, got)) if (d := difference(a, b, f"{where}[{i}]"))), None
+        )
+    if isinstance(expected, dict) and isinstance(got, dict) and set(expected) == set(got):
+        return next((d for k in expected if (d := difference(expected[k], got[k], f"{where}.{k}"))), None)
+    same = expected == got and type(expected) is type(got)
+    return None if same else f"{where}: TensorFlow {expected}, replicax {got}"
+
+
+def any_nonzero(nest):
+    return any(any_nonzero(x) for x in nest) if isinstance(nest, list) else abs(nest) > 1e-6
+
+
+def without_zeros(result):
+    """A result, but for gradients that are all zeros, which are None where nothing connects."""
+    parts = result.get("gradients", {}).items()
+    gradients = {name: tensors for name, tensors in parts if any_nonzero([numbers for _, _, numbers in tensors])}
+    return {**result, "gradients": gradients} if "gradients" in result else result
+
+
+def differences(expected, got, parts=("value", "gradients", "raises", "failed")):
+    def chosen(result):
+        return {k: v for k, v in without_zeros(result).items() if k in parts}
+
+    pairs = ((name, difference(chosen(expected[name]), chosen(result))) for name, result in got.items())
+    return "\n".join(f"{name}  {found}" for name, found in pairs if found)
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return json.loads((FOLDER / "tensorflow.json").read_text(encoding="utf-8"))
+
+
+def _run(python, module, path, **env):
+    command = [str(python), str(FOLDER / "run.py"), module, str(path)]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", **env}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=230)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    # Compiling takes nearly all of the time, so XLA leaves its slow passes out.
+    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    path = tmp_path_factory.mktemp("ops") / "replicax.json"
+    return _run(sys.executable, "replicax.tf", path, REPLICAX_VIRTUAL_DEVICES="CPU:2", XLA_FLAGS=flags)
+
+
+def test_the_record_is_complete(recorded):
+    failed = [
+        name for name, result in recorded["values"].items() if "failed" in result or result.get("raises", 1) is None
+    ]
+    assert not failed, f"These do not work in TensorFlow itself: {failed}"
+
+
+@pytest.mark.parametrize("way", ["eager", "function", "replicas"])
+def test_the_same_as_tensorflow(way, recorded, ours):
+    parts = ("value", "failed") if way == "replicas" else ("value", "gradients", "raises", "failed")
+    assert len(ours[way]) > 80
+    found = differences(recorded["values"], ours[way], parts)
+    assert not found, f"\n{found}"
+
+
+def test_every_expression_was_evaluated(recorded, ours):
+    assert set(recorded["values"]) == set(ours["eager"]) | set(ours["function"])
+
+
+def test_the_record_is_what_tensorflow_gives(tensorflow_python, recorded, tmp_path):
+    again = _run(tensorflow_python, "tensorflow", tmp_path / "tensorflow.json")
+    assert set(again["values"]) == set(recorded["values"]), "Run tests/tf_ops/run.py to record it anew."
+    found = differences(recorded["values"], again["values"])
+    assert not found, f"\n{found}"
+    assert again["signatures"] == recorded["signatures"]
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory):
+    """The names of each namespace, with the names of parameters of those that are functions."""
+    program = """
+import inspect, json
+from replicax.tf import _names
+import replicax.tf as tf
+def parameters(value):
+    plain = callable(value) and not inspect.isclass(value)
+    return list(inspect.signature(value).parameters) if plain else None
+found = {space: {name: parameters(value) for name, value in members.items()}
+         for space, (_, members) in _names.NAMESPACES.items()}
+found["profiler.experimental"] = {n: parameters(v) for n, v in vars(tf.profiler.experimental).items() if n[0] != "_"}
+print(json.dumps(found))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_every_operation_stands_in_an_expression(names):
+    text = (FOLDER / "cases.txt").read_text(encoding="utf-8")
+    other = set(ELSEWHERE.split())
+    absent = []
+    for space, members in names.items():
+        for name, parameters in members.items():
+            full = f"{space}.{name}" if space else name
+            if parameters is None or full in other or space.split(".")[0] in (*ELSEWHERE_ALL, "profiler"):
+                continue
+            if not re.search(rf"\btf\.(\w+\.)?{name}\b", text):
+                absent.append(full)
+    assert not absent, f"Add an expression to tests/tf_ops/cases.txt for each of: {absent}"
+
+
+def test_names_and_parameters_are_tensorflows(names, recorded):
+    expected, wrong = recorded["signatures"], []
+    for space, members in names.items():
+        for name, parameters in members.items():
+            full = f"{space}.{name}" if space else name
+            if full not in expected:
+                if full != "version.VERSION":
+                    wrong.append(f"{full}: TensorFlow has no such name")
+            elif parameters is not None and expected[full] is not None and parameters != expected[full]:
+                if set(expected[full]) & {"args", "kwargs"}:
+                    continue  # TensorFlow's own wrapper hides the names
+                wrong.append(f"{full}: TensorFlow {expected[full]}, replicax {parameters}")
+    assert not wrong, "\n" + "\n".join(wrong)

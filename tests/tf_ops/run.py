@@ -1,0 +1,187 @@
+"""Evaluates the expressions of cases.txt: `python run.py MODULE RESULT`, with `tensorflow` or `replicax.tf`.
+
+The result is a JSON object: for each expression what it gives, and its gradients with respect to the inputs. For
+`replicax.tf` they are evaluated in one compiled function, and their values in the replicas of a strategy too; what
+depends on values that compiled code does not know, and what raises, eagerly.
+"""
+
+import importlib
+import inspect
+import json
+import pathlib
+import sys
+
+import numpy as np
+
+tf = importlib.import_module(sys.argv[1])
+
+INPUTS = {
+    "x": tf.constant([[1.5, -2.0, 0.5], [3.0, -0.25, 2.0]]),
+    "y": tf.constant([[0.5, 2.25, 1.5], [1.0, 3.0, 0.25]]),
+    "v": tf.constant([0.5, -1.5, 2.0, 1.0]),
+    "m": tf.constant([[[2.0, 0.5], [0.5, 1.0]], [[3.0, -1.0], [-1.0, 2.0]]]),
+    "images": tf.constant(np.sin(np.arange(96) * 0.7).astype(np.float32).reshape(2, 4, 4, 3)),
+    "filters": tf.constant(np.cos(np.arange(48) * 1.3).astype(np.float32).reshape(2, 2, 3, 4)),
+    "i": tf.constant([[3, -1, 2], [0, 5, -4]]),
+    "j": tf.constant([[1, 2, 3], [4, 5, 6]]),
+    "b": tf.constant([[True, False, True], [False, False, True]]),
+    "c": tf.constant([[1 + 2j, -1j], [0.5 + 0j, 2 - 1j]], tf.complex64),
+}
+NAMESPACES = """tf math nn nn.experimental linalg random random.experimental bitwise strings io io.gfile debugging nest
+errors dtypes summary summary.experimental config config.experimental config.optimizer config.threading test
+profiler.experimental"""
+FLOATS = ("x", "y", "v", "m", "images", "filters")
+
+
+def cases():
+    """Pairs of how to evaluate and of an expression."""
+    for line in (pathlib.Path(__file__).parent / "cases.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            how, found, expression = line.partition(": ")
+            plain = found and how in ("eager", "raises", "nograd")
+            yield (how, expression) if plain else ("", line)
+
+
+def rounded(nest):
+    return [rounded(x) for x in nest] if isinstance(nest, list) else float(f"{nest:.6g}")
+
+
+def plain(value):
+    """A value as JSON: dtype, shape and numbers of a tensor."""
+    if isinstance(value, tf.Tensor):
+        value = value.numpy()
+    if isinstance(value, bytes):
+        return ["object", [], value.decode()]
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+        if array.dtype.kind == "c":
+            numbers = rounded([array.real.astype(float).tolist(), array.imag.astype(float).tolist()])
+        elif array.dtype.kind in "OSU":
+            numbers = array.astype(str).tolist()
+        else:
+            numbers = array.tolist() if array.dtype.kind in "iub" else rounded(array.astype(np.float64).tolist())
+        return [array.dtype.name, list(array.shape), numbers]
+    if isinstance(value, tf.TensorShape):
+        return ["shape", value.as_list()]
+    if isinstance(value, dict):
+        return {key: plain(child) for key, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(child) for child in value]
+    return value
+
+
+def tensors(value):
+    return [leaf for leaf in tf.nest.flatten(value) if isinstance(leaf, tf.Tensor)]
+
+
+def evaluate(how, expression, inputs):
+    """The value, and the gradients of its floating-point tensors by the name of the input."""
+    watched = [inputs[name] for name in FLOATS]
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(watched)
+        value = eval(expression, {**inputs, "tf": tf, "np": np})
+    floating = [t for t in tensors(value) if t.dtype in (tf.float32, tf.float16, tf.bfloat16, tf.float64)]
+    gradients = {}
+    if not how:
+        for target in floating:
+            for name, gradient in zip(FLOATS, tape.gradient(target, watched)):
+                if gradient is not None:
+                    gradients.setdefault(name, []).append(tf.convert_to_tensor(gradient))
+    return value, gradients
+
+
+def eager(how, expression):
+    if how != "raises":
+        value, gradients = evaluate(how, expression, INPUTS)
+        return {"value": plain(value), "gradients": plain(gradients)}
+    try:
+        eval(expression, {**INPUTS, "tf": tf, "np": np})
+    except Exception as error:
+        for kind in type(error).__mro__:
+            if kind.__name__ == "InvalidArgumentError" or kind.__module__ == "builtins":
+                return {"raises": kind.__name__}
+    return {"raises": None}
+
+
+def outcome(function):
+    try:
+        return function()
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {str(error)[:500]}"}
+
+
+def compiled(cases, run):
+    """What all expressions give in one compiled function: `run(f, inputs)` calls it."""
+    results, structures = {}, {}
+
+    def body(inputs):
+        found = {}
+        for how, expression in cases:
+
+            def one():
+                structures[expression] = evaluate(how, expression, inputs)  # noqa: B023
+                found[expression] = tensors(structures[expression])  # noqa: B023
+
+            if failed := outcome(one):
+                results[expression] = failed
+        return found
+
+    for expression, found in run(body, INPUTS).items():
+        rest = iter(found)
+        value, gradients = tf.nest.map_structure(
+            lambda leaf: next(rest) if isinstance(leaf, tf.Tensor) else leaf,  # noqa: B023
+            structures[expression],
+        )
+        results[expression] = {"value": plain(value), "gradients": plain(gradients)}
+    return results
+
+
+def signatures():
+    """Names of parameters of all functions, by the names of the namespaces that replicax.tf has."""
+    for namespace in NAMESPACES.split():
+        module = tf
+        for part in namespace.split(".") if namespace != "tf" else []:
+            module = getattr(module, part)
+        for name in dir(module):
+            value = getattr(module, name)
+            if name.startswith("_") or inspect.ismodule(value):
+                continue
+            try:
+                parameters = list(inspect.signature(value).parameters)
+            except (TypeError, ValueError):
+                parameters = None
+            function = callable(value) and not inspect.isclass(value)
+            yield name if namespace == "tf" else f"{namespace}.{name}", parameters if function else None
+
+
+def main():
+    table = list(cases())
+    if sys.argv[1] == "tensorflow":
+        values = {expression: outcome(lambda: eager(how, expression)) for how, expression in table}  # noqa: B023
+        result = {"values": values, "signatures": dict(signatures())}
+    else:
+        at_once = [case for case in table if case[0] in ("eager", "raises")]
+        rest = [case for case in table if case not in at_once]
+        # Where a function is told how many replicas share a loss, replicas differ from the rest.
+        alike = [("nograd", e) for _, e in rest if "compute_average_loss" not in e and "scale_regularization" not in e]
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+        def in_replicas(f, inputs):
+            returned = tf.function(lambda inputs: strategy.run(f, args=(inputs,)))(inputs)
+            return tf.nest.map_structure(lambda leaf: strategy.experimental_local_results(leaf)[-1], returned)
+
+        result = {
+            "eager": {expression: outcome(lambda: eager(how, expression)) for how, expression in at_once},  # noqa: B023
+            "function": compiled(rest, lambda f, inputs: tf.function(f)(inputs)),
+            "replicas": compiled(alike, in_replicas),
+        }
+    lines = [
+        f"{json.dumps(part)}: {{\n"
+        + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in entries.items())
+        + "\n}"
+        for part, entries in result.items()
+    ]
+    pathlib.Path(sys.argv[2]).write_text("{" + ",\n".join(lines) + "}\n", encoding="utf-8")
+
+
+main()
