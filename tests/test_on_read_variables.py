@@ -261,3 +261,19 @@ def test_a_pytree(make, n, way):
     way(lambda: strategy.run(replica))()
     total = n * (n - 1) / 2
     assert jax.tree.map(lambda x: x.tolist(), v.numpy()) == {"a": [total] * 2, "b": (n + total,)}
+
+
+@several
+@ways
+def test_each_replicas_own_value_can_be_assigned_to_a_mirrored_variable(n, way):
+    strategy = mirrored(n)
+    own = made(strategy, 0.0)
+    with strategy.scope():
+        mean = rx.Variable(0.0, aggregation=A.MEAN)
+
+    def replica():
+        own.assign(replica_id() + 1)
+        mean.assign(own)
+
+    way(lambda: strategy.run(replica))()
+    assert float(mean) == (n + 1) / 2

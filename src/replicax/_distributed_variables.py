@@ -289,6 +289,8 @@ class MirroredVariable(_Distributed):
     def _update_in_replica(self, combine: Callable[[Any, Any], Any], value: Any, method: str) -> list[Any]:
         if self._aggregation is _NONE:
             return self._apply(combine, self._convert(value))
+        if isinstance(value, SyncOnReadVariable):
+            value = value.value()  # this replica's own, and not one object for all
         self._update_aggregated(combine, value, method)
         return self._get()
 
