@@ -287,8 +287,9 @@ def test_the_death_of_a_guard_ends_everything(tmp_path):
     program = _FAMILY + "if task == 0:\n    print('guarded by', os.getppid())\nfor_ever()"
     with Launch(tmp_path, "--workers 2", program) as launch:
         launch.wait_for("asleep", _ASLEEP)
-        launch.wait_for("guarded by")
-        os.kill(int(re.findall(r"guarded by (\d+)", launch.out)[0]), signal.SIGKILL)
+        line = re.compile(r"guarded by (\d+)\n")  # to its end, lest half of the number is read
+        launch.until(lambda: line.search(launch.out) is not None, "the whole line")
+        os.kill(int(line.findall(launch.out)[0]), signal.SIGKILL)
         assert launch.wait() == 128 + signal.SIGKILL, launch.output
         launch.nothing_left()
 
