@@ -50,82 +50,11 @@ def placed(array: Any, mesh: Mesh, spec: P) -> jax.Array:
     return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])
 
 
-class Replicax:
-    """The step as a user of replicax writes it."""
+class OnStrategy:
+    """A step around `strategy.run` of a replica function of inputs and labels, and its batch."""
 
-    def __init__(self, model: Any, replicas: int, tape: bool = False):
-        several = rx.MultiWorkerMirroredStrategy if workers() > 1 else lambda: rx.MirroredStrategy(devices(replicas))
-        self.strategy = strategy = several()
-        with strategy.scope():
-            self.parameters = parameters = rx.Variable(model.parameters())
-            optimizer = rx.Optimizer(transformation(model), parameters)
-
-        def by_function(x, y):
-            loss, gradients = jax.value_and_grad(lambda p: models.loss(OPS, model, p, x, y, replicas))(
-                parameters.value()
-            )
-            optimizer.apply_gradients(gradients)
-            return loss
-
-        def by_tape(x, y):
-            with rx.GradientTape() as tape:
-                loss = models.loss(OPS, model, parameters.value(), x, y, replicas)
-            optimizer.apply_gradients(tape.gradient(loss, parameters))
-            return loss
-
-        @rx.function
-        def step(x, y):
-            return strategy.reduce("SUM", strategy.run(by_tape if tape else by_function, args=(x, y)), axis=None)
-
-        parts = [np.split(part, replicas) for part in models.batch(model, replicas)]
-        self.batch = [
-            strategy.experimental_distribute_values_from_function(lambda c, p=p: p[c.replica_id_in_sync_group])
-            for p in parts
-        ]
-        self.step = step
-
-    def __call__(self) -> jax.Array:
-        return self.step(*self.batch)
-
-    def lower(self) -> Any:
-        return self.step.lower(*self.batch)
-
-
-class Keras:
-    """The MLP's step with Keras: layers, optimizer, tape, as `Replicax`."""
-
-    def __init__(self, model: Any, replicas: int):
-        import keras
-
-        if not isinstance(model, models.MLP):
-            sys.exit("Keras is measured with the MLP alone.")
-        several = rx.MultiWorkerMirroredStrategy if workers() > 1 else lambda: rx.MirroredStrategy(devices(replicas))
-        self.strategy = strategy = several()
-        given = model.parameters()
-        with strategy.scope():
-            layers = [keras.layers.Dense(given[f"w{i}"].shape[1]) for i in range(model.layers)]
-            for i, layer in enumerate(layers):
-                layer.activation = keras.activations.relu if i < model.layers - 1 else keras.activations.linear
-            net = keras.Sequential([keras.Input((model.inputs,)), *layers])
-            for i, layer in enumerate(layers):
-                layer.kernel.assign(given[f"w{i}"])
-            optimizer = keras.optimizers.SGD(model.optimizer[1])
-            optimizer.build(net.trainable_variables)
-        self.net = net
-
-        class Logits:
-            """The model, for `models.loss`."""
-
-            batch = model.batch
-
-            def logits(self, ops: Any, p: Any, x: Any) -> Any:
-                return net(x, training=True)
-
-        def replica(x, y):
-            with rx.GradientTape() as tape:
-                loss = models.loss(OPS, Logits(), None, x, y, replicas)
-            optimizer.apply_gradients(zip(tape.gradient(loss, net.trainable_variables), net.trainable_variables))
-            return loss
+    def __init__(self, strategy: Any, model: Any, replicas: int, replica: Callable[[Any, Any], Any]):
+        self.strategy = strategy
 
         @rx.function
         def step(x, y):
@@ -143,6 +72,72 @@ class Keras:
 
     def lower(self) -> Any:
         return self.step.lower(*self.batch)
+
+
+def strategy_of(replicas: int) -> Any:
+    return rx.MultiWorkerMirroredStrategy() if workers() > 1 else rx.MirroredStrategy(devices(replicas))
+
+
+class Replicax(OnStrategy):
+    """The step as a user of replicax writes it."""
+
+    def __init__(self, model: Any, replicas: int, tape: bool = False):
+        strategy = strategy_of(replicas)
+        with strategy.scope():
+            self.parameters = parameters = rx.Variable(model.parameters())
+            optimizer = rx.Optimizer(transformation(model), parameters)
+
+        def by_function(x, y):
+            loss, gradients = jax.value_and_grad(lambda p: models.loss(OPS, model, p, x, y, replicas))(
+                parameters.value()
+            )
+            optimizer.apply_gradients(gradients)
+            return loss
+
+        def by_tape(x, y):
+            with rx.GradientTape() as tape:
+                loss = models.loss(OPS, model, parameters.value(), x, y, replicas)
+            optimizer.apply_gradients(tape.gradient(loss, parameters))
+            return loss
+
+        super().__init__(strategy, model, replicas, by_tape if tape else by_function)
+
+
+class Keras(OnStrategy):
+    """The MLP's step with Keras: layers, optimizer, tape, as `Replicax`."""
+
+    def __init__(self, model: Any, replicas: int):
+        import keras
+
+        if not isinstance(model, models.MLP):
+            sys.exit("Keras is measured with the MLP alone.")
+        strategy, given = strategy_of(replicas), model.parameters()
+        with strategy.scope():
+            activations = ["relu"] * (model.layers - 1) + ["linear"]
+            layers = [
+                keras.layers.Dense(given[f"w{i}"].shape[1], activation=activation)
+                for i, activation in enumerate(activations)
+            ]
+            net = keras.Sequential([keras.Input((model.inputs,)), *layers])
+            for i, layer in enumerate(layers):
+                layer.kernel.assign(given[f"w{i}"])
+            optimizer = keras.optimizers.SGD(model.optimizer[1])
+            optimizer.build(net.trainable_variables)
+        self.net = net
+
+        class Logits:
+            """The model, for `models.loss`."""
+
+            def logits(self, ops: Any, p: Any, x: Any) -> Any:
+                return net(x, training=True)
+
+        def replica(x, y):
+            with rx.GradientTape() as tape:
+                loss = models.loss(OPS, Logits(), {}, x, y, replicas)
+            optimizer.apply_gradients(zip(tape.gradient(loss, net.trainable_variables), net.trainable_variables))
+            return loss
+
+        super().__init__(strategy, model, replicas, replica)
 
 
 class ByHand:
