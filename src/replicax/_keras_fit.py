@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from replicax import _context, _function, _nest
 from replicax._data import Dataset
 from replicax._input import DistributedDataset
-from replicax._keras import _around, _replicas, _scale_loss, _unscale_loss
+from replicax._keras import _around, _scale_loss, _unscale_loss
 from replicax._tape import GradientTape
 from replicax._values import DistributedValues
 
@@ -43,9 +43,13 @@ def join() -> None:
         _around(JAXTrainer, name, _in_scope)
     for name in ("fit", "evaluate", "predict"):
         _around(JAXTrainer, name, _with_datasets)
-    _around(JAXTrainer, "make_train_function", _make_train_function)
-    _around(JAXTrainer, "make_test_function", _make_test_function)
-    _around(JAXTrainer, "make_predict_function", _make_predict_function)
+    made: dict[str, Callable[[Any], Callable[..., Any]]] = {
+        "train_function": lambda model: _with_logs(model, "train_step", _train_step, 4),
+        "test_function": lambda model: _with_logs(model, "test_step", _test_step, 3),
+        "predict_function": _with_outputs,
+    }
+    for attribute, function_of in made.items():
+        _around(JAXTrainer, f"make_{attribute}", _maker(attribute, function_of))
     _around(JAXTrainer, "_get_jax_state", _no_state)
     _around(JAXTrainer, "_symbolic_build", _symbolic_build)
     _around(JAXTrainer, "_aggregate_additional_loss", _additional_loss)
@@ -233,7 +237,22 @@ def _spread(model: Any, data: Any) -> Any:
     return next(iter(strategy_of(model).experimental_distribute_dataset([data])))
 
 
-def _make_function(model: Any, name: str, ours: Callable[..., Any], states: int) -> Callable[..., Any]:
+def _loop(
+    model: Any, step: Callable[[Any], Any], joined: Callable[[list[Any]], Any], states: int
+) -> Callable[..., Any]:
+    """What Keras calls with a state, which is empty, and an iterator: as many steps as are one execution."""
+
+    def steps(state: Any, iterator: Any) -> Any:
+        outputs = [step(_spread(model, next(iterator)))]
+        with contextlib.suppress(StopIteration):
+            for _ in range(model.steps_per_execution - 1):
+                outputs.append(step(_spread(model, next(iterator))))
+        return joined(outputs), (None,) * states
+
+    return steps
+
+
+def _with_logs(model: Any, name: str, ours: Callable[..., Any], states: int) -> Callable[..., Any]:
     strategy = strategy_of(model)
 
     def logs_of(logs: Any) -> Any:
@@ -244,54 +263,33 @@ def _make_function(model: Any, name: str, ours: Callable[..., Any], states: int)
         return _nest.map_structure(lambda x: strategy.experimental_local_results(x)[0], logs)
 
     step = _run_on_replicas(model, _step_of(model, name, ours), logs_of)
-
-    def several(state: Any, iterator: Any) -> Any:
-        logs = step(_spread(model, next(iterator)))
-        with contextlib.suppress(StopIteration):
-            for _ in range(model.steps_per_execution - 1):
-                logs = step(_spread(model, next(iterator)))
-        return logs, (None,) * states
-
-    return several
+    return _loop(model, step, lambda logs: logs[-1], states)
 
 
-def _make_train_function(make: Callable[..., Any], model: Any, force: bool = False) -> Any:
-    if strategy_of(model) is None:
-        return make(model, force=force)
-    if model.train_function is None or force:
-        model.train_function = _make_function(model, "train_step", _train_step, 4)
-    return model.train_function
-
-
-def _make_test_function(make: Callable[..., Any], model: Any, force: bool = False) -> Any:
-    if strategy_of(model) is None:
-        return make(model, force=force)
-    if model.test_function is None or force:
-        model.test_function = _make_function(model, "test_step", _test_step, 3)
-    return model.test_function
-
-
-def _make_predict_function(make: Callable[..., Any], model: Any, force: bool = False) -> Any:
+def _with_outputs(model: Any) -> Callable[..., Any]:
     strategy = strategy_of(model)
-    if strategy is None:
-        return make(model, force=force)
-    if model.predict_function is None or force:
-        step = _run_on_replicas(
-            model,
-            _step_of(model, "predict_step", _predict_step),
-            lambda outputs: _nest.map_structure(lambda x: strategy.gather(x, axis=0), outputs),
-        )
 
-        def several(state: Any, iterator: Any) -> Any:
-            outputs = [step(_spread(model, next(iterator)))]
-            with contextlib.suppress(StopIteration):
-                for _ in range(model.steps_per_execution - 1):
-                    outputs.append(step(_spread(model, next(iterator))))
-            joined = outputs[0] if len(outputs) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *outputs)
-            return joined, (None, None)
+    def gathered(outputs: Any) -> Any:
+        return _nest.map_structure(lambda x: strategy.gather(x, axis=0), outputs)
 
-        model.predict_function = several
-    return model.predict_function
+    def joined(outputs: list[Any]) -> Any:
+        return outputs[0] if len(outputs) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *outputs)
+
+    step = _run_on_replicas(model, _step_of(model, "predict_step", _predict_step), gathered)
+    return _loop(model, step, joined, 2)
+
+
+def _maker(attribute: str, function_of: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
+    """A `make_..._function` that keeps, in this attribute, what it made for a model of a strategy."""
+
+    def make(original: Callable[..., Any], model: Any, force: bool = False) -> Any:
+        if strategy_of(model) is None:
+            return original(model, force=force)
+        if getattr(model, attribute) is None or force:
+            setattr(model, attribute, function_of(model))
+        return getattr(model, attribute)
+
+    return make
 
 
 def _no_state(get: Callable[..., Any], model: Any, purge_model_variables: bool = False, **wanted: bool) -> Any:
@@ -303,4 +301,4 @@ def _no_state(get: Callable[..., Any], model: Any, purge_model_variables: bool =
 def _additional_loss(aggregate: Callable[..., Any], model: Any, loss: Any) -> Any:
     """Regularization counts once for all replicas together."""
     total = aggregate(model, loss)
-    return _scale_loss(total) if strategy_of(model) is not None and _replicas() > 1 else total
+    return _scale_loss(total) if strategy_of(model) is not None else total

@@ -26,8 +26,7 @@ LIMIT = 1 << 20  # bytes; packing copies, which costs more than a message where 
 def evaluate(closed: Any, *args: Any) -> list[Any]:
     """What the program of a jaxpr computes, its sums over replicas in as few messages as they can be."""
     jaxpr = closed.jaxpr
-    mapped = [eqn for eqn in jaxpr.eqns if _is_mapped(eqn)]
-    if not mapped or jaxpr.effects:
+    if jaxpr.effects or not any(_is_mapped(eqn) for eqn in jaxpr.eqns):
         return jex.jaxpr_as_fun(closed)(*args)
     values = _Values(jaxpr, [*zip(jaxpr.constvars, closed.consts), *zip(jaxpr.invars, args)])
     done: set[int] = set()  # equations that a mapped one before them has computed as well
@@ -35,7 +34,7 @@ def evaluate(closed: Any, *args: Any) -> list[Any]:
     for eqn in jaxpr.eqns:
         if id(eqn) in done:
             continue
-        if not any(eqn is one for one in mapped):
+        if not _is_mapped(eqn):
             waiting.append(eqn)
             continue
         values.compute(waiting)
@@ -120,7 +119,7 @@ def _is_sum(eqn: Any) -> bool:
 
 def _all_reduced(parts: list[Any]) -> list[Any]:
     parts = [jnp.asarray(part) for part in parts]
-    return _collectives.packed(parts, lambda part: lax.psum(part, AXIS), lambda all_: _packs(all_))
+    return _collectives.packed(parts, lambda part: lax.psum(part, AXIS), _packs)
 
 
 def _packs(parts: list[Any]) -> list[list[int]]:
