@@ -77,6 +77,17 @@ class Base(Nested):
         nodes = (*self._nodes, *nodes)
         return made(make, find, cardinality, options=self._options, files=self._files, nodes=nodes, **known)
 
+    def _seen(self, make: Maker, find: Callable[[Maker], Any], cardinality: int) -> Dataset:
+        """A dataset whose spec is seen only where the users' functions may run: then it is `find(make)`."""
+        return made(
+            make,
+            lambda probe: find(make) if probe else None,
+            cardinality,
+            options=self._options,
+            files=self._files,
+            nodes=self._nodes,
+        )
+
     def _reordered(self, make: Maker, on_rows: Callable[[Order], Order], cardinality: int, *nodes: Node) -> Dataset:
         """A dataset of the same elements in another number or order; `on_rows` does it to row numbers."""
         if self._rows is None:

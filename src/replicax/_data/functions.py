@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from replicax._data.core import Base, made
+from replicax._data.core import Base
 from replicax._data.elements import host_structure, positive
 from replicax._data.iterators import DatasetIterator, call, call_to_host, fold, tensors, truth
 from replicax._data.parallel import ParallelMap
@@ -75,10 +75,7 @@ class Functions(Base):
                 return map(function, elements)
             return ParallelMap(function, elements, threads, in_order=deterministic is None or bool(deterministic))
 
-        def find(probe: bool) -> Any:
-            return result_spec(function, self._spec(True), make) if probe else None
-
-        return made(make, find, self._cardinality, options=self._options, files=self._files, nodes=self._nodes)
+        return self._seen(make, lambda make: result_spec(function, self._spec(True), make), self._cardinality)
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
         """The elements for which `predicate` is true, a scalar of bool."""
@@ -137,14 +134,7 @@ class Functions(Base):
                 _check_state(first, state)
                 yield host_structure(found[1])
 
-        return made(
-            make,
-            lambda probe: first_spec(make) if probe else None,
-            self._cardinality,
-            options=self._options,
-            files=self._files,
-            nodes=self._nodes,
-        )
+        return self._seen(make, first_spec, self._cardinality)
 
     def flat_map(self, map_func: Callable[..., Dataset], name: str | None = None) -> Dataset:
         """The elements of the datasets that `map_func` makes of each element, one dataset after the other."""
@@ -185,14 +175,7 @@ class Functions(Base):
                     if taken < block:
                         slots[i] = open_next(reading, inputs)
 
-        return made(
-            make,
-            lambda probe: first_spec(make) if probe else None,
-            UNKNOWN_CARDINALITY,
-            options=self._options,
-            files=self._files,
-            nodes=self._nodes,
-        )
+        return self._seen(make, first_spec, UNKNOWN_CARDINALITY)
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
         """The last of the states that `state = reduce_func(state, element)` goes through.

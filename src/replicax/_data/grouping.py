@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from replicax._data.core import Base, made
+from replicax._data.core import Base
 from replicax._data.elements import as_host, flatten, padded_shape, positive
 from replicax._data.functions import returned_dataset
 from replicax._data.iterators import call
@@ -126,14 +126,7 @@ class Grouping(Base):
             for key in list(groups):
                 yield from reduced(key)
 
-        return made(
-            make,
-            lambda probe: first_spec(make) if probe else None,
-            UNKNOWN_CARDINALITY,
-            options=self._options,
-            files=self._files,
-            nodes=self._nodes,
-        )
+        return self._seen(make, first_spec, UNKNOWN_CARDINALITY)
 
     def bucket_by_sequence_length(
         self,
