@@ -29,11 +29,16 @@ does, where TensorFlow refuses; compiled code has static shapes.
 """
 
 
+def attributes(module: types.ModuleType) -> dict[str, object]:
+    """What a module has, and what it loads on use."""
+    return {name: getattr(module, name) for name in dir(module)}
+
+
 def namespaces(module: types.ModuleType, name: str, seen: set[int]):
     """All namespaces by their dotted name, each once."""
     seen.add(id(module))
     yield name, module
-    for key, value in sorted(vars(module).items()):
+    for key, value in sorted(attributes(module).items()):
         inside = isinstance(value, types.ModuleType) and value.__name__.startswith("replicax.tf")
         if inside and not key.startswith("_") and id(value) not in seen:
             yield from namespaces(value, f"{name}.{key}", seen)
@@ -44,7 +49,7 @@ def public(module: types.ModuleType) -> list[str]:
     return sorted(
         (
             key
-            for key, value in vars(module).items()
+            for key, value in attributes(module).items()
             if not key.startswith("_")
             and not isinstance(value, types.ModuleType)
             and key not in ("annotations", "Any")

@@ -30,6 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_monitor",
         "_preflight",
         "_runtime",
+        "_joining",
         "_quiet",
         "_exchange",
         "_late",

@@ -587,14 +587,14 @@ def test_a_worker_that_dies_while_jax_starts(tmp_path, figures, killed):
     code = f"""
         import os, time
         from processes import join, mark
-        from replicax import _runtime
-        go_on = _runtime._start_jax
+        from replicax import _joining
+        go_on = _joining._start_jax
         def start_jax(job, *args):
             if job.process_id == {killed}:
                 mark("now")
                 time.sleep(600)
             go_on(job, *args)
-        _runtime._start_jax = start_jax
+        _joining._start_jax = start_jax
         join()
     """
     with Workers(tmp_path, 3, code) as workers:

@@ -4,12 +4,15 @@ Write what one replica does; a `Strategy` runs it on every replica, keeps the va
 reduces the results. The names below have docstrings with examples; docs/guide.md is the guide.
 """
 
+import importlib as _importlib
+from typing import TYPE_CHECKING
+
 from replicax import _devices
 
 _devices.configure_from_environment()
 
 # ruff: noqa: E402
-from replicax import cluster_resolver, config, data, experimental, tpu, train
+from replicax import config, data, experimental, tpu
 from replicax._cluster.spec import ClusterSpec
 from replicax._context import (
     ReplicaContext,
@@ -63,6 +66,9 @@ from replicax._types import (
 )
 from replicax._values import DistributedValues, Mirrored, PerReplica
 from replicax._variables import Variable
+
+if TYPE_CHECKING:
+    from replicax import cluster_resolver, train
 
 __version__ = "0.1.0"
 
@@ -125,3 +131,13 @@ __all__ = [
     "train",
     "variable_creator_scope",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("cluster_resolver", "train"):  # loaded on use
+        return _importlib.import_module(f"replicax.{name}")
+    raise AttributeError(f"module 'replicax' has no attribute {name!r}", name=name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from replicax import _across, _devices, _exchange, _runtime
-from replicax._cluster.environment import TFConfigClusterResolver
-from replicax._cluster.resolver import ClusterResolver
 from replicax._mirrored import MirroredExtended
 from replicax._strategy import Strategy
 from replicax._types import CommunicationImplementation, CommunicationOptions
+
+if TYPE_CHECKING:
+    from replicax._cluster.resolver import ClusterResolver
 
 _JOBS = ("chief", "worker", "evaluator", "ps", None)
 
@@ -91,6 +92,8 @@ class ExperimentalMultiWorkerMirroredStrategy(Strategy):
         self._join(cluster_resolver, CommunicationOptions(implementation=communication))
 
     def _join(self, resolver: ClusterResolver | None, options: CommunicationOptions | None) -> None:
+        from replicax._cluster.environment import ClusterResolver, TFConfigClusterResolver
+
         if resolver is None:
             resolver = TFConfigClusterResolver()
         if not isinstance(resolver, ClusterResolver):

@@ -14,12 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import _conversion, _display, _files, _function, _private, _specs
-from replicax import _data as _datasets
-from replicax import _types as _words
-from replicax import cluster_resolver as _resolvers
-from replicax import tpu as _tpu
-from replicax import train as _train
+from replicax import _display, _function, _private, _specs
 from replicax._creation import name_scope, variable_creator_scope
 from replicax._distributed_variables import MirroredVariable as _MirroredVariable
 from replicax._indexed_slices import IndexedSlices
@@ -31,8 +26,7 @@ from replicax._values import DistributedValues
 from replicax._values import Mirrored as _Mirrored
 from replicax._values import PerReplica as _PerReplica
 from replicax._variables import Variable
-from replicax.tf import _absent, _debugging, _names, _ops, _profiler, compat, distribute
-from replicax.tf._module import Module
+from replicax.tf import _names, distribute
 from replicax.tf._names import namespace as _namespace
 
 _names.install(globals())
@@ -82,86 +76,45 @@ types = _namespace(
     ),
 )
 
-_SIZES: dict[str, Any] = {
-    "AUTOTUNE": _datasets.AUTOTUNE,
-    "INFINITE_CARDINALITY": _datasets.INFINITE_CARDINALITY,
-    "UNKNOWN_CARDINALITY": _datasets.UNKNOWN_CARDINALITY,
-}
-data = _namespace(
-    "data",
-    "Datasets.",
-    **_SIZES,
-    Dataset=_datasets.Dataset,
-    DatasetSpec=_datasets.DatasetSpec,
-    FixedLengthRecordDataset=_files.FixedLengthRecordDataset,
-    Iterator=_datasets.DatasetIterator,
-    NumpyIterator=_datasets.NumpyIterator,
-    Options=_datasets.Options,
-    TFRecordDataset=_files.TFRecordDataset,
-    TextLineDataset=_files.TextLineDataset,
-    experimental=_namespace(
-        "data.experimental",
-        "Datasets' options.",
-        **_SIZES,
-        AutoShardPolicy=_words.AutoShardPolicy,
-        DistributeOptions=_datasets.DistributeOptions,
-    ),
-)
-experimental = _namespace("experimental", "An element that may not be there.", Optional=_datasets.Optional)
-autograph = _namespace(
-    "autograph",
-    "Control flow on tensors.",
-    experimental=_namespace(
-        "autograph.experimental", "Control flow on tensors.", do_not_convert=_conversion.do_not_convert
-    ),
-)
-train = _namespace(
-    "train",
-    "Checkpoints, and the cluster to train on.",
-    **{name: getattr(_train, name) for name in _train.__all__},
-    ClusterDef=_resolvers.ClusterDef,
-    ClusterSpec=_resolvers.ClusterSpec,
-    JobDef=_resolvers.JobDef,
-)
-tpu = _namespace(
-    "tpu",
-    "TPU systems.",
-    experimental=_namespace("tpu.experimental", "TPU systems.", **{name: getattr(_tpu, name) for name in _tpu.__all__}),
-)
-profiler = _namespace(
-    "profiler",
-    "Profiles.",
-    experimental=_namespace("profiler.experimental", "Profiles, through jax.profiler.", **_profiler.PROFILER),
-)
-
 
 def _dress_arrays() -> None:
     """Gives JAX's arrays `numpy()`, `get_shape()` and TensorFlow's way of printing."""
     array_type: Any = _private.array_type()
-    array_type.numpy = _ops_numpy
-    array_type.get_shape = jax.core.Tracer.get_shape = _ops.get_shape  # type: ignore[attr-defined]
+    array_type.numpy = _numpy
+    array_type.get_shape = jax.core.Tracer.get_shape = _get_shape  # type: ignore[attr-defined]
     array_type.__str__, array_type.__repr__ = _display.tensor_str, _display.tensor_repr
     _display.style, _specs.dtype_prefix = "tensorflow", "tf."
     jax.config.update("jax_explicit_x64_dtypes", "allow")
 
 
-def _ops_numpy(self: Any) -> Any:
+def _numpy(self: Any) -> Any:
     """The array as a numpy array, a scalar as a numpy scalar."""
+    from replicax.tf import _debugging
+
     value = np.asarray(self)[()]
     _debugging.raise_failures()  # of assertions in the program that computed it
     return value
 
 
+def _get_shape(self: Any) -> _specs.TensorShape:
+    """The static shape."""
+    return _specs.TensorShape(self.shape)
+
+
 _dress_arrays()
 
 __version__ = __import__("replicax").__version__
-_missing = _absent.missing_from("")
+_lookup, _listed = _names.lookup("", globals())
 
 
 def __getattr__(name: str) -> Any:
-    if name == "keras":  # loaded on use
-        return _importlib.import_module(f"{__name__}.keras")
-    return _missing(name)
+    if name in ("compat", "keras"):  # loaded on use
+        return _importlib.import_module(f"{__name__}.{name}")
+    return _lookup(name)
 
 
-__all__ = [name for name in dict(globals()) if not name.startswith("_")]
+def __dir__() -> list[str]:
+    return sorted({*_listed(), "compat"})
+
+
+__all__ = [name for name in __dir__() if not name.startswith("_")]

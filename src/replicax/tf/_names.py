@@ -1,39 +1,58 @@
-"""Which names stand in which namespace of `replicax.tf`: one table, from which the modules are made."""
+"""Which names stand in which namespace of `replicax.tf`: one table, from which the modules are made.
+
+A name is looked up in its module when it is first used, so that importing `replicax.tf` imports few of them.
+"""
 
 from __future__ import annotations
 
+import importlib
 import types
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from replicax import _files, _specs
-from replicax.tf import (
-    _absent,
-    _arrays,
-    _config,
-    _convolutions,
-    _debugging,
-    _exceptions,
-    _flow,
-    _gfile,
-    _indexing,
-    _initializers,
-    _linalg,
-    _math,
-    _nests,
-    _nn,
-    _ops,
-    _random,
-    _segments,
-    _strings,
-    _summary,
-)
+from replicax import _specs
+from replicax.tf import _absent
 
 
-def _from(module: Any, names: str) -> dict[str, Any]:
-    return {name: getattr(module, name) for name in names.split()}
+class _At(NamedTuple):
+    """A value in a module, or in a table of that module."""
+
+    module: str
+    name: str
+    table: str | None = None
+
+    def value(self) -> Any:
+        module = importlib.import_module(self.module)
+        return getattr(module, self.name) if self.table is None else _table(module, self.table)[self.name]
+
+
+class _All(NamedTuple):
+    """All names of a module's table, in place of one."""
+
+    module: str
+    table: str
+
+
+def _table(module: types.ModuleType, name: str) -> dict[str, Any]:
+    """A table of a module: names and values, or names of that module's own values."""
+    table = getattr(module, name)
+    names = table.split() if isinstance(table, str) else table
+    return table if isinstance(table, dict) else {key: getattr(module, key) for key in names}
+
+
+def _from(module: str, names: str, table: str | None = None) -> dict[str, Any]:
+    return {name: _At(_full(module), name, table) for name in names.split()}
+
+
+def _all(module: str, *tables: str) -> dict[str, Any]:
+    return {f"*{table}": _All(_full(module), table) for table in tables}
+
+
+def _full(module: str) -> str:
+    return module if module.startswith("replicax.") else f"replicax.tf.{module}"
 
 
 _NUMPY_DTYPES = (
@@ -76,6 +95,7 @@ sigmoid_cross_entropy_with_logits silu softmax softmax_cross_entropy_with_logits
 sparse_softmax_cross_entropy_with_logits swish weighted_cross_entropy_with_logits weighted_moments"""
 _CONVOLUTIONS = """atrous_conv2d conv1d conv1d_transpose conv2d conv2d_transpose conv3d conv3d_transpose conv_transpose
 convolution depthwise_conv2d pool separable_conv2d"""
+_SIZES = "AUTOTUNE INFINITE_CARDINALITY UNKNOWN_CARDINALITY"
 _CLIPS = "clip_by_global_norm clip_by_norm clip_by_value"
 
 NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -83,91 +103,148 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
         "",
         {
             **DTYPES,
-            **_from(_ops, "constant convert_to_tensor identity is_tensor"),
-            **_from(_math, f"{_ELEMENTWISE} {_REDUCTIONS} {_CLIPS} realdiv truncatediv truncatemod"),
-            **_from(_arrays, _ARRAYS),
-            **_from(_indexing, _INDEXING),
-            **_from(_flow, _FLOW),
-            **_from(_linalg, "eig eigvals einsum matmul norm tensordot"),
-            **_from(_initializers, _INITIALIZERS),
-            **_from(_debugging, "Assert assert_rank"),
-            **{name: _debugging.COMPARISONS[name] for name in ("assert_equal", "assert_greater", "assert_less")},
+            **_from("_ops", "constant convert_to_tensor identity is_tensor"),
+            **_from("_math", f"{_ELEMENTWISE} {_REDUCTIONS} {_CLIPS} realdiv truncatediv truncatemod"),
+            **_from("_arrays", _ARRAYS),
+            **_from("_indexing", _INDEXING),
+            **_from("_flow", _FLOW),
+            **_from("_linalg", "eig eigvals einsum matmul norm tensordot"),
+            **_from("_initializers", _INITIALIZERS),
+            **_from("_debugging", "Assert assert_rank"),
+            **_from("_debugging", "assert_equal assert_greater assert_less", "COMPARISONS"),
             "DType": np.dtype,
             "Tensor": jax.Array,
             "TensorShape": _specs.TensorShape,
-            "as_dtype": _arrays.as_dtype,
-            "as_string": _strings.as_string,
+            **_from("_arrays", "as_dtype"),
+            **_from("_module", "Module"),
+            **_from("_strings", "as_string"),
             "newaxis": None,
         },
     ),
     "math": (
         "Mathematics.",
         {
-            **_from(_math, f"{_ELEMENTWISE} {_REDUCTIONS} {_MATH}"),
-            **_from(_indexing, "argmax argmin"),
-            **_from(_linalg, "l2_normalize"),
-            **_from(_nn, "log_softmax softmax softplus softsign"),
-            **_from(_segments, "bincount confusion_matrix in_top_k top_k"),
-            **_segments.SEGMENTS,
+            **_from("_math", f"{_ELEMENTWISE} {_REDUCTIONS} {_MATH}"),
+            **_from("_indexing", "argmax argmin"),
+            **_from("_linalg", "l2_normalize"),
+            **_from("_nn", "log_softmax softmax softplus softsign"),
+            **_from("_segments", "bincount confusion_matrix in_top_k top_k"),
+            **_all("_segments", "SEGMENTS"),
         },
     ),
     "nn": (
         "Neural networks.",
         {
-            **_from(_nn, _NN),
-            **_from(_convolutions, _CONVOLUTIONS),
-            **_convolutions.POOLING,
-            **_from(_math, "sigmoid tanh zero_fraction"),
-            **_from(_linalg, "l2_normalize"),
-            **_from(_segments, "in_top_k top_k"),
-            **_from(_indexing, "embedding_lookup"),
-            **_from(_arrays, "depth_to_space space_to_depth"),
+            **_from("_nn", _NN),
+            **_from("_convolutions", _CONVOLUTIONS),
+            **_all("_convolutions", "POOLING"),
+            **_from("_math", "sigmoid tanh zero_fraction"),
+            **_from("_linalg", "l2_normalize"),
+            **_from("_segments", "in_top_k top_k"),
+            **_from("_indexing", "embedding_lookup"),
+            **_from("_arrays", "depth_to_space space_to_depth"),
         },
     ),
-    "nn.experimental": ("Names that TensorFlow keeps under `experimental`.", _from(_nn, "stateless_dropout")),
+    "nn.experimental": ("Names that TensorFlow keeps under `experimental`.", _from("_nn", "stateless_dropout")),
     "linalg": (
         "Linear algebra.",
         {
-            **_from(_linalg, f"{_LINALG} einsum l2_normalize matmul norm tensordot"),
-            **_from(_arrays, "eye"),
-            **_from(_math, "global_norm"),
+            **_from("_linalg", f"{_LINALG} einsum l2_normalize matmul norm tensordot"),
+            **_from("_arrays", "eye"),
+            **_from("_math", "global_norm"),
         },
     ),
-    "random": ("Random numbers.", _from(_random, _random.RANDOM)),
+    "random": ("Random numbers.", _all("_random", "RANDOM")),
     "random.experimental": (
         "Names that TensorFlow keeps under `experimental`.",
         {
-            **_from(_random, "Algorithm Generator get_global_generator set_global_generator stateless_shuffle"),
-            "stateless_fold_in": _random.fold_in,
-            "stateless_split": _random.split,
+            **_from("_random", "Algorithm Generator get_global_generator set_global_generator stateless_shuffle"),
+            "stateless_fold_in": _At("replicax.tf._random", "fold_in"),
+            "stateless_split": _At("replicax.tf._random", "split"),
         },
     ),
-    "bitwise": ("Bits of integers.", _math.BITWISE),
-    "strings": ("Strings.", _from(_strings, _strings.STRINGS)),
-    "io": ("Files.", {**_from(_gfile, "matching_files read_file write_file"), "TFRecordWriter": _files.TFRecordWriter}),
-    "io.gfile": ("Files of any filesystem.", _from(_gfile, _gfile.GFILE)),
-    "debugging": ("Assertions.", {**_from(_debugging, _debugging.DEBUGGING), **_debugging.COMPARISONS}),
+    "bitwise": ("Bits of integers.", _all("_math", "BITWISE")),
+    "strings": ("Strings.", _all("_strings", "STRINGS")),
+    "io": (
+        "Files.",
+        {**_from("_gfile", "matching_files read_file write_file"), **_from("replicax._files", "TFRecordWriter")},
+    ),
+    "io.gfile": ("Files of any filesystem.", _all("_gfile", "GFILE")),
+    "debugging": ("Assertions.", _all("_debugging", "COMPARISONS", "DEBUGGING")),
     "nest": (
         "Structures.",
-        _from(_nests, "assert_same_structure flatten is_nested map_structure pack_sequence_as"),
+        _from("_nests", "assert_same_structure flatten is_nested map_structure pack_sequence_as"),
     ),
-    "errors": ("Exceptions.", {**_exceptions.ERRORS, **_exceptions.CODES}),
+    "errors": ("Exceptions.", _all("_exceptions", "ERRORS", "CODES")),
     "dtypes": (
         "Dtypes, which are numpy's.",
-        {**DTYPES, **_from(_arrays, "cast complex saturate_cast"), "DType": np.dtype, "as_dtype": _arrays.as_dtype},
+        {**DTYPES, **_from("_arrays", "as_dtype cast complex saturate_cast"), "DType": np.dtype},
     ),
-    "summary": ("Summaries for TensorBoard.", _from(_summary, _summary.SUMMARY)),
+    "summary": ("Summaries for TensorBoard.", _all("_summary", "SUMMARY")),
     "summary.experimental": (
         "Names that TensorFlow keeps under `experimental`.",
-        _from(_summary, "get_step set_step summary_scope"),
+        _from("_summary", "get_step set_step summary_scope"),
     ),
-    "config": ("Devices, and running functions eagerly.", _config.CONFIG),
-    "config.experimental": ("Names that TensorFlow keeps under `experimental`.", _config.EXPERIMENTAL),
-    "config.optimizer": ("Settings of compilation.", _config.OPTIMIZER),
-    "config.threading": ("Settings of threads.", _config.THREADING),
-    "test": ("What there is to test with.", _from(_config, _config.TEST)),
+    "config": ("Devices, and running functions eagerly.", _all("_config", "CONFIG")),
+    "config.experimental": ("Names that TensorFlow keeps under `experimental`.", _all("_config", "EXPERIMENTAL")),
+    "config.optimizer": ("Settings of compilation.", _all("_config", "OPTIMIZER")),
+    "config.threading": ("Settings of threads.", _all("_config", "THREADING")),
+    "test": ("What there is to test with.", _all("_config", "TEST")),
     "version": ("The version of TensorFlow whose names these are.", {"VERSION": "2.21.0"}),
+    "data": (
+        "Datasets.",
+        {
+            **_from("replicax._data", f"{_SIZES} Dataset DatasetSpec NumpyIterator Options"),
+            "Iterator": _At("replicax._data", "DatasetIterator"),
+            **_from("replicax._files", "FixedLengthRecordDataset TFRecordDataset TextLineDataset"),
+        },
+    ),
+    "data.experimental": (
+        "Datasets' options.",
+        {**_from("replicax._data", f"{_SIZES} DistributeOptions"), **_from("replicax._types", "AutoShardPolicy")},
+    ),
+    "experimental": ("An element that may not be there.", _from("replicax._data", "Optional")),
+    "autograph": ("Control flow on tensors.", {}),
+    "autograph.experimental": ("Control flow on tensors.", _from("replicax._conversion", "do_not_convert")),
+    "train": (
+        "Checkpoints, and the cluster to train on.",
+        {**_all("replicax.train", "__all__"), **_from("replicax.cluster_resolver", "ClusterDef ClusterSpec JobDef")},
+    ),
+    "tpu": ("TPU systems.", {}),
+    "tpu.experimental": ("TPU systems.", _all("replicax.tpu", "__all__")),
+    "profiler": ("Profiles.", {}),
+    "profiler.experimental": ("Profiles, through jax.profiler.", _all("_profiler", "PROFILER")),
 }
+
+
+def names(namespace: str) -> list[str]:
+    """The names of a namespace of the table."""
+    found: set[str] = set()
+    for name, value in NAMESPACES[namespace][1].items():
+        found |= (
+            _table(importlib.import_module(value.module), value.table).keys() if isinstance(value, _All) else {name}
+        )
+    return sorted(found)
+
+
+def lookup(namespace: str, target: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` for a module of which these are the attributes: they are kept there once used."""
+    table = NAMESPACES[namespace][1]
+    missing = _absent.missing_from(namespace)
+
+    def __getattr__(name: str) -> Any:
+        if isinstance(at := table.get(name), _At):
+            target[name] = at.value()
+        elif not name.startswith("_"):
+            for of in table.values():
+                if isinstance(of, _All):
+                    target.update(_table(importlib.import_module(of.module), of.table))
+        return target[name] if name in target else missing(name)
+
+    def __dir__() -> list[str]:
+        return sorted({*target, *names(namespace)})
+
+    return __getattr__, __dir__
 
 
 def namespace(name: str, doc: str, **members: Any) -> types.ModuleType:
@@ -178,14 +255,12 @@ def namespace(name: str, doc: str, **members: Any) -> types.ModuleType:
 
 
 def install(target: dict[str, Any]) -> None:
-    """Puts the names of the table into the namespace of `replicax.tf`."""
-    target.update(NAMESPACES[""][1])
-    made: dict[str, types.ModuleType] = {}
-    for name, (doc, members) in NAMESPACES.items():
+    """Puts the namespaces of the table, and those of their names that are values, into that of `replicax.tf`."""
+    made = {"": target}
+    for name, (doc, values) in NAMESPACES.items():
         if name:
-            made[name] = namespace(name, doc, **members)
             outer, _, inner = name.rpartition(".")
-            if outer:
-                setattr(made[outer], inner, made[name])
-            else:
-                target[name] = made[name]
+            made[outer][inner] = module = namespace(name, doc)
+            made[name] = vars(module)
+            made[name]["__getattr__"], made[name]["__dir__"] = lookup(name, made[name])
+        made[name].update((key, value) for key, value in values.items() if not isinstance(value, (_At, _All)))

@@ -17,7 +17,7 @@ import numpy as np
 
 from replicax import _context, _errors, _levels, _private
 from replicax._indexed_slices import IndexedSlices
-from replicax._specs import TensorShape, as_dtype
+from replicax._specs import as_dtype
 from replicax._values import DistributedValues, PerReplica
 from replicax._variables import Variable
 
@@ -119,11 +119,6 @@ def identity(input: Any, name: str | None = None) -> Any:
 def is_tensor(x: Any) -> bool:
     """Whether `x` is a tensor or a variable."""
     return isinstance(x, (jax.Array, Variable))
-
-
-def get_shape(self: Any) -> TensorShape:
-    """The static shape."""
-    return TensorShape(self.shape)
 
 
 # Shapes and axes.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import types as _modules
+from typing import TYPE_CHECKING
 
-from replicax import cluster_resolver
 from replicax._central import CentralStorageStrategy
 from replicax._context import (
     ReplicaContext,
@@ -40,6 +40,9 @@ from replicax._types import (
     ValueContext,
 )
 from replicax._values import DistributedValues
+
+if TYPE_CHECKING:
+    from replicax import cluster_resolver
 
 experimental = _modules.ModuleType(f"{__name__}.experimental", "Names that TensorFlow keeps under `experimental`.")
 experimental.__dict__.update(
@@ -82,3 +85,15 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "cluster_resolver":  # loaded on use
+        import replicax
+
+        return replicax.cluster_resolver
+    raise AttributeError(f"replicax.tf has no 'distribute.{name}'. docs/tf-names.md lists all names.", name=name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

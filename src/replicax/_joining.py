@@ -1,0 +1,221 @@
+"""How a process joins a job of several, and how it leaves it: by the end of the program, or by its failure."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import sys
+import time
+import traceback
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax import _ending, _preflight, _private, _quiet, _runtime
+from replicax._calls import Calls
+from replicax._channel import Relay, interface, join_address, listen, parse
+from replicax._errors import JobError
+from replicax._monitor import Hub, Member, Monitor
+from replicax._runtime import Job
+from replicax._verdict import Peer
+
+_PORT = "REPLICAX_COORDINATION_PORT"
+_JAX_TIMEOUT = 30 * 86400  # seconds; JAX's own detection ends processes without a name, so the monitor comes first
+_LONGEST = 100_000  # characters of a traceback that are told to others
+
+_hooks: _ending.Hooks | None = None
+
+
+def join(job: Job) -> None:
+    """Joins the others of a job, and JAX across all of them.
+
+    Raises:
+        RuntimeError: JAX has begun to compute already.
+        JobError: who is missing within the deadline, or what does not fit together.
+    """
+    if jax.distributed.is_initialized():
+        raise RuntimeError(
+            "jax.distributed has been initialized by the program itself. Leave that to replicax, which starts it when "
+            "MultiWorkerMirroredStrategy is made, or on TPU hosts in experimental_connect_to_cluster."
+        )
+    if _private.backend_started():
+        raise RuntimeError(
+            "Collective ops must be configured at program startup: make the strategy (on TPU hosts call "
+            "experimental_connect_to_cluster) before the first computation and before jax.devices(). JAX has started "
+            "for this process alone, and cannot be joined with others any more."
+        )
+    global _hooks
+    preflight = _preflight.mode()
+    limits = _runtime.timeouts()
+    heartbeat, limit = limits["heartbeat"] or 30.0, limits["start"] or 300.0
+    calls = Calls()
+    said: dict[int, dict[str, Any]] = {}
+    peers = {i: Peer(job.name(i), job.addresses[i]) for i in range(len(job.tasks))}
+    if job.process_id == 0:
+        gathering = _preflight.Gathering(job, limit)
+        gathering.run()
+        if preflight != "off":
+            gathering.compare()
+        said = gathering.said
+        bind, address = _coordination(job.addresses[0])
+        for channel in gathering.channels.values():
+            channel.send({"start": {"jax": address, "heartbeat": heartbeat}})
+        monitor: Monitor = Hub(peers, calls, heartbeat, gathering.channels)
+    else:
+        channel, answer = _preflight.reach(job, limit)
+        bind, heartbeat = None, answer["heartbeat"]
+        address = Relay(parse(answer["jax"])).address
+        both = {0: peers[0], job.process_id: peers[job.process_id]}
+        monitor = Member(job.process_id, both, calls, heartbeat, channel)
+    monitor.step_timeout = limits["step"]
+    _runtime.watched_by(monitor, calls)
+    _hooks = _ending.Hooks(_failed)
+    monitor.start()
+    _hooks.watch_signals(monitor.waker.fileno())
+    os.register_at_fork(after_in_child=_forget)
+    atexit.register(_leave)
+    wait = calls.begin_wait("the start of JAX on all processes")
+    _start_jax(job, address, bind, limit)
+    host = _reached_at(job.addresses[job.process_id])
+    with contextlib.nullcontext() if host is None else _private.gloo_at(host):
+        found = _preflight.devices()
+    if preflight != "off":
+        _preflight.compare_devices(found, job.name)
+    with _quiet.without_greetings():
+        _first_collective()
+    calls.end_wait(wait)
+    if job.process_id == 0 and preflight == "on":
+        _ending.say(_preflight.table(said, found, job))
+
+
+def _reached_at(address: str) -> str | None:
+    """The host of this process's address, if it is one of this machine's own."""
+    host, _ = parse(address)
+    try:
+        with socket.create_server((host, 0)):
+            return host
+    except OSError:  # it stands for this machine only as others see it
+        return None
+
+
+def _coordination(published: str) -> tuple[str, str]:
+    """Where JAX's coordination service listens on process 0, and where the others find it."""
+    host, _ = parse(published)
+    text = os.environ.get(_PORT, "0")
+    if not text.isdigit() or int(text) > 65535:
+        raise JobError(f"{_PORT} is the number of a port; got {text!r}.")
+    at = interface(host)
+    with listen(at, int(text)) as probe:
+        port = probe.getsockname()[1]
+    return join_address(at, port), join_address(host, port)
+
+
+def _start_jax(job: Job, address: str, bind: str | None, limit: float) -> None:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # JAX would take SIGTERM for itself. And its connections stay on this host, where no proxy is wanted.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.config.update("jax_check_proxy_envs", False)
+    excepted = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy")  # noqa: SIM112
+    os.environ["no_grpc_proxy"] = ",".join(filter(None, [excepted, "127.0.0.1,localhost"]))  # noqa: SIM112
+    devices = max(jax.config.jax_num_cpu_devices, 1)  # type: ignore[attr-defined]
+    # JAX 0.10 runs the devices' parts of a call on so many threads, and deadlocks where they do not suffice.
+    os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * devices)))
+    if bind is not None:
+        address = bind.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
+    jax.distributed.initialize(
+        address,
+        len(job.tasks),
+        job.process_id,
+        coordinator_bind_address=bind,
+        initialization_timeout=max(1, round(limit)),
+        heartbeat_timeout_seconds=_JAX_TIMEOUT,
+        shutdown_timeout_seconds=0,
+        cluster_detection_method="deactivate",
+    )
+
+
+def _first_collective() -> None:
+    """Connects all devices while all processes are here: Gloo gives up on one that comes 30 s later."""
+    mesh = jax.sharding.Mesh(jax.devices(), ("job",))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("job"))
+    count = len(jax.devices())
+    ones = jax.make_array_from_callback((count,), split, lambda index: np.ones(1))
+    whole = jax.jit(lambda x: x.sum(), out_shardings=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()))
+    assert float(whole(ones)) == count
+
+
+# How this process ends.
+
+
+def _failed(error: BaseException) -> None:
+    """The main thread has ended in an exception: the others are told, and the process ends. Called by the hook."""
+    monitor, hooks = _runtime.monitor(), _hooks
+    assert hooks is not None
+    if monitor is None or monitor.over.is_set():
+        hooks.show(error)
+        return
+    report = _report(error, "exception")
+    if _ending.caused_by_another(error):
+        last, oldest = monitor.calls.last, monitor.calls.oldest()
+        number, label = (oldest.number, oldest.label) if oldest is not None else (last.number, last.label)
+        monitor.post("broken", {**report, "count": last.number if number is None else number, "label": label})
+        # The monitor ends this process as soon as it knows who is at fault.
+        monitor.over.wait(monitor.heartbeat + 6.0)
+        hooks.show(error)
+    else:
+        hooks.show(error)
+        monitor.post("failed", report)
+    _end(monitor, report)
+    if isinstance(error, KeyboardInterrupt):
+        _ending.finish_by_signal(2)
+    _ending.finish(1)
+
+
+def _report(error: BaseException | None, message: str) -> dict[str, Any]:
+    """What the others are told of a failure here; of an exit status alone, another failure may be the cause."""
+    text = ""
+    if error is not None:
+        message, text = _ending.one_line(error), "".join(traceback.format_exception(error))
+    return {"kind": "exception", "message": message[:1000], "traceback": text[-_LONGEST:], "status_only": error is None}
+
+
+def _end(monitor: Monitor, report: dict[str, Any]) -> None:
+    """Leaves the report of an own failure, and stays until the others know."""
+    name, step = monitor.me.name, monitor.calls.step()
+    _ending.write_report(monitor.process_id, name, "exception", report["message"], report["traceback"], step, None)
+    monitor.over.wait(4.0)
+
+
+def _leave() -> None:
+    """At the end of the program: waits for what this process has begun itself, tells the others, and goes."""
+    monitor = _runtime.monitor()
+    if monitor is None or monitor.over.is_set():
+        _private.leave_distributed()
+        return
+    if status := _ending.status_of_exit():
+        report = _report(getattr(sys, "last_value", None), f"it ended with exit status {status}")
+        monitor.post("failed", report)
+        _end(monitor, report)
+        _ending.finish(status)
+    while monitor.calls.oldest(waits=False) is not None:  # the monitor sees to it that this ends
+        time.sleep(0.01)
+    monitor.post("leaving", {})
+    monitor.over.wait(5.0)
+    if _hooks is not None:
+        _hooks.remove()
+    _private.leave_distributed()
+
+
+def _forget() -> None:
+    """In a forked child, which is no process of the job."""
+    monitor = _runtime.monitor()
+    if monitor is not None:
+        monitor.forget()
+        atexit.unregister(_leave)
+        if _hooks is not None:
+            _hooks.remove()
+        _private.leave_distributed()
+    _runtime.forget()
