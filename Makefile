@@ -111,7 +111,7 @@ bench: $(TEST)/.installed  ## measure what a step costs
 	$(TEST)/bin/python benchmarks/step.py
 
 clean:  ## remove environments and what tools leave behind
-	rm -rf $(DEMO) $(TEST) $(NEWEST) $(TENSORFLOW) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(DEMO) $(TEST) $(NEWEST) $(TENSORFLOW) build dist .hypothesis .jax_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # All at once, since they wait for the index and the disk; whoever needs one makes it again where that failed.

@@ -33,6 +33,17 @@ if "jax" in sys.modules:
 def pytest_configure(config: pytest.Config) -> None:
     # Registered by hand, because a fixture of this file would not reach the doctests in `src`.
     config.pluginmanager.register(_Everywhere(), "replicax-everywhere")
+    if "REPLICAX_SUITE_WORKERS" not in os.environ:
+        _keep_programs(config.rootpath / ".jax_cache")
+
+
+def _keep_programs(folder: Path) -> None:
+    """Has JAX keep what the tests compile, since many of them compile the same; programs of users keep nothing."""
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 class _Everywhere:
