@@ -511,6 +511,18 @@ except StopIteration:
 """
 
 # TensorFlow's collectives are of no use any more in a process where one has failed, so these come last.
+PROGRAMS["partitioners"] = """
+P = D.experimental.partitioners
+rules = [P.FixedShardsPartitioner(4), P.MinSizePartitioner(), P.MinSizePartitioner(12, 50), P.MinSizePartitioner(8, 5),
+         P.MaxSizePartitioner(3), P.MaxSizePartitioner(16), P.MaxSizePartitioner(100, 2), P.MaxSizePartitioner(20, 3)]
+for rule in rules:
+    for shape, axis in (((10,), 0), ((10, 3), 0), ((10, 3), 1), ((3, 10), -1), ((300, 1000), 0), ((1,), 0)):
+        put([list(rule(tf.TensorShape(shape), dtype, axis=axis)) for dtype in (tf.float32, tf.float64, tf.string)])
+for make in (lambda: P.MinSizePartitioner(0), lambda: P.MinSizePartitioner(1, 0), lambda: P.MaxSizePartitioner(1, 1, 0),
+             lambda: rules[1](tf.TensorShape([2]), tf.float32, axis=1)):
+    err(make)
+"""
+
 PROGRAMS["collectives that are refused"] = """
 if n in (2, 3):
     err(lambda: s.gather(pr([[1, 2]], [[3, 4]], [[5, 6]]), axis=2))
@@ -522,8 +534,8 @@ if n in (2, 3):
 
 
 def ways_of(name):
-    """Reading a dataset is the same both ways; TensorFlow needs half a second for each."""
-    return ("eager",) if name.startswith("dataset of") else ("eager", "function")
+    """Reading a dataset and cutting a variable are the same both ways; TensorFlow needs half a second for each."""
+    return ("eager",) if name.startswith(("dataset of", "partitioners")) else ("eager", "function")
 
 
 def _run(python, module, counts, folder):

@@ -36,6 +36,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_late",
         "_protobuf",
         "_topology",
+        "partitioners",
         "_tpu_system",
     ),
     "clusters": ("_cluster",),
@@ -84,7 +85,17 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_checkpoint_manager",
     ),
     "adapters": ("_keras", "_keras_fit"),
-    "namespaces": ("__init__", "cluster_resolver", "config", "data", "experimental", "tf", "tpu", "train"),
+    "namespaces": (
+        "__init__",
+        "cluster_resolver",
+        "config",
+        "data",
+        "experimental",
+        "partitioners",
+        "tf",
+        "tpu",
+        "train",
+    ),
     "programs": ("launch",),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import types as _modules
 from typing import TYPE_CHECKING
 
+from replicax import partitioners
 from replicax._central import CentralStorageStrategy
 from replicax._context import (
     ReplicaContext,
@@ -55,6 +56,7 @@ experimental.__dict__.update(
     TPUStrategy=ExperimentalTPUStrategy,
     TerminationConfig=TerminationConfig,
     ValueContext=ValueContext,
+    partitioners=partitioners,
 )
 
 __all__ = [
