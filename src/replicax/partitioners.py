@@ -29,6 +29,7 @@ class Partitioner:
     """
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+        """The number of shards along each axis."""
         raise NotImplementedError(f"{type(self).__name__} does not define `__call__(self, shape, dtype, axis=0)`.")
 
 
@@ -49,6 +50,7 @@ class FixedShardsPartitioner(Partitioner):
         self._num_shards = _positive("num_shards", num_shards)
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+        """The number of shards along each axis."""
         return _cut(shape, axis, self._num_shards)
 
 
@@ -73,6 +75,7 @@ class MinSizePartitioner(Partitioner):
         self._bytes_per_string = _positive("bytes_per_string", bytes_per_string)
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+        """The number of shards along each axis."""
         size = math.prod(shape) * _bytes(dtype, self._bytes_per_string)
         return _cut(shape, axis, min(self._max_shards, -(-size // self._min_shard_bytes)))
 
@@ -98,6 +101,7 @@ class MaxSizePartitioner(Partitioner):
         self._bytes_per_string = _positive("bytes_per_string", bytes_per_string)
 
     def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
+        """The number of shards along each axis."""
         rows = shape[_axis(shape, axis)]
         row = math.prod(shape) // max(rows, 1) * _bytes(dtype, self._bytes_per_string)
         a_shard = max(1, self._max_shard_bytes // max(row, 1))  # rows
