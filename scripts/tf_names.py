@@ -22,7 +22,8 @@ HEAD = """# Names of TensorFlow in replicax.tf
 
 Written by `python scripts/tf_names.py` from the tables of `replicax.tf`. `import replicax.tf as tf` has the names
 below; what their results are is compared with TensorFlow 2.21 in `tests/test_tf_ops.py`. Any other name is an
-`AttributeError` that says what to use.
+`AttributeError` that says what to use. `tf.keras` is Keras 3 itself, with the names that it has under TensorFlow;
+`tf.losses`, `tf.metrics`, `tf.optimizers` and `tf.initializers` are modules of it.
 
 Everywhere: tensors are JAX arrays and dtypes numpy's; operations of tensors of different dtypes promote them as JAX
 does, where TensorFlow refuses; compiled code has static shapes.

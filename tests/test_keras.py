@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from test_ways import SUM, compiled, mirrored, one_of_each, parts, replica_id, replicated, ways
+from test_ways import SUM, compiled, mirrored, one_device, one_of_each, parts, replica_id, replicated, ways
 
 import replicax as rx
 from replicax import _adapters
@@ -342,6 +342,25 @@ def test_weights_go_from_one_strategy_to_another(tmp_path):
         np.testing.assert_array_equal(one.numpy(), two.numpy())
 
 
+def test_a_compiled_model_is_saved_and_goes_on_under_another_strategy(tmp_path):
+    """With its optimizer's state, and without a second `compile`."""
+
+    def trained(model, epochs):
+        return model.fit(X, Y, batch_size=8, epochs=epochs, shuffle=False, verbose=0).history["loss"]
+
+    with mirrored(2).scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+    trained(model, 1)
+    model.save(tmp_path / "model.keras")
+    losses = trained(model, 2)
+    loaded = keras.models.load_model(tmp_path / "model.keras")  # under none
+    np.testing.assert_allclose(trained(loaded, 2), losses, rtol=1e-5)
+    with one_device().scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(trained(loaded, 2), losses, rtol=1e-5)
+
+
 def test_tapes_take_keras_variables_among_their_sources():
     kernel = keras.Variable(np.array([1.0, 2.0], np.float32))
     with rx.GradientTape() as tape:
@@ -382,16 +401,28 @@ def test_another_backend_is_refused(run_python):
 
 
 def test_the_namespace_is_keras_itself_loaded_on_use(run_python):
+    """With the names that TensorFlow has in `tf.keras`, and its callback for TensorBoard without TensorFlow."""
     ended = run_python(
         """
-        import sys
+        import glob, sys
+        import numpy as np
         import replicax.tf as tf
         assert "keras" not in sys.modules
         from replicax.tf.keras import layers
         from replicax.tf.keras.losses import MeanSquaredError
         import keras
-        assert tf.keras is keras and layers is keras.layers and MeanSquaredError is keras.losses.MeanSquaredError
-        assert keras.backend.backend() == "jax"
+        assert layers.Dense is keras.layers.Dense and MeanSquaredError is keras.losses.MeanSquaredError
+        assert tf.keras.backend.backend() == "jax" and tf.keras.losses.Reduction.NONE == "none"
+        assert tf.losses.MSE is tf.keras.losses.MSE and tf.metrics.Mean is keras.metrics.Mean
+        assert tf.optimizers.Adam is keras.optimizers.Adam and tf.initializers.Zeros is keras.initializers.Zeros
+
+        with tf.distribute.MirroredStrategy().scope():
+            model = tf.keras.Sequential([layers.Dense(1)])
+            model.compile("sgd", "mse")
+        logs = tf.keras.callbacks.TensorBoard("logs", histogram_freq=1)
+        model.fit(np.ones((4, 2)), np.ones((4, 1)), validation_split=0.5, callbacks=[logs], verbose=0)
+        written = {path: open(path, "rb").read() for path in glob.glob("logs/*/*")}
+        assert len(written) == 2 and any(b"epoch_loss" in events and b"kernel" in events for events in written.values())
         print("fine")
         """,
         env={"KERAS_BACKEND": None},

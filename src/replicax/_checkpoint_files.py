@@ -23,9 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._errors import CheckpointError
+from replicax._quiet import without_logs
 
 _FORMAT = 1
 _RECORD = "replicax.json"  # the record in a checkpoint's folder
+# What Orbax warns of where another worker than the first writes, by itself and as `_orbax` has it.
+_NEEDLESS = ("No jax.Array in TypeHandlerRegistry", "Skipping merge of OCDBT checkpoints")
 STATE = "checkpoint"  # the name of the file that names the checkpoints of a folder
 
 
@@ -93,7 +96,8 @@ def write(path: str, saved: Saved) -> None:
     try:
         with contextlib.closing(checkpointer):
             if stored:
-                checkpointer.save(unfinished, args.PyTreeSave(stored))
+                with without_logs("absl", *_NEEDLESS):
+                    checkpointer.save(unfinished, args.PyTreeSave(stored))
         os.makedirs(unfinished, exist_ok=True)
         with open(os.path.join(unfinished, _RECORD), "w", encoding="utf-8") as file:
             json.dump(_recorded_of(saved, _checksums(unfinished)), file)

@@ -83,7 +83,8 @@ def wrong_backend(name: str) -> str:
 
 
 def _around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replaces a method by `wrapper(original, self, ...)`."""
+    """Replaces a method by `wrapper(original, self, ...)`, in the class that has it: Keras looks who overrides it."""
+    owner = next(kind for kind in owner.__mro__ if name in vars(kind))
     original = getattr(owner, name)
 
     @functools.wraps(original)

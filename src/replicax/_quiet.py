@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import re
 import sys
@@ -33,3 +34,18 @@ def without_greetings() -> Iterator[None]:
             os.close(kept)
             aside.seek(0)
             os.write(1, b"".join(line for line in aside if not _GREETING.search(line)))
+
+
+@contextlib.contextmanager
+def without_logs(logger: str, *texts: str) -> Iterator[None]:
+    """Keeps out of a library's log, for all threads, the messages that have one of these texts."""
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return not any(text in record.getMessage() for text in texts)
+
+    log = logging.getLogger(logger)
+    log.addFilter(wanted)
+    try:
+        yield
+    finally:
+        log.removeFilter(wanted)

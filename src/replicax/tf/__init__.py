@@ -110,6 +110,8 @@ _lookup, _listed = _names.lookup("", globals())
 def __getattr__(name: str) -> Any:
     if name in ("compat", "keras"):  # loaded on use
         return _importlib.import_module(f"{__name__}.{name}")
+    if name in ("initializers", "losses", "metrics", "optimizers"):  # Keras's, under a second name
+        return getattr(_importlib.import_module(f"{__name__}.keras"), name)
     return _lookup(name)
 
 

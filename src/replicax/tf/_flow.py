@@ -1,4 +1,4 @@
-"""Control flow, order, devices, printing, and what belongs to TensorFlow's graphs, of which there are none."""
+"""Control flow, order, devices, and what belongs to TensorFlow's graphs, of which there are none."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import builtins
 import contextlib
 import functools
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,6 @@ import numpy as np
 
 from replicax import _conversion, _creation, _devices, _errors, _levels, _nest, _private, _specs, _staging
 from replicax._values import PerReplica
-from replicax._variables import Variable
 from replicax.tf._ops import convert_to_tensor
 
 
@@ -355,21 +353,3 @@ def type_spec_from_value(value: Any) -> Any:
     if isinstance(value, PerReplica):
         return _specs.PerReplicaSpec(*(_specs.spec_of(part) for part in value.values))
     return _specs.spec_of(value)
-
-
-def print(
-    *inputs: Any, output_stream: Any = None, summarize: int = 3, sep: str = " ", end: str = "\n", name: Any = None
-):
-    """Prints when the program runs, in compiled code too; by default to the standard error stream."""
-    values = [convert_to_tensor(x) if isinstance(x, (jax.Array, Variable)) else x for x in inputs]
-    arrays = [x for x in values if isinstance(x, jax.Array)]
-
-    def show(*concrete: Any) -> None:
-        rest = iter(concrete)
-        texts = [str(np.asarray(next(rest))) if isinstance(x, jax.Array) else str(x) for x in values]
-        (output_stream or sys.stderr).write(sep.join(texts) + end)
-
-    if _levels.is_tracing():
-        jax.debug.callback(show, *arrays)
-    else:
-        show(*arrays)

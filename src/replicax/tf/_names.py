@@ -82,7 +82,7 @@ _INDEXING = """argmax argmin argsort boolean_mask dynamic_partition dynamic_stit
 searchsorted sort tensor_scatter_nd_add tensor_scatter_nd_max tensor_scatter_nd_min tensor_scatter_nd_sub
 tensor_scatter_nd_update unique unique_with_counts unravel_index where"""
 _FLOW = """case cond control_dependencies custom_gradient device executing_eagerly foldl foldr get_current_name_scope
-get_logger grad_pass_through group init_scope inside_function is_symbolic_tensor map_fn no_op print recompute_grad scan
+get_logger grad_pass_through group init_scope inside_function is_symbolic_tensor map_fn no_op recompute_grad scan
 stop_gradient switch_case timestamp tuple type_spec_from_value vectorized_map while_loop"""
 _INITIALIZERS = """constant_initializer ones_initializer random_normal_initializer random_uniform_initializer
 zeros_initializer"""
@@ -117,7 +117,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
             "TensorShape": _specs.TensorShape,
             **_from("_arrays", "as_dtype"),
             **_from("_module", "Module"),
-            **_from("_strings", "as_string"),
+            **_from("_strings", "as_string print"),
             "newaxis": None,
         },
     ),

@@ -1,15 +1,23 @@
-"""`tf.strings`: the simple ones. Tensors of strings are numpy arrays of bytes, and never part of compiled code."""
+"""`tf.strings`: the simple ones, and `tf.print`.
+
+Tensors of strings are numpy arrays of bytes, and never part of compiled code.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from replicax import _levels, _nest
 from replicax._errors import InvalidArgumentError
 from replicax._specs import as_dtype
+from replicax._variables import Variable
 from replicax.tf._ops import as_axis, convert_to_tensor, known
 
 
@@ -127,6 +135,71 @@ def as_string(
         return (text.ljust(width) if fill == "-" else text.rjust(width, fill or " ")).encode()
 
     return _each(shown, array)
+
+
+class _Text(str):
+    """Text that shows without quotes inside of a structure too."""
+
+    __repr__ = str.__str__
+
+
+def _element(x: Any) -> str:
+    """An element of a tensor: a float in as few digits as tell it from its neighbours, as C's `%g` has it."""
+    if isinstance(x, bytes):
+        return f'"{x.decode(errors="replace")}"'
+    if isinstance(x, np.bool_):
+        return str(int(x))
+    if not jnp.issubdtype(x.dtype, np.floating):
+        return str(x)
+    few, all_of_them = (15, 17) if x.dtype == np.float64 else (6, 9)
+    text = f"{float(x):.{few}g}"
+    return text if x.dtype.type(float(text)) == x else f"{float(x):.{all_of_them}g}"
+
+
+def _shown(tensor: Any, summarize: int) -> _Text:
+    array = np.asarray(tensor)
+    if not array.ndim:
+        return _Text(_element(array[()]))
+    threshold = sys.maxsize if summarize < 0 else 0
+    shown = np.array2string(
+        array, sys.maxsize, threshold=threshold, edgeitems=max(summarize, 0), formatter={"all": _element}
+    )
+    return _Text(shown)
+
+
+def print(
+    *inputs: Any, output_stream: Any = None, summarize: int = 3, sep: str = " ", end: str = "\n", name: Any = None
+):
+    """Prints when the program runs, in compiled code too; by default to the standard error stream.
+
+    Args:
+        inputs: tensors, structures of them, and anything else, which is printed as Python has it.
+        output_stream: a file to write to.
+        summarize: how many elements are shown at both ends of a long axis; all of them where it is negative.
+        sep: what stands between the inputs.
+        end: what stands after them.
+        name: accepted for compatibility.
+    """
+
+    def is_tensor(x: Any) -> bool:
+        return isinstance(x, (jax.Array, np.ndarray, bytes))
+
+    values = [_nest.map_structure(lambda x: convert_to_tensor(x) if isinstance(x, Variable) else x, x) for x in inputs]
+    arrays = [x for x in _nest.leaves(values) if isinstance(x, jax.Array)]
+
+    def show(*concrete: Any) -> None:
+        rest = iter(concrete)
+
+        def text(x: Any) -> Any:
+            return _shown(next(rest) if isinstance(x, jax.Array) else x, summarize) if is_tensor(x) else x
+
+        texts = [str(_nest.map_structure(text, value)) for value in values]
+        (output_stream or sys.stderr).write(sep.join(texts) + end)
+
+    if _levels.is_tracing():
+        jax.debug.callback(show, *arrays)
+    else:
+        show(*arrays)
 
 
 STRINGS = """as_string join length lower reduce_join regex_full_match regex_replace strip substr to_number upper"""

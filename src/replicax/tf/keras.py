@@ -1,12 +1,32 @@
 """Keras 3 itself, on its JAX backend and on the strategies: `replicax.tf.keras` and everything in it.
 
+These are the names of TensorFlow's `tf.keras`: Keras has them in a module of its own, for `losses.Reduction`,
+`losses.MSE` and the like, which `import keras` has no more. The classes are the same.
+
 >>> from replicax.tf import keras
 >>> keras.backend.backend()
 'jax'
+>>> keras.losses.Reduction.NONE
+'none'
 """
 
+import importlib
 import sys
+from typing import Any
 
 from replicax import _adapters
 
-sys.modules[__name__] = _adapters.load("keras")
+
+def _through_our_summaries() -> None:
+    """Has the callback TensorBoard write through `tf.summary`, for which it imports TensorFlow on every backend."""
+    from replicax import tf
+
+    callback: Any = keras.callbacks.TensorBoard
+    callback.summary = property(lambda self: tf.summary)
+    callback._write_keras_model_summary = lambda self: None  # a drawing of the layers, which takes TensorFlow's protos
+
+
+_adapters.load("keras")
+keras: Any = importlib.import_module("keras._tf_keras.keras")
+_through_our_summaries()
+sys.modules[__name__] = keras
