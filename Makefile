@@ -77,7 +77,7 @@ ifneq ($(filter-out $(VERSION),$(VERSION_NEWEST)),)
 # (`python scripts/injections.py` runs them on any interpreter) and the shared tests in several workers.
 OF_THE_OLDEST := no_silent_hang multi_worker* tpu_hosts launch* cluster* recipes layers against_tensorflow data older \
     runtime devices repository interrupt messages lockstep input_rules tf_* data_* checkpoint* examples \
-    keras_against_tensorflow
+    programs_against_tensorflow
 NOT_ON_THE_NEWEST = $(patsubst %,'--ignore-glob=tests/test_%.py',$(OF_THE_OLDEST)) \
     --deselect tests/test_facts.py::test_facts_of_several_workers \
     --deselect tests/test_digits.py::test_the_losses_do_not_depend_on_the_number_of_replicas \

@@ -27,8 +27,6 @@ from replicax._quiet import without_logs
 
 _FORMAT = 1
 _RECORD = "replicax.json"  # the record in a checkpoint's folder
-# What Orbax warns of where another worker than the first writes, by itself and as `_orbax` has it.
-_NEEDLESS = ("No jax.Array in TypeHandlerRegistry", "Skipping merge of OCDBT checkpoints")
 STATE = "checkpoint"  # the name of the file that names the checkpoints of a folder
 
 
@@ -55,9 +53,10 @@ def _orbax() -> Any:
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=alone)
     if me:
         registry = ocp.type_handlers.create_type_handler_registry((np.ndarray, _array_writer(ocp)))
-        handler = ocp.PyTreeCheckpointHandler(
-            use_ocdbt=False, type_handler_registry=registry, multiprocessing_options=alone
-        )
+        with without_logs("absl", "No jax.Array in TypeHandlerRegistry"):
+            handler = ocp.PyTreeCheckpointHandler(
+                use_ocdbt=False, type_handler_registry=registry, multiprocessing_options=alone
+            )
     return ocp.args, ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
@@ -96,7 +95,7 @@ def write(path: str, saved: Saved) -> None:
     try:
         with contextlib.closing(checkpointer):
             if stored:
-                with without_logs("absl", *_NEEDLESS):
+                with without_logs("absl", "Skipping merge of OCDBT checkpoints"):
                     checkpointer.save(unfinished, args.PyTreeSave(stored))
         os.makedirs(unfinished, exist_ok=True)
         with open(os.path.join(unfinished, _RECORD), "w", encoding="utf-8") as file:
