@@ -106,7 +106,9 @@ told("after", sum(parts(strategy.run(lambda: rx.get_replica_context().all_reduce
 def test_two_workers_save_to_paths_of_their_own_or_to_one(tmp_path):
     folder = tmp_path / "out"
     with Workers(tmp_path / "job", 2, START + PROGRAM, devices=2, env={"FOLDER": str(folder)}) as workers:
-        told = told_by(workers.join(timeout=120))
+        done = workers.join(timeout=120)
+    assert not any("WARNING" in worker.stderr for worker in done.values()), workers.output()
+    told = told_by(done)
     assert [worker["own"] for worker in told] == ["ckpt-1"] * 2
     assert sorted(os.listdir(folder / "run")) == sorted(os.listdir(folder / "temporary1")) == ["checkpoint", "ckpt-1"]
     there = ["checkpoint", "ckpt-3"]

@@ -186,6 +186,38 @@ raises(Exception, lambda: strategy.run(replica, args=(parts,)), "x < y")  # eage
     assert "Assertion failed in compiled code: losses are positive" in done.stderr
 
 
+def test_print_shows_tensors_and_structures_of_them(run):
+    done = run("""
+import sys
+def shown(x):
+    tf.print("in", [x, {"also": x + 1, "name": "b"}], (x[0], None), tf.Variable(2.0), output_stream=sys.stdout, sep="|")
+x = tf.constant([0.1, 0.25, 1.0])
+shown(x)
+tf.function(lambda x: tf.print("in", [x, {"also": x + 1, "name": "b"}], (x[0], None), x[2] * 2,
+                               output_stream=sys.stdout, sep="|"))(x)
+tf.print(tf.reshape(tf.range(20), [2, 10]), tf.range(7), tf.constant([True, False]), output_stream=sys.stdout)
+tf.print(tf.range(7), tf.constant(1 / 3, tf.float64), output_stream=sys.stdout, summarize=-1)
+tf.print(tf.constant("c"), "c", tf.constant(["a", "b"]), tf.constant(1e7), tf.constant(123456.789), tf.zeros([0]),
+         output_stream=sys.stdout)
+print(tf.constant([[1, 2], [3, 4]]), tf.constant(1.5))
+""")
+    # As TensorFlow 2.21 prints them.
+    assert (
+        done.stdout
+        == """\
+in|[[0.1 0.25 1], {'also': [1.1 1.25 2], 'name': 'b'}]|(0.1, None)|2
+in|[[0.1 0.25 1], {'also': [1.1 1.25 2], 'name': 'b'}]|(0.1, None)|2
+[[0 1 2 ... 7 8 9]
+ [10 11 12 ... 17 18 19]] [0 1 2 ... 4 5 6] [1 0]
+[0 1 2 3 4 5 6] 0.33333333333333331
+"c" c ["a" "b"] 1e+07 123456.789 []
+tf.Tensor(
+[[1 2]
+ [3 4]], shape=(2, 2), dtype=int32) tf.Tensor(1.5, shape=(), dtype=float32)
+"""
+    )
+
+
 def test_losses_are_over_the_global_batch(run):
     run("""
 def replica(x):
@@ -260,6 +292,12 @@ def f(x):
     return rows, flat, more, mean
 rows, flat, more, mean = f(tf.ones([2, 3, 2]))
 assert rows.shape == (4,) and flat.shape == (2, 6) and more.shape == (2, 4) and float(mean) == 1.0
+
+@tf.function
+def of_64_bits(x):  # a compiled function of JAX's sees them as well
+    return x * 2, jax.nn.one_hot(x, 3), strategy.run(lambda: tf.reduce_sum(x)).values[0]
+doubled, rows, total = of_64_bits(tf.constant([0, 2**40], tf.int64))
+assert doubled.dtype == total.dtype == tf.int64 and int(doubled[1]) == 2**41 and rows.tolist() == [[1, 0, 0], [0] * 3]
 raises(TypeError, lambda: jax.jit(lambda x: tf.boolean_mask(x, x > 0))(tf.ones([2])), "tf.where(mask, x, 0)")
 raises(TypeError, lambda: jax.jit(lambda x: tf.zeros([x]))(tf.constant(2)), "traced")
 raises(TypeError, lambda: jax.jit(lambda x: tf.unique(x))(tf.constant([2])), "tf.unique")
