@@ -286,6 +286,22 @@ options = tf.data.Options()
 options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
 spread = strategy.experimental_distribute_dataset(tf.data.Dataset.range(11).batch(4).with_options(options))
 out["input"] = [np.asarray(strategy.experimental_local_results(batch)[0]).tolist() for batch in spread]
+
+def fitted(epochs, **options):
+    '''With callbacks that all workers tell the same paths.'''
+    with strategy.scope():
+        model = tf.keras.Sequential([classifier(), tf.keras.layers.BatchNormalization()])
+        model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.build((None, 8))
+    callbacks = [tf.keras.callbacks.BackupAndRestore(folder + "/backup", **options),
+                 tf.keras.callbacks.ModelCheckpoint(folder + "/{epoch}.keras")]
+    losses = model.fit(batches(16), epochs=epochs, callbacks=callbacks, verbose=0).history["loss"]
+    saved = tf.keras.models.load_model(f"{folder}/{epochs}.keras")
+    assert all(np.allclose(a.numpy(), b.numpy()) for a, b in zip(saved.weights, model.weights, strict=True))
+    return losses
+
+if tf.__name__ != "tensorflow":  # where Keras 3 has no `fit` in several workers
+    out["fit"] = [fitted(4), fitted(2, delete_checkpoint=False), fitted(4), sorted(os.listdir(folder))]
 print("RESULT" + json.dumps(out))
 """
 
@@ -360,6 +376,10 @@ def test_the_program_of_several_workers(tensorflow_python, tmp_path):
         assert all(worker.returncode == 0 for worker in done.values()), workers.output()[-6000:]
         found.append([result(done[i].stdout)[1] for i in done])
     theirs, ours = found
+    whole, first, rest, files = ours[0].pop("fit")
+    assert [len(whole), len(first), len(rest)] == [4, 2, 2] and ours[1].pop("fit")[0] == whole
+    np.testing.assert_allclose(first + rest, whole, rtol=1e-5)  # the third one goes on where the second has ended
+    assert [name for name in files if "worker" not in name] == [*(f"{i}.keras" for i in range(1, 5)), "checkpoints"]
     assert_alike(ours, theirs, "worker")
     assert "WARNING" not in done[0].stderr + done[1].stderr
     begun, losses, _, _ = ours[0]["second"]

@@ -4,7 +4,7 @@ Keras knows `tf.distribute` on its TensorFlow backend alone. On the JAX backend 
 attribute, which here becomes a view of a `replicax.Variable` of the strategy that was current when it was made. All
 else of Keras goes on as it is: it reads and assigns, and a `function` finds the variables that a step touches.
 
-What is changed in Keras, all of it here and in `_keras_fit`:
+What is changed in Keras, all of it here, in `_keras_fit` and in `_keras_files`:
 
 | in Keras | what changes |
 |---|---|
@@ -69,9 +69,10 @@ def join() -> None:
     _around(keras.random.SeedGenerator, "next", _next_seed)
     losses.scale_loss_for_distribution = _scale_loss
     losses.unscale_loss_for_distribution = _unscale_loss
-    from replicax import _keras_fit
+    from replicax import _keras_files, _keras_fit
 
     _keras_fit.join()
+    _keras_files.join()
 
 
 def wrong_backend(name: str) -> str:
