@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from replicax import _checkpoint_files as _files
-from replicax import _context, _exchange, _late, _levels, _tracking
+from replicax import _adapters, _context, _exchange, _late, _levels, _tracking
 from replicax._errors import CheckpointError
 from replicax._input import DistributedIterator
 from replicax._restoring import (
@@ -149,6 +149,7 @@ class Checkpoint:
     _root: Any
 
     def __init__(self, root: Any = None, **kwargs: Any):
+        _adapters.join()
         vars(self).update(_attributes={}, _root=root, _restoration=None)
         if root is not None and not _tracking.has_children(root):
             raise ValueError(_not_trackable("root", root))

@@ -93,7 +93,7 @@ def _from_host(array: np.ndarray, like: Any) -> Any:
     return jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
 
 
-class _PytreeLeaf:
+class PytreeLeaf:
     """A leaf whose value is a pytree; the classes below say where it stands."""
 
     owner: Any
@@ -116,7 +116,7 @@ class _PytreeLeaf:
         self._set(jax.tree.unflatten(jax.tree.structure(old), new))
 
 
-class VariableLeaf(_PytreeLeaf):
+class VariableLeaf(PytreeLeaf):
     """A variable of any strategy, as its value seen from outside of the replicas."""
 
     def __init__(self, variable: Variable):
@@ -140,7 +140,7 @@ class VariableLeaf(_PytreeLeaf):
         self.owner.assign(value, read_value=False)
 
 
-class KerasLeaf(_PytreeLeaf):
+class KerasLeaf(PytreeLeaf):
     """A variable of Keras, or what behaves like one."""
 
     def __init__(self, variable: Any):
@@ -157,7 +157,7 @@ class KerasLeaf(_PytreeLeaf):
         self.owner.assign(value)
 
 
-class SlotLeaf(_PytreeLeaf):
+class SlotLeaf(PytreeLeaf):
     """An array, or a pytree of arrays, in an attribute of a checkpoint or in a dict or list there."""
 
     def __init__(self, holder: Any, key: Any, value: Any):
@@ -233,6 +233,8 @@ def _has(value: Any, *names: str) -> bool:
 def _leaf_of(value: Any) -> Any:
     if isinstance(value, Variable):
         return VariableLeaf(value)
+    if _has(value, "_checkpoint_leaf"):
+        return value._checkpoint_leaf()
     if _has(value, "save_state", "restore_state"):
         return PositionLeaf(value)
     return KerasLeaf(value) if _has(value, "value", "assign") and hasattr(value, "path") else None
