@@ -120,7 +120,7 @@ class _Held:
     def read(self) -> Any:
         """The value here."""
         value = self.variable.value()
-        if self.of_replica is _own_key and self._is_shared():
+        if self.of_replica is _own_key and self.is_shared():
             context: Any = _context.get_replica_context()
             return _own_key(value, context.replica_id_in_sync_group)
         return value
@@ -128,7 +128,7 @@ class _Held:
     def write(self, value: Any) -> None:
         """Replaces the value here."""
         variable, frame = self.variable, _levels.frame()
-        if self.of_replica is _first_only and self._is_shared():
+        if self.of_replica is _first_only and self.is_shared():
             variable.assign_add(value - variable.value(), read_value=False)  # what the replicas add is added up
         elif self.of_replica is None or not variable._stacked or self._in_replica():
             variable.assign(value, read_value=False)
@@ -144,9 +144,10 @@ class _Held:
         context = _context.get_replica_context()
         return context is not None and context.strategy is self.variable.distribute_strategy
 
-    def _is_shared(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether this is one of several replicas that have one thing together."""
-        return not self.variable._stacked and self._in_replica() and _replicas() > 1
+        strategy = self.variable.distribute_strategy
+        return strategy is not None and strategy.extended._variables_live_once and self._in_replica() and _replicas() > 1
 
 
 class _View:
@@ -235,13 +236,15 @@ def _new_variable(variable: Any, value: Any, kind: _Kind) -> Variable:
     if aggregation is None:  # all replicas assign the same
         live_once = _context.get_strategy().extended._variables_live_once
         aggregation = VariableAggregation.ONLY_FIRST_REPLICA if live_once else VariableAggregation.NONE
-    return Variable(
+    new = Variable(
         value,
         trainable=kind.trainable,
         name=type(variable).__name__,
         synchronization=metadata.get("synchronization", synchronization),
         aggregation=metadata.get("aggregation", aggregation),
     )
+    new._equal_by_contract = not new._stacked and new.aggregation is VariableAggregation.NONE
+    return new
 
 
 def _is_arrays(value: Any) -> bool:
@@ -273,7 +276,13 @@ class _Writing:
 
     def can_update(self, variable: Any) -> bool:
         """Whether a variable may be written here."""
-        if type(self._view.content(variable)) is _Held:
+        content = self._view.content(variable)
+        if type(content) is _Held:
+            if content.is_shared() and isinstance(_levels.frame(), _levels.ReplicaFrame):
+                raise NotImplementedError(
+                    "Replicas that run eagerly write an NNX variable of a strategy whose variables live once, where they "
+                    "meet in the middle of NNX's own work. Put the step into a replicax.function."
+                )
             return _may_assign()
         if self._can_update(variable):
             return True
@@ -304,7 +313,7 @@ class _Writing:
 
     def set_attribute(self, set_attribute: Callable[..., None], node: Any, name: str, value: Any) -> None:
         """Sets an attribute of an object."""
-        if in_step() and (not node._pytree__state.trace_state.is_valid() or self._view.has_ours(node)):
+        if in_step() and _may_assign() and not node._pytree__state.trace_state.is_valid():
             raise _trace_error(
                 f"A step sets the attribute {name!r} of a {type(node).__name__} that was made outside of it. A compiled "
                 "step would do so once, while it is traced. Set it outside of the step, or use nnx.view(...), which "
