@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import _checkpoint_files as _files
 from replicax import _adapters, _context, _exchange, _late, _levels, _tracking
+from replicax import _checkpoint_files as _files
 from replicax._errors import CheckpointError
 from replicax._input import DistributedIterator
 from replicax._restoring import (

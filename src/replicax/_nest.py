@@ -23,7 +23,7 @@ class Leaf:
 
 def is_leaf(value: Any) -> bool:
     """For `is_leaf=` of `jax.tree` functions."""
-    return isinstance(value, Leaf) or ((asked := getattr(type(value), "_replicax_leaf", None)) and asked(value))
+    return isinstance(value, Leaf) or (hasattr(type(value), "_replicax_leaf") and value._replicax_leaf())
 
 
 def is_namedtuple(value: Any) -> bool:

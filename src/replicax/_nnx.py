@@ -14,13 +14,14 @@ What is changed in NNX, all of it here:
 | `Variable._can_update`, `_check_can_update` | a step may write what it may assign, and an error says what else to do |
 | `Pytree._check_valid_context`, `_setattr` | a step may take objects from outside apart, but not set their attributes |
 | `PytreeState.__init__` | what a step leaves behind belongs to no trace |
-| `tracers.current_jax_trace` | a gradient tape is no level of tracing, and a replica is one also where it runs eagerly |
+| `tracers.current_jax_trace` | a gradient tape is no level of tracing, and a replica that runs eagerly is one |
 | `metrics.Welford.update` | refused in replicas, whose results cannot be added up |
 """
 
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -39,10 +40,26 @@ _settling = threading.RLock()  # eager replicas are threads, and the first one m
 
 def join() -> None:
     """Changes NNX as the table above says; once."""
+    import flax
     from flax import nnx
     from flax.nnx import pytreelib, tracers
 
     variable: Any = nnx.Variable
+    tree: Any = pytreelib.Pytree
+    changed = {
+        variable: ("_raw_value", "_can_update", "_check_can_update", "__init__", "set_value"),
+        tree: ("_check_valid_context", "_setattr"),
+        pytreelib: ("PytreeState",),
+        tracers: ("current_jax_trace",),
+    }
+    missing = [f"{owner.__name__}.{name}" for owner in changed for name in changed[owner] if not hasattr(owner, name)]
+    if missing:
+        warnings.warn(
+            f"Flax {flax.__version__} has no {', '.join(missing)}: its NNX objects stay plain under a strategy. "
+            "Install another one: pip install 'replicax[flax]'.",
+            stacklevel=2,
+        )
+        return
     view = _View(vars(variable)["_raw_value"], variable, _kinds(nnx))
     with _private.at_once():
         writing = _Writing(view, tracers.current_jax_trace(), vars(variable)["_can_update"].fget)
@@ -53,7 +70,6 @@ def join() -> None:
     _adapters.around(variable, "_check_can_update", writing.check_can_update)
     _adapters.around(variable, "__init__", view.init)
     _adapters.around(variable, "set_value", view.set_value)
-    tree: Any = pytreelib.Pytree
     _adapters.around(tree, "_check_valid_context", writing.check_valid_context)
     _adapters.around(tree, "_setattr", writing.set_attribute)
     _adapters.around(pytreelib.PytreeState, "__init__", writing.begin)
@@ -147,7 +163,7 @@ class _Held:
     def is_shared(self) -> bool:
         """Whether this is one of several replicas that have one thing together."""
         strategy = self.variable.distribute_strategy
-        return strategy is not None and strategy.extended._variables_live_once and self._in_replica() and _replicas() > 1
+        return self._in_replica() and strategy.extended._variables_live_once and strategy.num_replicas_in_sync > 1
 
 
 class _View:
@@ -280,8 +296,8 @@ class _Writing:
         if type(content) is _Held:
             if content.is_shared() and isinstance(_levels.frame(), _levels.ReplicaFrame):
                 raise NotImplementedError(
-                    "Replicas that run eagerly write an NNX variable of a strategy whose variables live once, where they "
-                    "meet in the middle of NNX's own work. Put the step into a replicax.function."
+                    "Replicas that run eagerly write an NNX variable of a strategy whose variables live once, and "
+                    "would meet for it in the middle of NNX's own work. Put the step into a replicax.function."
                 )
             return _may_assign()
         if self._can_update(variable):
@@ -315,9 +331,9 @@ class _Writing:
         """Sets an attribute of an object."""
         if in_step() and _may_assign() and not node._pytree__state.trace_state.is_valid():
             raise _trace_error(
-                f"A step sets the attribute {name!r} of a {type(node).__name__} that was made outside of it. A compiled "
-                "step would do so once, while it is traced. Set it outside of the step, or use nnx.view(...), which "
-                "makes another object with the same variables."
+                f"A step sets the attribute {name!r} of a {type(node).__name__} that was made outside of it, which a "
+                "compiled step would do once, while it is traced. Set it outside of the step, or use nnx.view(...), "
+                "which makes another object with the same variables."
             )
         set_attribute(node, name, value)
 
@@ -361,8 +377,8 @@ def _current_trace(current: Callable[[], Any]) -> Callable[[], Any]:
 def _update_welford(update: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any) -> Any:
     if _context.has_strategy() and _context.get_replica_context() is not None and _replicas() > 1:
         raise NotImplementedError(
-            "nnx.metrics.Welford is updated by a replica, but what several replicas find cannot be added up. Return the "
-            "values from the replica function, and update it outside of `run`."
+            "nnx.metrics.Welford is updated by a replica, but what several replicas find cannot be added up. Return "
+            "the values from the replica function, and update it outside of `run`."
         )
     return update(metric, *args, **kwargs)
 

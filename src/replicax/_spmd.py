@@ -234,10 +234,11 @@ def _refuse_different(level: _levels.Level, written: Sequence[Any], differ: Sequ
     """`ValueError` where replicas assign values of their own to a variable that has one value for all."""
     flags = iter(differ)
     for variable in written:
-        if any([next(flags) for _ in level.values[id(variable)]]) and variable._equal_by_contract:
+        own = [next(flags) for _ in level.values[id(variable)]]
+        if any(own) and variable._equal_by_contract:
             raise ValueError(
-                f"The replicas assign different values to {variable.name} of shape {variable.shape}, which has the same "
-                "value on all of them. Sum gradients up before the update, "
+                f"The replicas assign different values to {variable.name} of shape {variable.shape}, which is to have "
+                "the same value on all of them. Sum gradients up before the update, "
                 "`gradients = replicax.get_replica_context().all_reduce('SUM', gradients)`, and reduce in the same way "
                 "whatever else depends on a replica's own data, random numbers or statistics."
             )
