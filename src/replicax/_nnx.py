@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -182,11 +183,12 @@ class _View:
 
     def __set__(self, variable: Any, value: Any) -> None:
         try:
-            content = self.content(variable)
+            self._slot.__get__(variable)
         except AttributeError:  # it is just being made
             fresh = _context.has_strategy() and not in_step() and not _levels.is_tracing()
             content = _Fresh(value, _context.get_strategy()) if fresh else value
             return self._slot.__set__(variable, content)
+        content = self.content(variable)
         if type(content) is _Held:
             content.write(value)
         elif type(content) is _Fresh:
@@ -329,7 +331,8 @@ class _Writing:
 
     def set_attribute(self, set_attribute: Callable[..., None], node: Any, name: str, value: Any) -> None:
         """Sets an attribute of an object."""
-        if in_step() and _may_assign() and not node._pytree__state.trace_state.is_valid():
+        foreign = not node._pytree__state.trace_state.is_valid()
+        if foreign and in_step() and _may_assign() and not name.startswith("__"):  # nnx.capture takes its own away
             raise _trace_error(
                 f"A step sets the attribute {name!r} of a {type(node).__name__} that was made outside of it, which a "
                 "compiled step would do once, while it is traced. Set it outside of the step, or use nnx.view(...), "
@@ -369,7 +372,7 @@ def _current_trace(current: Callable[[], Any]) -> Callable[[], Any]:
         with jex.set_current_trace(_levels.untaped_trace()):
             trace = current()
         context = _context.get_replica_context() if _context.has_strategy() else None
-        return trace if context is None else _InReplica(trace, context)
+        return trace if context is None else _InReplica(trace, weakref.ref(context))
 
     return current_jax_trace
 

@@ -227,6 +227,7 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
     new_values = iter(results[len(outputs[0].leaves) :])
     for variable in written:
         _levels.frame().write(variable, [next(new_values) for _ in level.values[id(variable)]])
+    level.values.clear()
     return outputs[0].restored(results[: len(outputs[0].leaves)], mesh)
 
 
