@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 
 import jax
@@ -328,6 +329,35 @@ def test_a_model_is_used_and_changed_outside_of_steps_as_ever():
     np.testing.assert_allclose(model.out.bias[...], before + 1, atol=0.1)
     with pytest.raises(ValueError, match="Shape mismatch"):
         model.out.bias.set_value(jnp.zeros(5))
+
+
+def test_a_step_captures_intermediates_and_keeps_nothing_that_was_traced():
+    class Sowing(nnx.Module):
+        def __init__(self, rngs):
+            self.inner = nnx.Linear(4, 2, rngs=rngs)
+
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "sum", x.sum())
+            return self.inner(x)
+
+    def tracers():
+        gc.collect()
+        return sum(isinstance(x, jax.core.Tracer) for x in gc.get_objects() if type(x).__name__.endswith("Tracer"))
+
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = Sowing(nnx.Rngs(0))
+        optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
+
+    def replica(x):
+        _, captured = nnx.capture(model, nnx.Intermediate)(x)
+        optimizer.update(model, nnx.state(model, nnx.Param))
+        return captured["sum"].get_value()[0]
+
+    step, before = rx.function(lambda x: strategy.run(replica, args=(x,))), tracers()
+    found = strategy.experimental_local_results(step(divided(strategy, X[0])))
+    np.testing.assert_allclose(found, X[0].reshape(2, -1).sum(axis=1), rtol=1e-5)
+    assert tracers() == before and not hasattr(model, "sum")
 
 
 def test_layers_made_by_vmap_are_scanned_and_trained():
