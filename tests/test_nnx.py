@@ -191,6 +191,7 @@ def test_metrics_count_what_all_replicas_and_the_program_outside_saw(make, way):
     found = metrics.compute()
     np.testing.assert_allclose(found["loss"], x[:, 0].mean(), atol=1e-6)
     np.testing.assert_allclose(found["accuracy"], (x[:, :3].argmax(1) == y).mean(), atol=1e-6)
+    assert int(metrics.loss.count[...]) == 21
     metrics.reset()
     assert np.isnan(metrics.compute()["loss"])
 
