@@ -227,6 +227,8 @@ def test_a_checkpoint_goes_to_another_number_of_replicas_and_to_no_strategy(tmp_
         assert not equal(others, (model, optimizer))
         rx.train.Checkpoint(model=others[0], optimizer=others[1]).restore(path).assert_consumed()
         assert equal(others, (model, optimizer))
+    # A state has the names of the model whose state it is.
+    rx.train.Checkpoint(model=nnx.state(on_four[0], nnx.Param)).restore(path).assert_existing_objects_matched()
     # Each replica's stream goes on as it would: the keys are told apart anew.
     masks = mirrored(4).run(lambda: on_four[0].dropout(jnp.ones(32)))
     assert len({np.asarray(mask).tobytes() for mask in mirrored(4).experimental_local_results(masks)}) == 4

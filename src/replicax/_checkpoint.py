@@ -116,8 +116,8 @@ class Checkpoint:
     Values are found by the names that lead to them from the checkpoint, so that they can be restored in another
     program, under another strategy, with another number of replicas or processes. What can be saved: variables of all
     kinds, each as one value (an on-read one as its aggregated value); optimizers; `replicax.tf.Module`s; Keras' models,
-    optimizers and metrics; iterators that have `save_state` and `restore_state`; arrays and pytrees of arrays, which
-    `restore` replaces in the attribute; dicts, lists and tuples of these.
+    optimizers and metrics; Flax NNX's objects; iterators that have `save_state` and `restore_state`; arrays and pytrees
+    of arrays, which `restore` replaces in the attribute; dicts, lists and tuples of these.
 
     Objects that are made or attached after `restore` get their values then.
 

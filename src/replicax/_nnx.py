@@ -76,6 +76,7 @@ def join() -> None:
     _adapters.around(pytreelib.PytreeState, "__init__", writing.begin)
     tree._replicax_leaf = lambda node: view.has_ours(node)
     tree._tracked = lambda node: _nested(nnx.to_flat_state(nnx.state(node, variable)))
+    nnx.State._tracked = lambda state: _nested(nnx.to_flat_state(state))  # type: ignore[attr-defined]
     _adapters.around(nnx.metrics.Welford, "update", _update_welford)
     tracers.current_jax_trace = _current_trace(tracers.current_jax_trace)
 
@@ -394,7 +395,9 @@ def _replicas() -> int:
 
 
 class _NnxLeaf(PytreeLeaf):
-    """A variable of NNX that no strategy has."""
+    """A variable of NNX that no strategy has. In a pytree of arrays it is one more pytree."""
+
+    is_value = True
 
     def __init__(self, variable: Any):
         self.owner, self.identity = variable, (id(variable), None)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -260,8 +260,16 @@ def is_array_tree(value: Any) -> bool:
     """Whether a value is an array, or a pytree of arrays and numbers alone."""
     if is_array(value):
         return True
+
+    def has_place(x: Any) -> bool:
+        """Whether it is restored where it is."""
+        leaf = _leaf_of(x)
+        return (leaf is not None and not getattr(leaf, "is_value", False)) or (
+            _has(x, "_tracked") and not isinstance(x, Mapping)
+        )
+
     try:
-        leaves = jax.tree.leaves(value, is_leaf=lambda x: _leaf_of(x) is not None)
+        leaves = jax.tree.leaves(value, is_leaf=has_place)
     except ValueError:  # a dict whose keys have no order
         return False
     plain = all(is_array(leaf) or isinstance(leaf, (bool, int, float, complex)) for leaf in leaves)
