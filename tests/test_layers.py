@@ -84,7 +84,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_checkpoint",
         "_checkpoint_manager",
     ),
-    "adapters": ("_keras", "_keras_fit", "_keras_files"),
+    "adapters": ("_keras", "_keras_fit", "_keras_files", "_nnx"),
     "namespaces": (
         "__init__",
         "cluster_resolver",

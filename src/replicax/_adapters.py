@@ -1,17 +1,21 @@
 """State that other libraries hold, as variables of the strategy.
 
 A library joins through a module of ours that is imported once the library is loaded. What holds a variable tells it
-by an attribute `__replicax_variable__`, which gradient tapes take among their sources.
+by an attribute `__replicax_variable__` (None: it holds none), which gradient tapes take among their sources.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
-_MODULES = {"keras": "replicax._keras"}
+import jax
+
+_MODULES = {"keras": "replicax._keras", "flax.nnx": "replicax._nnx"}
 _joined: set[str] = set()
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it when it is imported
@@ -52,6 +56,34 @@ def _is_loaded(name: str) -> bool:
     return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
+def holds_variable(value: Any) -> bool:
+    """Whether an object of another library holds a variable."""
+    return hasattr(type(value), "__replicax_variable__") and value.__replicax_variable__ is not None
+
+
 def variable_of(value: Any) -> Any:
     """The variable that an object of another library holds; anything else as it is."""
-    return getattr(value, "__replicax_variable__", value)
+    return value.__replicax_variable__ if holds_variable(value) else value
+
+
+def in_the_form_of(holder: Any, value: Any) -> Any:
+    """`value`, or None, in the form that the library gives values of this object: in an object like it, or as it is."""
+    tree: Any = jax.tree.structure(holder)
+    if variable_of(holder) is holder or jax.tree_util.treedef_is_leaf(tree):
+        return value
+    return jax.tree.unflatten(tree, [None] * tree.num_leaves if value is None else jax.tree.leaves(value))
+
+
+def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    """Replaces a method of a library by `wrapper(original, self, ...)`, in the class that has it.
+
+    A module's function likewise. Libraries look which class defines a method to see whether users override it.
+    """
+    owner = next((kind for kind in getattr(owner, "__mro__", ()) if name in vars(kind)), owner)
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, self, *args, **kwargs)
+
+    setattr(owner, name, method)

@@ -130,7 +130,7 @@ def _is_dynamic(leaf: Any) -> bool:
 
 
 def _is_argument_leaf(value: Any) -> bool:
-    return isinstance(value, (_nest.Leaf, _input.DistributedDataset, _input.DistributedIterator))
+    return _nest.is_leaf(value) or isinstance(value, (_input.DistributedDataset, _input.DistributedIterator))
 
 
 class Results:

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax import _adapters, _context, _exchange, _late, _levels, _tracking
 from replicax import _checkpoint_files as _files
-from replicax import _context, _exchange, _late, _levels, _tracking
 from replicax._errors import CheckpointError
 from replicax._input import DistributedIterator
 from replicax._restoring import (
@@ -116,8 +116,8 @@ class Checkpoint:
     Values are found by the names that lead to them from the checkpoint, so that they can be restored in another
     program, under another strategy, with another number of replicas or processes. What can be saved: variables of all
     kinds, each as one value (an on-read one as its aggregated value); optimizers; `replicax.tf.Module`s; Keras' models,
-    optimizers and metrics; iterators that have `save_state` and `restore_state`; arrays and pytrees of arrays, which
-    `restore` replaces in the attribute; dicts, lists and tuples of these.
+    optimizers and metrics; Flax NNX's objects; iterators that have `save_state` and `restore_state`; arrays and pytrees
+    of arrays, which `restore` replaces in the attribute; dicts, lists and tuples of these.
 
     Objects that are made or attached after `restore` get their values then.
 
@@ -149,6 +149,7 @@ class Checkpoint:
     _root: Any
 
     def __init__(self, root: Any = None, **kwargs: Any):
+        _adapters.join()
         vars(self).update(_attributes={}, _root=root, _restoration=None)
         if root is not None and not _tracking.has_children(root):
             raise ValueError(_not_trackable("root", root))

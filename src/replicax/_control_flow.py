@@ -1,4 +1,4 @@
-"""A check of compiled replica functions: no collective where some replicas may not come.
+"""Checks of compiled replica functions: no collective where some replicas may not come, and which results differ.
 
 A collective inside of a branch (`lax.cond`) or an open-ended loop (`lax.while_loop`) is fine as long as all replicas
 take the same way. Where the condition may differ between replicas, some would wait for ever; that is refused while
@@ -18,17 +18,23 @@ COLLECTIVES = {
 _SAME_EVERYWHERE = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
 
 
-def check(jaxpr: Any, varying_inputs: list[bool], varying_slots: set[int]) -> None:
+def check(jaxpr: Any, varying_inputs: list[bool], varying_slots: set[int], results: bool = False) -> list[bool]:
     """`RuntimeError` where a collective depends on a condition that may differ between replicas.
 
     Args:
         jaxpr: of the replica function.
         varying_inputs: which of its inputs differ between replicas.
         varying_slots: the slots of those variables that do (see `_levels`).
+        results: whether the result of this function is wanted.
+
+    Returns:
+        Which results of the jaxpr differ; for none where collectives of groups of replicas leave that open.
     """
     inner = getattr(jaxpr, "jaxpr", jaxpr)
-    if _has_collective(inner):
-        _walk(inner, varying_inputs, varying_slots)
+    if not results and not _has_collective(inner):
+        return []
+    differ = _walk(inner, varying_inputs, varying_slots)
+    return [False] * len(differ) if _has_groups(inner) else differ
 
 
 def _jaxprs(value: Any) -> Iterator[Any]:
@@ -39,11 +45,20 @@ def _jaxprs(value: Any) -> Iterator[Any]:
             yield from _jaxprs(item)
 
 
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for value in eqn.params.values():
+            for inner in _jaxprs(value):
+                yield from _equations(inner)
+
+
 def _has_collective(jaxpr: Any) -> bool:
-    return any(
-        eqn.primitive.name in COLLECTIVES or any(_has_collective(j) for v in eqn.params.values() for j in _jaxprs(v))
-        for eqn in jaxpr.eqns
-    )
+    return any(eqn.primitive.name in COLLECTIVES for eqn in _equations(jaxpr))
+
+
+def _has_groups(jaxpr: Any) -> bool:
+    return any(eqn.params.get("axis_index_groups") for eqn in _equations(jaxpr))
 
 
 def _walk(jaxpr: Any, varying_inputs: list[bool], slots: set[int]) -> list[bool]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from replicax import _context
+from replicax import _context, _levels, _private
 
 
 class _Creation(threading.local):
@@ -37,6 +37,20 @@ def name_scope(name: str) -> Iterator[str]:
         yield "/".join(state.names) + "/"
     finally:
         state.names.pop()
+
+
+@contextlib.contextmanager
+def outside(strategy: Any = None) -> Iterator[None]:
+    """Outside of all replicas and of any tracing, though under the same strategy or the given one."""
+    current = _context.get_strategy() if _context.has_strategy() else None
+    within = _context.get_replica_context() is not None
+    strategy = strategy or (current if within else None)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_private.at_once())
+        stack.enter_context(_levels.entered(_levels.Frame()))
+        if strategy is not None and (within or strategy is not current):
+            stack.enter_context(_context.entered(strategy, None))
+        yield
 
 
 def through_creators(make: Callable[..., Any], inside_scope: bool | None) -> Callable[..., Any]:

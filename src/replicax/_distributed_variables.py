@@ -431,6 +431,8 @@ def first_replica(leaf: Any) -> Any:
     """Replica 0's value on every replica, inside of compiled code."""
     if isinstance(leaf, IndexedSlices):
         return IndexedSlices(first_replica(leaf.values), first_replica(leaf.indices), leaf.dense_shape)
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(first_replica(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
     only = jnp.where(lax.axis_index(AXIS) == 0, leaf, jnp.zeros_like(leaf))
     return _collectives.local_sum(only).astype(leaf.dtype)  # the sum of booleans is an integer
 

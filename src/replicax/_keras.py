@@ -17,16 +17,14 @@ What is changed in Keras, all of it here, in `_keras_fit` and in `_keras_files`:
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _levels, _private
+from replicax import _adapters, _context, _creation, _private
 from replicax._types import VariableAggregation, VariableSynchronization
 from replicax._variables import Variable
 
@@ -60,13 +58,13 @@ def join() -> None:
     kind = keras.src.backend.Variable
     kind._value = _Value(keras.src.backend.in_stateless_scope)
     kind.__replicax_variable__ = property(_held)
-    _around(kind, "__init__", _made_at_once)
-    _around(kind, "_deferred_initialize", _made_at_once)
-    _around(keras.Layer, "add_weight", _add_weight)
-    _around(keras.Layer, "_maybe_build", _one_at_a_time)
-    _around(BaseOptimizer, "build", _one_at_a_time)
-    _around(BaseOptimizer, "_backend_update_step", _update_step)
-    _around(keras.random.SeedGenerator, "next", _next_seed)
+    _adapters.around(kind, "__init__", _made_at_once)
+    _adapters.around(kind, "_deferred_initialize", _made_at_once)
+    _adapters.around(keras.Layer, "add_weight", _add_weight)
+    _adapters.around(keras.Layer, "_maybe_build", _one_at_a_time)
+    _adapters.around(BaseOptimizer, "build", _one_at_a_time)
+    _adapters.around(BaseOptimizer, "_backend_update_step", _update_step)
+    _adapters.around(keras.random.SeedGenerator, "next", _next_seed)
     losses.scale_loss_for_distribution = _scale_loss
     losses.unscale_loss_for_distribution = _unscale_loss
     from replicax import _keras_files, _keras_fit
@@ -81,18 +79,6 @@ def wrong_backend(name: str) -> str:
         f"Keras runs on its backend {name!r} already, and replicax needs 'jax'. Import replicax (or replicax.tf) "
         "before Keras, or set the environment variable KERAS_BACKEND=jax, or `backend` in ~/.keras/keras.json."
     )
-
-
-def _around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replaces a method by `wrapper(original, self, ...)`, in the class that has it: Keras looks who overrides it."""
-    owner = next(kind for kind in owner.__mro__ if name in vars(kind))
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, self, *args, **kwargs)
-
-    setattr(owner, name, method)
 
 
 # Variables.
@@ -115,7 +101,7 @@ class _Value:
             return None
         if not self._in_stateless_scope():
             return held.value()
-        with _outside():  # Keras looks at shapes and dtypes
+        with _creation.outside():  # Keras looks at shapes and dtypes
             return held.value()
 
     def __set__(self, variable: Any, value: Any) -> None:
@@ -136,7 +122,7 @@ def _held(variable: Any) -> Variable | None:
     if "_value" in slots:
         value = slots.pop("_value")
         if value is not None:
-            with _outside():
+            with _creation.outside():
                 slots["_replicax_held"] = _new_variable(variable, value)
     return slots.get("_replicax_held")
 
@@ -148,7 +134,7 @@ def _new_variable(variable: Any, value: Any) -> Variable:
     if aggregation is VariableAggregation.NONE and _context.get_strategy().extended._variables_live_once:
         aggregation = VariableAggregation.ONLY_FIRST_REPLICA  # all replicas assign the same
     synchronization = VariableSynchronization.ON_READ if on_read else VariableSynchronization.AUTO
-    with _outside():
+    with _creation.outside():
         return Variable(
             value,
             trainable=variable.trainable,
@@ -156,18 +142,6 @@ def _new_variable(variable: Any, value: Any) -> Variable:
             synchronization=synchronization,
             aggregation=aggregation,
         )
-
-
-@contextlib.contextmanager
-def _outside() -> Iterator[None]:
-    """Outside of all replicas and of any tracing, though under the same strategy."""
-    strategy = _context.get_strategy()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_private.at_once())
-        stack.enter_context(_levels.entered(_levels.Frame()))
-        if _context.get_replica_context() is not None and _context.has_strategy():
-            stack.enter_context(_context.entered(strategy, None))
-        yield
 
 
 def _made_at_once(make: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from replicax import _exchange
-from replicax._keras import _around
+from replicax._adapters import around
 from replicax._keras_fit import strategy_of
 
 
@@ -33,10 +33,10 @@ def join() -> None:
     import keras
 
     for callback in (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore):
-        _around(callback, "_save_model", _by_all)
-    _around(keras.callbacks.BackupAndRestore, "on_train_end", _first_one_then_the_others)
+        around(callback, "_save_model", _by_all)
+    around(keras.callbacks.BackupAndRestore, "on_train_end", _first_one_then_the_others)
     for name in ("save", "save_weights"):
-        _around(keras.Model, name, _one_for_all)
+        around(keras.Model, name, _one_for_all)
 
 
 def _is_of_a_job(model: Any) -> bool:

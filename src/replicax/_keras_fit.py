@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _context, _function, _nest
+from replicax._adapters import around
 from replicax._data import Dataset
 from replicax._input import DistributedDataset
-from replicax._keras import _around, _scale_loss, _unscale_loss
+from replicax._keras import _scale_loss, _unscale_loss
 from replicax._tape import GradientTape
 from replicax._values import DistributedValues
 
@@ -37,23 +38,23 @@ def join() -> None:
     """Changes Keras's trainer for models of a strategy; others keep theirs."""
     from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
 
-    _around(JAXTrainer, "__init__", _init)
+    around(JAXTrainer, "__init__", _init)
     JAXTrainer.distribute_strategy = property(lambda model: strategy_of(model) or _context.get_strategy())
     for name in ("compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
-        _around(JAXTrainer, name, _in_scope)
+        around(JAXTrainer, name, _in_scope)
     for name in ("fit", "evaluate", "predict"):
-        _around(JAXTrainer, name, _with_datasets)
+        around(JAXTrainer, name, _with_datasets)
     made: dict[str, Callable[[Any], Callable[..., Any]]] = {
         "train_function": lambda model: _with_logs(model, "train_step", _train_step, 4),
         "test_function": lambda model: _with_logs(model, "test_step", _test_step, 3),
         "predict_function": _with_outputs,
     }
     for attribute, function_of in made.items():
-        _around(JAXTrainer, f"make_{attribute}", _maker(attribute, function_of))
-    _around(JAXTrainer, "_get_jax_state", _no_state)
-    _around(JAXTrainer, "_symbolic_build", _symbolic_build)
-    _around(JAXTrainer, "_aggregate_additional_loss", _additional_loss)
-    _around(JAXEpochIterator, "_get_iterator", _distributed)
+        around(JAXTrainer, f"make_{attribute}", _maker(attribute, function_of))
+    around(JAXTrainer, "_get_jax_state", _no_state)
+    around(JAXTrainer, "_symbolic_build", _symbolic_build)
+    around(JAXTrainer, "_aggregate_additional_loss", _additional_loss)
+    around(JAXEpochIterator, "_get_iterator", _distributed)
 
 
 def strategy_of(model: Any) -> Any:

@@ -13,14 +13,17 @@ import jax
 
 
 class Leaf:
-    """A base for classes that are leaves of structures although JAX may know them as pytrees."""
+    """A base for classes that are leaves of structures although JAX may know them as pytrees.
+
+    Objects of other classes are asked by their method `_replicax_leaf`, if they have one.
+    """
 
     __slots__ = ()
 
 
 def is_leaf(value: Any) -> bool:
     """For `is_leaf=` of `jax.tree` functions."""
-    return isinstance(value, Leaf)
+    return isinstance(value, Leaf) or (hasattr(type(value), "_replicax_leaf") and value._replicax_leaf())
 
 
 def is_namedtuple(value: Any) -> bool:
@@ -38,7 +41,7 @@ def _one_level(value: Any) -> tuple[list[Any], Any] | None:
 
 def map_structure(fn: Callable[[Any], Any], nest: Any) -> Any:
     """`fn` of every leaf, in the same structure."""
-    if isinstance(nest, Leaf) or nest is None:
+    if nest is None or is_leaf(nest):
         return fn(nest)
     if type(nest) is dict:
         return {key: map_structure(fn, child) for key, child in nest.items()}
@@ -66,7 +69,7 @@ def merge(nests: Sequence[Any], fn: Callable[[Sequence[Any]], Any]) -> Any:
         AssertionError: the structures differ; the message says how.
     """
     first = nests[0]
-    if isinstance(first, Leaf) or first is None:
+    if first is None or is_leaf(first):
         return fn(nests)
     if isinstance(first, dict) and type(first) is dict:
         _check_types(nests)

@@ -203,7 +203,10 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
     current = {key: _levels.frame().read(level.variables[key]) for key in level.inputs}
     read_stacked = [_rows(level, variable) for _, variable, _ in reads]
     varying = {slot for (slot, _, _), rows in zip(reads, read_stacked) if rows}
-    _control_flow.check(traced[0], [isinstance(leaf, PerReplica) for leaf in inputs], varying)
+    told = mesh.size > 1 and any(variable._equal_by_contract for variable in written)
+    differ = _control_flow.check(traced[0], [isinstance(leaf, PerReplica) for leaf in inputs], varying, told)
+    if told:
+        _refuse_different(level, written, differ[len(outputs[0].leaves) :])
     write_stacked = [_rows(level, variable) for variable in written for _ in level.values[id(variable)]]
 
     def program(values: Sequence[Any], blocks: Sequence[Any]) -> list[Any]:
@@ -224,7 +227,22 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
     new_values = iter(results[len(outputs[0].leaves) :])
     for variable in written:
         _levels.frame().write(variable, [next(new_values) for _ in level.values[id(variable)]])
+    level.values.clear()
     return outputs[0].restored(results[: len(outputs[0].leaves)], mesh)
+
+
+def _refuse_different(level: _levels.Level, written: Sequence[Any], differ: Sequence[bool]) -> None:
+    """`ValueError` where replicas assign values of their own to a variable that has one value for all."""
+    flags = iter(differ)
+    for variable in written:
+        own = [next(flags) for _ in level.values[id(variable)]]
+        if any(own) and variable._equal_by_contract:
+            raise ValueError(
+                f"The replicas assign different values to {variable.name} of shape {variable.shape}, which is to have "
+                "the same value on all of them. Sum gradients up before the update, "
+                "`gradients = replicax.get_replica_context().all_reduce('SUM', gradients)`, and reduce in the same way "
+                "whatever else depends on a replica's own data, random numbers or statistics."
+            )
 
 
 def _rows(level: _levels.Level, variable: Any) -> bool:

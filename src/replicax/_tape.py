@@ -560,7 +560,7 @@ class GradientTape:
         that function once, which may then let go of a record after the other.
         """
         unconnected = UnconnectedGradients(unconnected)
-        leaves, tree = _flatten(sources, "The sources of a GradientTape")
+        leaves, rebuilt = _flatten(sources, "The sources of a GradientTape")
         # One set for each array of each source. A variable may have been read as several arrays.
         groups = [self._reads.get(id(leaf), []) if is_variable(leaf) else [{id(leaf)}] for leaf in leaves]
         slots = [{i for i in slot if i in self._tracked} for group in groups for slot in group]
@@ -598,7 +598,7 @@ class GradientTape:
                 results.append(None)
             else:
                 results.append(jax.tree.unflatten(leaf._treedef, parts))
-        return jax.tree.unflatten(tree, results)
+        return rebuilt(results)
 
     # Variables.
 
@@ -669,16 +669,20 @@ def _arrays(leaf: Any) -> list[jax.Array]:
     return jax.tree.leaves(leaf.read_value()) if is_variable(leaf) else [leaf]
 
 
-def _flatten(nest: Any, role: str) -> tuple[list[Any], Any]:
-    """The arrays and variables of a nest, and its tree; `TypeError` if there is anything else."""
-    leaves, tree = jax.tree.flatten(nest, is_leaf=lambda node: is_variable(node) or _nest.is_leaf(node))
-    leaves = [_adapters.variable_of(leaf) for leaf in leaves]
+def _flatten(nest: Any, role: str) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """The arrays and variables of a nest, and what puts others in their places; `TypeError` if there is more in it."""
+
+    def is_source(node: Any) -> bool:
+        return is_variable(node) or isinstance(node, _nest.Leaf) or _adapters.holds_variable(node)
+
+    found, tree = jax.tree.flatten(nest, is_leaf=is_source)
+    leaves = [_adapters.variable_of(leaf) for leaf in found]
     for leaf in leaves:
         if not is_variable(leaf) and not isinstance(leaf, jax.Array):
             raise TypeError(
                 f"{role} must be JAX arrays, variables or nests of them, got {leaf!r} of type {type(leaf).__name__}."
             )
-    return leaves, tree
+    return leaves, lambda values: jax.tree.unflatten(tree, map(_adapters.in_the_form_of, found, values))
 
 
 def on_read(variable: Any, leaves: Sequence[jax.Array]) -> list[jax.Array]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -93,7 +93,7 @@ def _from_host(array: np.ndarray, like: Any) -> Any:
     return jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
 
 
-class _PytreeLeaf:
+class PytreeLeaf:
     """A leaf whose value is a pytree; the classes below say where it stands."""
 
     owner: Any
@@ -116,7 +116,7 @@ class _PytreeLeaf:
         self._set(jax.tree.unflatten(jax.tree.structure(old), new))
 
 
-class VariableLeaf(_PytreeLeaf):
+class VariableLeaf(PytreeLeaf):
     """A variable of any strategy, as its value seen from outside of the replicas."""
 
     def __init__(self, variable: Variable):
@@ -140,7 +140,7 @@ class VariableLeaf(_PytreeLeaf):
         self.owner.assign(value, read_value=False)
 
 
-class KerasLeaf(_PytreeLeaf):
+class KerasLeaf(PytreeLeaf):
     """A variable of Keras, or what behaves like one."""
 
     def __init__(self, variable: Any):
@@ -157,7 +157,7 @@ class KerasLeaf(_PytreeLeaf):
         self.owner.assign(value)
 
 
-class SlotLeaf(_PytreeLeaf):
+class SlotLeaf(PytreeLeaf):
     """An array, or a pytree of arrays, in an attribute of a checkpoint or in a dict or list there."""
 
     def __init__(self, holder: Any, key: Any, value: Any):
@@ -233,6 +233,8 @@ def _has(value: Any, *names: str) -> bool:
 def _leaf_of(value: Any) -> Any:
     if isinstance(value, Variable):
         return VariableLeaf(value)
+    if _has(value, "_checkpoint_leaf"):
+        return value._checkpoint_leaf()
     if _has(value, "save_state", "restore_state"):
         return PositionLeaf(value)
     return KerasLeaf(value) if _has(value, "value", "assign") and hasattr(value, "path") else None
@@ -258,8 +260,16 @@ def is_array_tree(value: Any) -> bool:
     """Whether a value is an array, or a pytree of arrays and numbers alone."""
     if is_array(value):
         return True
+
+    def has_place(x: Any) -> bool:
+        """Whether it is restored where it is."""
+        leaf = _leaf_of(x)
+        return (leaf is not None and not getattr(leaf, "is_value", False)) or (
+            _has(x, "_tracked") and not isinstance(x, Mapping)
+        )
+
     try:
-        leaves = jax.tree.leaves(value, is_leaf=lambda x: _leaf_of(x) is not None)
+        leaves = jax.tree.leaves(value, is_leaf=has_place)
     except ValueError:  # a dict whose keys have no order
         return False
     plain = all(is_array(leaf) or isinstance(leaf, (bool, int, float, complex)) for leaf in leaves)

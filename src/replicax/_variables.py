@@ -160,6 +160,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     _mesh: ReplicaMesh | None = None
     _stacked = False  # whether the global form has a row for each replica
     _strategy: Any = None
+    _equal_by_contract = False  # whether it is an error that replicas assign different values, where that can be told
     _late: bool | None = False  # whether a restored checkpoint may have a value for it (see _late.py)
     __hash__: Any
     __array_priority__ = 100

@@ -1,0 +1,438 @@
+"""Flax NNX on the strategies: what is made under a strategy's scope holds variables of the strategy.
+
+An `nnx.Variable` keeps its value in one attribute, which here becomes a view: of a plain value, or of a
+`replicax.Variable` of the strategy in whose scope it was made. It becomes one when a step meets it first, so that a
+model can be changed freely before. Everything else of NNX goes on as it is. What its transformations make (`nnx.grad`
+and the like work on copies) stays plain, and so does what a step makes.
+
+What is changed in NNX, all of it here:
+
+| in NNX | what changes |
+|---|---|
+| `Variable._raw_value` | a view, as above |
+| `Variable.set_value` | an item of a dict or list that a view shows is replaced in the whole |
+| `Variable._can_update`, `_check_can_update` | a step may write what it may assign, and an error says what else to do |
+| `Pytree._check_valid_context`, `_setattr` | a step may take objects from outside apart, but not set their attributes |
+| `PytreeState.__init__` | what a step leaves behind belongs to no trace |
+| `tracers.current_jax_trace` | a gradient tape is no level of tracing, and a replica that runs eagerly is one |
+| `metrics.Welford.update` | refused in replicas, whose results cannot be added up |
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from replicax import _adapters, _context, _creation, _levels, _private, _tape
+from replicax._tracking import PytreeLeaf, VariableLeaf
+from replicax._types import VariableAggregation, VariableSynchronization
+from replicax._values import is_array
+from replicax._variables import Variable
+
+_settling = threading.RLock()  # eager replicas are threads, and the first one makes the variable for all
+
+
+def join() -> None:
+    """Changes NNX as the table above says; once."""
+    import flax
+    from flax import nnx
+    from flax.nnx import pytreelib, tracers
+
+    variable: Any = nnx.Variable
+    tree: Any = pytreelib.Pytree
+    changed = {
+        variable: ("_raw_value", "_can_update", "_check_can_update", "__init__", "set_value"),
+        tree: ("_check_valid_context", "_setattr"),
+        pytreelib: ("PytreeState",),
+        tracers: ("current_jax_trace",),
+    }
+    missing = [f"{owner.__name__}.{name}" for owner in changed for name in changed[owner] if not hasattr(owner, name)]
+    if missing:
+        warnings.warn(
+            f"Flax {flax.__version__} has no {', '.join(missing)}: its NNX objects stay plain under a strategy. "
+            "Install another one: pip install 'replicax[flax]'.",
+            stacklevel=2,
+        )
+        return
+    view = _View(vars(variable)["_raw_value"], variable, _kinds(nnx))
+    with _private.at_once():
+        writing = _Writing(view, tracers.current_jax_trace(), vars(variable)["_can_update"].fget)
+    variable._raw_value = view
+    variable.__replicax_variable__ = property(view.variable)
+    variable._can_update = property(writing.can_update)
+    variable._checkpoint_leaf = _checkpoint_leaf
+    _adapters.around(variable, "_check_can_update", writing.check_can_update)
+    _adapters.around(variable, "__init__", view.init)
+    _adapters.around(variable, "set_value", view.set_value)
+    _adapters.around(tree, "_check_valid_context", writing.check_valid_context)
+    _adapters.around(tree, "_setattr", writing.set_attribute)
+    _adapters.around(pytreelib.PytreeState, "__init__", writing.begin)
+    tree._replicax_leaf = lambda node: view.has_ours(node)
+    tree._tracked = lambda node: _nested(nnx.to_flat_state(nnx.state(node, variable)))
+    nnx.State._tracked = lambda state: _nested(nnx.to_flat_state(state))  # type: ignore[attr-defined]
+    _adapters.around(nnx.metrics.Welford, "update", _update_welford)
+    tracers.current_jax_trace = _current_trace(tracers.current_jax_trace)
+
+
+# What a variable becomes.
+
+
+class _Kind(NamedTuple):
+    """What becomes of the variables of one class of NNX."""
+
+    trainable: bool = False
+    aggregation: VariableAggregation | None = None  # None: the same on all replicas; else each one has its own
+    of_replica: Callable[[Any, Any], Any] | None = None  # (value set from outside, replica) -> that replica's own
+
+
+def _kinds(nnx: Any) -> list[tuple[type, _Kind | None]]:
+    """By class, the first that fits. None: an output of the model, which stays plain."""
+    first = VariableAggregation.ONLY_FIRST_REPLICA
+    return [
+        (nnx.Intermediate, None),
+        (nnx.BatchStat, _Kind(aggregation=VariableAggregation.MEAN)),
+        (nnx.Cache, _Kind(aggregation=first)),
+        (nnx.RngKey, _Kind(aggregation=first, of_replica=_own_key)),
+        (nnx.RngCount, _Kind()),
+        (nnx.metrics.MetricState, _Kind(aggregation=VariableAggregation.SUM, of_replica=_first_only)),
+        (nnx.optimizer.OptState, _Kind()),
+        (nnx.Variable, _Kind(trainable=True)),
+    ]
+
+
+def _own_key(key: Any, replica: Any) -> Any:
+    """A replica's own random key. The first one has the key itself, and draws what one replica alone would."""
+    other = jax.vmap(jax.random.fold_in, (0, None))(key.reshape(-1), replica).reshape(key.shape)
+    return jnp.where(jnp.asarray(replica) == 0, key, other)
+
+
+def _first_only(value: Any, replica: Any) -> Any:
+    """A replica's part of what the parts add up to."""
+    return jnp.where(jnp.asarray(replica) == 0, value, jnp.zeros_like(value))
+
+
+class _Fresh:
+    """A value that was made under a strategy, and that no step has met."""
+
+    __slots__ = ("strategy", "value")
+
+    def __init__(self, value: Any, strategy: Any):
+        self.value, self.strategy = value, strategy
+
+
+class _Held:
+    """A variable of a strategy in the place of a value."""
+
+    __slots__ = ("of_replica", "variable")
+
+    def __init__(self, variable: Variable, kind: _Kind):
+        self.variable, self.of_replica = variable, kind.of_replica
+
+    def read(self) -> Any:
+        """The value here."""
+        value = self.variable.value()
+        if self.of_replica is _own_key and self.is_shared():
+            context: Any = _context.get_replica_context()
+            return _own_key(value, context.replica_id_in_sync_group)
+        return value
+
+    def write(self, value: Any) -> None:
+        """Replaces the value here."""
+        variable, frame = self.variable, _levels.frame()
+        if self.of_replica is _first_only and self.is_shared():
+            variable.assign_add(value - variable.value(), read_value=False)  # what the replicas add is added up
+        elif self.of_replica is None or not variable._stacked or self._in_replica():
+            variable.assign(value, read_value=False)
+        else:
+            variable._be_settled()
+            (value,), mesh = variable._convert(value), variable._mesh
+            assert mesh is not None
+            traced = isinstance(frame, _levels.Level)
+            rows = [self.of_replica(value, i) for i in (range(mesh.size) if traced else mesh.local_ids)]
+            frame.write(variable, [jnp.stack(rows) if traced else mesh.stack(rows)])
+
+    def _in_replica(self) -> bool:
+        context = _context.get_replica_context()
+        return context is not None and context.strategy is self.variable.distribute_strategy
+
+    def is_shared(self) -> bool:
+        """Whether this is one of several replicas that have one thing together."""
+        strategy = self.variable.distribute_strategy
+        return self._in_replica() and strategy.extended._variables_live_once and strategy.num_replicas_in_sync > 1
+
+
+class _View:
+    """The attribute in which a variable of NNX keeps its value."""
+
+    def __init__(self, slot: Any, cls: Any, kinds: list[tuple[type, _Kind | None]]):
+        self._slot, self._class, self._kinds = slot, cls, kinds
+
+    def __get__(self, variable: Any, owner: type | None = None) -> Any:
+        if variable is None:
+            return self
+        content = self.content(variable)
+        if type(content) is _Held:
+            return content.read()
+        return content.value if type(content) is _Fresh else content
+
+    def __set__(self, variable: Any, value: Any) -> None:
+        try:
+            self._slot.__get__(variable)
+        except AttributeError:  # it is just being made
+            fresh = _context.has_strategy() and not in_step() and not _levels.is_tracing()
+            content = _Fresh(value, _context.get_strategy()) if fresh else value
+            return self._slot.__set__(variable, content)
+        content = self.content(variable)
+        if type(content) is _Held:
+            content.write(value)
+        elif type(content) is _Fresh:
+            content.value = value
+        else:
+            self._slot.__set__(variable, value)
+
+    def content(self, variable: Any) -> Any:
+        """What there is: a `_Held`, a `_Fresh`, or a plain value."""
+        content = self._slot.__get__(variable)
+        if type(content) is _Fresh and (in_step() or _tape.entered()):
+            return self._settled(variable)
+        return content
+
+    def has_ours(self, node: Any) -> bool:
+        """Whether an object has a variable that was made under a strategy."""
+        leaves = jax.tree.leaves(node, is_leaf=lambda x: isinstance(x, self._class))
+        return any(isinstance(x, self._class) and type(self._slot.__get__(x)) in (_Fresh, _Held) for x in leaves)
+
+    def variable(self, variable: Any) -> Variable | None:
+        """The strategy's variable that it holds from now on, if it was made under one and holds arrays."""
+        content = self._settled(variable)
+        return content.variable if type(content) is _Held else None
+
+    def _settled(self, variable: Any) -> Any:
+        with _settling:
+            content = self._slot.__get__(variable)
+            if type(content) is not _Fresh or variable.hijax or variable.ref or not _is_arrays(content.value):
+                return content
+            kind = next(kind for cls, kind in self._kinds if isinstance(variable, cls))
+            if kind is not None:
+                with _creation.outside(content.strategy):
+                    held = _Held(_new_variable(variable, content.value, kind), kind)
+                    if kind.of_replica is not None:
+                        held.write(content.value)
+                content = held
+                self._slot.__set__(variable, content)
+            return content
+
+    def init(self, init: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any) -> None:
+        """A new variable, at once the strategy's where other workers may have drawn another value for it."""
+        init(variable, *args, **kwargs)
+        content = self._slot.__get__(variable)
+        if type(content) is _Fresh and not content.strategy.extended._mesh.all_local:
+            self._settled(variable)
+
+    def set_value(self, set_value: Callable[..., Any], variable: Any, value: Any, **kwargs: Any) -> None:
+        """Sets the value or, with `index`, an item of it, which is not kept by itself."""
+        if "index" in kwargs and type(self.content(variable)) is _Held:
+            whole = variable._raw_value
+            if not isinstance(whole, jax.Array):
+                whole[kwargs.pop("index")] = value
+                value = whole
+        set_value(variable, value, **kwargs)
+
+
+def _new_variable(variable: Any, value: Any, kind: _Kind) -> Variable:
+    aggregation, metadata = kind.aggregation, variable.get_metadata()
+    synchronization = VariableSynchronization.AUTO if aggregation is None else VariableSynchronization.ON_READ
+    floating = all(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in jax.tree.leaves(value))
+    if aggregation is VariableAggregation.MEAN and not floating:
+        aggregation = VariableAggregation.ONLY_FIRST_REPLICA
+    if aggregation is None:  # all replicas assign the same
+        live_once = _context.get_strategy().extended._variables_live_once
+        aggregation = VariableAggregation.ONLY_FIRST_REPLICA if live_once else VariableAggregation.NONE
+    new = Variable(
+        value,
+        trainable=kind.trainable,
+        name=type(variable).__name__,
+        synchronization=metadata.get("synchronization", synchronization),
+        aggregation=metadata.get("aggregation", aggregation),
+    )
+    new._equal_by_contract = not new._stacked and new.aggregation is VariableAggregation.NONE
+    return new
+
+
+def _is_arrays(value: Any) -> bool:
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(is_array(leaf) or isinstance(leaf, (bool, int, float, complex)) for leaf in leaves)
+
+
+# Where it may be written.
+
+
+def in_step() -> bool:
+    """Whether a step is running or being traced: a `function`, or a replica."""
+    if type(_levels.frame()) is not _levels.Frame:
+        return True
+    return _context.has_strategy() and _context.get_replica_context() is not None
+
+
+def _may_assign() -> bool:
+    """Whether no transformation of JAX lies between here and the step."""
+    frame = _levels.frame()
+    return _levels.untaped_trace() is frame.trace if isinstance(frame, _levels.Level) else not _levels.is_tracing()
+
+
+class _Writing:
+    """NNX's rules of where objects may be taken apart and changed, and ours."""
+
+    def __init__(self, view: _View, outside: Any, can_update: Callable[[Any], bool]):
+        self._view, self._outside, self._can_update = view, outside, can_update
+
+    def can_update(self, variable: Any) -> bool:
+        """Whether a variable may be written here."""
+        content = self._view.content(variable)
+        if type(content) is _Held:
+            if content.is_shared() and isinstance(_levels.frame(), _levels.ReplicaFrame):
+                raise NotImplementedError(
+                    "Replicas that run eagerly write an NNX variable of a strategy whose variables live once, and "
+                    "would meet for it in the middle of NNX's own work. Put the step into a replicax.function."
+                )
+            return _may_assign()
+        if self._can_update(variable):
+            return True
+        if in_step() and _may_assign() and variable._trace_state._jax_trace == self._outside:
+            raise _trace_error(
+                f"A step writes a {type(variable).__name__} that was made outside of the step and of the strategy's "
+                "scope, or that holds no arrays, from which the new value would not come out. Make models, optimizers, "
+                "metrics and nnx.Rngs under `with strategy.scope():`, or inside of the step."
+            )
+        return False
+
+    def check_can_update(self, check: Callable[[Any], None], variable: Any) -> None:
+        """Raises where a variable may not be written."""
+        if not self.can_update(variable):
+            check(variable)
+
+    def begin(self, begin: Callable[..., None], state: Any, *args: Any, **kwargs: Any) -> None:
+        """The state of an object. NNX's transformations give a new one to those that they were called with."""
+        begin(state, *args, **kwargs)
+        if in_step() and _may_assign():
+            state.trace_state._jax_trace = _OfStep(state.trace_state._jax_trace, self._outside)
+
+    def check_valid_context(self, check: Callable[..., None], node: Any, message: Callable[[], str]) -> None:
+        """Raises where an object may not be taken apart. What is in it is checked by itself."""
+        trace = node._pytree__state.trace_state._jax_trace
+        if not ((isinstance(trace, _OfStep) or trace == self._outside) and in_step() and _may_assign()):
+            check(node, message)
+
+    def set_attribute(self, set_attribute: Callable[..., None], node: Any, name: str, value: Any) -> None:
+        """Sets an attribute of an object."""
+        foreign = not node._pytree__state.trace_state.is_valid()
+        if foreign and in_step() and _may_assign() and not name.startswith("__"):  # nnx.capture takes its own away
+            raise _trace_error(
+                f"A step sets the attribute {name!r} of a {type(node).__name__} that was made outside of it, which a "
+                "compiled step would do once, while it is traced. Set it outside of the step, or use nnx.view(...), "
+                "which makes another object with the same variables."
+            )
+        set_attribute(node, name, value)
+
+
+def _trace_error(message: str) -> Exception:
+    from flax.errors import TraceContextError
+
+    return TraceContextError(message)
+
+
+class _InReplica:
+    """A trace of JAX as one replica has it."""
+
+    def __init__(self, trace: Any, context: Any):
+        self._parts = trace, context
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _InReplica) and self._parts == other._parts
+
+
+class _OfStep:
+    """The trace of a step, which lets go of its objects when it ends."""
+
+    def __init__(self, trace: Any, outside: Any):
+        self._valid = trace, outside
+
+    def __eq__(self, other: object) -> bool:
+        return any(trace == other for trace in self._valid)
+
+
+def _current_trace(current: Callable[[], Any]) -> Callable[[], Any]:
+    def current_jax_trace() -> Any:
+        with jex.set_current_trace(_levels.untaped_trace()):
+            trace = current()
+        context = _context.get_replica_context() if _context.has_strategy() else None
+        return trace if context is None else _InReplica(trace, weakref.ref(context))
+
+    return current_jax_trace
+
+
+def _update_welford(update: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any) -> Any:
+    if _context.has_strategy() and _context.get_replica_context() is not None and _replicas() > 1:
+        raise NotImplementedError(
+            "nnx.metrics.Welford is updated by a replica, but what several replicas find cannot be added up. Return "
+            "the values from the replica function, and update it outside of `run`."
+        )
+    return update(metric, *args, **kwargs)
+
+
+def _replicas() -> int:
+    return _context.get_strategy().num_replicas_in_sync
+
+
+# In checkpoints.
+
+
+class _NnxLeaf(PytreeLeaf):
+    """A variable of NNX that no strategy has. In a pytree of arrays it is one more pytree."""
+
+    is_value = True
+
+    def __init__(self, variable: Any):
+        self.owner, self.identity = variable, (id(variable), None)
+
+    def _get(self) -> Any:
+        return self.owner.get_raw_value()
+
+    def _set(self, value: Any) -> None:
+        self.owner.set_raw_value(value)
+
+
+class _HeldLeaf(VariableLeaf):
+    """A strategy's variable, assigned as NNX does."""
+
+    def __init__(self, held: Variable, variable: Any):
+        super().__init__(held)
+        self._variable = variable
+
+    def _set(self, value: Any) -> None:
+        self._variable.set_raw_value(value)
+
+
+def _checkpoint_leaf(variable: Any) -> PytreeLeaf | None:
+    held = variable.__replicax_variable__
+    if held is not None:
+        return _HeldLeaf(held, variable)
+    return _NnxLeaf(variable) if _is_arrays(variable.get_raw_value()) else None
+
+
+def _nested(flat: Any) -> dict[str, Any]:
+    """A flat state as dicts by name."""
+    nested: dict[str, Any] = {}
+    for path, leaf in flat:
+        at = nested
+        for key in path[:-1]:
+            at = at.setdefault(str(key), {})
+        at[str(path[-1])] = leaf
+    return nested
