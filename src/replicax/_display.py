@@ -31,7 +31,8 @@ def tensor_str(array: jax.Array) -> str:
     """An array as `str` of a TensorFlow tensor."""
     if array.dtype == jax.dtypes.float0 or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         return f"tf.Tensor(..., shape={array.shape}, dtype={array.dtype})"
-    return f"tf.Tensor({np.asarray(array)!s}, shape={array.shape}, dtype={array.dtype})"
+    text = str(np.asarray(array))
+    return f"tf.Tensor({chr(10) * (chr(10) in text)}{text}, shape={array.shape}, dtype={array.dtype})"
 
 
 def tensor_repr(array: jax.Array) -> str:

@@ -63,7 +63,7 @@ def join() -> None:
     _around(kind, "__init__", _made_at_once)
     _around(kind, "_deferred_initialize", _made_at_once)
     _around(keras.Layer, "add_weight", _add_weight)
-    _around(keras.Layer, "_maybe_build", _one_at_a_time)
+    _around(keras.Layer, "_maybe_build", _build_layer)
     _around(BaseOptimizer, "build", _one_at_a_time)
     _around(BaseOptimizer, "_backend_update_step", _update_step)
     _around(keras.random.SeedGenerator, "next", _next_seed)
@@ -185,6 +185,13 @@ def _add_weight(add: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) 
 def _one_at_a_time(build: Callable[..., Any], thing: Any, *args: Any, **kwargs: Any) -> Any:
     with _building:
         return build(thing, *args, **kwargs)
+
+
+def _build_layer(build: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+    # A layer's own `build` is told shapes alone, and computes variables' first values, which must not be traced ones.
+    own = not getattr(layer.build, "_is_default", False)
+    with _private.at_once() if own else contextlib.nullcontext():
+        return _one_at_a_time(build, layer, *args, **kwargs)
 
 
 # What goes on in a replica.
