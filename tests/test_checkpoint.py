@@ -850,3 +850,17 @@ def test_a_dataset_iterator_goes_on_in_the_middle_of_an_epoch(tmp_path, distribu
     Checkpoint(iterator=again).restore(path).assert_consumed()
     assert [rows(element) for element in again] == rest
     assert sorted(sum(seen + rest, [])) == list(range(20))
+
+
+def test_a_folder_of_checkpoints_is_looked_into(tmp_path):
+    v = rx.Variable([1.0, 2.0])
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=2)
+    assert rx.train.get_checkpoint_state(tmp_path) is None
+    waiting = rx.train.checkpoints_iterator(tmp_path, timeout=0)
+    paths = [manager.save() for _ in range(3)]
+    assert dict(rx.train.list_variables(tmp_path))["v/.ATTRIBUTES/VARIABLE_VALUE"] == [2]
+    assert rx.train.load_variable(paths[-1], "v/.ATTRIBUTES/VARIABLE_VALUE").tolist() == [1.0, 2.0]
+    state = rx.train.get_checkpoint_state(tmp_path)
+    assert state.model_checkpoint_path == paths[-1] and state.all_model_checkpoint_paths == paths[1:]
+    assert next(waiting) == paths[-1]
+    assert next(waiting, None) is None  # nothing new within the time

@@ -29,6 +29,7 @@ from test_ways import (
 )
 
 import replicax as rx
+from replicax._errors import InvalidArgumentError
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
 
@@ -773,6 +774,31 @@ def test_wrong_calls():
     with pytest.raises(TypeError):
         f(1, 2)
     assert float(f(jnp.float32(3))) == 3.0
+
+
+def test_concrete_functions_keep_what_is_no_tensor():
+    w = rx.Variable(2.0)
+
+    class Model:
+        @rx.function
+        def scaled(self, x, n, by=w):
+            return x * by * n
+
+    made = Model().scaled.get_concrete_function(rx.TensorSpec([None]), 3)
+    assert made(jnp.ones(2), w).tolist() == [6.0, 6.0] and made(x=jnp.ones(1), by=w, n=3).tolist() == [6.0]
+    w.assign(1.0)
+    assert made(jnp.ones(3), w).tolist() == [3.0] * 3
+    assert [spec.name for spec in made.structured_input_signature[0]] == ["x", "by"]
+    with pytest.raises(InvalidArgumentError, match="'x'"):
+        made(jnp.ones((1, 2)), w)
+    for wrong in (lambda: made(), lambda: made(jnp.ones(1), w, 4), lambda: made(jnp.ones(1), w, n=4)):
+        with pytest.raises(TypeError, match="scaled"):
+            wrong()
+    with pytest.raises(AttributeError, match="no graphs"):
+        made.graph  # noqa: B018
+    declared = rx.function(lambda x: x * 2, input_signature=[rx.TensorSpec([None])])
+    assert declared.get_concrete_function()(jnp.ones(1)).tolist() == [2.0]
+    assert declared.pretty_printed_concrete_signatures().count("float32[1]") == 1
 
 
 def test_lower_shows_the_program_and_runs_nothing():

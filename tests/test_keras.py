@@ -383,6 +383,27 @@ def test_a_variable_made_before_keras_joined_becomes_one_of_ours():
     assert float(old.value) == 5.0 and not isinstance(old.value, jax.core.Tracer)
 
 
+def test_a_layer_that_makes_our_variables_when_it_is_built():
+    class Scaled(keras.layers.Layer):
+        def build(self, shape):
+            self.scale = rx.Variable(jnp.ones(shape[-1]) * 2)  # of values that must not be traced
+
+        def call(self, x):
+            return x * self.scale.value()
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.scaled = Scaled()
+
+        def call(self, x):
+            return self.scaled(x)
+
+    with pytest.warns(UserWarning, match="read inside of jax.jit"):  # by Keras, which looks for shapes
+        assert Model()(jnp.ones((1, 2))).tolist() == [[2.0, 2.0]]
+    assert rx.function(lambda model, x: model(x))(Model(), jnp.ones((1, 2))).tolist() == [[2.0, 2.0]]
+
+
 def test_another_backend_is_refused(run_python):
     ended = run_python(
         """

@@ -40,7 +40,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_tpu_system",
     ),
     "clusters": ("_cluster",),
-    "values": ("_values", "_tape", "_indexed_slices"),
+    "values": ("_values", "_tape", "_indexed_slices", "_ragged"),
     "data": ("_data", "_files", "_sources", "_agreed_input", "_splits", "_input"),
     "engine": (
         "_levels",
@@ -65,6 +65,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_staging",
         "_operators",
         "_autograph",
+        "_concrete",
         "_function",
         "_logical",
     ),

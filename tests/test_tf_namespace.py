@@ -40,7 +40,7 @@ def test_an_absent_name_says_what_to_use(run):
     run("""
 raises(AttributeError, lambda: tf.saved_model, "saved_model", "jax.export")
 raises(AttributeError, lambda: tf.image.resize, "'image'", "jax.image")
-raises(AttributeError, lambda: tf.RaggedTensor, "mask")
+raises(AttributeError, lambda: tf.ragged, "mask")
 raises(AttributeError, lambda: tf.nn.ctc_loss, "nn.ctc_loss", "optax.losses.ctc_loss")
 raises(AttributeError, lambda: tf.math.nosuch, "math.nosuch", "docs/tf-names.md")
 raises(AttributeError, lambda: tf.io.gfile.nosuch, "io.gfile.nosuch")
@@ -70,6 +70,45 @@ assert not {"tensorboardX", "fsspec", "google"} & {name.split(".")[0] for name i
 assert len(new) < len(before) / 2, sorted(new)
 """)
     assert done.returncode == 0, done.stderr
+
+
+def test_strings_and_functions_of_python(run):
+    done = run("""
+word = tf.constant("abc")
+assert word.numpy() == b"abc" and word == "abc" and word != "b"
+assert str(word) == "tf.Tensor(b'abc', shape=(), dtype=string)"
+assert [w.numpy() for w in tf.constant(["a", "b"])] == [b"a", b"b"]
+assert tf.constant(["a", "b"])[1].numpy() == b"b"
+paths = tf.data.Dataset.from_tensor_slices(["cats/1.jpg", "dogs/2.jpg"])
+def labelled(path):
+    parts = tf.strings.split(path, "/")
+    return tf.cast(parts[0] == "dogs", tf.int32), parts[-1]
+assert [(int(a), b.numpy().decode()) for a, b in paths.map(labelled)] == [(0, "1.jpg"), (1, "2.jpg")]
+assert isinstance(tf.strings.split(["a b", "c"]), tf.RaggedTensor)
+raises(TypeError, lambda: tf.maximum("a", "b"), "strings")
+
+calls = []
+def seen(x):
+    calls.append(x.numpy())
+    return x * 2
+@tf.function
+def compiled(x):
+    (y,) = tf.py_function(seen, [x], [tf.TensorSpec([2], tf.float32)])
+    y.set_shape(x.shape)
+    return y + 1
+@tf.function
+def without_shapes(x):
+    return tf.numpy_function(lambda a: a * 2, [x], tf.float32)
+for i in range(2):
+    assert np.array_equal(compiled(tf.constant([1.0, i])), [3, 2 * i + 1]) and len(calls) == i + 1
+    assert np.array_equal(without_shapes(tf.constant([1.0, i])), [2, 2 * i])
+@tf.py_function(Tout=tf.float32)
+def decorated(x):
+    return x.numpy() + 1
+assert float(decorated(tf.constant(1.0))) == 2
+raises(ValueError, lambda: tf.py_function(lambda: (1, 2), [], [tf.int32]), "returned 2")
+""")
+    assert "driven from the host" in done.stderr
 
 
 def test_files_of_any_filesystem(run):
@@ -268,6 +307,10 @@ g = r.Generator.from_seed(3)
 state = g.state.numpy(); a = g.normal([2]); g.reset(state); assert np.array_equal(g.normal([2]), a)
 g.reset_from_seed(3); assert np.array_equal(g.normal([2]), a); g.reset_from_seed(3); g.skip(1)
 assert not np.array_equal(g.normal([2]), a) and g.make_seeds(2).shape == (2, 2)
+saved = tf.train.Checkpoint(g=g).write(os.path.join(tempfile.mkdtemp(), "g")); a3 = g.normal([2])
+tf.train.Checkpoint(g=g).restore(saved); assert np.array_equal(g.normal([2]), a3)
+wide = r.normal([20000], 1.0, 2.0, tf.float64)
+assert wide.dtype == tf.float64 and abs(np.mean(wide) - 1) < 0.1 and abs(np.std(wide) - 2) < 0.1
 one, two = g.split(2); assert not np.array_equal(one.uniform([2]), two.uniform([2]))
 r.set_global_generator(r.Generator.from_seed(3)); assert np.array_equal(r.normal([2]), a)
 for way in (lambda f: f, tf.function):
@@ -313,6 +356,28 @@ class Dense(tf.Module):
         self.w, self.steps = tf.Variable(1.0, name="w"), tf.Variable(0, trainable=False)
 module = Dense(name="dense"); module.build()
 assert module.w.name == "dense/w:0" and module.non_trainable_variables == (module.steps,)
+with tf.name_scope("outer"), module.name_scope:  # that of its making
+    assert tf.Variable(1.0, name="v").name == "dense/v:0" and module.name_scope.name == "dense/"
+class DenseBlock2D(tf.Module):
+    pass
+assert DenseBlock2D().name == "dense_block2_d" and module.w.shape.as_list() == [] and tf.TensorSpec([1]).value_type
+raises(ValueError, lambda: tf.Module("not ok"), "valid Python identifiers")
+
+class Once(tf.Module):
+    def __init__(self):
+        self.count, self.made = tf.Variable(0), False
+    @tf.function
+    def __call__(self):
+        before = self.count + 0
+        if not self.made:
+            with tf.init_scope():  # once, while tracing, on the variable as it is outside
+                self.made = True
+                self.count.assign_add(1)
+                assert self.count.numpy() == 1
+        self.count.assign_add(10)
+        return before, self.count + 0
+once = Once()
+assert [[int(x) for x in once()] for _ in range(2)] == [[1, 11], [11, 21]]
 slices = tf.IndexedSlices(tf.ones([1, 2]) * 3, tf.constant([1]), tf.constant([3, 2]))
 (clipped,), norm = tf.clip_by_global_norm([slices], 1.0)
 assert np.allclose(norm, np.sqrt(18)) and np.allclose(clipped.values, 1 / np.sqrt(2))

@@ -369,3 +369,13 @@ def load_checkpoint(ckpt_dir_or_file: Any) -> CheckpointReader:
     path = os.fspath(ckpt_dir_or_file)
     latest = _files.latest_checkpoint(path) if os.path.isdir(path) else None
     return CheckpointReader(path if latest is None else latest)
+
+
+def list_variables(ckpt_dir_or_file: Any) -> list[tuple[str, list[int]]]:
+    """The keys and shapes of the values of a checkpoint, or of a folder's newest one, by the keys' order."""
+    return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
+
+
+def load_variable(ckpt_dir_or_file: Any, name: str) -> Any:
+    """One value of a checkpoint, or of a folder's newest one; `KeyError` where there is none of this key."""
+    return load_checkpoint(ckpt_dir_or_file).get_tensor(name)

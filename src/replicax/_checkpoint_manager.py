@@ -5,13 +5,56 @@ from __future__ import annotations
 import operator
 import os
 import time
+import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from replicax import _checkpoint_files as _files
 from replicax._checkpoint import Checkpoint
 from replicax._errors import CheckpointError
+
+
+def get_checkpoint_state(checkpoint_dir: Any, latest_filename: str | None = None) -> Any:
+    """What a manager has noted of a folder: the paths of its checkpoints; None where it has not.
+
+    The attributes are `model_checkpoint_path`, the newest one, and `all_model_checkpoint_paths`.
+    """
+    state = _files.recorded(os.fspath(checkpoint_dir), latest_filename or _files.STATE)
+    if state is None or not state.paths:
+        return None
+    paths = list(state.paths)
+    return types.SimpleNamespace(model_checkpoint_path=paths[-1], all_model_checkpoint_paths=paths)
+
+
+def checkpoints_iterator(
+    checkpoint_dir: Any,
+    min_interval_secs: float = 0,
+    timeout: float | None = None,
+    timeout_fn: Callable[[], bool] | None = None,
+) -> Iterator[str]:
+    """The newest checkpoint of a folder again and again, each once, as they come; for a program that evaluates them.
+
+    Args:
+        checkpoint_dir: the folder.
+        min_interval_secs: how long to wait at least from one checkpoint to the next.
+        timeout: how many seconds to wait for a new one; None for any time.
+        timeout_fn: called after that time; the iterator ends where it returns True, or there is none.
+    """
+    last, begun = None, time.time()
+    while True:
+        newest = _files.latest_checkpoint(os.fspath(checkpoint_dir))
+        if newest is not None and newest != last:
+            last, begun = newest, time.time()
+            yield newest
+            time.sleep(max(0.0, begun + min_interval_secs - time.time()))
+            begun = time.time()
+        elif timeout is not None and time.time() >= begun + timeout:
+            if timeout_fn is None or timeout_fn():
+                return
+            begun = time.time()
+        else:
+            time.sleep(min(1.0, timeout or 1.0))
 
 
 class CheckpointManager:

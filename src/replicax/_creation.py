@@ -29,14 +29,26 @@ def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
         state.creators.pop()
 
 
-@contextlib.contextmanager
-def name_scope(name: str) -> Iterator[str]:
-    """A context in which `name/` stands before the names of new variables."""
-    state.names.append(name)
-    try:
-        yield "/".join(state.names) + "/"
-    finally:
-        state.names.pop()
+class name_scope:
+    """A context in which `name/` stands before the names of new variables; alone, if the name itself ends so."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self._outer: list[list[str]] = []
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return self._name
+
+    def __enter__(self) -> str:
+        self._outer.append(state.names)
+        whole = self._name.endswith("/")
+        state.names = self._name[:-1].split("/") if whole else [*state.names, self._name]
+        return "/".join(state.names) + "/"
+
+    def __exit__(self, *error: Any) -> None:
+        state.names = self._outer.pop()
 
 
 @contextlib.contextmanager

@@ -26,9 +26,10 @@ class _FileDataset(Dataset):
     """The strings that a function reads from each of several files, in the order of the files."""
 
     def _of_files(
-        self, filenames: Any, compression: str | None, read: Callable[[BinaryIO, bytes], Iterator[bytes]]
+        self, filenames: Any, compression: str | None, read: Callable[[BinaryIO, bytes], Iterator[bytes]], *how: Any
     ) -> None:
         kind, names = checked_compression(compression), names_of(filenames)
+        self._recipe = (type(self).__name__, names, kind, how)
 
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
@@ -40,7 +41,7 @@ class _FileDataset(Dataset):
                         element[()] = text
                         yield element
 
-        super().__init__(make, lambda probe: TensorSpec((), np.object_), UNKNOWN_CARDINALITY, files=len(names))
+        self._set_up(make, lambda probe: TensorSpec((), np.object_), UNKNOWN_CARDINALITY, files=len(names))
 
 
 class TextLineDataset(_FileDataset):
@@ -125,7 +126,7 @@ class FixedLengthRecordDataset(_FileDataset):
                     f"length ({size} bytes)."
                 )
 
-        self._of_files(filenames, compression_type, read)
+        self._of_files(filenames, compression_type, read, size, header, footer)
 
 
 class TFRecordDataset(_FileDataset):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import threading
 import types
 import warnings
@@ -29,6 +30,7 @@ from jax.core import ShapedArray
 
 from replicax import _adapters, _conversion, _dispatch, _input, _levels, _private, _specs, _stages, _tape
 from replicax._arguments import Call, Results, constrained, difference
+from replicax._concrete import ConcreteFunction
 from replicax._errors import OutOfRangeError
 from replicax._pulls import (
     Abort,
@@ -150,6 +152,21 @@ class Function:
         """The Python function itself."""
         return self._python_function
 
+    def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
+        """This function for arguments of one kind: arrays or specs are its arguments, other values are kept.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> rx.function(lambda x, n: x * n).get_concrete_function(rx.TensorSpec([]), 3)(jnp.float32(2)).item()
+        6.0
+        """
+        if self._input_signature is not None and not args and not kwargs:
+            args = self._input_signature
+        return ConcreteFunction(self, self._python_function, args, kwargs)
+
+    def pretty_printed_concrete_signatures(self, verbose: bool = True) -> str:
+        """The names, dtypes and shapes of the programs that there are, one a line."""
+        return "\n".join(entry.label for entries in self._entries.values() for entry in entries)
+
     def experimental_get_tracing_count(self) -> int:
         """How many times the Python code was traced."""
         return self._traces
@@ -173,6 +190,8 @@ class Function:
             def method(*args: Any, **kwargs: Any) -> Any:
                 return _conversion.converted(target)(reference(), *args, **kwargs)
 
+            parameters = list(inspect.signature(target).parameters.values())
+            method.__signature__ = inspect.Signature(parameters[1:])  # type: ignore[attr-defined]
             self._methods[key] = Function(method, self._input_signature, self._autograph)
             weakref.finalize(instance, self._methods.pop, key, None)
         return _Method(self._methods[key], instance)

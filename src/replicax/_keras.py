@@ -17,6 +17,7 @@ What is changed in Keras, all of it here, in `_keras_fit` and in `_keras_files`:
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -61,7 +62,7 @@ def join() -> None:
     _adapters.around(kind, "__init__", _made_at_once)
     _adapters.around(kind, "_deferred_initialize", _made_at_once)
     _adapters.around(keras.Layer, "add_weight", _add_weight)
-    _adapters.around(keras.Layer, "_maybe_build", _one_at_a_time)
+    _adapters.around(keras.Layer, "_maybe_build", _build_layer)
     _adapters.around(BaseOptimizer, "build", _one_at_a_time)
     _adapters.around(BaseOptimizer, "_backend_update_step", _update_step)
     _adapters.around(keras.random.SeedGenerator, "next", _next_seed)
@@ -161,6 +162,13 @@ def _add_weight(add: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) 
 def _one_at_a_time(build: Callable[..., Any], thing: Any, *args: Any, **kwargs: Any) -> Any:
     with _building:
         return build(thing, *args, **kwargs)
+
+
+def _build_layer(build: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+    # A layer's own `build` is told shapes alone, and computes variables' first values, which must not be traced ones.
+    own = not getattr(layer.build, "_is_default", False)
+    with _private.at_once() if own else contextlib.nullcontext():
+        return _one_at_a_time(build, layer, *args, **kwargs)
 
 
 # What goes on in a replica.

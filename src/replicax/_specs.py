@@ -47,7 +47,7 @@ class TensorShape(tuple):
     True
     """
 
-    _known: bool
+    _known: bool = True
 
     def __new__(cls, dims: Iterable[int | None] | int | None) -> TensorShape:
         known = dims is not None and getattr(dims, "_known", True)
@@ -88,11 +88,32 @@ class TensorShape(tuple):
             return True
         return len(self) == len(other) and all(a is None or b is None or a == b for a, b in zip(self, other))
 
+    def assert_is_compatible_with(self, other: Any) -> None:
+        """`ValueError` where a tensor cannot have both shapes."""
+        if not self.is_compatible_with(other):
+            raise ValueError(f"Shapes {self} and {other} are incompatible")
+
+    def concatenate(self, other: Any) -> TensorShape:
+        """These dimensions and then those of `other`."""
+        other = TensorShape(other)
+        return TensorShape([*self, *other] if self._known and other._known else None)
+
+    def __add__(self, other: Any) -> Any:
+        if not (self._known and getattr(other, "_known", True)):
+            return TensorShape(None)
+        dims = (*self, *other)  # what is no shape, such as that with -1 for `reshape`, stays a plain tuple
+        known = all(d is None or (isinstance(d, (int, np.integer)) and d >= 0) for d in other)
+        return tuple.__new__(TensorShape, dims) if known else dims
+
+    def __radd__(self, other: Any) -> Any:
+        # Of the other one's type: `dims += shape` of a list comes here too.
+        return [*other, *self] if isinstance(other, list) else (*other, *self)
+
     def __getitem__(self, key: Any) -> Any:
         if not self._known:
             return TensorShape(None) if isinstance(key, slice) else None
         value = super().__getitem__(key)
-        return TensorShape(value) if isinstance(key, slice) else value
+        return tuple.__new__(TensorShape, value) if isinstance(key, slice) else value
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (tuple, list)):
@@ -103,7 +124,7 @@ class TensorShape(tuple):
         return not self == other
 
     def __hash__(self) -> int:
-        return hash((self._known, tuple(self)))
+        return tuple.__hash__(self) if self._known else hash(TensorShape)
 
     def __str__(self) -> str:
         return tuple.__repr__(self) if self._known else "<unknown>"
@@ -151,6 +172,11 @@ class TensorSpec:
     def name(self) -> str | None:
         """The name, or None."""
         return self._name
+
+    @property
+    def value_type(self) -> type:
+        """The type of the values that it describes."""
+        return jax.Array
 
     @classmethod
     def from_tensor(cls, tensor: Any, name: str | None = None) -> TensorSpec:

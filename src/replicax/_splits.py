@@ -12,6 +12,7 @@ import numpy as np  # noqa: F401  for the examples
 from ._agreed_input import Worker, empty
 from ._data import regroup
 from ._errors import InvalidArgumentError
+from ._ragged import refuse_composites
 
 ALONE = Worker()
 
@@ -30,6 +31,7 @@ def split_batch(element: Any, num_replicas: int) -> list[Any]:
 
 def _batch(element: Any, num_replicas: int) -> Any:
     """`element`, if it is a batch: arrays with one and the same first dimension."""
+    refuse_composites(element, "split among replicas")
     leaves = jax.tree.leaves(element)
     if not leaves or any(not a.ndim or a.shape[0] != leaves[0].shape[0] for a in leaves):
         raise not_a_batch(element, num_replicas)

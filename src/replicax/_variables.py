@@ -33,6 +33,7 @@ from replicax import (
     _tape,
 )
 from replicax._indexed_slices import IndexedSlices
+from replicax._specs import TensorShape
 from replicax._types import (
     VariableAggregation,
     VariableSynchronization,
@@ -153,7 +154,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     >>> v.assign_add([1.0, 1.0]).tolist()
     [2.0, 3.0]
     >>> (v * 2).tolist(), v.shape, v.name
-    ([4.0, 6.0], (2,), 'w:0')
+    ([4.0, 6.0], TensorShape([2]), 'w:0')
     """
 
     _replicax_variable = True
@@ -222,8 +223,8 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     @property
     def shape(self) -> Any:
-        """The array's shape, a tuple of ints; for a pytree, a pytree of shapes."""
-        return self._of_leaves([leaf.shape for leaf in self._types])
+        """The array's shape, a `TensorShape`, which is a tuple; for a pytree, a pytree of shapes."""
+        return self._of_leaves([TensorShape(leaf.shape) for leaf in self._types])
 
     @property
     def dtype(self) -> Any:

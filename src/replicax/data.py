@@ -11,6 +11,7 @@ from replicax._data import (
     NumpyIterator,
     Optional,
     Options,
+    RaggedTensor,
 )
 from replicax._files import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset, TFRecordWriter
 from replicax._types import AutoShardPolicy
@@ -28,6 +29,7 @@ __all__ = [
     "NumpyIterator",
     "Optional",
     "Options",
+    "RaggedTensor",
     "TFRecordDataset",
     "TFRecordWriter",
     "TextLineDataset",

@@ -10,8 +10,17 @@ True
 (5, 'ckpt-1')
 """
 
-from replicax._checkpoint import Checkpoint, load_checkpoint
+from replicax._checkpoint import Checkpoint, list_variables, load_checkpoint, load_variable
 from replicax._checkpoint_files import latest_checkpoint
-from replicax._checkpoint_manager import CheckpointManager
+from replicax._checkpoint_manager import CheckpointManager, checkpoints_iterator, get_checkpoint_state
 
-__all__ = ["Checkpoint", "CheckpointManager", "latest_checkpoint", "load_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointManager",
+    "checkpoints_iterator",
+    "get_checkpoint_state",
+    "latest_checkpoint",
+    "list_variables",
+    "load_checkpoint",
+    "load_variable",
+]

@@ -15,7 +15,9 @@ import numpy as np  # noqa: F401  for the example below
 
 from replicax._data.batches import Batches
 from replicax._data.combined import Combined
+from replicax._data.composite import Composites
 from replicax._data.elements import as_host, as_tensor, host_structure, num_rows, regroup
+from replicax._data.fingerprint import Fingerprints, Variant, from_variant, remembering, to_variant
 from replicax._data.functions import Functions
 from replicax._data.grouping import Grouping
 from replicax._data.iterators import DatasetIterator, ElementIterator, NumpyIterator, Optional, fold
@@ -33,6 +35,7 @@ from replicax._data.specs import (
     shown_spec,
     tensor_spec,
 )
+from replicax._ragged import RaggedTensor
 from replicax._types import AutoShardPolicy
 
 __all__ = [
@@ -49,21 +52,26 @@ __all__ = [
     "NumpyIterator",
     "Optional",
     "Options",
+    "RaggedTensor",
     "Reading",
+    "Variant",
     "as_host",
     "as_tensor",
     "first_spec",
     "fold",
+    "from_variant",
     "host_structure",
     "num_rows",
     "regroup",
     "replayed",
     "shown_spec",
     "tensor_spec",
+    "to_variant",
 ]
 
 
-class Dataset(Sources, Batches, Functions, Grouping, Order, Combined, Saving):
+@remembering
+class Dataset(Sources, Batches, Composites, Functions, Grouping, Order, Combined, Saving, Fingerprints):
     """Elements that are structures of arrays, and transformations of them: tf.data's, over data on the host.
 
     An element is an array, or a tuple, named tuple or dict of elements. As in tf.data a *list* is one array. Functions
@@ -78,3 +86,6 @@ class Dataset(Sources, Batches, Functions, Grouping, Order, Combined, Saving):
     >>> [batch["x"].shape for batch in dataset]
     [(4,), (2,)]
     """
+
+
+counter = Dataset.counter  # which is `tf.data.experimental.Counter` too

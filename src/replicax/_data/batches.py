@@ -15,6 +15,7 @@ from replicax._data.reading import Maker, Reading, replayed
 from replicax._data.rows import skip_rows
 from replicax._data.specs import UNKNOWN_CARDINALITY, with_batch, without_batch
 from replicax._errors import InvalidArgumentError
+from replicax._ragged import refuse_composites
 from replicax._specs import TensorShape, TensorSpec
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Batches(Base):
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
             for element in self._make(reading):
+                refuse_composites(element, "cut into rows")
                 leaves, structure = flatten(element)
                 if len({a.shape[:1] for a in leaves}) != 1 or not leaves[0].ndim:
                     shapes = [a.shape for a in leaves]

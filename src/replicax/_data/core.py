@@ -23,13 +23,17 @@ def made(*args: Any, **known: Any) -> Dataset:
     """A new `Dataset`, for the modules that hold parts of that class."""
     from replicax._data import Dataset
 
-    return Dataset(*args, **known)
+    dataset = Dataset.__new__(Dataset)
+    dataset._set_up(*args, **known)
+    return dataset
 
 
 class Base(Nested):
     """A recipe for an iterator over elements, and what is known of these beforehand."""
 
-    def __init__(
+    _recipe: Any = None  # the method that made it and with what, see fingerprint.py
+
+    def _set_up(
         self,
         make: Maker,
         spec: Callable[[bool], Any],
@@ -40,9 +44,9 @@ class Base(Nested):
         options: Options | None = None,
         files: int = 0,
         nodes: Iterable[Node] = (),
-    ):
-        # Private: the static methods are the way in. `spec` gets one argument, whether it may run the users'
-        # functions to find the spec out; where it may not and would have to, it returns None.
+    ) -> None:
+        # `spec` gets one argument, whether it may run the users' functions to find the spec out; where it may not and
+        # would have to, it returns None.
         self._make = make
         self._find_spec = spec
         self._cardinality = cardinality

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax import _display
 from replicax._errors import InvalidArgumentError
+from replicax._ragged import refuse_composites
 from replicax._specs import PYTHON_DTYPES, TensorShape
 
 
@@ -26,11 +28,45 @@ def tensor_dtype(dtype: Any) -> Any:
 
 
 class Strings(np.ndarray):
-    """Strings, which JAX has no arrays of: numpy's, with a tensor's `numpy()`."""
+    """Strings, which JAX has no arrays of: numpy's of bytes, with a tensor's ways."""
 
-    def numpy(self) -> np.ndarray:
-        """The array itself, as numpy's own."""
-        return np.asarray(self)
+    def numpy(self) -> Any:
+        """The array as numpy's own; bytes, where it is a single string."""
+        return np.asarray(self)[()]
+
+    def __getitem__(self, key: Any) -> Any:
+        return as_strings(np.asarray(self)[key])
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(as_strings, np.asarray(self))
+
+    def __eq__(self, other: Any) -> Any:
+        return np.equal(np.asarray(self), _encoded(other))
+
+    def __ne__(self, other: Any) -> Any:
+        return np.not_equal(np.asarray(self), _encoded(other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        text = str(np.asarray(self))
+        return f"tf.Tensor({text}, shape={self.shape}, dtype=string)" if _display.style == "tensorflow" else text
+
+    def __repr__(self) -> str:
+        if _display.style != "tensorflow":
+            return repr(np.asarray(self))
+        return f"<tf.Tensor: shape={self.shape}, dtype=string, numpy={_display.numpy_text(self)}>"
+
+
+def as_strings(value: Any) -> Any:
+    """Bytes, or a numpy array of them, as strings that users see."""
+    if not isinstance(value, np.ndarray):
+        value = np.array(value, object)
+    return value.view(Strings)
+
+
+def _encoded(value: Any) -> Any:
+    return value if isinstance(value, np.ndarray) and value.dtype == np.dtype(object) else np.asarray(as_host(value))
 
 
 class Nested:
@@ -46,7 +82,7 @@ def as_tensor(array: Any) -> Any:
     if isinstance(array, Nested):
         return array
     if array.dtype == np.dtype(object):
-        return array.view(Strings)
+        return as_strings(array)
     return jnp.asarray(array, dtype=tensor_dtype(array.dtype))
 
 
@@ -57,6 +93,8 @@ def as_host(value: Any) -> Any:
     """
     if isinstance(value, Nested):
         return value
+    if isinstance(value, Strings):
+        return np.asarray(value)
     if isinstance(value, np.ndarray):
         array = value
     elif hasattr(value, "detach"):  # PyTorch
@@ -106,6 +144,7 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
 
 def num_rows(block: Any) -> int:
     """The first dimension of a structure of arrays."""
+    refuse_composites(block, "cut into rows")
     return int(jax.tree.leaves(block)[0].shape[0])
 
 
@@ -148,6 +187,7 @@ def joined(blocks: list[Any]) -> Any:
 
 
 def stack(elements: list[Any]) -> Any:
+    refuse_composites(elements[0], "batched again")
     leaves, structure = zip(*map(flatten, elements))
     for number, arrays in enumerate(zip(*leaves)):
         for i, array in enumerate(arrays):

@@ -19,6 +19,7 @@ from replicax._creation import name_scope, variable_creator_scope
 from replicax._distributed_variables import MirroredVariable as _MirroredVariable
 from replicax._indexed_slices import IndexedSlices
 from replicax._input import DistributedDataset, DistributedIterator
+from replicax._ragged import RaggedTensor, RaggedTensorSpec, SparseTensorSpec
 from replicax._specs import TensorSpec
 from replicax._tape import GradientTape, UnconnectedGradients
 from replicax._types import VariableAggregation, VariableSynchronization
@@ -26,7 +27,7 @@ from replicax._values import DistributedValues
 from replicax._values import Mirrored as _Mirrored
 from replicax._values import PerReplica as _PerReplica
 from replicax._variables import Variable
-from replicax.tf import _names, distribute
+from replicax.tf import _dressing, _names, distribute
 from replicax.tf._names import namespace as _namespace
 
 _names.install(globals())
@@ -77,31 +78,7 @@ types = _namespace(
 )
 
 
-def _dress_arrays() -> None:
-    """Gives JAX's arrays `numpy()`, `get_shape()` and TensorFlow's way of printing."""
-    array_type: Any = _private.array_type()
-    array_type.numpy = _numpy
-    array_type.get_shape = jax.core.Tracer.get_shape = _get_shape  # type: ignore[attr-defined]
-    array_type.__str__, array_type.__repr__ = _display.tensor_str, _display.tensor_repr
-    _display.style, _specs.dtype_prefix = "tensorflow", "tf."
-    jax.config.update("jax_explicit_x64_dtypes", "allow")
-
-
-def _numpy(self: Any) -> Any:
-    """The array as a numpy array, a scalar as a numpy scalar."""
-    from replicax.tf import _debugging
-
-    value = np.asarray(self)[()]
-    _debugging.raise_failures()  # of assertions in the program that computed it
-    return value
-
-
-def _get_shape(self: Any) -> _specs.TensorShape:
-    """The static shape."""
-    return _specs.TensorShape(self.shape)
-
-
-_dress_arrays()
+_dressing.dress()
 
 __version__ = __import__("replicax").__version__
 _lookup, _listed = _names.lookup("", globals())

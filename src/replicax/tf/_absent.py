@@ -13,6 +13,7 @@ _GRAPHS = "There are no graphs and sessions: call operations directly, and @tf.f
 _SPARSE = "XLA's shapes are static: use dense tensors with a mask (tf.sequence_mask), or tf.IndexedSlices for gradients"
 _JPEG = "Decode with Pillow or NumPy in the input pipeline (Dataset.map, Grain, PyTorch)"
 _EXAMPLES = "Read records with Grain (grain.sources) or as NumPy arrays"
+_CSV = "Read the file with pandas or csv, and give its columns to tf.data.Dataset.from_tensor_slices"
 _RECURRENT = "Write the cell as a function and loop with tf.scan, or use flax.nnx.RNN"
 _SAMPLED = "Write it with tf.random.uniform and tf.gather"
 
@@ -23,13 +24,13 @@ ABSENT: dict[str, str] = {
     "ConfigProto": "There are no sessions to configure: leave it out",
     "CriticalSection": "JAX runs what has an effect in the program's order; use threading.Lock between threads",
     "DeviceSpec": 'Name devices by strings, such as "GPU:0"',
-    "RaggedTensor": _SPARSE,
     "Session": _GRAPHS,
     "SparseTensor": _SPARSE,
     "TensorArray": "Collect in a Python list and tf.stack it, or use tf.scan or tf.map_fn",
     "TypeSpec": "Use tf.TensorSpec, or jax.ShapeDtypeStruct",
     "AggregationMethod": "JAX adds gradients up itself: leave it out",
     "approx_top_k": "Use tf.math.top_k, or jax.lax.approx_max_k",
+    "autograph.to_code": "Errors show the line of your code; what is converted is not kept as text",
     "audio": "Use librosa or soundfile in the input pipeline",
     "autodiff.ForwardAccumulator": "Use jax.jvp",
     "batch_to_space": "Use tf.reshape and tf.transpose",
@@ -54,10 +55,12 @@ ABSENT: dict[str, str] = {
     "hub": "Load weights with the library that publishes them, as NumPy arrays",
     "image": "Use jax.image.resize for tensors, Pillow or OpenCV in the input pipeline",
     "import_graph_def": _GRAPHS,
+    "data.experimental.CsvDataset": _CSV,
+    "data.experimental.make_csv_dataset": _CSV,
     "io.FixedLenFeature": _EXAMPLES,
     "io.TFRecordOptions": _EXAMPLES,
     "io.VarLenFeature": _EXAMPLES,
-    "io.decode_csv": "Use numpy.loadtxt, csv or pandas in the input pipeline",
+    "io.decode_csv": _CSV,
     "io.decode_image": _JPEG,
     "io.decode_jpeg": _JPEG,
     "io.decode_png": _JPEG,
@@ -95,8 +98,6 @@ ABSENT: dict[str, str] = {
     "nn.nce_loss": _SAMPLED,
     "nn.safe_embedding_lookup_sparse": "Use tf.gather and a mask",
     "nn.sampled_softmax_loss": _SAMPLED,
-    "numpy_function": "Use jax.pure_callback, or NumPy in the input pipeline",
-    "py_function": "Use jax.pure_callback or jax.debug.callback, or Python in the input pipeline",
     "placeholder": _GRAPHS,
     "quantization": "Use the library qwix, or jax.lax with int8 operands",
     "queue": "Use queue.Queue of Python, and datasets for input",
@@ -107,9 +108,7 @@ ABSENT: dict[str, str] = {
     "sets": "Use Python's sets, or jax.numpy.isin",
     "signal": "Use jax.numpy.fft and jax.scipy.signal",
     "sparse": _SPARSE,
-    "strings.bytes_split": _SPARSE,
     "strings.format": "Use Python's str.format outside of compiled code, jax.debug.print inside",
-    "strings.split": "Use bytes.split in the input pipeline: its result is ragged",
     "strings.to_hash_bucket": "Use hashlib or zlib.crc32 in the input pipeline",
     "strings.unicode": "Use Python's str in the input pipeline",
     "summary.audio": "Use tensorboardX itself",
@@ -117,16 +116,24 @@ ABSENT: dict[str, str] = {
     "summary.trace": "Use tf.profiler.experimental.start and stop",
     "summary.write": "Use tensorboardX itself",
     "test.TestCase": "Use unittest.TestCase with numpy.testing",
+    "train.BytesList": _EXAMPLES,
+    "train.Example": _EXAMPLES,
+    "train.Feature": _EXAMPLES,
+    "train.FloatList": _EXAMPLES,
+    "train.Int64List": _EXAMPLES,
+    "train.SequenceExample": _EXAMPLES,
     "test.main": "Use pytest or unittest.main",
     "train.AdamOptimizer": "Use tf.optimizers, or Optax with rx.Optimizer",
     "train.GradientDescentOptimizer": "Use tf.optimizers, or Optax with rx.Optimizer",
     "train.MomentumOptimizer": "Use tf.optimizers, or Optax with rx.Optimizer",
+    "types.experimental.TraceType": "Arguments that are no tensors count by their value, or by identity: leave it out",
+    "types.experimental": "Functions are `replicax.function`'s",
     "xla": "XLA compiles every tf.function: leave it out",
 }
 
 # How a name differs from TensorFlow's.
 DIFFERS: dict[str, str] = {
-    "DType": "numpy's: `tf.float32.is_floating` and the like are not there, `tf.float32.kind` is",
+    "DType": "a tensor's `dtype` is numpy's, which equals it: ask `tf.as_dtype(x.dtype).is_floating` and the like",
     "Tensor": "`jax.Array`; arithmetic of tensors of different dtypes promotes them, where TensorFlow refuses",
     "boolean_mask": "outside of compiled code, whose shapes are static",
     "cond": "in compiled code both ways must not assign to variables",
@@ -146,7 +153,10 @@ DIFFERS: dict[str, str] = {
     "linalg.eigvals": "on CPU alone, as JAX has it",
     "linalg.set_diag": "one diagonal, not a band",
     "math.segment_sum": "outside of compiled code; `unsorted_segment_sum` works there",
+    "nn.weighted_cross_entropy_with_logits": "its gradient is right also where logits are 0",
     "nn.softmax_cross_entropy_with_logits": "its gradient is right also where labels do not add up to 1",
+    "numpy_function": "in compiled code `Tout` must have shapes: give tf.TensorSpec",
+    "py_function": "in compiled code `Tout` must have shapes: give tf.TensorSpec; without gradients",
     "random": "JAX's numbers, not TensorFlow's: other values from the same seed, alike on all devices",
     "scan": "compiled as `lax.scan`: all rounds have the same shapes",
     "shape": "in compiled code a numpy array, of which shapes can be made",

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _blocks, _conversion, _levels, _specs
+from replicax import _blocks, _conversion, _levels
 from replicax._errors import InvalidArgumentError
 from replicax._indexed_slices import IndexedSlices
-from replicax._specs import TensorShape
+from replicax._specs import TensorShape, as_dtype
 from replicax.tf._ops import as_array, as_axis, as_int, as_shape, convert_to_tensor, fitting, is_known, known, static
 
 # Making tensors.
@@ -370,11 +370,6 @@ def _nhwc(input: Any, data_format: str) -> Any:
 
 
 # Dtypes.
-
-
-def as_dtype(type_value: Any) -> Any:
-    """A dtype, which is numpy's, from a name or a type."""
-    return _specs.as_dtype(type_value)
 
 
 @static

@@ -323,9 +323,11 @@ def inside_function() -> bool:
     return _levels.is_tracing()
 
 
-def init_scope() -> contextlib.AbstractContextManager[Any]:
-    """A context in which operations run at once, also while a function is traced."""
-    return _private.at_once()
+@contextlib.contextmanager
+def init_scope() -> Iterator[None]:
+    """A context in which operations run at once, also on variables, while a function is traced."""
+    with _private.at_once(), _levels.outside():
+        yield
 
 
 def get_current_name_scope() -> str:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._data.elements import as_strings
 from replicax._errors import InvalidArgumentError
 from replicax._specs import as_dtype
 from replicax.tf._ops import as_array, as_axis, as_int, as_shape, convert_to_tensor, known, largest, pair, smallest
@@ -53,6 +54,8 @@ def gather(
     batch_dims = batch_dims + indices.ndim if batch_dims < 0 else batch_dims
     axis = batch_dims if axis is None else as_axis(axis) % builtins.max(params.ndim, 1)
     _check_range(indices, params.shape[axis], "gather")
+    if params.dtype == np.dtype(object) and not batch_dims:  # strings, which JAX has no arrays of
+        return as_strings(np.take(np.asarray(params), np.asarray(indices), axis))
 
     def take(params: Any, indices: Any) -> Any:
         return jnp.take(params, indices, axis=axis - batch_dims, mode="fill", fill_value=0)

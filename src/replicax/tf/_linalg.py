@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from replicax._specs import as_dtype
+from replicax.tf._dressing import magnitude
 from replicax.tf._ops import as_axis, convert_to_tensor, fitting, known, pair
 
 
@@ -80,7 +81,7 @@ def norm(tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: Any = 
         )
     if matrices:
         return jnp.linalg.norm(tensor, ord, axis, bool(keepdims))
-    size = jnp.abs(tensor)
+    size = magnitude(tensor)
     if ord == np.inf:
         return jnp.max(size, axis=axis, keepdims=bool(keepdims))
     return jnp.sum(size**ord, axis=axis, keepdims=bool(keepdims)) ** (1.0 / ord)

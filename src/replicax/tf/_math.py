@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from replicax._specs import as_dtype
+from replicax.tf._dressing import magnitude
 from replicax.tf._ops import (
     as_axis,
     binary,
@@ -46,8 +47,26 @@ def _without(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda x, y: jnp.where(x == 0, jnp.zeros_like(x), compute(x, jnp.where(x == 0, jnp.ones_like(y), y)))
 
 
+# Where a function has a kink, the gradients there are TensorFlow's, which programs that start from zeros go through:
+# JAX's are a half for each of two equal operands of maximum and minimum.
+
+
+def _of_both(compute: Callable[[Any, Any], Any], first: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """`compute` of operands, of which the gradient goes to x where `first(x, y)`, and else to y."""
+
+    def one(x: Any, y: Any) -> Any:
+        if not jnp.issubdtype(jnp.result_type(x, y), jnp.floating):
+            return compute(x, y)
+        return jnp.where(first(x, y) | jnp.isnan(x), x, y)
+
+    return one
+
+
+larger = _of_both(jnp.maximum, jnp.greater_equal)
+smaller = _of_both(jnp.minimum, jnp.less_equal)
+
 _UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "abs": (jnp.abs, "The absolute value."),
+    "abs": (magnitude, "The absolute value."),
     "acos": (jnp.arccos, "The angle whose cosine this is."),
     "acosh": (jnp.arccosh, "The inverse of cosh."),
     "asin": (jnp.arcsin, "The angle whose sine this is."),
@@ -106,8 +125,8 @@ _BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "less_equal": (jnp.less_equal, "x <= y."),
     "logical_and": (jnp.logical_and, "Whether both are true."),
     "logical_or": (jnp.logical_or, "Whether one of both is true."),
-    "maximum": (jnp.maximum, "The larger of x and y."),
-    "minimum": (jnp.minimum, "The smaller of x and y."),
+    "maximum": (larger, "The larger of x and y."),
+    "minimum": (smaller, "The smaller of x and y."),
     "multiply": (jnp.multiply, "x * y."),
     "not_equal": (jnp.not_equal, "x != y, elementwise."),
     "pow": (jnp.power, "x to the power of y."),
@@ -315,7 +334,7 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | 
 
     def clip(x: Any) -> Any:
         low, high = (jnp.asarray(v, x.dtype) for v in (clip_value_min, clip_value_max))
-        return jnp.minimum(jnp.maximum(x, low), high)
+        return smaller(larger(x, low), high)
 
     return elementwise(clip, "")(t)
 
@@ -327,7 +346,7 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
         square = jnp.sum(x * x, axis=as_axis(axes), keepdims=True)
         norm = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), square)
         limit = jnp.asarray(clip_norm, x.dtype)
-        return x * limit / jnp.maximum(norm, limit)
+        return x * limit / larger(norm, limit)
 
     return elementwise(clip, "")(t)
 

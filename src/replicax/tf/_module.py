@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,11 @@ class Module:
     """A base for objects with variables and other modules in their attributes."""
 
     def __init__(self, name: str | None = None):
-        self._name = name or type(self).__name__.lower()
+        name = name or re.sub("(?<=[a-z0-9])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", type(self).__name__).lower()
+        if not name.isidentifier():
+            raise ValueError(f"{name!r} is not a valid module name. Module names must be valid Python identifiers.")
+        self._name = name
+        self._name_scope = _creation.name_scope("/".join([*_creation.state.names, name]) + "/")
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -28,9 +33,10 @@ class Module:
         """The name."""
         return self._name
 
+    @property
     def name_scope(self) -> Any:
         """A context in which the module's name stands before the names of new variables."""
-        return _creation.name_scope(self._name)
+        return self._name_scope
 
     @property
     def variables(self) -> tuple[Variable, ...]:
@@ -53,7 +59,7 @@ class Module:
 
         @functools.wraps(method)
         def named(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with self.name_scope():
+            with self.name_scope:
                 return method(self, *args, **kwargs)
 
         return named

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from replicax import _specs
-from replicax.tf import _absent
+from replicax.tf import _absent, _dtypes
 
 
 class _At(NamedTuple):
@@ -55,16 +54,6 @@ def _full(module: str) -> str:
     return module if module.startswith("replicax.") else f"replicax.tf.{module}"
 
 
-_NUMPY_DTYPES = (
-    """bool complex64 complex128 float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64"""
-)
-DTYPES: dict[str, Any] = {name: np.dtype(name) for name in _NUMPY_DTYPES.split()} | {
-    "bfloat16": np.dtype(jax.numpy.bfloat16),
-    "double": np.dtype(np.float64),
-    "half": np.dtype(np.float16),
-    "string": np.dtype(object),
-}
-
 _ELEMENTWISE = """abs acos acosh add add_n asin asinh atan atan2 atanh cos cosh cumsum divide equal exp floor greater
 greater_equal less less_equal logical_and logical_not logical_or maximum minimum multiply negative not_equal pow round
 scalar_mul sigmoid sign sin sinh sqrt square subtract tan tanh truediv"""
@@ -102,7 +91,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
     "": (
         "",
         {
-            **DTYPES,
+            **_dtypes.DTYPES,
             **_from("_ops", "constant convert_to_tensor identity is_tensor"),
             **_from("_math", f"{_ELEMENTWISE} {_REDUCTIONS} {_CLIPS} realdiv truncatediv truncatemod"),
             **_from("_arrays", _ARRAYS),
@@ -112,10 +101,11 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
             **_from("_initializers", _INITIALIZERS),
             **_from("_debugging", "Assert assert_rank"),
             **_from("_debugging", "assert_equal assert_greater assert_less", "COMPARISONS"),
-            "DType": np.dtype,
+            "DType": _dtypes.DType,
             "Tensor": jax.Array,
             "TensorShape": _specs.TensorShape,
-            **_from("_arrays", "as_dtype"),
+            "as_dtype": _dtypes.as_dtype,
+            **_from("_callbacks", "numpy_function py_function"),
             **_from("_module", "Module"),
             **_from("_strings", "as_string print"),
             "newaxis": None,
@@ -177,8 +167,13 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "errors": ("Exceptions.", _all("_exceptions", "ERRORS", "CODES")),
     "dtypes": (
-        "Dtypes, which are numpy's.",
-        {**DTYPES, **_from("_arrays", "as_dtype cast complex saturate_cast"), "DType": np.dtype},
+        "Dtypes.",
+        {
+            **_dtypes.DTYPES,
+            **_from("_arrays", "cast complex saturate_cast"),
+            "as_dtype": _dtypes.as_dtype,
+            "DType": _dtypes.DType,
+        },
     ),
     "summary": ("Summaries for TensorBoard.", _all("_summary", "SUMMARY")),
     "summary.experimental": (
@@ -201,7 +196,11 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "data.experimental": (
         "Datasets' options.",
-        {**_from("replicax._data", f"{_SIZES} DistributeOptions"), **_from("replicax._types", "AutoShardPolicy")},
+        {
+            **_from("replicax._data", f"{_SIZES} DistributeOptions from_variant to_variant"),
+            "Counter": _At("replicax._data", "counter"),
+            **_from("replicax._types", "AutoShardPolicy"),
+        },
     ),
     "experimental": ("An element that may not be there.", _from("replicax._data", "Optional")),
     "autograph": ("Control flow on tensors.", {}),

@@ -27,11 +27,16 @@ def _activation(compute: Callable[[Any], Any], doc: str) -> Callable[..., Any]:
     return op
 
 
+def _selu(x: Any) -> Any:
+    scale, alpha = 1.0507009873554805, 1.6732632423543772
+    return jnp.where(x < 0, scale * alpha * jnp.expm1(jnp.minimum(x, 0)), scale * x)  # at 0 the gradient is `scale`
+
+
 ACTIVATIONS = {
     "elu": _activation(jax.nn.elu, "x, and exp(x) - 1 below 0."),
     "relu": _activation(lambda x: jnp.where(x < 0, jnp.zeros_like(x), jax.nn.relu(x)), "The positive part."),
     "relu6": _activation(jax.nn.relu6, "The positive part, 6 at most."),
-    "selu": _activation(jax.nn.selu, "The scaled exponential linear unit."),
+    "selu": _activation(_selu, "The scaled exponential linear unit."),
     "softplus": _activation(jax.nn.softplus, "log(exp(x) + 1)."),
     "softsign": _activation(jax.nn.soft_sign, "x / (|x| + 1)."),
 }
@@ -40,7 +45,8 @@ namespace_of(ACTIVATIONS, globals())
 
 def leaky_relu(features: Any, alpha: Any = 0.2, name: str | None = None) -> Any:
     """The identity, and `alpha` x below 0."""
-    return jax.nn.leaky_relu(_floating(features), alpha)
+    features = _floating(features)
+    return jnp.where(features > 0, features, alpha * features)  # at 0 the gradient is `alpha`
 
 
 def gelu(features: Any, approximate: bool = False, name: str | None = None) -> Any:
@@ -122,7 +128,7 @@ def sigmoid_cross_entropy_with_logits(labels: Any = None, logits: Any = None, na
     """The cross entropy of probabilities `labels` and of the logistic function of the logits, elementwise."""
     labels, logits = pair(labels, logits)
     _same_shapes(logits, labels)
-    return jax.nn.relu(logits) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+    return jax.nn.softplus(logits) - logits * labels
 
 
 def weighted_cross_entropy_with_logits(labels: Any, logits: Any, pos_weight: Any, name: str | None = None) -> Any:
@@ -130,7 +136,7 @@ def weighted_cross_entropy_with_logits(labels: Any, logits: Any, pos_weight: Any
     labels, logits = pair(labels, logits)
     _same_shapes(logits, labels)
     weight = 1 + (pos_weight - 1) * labels
-    return (1 - labels) * logits + weight * (jnp.log1p(jnp.exp(-jnp.abs(logits))) + jax.nn.relu(-logits))
+    return (1 - labels) * logits + weight * jax.nn.softplus(-logits)
 
 
 def _same_shapes(logits: Any, labels: Any) -> None:

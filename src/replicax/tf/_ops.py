@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _context, _errors, _levels, _private
+from replicax._data.elements import as_strings
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import as_dtype
 from replicax._values import DistributedValues, PerReplica
@@ -48,7 +49,7 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
     if array.dtype.kind in "OSU":
         if array.dtype.kind == "O" and any(x is None for x in array.flat):
             raise ValueError(f"None values are not supported, got {value!r}.")
-        return np.vectorize(lambda x: x.encode() if isinstance(x, str) else x, otypes=[object])(array)
+        return as_strings(np.vectorize(lambda x: x.encode() if isinstance(x, str) else x, otypes=[object])(array))
     if dtype is not None:
         array = _checked(array, as_dtype(dtype), value).astype(as_dtype(dtype))
     elif not isinstance(value, (np.ndarray, np.generic)):
@@ -269,10 +270,20 @@ def binary(compute: Callable[[Any, Any], Any], doc: str, operands: Callable[[Any
     compute = fitting(compute)
 
     def op(x: Any, y: Any, name: str | None = None) -> Any:
-        return compute(*operands(x, y))
+        x, y = operands(x, y)
+        if any(getattr(value, "dtype", None) == np.dtype(object) for value in (x, y)):  # strings
+            return convert_to_tensor(_of_strings(doc, x, y))
+        return compute(x, y)
 
     op.__doc__ = doc
     return op
+
+
+def _of_strings(doc: str, x: Any, y: Any) -> np.ndarray:
+    """What `equal` and `not_equal` say of strings, which JAX has no arrays of."""
+    if "==" not in doc and "!=" not in doc:
+        raise TypeError(f"Tensors of strings can be compared and joined (tf.strings.join), but not: {doc}")
+    return np.asarray(np.equal(x, y) if "==" in doc else np.not_equal(x, y), np.bool_)
 
 
 def reduction(compute: Callable[..., Any], doc: str, keep_dtype: bool = True) -> Callable[..., Any]:

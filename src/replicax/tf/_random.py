@@ -29,7 +29,12 @@ class Algorithm(enum.Enum):
 
 def _normal(key: Any, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32) -> Any:
     dtype = as_dtype(dtype)
-    return jax.random.normal(key, as_shape(shape), dtype) * _like(stddev, dtype) + _like(mean, dtype)
+    if dtype == np.float64:  # `jax.random.normal` fails for it, as `jax.random.truncated_normal` does, see below
+        part = jax.random.uniform(key, as_shape(shape), dtype, np.nextafter(-1.0, 0.0), 1.0)
+        drawn = math.sqrt(2) * jax.lax.erf_inv(part)
+    else:
+        drawn = jax.random.normal(key, as_shape(shape), dtype)
+    return drawn * _like(stddev, dtype) + _like(mean, dtype)
 
 
 def _truncated(key: Any, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32) -> Any:
@@ -105,6 +110,9 @@ class Generator:
     def from_non_deterministic_state(cls, alg: Any = None) -> Generator:
         """A generator with a stream of its own in each run."""
         return cls.from_seed(int(np.random.SeedSequence().generate_state(1)[0]))
+
+    def _tracked(self) -> dict[str, Any]:
+        return {"_state_var": self._state}  # what a checkpoint saves
 
     @property
     def state(self) -> Any:

@@ -5,6 +5,7 @@ Tensors of strings are numpy arrays of bytes, and never part of compiled code.
 
 from __future__ import annotations
 
+import builtins
 import re
 import sys
 from collections.abc import Callable
@@ -15,10 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _levels, _nest
+from replicax._data.elements import as_strings
 from replicax._errors import InvalidArgumentError
+from replicax._ragged import RaggedTensor, ragged
 from replicax._specs import as_dtype
 from replicax._variables import Variable
-from replicax.tf._ops import as_axis, convert_to_tensor, known
+from replicax.tf._ops import as_array, as_axis, convert_to_tensor, known
 
 
 def _strings(value: Any) -> np.ndarray:
@@ -28,7 +31,7 @@ def _strings(value: Any) -> np.ndarray:
 
 def _each(compute: Callable[..., Any], *arrays: Any, dtype: Any = object) -> Any:
     result = np.vectorize(compute, otypes=[dtype])(*arrays)
-    return np.asarray(result, dtype) if dtype is object else convert_to_tensor(np.asarray(result, dtype))
+    return as_strings(np.asarray(result, dtype)) if dtype is object else convert_to_tensor(np.asarray(result, dtype))
 
 
 def lower(input: Any, encoding: str = "", name: str | None = None) -> Any:
@@ -64,12 +67,12 @@ def reduce_join(
     array, axis = _strings(inputs), as_axis(axis)
     if axis is None:
         whole = np.array(separator.encode().join(array.reshape(-1)), object)
-        return whole.reshape((1,) * array.ndim) if keepdims else whole
+        return as_strings(whole.reshape((1,) * array.ndim) if keepdims else whole)
     rows = np.moveaxis(array, axis, -1)
     joined = np.empty(rows.shape[:-1], object)
     for place in np.ndindex(joined.shape):
         joined[place] = separator.encode().join(rows[place])
-    return np.expand_dims(joined, axis) if keepdims else joined
+    return as_strings(np.expand_dims(joined, axis) if keepdims else joined)
 
 
 def substr(input: Any, pos: Any, len: Any, unit: str = "BYTE", name: str | None = None) -> Any:
@@ -81,6 +84,31 @@ def substr(input: Any, pos: Any, len: Any, unit: str = "BYTE", name: str | None 
         return x[start : start + count if start >= 0 or start + count < 0 else None]
 
     return _each(cut, _strings(input), np.asarray(pos), np.asarray(len))
+
+
+def _parts(strings: Any, cut: Callable[[bytes], list[bytes]]) -> Any:
+    """What `cut` makes of a string, a vector; of several strings, a RaggedTensor."""
+    if not strings.ndim:
+        found = cut(strings[()])
+        out = np.empty(len(found), object)
+        out[:] = found
+        return as_strings(out)
+    rows = [_parts(np.array(string, object), cut) for string in strings.ravel()]
+    whole: Any = ragged(rows, 1, np.int64, object, ())
+    for size in strings.shape[:0:-1]:  # the inner dimensions, each of one length
+        whole = RaggedTensor(whole, np.arange(0, whole.nrows() + 1, size))
+    return jax.tree.map(lambda x: as_strings(x) if x.dtype == object else as_array(x), whole)
+
+
+def split(input: Any, sep: Any = None, maxsplit: int = -1, name: str | None = None) -> Any:
+    """The parts between white space, or between `sep`: of one string a vector, of several a RaggedTensor."""
+    separator: Any = None if sep is None else _strings(sep)[()] or None
+    return _parts(_strings(input), lambda x: x.split(separator, maxsplit))
+
+
+def bytes_split(input: Any, name: str | None = None) -> Any:
+    """The single bytes: of one string a vector, of several a RaggedTensor."""
+    return _parts(_strings(input), lambda x: [x[i : i + 1] for i in builtins.range(builtins.len(x))])
 
 
 def regex_replace(input: Any, pattern: str, rewrite: str, replace_global: bool = True, name: str | None = None) -> Any:
@@ -202,4 +230,5 @@ def print(
         show(*arrays)
 
 
-STRINGS = """as_string join length lower reduce_join regex_full_match regex_replace strip substr to_number upper"""
+STRINGS = """as_string bytes_split join length lower reduce_join regex_full_match regex_replace split strip substr
+to_number upper"""

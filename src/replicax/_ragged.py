@@ -1,0 +1,251 @@
+"""`RaggedTensor`: rows of different lengths as one array of values and the places where the rows end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._errors import InvalidArgumentError
+from replicax._specs import TensorShape, dtype_name
+
+
+@jax.tree_util.register_pytree_node_class
+class RaggedTensor:
+    """Rows of different lengths: `values` has them one after the other, row i from `row_splits[i]` to the next split.
+
+    What `Dataset.ragged_batch` gives, and a pytree. Values are an array, or a RaggedTensor where dimensions inside of
+    the rows are ragged too. Operations do not take it: compute with `values`, or with `to_tensor()`.
+
+    Args:
+        values: `[total, ...]`, an array or a RaggedTensor.
+        row_splits: `[rows + 1]` integers, from 0 to `total`.
+
+    >>> import numpy as np, replicax as rx
+    >>> ragged = rx.data.RaggedTensor(np.array([1, 2, 3]), np.array([0, 2, 2, 3]))
+    >>> ragged.to_list(), ragged.shape, ragged.row_lengths().tolist(), ragged.to_tensor(-1).tolist()
+    ([[1, 2], [], [3]], TensorShape([3, None]), [2, 0, 1], [[1, 2], [-1, -1], [3, -1]])
+    """
+
+    def __init__(self, values: Any, row_splits: Any):
+        self.values, self.row_splits = values, row_splits
+
+    @classmethod
+    def from_row_splits(cls, values: Any, row_splits: Any, name: str | None = None, validate: bool = True) -> Any:
+        """One of values and splits; `InvalidArgumentError` where these do not go from 0 to the number of values."""
+        values, splits = _array(values), _array(row_splits)
+        if validate and not isinstance(splits, jax.core.Tracer):
+            found = np.asarray(splits)
+            if found.ndim != 1 or not found.size or found[0] != 0 or (np.diff(found) < 0).any():
+                raise InvalidArgumentError(f"row_splits must begin with 0 and not decrease, got {found.tolist()}.")
+            if found[-1] != len(values):
+                raise InvalidArgumentError(
+                    f"row_splits must end with the number of values, {len(values)}, got {found.tolist()}."
+                )
+        return cls(values, splits)
+
+    @classmethod
+    def from_row_lengths(cls, values: Any, row_lengths: Any, name: str | None = None, validate: bool = True) -> Any:
+        """One of values and the lengths of the rows."""
+        lengths = _array(row_lengths)
+        return cls.from_row_splits(
+            values, jnp.concatenate([jnp.zeros_like(lengths[:1]), lengths.cumsum()]), validate=validate
+        )
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the values."""
+        return self.values.dtype
+
+    @property
+    def shape(self) -> TensorShape:
+        """The shape, None for ragged dimensions."""
+        rows = self.row_splits.shape[0]
+        inner = self.values.shape
+        return TensorShape([None if rows is None else rows - 1, None, *tuple(inner)[1:]])
+
+    def get_shape(self) -> TensorShape:
+        """The shape, None for ragged dimensions."""
+        return self.shape
+
+    @property
+    def ragged_rank(self) -> int:
+        """How many dimensions are ragged."""
+        return 1 + (self.values.ragged_rank if isinstance(self.values, RaggedTensor) else 0)
+
+    @property
+    def flat_values(self) -> Any:
+        """The innermost values."""
+        return self.values.flat_values if isinstance(self.values, RaggedTensor) else self.values
+
+    @property
+    def nested_row_splits(self) -> tuple[Any, ...]:
+        """The row splits of each ragged dimension, the outermost first."""
+        inner = self.values.nested_row_splits if isinstance(self.values, RaggedTensor) else ()
+        return (self.row_splits, *inner)
+
+    def nrows(self) -> int:
+        """The number of rows."""
+        return int(self.row_splits.shape[0]) - 1
+
+    def row_lengths(self) -> Any:
+        """`[rows]`: how long each row is."""
+        return self.row_splits[1:] - self.row_splits[:-1]
+
+    def to_tensor(self, default_value: Any = None, name: str | None = None, shape: Any = None) -> Any:
+        """An array of all rows, those that are shorter filled up.
+
+        Args:
+            default_value: what they are filled with; 0 by default, empty strings for strings.
+            name: accepted for compatibility.
+            shape: that of the result, None for what is as long as the longest. In compiled code it must be given.
+        """
+        wanted = [None] * (self.ragged_rank + 1) if shape is None else list(TensorShape(shape))
+        values = self.values
+        if isinstance(values, RaggedTensor):
+            values = values.to_tensor(default_value, shape=[None, *wanted[2:]])
+        splits, width = self.row_splits, wanted[1]
+        if width is None:
+            if isinstance(splits, jax.core.Tracer):
+                raise TypeError(
+                    "The longest row is not known in compiled code: give `to_tensor` the shape of its result, such as "
+                    "shape=[None, 16]."
+                )
+            width = int(np.max(np.diff(np.asarray(splits)), initial=0))
+        xp: Any = np if isinstance(values, np.ndarray) else jnp
+        columns = xp.arange(width)
+        there = columns < self.row_lengths()[:, None]
+        if default_value is None:
+            default_value = b"" if values.dtype == np.dtype(object) else 0
+        if not values.shape[0] or not width:
+            return xp.full((*there.shape, *values.shape[1:]), default_value, values.dtype)
+        places = xp.where(there, splits[:-1, None] + columns, 0)
+        there = there.reshape(*there.shape, *[1] * (values.ndim - 1))
+        dense = xp.where(there, values[places], xp.asarray(default_value, values.dtype))
+        rows = wanted[0]
+        if rows is None or rows == self.nrows():
+            return dense
+        if rows < self.nrows():
+            return dense[:rows]
+        more = xp.full((rows - self.nrows(), *dense.shape[1:]), default_value, values.dtype)
+        return xp.concatenate([dense, more])
+
+    def to_list(self) -> list[Any]:
+        """The rows as lists."""
+        return [row.to_list() if isinstance(row, RaggedTensor) else np.asarray(row).tolist() for row in self]
+
+    def __len__(self) -> int:
+        return self.nrows()
+
+    def __getitem__(self, key: int) -> Any:
+        row = range(self.nrows())[key]  # IndexError where there is no such row
+        start, stop = int(self.row_splits[row]), int(self.row_splits[row + 1])
+        values = self.values
+        if isinstance(values, RaggedTensor):
+            splits = values.row_splits[start : stop + 1]
+            first, last = int(splits[0]), int(splits[-1])
+            return RaggedTensor(_rows(values.values, first, last), splits - splits[0])
+        return values[start:stop]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[row] for row in range(self.nrows()))
+
+    def __repr__(self) -> str:
+        try:
+            return f"<tf.RaggedTensor {self.to_list()}>"
+        except Exception:  # traced, or of specs
+            return f"tf.RaggedTensor(values={self.values!r}, row_splits={self.row_splits!r})"
+
+    def tree_flatten(self) -> tuple[Any, None]:
+        """For `jax.tree`: the values and the splits."""
+        return (self.values, self.row_splits), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: Any) -> RaggedTensor:
+        """For `jax.tree`."""
+        return cls(*children)
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, (jax.Array, RaggedTensor)):
+        return value
+    array = np.asarray(value)
+    return array if array.dtype.kind in "OSU" else jnp.asarray(array)
+
+
+def _rows(values: Any, start: int, stop: int) -> Any:
+    if not isinstance(values, RaggedTensor):
+        return values[start:stop]
+    splits = values.row_splits[start : stop + 1]
+    return RaggedTensor(_rows(values.values, int(splits[0]), int(splits[-1])), splits - splits[0])
+
+
+def ragged(arrays: Sequence[np.ndarray], rank: int, splits_dtype: Any, dtype: Any, inner: tuple[int, ...]) -> Any:
+    """Arrays, of which the first `rank` dimensions may differ and the others are `inner`, as one RaggedTensor."""
+    splits = np.cumsum([0, *(a.shape[0] for a in arrays)]).astype(splits_dtype)
+    if rank > 1:
+        rows = [row for array in arrays for row in array]
+        return RaggedTensor(ragged(rows, rank - 1, splits_dtype, dtype, inner), splits)
+    return RaggedTensor(np.concatenate([np.zeros((0, *inner), dtype), *arrays]), splits)
+
+
+class RaggedTensorSpec:
+    """What is known of a RaggedTensor before it is there.
+
+    >>> import replicax as rx
+    >>> dataset = rx.data.Dataset.from_generator(lambda: iter([[1], [2, 3]]), "int32", [None])
+    >>> dataset.ragged_batch(2).element_spec
+    RaggedTensorSpec(TensorShape([None, None]), int32, 1, int...)
+    """
+
+    __slots__ = ("shape", "dtype", "ragged_rank", "row_splits_dtype")
+
+    def __init__(self, shape: Any, dtype: Any, ragged_rank: int, row_splits_dtype: Any):
+        self.shape, self.dtype = TensorShape(shape), np.dtype(dtype)
+        self.ragged_rank, self.row_splits_dtype = ragged_rank, np.dtype(row_splits_dtype)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RaggedTensorSpec) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        names = dtype_name(self.dtype), self.ragged_rank, dtype_name(self.row_splits_dtype)
+        return f"RaggedTensorSpec({self.shape!r}, {', '.join(map(str, names))})"
+
+
+class SparseTensorSpec:
+    """What is known of a sparse array before it is there: its shape and dtype."""
+
+    __slots__ = ("shape", "dtype")
+
+    def __init__(self, shape: Any, dtype: Any):
+        self.shape, self.dtype = TensorShape(shape), np.dtype(dtype)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SparseTensorSpec) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        return f"SparseTensorSpec({self.shape!r}, {dtype_name(self.dtype)})"
+
+
+def is_composite(value: Any) -> bool:
+    """Whether a value is a ragged or sparse batch: several arrays that are no rows of one batch each."""
+    return isinstance(value, RaggedTensor) or type(value).__name__ == "BCOO"
+
+
+def refuse_composites(element: Any, what: str) -> None:
+    """`InvalidArgumentError` where an element has a ragged or sparse batch in it."""
+    for leaf in jax.tree.leaves(element, is_leaf=is_composite):
+        if is_composite(leaf):
+            raise InvalidArgumentError(
+                f"A {type(leaf).__name__} cannot be {what}. Make it dense before, in `map`: "
+                "`batch.to_tensor()` of a ragged one, `batch.todense()` of a sparse one."
+            )

@@ -1,0 +1,92 @@
+"""Python code in the middle of tensors: `tf.py_function` and `tf.numpy_function`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from replicax import _levels
+from replicax._specs import TensorSpec, as_dtype
+from replicax.tf._ops import convert_to_tensor, known
+
+_INSTEAD = "Give `Tout` as tf.TensorSpec with known shapes, or call it outside of compiled code."
+
+
+def _called(func: Callable[..., Any], inp: Any, tout: Any, given: Callable[[Any], Any]) -> Any:
+    """What `func` returns for the inputs, as `given` shows them, in the dtypes of `tout`: one, a list or none."""
+    several = isinstance(tout, (list, tuple))
+    kinds = list(tout) if several else [tout]
+
+    def results(*inputs: Any) -> list[Any]:
+        found = func(*map(given, inputs))
+        if not several or not kinds:
+            return [found] * len(kinds)
+        values = list(found) if isinstance(found, (list, tuple)) else [found]
+        if len(values) != len(kinds):
+            raise ValueError(f"`Tout` names {len(kinds)} results, and {func!r} returned {len(values)}.")
+        return values
+
+    if _levels.is_tracing():
+        out = _from_program(results, [convert_to_tensor(x) for x in inp], kinds)
+    else:
+        inputs = [convert_to_tensor(x) for x in inp]
+        out = [_as(value, _dtype(kind)) for value, kind in zip(results(*inputs), kinds)]
+    return out if several else out[0]
+
+
+def _from_program(results: Callable[..., Any], inputs: list[Any], kinds: list[Any]) -> list[Any]:
+    if not all(isinstance(kind, TensorSpec) and kind.shape.is_fully_defined() for kind in kinds):
+        for value in [*inputs, jnp.zeros(())]:  # a function that is driven from the host where it cannot be compiled
+            known(value, "What a Python function is called with", _INSTEAD)
+    shapes = [jax.ShapeDtypeStruct(tuple(kind.shape), kind.dtype) for kind in kinds]
+
+    def on_host(*arrays: Any) -> list[Any]:
+        values = results(*map(np.asarray, arrays))
+        return [np.asarray(value, shape.dtype).reshape(shape.shape) for value, shape in zip(values, shapes)]
+
+    return io_callback(on_host, shapes, *inputs)
+
+
+def _dtype(kind: Any) -> Any:
+    return as_dtype(kind.dtype if isinstance(kind, TensorSpec) else kind)
+
+
+def _as(value: Any, dtype: Any) -> Any:
+    if dtype == np.dtype(object):
+        return convert_to_tensor(value)
+    return convert_to_tensor(np.asarray(value).astype(dtype))
+
+
+def py_function(func: Any = None, inp: Any = None, Tout: Any = None, name: str | None = None) -> Any:
+    """Calls a Python function with tensors, whenever the program runs; also a decorator, `@tf.py_function(Tout=...)`.
+
+    No gradient flows through it.
+
+    Args:
+        func: the function.
+        inp: its arguments.
+        Tout: the dtypes of its results, one or a list. In compiled code `tf.TensorSpec` with known shapes; else the
+            function around it is driven from the host.
+        name: accepted for compatibility.
+    """
+    if func is None:
+        return lambda func: lambda *args: py_function(func, args, Tout)
+    return _called(func, inp, Tout, convert_to_tensor)
+
+
+def numpy_function(
+    func: Any = None,
+    inp: Any = None,
+    Tout: Any = None,
+    stateful: bool = True,
+    name: str | None = None,
+) -> Any:
+    """`py_function` of a function that takes and returns numpy arrays."""
+    if func is None:
+        return lambda func: lambda *args: numpy_function(func, args, Tout)
+    return _called(func, inp, Tout, np.asarray)

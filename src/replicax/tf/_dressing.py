@@ -1,0 +1,56 @@
+"""What `replicax.tf` gives JAX's arrays: TensorFlow's methods, shapes and way of printing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _display, _private, _specs
+from replicax._specs import TensorShape
+from replicax._variables import Variable
+
+
+def numpy(self: Any) -> Any:
+    """The array as a numpy array, a scalar as a numpy scalar."""
+    from replicax.tf import _debugging
+
+    value = np.asarray(self)[()]
+    _debugging.raise_failures()  # of assertions in the program that computed it
+    return value
+
+
+def get_shape(self: Any) -> TensorShape:
+    """The static shape."""
+    return TensorShape(self.shape)
+
+
+def set_shape(self: Any, shape: Any) -> None:
+    """Does nothing, as each tensor has a known shape; `ValueError` where that is another one."""
+    if not TensorShape(shape).is_compatible_with(self.shape):
+        raise ValueError(f"Tensor's shape {tuple(self.shape)} is not compatible with supplied shape {shape}.")
+
+
+def tensor_shape(shape: Any) -> property:
+    """JAX's property `shape`, of which the value is still a tuple, but one that answers TensorFlow's questions."""
+    get, make = shape.__get__, tuple.__new__
+    return property(lambda self: make(TensorShape, get(self)), doc=shape.__doc__)
+
+
+def magnitude(x: Any) -> Any:
+    """The absolute value. Its gradient at 0 is 0, as TensorFlow's; JAX's is 1."""
+    return x * jnp.sign(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.abs(x)
+
+
+def dress() -> None:
+    """Gives JAX's arrays all that, and lets JAX have 64-bit types where they are asked for."""
+    array_type: Any = _private.array_type()
+    array_type.numpy, array_type.ref = numpy, Variable.ref
+    for kind in (array_type, jax.core.Tracer):
+        kind.get_shape, kind.set_shape, kind.__abs__ = get_shape, set_shape, magnitude
+        kind.shape = tensor_shape(kind.shape)
+    array_type.__str__, array_type.__repr__ = _display.tensor_str, _display.tensor_repr
+    _display.style, _specs.dtype_prefix = "tensorflow", "tf."
+    jax.config.update("jax_explicit_x64_dtypes", "allow")
