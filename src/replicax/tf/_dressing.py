@@ -48,7 +48,8 @@ def dress() -> None:
     """Gives JAX's arrays all that, and lets JAX have 64-bit types where they are asked for."""
     array_type: Any = _private.array_type()
     array_type.numpy, array_type.ref = numpy, Variable.ref
-    for kind in (array_type, jax.core.Tracer):
+    kinds: list[Any] = [array_type, jax.core.Tracer]
+    for kind in kinds:
         kind.get_shape, kind.set_shape, kind.__abs__ = get_shape, set_shape, magnitude
         kind.shape = tensor_shape(kind.shape)
     array_type.__str__, array_type.__repr__ = _display.tensor_str, _display.tensor_repr
