@@ -5,7 +5,7 @@ reduces the results. The names below have docstrings with examples; docs/guide.m
 """
 
 import importlib as _importlib
-from typing import TYPE_CHECKING
+import typing as _typing
 
 from replicax import _devices
 
@@ -67,7 +67,7 @@ from replicax._types import (
 from replicax._values import DistributedValues, Mirrored, PerReplica
 from replicax._variables import Variable
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from replicax import cluster_resolver, train
 
 __version__ = "0.1.0"

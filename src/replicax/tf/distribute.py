@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types as _modules
-from typing import TYPE_CHECKING
+import typing as _typing
 
 from replicax import partitioners
 from replicax._central import CentralStorageStrategy
@@ -42,7 +42,7 @@ from replicax._types import (
 )
 from replicax._values import DistributedValues
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from replicax import cluster_resolver
 
 experimental = _modules.ModuleType(f"{__name__}.experimental", "Names that TensorFlow keeps under `experimental`.")
