@@ -36,13 +36,13 @@ _fitting = _Fitting()
 def join() -> None:
     """Changes Keras's trainer for models of a strategy; others keep theirs."""
     from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
+    from keras.src.trainers import data_adapters
 
     _around(JAXTrainer, "__init__", _init)
     JAXTrainer.distribute_strategy = property(lambda model: strategy_of(model) or _context.get_strategy())
     for name in ("compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
         _around(JAXTrainer, name, _in_scope)
-    for name in ("fit", "evaluate", "predict"):
-        _around(JAXTrainer, name, _with_datasets)
+    _around(data_adapters, "get_data_adapter", _adapted)
     made: dict[str, Callable[[Any], Callable[..., Any]]] = {
         "train_function": lambda model: _with_logs(model, "train_step", _train_step, 4),
         "test_function": lambda model: _with_logs(model, "test_step", _test_step, 3),
@@ -81,15 +81,33 @@ def _in_scope(method: Callable[..., Any], model: Any, *args: Any, **kwargs: Any)
 # Input.
 
 
-def _with_datasets(method: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """The datasets among the arguments as something that Keras takes."""
-    args = tuple(_as_adapter(value) for value in args)
-    return method(model, *args, **{name: _as_adapter(value) for name, value in kwargs.items()})
+def _adapted(adapter_of: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
+    """A dataset as something that Keras's loops take; all else as Keras has it."""
+    if not isinstance(x, (Dataset, DistributedDataset)):
+        return adapter_of(x, *args, **kwargs)
+    given = inspect.signature(adapter_of).bind(x, *args, **kwargs).arguments
+    for name in ("y", "sample_weight"):
+        if given.get(name) is not None:
+            raise ValueError(f"`{name}` is part of a dataset's elements, and is not given beside the dataset.")
+    if given.get("class_weight") is None:
+        return _adapter(x)
+    if not isinstance(x, Dataset):
+        raise ValueError("`class_weight` needs the rx.data.Dataset itself, and this one is distributed already.")
+    return _adapter(x.map(lambda *data: _weighted(data, given["class_weight"])))
 
 
-def _as_adapter(value: Any) -> Any:
-    if not isinstance(value, (Dataset, DistributedDataset)):
-        return value
+def _weighted(data: Any, class_weight: Any) -> Any:
+    from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
+
+    x, y, sample_weight = _unpack(data)
+    if y is None or sample_weight is not None:
+        raise ValueError(
+            "`class_weight` is for datasets of pairs: of inputs and classes, without weights of their own."
+        )
+    return x, y, class_weight_to_sample_weights(y, class_weight)
+
+
+def _adapter(value: Any) -> Any:
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
     class Adapter(DataAdapter):
@@ -252,13 +270,18 @@ def _loop(
     return steps
 
 
+def _log_names(logs: dict[str, Any]) -> set[str]:
+    """The names under which Keras shows logs; those of `compile`'s metrics may come in a dict of their own."""
+    return {name for key, log in logs.items() for name in (_log_names(log) if isinstance(log, dict) else {key})}
+
+
 def _with_logs(model: Any, name: str, ours: Callable[..., Any], states: int) -> Callable[..., Any]:
     strategy = strategy_of(model)
 
     def logs_of(logs: Any) -> Any:
         # The metrics of all replicas together; what the model computes by itself, as the first replica has it.
         whole = model.get_metrics_result() if isinstance(logs, dict) else {}
-        if isinstance(logs, dict) and set(logs) == set(whole):
+        if isinstance(logs, dict) and _log_names(logs) == set(whole):
             return whole
         return _nest.map_structure(lambda x: strategy.experimental_local_results(x)[0], logs)
 
