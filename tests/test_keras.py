@@ -205,6 +205,20 @@ def test_fit_gives_what_sgd_by_hand_gives(n, run_eagerly):
     assert sorted(history) == ["loss", "mae"]
 
 
+@pytest.mark.parametrize("method", ["predict", "predict_on_batch"])
+def test_a_model_is_built_by_its_first_prediction(method):
+    with mirrored(2).scope():
+        model = linear()
+    np.testing.assert_allclose(getattr(model, method)(X[:5]), X[:5] @ KERNEL, rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_adapts_to_a_dataset():
+    with mirrored(2).scope():
+        layer = keras.layers.Normalization()
+    layer.adapt(rx.data.Dataset.from_tensor_slices(X).batch(7))
+    np.testing.assert_allclose(np.ravel(layer.mean), X.mean(axis=0), rtol=1e-4, atol=1e-6)
+
+
 def test_evaluate_predict_and_the_methods_for_one_batch():
     strategy = mirrored(2)
     with strategy.scope():

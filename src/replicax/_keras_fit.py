@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax import _context, _function, _nest
 from replicax._data import Dataset
@@ -35,6 +36,7 @@ _fitting = _Fitting()
 
 def join() -> None:
     """Changes Keras's trainer for models of a strategy; others keep theirs."""
+    import keras
     from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
     from keras.src.trainers import data_adapters
 
@@ -43,6 +45,8 @@ def join() -> None:
     for name in ("compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
         _around(JAXTrainer, name, _in_scope)
     _around(data_adapters, "get_data_adapter", _adapted)
+    for layer in (keras.layers.Normalization, keras.layers.Discretization):
+        _around(layer, "adapt", _adapt)
     made: dict[str, Callable[[Any], Callable[..., Any]]] = {
         "train_function": lambda model: _with_logs(model, "train_step", _train_step, 4),
         "test_function": lambda model: _with_logs(model, "test_step", _test_step, 3),
@@ -53,6 +57,7 @@ def join() -> None:
     _around(JAXTrainer, "_get_jax_state", _no_state)
     _around(JAXTrainer, "_symbolic_build", _symbolic_build)
     _around(JAXTrainer, "_aggregate_additional_loss", _additional_loss)
+    JAXTrainer.__call__ = lambda model, *args, **kwargs: _call(super(JAXTrainer, model).__call__, model, args, kwargs)
     _around(JAXEpochIterator, "_get_iterator", _distributed)
 
 
@@ -105,6 +110,13 @@ def _weighted(data: Any, class_weight: Any) -> Any:
             "`class_weight` is for datasets of pairs: of inputs and classes, without weights of their own."
         )
     return x, y, class_weight_to_sample_weights(y, class_weight)
+
+
+def _adapt(adapt: Callable[..., Any], layer: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+    """Keras knows arrays, and TensorFlow's datasets."""
+    if isinstance(data, Dataset):
+        data = np.concatenate(list(data.as_numpy_iterator()))
+    return adapt(layer, data, *args, **kwargs)
 
 
 def _adapter(value: Any) -> Any:
@@ -168,10 +180,21 @@ def _symbolic_build(build: Callable[..., Any], model: Any, iterator: Any = None,
             data_batch = next(batches)
             break
 
-    def one(leaf: Any) -> Any:
-        return leaf.values[0] if isinstance(leaf, DistributedValues) else leaf
+    return build(model, data_batch=_first_parts(data_batch))
 
-    return build(model, data_batch=_nest.map_structure(one, data_batch))
+
+def _call(call: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Any:
+    """Keras's loops call a model with a whole batch to build it."""
+    from keras.src.backend import in_stateless_scope
+
+    if strategy_of(model) is not None and in_stateless_scope():
+        args, kwargs = _first_parts((args, kwargs))
+    return call(*args, **kwargs)
+
+
+def _first_parts(batch: Any) -> Any:
+    """One replica's part of a batch; what is not divided as it is."""
+    return _nest.map_structure(lambda leaf: leaf.values[0] if isinstance(leaf, DistributedValues) else leaf, batch)
 
 
 # Steps.
