@@ -72,15 +72,20 @@ class Combined(Base):
         return self.zip(counted(start, 1, np.dtype(np.int64)), self)._with(self._options)
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """These elements and then those of `dataset`."""
+        """These elements and then those of `dataset`; `TypeError` if they are known to be of another kind."""
 
         def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
             return in_turn((self, dataset), reading, start)
 
         def find(probe: bool) -> Any:
             a, b = self._spec(probe), dataset._spec(probe)
-            return None if a is None or b is None else common_spec(a, b)
+            if a is None or b is None:
+                return None
+            if not same_kinds(a, b):
+                raise TypeError(f"Incompatible dataset elements: {tensor_spec(a)} vs. {tensor_spec(b)}")
+            return common_spec(a, b)
 
+        find(False)  # for the error
         sizes = (self._cardinality, dataset._cardinality)
         unknown = UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in sizes else sum(sizes)
         return made(

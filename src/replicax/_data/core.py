@@ -118,7 +118,7 @@ class Base(Nested):
     def element_spec(self) -> Any:
         """The shape and dtype of an element's tensors, in the structure of the elements.
 
-        After `map` and its like it is found by calls of the function on zeros, or from the first element.
+        After `map` and its like it is found by calls of the function on zeros and on ones, or from the first element.
 
         >>> from replicax.data import Dataset
         >>> Dataset.from_tensor_slices(np.ones((4, 3), np.float32)).batch(2).element_spec

@@ -123,7 +123,7 @@ class Grouping(Base):
                 groups[key].append(element)
                 if len(groups[key]) == sizes[key]:
                     yield from reduced(key)
-            for key in list(groups):
+            for key in sorted(groups):
                 yield from reduced(key)
 
         return self._seen(make, first_spec, UNKNOWN_CARDINALITY)
