@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from replicax._data.elements import Nested
 from replicax._data.iterators import DatasetIterator, NumpyIterator
 from replicax._data.options import Options
-from replicax._data.reading import Maker, Node
+from replicax._data.reading import Maker, Node, Reading
 from replicax._data.rows import Order, Rows
 from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec, tensor_spec
 
@@ -43,7 +43,7 @@ class Base(Nested):
     ):
         # Private: the static methods are the way in. `spec` gets one argument, whether it may run the users'
         # functions to find the spec out; where it may not and would have to, it returns None.
-        self._make = make
+        self._maker = make
         self._find_spec = spec
         self._cardinality = cardinality
         self._batch_size = batch_size  # tf.data's idea of it, where no spec shows it
@@ -52,6 +52,10 @@ class Base(Nested):
         self._files = files  # how many files it reads, which may be divided among workers; see _files.py
         self._nodes = tuple(dict.fromkeys(nodes))  # what outlasts a reading, in an order that the code gives
         self._found_spec: Any = None
+
+    def _make(self, reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        """The elements of a reading, from number `start` on."""
+        return reading.guarded(self._maker(reading, start))
 
     def _spec(self, probe: bool) -> Any:
         """The spec of the host's elements, None where it is not known and `probe` is False."""

@@ -116,8 +116,11 @@ class Grouping(Base):
                 return returned_dataset("reduce_func", call(reduce_func, (tensor, window)))._make(reading.child())
 
             sizes: dict[int, int] = {}
-            for element in self._make(reading):
-                key = integer("key_func", call(key_func, element))
+
+            def keyed(element: Any) -> tuple[int, Any]:
+                return integer("key_func", call(key_func, element)), element
+
+            for key, element in reading.guarded(map(keyed, self._make(reading))):
                 if key not in groups:
                     groups[key], sizes[key] = [], size_of(np.asarray(key, np.int64))
                 groups[key].append(element)

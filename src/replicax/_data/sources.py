@@ -174,8 +174,8 @@ class Sources(Base):
 
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
-            for value in generator(*arguments):
-                yield host_structure(value) if spec is None else _checked(value, spec)
+            values = (value for value in generator(*arguments))
+            yield from reading.guarded(map(host_structure if spec is None else lambda v: _checked(v, spec), values))
 
         def find(probe: bool) -> Any:
             return first_spec(make) if spec is None and probe else spec
