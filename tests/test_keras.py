@@ -297,6 +297,13 @@ def test_accumulated_gradients_are_those_of_the_batches_together(make, n):
     np.testing.assert_allclose(model.layers[0].kernel.numpy(), by_hand(1, 0.1, 16)[0], rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adafactor", "Ftrl", "Lamb", "Lion", "Muon", "RMSprop"])
+def test_optimizers_make_their_slots(name):
+    optimizer = getattr(keras.optimizers, name)(0.1)
+    optimizer.build([keras.Variable(np.ones((2, 2), np.float32))])
+    assert optimizer.built
+
+
 def test_class_weights_count_for_datasets_as_they_do_for_arrays():
     def trained(**data):
         with mirrored(2).scope():
@@ -348,6 +355,18 @@ def test_a_model_with_a_step_of_its_own():
     kernel, _, losses = by_hand(3, 0.1, 8)
     np.testing.assert_allclose(model.dense.layers[0].kernel.numpy(), kernel, rtol=1e-4)
     np.testing.assert_allclose(history["own"], [np.mean(losses) / 2], rtol=1e-4)  # a replica has half of the loss
+
+
+def test_a_step_of_its_own_may_call_keras_s():
+    class Around(keras.Sequential):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    with mirrored(2).scope():
+        model = Around(linear().layers)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    history = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(history["loss"], [np.mean(by_hand(3, 0.1, 8)[2])], rtol=1e-4)
 
 
 def test_a_step_of_its_own_may_return_all_metrics_as_keras_guides_have_it():

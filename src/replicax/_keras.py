@@ -185,9 +185,10 @@ def _add_weight(add: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) 
         return add(layer, *args, **kwargs)
 
 
-def _add_slot(add: Callable[..., Any], optimizer: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
-    with _own_state("gradient_accumulator" in (*args, kwargs.get("name"))):
-        return add(optimizer, variable, *args, **kwargs)
+def _add_slot(add: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    name = kwargs.get("name", args[1] if len(args) > 1 else None)
+    with _own_state(name == "gradient_accumulator"):
+        return add(optimizer, *args, **kwargs)
 
 
 @contextlib.contextmanager

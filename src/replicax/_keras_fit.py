@@ -8,6 +8,7 @@ touches the variables itself, written as on Keras's TensorFlow backend.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
 import warnings
@@ -54,6 +55,8 @@ def join() -> None:
     }
     for attribute, function_of in made.items():
         _around(JAXTrainer, f"make_{attribute}", _maker(attribute, function_of))
+    for name, ours in (("train_step", _train_step), ("test_step", _test_step), ("predict_step", _predict_step)):
+        _around(JAXTrainer, name, functools.partial(_by_super, ours))
     _around(JAXTrainer, "_get_jax_state", _no_state)
     _around(JAXTrainer, "_symbolic_build", _symbolic_build)
     _around(JAXTrainer, "_aggregate_additional_loss", _additional_loss)
@@ -260,6 +263,13 @@ def _step_of(model: Any, name: str, ours: Callable[..., Any]) -> Callable[[Any],
             f"the data alone and uses the variables: def {name}(self, data)."
         )
     return own
+
+
+def _by_super(ours: Callable[[Any, Any], Any], step: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Keras's own step, or ours where a model's own one calls `super()` in TensorFlow's form."""
+    if strategy_of(model) is not None and len(args) + len(kwargs) == 1:
+        return ours(model, *args, *kwargs.values())
+    return step(model, *args, **kwargs)
 
 
 def _run_on_replicas(model: Any, step: Callable[[Any], Any], combine: Callable[[Any], Any]) -> Callable[[Any], Any]:
