@@ -205,6 +205,15 @@ def test_fit_gives_what_sgd_by_hand_gives(n, run_eagerly):
     assert sorted(history) == ["loss", "mae"]
 
 
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_data_without_a_batch_are_refused(method):
+    with mirrored(2).scope():
+        model = linear()
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="The data have no batch"):
+        getattr(model, method)(rx.data.Dataset.from_tensor_slices((X, Y)).batch(8).take(0))
+
+
 @pytest.mark.parametrize("method", ["predict", "predict_on_batch"])
 def test_a_model_is_built_by_its_first_prediction(method):
     with mirrored(2).scope():

@@ -82,6 +82,8 @@ def _in_scope(method: Callable[..., Any], model: Any, *args: Any, **kwargs: Any)
     try:
         with strategy.scope() if not _context.has_strategy() else contextlib.nullcontext():
             return method(model, *args, **kwargs)
+    except StopIteration as error:
+        raise ValueError("The data have no batch, from which the model would be built.") from error
     finally:
         _fitting.strategy = before
 
