@@ -365,7 +365,7 @@ def test_a_relative_path_and_a_folder_that_is_moved(tmp_path, monkeypatch):
     checkpoint.restore("moved/ckpt-2").assert_consumed()
 
 
-def test_writing_over_a_checkpoint_replaces_it(tmp_path):
+def test_writing_over_a_checkpoint_replaces_it_or_leaves_it(tmp_path, monkeypatch):
     v, w = rx.Variable(1.0), rx.Variable(2.0)
     Checkpoint(v=v, w=w).write(tmp_path / "ckpt")
     v.assign(3.0)
@@ -373,6 +373,19 @@ def test_writing_over_a_checkpoint_replaces_it(tmp_path):
     assert names(tmp_path) == ["ckpt"]
     Checkpoint(v=w).read(path).assert_consumed()
     assert float(w) == 3.0
+    rename, fails = os.rename, iter([True])
+
+    def full(source, destination):
+        if "unfinished" not in destination and next(fails, False):
+            raise OSError("no space")
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "rename", full)
+    with pytest.raises(OSError, match="no space"):
+        Checkpoint(v=rx.Variable(4.0)).write(tmp_path / "ckpt")
+    monkeypatch.undo()
+    Checkpoint(v=v).read(path).assert_consumed()
+    assert (names(tmp_path), float(v)) == (["ckpt"], 3.0)
     (tmp_path / "file").write_text("mine")
     with pytest.raises(FileExistsError, match="file is a file"):
         Checkpoint(v=v).write(tmp_path / "file")
@@ -432,6 +445,13 @@ def test_what_does_not_fit_changes_nothing(tmp_path):
         with pytest.raises(error, match=text):
             Checkpoint(a=a, b=b).restore(path)
         assert float(a) == 0.0
+    counting, data = Counting(), iter(rx.data.Dataset.range(3))
+    next(counting)
+    path = Checkpoint(a=a, counting=counting, data=iter(rx.data.Dataset.range(3).shuffle(3))).save(tmp_path / "ckpt")
+    a.assign(2.0), next(counting), next(data)
+    with pytest.raises(rx.InvalidArgumentError, match="over another dataset"):  # the last to be restored
+        Checkpoint(a=a, counting=counting, data=data).restore(path)
+    assert (float(a), next(counting), int(next(data))) == (2.0, 3, 1)
     late = rx.Variable(1.0)  # nobody waits for it
     assert late._late is False
 

@@ -341,8 +341,15 @@ def test_padded_batch():
     found = listed(ragged.padded_batch(3, padded_shapes=([-1], []), padding_values=(7, b"")))
     assert found == [([[0, 7, 7], [0, 1, 7], [0, 1, 2]], [b"s"] * 3)]
     assert ragged.padded_batch(2).element_spec[0].shape == (None, None)
+    numbers = ragged.map(lambda a, b: a)
     with pytest.raises(InvalidArgumentError, match="pad to a smaller size"):
-        listed(ragged.map(lambda a, b: a).padded_batch(3, padded_shapes=[2]))
+        listed(numbers.padded_batch(3, padded_shapes=[2]))
+    with pytest.raises(ValueError, match=r"padded shape \(2, 2\) is not compatible with the shape \(1,\)"):
+        listed(numbers.padded_batch(1, padded_shapes=[2, 2]))
+    with pytest.raises(TypeError, match="`padding_values` has -1.5 of float32 for a component of int64"):
+        listed(numbers.padded_batch(2, padding_values=-1.5))
+    with pytest.raises(TypeError, match="batch_size must be an integer, got 2.5"):
+        numbers.batch(2.5)
 
 
 # --- functions -------------------------------------------------------------------------------------------------------

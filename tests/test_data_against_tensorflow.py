@@ -36,7 +36,12 @@ def kind(e):
 LENGTHS = [[0], [1, 2, 3, 4], [5, 6, 7], [7, 8, 9, 10, 11], [13, 14, 15, 16, 19, 20], [21, 22]]
 ragged = D.from_generator(lambda: iter(LENGTHS), tf.int64, output_shapes=[None])
 length = lambda e: len(e) if tf.__name__ != "tensorflow" else tf.shape(e)[0]
-inverse = S(np.array([1, 2, 0, 4])).map(lambda x: 12 // x)
+
+def checked(x):
+    tf.debugging.assert_positive(x)
+    return x
+
+some = S(np.array([1, 2, 0, 4])).map(checked)
 for name in "ba":
     open(f"{folder}/{name}.txt", "w").write(name)
 open(folder + "/records.bin", "wb").write(b"HHaabbccF")
@@ -121,6 +126,29 @@ ragged.bucket_by_sequence_length(length, [3, 5], [2, 1, 2], drop_remainder=True)
 ragged.bucket_by_sequence_length(length, [3, 5], [2, 2, 2], padding_values=I64(-1))
 ragged.bucket_by_sequence_length(length, [3, 5], [2, 2, 2], no_padding=True)
 ragged.bucket_by_sequence_length(length, [3, 5], [2, 2, 2], pad_to_bucket_boundary=True)
+R(10).group_by_window(lambda x: x % 2, lambda k, w: w.batch(4), window_size_func=lambda k: k + 2)
+ragged.padded_batch(2, padding_values=-1.5)
+ragged.padded_batch(2, padded_shapes=[2, 2])
+R(2).concatenate(S([1.5]))
+R(2).concatenate(T((1, 2)))
+T([1, 2]).concatenate(T(1))
+R(2).batch(2.5)
+R(1, 4).map(lambda n: tf.range(n)).element_spec.shape.rank
+str(R(1, 4).map(lambda n: tf.range(n)).element_spec.shape)
+some.ignore_errors()
+some.shuffle(1).ignore_errors()
+some.batch(1).unbatch().ignore_errors()
+some.repeat(2).prefetch(1).ignore_errors()
+some.concatenate(some).cache().ignore_errors()
+some.enumerate().ignore_errors()
+D.zip((R(4).batch(1), some.batch(1), some)).ignore_errors()
+R(3).flat_map(lambda x: some).ignore_errors()
+R(3).interleave(lambda x: some, cycle_length=2).ignore_errors()
+some.scan(I64(0), lambda s, x: (s + x, s + x)).ignore_errors()
+some.group_by_window(lambda x: x % 2, lambda k, w: w.batch(4), 2).ignore_errors()
+some.unique().ignore_errors()
+tf.data.TFRecordDataset([folder + "/damaged", folder + "/cut", folder + "/records"]).ignore_errors()
+S([folder + "/damaged", folder + "/records"]).interleave(tf.data.TFRecordDataset, cycle_length=2).ignore_errors()
 ragged.take(3).bucket_by_sequence_length(length, [3, 5], [2, 2, 2], pad_to_bucket_boundary=True)
 ragged.bucket_by_sequence_length(length, [3, 5], [2, 2])
 R(1).get_single_element()

@@ -97,6 +97,8 @@ def test_ignore_errors_goes_on_after_them():
     for threads in (None, 2):
         assert listed(R(7).map(bad, num_parallel_calls=threads).ignore_errors()) == [6, 3, 6, 3]
     assert listed(R(7).map(bad).batch(2).ignore_errors()) == [[6, 3], [6, 3]]
+    assert listed(R(7).map(bad).shuffle(1).repeat(2).prefetch(1).ignore_errors()) == [6, 3, 6, 3] * 2
+    assert listed(R(7).map(bad).enumerate().ignore_errors()) == [[1, 6], [2, 3], [4, 6], [5, 3]]
     assert listed(R(3).filter(lambda x: 1 // int(x) > 0).ignore_errors()) == [1]
     with pytest.raises(ZeroDivisionError):
         listed(R(3).map(bad))

@@ -205,6 +205,29 @@ def test_fit_gives_what_sgd_by_hand_gives(n, run_eagerly):
     assert sorted(history) == ["loss", "mae"]
 
 
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_data_without_a_batch_are_refused(method):
+    with mirrored(2).scope():
+        model = linear()
+        model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="The data have no batch"):
+        getattr(model, method)(rx.data.Dataset.from_tensor_slices((X, Y)).batch(8).take(0))
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_on_batch"])
+def test_a_model_is_built_by_its_first_prediction(method):
+    with mirrored(2).scope():
+        model = linear()
+    np.testing.assert_allclose(getattr(model, method)(X[:5]), X[:5] @ KERNEL, rtol=1e-5, atol=1e-6)
+
+
+def test_a_layer_adapts_to_a_dataset():
+    with mirrored(2).scope():
+        layer = keras.layers.Normalization()
+    layer.adapt(rx.data.Dataset.from_tensor_slices(X).batch(7))
+    np.testing.assert_allclose(np.ravel(layer.mean), X.mean(axis=0), rtol=1e-4, atol=1e-6)
+
+
 def test_evaluate_predict_and_the_methods_for_one_batch():
     strategy = mirrored(2)
     with strategy.scope():
@@ -255,6 +278,60 @@ def test_regularization_counts_once():
     np.testing.assert_allclose(trained(mirrored(4)), trained(mirrored(1)), rtol=1e-4)
 
 
+@pytest.mark.parametrize("run_eagerly", [False, True], ids=["compiled", "eager"])
+def test_a_scaled_loss_trains_as_another_and_waits_where_one_replica_overflows(run_eagerly):
+    with mirrored(2).scope():
+        model = linear()
+        scaled = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=4.0, dynamic_growth_steps=3
+        )
+        model.compile(scaled, "mse", run_eagerly=run_eagerly)
+    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    kernel = by_hand(3, 0.1, 8)[0]
+    np.testing.assert_allclose(model.layers[0].kernel.numpy(), kernel, rtol=1e-4)
+    assert float(scaled.dynamic_scale.value) == 8.0  # after three steps
+    y = np.where(np.arange(8)[:, None] == 7, np.inf, Y[:8])  # the second replica's last row
+    model.train_on_batch(X[:8], y)
+    np.testing.assert_allclose(model.layers[0].kernel.numpy(), kernel, rtol=1e-4)
+    assert float(scaled.dynamic_scale.value) == 4.0
+
+
+@one_of_each
+def test_accumulated_gradients_are_those_of_the_batches_together(make, n):
+    strategy = make()
+    with strategy.scope():
+        model = linear()
+        model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse")
+    model.fit(X[:16], Y[:16], batch_size=8, shuffle=False, verbose=0)
+    np.testing.assert_allclose(model.layers[0].kernel.numpy(), by_hand(1, 0.1, 16)[0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adafactor", "Ftrl", "Lamb", "Lion", "Muon", "RMSprop"])
+def test_optimizers_make_their_slots(name):
+    optimizer = getattr(keras.optimizers, name)(0.1)
+    optimizer.build([keras.Variable(np.ones((2, 2), np.float32))])
+    assert optimizer.built
+
+
+def test_class_weights_count_for_datasets_as_they_do_for_arrays():
+    def trained(**data):
+        with mirrored(2).scope():
+            model = linear()
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        model.fit(**data, class_weight={0: 1.0, 1: 5.0}, shuffle=False, verbose=0)
+        return model.layers[0].kernel.numpy()
+
+    classes = (Y > 0).astype(np.int32)
+    dataset = rx.data.Dataset.from_tensor_slices((X, classes)).batch(8)
+    np.testing.assert_allclose(trained(x=dataset), trained(x=X, y=classes, batch_size=8), rtol=1e-5)
+    with pytest.raises(ValueError, match="`y` is part of a dataset's elements"):
+        trained(x=dataset, y=classes)
+    with pytest.raises(ValueError, match="this one is distributed already"):
+        trained(x=mirrored(2).experimental_distribute_dataset(dataset))
+    with pytest.raises(ValueError, match="without weights of their own"):
+        trained(x=dataset.map(lambda x, y: (x, y, x[:, 0])))
+
+
 class Own(keras.Model):
     """A model with a step of its own, as TensorFlow's guides write it."""
 
@@ -287,6 +364,35 @@ def test_a_model_with_a_step_of_its_own():
     kernel, _, losses = by_hand(3, 0.1, 8)
     np.testing.assert_allclose(model.dense.layers[0].kernel.numpy(), kernel, rtol=1e-4)
     np.testing.assert_allclose(history["own"], [np.mean(losses) / 2], rtol=1e-4)  # a replica has half of the loss
+
+
+def test_a_step_of_its_own_may_call_keras_s():
+    class Around(keras.Sequential):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    with mirrored(2).scope():
+        model = Around(linear().layers)
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    history = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(history["loss"], [np.mean(by_hand(3, 0.1, 8)[2])], rtol=1e-4)
+
+
+def test_a_step_of_its_own_may_return_all_metrics_as_keras_guides_have_it():
+    class Guide(Own):
+        metrics = keras.Model.metrics
+
+        def train_step(self, data):
+            x, y = data
+            for metric in self.metrics:
+                metric.update_state(*([y, self(x)] if metric.name == "compile_metrics" else [1.0]))
+            return {metric.name: metric.result() for metric in self.metrics}
+
+    with mirrored(2).scope():
+        model = Guide()
+        model.compile("sgd", "mse", metrics=["mae"])
+    logs = model.fit(X[:8], Y[:8], batch_size=8, verbose=0).history
+    np.testing.assert_allclose(logs["mae"], np.mean(np.abs(X[:8] @ KERNEL - Y[:8])), rtol=1e-5)  # of both replicas
 
 
 def test_a_step_in_the_form_of_keras_on_jax_is_refused_under_a_strategy():
@@ -334,6 +440,11 @@ def test_weights_go_from_one_strategy_to_another(tmp_path):
     model = made(mirrored(2))
     model.fit(X, np.concatenate([Y, Y], axis=1), batch_size=8, verbose=0)
     model.save_weights(path)
+    model.save(tmp_path / "model.keras")
+    with mirrored(2).scope():
+        loaded = keras.models.load_model(tmp_path / "model.keras")  # compiled, with the optimizer's state
+    for one, two in zip(model.variables + model.optimizer.variables, loaded.variables + loaded.optimizer.variables):
+        np.testing.assert_array_equal(one.numpy(), two.numpy())
     other = made(mirrored(4))
     with mirrored(4).scope():
         other.optimizer.build(other.trainable_variables)

@@ -75,15 +75,14 @@ def in_the_form_of(holder: Any, value: Any) -> Any:
 
 
 def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replaces a method of a library by `wrapper(original, self, ...)`, in the class that has it.
+    """Replaces a library's function by `wrapper(original, ...)`; a method in the class that has it.
 
-    A module's function likewise. Libraries look which class defines a method to see whether users override it.
+    Libraries look which class defines a method, to see whether a user overrides it.
     """
-    owner = next((kind for kind in getattr(owner, "__mro__", ()) if name in vars(kind)), owner)
     original = getattr(owner, name)
 
     @functools.wraps(original)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return wrapper(original, self, *args, **kwargs)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
 
-    setattr(owner, name, method)
+    setattr(next(kind for kind in getattr(owner, "__mro__", [owner]) if name in vars(kind)), name, replacement)

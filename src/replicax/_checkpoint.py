@@ -320,9 +320,9 @@ class Checkpoint:
 
 def _not_trackable(name: str, value: Any) -> str:
     return (
-        f"`Checkpoint` was expecting {name} to be a trackable object, got {value!r} of type {type(value).__name__}. "
-        "Variables, optimizers, modules, iterators, arrays, and dicts and lists of these are; an array or a pytree of "
-        "arrays needs a name of its own."
+        f"`Checkpoint` was expecting {name} to be a trackable object, got {value!r:.80} of type "
+        f"{type(value).__name__}. Variables, optimizers, modules, iterators, arrays, and dicts and lists of these are; "
+        "an array or a pytree of arrays needs a name of its own."
     )
 
 

@@ -100,12 +100,25 @@ def write(path: str, saved: Saved) -> None:
         os.makedirs(unfinished, exist_ok=True)
         with open(os.path.join(unfinished, _RECORD), "w", encoding="utf-8") as file:
             json.dump(_recorded_of(saved, _checksums(unfinished)), file)
-        remove(path)
-        os.rename(unfinished, path)
+        _put(unfinished, path)
     except BaseException:
         for left in glob.glob(glob.escape(unfinished) + "*"):
             shutil.rmtree(left, ignore_errors=True)
         raise
+
+
+def _put(unfinished: str, path: str) -> None:
+    """Renames a folder, in place of one that is there, which stays where this fails."""
+    before = f"{path}.unfinished-{uuid.uuid4().hex}"
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(path, before)
+    try:
+        os.rename(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(before, path)
+        raise
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def _recorded_of(saved: Saved, files: dict[str, int]) -> dict[str, Any]:

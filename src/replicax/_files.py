@@ -7,6 +7,7 @@ a checksum of that, the bytes, and a checksum of these; both are CRC-32C, rotate
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -31,15 +32,17 @@ class _FileDataset(Dataset):
         kind, names = checked_compression(compression), names_of(filenames)
         self._recipe = (type(self).__name__, names, kind, how)
 
+        def elements(name: bytes) -> Iterator[Any]:
+            with opened(name, kind) as file:
+                for text in read(file, name):
+                    element = np.empty((), object)
+                    element[()] = text
+                    yield element
+
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
             count, index = reading.share
-            for name in names[index::count]:
-                with opened(name, kind) as file:
-                    for text in read(file, name):
-                        element = np.empty((), object)
-                        element[()] = text
-                        yield element
+            return itertools.chain.from_iterable(map(elements, names[index::count]))  # an error ends its file alone
 
         self._set_up(make, lambda probe: TensorSpec((), np.object_), UNKNOWN_CARDINALITY, files=len(names))
 

@@ -13,19 +13,22 @@ What is changed in Keras, all of it here, in `_keras_fit` and in `_keras_files`:
 | `losses.loss.scale_loss_for_distribution` | a loss's mean is over the global batch, as on the TensorFlow backend |
 | `SeedGenerator.next` | each replica draws other numbers |
 | `Layer.add_weight` | state that is not trained (BatchNorm's) is each replica's own, and read as the mean |
+| `BaseOptimizer.add_variable_from_reference` | so are the gradients that an optimizer accumulates |
+| `ops.cond` | its branches may assign variables, as those of `LossScaleOptimizer` do |
+| `LossScaleOptimizer.check_finite` | gradients are finite where those of all replicas are |
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from replicax import _adapters, _context, _creation, _private
+from replicax import _adapters, _context, _creation, _levels, _private, _staging
 from replicax._types import VariableAggregation, VariableSynchronization
 from replicax._variables import Variable
 
@@ -40,7 +43,7 @@ _AGGREGATION = {
 
 class _Making(threading.local):
     def __init__(self) -> None:
-        self.own_state = False  # whether a layer makes a weight that is not trained
+        self.own_state = False  # whether what is made is each replica's own, such as a weight that is not trained
 
 
 _making = _Making()
@@ -65,6 +68,9 @@ def join() -> None:
     _adapters.around(keras.Layer, "_maybe_build", _build_layer)
     _adapters.around(BaseOptimizer, "build", _one_at_a_time)
     _adapters.around(BaseOptimizer, "_backend_update_step", _update_step)
+    _adapters.around(BaseOptimizer, "add_variable_from_reference", _add_slot)
+    _adapters.around(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
+    _adapters.around(keras.src.backend.jax.core, "cond", _cond)
     _adapters.around(keras.random.SeedGenerator, "next", _next_seed)
     losses.scale_loss_for_distribution = _scale_loss
     losses.unscale_loss_for_distribution = _unscale_loss
@@ -152,9 +158,21 @@ def _made_at_once(make: Callable[..., Any], variable: Any, *args: Any, **kwargs:
 
 
 def _add_weight(add: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
-    before, _making.own_state = _making.own_state, not kwargs.get("trainable", True)
-    try:
+    with _own_state(not kwargs.get("trainable", True)):
         return add(layer, *args, **kwargs)
+
+
+def _add_slot(add: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    name = kwargs.get("name", args[1] if len(args) > 1 else None)
+    with _own_state(name == "gradient_accumulator"):
+        return add(optimizer, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _own_state(own: bool) -> Iterator[None]:
+    before, _making.own_state = _making.own_state, own
+    try:
+        yield
     finally:
         _making.own_state = before
 
@@ -186,6 +204,25 @@ def _update_step(update: Callable[..., Any], optimizer: Any, grads: Any, variabl
         for i, total in zip(with_value, context.all_reduce("SUM", [grads[i] for i in with_value])):
             grads[i] = total
     return update(optimizer, grads, variables, rate)
+
+
+def _check_finite(check: Callable[..., Any], optimizer: Any, grads: Any) -> Any:
+    finite, context = check(optimizer, grads), _context.get_replica_context()
+    if context is None or _replicas() == 1:
+        return finite
+    return context.all_reduce("SUM", 1.0 - jnp.asarray(finite, jnp.float32)) == 0
+
+
+def _cond(cond: Callable[..., Any], pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+    from keras.src.backend import in_stateless_scope
+
+    if in_stateless_scope():
+        return cond(pred, true_fn, false_fn)
+    if not isinstance(pred, jax.core.Tracer):
+        return true_fn() if pred else false_fn()
+    if not _levels.is_tracing():
+        return cond(pred, true_fn, false_fn)
+    return _staging.cond(pred, lambda: (true_fn(),), lambda: (false_fn(),), ("the result",))[0]
 
 
 def _scale_loss(value: Any) -> Any:

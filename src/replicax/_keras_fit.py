@@ -8,6 +8,7 @@ touches the variables itself, written as on Keras's TensorFlow backend.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import threading
 import warnings
@@ -16,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax import _context, _function, _nest
 from replicax._adapters import around
@@ -36,14 +38,17 @@ _fitting = _Fitting()
 
 def join() -> None:
     """Changes Keras's trainer for models of a strategy; others keep theirs."""
+    import keras
     from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
+    from keras.src.trainers import data_adapters
 
     around(JAXTrainer, "__init__", _init)
     JAXTrainer.distribute_strategy = property(lambda model: strategy_of(model) or _context.get_strategy())
     for name in ("compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
         around(JAXTrainer, name, _in_scope)
-    for name in ("fit", "evaluate", "predict"):
-        around(JAXTrainer, name, _with_datasets)
+    around(data_adapters, "get_data_adapter", _adapted)
+    for layer in (keras.layers.Normalization, keras.layers.Discretization):
+        around(layer, "adapt", _adapt)
     made: dict[str, Callable[[Any], Callable[..., Any]]] = {
         "train_function": lambda model: _with_logs(model, "train_step", _train_step, 4),
         "test_function": lambda model: _with_logs(model, "test_step", _test_step, 3),
@@ -51,9 +56,12 @@ def join() -> None:
     }
     for attribute, function_of in made.items():
         around(JAXTrainer, f"make_{attribute}", _maker(attribute, function_of))
+    for name, ours in (("train_step", _train_step), ("test_step", _test_step), ("predict_step", _predict_step)):
+        around(JAXTrainer, name, functools.partial(_by_super, ours))
     around(JAXTrainer, "_get_jax_state", _no_state)
     around(JAXTrainer, "_symbolic_build", _symbolic_build)
     around(JAXTrainer, "_aggregate_additional_loss", _additional_loss)
+    JAXTrainer.__call__ = lambda model, *args, **kwargs: _call(super(JAXTrainer, model).__call__, model, args, kwargs)
     around(JAXEpochIterator, "_get_iterator", _distributed)
 
 
@@ -75,6 +83,8 @@ def _in_scope(method: Callable[..., Any], model: Any, *args: Any, **kwargs: Any)
     try:
         with strategy.scope() if not _context.has_strategy() else contextlib.nullcontext():
             return method(model, *args, **kwargs)
+    except StopIteration as error:
+        raise ValueError("The data have no batch, from which the model would be built.") from error
     finally:
         _fitting.strategy = before
 
@@ -82,15 +92,40 @@ def _in_scope(method: Callable[..., Any], model: Any, *args: Any, **kwargs: Any)
 # Input.
 
 
-def _with_datasets(method: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """The datasets among the arguments as something that Keras takes."""
-    args = tuple(_as_adapter(value) for value in args)
-    return method(model, *args, **{name: _as_adapter(value) for name, value in kwargs.items()})
+def _adapted(adapter_of: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
+    """A dataset as something that Keras's loops take; all else as Keras has it."""
+    if not isinstance(x, (Dataset, DistributedDataset)):
+        return adapter_of(x, *args, **kwargs)
+    given = inspect.signature(adapter_of).bind(x, *args, **kwargs).arguments
+    for name in ("y", "sample_weight"):
+        if given.get(name) is not None:
+            raise ValueError(f"`{name}` is part of a dataset's elements, and is not given beside the dataset.")
+    if given.get("class_weight") is None:
+        return _adapter(x)
+    if not isinstance(x, Dataset):
+        raise ValueError("`class_weight` needs the rx.data.Dataset itself, and this one is distributed already.")
+    return _adapter(x.map(lambda *data: _weighted(data, given["class_weight"])))
 
 
-def _as_adapter(value: Any) -> Any:
-    if not isinstance(value, (Dataset, DistributedDataset)):
-        return value
+def _weighted(data: Any, class_weight: Any) -> Any:
+    from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
+
+    x, y, sample_weight = _unpack(data)
+    if y is None or sample_weight is not None:
+        raise ValueError(
+            "`class_weight` is for datasets of pairs: of inputs and classes, without weights of their own."
+        )
+    return x, y, class_weight_to_sample_weights(y, class_weight)
+
+
+def _adapt(adapt: Callable[..., Any], layer: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+    """Keras knows arrays, and TensorFlow's datasets."""
+    if isinstance(data, Dataset):
+        data = np.concatenate(list(data.as_numpy_iterator()))
+    return adapt(layer, data, *args, **kwargs)
+
+
+def _adapter(value: Any) -> Any:
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
     class Adapter(DataAdapter):
@@ -151,10 +186,21 @@ def _symbolic_build(build: Callable[..., Any], model: Any, iterator: Any = None,
             data_batch = next(batches)
             break
 
-    def one(leaf: Any) -> Any:
-        return leaf.values[0] if isinstance(leaf, DistributedValues) else leaf
+    return build(model, data_batch=_first_parts(data_batch))
 
-    return build(model, data_batch=_nest.map_structure(one, data_batch))
+
+def _call(call: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Any:
+    """Keras's loops call a model with a whole batch to build it."""
+    from keras.src.backend import in_stateless_scope
+
+    if strategy_of(model) is not None and in_stateless_scope():
+        args, kwargs = _first_parts((args, kwargs))
+    return call(*args, **kwargs)
+
+
+def _first_parts(batch: Any) -> Any:
+    """One replica's part of a batch; what is not divided as it is."""
+    return _nest.map_structure(lambda leaf: leaf.values[0] if isinstance(leaf, DistributedValues) else leaf, batch)
 
 
 # Steps.
@@ -222,6 +268,13 @@ def _step_of(model: Any, name: str, ours: Callable[..., Any]) -> Callable[[Any],
     return own
 
 
+def _by_super(ours: Callable[[Any, Any], Any], step: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Keras's own step, or ours where a model's own one calls `super()` in TensorFlow's form."""
+    if strategy_of(model) is not None and len(args) + len(kwargs) == 1:
+        return ours(model, *args, *kwargs.values())
+    return step(model, *args, **kwargs)
+
+
 def _run_on_replicas(model: Any, step: Callable[[Any], Any], combine: Callable[[Any], Any]) -> Callable[[Any], Any]:
     strategy = strategy_of(model)
 
@@ -253,13 +306,18 @@ def _loop(
     return steps
 
 
+def _log_names(logs: dict[str, Any]) -> set[str]:
+    """The names under which Keras shows logs; those of `compile`'s metrics may come in a dict of their own."""
+    return {name for key, log in logs.items() for name in (_log_names(log) if isinstance(log, dict) else {key})}
+
+
 def _with_logs(model: Any, name: str, ours: Callable[..., Any], states: int) -> Callable[..., Any]:
     strategy = strategy_of(model)
 
     def logs_of(logs: Any) -> Any:
         # The metrics of all replicas together; what the model computes by itself, as the first replica has it.
         whole = model.get_metrics_result() if isinstance(logs, dict) else {}
-        if isinstance(logs, dict) and set(logs) == set(whole):
+        if isinstance(logs, dict) and _log_names(logs) == set(whole):
             return whole
         return _nest.map_structure(lambda x: strategy.experimental_local_results(x)[0], logs)
 

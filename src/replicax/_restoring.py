@@ -62,11 +62,10 @@ class Restoration:
                 variable._late = False  # it is among the objects, and there is nothing for it
         for node, values in plan:
             self._check(node, values)
+        _move([(node.leaf, values[()]) for node, values in plan if isinstance(node.leaf, PositionLeaf)])
         for node, values in plan:
             self._given[node.leaf.identity] = node.leaf
-            if isinstance(node.leaf, PositionLeaf):
-                node.leaf.unpack(values[()])
-            else:
+            if not isinstance(node.leaf, PositionLeaf):
                 node.leaf.write({names: self._saved.arrays[key] for names, key in values.items()})
         if not self.unused():
             self.stop()
@@ -179,6 +178,20 @@ class Restoration:
                 f"{some(unused)}. If that is as it should be, call expect_partial() on what restore() returns.",
                 stacklevel=1,
             )
+
+
+def _move(places: Sequence[tuple[PositionLeaf, str]]) -> None:
+    """Moves iterators to these places. Where one does not take its own, those before it go back to where they stood."""
+    moved: list[tuple[PositionLeaf, str]] = []
+    try:
+        for leaf, place in places:
+            before = leaf.packed()
+            leaf.unpack(place)
+            moved.append((leaf, before))
+    except BaseException:
+        for leaf, before in moved:
+            leaf.unpack(before)
+        raise
 
 
 def _shown(owner: Any) -> str:

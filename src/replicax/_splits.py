@@ -43,7 +43,7 @@ def not_a_batch(element: Any, num_replicas: int) -> InvalidArgumentError:
     leaves = jax.tree_util.tree_leaves_with_path(element)
     if not leaves:
         return InvalidArgumentError(
-            f"An element of the dataset has no array in it that could be split, got {element!r}."
+            f"An element of the dataset has no array in it that could be split, got {element!r:.80}."
         )
     shapes = {f"element{jax.tree_util.keystr(path)}": tuple(leaf.shape) for path, leaf in leaves}
     where = ", ".join(f"{name}: {shape}" for name, shape in shapes.items())

@@ -94,7 +94,7 @@ class Batches(Base):
 
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
-            for element in self._make(reading):
+            def rows(element: Any) -> Iterator[Any]:
                 refuse_composites(element, "cut into rows")
                 leaves, structure = flatten(element)
                 if len({a.shape[:1] for a in leaves}) != 1 or not leaves[0].ndim:
@@ -102,8 +102,9 @@ class Batches(Base):
                     raise InvalidArgumentError(
                         f"unbatch needs elements with one and the same first dimension, got shapes {shapes}."
                     )
-                for i in range(leaves[0].shape[0]):
-                    yield structure.unflatten([a[i, ...] for a in leaves])
+                return (structure.unflatten([a[i, ...] for a in leaves]) for i in range(leaves[0].shape[0]))
+
+            return itertools.chain.from_iterable(reading.guarded(map(rows, self._make(reading))))
 
         return self._derived(make, UNKNOWN_CARDINALITY, without_batch)
 

@@ -61,9 +61,9 @@ class Combined(Base):
 
         def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
             # From the element before, so that each input begins where they come to the end within what is left out.
-            first = max(0, start - 1)
-            side_by_side = map(structure.unflatten, zip(*[d._make(reading, first) for d in inputs]))
-            return itertools.islice(side_by_side, start - first, None)
+            first, raising = max(0, start - 1), reading.with_errors(None)
+            side_by_side = Together([d._make(raising, first) for d in inputs], start - first)
+            return map(structure.unflatten, side_by_side)
 
         return made(make, find, cardinality, **known)
 
@@ -72,15 +72,20 @@ class Combined(Base):
         return self.zip(counted(start, 1, np.dtype(np.int64)), self)._with(self._options)
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """These elements and then those of `dataset`."""
+        """These elements and then those of `dataset`; `TypeError` if they are known to be of another kind."""
 
         def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
             return in_turn((self, dataset), reading, start)
 
         def find(probe: bool) -> Any:
             a, b = self._spec(probe), dataset._spec(probe)
-            return None if a is None or b is None else common_spec(a, b)
+            if a is None or b is None:
+                return None
+            if not same_kinds(a, b):
+                raise TypeError(f"Incompatible dataset elements: {tensor_spec(a)} vs. {tensor_spec(b)}")
+            return common_spec(a, b)
 
+        find(False)  # for the error
         sizes = (self._cardinality, dataset._cardinality)
         unknown = UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in sizes else sum(sizes)
         return made(
@@ -196,6 +201,35 @@ class Combined(Base):
         if len(there) == 1:
             cardinality = sizes[0]
         return _one_of(make, there, cardinality, seeds, *(weights._nodes if isinstance(weights, Base) else ()))
+
+
+class Together(Iterator[Any]):
+    """Elements side by side, from number `start` on.
+
+    Where one cannot be had, those beside it are left out, so that the next ones fit.
+    """
+
+    def __init__(self, sources: list[Iterator[Any]], start: int):
+        self._sources, self._start = sources, start
+
+    def __next__(self) -> list[Any]:
+        while self._start:
+            self._start -= 1
+            self._taken()
+        return self._taken()
+
+    def _taken(self) -> list[Any]:
+        elements, errors = [], []
+        for source in self._sources:
+            try:
+                elements.append(next(source))
+            except StopIteration:
+                raise
+            except Exception as e:
+                errors.append(e)
+        if errors:
+            raise errors[0]
+        return elements
 
 
 def counted(start: int, step: int, dtype: Any) -> Dataset:

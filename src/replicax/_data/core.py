@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from replicax._data.elements import Nested
 from replicax._data.iterators import DatasetIterator, NumpyIterator
 from replicax._data.options import Options
-from replicax._data.reading import Maker, Node
+from replicax._data.reading import Maker, Node, Reading
 from replicax._data.rows import Order, Rows
 from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec, tensor_spec
 
@@ -47,7 +47,7 @@ class Base(Nested):
     ) -> None:
         # `spec` gets one argument, whether it may run the users' functions to find the spec out; where it may not and
         # would have to, it returns None.
-        self._make = make
+        self._maker = make
         self._find_spec = spec
         self._cardinality = cardinality
         self._batch_size = batch_size  # tf.data's idea of it, where no spec shows it
@@ -56,6 +56,10 @@ class Base(Nested):
         self._files = files  # how many files it reads, which may be divided among workers; see _files.py
         self._nodes = tuple(dict.fromkeys(nodes))  # what outlasts a reading, in an order that the code gives
         self._found_spec: Any = None
+
+    def _make(self, reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        """The elements of a reading, from number `start` on."""
+        return reading.guarded(self._maker(reading, start))
 
     def _spec(self, probe: bool) -> Any:
         """The spec of the host's elements, None where it is not known and `probe` is False."""
@@ -122,7 +126,7 @@ class Base(Nested):
     def element_spec(self) -> Any:
         """The shape and dtype of an element's tensors, in the structure of the elements.
 
-        After `map` and its like it is found by calls of the function on zeros, or from the first element.
+        After `map` and its like it is found by calls of the function on zeros and on ones, or from the first element.
 
         >>> from replicax.data import Dataset
         >>> Dataset.from_tensor_slices(np.ones((4, 3), np.float32)).batch(2).element_spec

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -214,9 +215,13 @@ def grouped(elements: Iterator[Any], size: int, drop_remainder: bool) -> Iterato
 
 
 def positive(name: str, value: Any) -> int:
-    if int(value) < 1:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r:.80}.") from None
+    if number < 1:
         raise InvalidArgumentError(f"{name} must be greater than zero, got {value}.")
-    return int(value)
+    return number
 
 
 def padded_shape(shape: Any) -> TensorShape:
@@ -236,9 +241,17 @@ def pad_and_stack(elements: list[Any], shapes: Any, values: Any) -> Any:
 def _pad_column(arrays: list[np.ndarray], shape: TensorShape | None, value: Any) -> np.ndarray:
     longest = [max(sizes) for sizes in zip(*(a.shape for a in arrays))]
     if shape is not None:
-        longest = [n if wanted is None else wanted for n, wanted in zip(longest, shape, strict=True)]
+        if len(shape) != len(longest):
+            raise ValueError(
+                f"The padded shape {shape} is not compatible with the shape {arrays[0].shape} of the corresponding "
+                "input component."
+            )
+        longest = [n if wanted is None else wanted for n, wanted in zip(longest, shape)]
     if value is None:
         value = b"" if arrays[0].dtype == np.dtype(object) else 0
+    value = as_host(value)
+    if not np.can_cast(value.dtype, arrays[0].dtype, "same_kind"):
+        raise TypeError(f"`padding_values` has {value} of {value.dtype} for a component of {arrays[0].dtype}.")
     out = np.full((len(arrays), *longest), value, arrays[0].dtype)
     for row, array in zip(out, arrays) if longest else ():
         if any(n > room for n, room in zip(array.shape, row.shape)):

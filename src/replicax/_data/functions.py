@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from replicax._data.core import Base
+from replicax._data.core import Base, made
 from replicax._data.elements import host_structure, positive
 from replicax._data.iterators import DatasetIterator, call, call_to_host, fold, tensors, truth
 from replicax._data.parallel import ParallelMap
@@ -123,7 +123,9 @@ class Functions(Base):
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
             state = first
-            for element in self._make(reading):
+
+            def step(element: Any) -> Any:
+                nonlocal state
                 found = call(scan_func, (state, element))
                 if not isinstance(found, tuple | list) or len(found) != 2:
                     raise TypeError(
@@ -132,7 +134,9 @@ class Functions(Base):
                     )
                 state = tensors(found[0])
                 _check_state(first, state)
-                yield host_structure(found[1])
+                return host_structure(found[1])
+
+            return map(step, self._make(reading))
 
         return self._seen(make, first_spec, self._cardinality)
 
@@ -153,17 +157,15 @@ class Functions(Base):
         cycle = _CYCLE_LENGTH if cycle_length in (None, AUTOTUNE) else positive("cycle_length", cycle_length)
         block = 1 if block_length is None else positive("block_length", block_length)
 
-        def open_next(reading: Reading, inputs: Iterator[Any]) -> Iterator[Any] | None:
-            for element in inputs:
+        @replayed
+        def make(reading: Reading) -> Iterator[Any]:
+            def opened(element: Any) -> Iterator[Any]:
                 # Where the inputs have been divided among workers, what they name belongs to this one as a whole.
                 part = reading.child((1, 0) if self._files else reading.share)
                 return returned_dataset("map_func", call(map_func, element))._make(part)
-            return None
 
-        @replayed
-        def make(reading: Reading) -> Iterator[Any]:
-            inputs = self._make(reading)
-            slots = [open_next(reading, inputs) for _ in range(cycle)]
+            inputs = reading.guarded(map(opened, self._make(reading)))
+            slots = [next(inputs, None) for _ in range(cycle)]
             while any(slot is not None for slot in slots):
                 for i, slot in enumerate(slots):
                     if slot is None:
@@ -173,7 +175,7 @@ class Functions(Base):
                         taken += 1
                         yield element
                     if taken < block:
-                        slots[i] = open_next(reading, inputs)
+                        slots[i] = next(inputs, None)
 
         return self._seen(make, first_spec, UNKNOWN_CARDINALITY)
 
@@ -210,7 +212,9 @@ class Functions(Base):
     def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset:
         """The elements that come without an exception.
 
-        After one, `map`, `filter` and `batch` go on with what comes next; a generator has ended, in Python.
+        What fails is left out where it fails: an element of `map`, the rest of a damaged file. What comes after it
+        goes on, and `batch` has full batches of the others. A generator has ended, in Python, and elements side by
+        side in `zip` are left out together.
 
         Args:
             log_warning: whether to log each exception.
@@ -221,21 +225,22 @@ class Functions(Base):
         [-6, 6]
         """
 
+        def note(error: Exception) -> None:
+            if log_warning:
+                logging.getLogger("replicax").warning("Left out an element of a dataset: %r", error)
+
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
-            elements = self._make(reading)
-            while True:
-                try:
-                    element = next(elements)
-                except StopIteration:
-                    return
-                except Exception as e:
-                    if log_warning:
-                        logging.getLogger("replicax").warning("Left out an element of a dataset: %r", e)
-                    continue
-                yield element
+            return self._make(reading.with_errors(note))
 
-        return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size)
+        def find(probe: bool) -> Any:
+            try:
+                return self._spec(probe)
+            except Exception:  # as of the first element, of which it would be known
+                return first_spec(make)
+
+        known: dict[str, Any] = {"options": self._options, "files": self._files, "nodes": self._nodes}
+        return made(make, find, UNKNOWN_CARDINALITY, batch_size=self._batch_size, **known)
 
 
 def returned_dataset(name: str, value: Any) -> Any:

@@ -116,14 +116,17 @@ class Grouping(Base):
                 return returned_dataset("reduce_func", call(reduce_func, (tensor, window)))._make(reading.child())
 
             sizes: dict[int, int] = {}
-            for element in self._make(reading):
-                key = integer("key_func", call(key_func, element))
+
+            def keyed(element: Any) -> tuple[int, Any]:
+                return integer("key_func", call(key_func, element)), element
+
+            for key, element in reading.guarded(map(keyed, self._make(reading))):
                 if key not in groups:
                     groups[key], sizes[key] = [], size_of(np.asarray(key, np.int64))
                 groups[key].append(element)
                 if len(groups[key]) == sizes[key]:
                     yield from reduced(key)
-            for key in list(groups):
+            for key in sorted(groups):
                 yield from reduced(key)
 
         return self._seen(make, first_spec, UNKNOWN_CARDINALITY)

@@ -51,12 +51,16 @@ class Reading:
         share: how many there are to divide the files among, and which of them this is.
         probing: whether this only looks at the first element, which must not count as a pass.
         saved: the `state` of the reading to repeat.
+
+    Attributes:
+        ignored: gets each exception in place of who reads; None where they are raised.
     """
 
     def __init__(
         self, nodes: Sequence[Node] = (), share: tuple[int, int] = (1, 0), probing: bool = False, saved: Any = None
     ):
         self.share, self.probing = share, probing
+        self.ignored: Callable[[Exception], None] | None = None
         self.nodes = tuple(nodes)
         self._begun: Any = weakref.WeakKeyDictionary()  # where each node stood when this reading came to it
         self._passes: Any = weakref.WeakKeyDictionary()  # how many passes of each shuffle it has drawn
@@ -75,6 +79,16 @@ class Reading:
         child.share = self.share if share is None else share
         child._path, child._numbers = [*self._path, next(self._numbers)], itertools.count()
         return child
+
+    def with_errors(self, ignored: Callable[[Exception], None] | None) -> Reading:
+        """This reading, where exceptions are ignored in this way or, for None, raised."""
+        same = copy.copy(self)
+        same.ignored = ignored
+        return same
+
+    def guarded(self, elements: Iterator[Any]) -> Iterator[Any]:
+        """The elements, without those in place of which exceptions come, where these are ignored."""
+        return elements if self.ignored is None else _without_errors(elements, self.ignored)
 
     def begin(self, node: Node) -> Any:
         """Where `node` stood when this reading came to it, which may be now."""
@@ -111,6 +125,18 @@ class Reading:
         """What another reading needs to repeat this one."""
         nodes = [self.begin(node) for node in self.nodes]
         return {"entropy": self._entropy, "path": self._path, "nodes": nodes, "met": dict(self._met)}
+
+
+def _without_errors(elements: Iterator[Any], ignored: Callable[[Exception], None]) -> Iterator[Any]:
+    while True:
+        try:
+            element = next(elements)
+        except StopIteration:
+            return
+        except Exception as e:
+            ignored(e)
+        else:
+            yield element
 
 
 class Maker(Protocol):
@@ -180,7 +206,8 @@ class Kept(Node):
         """The items from number `start` on."""
         reading.begin(self)
         if self._items is None and self._filled is not None:
-            self._items = list(make(Reading(self._nodes, reading.share, saved=self._filled)))
+            again = Reading(self._nodes, reading.share, saved=self._filled)
+            self._items = list(make(again.with_errors(reading.ignored)))
         if self._items is not None:
             yield from itertools.islice(self._items, start, None)
             return

@@ -49,7 +49,7 @@ class Sources(Base):
             f"tensors{jax.tree_util.keystr(path)}": a.shape for path, a in jax.tree_util.tree_leaves_with_path(arrays)
         }
         if not shapes:
-            raise InvalidArgumentError(f"from_tensor_slices needs at least one array, got {tensors!r}.")
+            raise InvalidArgumentError(f"from_tensor_slices needs at least one array, got {tensors!r:.80}.")
         if any(not shape for shape in shapes.values()) or len({shape[0] for shape in shapes.values()}) > 1:
             found = ", ".join(f"{name}: {shape}" for name, shape in shapes.items())
             raise InvalidArgumentError(
@@ -174,8 +174,8 @@ class Sources(Base):
 
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
-            for value in generator(*arguments):
-                yield host_structure(value) if spec is None else _checked(value, spec)
+            values = (value for value in generator(*arguments))
+            yield from reading.guarded(map(host_structure if spec is None else lambda v: _checked(v, spec), values))
 
         def find(probe: bool) -> Any:
             return first_spec(make) if spec is None and probe else spec
@@ -208,7 +208,7 @@ def _checked(value: Any, spec: Any) -> Any:
     except (ValueError, TypeError) as e:
         raise TypeError(
             "`generator` yielded an element that did not match the expected structure. "
-            f"The expected structure was {spec}, but the yielded element was {value!r}."
+            f"The expected structure was {spec}, but the yielded element was {value!r:.80}."
         ) from e
     return structure.unflatten([_checked_leaf(leaf, s) for leaf, s in zip(leaves, jax.tree.leaves(spec))])
 
@@ -220,7 +220,7 @@ def _checked_leaf(value: Any, spec: TensorSpec) -> np.ndarray:
     except (ValueError, TypeError) as e:
         raise TypeError(
             "`generator` yielded an element that could not be converted to the expected type. "
-            f"The expected type was {dtype_name(spec.dtype)}, but the yielded element was {value!r}."
+            f"The expected type was {dtype_name(spec.dtype)}, but the yielded element was {value!r:.80}."
         ) from e
     if not spec.shape.is_compatible_with(array.shape):
         raise TypeError(

@@ -99,11 +99,14 @@ def first_spec(make: Maker) -> Any:
 
 
 def result_spec(call: Callable[[Any], Any], spec: Any, make: Maker) -> Any:
-    """The spec of `call`'s results, from calls on zeros: a dimension is unknown if it changes with an unknown one."""
+    """The spec of `call`'s results, from calls on zeros and on ones.
+
+    A dimension is unknown if it changes with that or with one that is unknown.
+    """
     unknown = any(isinstance(s, DatasetSpec) or not s.shape.is_fully_defined() for s in jax.tree.leaves(spec))
     try:
-        return common_spec(*[host_spec(call(zeros(spec, size))) for size in ((2, 3) if unknown else (2, 2))])
-    except Exception:  # whatever a function may raise that was not meant for zeros: see what it does on data
+        return common_spec(*[host_spec(call(filled(spec, *how))) for how in ((2, 0), (3 if unknown else 2, 1))])
+    except Exception:  # whatever a function may raise that was not meant for these: see what it does on data
         return first_spec(make)
 
 
@@ -114,16 +117,16 @@ def dataset_of(elements: list[Any], spec: Any) -> Any:
     return of_list(elements, spec)
 
 
-def zeros(spec: Any, size: int) -> Any:
-    """An element of zeros of `spec`, with `size` for dimensions that are not known."""
+def filled(spec: Any, size: int, value: int) -> Any:
+    """An element of `spec` made of this number, with `size` for dimensions that are not known."""
 
-    def zero(s: Any) -> Any:
+    def full(s: Any) -> Any:
         if isinstance(s, DatasetSpec):
-            return dataset_of([zeros(s.element_spec, size)] * size, s.element_spec)
+            return dataset_of([filled(s.element_spec, size, value)] * size, s.element_spec)
         shape = [size if d is None else d for d in s.shape.as_list()]
-        return np.full(shape, b"", object) if s.dtype == np.dtype(object) else np.zeros(shape, s.dtype)
+        return np.full(shape, b"", object) if s.dtype == np.dtype(object) else np.full(shape, value, s.dtype)
 
-    return jax.tree.map(zero, spec)
+    return jax.tree.map(full, spec)
 
 
 def common_spec(one: Any, other: Any) -> Any:
@@ -140,12 +143,12 @@ def common_spec(one: Any, other: Any) -> Any:
 
 
 def same_kinds(one: Any, other: Any) -> bool:
-    """Whether two specs have one structure, dtypes that are the same, and shapes of which one may be the other."""
+    """Whether two specs have one structure, and the same dtypes."""
     structures: list[Any] = [jax.tree.structure(one), jax.tree.structure(other)]
     if structures[0] != structures[1]:
         return False
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other))
-    return all(type(a) is type(b) and a.dtype == b.dtype and a.shape.rank == b.shape.rank for a, b in pairs)
+    return all(type(a) is type(b) and a.dtype == b.dtype for a, b in pairs)
 
 
 def with_batch(spec: Any, size: int | None) -> Any:
