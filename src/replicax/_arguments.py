@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _context, _input, _levels, _nest, _private
+from replicax._data import ElementIterator
 from replicax._indexed_slices import IndexedSlices
 from replicax._values import Mirrored, PerReplica, as_copies, is_array, is_text
 from replicax._variables import Variable
@@ -58,7 +59,7 @@ class Call:
             return (kind, repr(leaf))  # tells 0.0 from -0.0, and knows nan again
         if isinstance(leaf, (bool, int, str, bytes)):
             return (kind, leaf)
-        if isinstance(leaf, _input.DistributedIterator):  # each call pulls from the one it was given
+        if isinstance(leaf, ElementIterator):  # each call pulls from the one it was given
             self.iterators.append(leaf)
             self.statics.append(leaf._dataset)
             return (kind, id(leaf._dataset))
@@ -130,7 +131,7 @@ def _is_dynamic(leaf: Any) -> bool:
 
 
 def _is_argument_leaf(value: Any) -> bool:
-    return isinstance(value, (_nest.Leaf, _input.DistributedDataset, _input.DistributedIterator))
+    return isinstance(value, (_nest.Leaf, _input.DistributedDataset, ElementIterator))
 
 
 class Results:
