@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _context, _input, _levels, _nest, _private
+from replicax._blocks import DynamicRange
 from replicax._data import ElementIterator
 from replicax._indexed_slices import IndexedSlices
 from replicax._values import Mirrored, PerReplica, as_copies, is_array, is_text
@@ -149,6 +150,8 @@ class Results:
         return len(self.leaves) - 1
 
     def _take(self, leaf: Any) -> Any:
+        if isinstance(leaf, DynamicRange):
+            leaf = leaf.__jax_array__()
         if isinstance(leaf, Variable):
             return _Made(lambda arrays: leaf)
         if isinstance(leaf, (PerReplica, Mirrored)):

@@ -65,11 +65,12 @@ lifts = _Lifts()
 
 
 @contextlib.contextmanager
-def _outside() -> Iterator[None]:
-    """Outside of all that is being traced, where the functions of datasets run."""
+def outside() -> Iterator[None]:
+    """Outside of all that is being traced: where the functions of datasets run, for example."""
     before, lifts.stack = lifts.stack, []
+    frame = _levels.frame()
     try:
-        with _private.at_once(), _levels.entered(_levels.Frame()):
+        with _private.at_once(), _levels.entered(frame if frame.local else _levels.Frame()):
             yield
     finally:
         lifts.stack = before
@@ -88,7 +89,7 @@ def _lift(iterator: Any) -> Any:
 def pull_from(iterator: Any) -> Any:
     if iterator is None:
         raise RuntimeError("The iterator that the function takes elements from is gone.")
-    with _outside():
+    with outside():
         return iterator._pull()
 
 

@@ -125,7 +125,6 @@ DIFFERS: dict[str, str] = {
     "DType": "numpy's: `tf.float32.is_floating` and the like are not there, `tf.float32.kind` is",
     "Tensor": "`jax.Array`; arithmetic of tensors of different dtypes promotes them, where TensorFlow refuses",
     "boolean_mask": "outside of compiled code, whose shapes are static",
-    "cond": "in compiled code both ways must not assign to variables",
     "control_dependencies": "without effect: the program's own order holds",
     "custom_gradient": "without variables of its own: pass their values as arguments",
     "debugging.enable_check_numerics": "`jax_debug_nans`: finds NaN, not infinity",
@@ -151,7 +150,7 @@ DIFFERS: dict[str, str] = {
     "test.is_gpu_available": "virtual GPUs count",
     "unique": "outside of compiled code, whose shapes are static",
     "where": "without `x` and `y` outside of compiled code, whose shapes are static",
-    "while_loop": "in compiled code no gradient flows through it: use `scan` or `map_fn`",
+    "while_loop": "in compiled code its gradient is of first order",
 }
 
 
