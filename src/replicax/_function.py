@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 
 from replicax import _adapters, _conversion, _dispatch, _levels, _private, _specs, _stages, _tape
 from replicax._arguments import Call, Results, constrained, difference
@@ -470,8 +471,9 @@ def _meshes(level: _levels.Level, call: Call, pulls: Sequence[Pull]) -> list[Any
     return [mesh for mesh in [*level.meshes, *variables, *call.meshes(), *meshes_of(pulls)] if mesh is not None]
 
 
-def _aval(array: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, weak_type=getattr(array, "weak_type", False))
+def _aval(array: Any) -> ShapedArray:
+    # JAX 0.10 takes a `jax.ShapeDtypeStruct` of 64 bits for one of 32 where such types are had only on request.
+    return ShapedArray(array.shape, array.dtype, weak_type=getattr(array, "weak_type", False))
 
 
 class _Method:
