@@ -244,8 +244,8 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
             result, gradient = f(*args, **kwargs)
             if "variables" in inspect.signature(gradient).parameters:
                 raise NotImplementedError(
-                    f"The gradient function of {getattr(f, '__name__', f)} takes `variables`. Pass the variables' values to the function as "
-                    "arguments, for which it returns gradients like for the others."
+                    f"The gradient function of {getattr(f, '__name__', f)} takes `variables`: pass their values to the "
+                    "function as arguments, for which it returns gradients as for the others."
                 )
             result, pulled = _tensors(result), jax.tree.map(jnp.zeros_like, args)
 

@@ -27,11 +27,17 @@ def _activation(compute: Callable[[Any], Any], doc: str) -> Callable[..., Any]:
     return op
 
 
+def _selu(x: Any) -> Any:
+    """With the gradient of the identity at 0, where JAX has that of the other part."""
+    alpha, scale = 1.6732632423543772, 1.0507009873554805
+    return scale * jnp.where(x < 0, alpha * jnp.expm1(jnp.where(x < 0, x, jnp.zeros_like(x))), x)
+
+
 ACTIVATIONS = {
     "elu": _activation(jax.nn.elu, "x, and exp(x) - 1 below 0."),
     "relu": _activation(lambda x: jnp.where(x < 0, jnp.zeros_like(x), jax.nn.relu(x)), "The positive part."),
     "relu6": _activation(jax.nn.relu6, "The positive part, 6 at most."),
-    "selu": _activation(jax.nn.selu, "The scaled exponential linear unit."),
+    "selu": _activation(_selu, "The scaled exponential linear unit."),
     "softplus": _activation(jax.nn.softplus, "log(exp(x) + 1)."),
     "softsign": _activation(jax.nn.soft_sign, "x / (|x| + 1)."),
 }
@@ -40,7 +46,8 @@ namespace_of(ACTIVATIONS, globals())
 
 def leaky_relu(features: Any, alpha: Any = 0.2, name: str | None = None) -> Any:
     """The identity, and `alpha` x below 0."""
-    return jax.nn.leaky_relu(_floating(features), alpha)
+    features = _floating(features)
+    return jnp.where(features > 0, features, alpha * features)
 
 
 def gelu(features: Any, approximate: bool = False, name: str | None = None) -> Any:
@@ -122,7 +129,17 @@ def sigmoid_cross_entropy_with_logits(labels: Any = None, logits: Any = None, na
     """The cross entropy of probabilities `labels` and of the logistic function of the logits, elementwise."""
     labels, logits = pair(labels, logits)
     _same_shapes(logits, labels)
-    return jax.nn.relu(logits) - logits * labels + jnp.log1p(jnp.exp(-jnp.abs(logits)))
+    positive, _, rest = _softplus_parts(logits)
+    return positive - logits * labels + rest
+
+
+def _softplus_parts(x: Any) -> tuple[Any, Any, Any]:
+    """The positive parts of x and of -x, and what added to them is log(1 + exp(x)) and log(1 + exp(-x)).
+
+    So small results are exact. At 0 the gradients of the parts are each by itself arbitrary, and their sum is right.
+    """
+    zero = jnp.zeros_like(x)
+    return jnp.where(x < 0, zero, x), jnp.where(x < 0, -x, zero), jnp.log1p(jnp.exp(jnp.where(x < 0, x, -x)))
 
 
 def weighted_cross_entropy_with_logits(labels: Any, logits: Any, pos_weight: Any, name: str | None = None) -> Any:
@@ -130,7 +147,8 @@ def weighted_cross_entropy_with_logits(labels: Any, logits: Any, pos_weight: Any
     labels, logits = pair(labels, logits)
     _same_shapes(logits, labels)
     weight = 1 + (pos_weight - 1) * labels
-    return (1 - labels) * logits + weight * (jnp.log1p(jnp.exp(-jnp.abs(logits))) + jax.nn.relu(-logits))
+    _, negative, rest = _softplus_parts(logits)
+    return (1 - labels) * logits + weight * (rest + negative)
 
 
 def _same_shapes(logits: Any, labels: Any) -> None:
