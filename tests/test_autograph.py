@@ -1202,6 +1202,11 @@ def printing():
         else:
             tf.print("negative", output_stream=sys.stdout)
         return x
+    @tf.function
+    def structures(x):
+        tf.print({"x": x, "more": [x > 0, (tf.range(8), "text")]}, x / 3, output_stream=sys.stdout)
+    structures(tf.constant(1.))
+    tf.print(tf.constant(["a"]), tf.range(7), tf.zeros([2, 2]), None, sep="|", summarize=2, output_stream=sys.stdout)
     return f(tf.constant(1.)), f(tf.constant(-1.))
 
 def refused():

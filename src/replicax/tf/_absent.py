@@ -142,6 +142,7 @@ DIFFERS: dict[str, str] = {
     "linalg.set_diag": "one diagonal, not a band",
     "math.segment_sum": "outside of compiled code; `unsorted_segment_sum` works there",
     "nn.softmax_cross_entropy_with_logits": "its gradient is right also where labels do not add up to 1",
+    "print": "in compiled code, what several of them print may come in another order",
     "random": "JAX's numbers, not TensorFlow's: other values from the same seed, alike on all devices",
     "scan": "compiled as `lax.scan`: all rounds have the same shapes",
     "shape": "in compiled code a numpy array, of which shapes can be made",

@@ -358,16 +358,58 @@ def type_spec_from_value(value: Any) -> Any:
 def print(
     *inputs: Any, output_stream: Any = None, summarize: int = 3, sep: str = " ", end: str = "\n", name: Any = None
 ):
-    """Prints when the program runs, in compiled code too; by default to the standard error stream."""
-    values = [convert_to_tensor(x) if isinstance(x, (jax.Array, Variable)) else x for x in inputs]
-    arrays = [x for x in values if isinstance(x, jax.Array)]
+    """Prints when the program runs, in compiled code too; by default to the standard error stream.
+
+    Of each dimension the first and the last `summarize` elements are shown, or all where it is -1.
+    """
+    nest = jax.tree.map(
+        lambda x: convert_to_tensor(x) if isinstance(x, Variable) else x, inputs, is_leaf=lambda x: not _is_plain(x)
+    )
+    leaves, structure = jax.tree.flatten(nest, is_leaf=lambda x: not _is_plain(x))
+    arrays = [x for x in leaves if isinstance(x, jax.Array)]
 
     def show(*concrete: Any) -> None:
         rest = iter(concrete)
-        texts = [str(np.asarray(next(rest))) if isinstance(x, jax.Array) else str(x) for x in values]
-        (output_stream or sys.stderr).write(sep.join(texts) + end)
+        known = (next(rest) if isinstance(x, jax.Array) else x for x in leaves)
+        shown = jax.tree.unflatten(
+            structure,
+            [_Shown(x, summarize) if isinstance(x, (jax.Array, np.ndarray, np.generic)) else x for x in known],
+        )
+        (output_stream or sys.stderr).write(sep.join(str(x) for x in shown) + end)
 
     if _levels.is_tracing():
         jax.debug.callback(show, *arrays)
     else:
         show(*arrays)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (list, builtins.tuple, dict)
+
+
+class _Shown:
+    """A tensor as `tf.print` shows it, also within lists and dicts."""
+
+    def __init__(self, value: Any, summarize: int):
+        self._value, self._summarize = np.asarray(value), summarize
+
+    def __repr__(self) -> str:
+        if not self._value.ndim:
+            return _number_text(self._value[()])
+        edge = sys.maxsize if self._summarize < 0 else self._summarize
+        threshold = sys.maxsize if self._summarize < 0 else 0
+        return np.array2string(
+            self._value, sys.maxsize, edgeitems=edge, threshold=threshold, formatter={"all": _number_text}
+        )
+
+
+def _number_text(value: Any) -> str:
+    if isinstance(value, (bool, np.bool_)):
+        return str(int(value))
+    if isinstance(value, (bytes, str)):
+        return f'"{value.decode() if isinstance(value, bytes) else value}"'
+    if not isinstance(value, np.floating) and value.dtype != jnp.bfloat16:
+        return str(value)
+    few, many = (15, 17) if value.dtype == np.float64 else (6, 9)  # as many digits as tell it from others
+    short = f"{float(value):.{few}g}"
+    return short if value.dtype.type(short) == value or value != value else f"{float(value):.{many}g}"
