@@ -1154,6 +1154,39 @@ def cond_with_variables():
     v.assign(1.)
     return [f(tf.constant(x)) for x in (2., -2.)]
 
+def loops_and_cases_with_variables():
+    @tf.function
+    def f(n):
+        def body(i, y):
+            v.assign_add(1.)
+            return i + 1, y * v if i < 2 else y
+        with tf.GradientTape() as tape:
+            total = tf.while_loop(lambda i, y: i < n, body, (tf.constant(0), tf.constant(1.)))[1] * v
+        tf.switch_case(n - 2, [lambda: v.assign(7.), lambda: v.assign_sub(1.)])
+        return total, tape.gradient(total, v), v.read_value()
+    v.assign(2.)
+    return [f(tf.constant(n)) for n in (0, 1, 2, 3)]
+
+def elements_of_a_dataset():
+    iterator = iter(tf.data.Dataset.range(7))
+    @tf.function
+    def f(iterator, n):
+        total = tf.constant(0, tf.int64)
+        for _ in tf.range(n):
+            total += next(iterator)
+        return total
+    return [f(iterator, 3) for _ in range(2)]
+
+def outside_of_the_function():
+    seen = []
+    @tf.function
+    def f(x):
+        with tf.init_scope():
+            seen.append(v.read_value().numpy())
+        return x * v
+    v.assign(2.)
+    return f(tf.constant(3.)), seen
+
 @tf.autograph.experimental.do_not_convert
 def as_it_is(x):
     return 2. * x
@@ -1169,6 +1202,11 @@ def printing():
         else:
             tf.print("negative", output_stream=sys.stdout)
         return x
+    @tf.function
+    def structures(x):
+        tf.print({"x": x, "more": [x > 0, (tf.range(8), "text")]}, x / 3, output_stream=sys.stdout)
+    structures(tf.constant(1.))
+    tf.print(tf.constant(["a"]), tf.range(7), tf.zeros([2, 2]), None, sep="|", summarize=2, output_stream=sys.stdout)
     return f(tf.constant(1.)), f(tf.constant(-1.))
 
 def refused():

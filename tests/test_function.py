@@ -500,6 +500,29 @@ def test_an_iterator_as_an_argument(make, n):
     assert float(v) == 6.0
 
 
+def test_an_iterator_of_a_dataset_that_is_not_distributed():
+    """Each call takes the next element, also of another iterator; what makes an iterator itself starts anew."""
+    numbers = rx.data.Dataset.range(5)
+    step = rx.function(lambda iterator: next(iterator) + next(iterator))
+    first, second = iter(numbers), iter(numbers)
+    assert [int(step(x)) for x in (first, first, second)] == [1, 5, 1]
+    assert step.experimental_get_tracing_count() == 1
+    with pytest.raises(rx.OutOfRangeError):
+        step(first)
+
+    own = rx.function(lambda: next(iter(numbers)) + sum(numbers))
+    assert [int(own()) for _ in range(2)] == [10, 10]
+
+    function, short = rx.function(lambda iterator: next(iterator, -1)), numbers.take(1)
+    last, more = iter(short), iter(short)
+    assert [int(function(x)) for x in (last, last, last, more)] == [0, -1, -1, 0]
+
+    strategy = mirrored(2)
+    for code in (lambda: next(second), lambda: sum(numbers)):
+        with pytest.raises(RuntimeError, match="stands inside of a"):
+            rx.function(lambda code=code: strategy.run(code))()
+
+
 @uneven_mirroring
 def test_an_uneven_last_element(make, n):
     strategy = make()

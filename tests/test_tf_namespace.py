@@ -344,6 +344,16 @@ assert doubled.dtype == total.dtype == tf.int64 and int(doubled[1]) == 2**41 and
 raises(TypeError, lambda: jax.jit(lambda x: tf.boolean_mask(x, x > 0))(tf.ones([2])), "tf.where(mask, x, 0)")
 raises(TypeError, lambda: jax.jit(lambda x: tf.zeros([x]))(tf.constant(2)), "traced")
 raises(TypeError, lambda: jax.jit(lambda x: tf.unique(x))(tf.constant([2])), "tf.unique")
+v = tf.Variable(3.0)
+@tf.custom_gradient
+def scaled(x, by=1.0):
+    return x * by, (lambda up: up * by * 10) if by != 1.0 else (lambda up, variables=None: (up, [up]))
+with tf.GradientTape() as tape:
+    y = scaled(v, by=2.0)
+assert float(tape.gradient(y, v)) == 20.0
+with tf.GradientTape() as tape:
+    raises(NotImplementedError, lambda: scaled(v.read_value()), "scaled takes `variables`")
+assert tf.function(lambda n: tf.range(n))(tf.constant(3)).tolist() == [0, 1, 2]
 with tf.control_dependencies([tf.no_op()]), tf.device("CPU:1"), tf.name_scope("scope"):
     assert tf.get_current_name_scope() == "scope" and tf.timestamp().dtype == tf.float64
 assert tf.test.is_built_with_xla() and tf.get_logger().name == "tensorflow" and tf.version.VERSION >= "2"

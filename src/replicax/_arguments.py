@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _context, _input, _levels, _nest, _private
+from replicax._blocks import DynamicRange
+from replicax._data import ElementIterator
 from replicax._indexed_slices import IndexedSlices
 from replicax._values import Mirrored, PerReplica, as_copies, is_array, is_text
 from replicax._variables import Variable
@@ -58,7 +60,7 @@ class Call:
             return (kind, repr(leaf))  # tells 0.0 from -0.0, and knows nan again
         if isinstance(leaf, (bool, int, str, bytes)):
             return (kind, leaf)
-        if isinstance(leaf, _input.DistributedIterator):  # each call pulls from the one it was given
+        if isinstance(leaf, ElementIterator):  # each call pulls from the one it was given
             self.iterators.append(leaf)
             self.statics.append(leaf._dataset)
             return (kind, id(leaf._dataset))
@@ -130,7 +132,7 @@ def _is_dynamic(leaf: Any) -> bool:
 
 
 def _is_argument_leaf(value: Any) -> bool:
-    return _nest.is_leaf(value) or isinstance(value, (_input.DistributedDataset, _input.DistributedIterator))
+    return _nest.is_leaf(value) or isinstance(value, (_input.DistributedDataset, ElementIterator))
 
 
 class Results:
@@ -148,6 +150,8 @@ class Results:
         return len(self.leaves) - 1
 
     def _take(self, leaf: Any) -> Any:
+        if isinstance(leaf, DynamicRange):
+            leaf = leaf.__jax_array__()
         if isinstance(leaf, Variable):
             return _Made(lambda arrays: leaf)
         if isinstance(leaf, (PerReplica, Mirrored)):

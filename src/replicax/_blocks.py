@@ -54,6 +54,15 @@ class DynamicRange:
         return jnp.maximum(steps, 0).astype(jnp.int32)
 
 
+def _operated(name: str) -> Callable[..., Any]:
+    return lambda self, *others: getattr(self.__jax_array__(), name)(*others)
+
+
+_OPERATORS = """add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow neg getitem"""
+for _name in _OPERATORS.split():
+    setattr(DynamicRange, f"__{_name}__", _operated(f"__{_name}__"))
+
+
 find_line: Callable[[], str] | None = None  # set by what converts Python code
 
 

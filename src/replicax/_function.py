@@ -1,8 +1,8 @@
 """`function`: a Python function compiled as a whole, with the variables that it reads and writes.
 
 The first call with arguments of some signature traces the Python code once, to a jaxpr. Variables that it reads turn
-into inputs on the way, those that it assigns into outputs (see `_levels`), and `next(iterator)` of a distributed
-dataset into an input that each call pulls. The compiled program then takes the variables' current arrays, donates
+into inputs on the way, those that it assigns into outputs (see `_levels`), and `next(iterator)` of a dataset
+into an input that each call pulls. The compiled program then takes the variables' current arrays, donates
 those that it replaces, and puts the new ones in their place. An array that somebody outside may hold is copied
 before it would be donated.
 
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
-from replicax import _adapters, _conversion, _dispatch, _input, _levels, _private, _specs, _stages, _tape
+from replicax import _adapters, _conversion, _dispatch, _levels, _private, _specs, _stages, _tape
 from replicax._arguments import Call, Results, constrained, difference
 from replicax._concrete import ConcreteFunction
 from replicax._errors import OutOfRangeError
@@ -298,7 +298,10 @@ class Function:
         def lift(iterator: Any) -> Any:
             if _levels.frame() is not level:
                 return NotImplemented
-            element = queue.pop(0)[1] if queue else pull_from(iterator)
+            try:
+                element = queue.pop(0)[1] if queue else pull_from(iterator)
+            except StopIteration:  # which the function may catch: the end is no part of a program
+                raise DrivenFromHost(always=False) from None
             elements.append(element)
             pull = Pull(iterator, call.iterators, element)
             pulls.append(pull)
@@ -505,14 +508,6 @@ class _Method:
         return getattr(self._function, name)
 
 
-def _on_iterate(dataset: Any) -> None:
-    if lifts.stack and isinstance(_levels.frame(), _levels.Level):
-        raise DrivenFromHost
-
-
-_input._on_iterate = _on_iterate
-
-
 def function(
     func: Callable[..., Any] | None = None,
     input_signature: Sequence[Any] | None = None,
@@ -530,8 +525,8 @@ def function(
 
     Arrays among the arguments are inputs; Python numbers, strings and other objects are constants of the program,
     which is traced anew for each of their values, and for each structure, shape and dtype of the arrays.
-    Variables may be read, assigned and (on the first call only) made in it; `next(iterator)` of a distributed
-    dataset is pulled anew by each call. Inside of another traced function it is part of that one.
+    Variables may be read, assigned and (on the first call only) made in it; `next(iterator)` of a dataset
+    is pulled anew by each call. Inside of another traced function it is part of that one.
 
     Args:
         func: the function.

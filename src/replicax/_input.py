@@ -29,6 +29,7 @@ from ._data import (
     Optional,
     Reading,
     fold,
+    iterators,
     num_rows,
     tensor_spec,
 )
@@ -44,11 +45,6 @@ __all__ = ["DistributedDataset", "DistributedDatasetsFromFunction", "Distributed
 
 # place(round, fetch_to_device): the element made of one host structure for each of this worker's replicas.
 Place = Callable[[Round, bool], Any]
-
-# Set by compiled functions. `_lift(iterator)` may give the next element in its own way, or return NotImplemented;
-# `_on_iterate(dataset)` is told that a distributed dataset is about to be iterated over.
-_lift: Callable[[DistributedIterator], Any] | None = None
-_on_iterate: Callable[[Any], None] | None = None
 
 
 class DistributedIterator(ElementIterator, Distributed):
@@ -81,24 +77,9 @@ class DistributedIterator(ElementIterator, Distributed):
         self._pushed_back: list[Any] = []
         self._closed = False
 
-    def __next__(self) -> Any:
-        if _lift is not None:
-            element = _lift(self)
-            if element is not NotImplemented:
-                return element
-        return self._pull()
-
-    def _pull(self) -> Any:
-        """The next element from the host, never from a compiled function; StopIteration at the end."""
-        element = self._next_element()
-        self._position += 1
-        return element
-
     def _next_element(self) -> Any:
         if self._closed:
             raise StopIteration
-        if self._pushed_back:
-            return self._pushed_back.pop()
         size = self._dataset._options.experimental_per_replica_buffer_size
         if size <= 0:
             self._elements = self._elements or self._dataset._placed(Pass(self._topic), self._readings, self._start)
@@ -113,11 +94,6 @@ class DistributedIterator(ElementIterator, Distributed):
             self._buffer = buffer
         with self._dataset._watched():
             return self._buffer.take()
-
-    def _push_back(self, element: Any) -> None:
-        """Makes `element` the next one: for a function that took it and then was to be run in another way."""
-        self._pushed_back.append(element)
-        self._position -= 1
 
     def save_state(self) -> bytes:
         """Where the iterator stands: after the last element that it gave, whatever waits in its buffer.
@@ -312,8 +288,7 @@ class DistributedDataset(Distributed):
         return _runtime.waiting("next(iterator)") if self._worker.size > 1 else _nothing
 
     def __iter__(self) -> DistributedIterator:
-        if _on_iterate is not None:
-            _on_iterate(self)
+        iterators.tell()
         return DistributedIterator(self)
 
     @property

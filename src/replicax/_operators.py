@@ -169,7 +169,7 @@ def for_stmt(
         return _for_range(iter_, extra_test, body, *state)
     if isinstance(iter_, jax.Array) and iter_.ndim and _levels.is_tracing():
         return _for_tensor(iter_, extra_test, body, *state)
-    datasets = _data.Dataset, _input.DistributedDataset, _input.DistributedIterator
+    datasets = _data.Dataset, _data.ElementIterator, _input.DistributedDataset
     if isinstance(iter_, datasets) and _levels.is_tracing():
         _pulls.drive_from_host("A loop over a dataset")
     return _for_python(iter_, extra_test, body, *state)

@@ -1,13 +1,15 @@
-"""Elements of distributed datasets that the calls of a compiled function pull: `next(iterator)` as an input."""
+"""Elements of datasets that the calls of a compiled function pull: `next(iterator)` as an input."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from replicax import _input, _levels, _nest
+from replicax import _levels, _nest, _private
+from replicax._data import iterators
 from replicax._values import Mirrored, PerReplica, is_text
 
 
@@ -62,6 +64,18 @@ class _Lifts(threading.local):
 lifts = _Lifts()
 
 
+@contextlib.contextmanager
+def outside() -> Iterator[None]:
+    """Outside of all that is being traced: where the functions of datasets run, for example."""
+    before, lifts.stack = lifts.stack, []
+    frame = _levels.frame()
+    try:
+        with _private.at_once(), _levels.entered(frame if frame.local else _levels.Frame()):
+            yield
+    finally:
+        lifts.stack = before
+
+
 def _lift(iterator: Any) -> Any:
     element = lifts.stack[-1](iterator) if lifts.stack else NotImplemented
     if element is NotImplemented and _levels.is_staging():
@@ -75,7 +89,8 @@ def _lift(iterator: Any) -> Any:
 def pull_from(iterator: Any) -> Any:
     if iterator is None:
         raise RuntimeError("The iterator that the function takes elements from is gone.")
-    return iterator._pull()
+    with outside():
+        return iterator._pull()
 
 
 def push_back(pulls: Sequence[Pull], elements: Sequence[Any], arguments: list[Any]) -> None:
@@ -113,4 +128,9 @@ def as_inputs(element: Any, level: _levels.Level, slots: list[int]) -> Any:
     return _nest.map_structure(make, element)
 
 
-_input._lift = _lift
+def _on_iterate() -> None:
+    if lifts.stack and isinstance(_levels.frame(), _levels.Level):
+        drive_from_host("A loop over a dataset")
+
+
+iterators.lift, iterators.on_iterate = _lift, _on_iterate

@@ -19,10 +19,13 @@ INPUTS = {
     "x": tf.constant([[1.5, -2.0, 0.5], [3.0, -0.25, 2.0]]),
     "y": tf.constant([[0.5, 2.25, 1.5], [1.0, 3.0, 0.25]]),
     "v": tf.constant([0.5, -1.5, 2.0, 1.0]),
+    "k": tf.constant([0.0, -1.0, 2.0, 0.0]),  # where functions have kinks
     "m": tf.constant([[[2.0, 0.5], [0.5, 1.0]], [[3.0, -1.0], [-1.0, 2.0]]]),
     "images": tf.constant(np.sin(np.arange(96) * 0.7).astype(np.float32).reshape(2, 4, 4, 3)),
     "filters": tf.constant(np.cos(np.arange(48) * 1.3).astype(np.float32).reshape(2, 2, 3, 4)),
     "i": tf.constant([[3, -1, 2], [0, 5, -4]]),
+    "l": tf.constant([2**40, 3], tf.int64),
+    "d": tf.constant([0.1, 3.0], tf.float64),
     "j": tf.constant([[1, 2, 3], [4, 5, 6]]),
     "b": tf.constant([[True, False, True], [False, False, True]]),
     "c": tf.constant([[1 + 2j, -1j], [0.5 + 0j, 2 - 1j]], tf.complex64),
@@ -30,7 +33,7 @@ INPUTS = {
 NAMESPACES = """tf math nn nn.experimental linalg random random.experimental bitwise strings io io.gfile debugging nest
 errors dtypes summary summary.experimental config config.experimental config.optimizer config.threading test
 profiler.experimental"""
-FLOATS = ("x", "y", "v", "m", "images", "filters")
+FLOATS = ("x", "y", "v", "k", "m", "images", "filters")
 
 
 def cases():

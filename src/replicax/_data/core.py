@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from replicax._data import iterators
 from replicax._data.elements import Nested
 from replicax._data.iterators import DatasetIterator, NumpyIterator
 from replicax._data.options import Options
@@ -140,9 +141,11 @@ class Base(Nested):
 
     def as_numpy_iterator(self) -> NumpyIterator:
         """An iterator over the elements as numpy arrays; scalars as numpy scalars."""
+        iterators.tell()
         return NumpyIterator(self)
 
     def __iter__(self) -> DatasetIterator:
+        iterators.tell()
         return DatasetIterator(self)
 
     def __bool__(self) -> bool:

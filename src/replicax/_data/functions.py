@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from replicax._data.core import Base, made
-from replicax._data.elements import host_structure, positive
-from replicax._data.iterators import DatasetIterator, call, call_to_host, fold, tensors, truth
+from replicax._data.elements import as_tensor, host_structure, positive
+from replicax._data.iterators import call, call_to_host, fold, tensors, truth
 from replicax._data.parallel import ParallelMap
 from replicax._data.reading import Reading, replayed
 from replicax._data.specs import AUTOTUNE, UNKNOWN_CARDINALITY, first_spec, host_spec, result_spec
@@ -202,12 +202,10 @@ class Functions(Base):
         >>> int(Dataset.range(5).reduce(np.int64(0), lambda s, x: s + x)), int(Dataset.range(1).get_single_element())
         (10, 0)
         """
-        iterator = DatasetIterator(self)
-        for element in iterator:
-            for _ in iterator:
-                raise InvalidArgumentError("Dataset had more than one element.")
-            return element
-        raise InvalidArgumentError("Dataset was empty.")
+        elements = list(itertools.islice(self._make(Reading(self._nodes)), 2))
+        if len(elements) != 1:
+            raise InvalidArgumentError(f"Dataset {'had more than one element' if elements else 'was empty'}.")
+        return jax.tree.map(as_tensor, elements[0])
 
     def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset:
         """The elements that come without an exception.

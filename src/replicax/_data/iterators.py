@@ -58,15 +58,42 @@ class Optional:
         return self._value[0]
 
 
-class ElementIterator(Iterator[Any]):
-    """The three ways to ask for the next element. A subclass says where it comes from, in `_pull`."""
+# Set by compiled functions. `lift(iterator)` may give the next element in its own way, or return NotImplemented;
+# `on_iterate()` is called before a dataset is iterated over.
+lift: Callable[[ElementIterator], Any] | None = None
+on_iterate: Callable[[], None] | None = None
 
-    def _pull(self) -> Any:
-        """The next element; StopIteration at the end."""
+
+def tell() -> None:
+    """Tells compiled functions, if there are any, that a dataset is about to be iterated over."""
+    if on_iterate is not None:
+        on_iterate()
+
+
+class ElementIterator(Iterator[Any]):
+    """The three ways to ask for the next element. A subclass says where it comes from, in `_next_element`."""
+
+    _dataset: Any
+    _position: int  # how many elements it has given
+    _pushed_back: list[Any]
+
+    def _next_element(self) -> Any:
         raise NotImplementedError
 
+    def _pull(self) -> Any:
+        """The next element from the host, never from a compiled function; StopIteration at the end."""
+        element = self._pushed_back.pop() if self._pushed_back else self._next_element()
+        self._position += 1
+        return element
+
+    def _push_back(self, element: Any) -> None:
+        """Makes `element` the next one: for a function that took it and then was to be run in another way."""
+        self._pushed_back.append(element)
+        self._position -= 1
+
     def __next__(self) -> Any:
-        return self._pull()
+        element = NotImplemented if lift is None else lift(self)
+        return self._pull() if element is NotImplemented else element
 
     def get_next(self) -> Any:
         """The next element; `OutOfRangeError` where there are no more."""
@@ -106,13 +133,11 @@ class DatasetIterator(ElementIterator):
         self._begin(Reading(dataset._nodes), 0)
 
     def _begin(self, reading: Reading, position: int) -> None:
-        self._reading, self._position = reading, position
+        self._reading, self._position, self._pushed_back = reading, position, []
         self._elements = self._dataset._make(reading, position)
 
-    def _pull(self) -> Any:
-        element = next(self._elements)
-        self._position += 1
-        return jax.tree.map(self._shown, element)
+    def _next_element(self) -> Any:
+        return jax.tree.map(self._shown, next(self._elements))
 
     def save_state(self) -> bytes:
         """Where the iterator stands: some numbers, however large the dataset is."""

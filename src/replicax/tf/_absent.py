@@ -136,7 +136,6 @@ DIFFERS: dict[str, str] = {
     "DType": "a tensor's `dtype` is numpy's, which equals it: ask `tf.as_dtype(x.dtype).is_floating` and the like",
     "Tensor": "`jax.Array`; arithmetic of tensors of different dtypes promotes them, where TensorFlow refuses",
     "boolean_mask": "outside of compiled code, whose shapes are static",
-    "cond": "in compiled code both ways must not assign to variables",
     "control_dependencies": "without effect: the program's own order holds",
     "custom_gradient": "without variables of its own: pass their values as arguments",
     "debugging.enable_check_numerics": "`jax_debug_nans`: finds NaN, not infinity",
@@ -157,6 +156,7 @@ DIFFERS: dict[str, str] = {
     "nn.softmax_cross_entropy_with_logits": "its gradient is right also where labels do not add up to 1",
     "numpy_function": "in compiled code `Tout` must have shapes: give tf.TensorSpec",
     "py_function": "in compiled code `Tout` must have shapes: give tf.TensorSpec; without gradients",
+    "print": "in compiled code, what several of them print may come in another order",
     "random": "JAX's numbers, not TensorFlow's: other values from the same seed, alike on all devices",
     "scan": "compiled as `lax.scan`: all rounds have the same shapes",
     "shape": "in compiled code a numpy array, of which shapes can be made",
@@ -165,7 +165,7 @@ DIFFERS: dict[str, str] = {
     "test.is_gpu_available": "virtual GPUs count",
     "unique": "outside of compiled code, whose shapes are static",
     "where": "without `x` and `y` outside of compiled code, whose shapes are static",
-    "while_loop": "in compiled code no gradient flows through it: use `scan` or `map_fn`",
+    "while_loop": "in compiled code its gradient is of first order",
 }
 
 

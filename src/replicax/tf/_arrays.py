@@ -13,7 +13,20 @@ from replicax import _blocks, _conversion, _levels
 from replicax._errors import InvalidArgumentError
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import TensorShape, as_dtype
-from replicax.tf._ops import as_array, as_axis, as_int, as_shape, convert_to_tensor, fitting, is_known, known, static
+from replicax.tf._ops import (
+    as_array,
+    as_axis,
+    as_int,
+    as_shape,
+    convert_to_tensor,
+    fitting,
+    identity,
+    is_known,
+    is_tensor,
+    known,
+    of_dtype,
+    static,
+)
 
 # Making tensors.
 
@@ -40,7 +53,8 @@ def ones_like(input: Any, dtype: Any = None, name: str | None = None, layout: An
 
 def fill(dims: Any, value: Any, name: str | None = None, layout: Any = None) -> Any:
     """One value everywhere."""
-    return jnp.broadcast_to(convert_to_tensor(value), as_shape(dims))
+    tensor = convert_to_tensor(value)
+    return (np if isinstance(tensor, np.ndarray) else jnp).broadcast_to(tensor, as_shape(dims))
 
 
 def eye(
@@ -77,7 +91,7 @@ def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: int
     """`num` numbers from `start` to `stop`, both included, along a new axis; float64 for integers."""
     start = convert_to_tensor(start)
     start = start.astype(np.float64) if jnp.issubdtype(start.dtype, jnp.integer) else start
-    stop = convert_to_tensor(stop).astype(start.dtype)
+    stop = of_dtype(convert_to_tensor(stop) if is_tensor(stop) else stop, start.dtype)
     return jnp.linspace(start, stop, as_int(num, "num"), axis=axis, dtype=start.dtype)
 
 
@@ -98,7 +112,7 @@ def one_hot(
     """Vectors of `depth` elements with `on_value` (1) at each index and `off_value` (0) elsewhere."""
     given = [convert_to_tensor(x) for x in (on_value, off_value) if x is not None]
     dtype = as_dtype(dtype if dtype is not None else given[0].dtype if given else np.float32)
-    on, off = (jnp.asarray(default if x is None else x, dtype) for x, default in ((on_value, 1), (off_value, 0)))
+    on, off = (of_dtype(default if x is None else x, dtype) for x, default in ((on_value, 1), (off_value, 0)))
     hot = jax.nn.one_hot(
         convert_to_tensor(indices), as_int(depth, "depth"), dtype=np.bool_, axis=-1 if axis is None else axis
     )
@@ -172,7 +186,10 @@ def get_static_value(tensor: Any, partial: bool = False) -> Any:
 
 def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
     """The tensor in another shape, in which one dimension may be -1."""
-    return fitting(jnp.reshape)(convert_to_tensor(tensor), as_shape(shape))
+    tensor, shape = convert_to_tensor(tensor), as_shape(shape)
+    if 0 in shape and shape.count(-1) == 1:  # nothing, of any size
+        shape = tuple(1 if n == -1 else n for n in shape)
+    return fitting(tensor.reshape)(shape)
 
 
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
@@ -252,7 +269,12 @@ def split(value: Any, num_or_size_splits: Any, axis: Any = 0, num: int | None = 
 
 def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
     """The tensor repeated `multiples` times along each axis."""
-    return jnp.tile(convert_to_tensor(input), as_shape(multiples))
+    tensor, times = convert_to_tensor(input), as_shape(multiples)
+    if len(times) != tensor.ndim:
+        raise InvalidArgumentError(
+            f"multiples must have a number for each of the {tensor.ndim} dimensions, got {list(times)}."
+        )
+    return jnp.tile(tensor, times)
 
 
 def repeat(input: Any, repeats: Any, axis: int | None = None, name: str | None = None) -> Any:
@@ -270,7 +292,11 @@ def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any
     modes = {"CONSTANT": {"constant_values": constant_values}, "REFLECT": {}, "SYMMETRIC": {}}
     if mode.upper() not in modes:
         raise ValueError(f"mode must be one of {sorted(modes)}, got {mode!r}.")
-    return jnp.pad(convert_to_tensor(tensor), widths, mode.lower(), **modes[mode.upper()])  # type: ignore[arg-type]
+    tensor = convert_to_tensor(tensor)
+    most = {"REFLECT": 1, "SYMMETRIC": 0}.get(mode.upper())
+    if most is not None and any(builtins.max(pair) > n - most for pair, n in zip(widths, tensor.shape)):
+        raise InvalidArgumentError(f"{mode} pads with a tensor's elements: {widths} is too much for {tensor.shape}.")
+    return jnp.pad(tensor, widths, mode.lower(), **modes[mode.upper()])  # type: ignore[arg-type]
 
 
 def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
@@ -343,7 +369,7 @@ def strided_slice(
 
 def identity_n(input: Any, name: str | None = None) -> list[Any]:
     """New tensors with the same values."""
-    return [jnp.array(convert_to_tensor(x), copy=True) for x in input]
+    return [identity(x) for x in input]
 
 
 def space_to_depth(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> Any:

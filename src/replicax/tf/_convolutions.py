@@ -171,7 +171,7 @@ def _transposed(
 ) -> Any:
     """The map that is the transpose of a convolution of tensors of `output_shape`."""
     filters, layout = convert_to_tensor(filters), _Layout(data_format, n)
-    shape = jax.ShapeDtypeStruct(as_shape(output_shape), x.dtype)
+    shape = jax.core.ShapedArray(as_shape(output_shape), x.dtype)
 
     def forward(y: Any) -> Any:
         return _convolve(y, filters, strides, padding, layout, dilations)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import inspect
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _conversion, _creation, _devices, _errors, _levels, _nest, _private, _specs, _staging
+from replicax import _conversion, _creation, _devices, _errors, _levels, _nest, _pulls, _specs, _staging
 from replicax._values import PerReplica
 from replicax.tf._ops import convert_to_tensor
 
@@ -82,12 +83,10 @@ def switch_case(branch_index: Any, branch_fns: Any, default: Any = None, name: s
         numbered = dict(enumerate(branch_fns))
     numbers = sorted(numbered)
     other: Callable[[], Any] = numbered[numbers[-1]] if default is None else default
-    index = convert_to_tensor(branch_index)
-    if not _traced(index):
-        return numbered.get(int(index), other)()
-    place = jnp.argmax(jnp.append(index == jnp.asarray(numbers, index.dtype), True))
-    branches = [*(numbered[n] for n in numbers), other]
-    return jax.lax.switch(place, [lambda fn=fn: _tensors(fn()) for fn in branches])  # type: ignore[misc]
+    index, result = convert_to_tensor(branch_index), other
+    for number in numbers:
+        result = functools.partial(cond, index == number, numbered[number], result)
+    return result()
 
 
 def while_loop(
@@ -101,12 +100,12 @@ def while_loop(
     maximum_iterations: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Calls `body` as long as `cond` holds. In compiled code no gradient flows through it, since the number of rounds
-    is not known: use `tf.scan` or `tf.map_fn` there.
-    """
+    """Calls `body` as long as `cond` holds. In compiled code its gradient is of first order, as AutoGraph's is."""
     limit = None if maximum_iterations is None else convert_to_tensor(maximum_iterations)
     one = not isinstance(loop_vars, (list, builtins.tuple))
     variables = _tensors([loop_vars] if one else list(loop_vars))
+
+    cond, body = _conversion.converted(cond), _conversion.converted(body)
 
     def step(values: Any) -> Any:
         result = body(*values)
@@ -119,12 +118,13 @@ def while_loop(
     else:
 
         def more(state: Any) -> Any:
-            rounds, values = state
+            rounds, *values = state
             go_on = convert_to_tensor(cond(*values)).reshape(())
             return go_on if limit is None else go_on & (rounds < limit)
 
-        start = (jnp.zeros((), np.int32), variables)
-        variables = jax.lax.while_loop(more, lambda state: (state[0] + 1, step(state[1])), start)[1]
+        names = "the iteration", *(f"loop_vars[{i}]" for i in range(len(variables)))
+        start = jnp.zeros((), np.int32), *variables
+        variables = _staging.while_loop(more, lambda state: (state[0] + 1, *step(state[1:])), start, names)[1:]
     return (
         variables[0] if one else type(loop_vars)(variables) if type(loop_vars) in (list, builtins.tuple) else variables
     )
@@ -235,28 +235,26 @@ def stop_gradient(input: Any, name: str | None = None) -> Any:
 def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     """A function with a gradient of its own: `f(*args)` returns its result and a function of gradients to gradients."""
 
-    def outputs(*args: Any) -> Any:
-        return _tensors(f(*args)[0])
+    def call(*args: Any, **kwargs: Any) -> Any:
+        wrapped = jax.custom_vjp(lambda *args: _tensors(f(*args, **kwargs)[0]))
 
-    wrapped = jax.custom_vjp(outputs)
+        def forward(*args: Any) -> Any:
+            result, gradient = f(*args, **kwargs)
+            if "variables" in inspect.signature(gradient).parameters:
+                raise NotImplementedError(
+                    f"The gradient function of {getattr(f, '__name__', f)} takes `variables`: pass their values to the "
+                    "function as arguments, for which it returns gradients as for the others."
+                )
+            result, pulled = _tensors(result), jax.tree.map(jnp.zeros_like, args)
 
-    def forward(*args: Any) -> Any:
-        result, gradient = f(*args)
-        result, pulled = _tensors(result), jax.tree.map(jnp.zeros_like, args)
+            def pull(cotangents: Any) -> Any:
+                found = gradient(*(cotangents if isinstance(cotangents, (list, builtins.tuple)) else [cotangents]))
+                found = list(found) if isinstance(found, (list, builtins.tuple)) else [found]
+                return builtins.tuple(zero if g is None else convert_to_tensor(g) for g, zero in zip(found, pulled))
 
-        def pull(cotangents: Any) -> Any:
-            found = gradient(*(cotangents if isinstance(cotangents, (list, builtins.tuple)) else [cotangents]))
-            found = list(found) if isinstance(found, (list, builtins.tuple)) else [found]
-            return builtins.tuple(zero if g is None else convert_to_tensor(g) for g, zero in zip(found, pulled))
+            return result, _packed(pull, result)
 
-        return result, _packed(pull, result)
-
-    def backward(packed: Any, cotangents: Any) -> Any:
-        return packed(cotangents)
-
-    wrapped.defvjp(forward, backward)
-
-    def call(*args: Any) -> Any:
+        wrapped.defvjp(forward, lambda packed, cotangents: packed(cotangents))
         return wrapped(*(_tensors(a) for a in args))
 
     return call
@@ -323,11 +321,9 @@ def inside_function() -> bool:
     return _levels.is_tracing()
 
 
-@contextlib.contextmanager
-def init_scope() -> Iterator[None]:
-    """A context in which operations run at once, also on variables, while a function is traced."""
-    with _private.at_once(), _levels.outside():
-        yield
+def init_scope() -> contextlib.AbstractContextManager[Any]:
+    """A context in which operations run at once, also while a function is traced."""
+    return _pulls.outside()
 
 
 def get_current_name_scope() -> str:

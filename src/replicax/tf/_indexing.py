@@ -12,7 +12,20 @@ import numpy as np
 from replicax._data.elements import as_strings
 from replicax._errors import InvalidArgumentError
 from replicax._specs import as_dtype
-from replicax.tf._ops import as_array, as_axis, as_int, as_shape, convert_to_tensor, known, largest, pair, smallest
+from replicax.tf._math import clip_by_norm
+from replicax.tf._ops import (
+    as_array,
+    as_axis,
+    as_int,
+    as_shape,
+    axes_of,
+    check_range,
+    convert_to_tensor,
+    known,
+    largest,
+    pair,
+    smallest,
+)
 
 _WEIGHTS = "In compiled code, use tf.where(mask, x, 0) or weights of 0 and 1, which keep the shape."
 
@@ -32,15 +45,6 @@ class UniqueWithCounts(NamedTuple):
     count: Any
 
 
-def _check_range(indices: Any, limit: int, what: str) -> None:
-    """Eagerly an index out of range is an error. In compiled code it gives zeros, as on TensorFlow's GPUs."""
-    if not isinstance(indices, jax.core.Tracer):
-        array = np.asarray(indices)
-        if array.size and (array.min() < 0 or array.max() >= limit):
-            wrong = array[(array < 0) | (array >= limit)].flat[0]
-            raise InvalidArgumentError(f"{what}: indices[...] = {wrong} is not in [0, {limit})")
-
-
 def gather(
     params: Any,
     indices: Any,
@@ -52,10 +56,11 @@ def gather(
     """The parts of `params` at `indices` along `axis`, by default the first one after the batch dimensions."""
     params, indices = convert_to_tensor(params), convert_to_tensor(indices)
     batch_dims = batch_dims + indices.ndim if batch_dims < 0 else batch_dims
-    axis = batch_dims if axis is None else as_axis(axis) % builtins.max(params.ndim, 1)
-    _check_range(indices, params.shape[axis], "gather")
-    if params.dtype == np.dtype(object) and not batch_dims:  # strings, which JAX has no arrays of
-        return as_strings(np.take(np.asarray(params), np.asarray(indices), axis))
+    axis = batch_dims if axis is None else axes_of(params, axis)[0]
+    check_range(indices, params.shape[axis], "gather")
+    if isinstance(params, np.ndarray) and not batch_dims:  # strings, which JAX has no arrays of
+        places = known(indices, "The places of strings", "Use it outside of compiled code.")
+        return as_strings(np.take(np.asarray(params), places, axis))
 
     def take(params: Any, indices: Any) -> Any:
         return jnp.take(params, indices, axis=axis - batch_dims, mode="fill", fill_value=0)
@@ -71,7 +76,7 @@ def gather_nd(
     """The elements or slices at `indices`, whose last dimension counts through the first ones of `params`."""
     params, indices = convert_to_tensor(params), convert_to_tensor(indices)
     for i in builtins.range(indices.shape[-1]):
-        _check_range(indices[..., i], params.shape[batch_dims + i], "gather_nd")
+        check_range(indices[..., i], params.shape[batch_dims + i], "gather_nd")
 
     def take(params: Any, indices: Any) -> Any:
         return params.at[_places(indices)].get(mode="fill", fill_value=0)
@@ -88,7 +93,7 @@ def _places(indices: Any) -> tuple[Any, ...]:
 def _scatter(method: str, tensor: Any, indices: Any, updates: Any) -> Any:
     tensor, indices = convert_to_tensor(tensor), convert_to_tensor(indices)
     for i in builtins.range(indices.shape[-1]):
-        _check_range(indices[..., i], tensor.shape[i], "scatter")
+        check_range(indices[..., i], tensor.shape[i], "scatter")
     updates = convert_to_tensor(updates, None if hasattr(updates, "dtype") else tensor.dtype)
     return getattr(tensor.at[_places(indices)], method)(updates)
 
@@ -124,11 +129,11 @@ def scatter_nd(indices: Any, updates: Any, shape: Any, bad_indices_policy: str =
 
 def boolean_mask(tensor: Any, mask: Any, axis: Any = None, name: str = "boolean_mask") -> Any:
     """The parts for which the mask is true. Its shape depends on the mask, which compiled code must know."""
-    tensor, axis = convert_to_tensor(tensor), as_axis(axis) or 0
+    tensor = convert_to_tensor(tensor)
     array = known(convert_to_tensor(mask), "The mask of tf.boolean_mask", _WEIGHTS)
     if array.ndim == 0:
         raise ValueError("mask cannot be scalar.")
-    axis = axis % tensor.ndim
+    (axis,) = axes_of(tensor, 0 if axis is None else axis)
     if tensor.shape[axis : axis + array.ndim] != array.shape:
         raise ValueError(
             f"Shapes {tensor.shape[axis:]} and {array.shape} are incompatible: the mask's must come first."
@@ -168,7 +173,7 @@ def argsort(
 def _arg_extreme(compute: Any, extreme: Any, doc: str) -> Any:
     def op(input: Any, axis: Any = None, output_type: Any = np.int64, name: str | None = None) -> Any:
         tensor = convert_to_tensor(input)
-        axis = (as_axis(axis) or 0) % builtins.max(tensor.ndim, 1)
+        (axis,) = axes_of(tensor, 0 if axis is None else axis)
         if tensor.dtype in (np.int64, np.uint64, np.bool_):  # which JAX's own takes only where all types are wide
             best = extreme(tensor.astype(np.int64) if tensor.dtype == np.bool_ else tensor, axis=axis, keepdims=True)
             tensor, first = (tensor == best).astype(np.int32), jax.lax.argmax
@@ -188,7 +193,7 @@ def _uniques(x: Any, out_idx: Any) -> tuple[Any, Any, Any]:
     array = known(convert_to_tensor(x), "The input of tf.unique", "Call it outside of compiled code.")
     if array.ndim != 1:
         raise InvalidArgumentError(f"unique expects a 1D vector, got shape {array.shape}.")
-    values, first, inverse, counts = np.unique(array, return_index=True, return_inverse=True, return_counts=True)
+    values, first, inverse, counts = np.unique(array, True, True, True, equal_nan=False)
     order = np.argsort(first)  # TensorFlow keeps the order in which they come
     place = np.argsort(order)
     dtype = as_dtype(out_idx)
@@ -236,8 +241,8 @@ def dynamic_stitch(indices: Any, data: Any, name: str | None = None) -> Any:
         known(convert_to_tensor(x), "The indices", "Use tf.tensor_scatter_nd_update.").reshape(-1) for x in indices
     ]
     parts = [convert_to_tensor(x) for x in data]
-    rank = convert_to_tensor(indices[0]).ndim
-    rows = jnp.concatenate([x.reshape((-1, *x.shape[rank:])) for x in parts])
+    ranks = [np.ndim(convert_to_tensor(x)) for x in indices]
+    rows = jnp.concatenate([x.reshape((-1, *x.shape[rank:])) for x, rank in zip(parts, ranks)])
     where_from = np.zeros(builtins.max(int(p.max(initial=-1)) for p in places) + 1, np.int64)
     for number, place in enumerate(np.concatenate(places)):
         where_from[place] = number
@@ -251,5 +256,4 @@ def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | No
     if max_norm is None:
         return rows
     axes = tuple(builtins.range(jnp.ndim(convert_to_tensor(ids)), rows.ndim))
-    norm = jnp.sqrt(jnp.sum(rows * rows, axes, keepdims=True))
-    return rows * max_norm / jnp.maximum(norm, max_norm)
+    return clip_by_norm(rows, max_norm, axes)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from replicax._errors import InvalidArgumentError
 from replicax._specs import as_dtype
 from replicax.tf._dressing import magnitude
 from replicax.tf._ops import as_axis, convert_to_tensor, fitting, known, pair
@@ -32,6 +33,11 @@ def matmul(
     if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
         raise ValueError("Only one of transpose and adjoint can be True for a matrix.")
     a, b = pair(a, b)
+    if jnp.ndim(a) < 2 or jnp.ndim(b) < 2:
+        raise InvalidArgumentError(
+            f"tf.matmul takes matrices, got shapes {jnp.shape(a)} and {jnp.shape(b)}: use tf.linalg.matvec or "
+            "tf.tensordot for vectors."
+        )
     kind = None if output_type is None else as_dtype(output_type)
     a, b = _turned(a, transpose_a, adjoint_a), _turned(b, transpose_b, adjoint_b)
     return fitting(jnp.matmul)(a, b, preferred_element_type=kind)
@@ -160,6 +166,10 @@ def set_diag(input: Any, diagonal: Any, name: str = "set_diag", k: Any = 0, alig
     matrix, k = convert_to_tensor(input), _one_diagonal(k, align)
     values = convert_to_tensor(diagonal, None if hasattr(diagonal, "dtype") else matrix.dtype)
     n = values.shape[-1]
+    if n != (length := jnp.diagonal(matrix, k, -2, -1).shape[-1]):
+        raise InvalidArgumentError(
+            f"The diagonal {k} of a tensor of shape {matrix.shape} has {length} elements, got {n}."
+        )
     return matrix.at[..., np.arange(n) + max(-k, 0), np.arange(n) + max(k, 0)].set(values)
 
 
@@ -189,7 +199,11 @@ def cross(a: Any, b: Any, name: str | None = None) -> Any:
 
 def cholesky(input: Any, name: str | None = None) -> Any:
     """The lower triangular matrix whose product with its adjoint is the matrix."""
-    return jnp.linalg.cholesky(convert_to_tensor(input))
+    matrix = convert_to_tensor(input)
+    lower = jnp.tril(matrix)
+    read = lower + adjoint(jnp.tril(matrix, -1))  # the upper half is not looked at, but for gradients
+    whole = (matrix + adjoint(matrix)) / 2
+    return jnp.linalg.cholesky(whole + lax.stop_gradient(read - whole), symmetrize_input=False)
 
 
 def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> Any:

@@ -15,11 +15,13 @@ from replicax._specs import as_dtype
 from replicax.tf._dressing import magnitude
 from replicax.tf._ops import (
     as_axis,
+    axes_of,
     binary,
     convert_to_tensor,
     elementwise,
     largest,
     namespace_of,
+    of_dtype,
     pair,
     reduction,
     smallest,
@@ -35,6 +37,12 @@ def _floats(x: Any, y: Any) -> Any:
         wide = np.float32 if x.dtype.itemsize < 4 else np.float64
         x, y = x.astype(wide), y.astype(wide)
     return x, y
+
+
+def _broadcast(*operands: Any) -> list[Any]:
+    """One by one, for a tape to know which of them depend on what is watched: not all have gradients."""
+    shape = jnp.broadcast_shapes(*(x.shape for x in operands))
+    return [jnp.broadcast_to(x, shape) for x in operands]
 
 
 def _no_nan(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -64,6 +72,11 @@ def _of_both(compute: Callable[[Any, Any], Any], first: Callable[[Any, Any], Any
 
 larger = _of_both(jnp.maximum, jnp.greater_equal)
 smaller = _of_both(jnp.minimum, jnp.less_equal)
+
+
+def _floor_of_quotient(x: Any, y: Any) -> Any:
+    return jnp.floor(x / y) if jnp.issubdtype(jnp.result_type(x, y), jnp.floating) else jnp.floor_divide(x, y)
+
 
 _UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
     "abs": (magnitude, "The absolute value."),
@@ -117,7 +130,7 @@ _UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
 _BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "add": (jnp.add, "x + y."),
     "equal": (jnp.equal, "x == y, elementwise."),
-    "floordiv": (jnp.floor_divide, "x // y."),
+    "floordiv": (_floor_of_quotient, "x // y."),
     "floormod": (jnp.mod, "x % y, with the sign of y."),
     "greater": (jnp.greater, "x > y."),
     "greater_equal": (jnp.greater_equal, "x >= y."),
@@ -135,9 +148,12 @@ _BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
 }
 _OF_TENSORS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "divide_no_nan": (_no_nan(jnp.divide), "x / y, and 0 where y is 0."),
-    "multiply_no_nan": (lambda x, y: jnp.where(y == 0, jnp.zeros_like(x), x * y), "x * y, and 0 where y is 0."),
-    "truncatediv": (lambda x, y: lax.div(*jnp.broadcast_arrays(x, y)), "x / y, cut off towards 0."),
-    "truncatemod": (lambda x, y: lax.rem(*jnp.broadcast_arrays(x, y)), "What is left of x / y, with the sign of x."),
+    "multiply_no_nan": (
+        lambda x, y: jnp.where((y == 0) & ~jnp.isfinite(x), jnp.zeros_like(x), x) * y,
+        "x * y, and 0 where y is 0.",
+    ),
+    "truncatediv": (lambda x, y: lax.div(*_broadcast(x, y)), "x / y, cut off towards 0."),
+    "truncatemod": (lambda x, y: lax.rem(*_broadcast(x, y)), "What is left of x / y, with the sign of x."),
     "xdivy": (_without(jnp.divide), "x / y, and 0 where x is 0."),
     "xlog1py": (_without(lambda x, y: x * jnp.log1p(y)), "x * log(1 + y), and 0 where x is 0."),
     "xlogy": (_without(lambda x, y: x * jnp.log(y)), "x * log(y), and 0 where x is 0."),
@@ -148,9 +164,11 @@ def _norm(tensor: Any, axis: Any, keepdims: bool) -> Any:
     return jnp.sqrt(jnp.sum(tensor * jnp.conj(tensor), axis=axis, keepdims=keepdims))
 
 
+_LOGICAL = {
+    "reduce_all": reduction(jnp.all, "Whether all elements along the axes are true.", logical=True),
+    "reduce_any": reduction(jnp.any, "Whether any element along the axes is true.", logical=True),
+}
 _REDUCTIONS: dict[str, tuple[Callable[..., Any], str, bool]] = {
-    "reduce_all": (jnp.all, "Whether all elements along the axes are true.", True),
-    "reduce_any": (jnp.any, "Whether any element along the axes is true.", True),
     "reduce_euclidean_norm": (_norm, "The Euclidean norm along the axes.", True),
     "reduce_logsumexp": (jax.nn.logsumexp, "log(sum(exp(x))) along the axes.", True),
     "reduce_max": (largest, "The maximum along the axes.", True),
@@ -173,6 +191,7 @@ TABLE: dict[str, Any] = {
     **{name: binary(*row) for name, row in _BINARY.items()},
     **{name: binary(*row, operands=tensors) for name, row in _OF_TENSORS.items()},
     **{name: reduction(*row) for name, row in _REDUCTIONS.items()},
+    **_LOGICAL,
     "divide": binary(jnp.divide, "x / y; integers as floating-point numbers.", _floats),
     "truediv": binary(jnp.divide, "x / y; integers as floating-point numbers.", _floats),
     "realdiv": binary(jnp.divide, "x / y.", tensors),
@@ -198,27 +217,27 @@ def nextafter(x1: Any, x2: Any, name: str | None = None) -> Any:
 
 def igamma(a: Any, x: Any, name: str | None = None) -> Any:
     """The lower regularized incomplete gamma function."""
-    return lax.igamma(*jnp.broadcast_arrays(*tensors(a, x)))
+    return lax.igamma(*_broadcast(*tensors(a, x)))
 
 
 def igammac(a: Any, x: Any, name: str | None = None) -> Any:
     """The upper regularized incomplete gamma function."""
-    return lax.igammac(*jnp.broadcast_arrays(*tensors(a, x)))
+    return lax.igammac(*_broadcast(*tensors(a, x)))
 
 
 def betainc(a: Any, b: Any, x: Any, name: str | None = None) -> Any:
     """The regularized incomplete beta function."""
-    return lax.betainc(*jnp.broadcast_arrays(*(convert_to_tensor(v) for v in (a, b, x))))
+    return lax.betainc(*_broadcast(*(convert_to_tensor(v) for v in (a, b, x))))
 
 
 def polygamma(a: Any, x: Any, name: str | None = None) -> Any:
     """The derivative of order `a` of digamma."""
-    return lax.polygamma(*jnp.broadcast_arrays(*tensors(a, x)))
+    return lax.polygamma(*_broadcast(*tensors(a, x)))
 
 
 def zeta(x: Any, q: Any, name: str | None = None) -> Any:
     """The Hurwitz zeta function."""
-    return lax.zeta(*jnp.broadcast_arrays(*tensors(x, q)))
+    return lax.zeta(*_broadcast(*tensors(x, q)))
 
 
 def lbeta(x: Any, name: str | None = None) -> Any:
@@ -289,8 +308,8 @@ def polyval(coeffs: Any, x: Any, name: str | None = None) -> Any:
 def _cumulative(compute: Any, neutral: Callable[[Any], Any], doc: str) -> Any:
     def op(x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None) -> Any:
         x = convert_to_tensor(x)
-        axis = as_axis(axis) % x.ndim
-        if exclusive:  # without the element itself: one element further on, after a neutral one
+        (axis,) = axes_of(x, axis)
+        if exclusive and x.shape[axis]:  # without the element itself: one element further on, after a neutral one
             start = jnp.full_like(lax.slice_in_dim(x, 0, 1, axis=axis), neutral(x.dtype))
             n = x.shape[axis]
             rest = lax.slice_in_dim(x, 1 if reverse else 0, n if reverse else n - 1, axis=axis)
@@ -333,8 +352,11 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | 
     """The elements, none below the one value and none above the other."""
 
     def clip(x: Any) -> Any:
-        low, high = (jnp.asarray(v, x.dtype) for v in (clip_value_min, clip_value_max))
-        return smaller(larger(x, low), high)
+        low, high = (
+            v.astype(x.dtype) if hasattr(v, "dtype") else convert_to_tensor(v, x.dtype)
+            for v in (clip_value_min, clip_value_max)
+        )
+        return larger(smaller(x, high), low)
 
     return elementwise(clip, "")(t)
 
@@ -345,7 +367,7 @@ def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = No
     def clip(x: Any) -> Any:
         square = jnp.sum(x * x, axis=as_axis(axes), keepdims=True)
         norm = jnp.where(square > 0, jnp.sqrt(jnp.where(square > 0, square, 1)), square)
-        limit = jnp.asarray(clip_norm, x.dtype)
+        limit = of_dtype(clip_norm, x.dtype)
         return x * limit / larger(norm, limit)
 
     return elementwise(clip, "")(t)
@@ -369,7 +391,8 @@ def clip_by_global_norm(t_list: Any, clip_norm: Any, use_norm: Any = None, name:
     All become NaN where the norm is not finite.
     """
     norm = global_norm(t_list) if use_norm is None else convert_to_tensor(use_norm)
-    scale = clip_norm * jnp.minimum(1 / norm, 1 / jnp.asarray(clip_norm, norm.dtype)) + (norm - norm)
+    limit = of_dtype(clip_norm, norm.dtype)
+    scale = limit * smaller(1 / norm, 1 / limit) + (norm - norm)
     return _each(t_list, lambda x: x * scale.astype(x.dtype)), norm
 
 

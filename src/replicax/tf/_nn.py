@@ -128,7 +128,17 @@ def sigmoid_cross_entropy_with_logits(labels: Any = None, logits: Any = None, na
     """The cross entropy of probabilities `labels` and of the logistic function of the logits, elementwise."""
     labels, logits = pair(labels, logits)
     _same_shapes(logits, labels)
-    return jax.nn.softplus(logits) - logits * labels
+    positive, _, rest = _softplus_parts(logits)
+    return positive - logits * labels + rest
+
+
+def _softplus_parts(x: Any) -> tuple[Any, Any, Any]:
+    """The positive parts of x and of -x, and what added to them is log(1 + exp(x)) and log(1 + exp(-x)).
+
+    So small results are exact. At 0 the gradients of the parts are each by itself arbitrary, and their sum is right.
+    """
+    zero = jnp.zeros_like(x)
+    return jnp.where(x < 0, zero, x), jnp.where(x < 0, -x, zero), jnp.log1p(jnp.exp(jnp.where(x < 0, x, -x)))
 
 
 def weighted_cross_entropy_with_logits(labels: Any, logits: Any, pos_weight: Any, name: str | None = None) -> Any:
@@ -136,7 +146,8 @@ def weighted_cross_entropy_with_logits(labels: Any, logits: Any, pos_weight: Any
     labels, logits = pair(labels, logits)
     _same_shapes(logits, labels)
     weight = 1 + (pos_weight - 1) * labels
-    return (1 - labels) * logits + weight * jax.nn.softplus(-logits)
+    _, negative, rest = _softplus_parts(logits)
+    return (1 - labels) * logits + weight * (rest + negative)
 
 
 def _same_shapes(logits: Any, labels: Any) -> None:

@@ -6,6 +6,7 @@ numpy arrays keep their dtype.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from collections.abc import Callable
@@ -47,9 +48,15 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
         return jnp.stack([_element(x, dtype) for x in value])
     array = np.asarray(value)
     if array.dtype.kind in "OSU":
-        if array.dtype.kind == "O" and any(x is None for x in array.flat):
-            raise ValueError(f"None values are not supported, got {value!r}.")
+        if array.dtype.kind == "O" and not all(isinstance(x, (str, bytes)) for x in array.flat):
+            found = next(x for x in array.flat if not isinstance(x, (str, bytes)))
+            raise ValueError(f"A tensor is made of numbers or strings, got {found!r} of type {type(found).__name__}.")
         return as_strings(np.vectorize(lambda x: x.encode() if isinstance(x, str) else x, otypes=[object])(array))
+    if dtype is None and dtype_hint is not None and not hasattr(value, "dtype"):
+        with contextlib.suppress(TypeError):
+            return convert_to_tensor(value, dtype_hint)
+    if dtype is not None and as_dtype(dtype) == np.dtype(object) and not array.size:
+        return as_strings(array.astype(object))
     if dtype is not None:
         array = _checked(array, as_dtype(dtype), value).astype(as_dtype(dtype))
     elif not isinstance(value, (np.ndarray, np.generic)):
@@ -95,7 +102,12 @@ def _narrow(array: np.ndarray, value: Any) -> np.ndarray:
 
 def _checked(array: np.ndarray, dtype: Any, value: Any) -> np.ndarray:
     """TensorFlow takes no Python number for a tensor of integers that would have to be cut off."""
-    if array.dtype.kind in "fc" and np.dtype(dtype).kind in "iu" and not isinstance(value, (np.ndarray, np.generic)):
+    if (
+        array.size
+        and array.dtype.kind in "fc"
+        and np.dtype(dtype).kind in "iu"
+        and not isinstance(value, (np.ndarray, np.generic))
+    ):
         raise TypeError(f"Cannot convert {value!r} to a tensor of dtype {np.dtype(dtype).name}: use tf.cast.")
     return array
 
@@ -114,7 +126,8 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str = "Cons
 
 def identity(input: Any, name: str | None = None) -> Any:
     """A new tensor with the same value."""
-    return jnp.array(convert_to_tensor(input), copy=True)
+    tensor = convert_to_tensor(input)
+    return tensor.copy() if isinstance(tensor, np.ndarray) else jnp.array(tensor, copy=True)
 
 
 def is_tensor(x: Any) -> bool:
@@ -179,6 +192,24 @@ def as_axis(axis: Any) -> Any:
     return int(array) if array.ndim == 0 else tuple(int(a) for a in array)
 
 
+def axes_of(tensor: Any, axis: Any) -> tuple[int, ...]:
+    """The axes of a tensor that are meant, counted from 0; all of them for None."""
+    n = tensor.ndim
+    axes = tuple(range(n)) if axis is None else tuple(int(a) for a in np.atleast_1d(as_axis(axis)))
+    if wrong := [a for a in axes if not -n <= a < n]:
+        raise _errors.InvalidArgumentError(f"There is no axis {wrong[0]} of a tensor of shape {tuple(tensor.shape)}.")
+    return tuple(a % n for a in axes)
+
+
+def check_range(indices: Any, limit: int, what: str) -> None:
+    """Eagerly an index out of range is an error. In compiled code it gives zeros, as on TensorFlow's GPUs."""
+    if not isinstance(indices, jax.core.Tracer):
+        array = np.asarray(indices)
+        if array.size and (array.min() < 0 or array.max() >= limit):
+            wrong = array[(array < 0) | (array >= limit)].flat[0]
+            raise _errors.InvalidArgumentError(f"{what}: indices[...] = {wrong} is not in [0, {limit})")
+
+
 def static(op: Callable[..., Any]) -> Callable[..., Any]:
     """Computes with shapes while tracing, so that they can still be used as shapes.
 
@@ -236,8 +267,16 @@ def pair(x: Any, y: Any) -> tuple[Any, Any]:
     return _beside(x, y), _beside(y, x)
 
 
+def of_dtype(value: Any, dtype: Any) -> Any:
+    """A number or tensor in a dtype. (Of a number `jnp.asarray` makes 32 bits first, then as many as are wanted.)"""
+    return value.astype(dtype) if isinstance(value, jax.Array) else as_array(np.asarray(value).astype(dtype))
+
+
 def _beside(value: Any, other: Any) -> Any:
     if isinstance(value, _NUMBERS):
+        dtype = np.dtype(getattr(other, "dtype", np.int8))
+        if dtype.itemsize >= 8 and np.can_cast(np.asarray(value).dtype, dtype, "same_kind") and not _is_shape(other):
+            return of_dtype(value, dtype)
         return value if hasattr(other, "dtype") else convert_to_tensor(value)
     plain = isinstance(value, (list, tuple)) and is_tensor(other)
     return convert_to_tensor(value, other.dtype if plain and not _holds_arrays(value) else None)
@@ -247,7 +286,7 @@ def tensors(x: Any, y: Any) -> tuple[Any, Any]:
     """`pair`, of which both are tensors of one dtype, for functions of `jax.lax` and those that differ at 0."""
     x, y = pair(x, y)
     dtype = y.dtype if isinstance(x, _NUMBERS) else x.dtype if isinstance(y, _NUMBERS) else jnp.result_type(x, y)
-    return jnp.asarray(x, dtype), jnp.asarray(y, dtype)
+    return of_dtype(x, dtype), of_dtype(y, dtype)
 
 
 def fitting(compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -286,11 +325,17 @@ def _of_strings(doc: str, x: Any, y: Any) -> np.ndarray:
     return np.asarray(np.equal(x, y) if "==" in doc else np.not_equal(x, y), np.bool_)
 
 
-def reduction(compute: Callable[..., Any], doc: str, keep_dtype: bool = True) -> Callable[..., Any]:
-    """An operation that takes axes away: `compute(tensor, axis=, keepdims=)`, the result in the tensor's dtype."""
+def reduction(compute: Callable[..., Any], doc: str, keep_dtype: bool = True, logical: bool = False) -> Any:
+    """An operation that takes axes away: `compute(tensor, axis=, keepdims=)`, the result in the tensor's dtype.
+
+    `logical`: it takes bools, and nothing else does.
+    """
 
     def op(input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Any:
         tensor = convert_to_tensor(input_tensor)
+        if (tensor.dtype == np.bool_) is not logical:
+            needed = "bools" if logical else "numbers"
+            raise _errors.InvalidArgumentError(f"{op.__name__} takes {needed}, got dtype {tensor.dtype}: use tf.cast.")
         result = compute(tensor, axis=as_axis(axis), keepdims=bool(keepdims))
         return result.astype(tensor.dtype) if keep_dtype else result
 
@@ -302,8 +347,8 @@ def _extreme(compute: Callable[..., Any]) -> Callable[..., Any]:
     """`jnp.max` and `jnp.min` fail on 64-bit integers where JAX has 64-bit types only on request (0.10 to 0.12)."""
 
     def reduce(tensor: Any, axis: Any, keepdims: bool) -> Any:
-        axes = tuple(np.arange(tensor.ndim)) if axis is None else tuple(np.atleast_1d(axis) % tensor.ndim)
-        result = compute(tensor, axes=tuple(int(a) for a in axes))
+        axes = axes_of(tensor, axis)
+        result = compute(tensor, axes=axes)
         return jnp.expand_dims(result, axes) if keepdims else result
 
     return reduce

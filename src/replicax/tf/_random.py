@@ -13,7 +13,7 @@ import numpy as np
 from replicax import _context, _private
 from replicax._specs import as_dtype
 from replicax._variables import ResourceVariable, Variable
-from replicax.tf._ops import as_int, as_shape, convert_to_tensor
+from replicax.tf._ops import as_int, as_shape, convert_to_tensor, of_dtype
 
 
 class Algorithm(enum.Enum):
@@ -50,8 +50,14 @@ def _uniform(key: Any, shape: Any, minval: Any = 0, maxval: Any = None, dtype: A
     if jnp.issubdtype(dtype, jnp.integer):
         if maxval is None:
             raise ValueError(f"Must specify maxval for integer dtype {dtype}.")
-        return jax.random.randint(key, as_shape(shape), minval, maxval, dtype)
-    return jax.random.uniform(key, as_shape(shape), dtype, minval, 1 if maxval is None else maxval)
+        low, high = _like(minval, dtype), _like(maxval, dtype)
+        if np.dtype(dtype).itemsize < 8:
+            return jax.random.randint(key, as_shape(shape), low, high, dtype)
+        # `randint` cuts wide bounds off where 64-bit types are had only on request (0.10 to 0.12).
+        span = jnp.maximum(high - low, 1).astype(np.uint64)
+        return low + (jax.random.bits(key, as_shape(shape), np.uint64) % span).astype(dtype)
+    low, high = _like(minval, dtype), _like(1 if maxval is None else maxval, dtype)
+    return jax.random.uniform(key, as_shape(shape), dtype, low, high)
 
 
 def _gamma(key: Any, shape: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32) -> Any:
@@ -80,7 +86,7 @@ def _binomial(key: Any, shape: Any, counts: Any, probs: Any, dtype: Any = np.int
 
 
 def _like(value: Any, dtype: Any) -> Any:
-    return jnp.asarray(value, dtype)
+    return of_dtype(convert_to_tensor(value) if isinstance(value, Variable) else value, dtype)
 
 
 class Generator:

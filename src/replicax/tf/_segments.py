@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from replicax._errors import InvalidArgumentError
 from replicax._specs import as_dtype
-from replicax.tf._ops import as_int, convert_to_tensor, known
+from replicax.tf._ops import as_int, check_range, convert_to_tensor, known
 
 
 class TopKV2(NamedTuple):
@@ -64,7 +65,10 @@ def bincount(
     kind = as_dtype(dtype) if weights is None else convert_to_tensor(weights).dtype
     amounts = jnp.ones(arr.shape, kind) if weights is None else convert_to_tensor(weights)
 
+    check_range(arr, np.iinfo(np.int64).max, "arr")
+
     def of(numbers: Any, amounts: Any) -> Any:
+        numbers = _from_0(numbers, count)
         if binary_output:
             return jnp.zeros(count, kind).at[numbers].set(1, mode="drop")
         return jnp.zeros(count, kind).at[numbers].add(amounts, mode="drop")
@@ -83,8 +87,16 @@ def confusion_matrix(
         both = [known(x, "The largest class", "Give `num_classes`.") for x in (labels, predictions)]
         num_classes = max(x.max(initial=-1) for x in both) + 1
     n = as_int(num_classes, "num_classes")
+    check_range(labels, n, "labels")
+    check_range(predictions, n, "predictions")
     amounts = 1 if weights is None else convert_to_tensor(weights).reshape(-1).astype(as_dtype(dtype))
-    return jnp.zeros((n, n), as_dtype(dtype)).at[labels, predictions].add(amounts)
+    places = _from_0(labels, n), _from_0(predictions, n)
+    return jnp.zeros((n, n), as_dtype(dtype)).at[places].add(amounts, mode="drop")
+
+
+def _from_0(places: Any, limit: int) -> Any:
+    """Negative ones, which would count from the end, beyond the end."""
+    return jnp.where(places < 0, limit, places)
 
 
 # Rows added up by the segment that each belongs to.
@@ -103,13 +115,13 @@ def _total(data: Any, ids: Any, num: int) -> Any:
 
 
 def _counts(data: Any, ids: Any, num: int) -> Any:
-    counts = jnp.zeros(num, np.int32).at[ids.reshape(-1)].add(1, mode="drop")
+    counts = jnp.zeros(num, np.int32).at[_from_0(ids, num).reshape(-1)].add(1, mode="drop")
     return counts.reshape(num, *[1] * (data.ndim - ids.ndim))
 
 
 def _spread(data: Any, ids: Any, num: int, start: Any, method: str) -> Any:
     rows = data.reshape(-1, *data.shape[ids.ndim :])
-    ids = jnp.where(ids < 0, num, ids).reshape(-1)  # rows with a negative id are left out
+    ids = _from_0(ids, num).reshape(-1)  # rows with a negative id are left out
     return getattr(jnp.full((num, *rows.shape[1:]), start, data.dtype).at[ids], method)(rows, mode="drop")
 
 
@@ -152,9 +164,13 @@ def _sorted(kind: str) -> Callable[..., Any]:
     def op(data: Any, segment_ids: Any, name: str | None = None) -> Any:
         data, ids = convert_to_tensor(data), convert_to_tensor(segment_ids)
         instead = f"Use tf.math.unsorted_segment_{kind}, which is given their number."
-        count = int(known(ids, "The number of segments", instead).max(initial=-1)) + 1
+        array = known(ids, "The number of segments", instead)
+        if np.any(np.diff(array) < 0) or np.any(array < 0):
+            raise InvalidArgumentError(f"Segment ids must be in ascending order from 0 on, got {array.tolist()}.")
+        count = int(array.max(initial=-1)) + 1
         empty = 1 if kind == "prod" else 0
-        return jnp.where(_counts(data, ids, count) == 0, jnp.asarray(empty, data.dtype), compute(data, ids, count))
+        result = jnp.where(_counts(data, ids, count) == 0, empty, compute(data, ids, count))
+        return result.astype(data.dtype)
 
     op.__doc__ = f"The {noun} of the rows of each segment, by ids in ascending order. Outside of compiled code."
     return op

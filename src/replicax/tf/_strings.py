@@ -79,9 +79,12 @@ def substr(input: Any, pos: Any, len: Any, unit: str = "BYTE", name: str | None 
     """`len` bytes or, with the unit "UTF8_CHAR", characters from `pos` on."""
 
     def cut(x: bytes, start: int, count: int) -> bytes:
-        if unit != "BYTE":
-            return x.decode()[start : start + count if start + count else None].encode()
-        return x[start : start + count if start >= 0 or start + count < 0 else None]
+        whole = x if unit == "BYTE" else x.decode()
+        if not -builtins.len(whole) <= start <= builtins.len(whole):
+            raise InvalidArgumentError(f"pos {start} is out of range for string {x!r}.")
+        first = start % builtins.len(whole) if start < 0 else start
+        part = whole[first : first + count if count >= 0 else None]
+        return part if isinstance(part, bytes) else part.encode()
 
     return _each(cut, _strings(input), np.asarray(pos), np.asarray(len))
 
@@ -114,7 +117,13 @@ def bytes_split(input: Any, name: str | None = None) -> Any:
 def regex_replace(input: Any, pattern: str, rewrite: str, replace_global: bool = True, name: str | None = None) -> Any:
     """What fits a pattern, replaced everywhere or in the first place alone."""
     found = re.compile(pattern.encode())
-    return _each(lambda x: found.sub(rewrite.encode(), x, count=0 if replace_global else 1), _strings(input))
+    pieces = re.split(rb"\\([0-9\\])", rewrite.encode())  # of which each second one is a group's number or a backslash
+
+    def rewritten(match: re.Match[bytes]) -> bytes:
+        special = (b"\\" if piece == b"\\" else match[int(piece)] or b"" for piece in pieces[1::2])
+        return b"".join(part for pair in zip(pieces[::2], [*special, b""]) for part in pair)
+
+    return _each(lambda x: found.sub(rewritten, x, count=0 if replace_global else 1), _strings(input))
 
 
 def regex_full_match(input: Any, pattern: str, name: str | None = None) -> Any:
@@ -129,6 +138,8 @@ def to_number(input: Any, out_type: Any = np.float32, name: str | None = None) -
 
     def number(x: bytes) -> Any:
         try:
+            if b"_" in x:  # which Python takes
+                raise ValueError
             return int(x) if dtype.kind == "i" else float(x)
         except ValueError:
             raise InvalidArgumentError(f"StringToNumberOp could not correctly convert string: {x.decode()}") from None
