@@ -16,12 +16,7 @@ class _DTypeType(type):
 
 
 class DType(metaclass=_DTypeType):
-    """A dtype. It equals numpy's, which a tensor's `dtype` is, and stands for it wherever one is expected.
-
-    >>> import numpy as np, replicax.tf as tf
-    >>> tf.float32 == np.dtype("float32"), tf.bfloat16.is_floating, tf.int8.max, tf.as_dtype("int64").size
-    (True, True, 127, 8)
-    """
+    """A dtype. It equals numpy's, which a tensor's `dtype` is, and stands for it wherever one is expected."""
 
     __slots__ = ("dtype",)
 
