@@ -215,11 +215,6 @@ def frame() -> Frame:
     return _frames.stack[-1]
 
 
-def outside() -> contextlib.AbstractContextManager[Any]:
-    """A context in which variables have the values that they have outside of what is being traced."""
-    return entered(next(frame for frame in reversed(_frames.stack) if not isinstance(frame, Level)))
-
-
 # JAX keeps what it traced of jitted functions and loop bodies, the values of variables that they read included. Its
 # caches tell user contexts apart, so that nothing that was traced at one level is taken for another.
 _cache_scope = jax.make_user_context(None)
