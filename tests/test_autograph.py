@@ -1209,6 +1209,42 @@ def printing():
     tf.print(tf.constant(["a"]), tf.range(7), tf.zeros([2, 2]), None, sep="|", summarize=2, output_stream=sys.stdout)
     return f(tf.constant(1.)), f(tf.constant(-1.))
 
+def arrays_of_tensors():
+    @tf.function
+    def recurrent(x):
+        x = tf.transpose(x, [1, 0, 2])
+        steps = tf.shape(x)[0]
+        states, state = tf.TensorArray(tf.float32, size=steps), tf.zeros([2, 3])
+        for i in tf.range(steps):
+            state = 0.5 * state + x[i]
+            states = states.write(i, state)
+        return tf.transpose(states.stack(), [1, 0, 2])
+    x = tf.reshape(tf.range(24.), [2, 4, 3])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(recurrent(x) ** 2)
+    @tf.function
+    def until(limit):
+        found, i = tf.TensorArray(tf.float32, size=8, element_shape=[]), 0
+        while tf.cast(i, tf.float32) * 1.5 < limit:
+            found = found.write(i, tf.cast(i, tf.float32) * 1.5)
+            i += 1
+        return found.stack(), i
+    @tf.function
+    def unrolled(x):
+        array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+        for i in range(3):
+            array = array.write(i, x * i)
+        return array.stack(), array.size(), array.read(1), array.gather([2, 0]), array.concat()
+    eager = tf.TensorArray(tf.int32, 2, dynamic_size=True).unstack([[1, 2], [3, 4]]).write(3, [5, 6])
+    def kind(f):
+        try: f()
+        except Exception as error: return type(error).__name__
+    wrong = [lambda: tf.TensorArray(tf.int32, 2).write(2, 1), lambda: tf.TensorArray(tf.int32, 2).write(0, 1.5),
+             lambda: tf.TensorArray(tf.int32, 2).write(0, 1).write(1, [1])]
+    return [recurrent(x), tape.gradient(y, x), until(tf.constant(4.)), unrolled(tf.constant([1., 2.])), eager.stack(),
+            eager.size(), tf.TensorArray(tf.float32, 2).split(tf.range(4.), [2, 2]).stack(), [kind(f) for f in wrong]]
+
 def refused():
     def missing(x):
         if x > 0: y = x

@@ -393,3 +393,25 @@ slices = tf.IndexedSlices(tf.ones([1, 2]) * 3, tf.constant([1]), tf.constant([3,
 assert np.allclose(norm, np.sqrt(18)) and np.allclose(clipped.values, 1 / np.sqrt(2))
 assert tf.nest.flatten(slices) == [slices] and len(tf.nest.flatten(slices, expand_composites=True)) == 3
 """)
+
+
+def test_arrays_of_tensors_that_grow(run):
+    run("""
+import warnings
+def grown(n):
+    array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+    for i in tf.range(n):
+        array = array.write(i, tf.cast(i, tf.float32))
+    return array.stack()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for way in (lambda f: f, tf.function):
+        assert way(grown)(tf.constant(3)).numpy().tolist() == [0.0, 1.0, 2.0]
+assert any("driven from the host" in str(w.message) for w in caught), [str(w.message) for w in caught]
+array = tf.TensorArray(tf.float32, size=1)
+array.write(0, 2.0)  # outside of compiled code the array itself has it, as TensorFlow's
+assert float(array.read(0)) == 2.0
+raises(NotImplementedError, lambda: tf.TensorArray(tf.float32, 1, infer_shape=False), "tf.concat")
+raises(tf.errors.OutOfRangeError, lambda: tf.TensorArray(tf.float32, 1).write(1, 1.0), "index 1", "dynamic_size=True")
+raises(tf.errors.InvalidArgumentError, lambda: tf.TensorArray(tf.float32, 1).stack(), "element_shape")
+""")

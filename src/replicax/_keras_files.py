@@ -6,6 +6,7 @@ so aside. On a machine that does not share the folder with the one that writes, 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -31,7 +32,9 @@ _saving = _Saving()
 def join() -> None:
     """Changes the two callbacks that save models; a model that the program itself saves is saved as ever."""
     import keras
+    from keras.src.utils import file_utils
 
+    around(file_utils, "makedirs", _makedirs)
     for callback in (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore):
         around(callback, "_save_model", _by_all)
     around(keras.callbacks.BackupAndRestore, "on_train_end", _first_one_then_the_others)
@@ -69,6 +72,12 @@ def _by_all(save: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) 
         return save(callback, *args, **kwargs)
     finally:
         _saving.by_all = before
+
+
+def _makedirs(make: Callable[..., Any], path: Any) -> None:
+    """Makes a folder, which several workers find missing at the same time."""
+    with contextlib.suppress(FileExistsError) if _saving.by_all else contextlib.nullcontext():
+        make(path)
 
 
 def _one_for_all(save: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:

@@ -287,6 +287,12 @@ def _loop_body(
                 new.tree, [_zeros(leaf) if isinstance(leaf, Tensor) else leaf for leaf in new.leaves]
             )
             guessed = True
+        elif old.tree == new.tree and any(a is None and isinstance(b, Tensor) for a, b in zip(old.leaves, new.leaves)):
+            leaves = jax.tree.leaves(init[i], is_leaf=lambda x: x is None)  # such as a TensorArray not written to
+            init[i] = jax.tree.unflatten(
+                new.tree, [_zeros(b) if a is None and isinstance(b, Tensor) else a for a, b in zip(leaves, new.leaves)]
+            )
+            guessed = True
     if guessed:
         before, arrays, block = traced()
     for old, new in zip(before, block.values):

@@ -26,7 +26,6 @@ ABSENT: dict[str, str] = {
     "DeviceSpec": 'Name devices by strings, such as "GPU:0"',
     "Session": _GRAPHS,
     "SparseTensor": _SPARSE,
-    "TensorArray": "Collect in a Python list and tf.stack it, or use tf.scan or tf.map_fn",
     "TypeSpec": "Use tf.TensorSpec, or jax.ShapeDtypeStruct",
     "AggregationMethod": "JAX adds gradients up itself: leave it out",
     "approx_top_k": "Use tf.math.top_k, or jax.lax.approx_max_k",
@@ -134,6 +133,7 @@ ABSENT: dict[str, str] = {
 # How a name differs from TensorFlow's.
 DIFFERS: dict[str, str] = {
     "DType": "a tensor's `dtype` is numpy's, which equals it: ask `tf.as_dtype(x.dtype).is_floating` and the like",
+    "TensorArray": "tensors of one shape; one that grows in a compiled loop has the function run from the host",
     "Tensor": "`jax.Array`; arithmetic of tensors of different dtypes promotes them, where TensorFlow refuses",
     "boolean_mask": "outside of compiled code, whose shapes are static",
     "control_dependencies": "without effect: the program's own order holds",

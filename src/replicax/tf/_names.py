@@ -107,6 +107,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
             "as_dtype": _dtypes.as_dtype,
             **_from("_callbacks", "numpy_function py_function"),
             **_from("_module", "Module"),
+            **_from("_tensor_array", "TensorArray"),
             **_from("_strings", "as_string print"),
             "newaxis": None,
         },

@@ -6,6 +6,7 @@ Tensors of strings are numpy arrays of bytes, and never part of compiled code.
 from __future__ import annotations
 
 import builtins
+import contextlib
 import re
 import sys
 from collections.abc import Callable
@@ -206,6 +207,15 @@ def _shown(tensor: Any, summarize: int) -> _Text:
     return _Text(shown)
 
 
+def _in_order(value: Any) -> Any:
+    """A structure in which dicts are in the order of their keys."""
+    if type(value) is dict:
+        with contextlib.suppress(TypeError):
+            value = dict(sorted(value.items()))
+        return {key: _in_order(item) for key, item in value.items()}
+    return type(value)(map(_in_order, value)) if type(value) in (list, tuple) else value
+
+
 def print(
     *inputs: Any, output_stream: Any = None, summarize: int = 3, sep: str = " ", end: str = "\n", name: Any = None
 ):
@@ -224,6 +234,7 @@ def print(
         return isinstance(x, (jax.Array, np.ndarray, bytes))
 
     values = [_nest.map_structure(lambda x: convert_to_tensor(x) if isinstance(x, Variable) else x, x) for x in inputs]
+    values = [_in_order(value) for value in values]
     arrays = [x for x in _nest.leaves(values) if isinstance(x, jax.Array)]
 
     def show(*concrete: Any) -> None:

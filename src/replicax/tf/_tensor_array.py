@@ -1,0 +1,204 @@
+"""`tf.TensorArray`: tensors written one by one, in loops too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _levels
+from replicax._errors import InvalidArgumentError, OutOfRangeError
+from replicax._specs import TensorShape, as_dtype
+from replicax.tf._ops import as_int, convert_to_tensor, is_known, known
+
+_BOUND = "Give it its size, or the most that it may become, as `size=`."
+
+
+@jax.tree_util.register_pytree_node_class
+class TensorArray:
+    """Tensors of one shape and dtype, which are written and read by their number.
+
+    What writes returns the array to go on with, `array = array.write(i, x)`. In compiled code the size is known: an
+    array that grows there, `dynamic_size=True` in a loop on tensors, has the function around it driven from the host.
+
+    Args:
+        dtype: of the tensors.
+        size: how many there are.
+        dynamic_size: whether writing beyond the size makes it larger.
+        clear_after_read: accepted for compatibility: a tensor may be read again.
+        tensor_array_name: accepted for compatibility.
+        handle: accepted for compatibility.
+        flow: accepted for compatibility.
+        infer_shape: True: all tensors have one shape.
+        element_shape: their shape, where it is to be known before the first is written.
+        colocate_with_first_write_call: accepted for compatibility.
+        name: accepted for compatibility.
+
+    Raises:
+        NotImplementedError: `infer_shape=False`, by which tensors may differ in shape.
+        OutOfRangeError: a number beyond the size, as far as it is known.
+        ValueError: a tensor of another shape than those before.
+
+    >>> import replicax.tf as tf
+    >>> array = tf.TensorArray(tf.float32, size=2)
+    >>> array = array.write(0, [1.0, 2.0]).write(1, [3.0, 4.0])
+    >>> array.stack().numpy().tolist(), array.read(1).numpy().tolist()
+    ([[1.0, 2.0], [3.0, 4.0]], [3.0, 4.0])
+    """
+
+    def __init__(
+        self,
+        dtype: Any,
+        size: Any = None,
+        dynamic_size: bool | None = None,
+        clear_after_read: bool | None = None,
+        tensor_array_name: str | None = None,
+        handle: Any = None,
+        flow: Any = None,
+        infer_shape: bool = True,
+        element_shape: Any = None,
+        colocate_with_first_write_call: bool = True,
+        name: str | None = None,
+    ):
+        if not infer_shape:
+            raise NotImplementedError(
+                "A TensorArray holds tensors of one shape, and got infer_shape=False. Collect tensors of different "
+                "shapes in a Python list, and join them with tf.concat."
+            )
+        self._dtype, self._dynamic = as_dtype(dtype), bool(dynamic_size)
+        self._size = 0 if size is None else as_int(size, "The size of a TensorArray")
+        self._tensors: Any = None  # stacked; None before the first shape is known
+        shape = None if element_shape is None else TensorShape(element_shape)
+        if shape is not None and shape.is_fully_defined():
+            self._tensors = jnp.zeros((self._size, *shape), self._dtype)
+
+    def tree_flatten(self) -> tuple[tuple[Any], Any]:
+        return (self._tensors,), (self._dtype, self._dynamic, self._size)
+
+    @classmethod
+    def tree_unflatten(cls, known: Any, children: Any) -> TensorArray:
+        array = object.__new__(cls)
+        array._dtype, array._dynamic, array._size = known
+        (array._tensors,) = children
+        return array
+
+    def _with(self, tensors: Any) -> TensorArray:
+        """This array with other tensors. Outside of compiled code it is the same object, as TensorFlow's."""
+        array = TensorArray.tree_unflatten((self._dtype, self._dynamic, self._size), (None,))
+        array = array if _levels.is_tracing() else self
+        array._tensors, array._size = tensors, len(tensors)
+        return array
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the tensors."""
+        return self._dtype
+
+    @property
+    def dynamic_size(self) -> bool:
+        """Whether writing makes it larger."""
+        return self._dynamic
+
+    @property
+    def element_shape(self) -> TensorShape:
+        """The shape of the tensors."""
+        return TensorShape(None if self._tensors is None else self._tensors.shape[1:])
+
+    def size(self, name: str | None = None) -> Any:
+        """How many tensors there are."""
+        return convert_to_tensor(self._size)
+
+    def identity(self) -> TensorArray:
+        """The array."""
+        return self
+
+    def close(self, name: str | None = None) -> None:
+        """Does nothing."""
+
+    def _room_for(self, index: Any) -> None:
+        """Makes place for a tensor of that number; `OutOfRangeError` where there can be none."""
+        if not self._dynamic and not is_known(index):
+            return
+        number = int(known(index, "The place at which a TensorArray may grow", _BOUND))
+        if number < 0 or (number >= self._size and not self._dynamic):
+            raise OutOfRangeError(
+                f"Tried to write to index {number} but array is not resizeable and size is: {self._size}. Give it a "
+                "larger `size`, or dynamic_size=True."
+            )
+
+    def write(self, index: Any, value: Any, name: str | None = None) -> TensorArray:
+        """The array with `value` at that place."""
+        index, value = convert_to_tensor(index), convert_to_tensor(value, dtype_hint=self._dtype)
+        self._room_for(index)
+        tensors = self._stacked_like(value)
+        if self._dynamic and (more := int(known(index, "The place", _BOUND)) + 1 - len(tensors)) > 0:
+            tensors = jnp.concatenate([tensors, jnp.zeros((more, *tensors.shape[1:]), tensors.dtype)])
+        return self._with(tensors.at[index].set(value))
+
+    def _stacked_like(self, value: Any) -> Any:
+        """The tensors there are, of the shape of `value`."""
+        if value.dtype != self._dtype:
+            raise InvalidArgumentError(
+                f"A TensorArray of {self._dtype} cannot take a tensor of {value.dtype}. Cast it with tf.cast."
+            )
+        if self._tensors is None:
+            return jnp.zeros((self._size, *value.shape), self._dtype)
+        if self._tensors.shape[1:] != value.shape:
+            raise ValueError(
+                f"A TensorArray of tensors of shape {self._tensors.shape[1:]} cannot take one of shape {value.shape}."
+            )
+        return self._tensors
+
+    def _written(self) -> Any:
+        if self._tensors is None:
+            raise InvalidArgumentError(
+                f"Nothing has been written to this TensorArray of {self._size} tensors, so that their shape is not "
+                "known. Give it an `element_shape`."
+            )
+        return self._tensors
+
+    def read(self, index: Any, name: str | None = None) -> Any:
+        """The tensor at that place."""
+        if is_known(index) and not 0 <= (number := as_int(index, "The place")) < self._size:
+            raise OutOfRangeError(f"Tried to read from index {number} but array size is: {self._size}.")
+        return self._written()[convert_to_tensor(index)]
+
+    def stack(self, name: str | None = None) -> Any:
+        """All tensors, along a new first axis."""
+        return self._written()
+
+    def concat(self, name: str | None = None) -> Any:
+        """All tensors, one after the other along their first axis."""
+        tensors = self._written()
+        if tensors.ndim < 2:
+            raise ValueError("Scalars cannot be joined along their first axis: use `stack`.")
+        return tensors.reshape(-1, *tensors.shape[2:])
+
+    def gather(self, indices: Any, name: str | None = None) -> Any:
+        """The tensors at some places, along a new first axis."""
+        return self._written()[convert_to_tensor(indices)]
+
+    def unstack(self, value: Any, name: str | None = None) -> TensorArray:
+        """The array of the parts of `value` along its first axis."""
+        return self.scatter(np.arange(len(convert_to_tensor(value))), value)
+
+    def scatter(self, indices: Any, value: Any, name: str | None = None) -> TensorArray:
+        """The array with the parts of `value` at some places."""
+        array = self
+        for index, part in zip(
+            np.asarray(known(indices, "The places to scatter to", _BOUND)), convert_to_tensor(value)
+        ):
+            array = array.write(index, part)
+        return array
+
+    def split(self, value: Any, lengths: Any, name: str | None = None) -> TensorArray:
+        """The array of pieces of `value`, of these lengths along its first axis, which are all the same."""
+        lengths = known(lengths, "The lengths of pieces", _BOUND)
+        if len({*lengths.tolist()}) > 1:
+            raise ValueError(
+                f"The tensors of a TensorArray have one shape, and got pieces of lengths {lengths.tolist()}."
+            )
+        value = convert_to_tensor(value)
+        return self.unstack(value.reshape(len(lengths), -1, *value.shape[1:]))
