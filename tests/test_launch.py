@@ -316,7 +316,8 @@ def test_what_was_started_before_the_launcher_lives_on(tmp_path):
 
 
 def test_the_launcher_ends_when_nobody_reads_its_output(tmp_path):
-    (tmp_path / "program.py").write_text(HEAD + "while True:\n    print('more')\n", encoding="utf-8")
+    endless = "import time\nwhile True:\n    print('more')\n    time.sleep(0.01)\n"
+    (tmp_path / "program.py").write_text(HEAD + endless, encoding="utf-8")
     command = [sys.executable, "-m", "replicax.launch", "--workers", "1", "program.py"]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ}, text=True

@@ -236,6 +236,39 @@ def test_a_checkpoint_goes_to_another_number_of_replicas_and_to_no_strategy(tmp_
     assert np.isfinite(float(step(divided(mirrored(4), X[0]), divided(mirrored(4), Y[0]))))
 
 
+def test_a_model_meets_its_first_step_while_a_checkpoint_waits(run_python, tmp_path):
+    """In a process of its own: making the one and looking for the other must not wait for each other."""
+    program = f"""
+        import jax.numpy as jnp, numpy as np
+        import replicax as rx
+        from flax import nnx
+
+        strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+
+        class Model(nnx.Module):
+            def __init__(self, seed):
+                rngs = nnx.Rngs(seed)
+                self.linear, self.dropout = nnx.Linear(3, 2, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+        def made(seed):
+            with strategy.scope():
+                return Model(seed)
+
+        first, second = made(0), made(1)
+        path = rx.train.Checkpoint(model=first, other=rx.Variable(1.0)).save({str(tmp_path / "ckpt")!r})
+        waiting = rx.train.Checkpoint(model=second)
+        waiting.restore(path)
+        third = made(2)
+        step = rx.function(lambda x: strategy.run(lambda: third.dropout(third.linear(x))))
+        assert step(jnp.ones((4, 3))).values[0].shape == (4, 2)
+        waiting.other = rx.Variable(0.0)
+        assert float(waiting.other) == 1.0
+        assert np.array_equal(second.linear.kernel[...], first.linear.kernel[...])
+    """
+    done = run_python(program, timeout=60, env={"REPLICAX_VIRTUAL_DEVICES": "GPU:2"})
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
 def test_gradients_that_were_not_summed_are_an_error():
     strategy = mirrored(2)
     with strategy.scope():

@@ -222,9 +222,13 @@ class _View:
             kind = next(kind for cls, kind in self._kinds if isinstance(variable, cls))
             if kind is not None:
                 with _creation.outside(content.strategy):
-                    held = _Held(_new_variable(variable, content.value, kind), kind)
+                    new = _new_variable(variable, content.value, kind)
+                    held = _Held(new, kind)
                     if kind.of_replica is not None:
+                        # A checkpoint that waits for it would look in a thread of its own, and come here for the lock.
+                        late, new._late = new._late, False
                         held.write(content.value)
+                        new._late = late
                 content = held
                 self._slot.__set__(variable, content)
             return content

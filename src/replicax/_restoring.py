@@ -169,7 +169,7 @@ class Restoration:
         return bool(self._used - {key_of(("save_counter",))})
 
     def __del__(self) -> None:
-        if getattr(self, "quiet", True) or sys.is_finalizing():
+        if getattr(self, "quiet", True) or sys is None or sys.is_finalizing():  # modules go one by one at the end
             return
         unused = self.unused()
         if unused:
