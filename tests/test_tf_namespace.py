@@ -411,7 +411,7 @@ assert any("driven from the host" in str(w.message) for w in caught), [str(w.mes
 array = tf.TensorArray(tf.float32, size=1)
 array.write(0, 2.0)  # outside of compiled code the array itself has it, as TensorFlow's
 assert float(array.read(0)) == 2.0
-raises(NotImplementedError, lambda: tf.TensorArray(tf.float32, 1, infer_shape=False), "tf.concat")
+raises(ValueError, lambda: tf.TensorArray(tf.float32, 1, infer_shape=False), "tf.concat")
 raises(tf.errors.OutOfRangeError, lambda: tf.TensorArray(tf.float32, 1).write(1, 1.0), "index 1", "dynamic_size=True")
 raises(tf.errors.InvalidArgumentError, lambda: tf.TensorArray(tf.float32, 1).stack(), "element_shape")
 """)

@@ -37,9 +37,9 @@ class TensorArray:
         name: accepted for compatibility.
 
     Raises:
-        NotImplementedError: `infer_shape=False`, by which tensors may differ in shape.
         OutOfRangeError: a number beyond the size, as far as it is known.
-        ValueError: a tensor of another shape than those before.
+        ValueError: `infer_shape=False`, by which tensors may differ in shape; a tensor of another shape than those
+            before.
 
     >>> import replicax.tf as tf
     >>> array = tf.TensorArray(tf.float32, size=2)
@@ -63,7 +63,7 @@ class TensorArray:
         name: str | None = None,
     ):
         if not infer_shape:
-            raise NotImplementedError(
+            raise ValueError(
                 "A TensorArray holds tensors of one shape, and got infer_shape=False. Collect tensors of different "
                 "shapes in a Python list, and join them with tf.concat."
             )
