@@ -142,13 +142,7 @@ class RaggedTensor:
 
     def __getitem__(self, key: int) -> Any:
         row = range(self.nrows())[key]  # IndexError where there is no such row
-        start, stop = int(self.row_splits[row]), int(self.row_splits[row + 1])
-        values = self.values
-        if isinstance(values, RaggedTensor):
-            splits = values.row_splits[start : stop + 1]
-            first, last = int(splits[0]), int(splits[-1])
-            return RaggedTensor(_rows(values.values, first, last), splits - splits[0])
-        return values[start:stop]
+        return _rows(self.values, int(self.row_splits[row]), int(self.row_splits[row + 1]))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[row] for row in range(self.nrows()))

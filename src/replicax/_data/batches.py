@@ -13,7 +13,7 @@ from replicax._data.core import Base
 from replicax._data.elements import flatten, grouped, num_rows, pad_and_stack, padded_shape, positive, regroup, stack
 from replicax._data.reading import Maker, Reading, replayed
 from replicax._data.rows import skip_rows
-from replicax._data.specs import UNKNOWN_CARDINALITY, with_batch, without_batch
+from replicax._data.specs import UNKNOWN_CARDINALITY, batch_count, with_batch, without_batch
 from replicax._errors import InvalidArgumentError
 from replicax._ragged import refuse_composites
 from replicax._specs import TensorShape, TensorSpec
@@ -51,10 +51,7 @@ class Batches(Base):
         return self._batched(make, size, drop_remainder, lambda s: with_batch(s, size if drop_remainder else None))
 
     def _batched(self, make: Maker, size: int, drop: bool, spec: Callable[[Any], Any]) -> Dataset:
-        count = self._cardinality
-        if count >= 0:
-            count = count // size if drop else -(-count // size)
-        return self._derived(make, count, spec, batch_size=size)
+        return self._derived(make, batch_count(self._cardinality, size, drop), spec, batch_size=size)
 
     def padded_batch(
         self,

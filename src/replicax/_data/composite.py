@@ -12,7 +12,7 @@ import numpy as np
 from replicax._data.core import Base, made
 from replicax._data.elements import flatten, grouped, positive
 from replicax._data.reading import Maker, Reading
-from replicax._data.specs import with_batch
+from replicax._data.specs import batch_count, with_batch
 from replicax._errors import DataLossError, InvalidArgumentError
 from replicax._ragged import RaggedTensor, ragged
 from replicax._specs import TensorShape, TensorSpec, as_dtype
@@ -82,7 +82,7 @@ class Composites(Base):
         return made(
             make,
             find,
-            _count(self._cardinality, size, drop_remainder),
+            batch_count(self._cardinality, size, drop_remainder),
             batch_size=size,
             options=self._options,
             files=self._files,
@@ -127,11 +127,7 @@ class Composites(Base):
             indices = TensorSpec((None, 1 + len(shape)), np.int32)
             return _bcoo(TensorSpec((None,), found.dtype), indices, (None, *shape))
 
-        return self._derived(make, _count(self._cardinality, size, False), spec, batch_size=size)
-
-
-def _count(cardinality: int, size: int, drop: bool) -> int:
-    return cardinality if cardinality < 0 else cardinality // size if drop else -(-cardinality // size)
+        return self._derived(make, batch_count(self._cardinality, size, False), spec, batch_size=size)
 
 
 def _column(arrays: list[np.ndarray], shape: TensorShape, splits: Any) -> Any:

@@ -151,6 +151,11 @@ def same_kinds(one: Any, other: Any) -> bool:
     return all(type(a) is type(b) and a.dtype == b.dtype for a, b in pairs)
 
 
+def batch_count(cardinality: int, size: int, drop_remainder: bool) -> int:
+    """How many batches so many elements make; what says that their number is not known or has no end stays."""
+    return cardinality if cardinality < 0 else cardinality // size if drop_remainder else -(-cardinality // size)
+
+
 def with_batch(spec: Any, size: int | None) -> Any:
     """The spec of batches of `size` elements."""
 

@@ -11,10 +11,7 @@ from __future__ import annotations
 import importlib as _importlib
 from typing import Any
 
-import jax
-import numpy as np
-
-from replicax import _display, _function, _private, _specs
+from replicax import _function
 from replicax._creation import name_scope, variable_creator_scope
 from replicax._distributed_variables import MirroredVariable as _MirroredVariable
 from replicax._indexed_slices import IndexedSlices

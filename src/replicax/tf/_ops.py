@@ -304,25 +304,24 @@ def fitting(compute: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+# What there is of strings, which JAX has no arrays of.
+_OF_STRINGS: dict[Any, Callable[[Any, Any], Any]] = {jnp.equal: np.equal, jnp.not_equal: np.not_equal}
+
+
 def binary(compute: Callable[[Any, Any], Any], doc: str, operands: Callable[[Any, Any], Any] = pair) -> Any:
     """An operation on two tensors, `x` and `y`, which are broadcast to one shape."""
-    compute = fitting(compute)
+    compute, of_strings = fitting(compute), _OF_STRINGS.get(compute)
 
     def op(x: Any, y: Any, name: str | None = None) -> Any:
         x, y = operands(x, y)
-        if any(getattr(value, "dtype", None) == np.dtype(object) for value in (x, y)):  # strings
-            return convert_to_tensor(_of_strings(doc, x, y))
+        if any(getattr(value, "dtype", None) == np.dtype(object) for value in (x, y)):
+            if of_strings is None:
+                raise TypeError(f"Tensors of strings can be compared and joined (tf.strings.join), but not: {doc}")
+            return convert_to_tensor(np.asarray(of_strings(x, y), np.bool_))
         return compute(x, y)
 
     op.__doc__ = doc
     return op
-
-
-def _of_strings(doc: str, x: Any, y: Any) -> np.ndarray:
-    """What `equal` and `not_equal` say of strings, which JAX has no arrays of."""
-    if "==" not in doc and "!=" not in doc:
-        raise TypeError(f"Tensors of strings can be compared and joined (tf.strings.join), but not: {doc}")
-    return np.asarray(np.equal(x, y) if "==" in doc else np.not_equal(x, y), np.bool_)
 
 
 def reduction(compute: Callable[..., Any], doc: str, keep_dtype: bool = True, logical: bool = False) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import jax
@@ -86,8 +87,7 @@ class TensorArray:
 
     def _with(self, tensors: Any) -> TensorArray:
         """This array with other tensors. Outside of compiled code it is the same object, as TensorFlow's."""
-        array = TensorArray.tree_unflatten((self._dtype, self._dynamic, self._size), (None,))
-        array = array if _levels.is_tracing() else self
+        array = copy.copy(self) if _levels.is_tracing() else self
         array._tensors, array._size = tensors, len(tensors)
         return array
 
