@@ -44,6 +44,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "data": ("_data", "_files", "_sources", "_agreed_input", "_splits", "_input"),
     "engine": (
         "_levels",
+        "_packs",
+        "_vectors",
         "_stages",
         "_conversion",
         "_context",
@@ -66,6 +68,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_operators",
         "_autograph",
         "_concrete",
+        "_programs",
         "_function",
         "_logical",
     ),

@@ -304,7 +304,9 @@ def test_parts_of_a_jaxpr_and_shard_map_again():
     def more(block):
         return [*jex.jaxpr_as_fun(jex.ClosedJaxpr(inside, []))(block), jax.lax.psum(block.sum(), "x")]
 
-    total, rows, number = jax.jit(_private.shard_map_again(eqn, more, 1))(jnp.arange(6.0).reshape(2, 3))
+    total, rows, number = jax.jit(_private.shard_map_again(eqn, more, [split], [same, split, same]))(
+        jnp.arange(6.0).reshape(2, 3)
+    )
     assert total.tolist() == [6.0, 10.0, 14.0] and rows.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     assert float(number) == 15.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import _across, _collectives, _context, _errors, _late, _levels, _nest
+from replicax import _across, _collectives, _context, _errors, _late, _levels, _nest, _packs
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import (
     ReduceOp,
@@ -97,7 +97,7 @@ class _Distributed(OfReplicas, DistributedValues):
         return clone
 
     # The value in either form, made from the other when it is asked for: global arrays, or distributed values.
-    _arrays: list[jax.Array] | None = None
+    _arrays: list[Any] | None = None  # in place of leaves that stand in packs, None
     _values: list[Any] | None = None
 
     _layouts: list[PartitionSpec | None] | None = None  # how each leaf is split over logical devices, if any is
@@ -113,10 +113,11 @@ class _Distributed(OfReplicas, DistributedValues):
     def _stored_values(self) -> list[Any]:
         if self._values is not None:
             return self._values
-        assert self._arrays is not None and self._mesh is not None
-        values = [self._value_type.of_array(array, self._mesh) for array in self._arrays]
-        # Mirrored copies share the array's buffers; rows and parts put together are copies, not to be kept beside it.
-        if not self._stacked and self._layouts is None:
+        assert self._mesh is not None
+        values = [self._value_type.of_array(array, self._mesh) for array in self._read_global()]
+        # Mirrored copies share the array's buffers; rows and parts put together are copies, not to be kept beside it,
+        # and those of a pack are good until the next call.
+        if not self._stacked and self._layouts is None and not self._slots:
             self._values = values
         return values
 
@@ -135,11 +136,33 @@ class _Distributed(OfReplicas, DistributedValues):
 
     def _read_global(self) -> list[Any]:
         if self._arrays is None:
-            self._arrays = self._laid_out([value.array() for value in self._stored_values()])
+            assert self._values is not None
+            self._arrays = self._laid_out([value.array() for value in self._values])
             self._values = None
+        if self._slots:
+            return [self._slots[i].read() if array is None else array for i, array in enumerate(self._arrays)]
         return self._arrays
 
+    def _own_leaves(self, indices: Sequence[int]) -> list[Any]:
+        if self._arrays is None:
+            self._read_global()
+        assert self._arrays is not None
+        return [self._arrays[index] for index in indices]
+
+    def _write_own(self, indices: Sequence[int], leaves: Sequence[Any]) -> None:
+        if self._arrays is None:
+            self._read_global()
+        assert self._arrays is not None
+        self._arrays, self._values = list(self._arrays), None
+        for index, leaf in zip(indices, leaves):
+            self._arrays[index] = leaf
+
+    def _give_up(self, index: int) -> None:
+        assert self._arrays is not None
+        self._arrays, self._values = [None if i == index else x for i, x in enumerate(self._arrays)], None
+
     def _write_global(self, leaves: list[Any]) -> None:
+        self._leave_packs()
         self._arrays, self._values, self._lent = self._laid_out(leaves), None, True
 
     def _read_component(self, replica: int) -> list[Any]:
@@ -148,8 +171,9 @@ class _Distributed(OfReplicas, DistributedValues):
 
     def _write_component(self, replica: int, leaves: list[Any]) -> None:
         assert self._mesh is not None
-        changed = []
-        for stored, leaf in zip(self._stored_values(), leaves):
+        changed, values = [], self._stored_values()
+        self._leave_packs()
+        for stored, leaf in zip(values, leaves):
             parts = list(stored.values)
             parts[replica] = leaf
             changed.append(self._value_type(parts, self._mesh))
@@ -234,8 +258,19 @@ class MirroredVariable(_Distributed):
         self._layouts = layouts if any(layout is not None for layout in layouts) else None
         if there:
             _levels.layouts_change()
+            for slot in (self._slots or {}).values():
+                slot.close()
+            self._slots = None
+            _packs.note_change()
             self._arrays, self._values = jax.device_put(arrays, self._global_shardings()), None
             self._lent = True
+
+    def _pack_home(self, index: int) -> Any:
+        (array,) = self._own_leaves([index])
+        assert self._mesh is not None
+        if self._layouts is not None or not array.sharding.is_equivalent_to(self._mesh.mirrored, array.ndim):
+            return None
+        return _packs.Home(self._mesh.mirrored, self._mesh)
 
     def _global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
         mesh = self._mesh

@@ -2,9 +2,7 @@
 
 The first call with arguments of some signature traces the Python code once, to a jaxpr. Variables that it reads turn
 into inputs on the way, those that it assigns into outputs (see `_levels`), and `next(iterator)` of a dataset
-into an input that each call pulls. The compiled program then takes the variables' current arrays, donates
-those that it replaces, and puts the new ones in their place. An array that somebody outside may hold is copied
-before it would be donated.
+into an input that each call pulls. The rest is that of the compiled program (see `_programs`).
 
 Where one program cannot be had, the Python code itself runs: eagerly, where the replicas' parts of a batch differ in
 size; and driven from the host where the function loops over a distributed dataset, with each `strategy.run` in it
@@ -13,7 +11,6 @@ compiled.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import threading
@@ -28,10 +25,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
-from replicax import _adapters, _conversion, _dispatch, _levels, _private, _specs, _stages, _tape
+from replicax import _adapters, _conversion, _levels, _private, _specs
 from replicax._arguments import Call, Results, constrained, difference
 from replicax._concrete import ConcreteFunction
 from replicax._errors import OutOfRangeError
+from replicax._programs import Program, meshes_of
 from replicax._pulls import (
     Abort,
     DrivenFromHost,
@@ -39,17 +37,11 @@ from replicax._pulls import (
     as_inputs,
     element_arrays,
     lifts,
-    meshes_of,
     pull_from,
     push_back,
     same_elements,
     uniform,
 )
-
-_nowhere = contextlib.nullcontext()
-
-
-_TOKEN_SIZE = 256  # bytes; a larger result is not kept just to see whether its call has ended
 
 
 class _Modes(threading.local):
@@ -102,30 +94,6 @@ def note_creation() -> None:
             raise _CreatesVariables
 
 
-class _Entry:
-    """One compiled program: of one signature, in one context."""
-
-    def __init__(self, level: _levels.Level, jaxpr: Any, rebuild: Callable[[list[Any]], Any]):
-        self.level, self.jaxpr, self.rebuild = level, jaxpr, rebuild
-        self.pulls: list[Pull] = []
-        self.state_count = 0  # how many of the program's outputs are variables' leaves; results stand behind them
-        self.keep_alive: Any = None  # the objects whose identity is part of the key
-        written = set(level.written)
-        reads = [(key, i, slot) for key, slots in level.inputs.items() for i, slot in enumerate(slots)]
-        self.donated = [read for read in reads if read[0] in written]
-        self.kept = [read for read in reads if read[0] not in written]
-        # The same by variable, whose leaves stand together in these lists.
-        self.donors: list[Any] = [level.variables[key] for key in level.inputs if key in written]
-        self.keepers: list[Any] = [level.variables[key] for key in level.inputs if key not in written]
-        self.writes: list[tuple[Any, int, int]] = []  # variables, and where their new leaves stand among the results
-        self.compiled: Any = None
-        self.undonated: Any = None  # the same program, for calls under a gradient tape
-        self.mesh: Any = None  # of replicas whose calls in flight are bounded, or watched by the workers of a job
-        self.token = -1  # which output tells that a call has ended, where that is to be known
-        self.label = ""  # what it is called, with the shapes of its input, where others call it too
-        self.compiled_at = -1  # `_levels.layout_changes` when it was last compiled
-
-
 class Function:
     """What `function` makes of a Python function. Call it as the function itself."""
 
@@ -139,7 +107,7 @@ class Function:
         self._python_function, self._autograph = python_function, autograph
         self._falls_back = autograph and not compiled_only  # whether the host may drive it where it cannot be compiled
         self._input_signature = None if input_signature is None else tuple(input_signature)
-        self._entries: dict[Any, list[_Entry]] = {}
+        self._entries: dict[Any, list[Program]] = {}
         self._host: dict[Any, list[Any]] = {}  # signatures that are driven from the host, and objects they know by id
         self._methods: dict[int, Function] = {}
         self._traces = self._calls = 0
@@ -212,7 +180,7 @@ class Function:
             return self._run_python(args, kwargs, host=True)
         entries = self._entries.get(call.key)
         if entries and not entries[0].pulls:
-            return self._execute(entries[0], call, (), taped)
+            return entries[0].run(call, (), taped)
         return self._run(call, args, kwargs)
 
     def _run(self, call: Call, args: tuple, kwargs: dict) -> Any:
@@ -254,7 +222,7 @@ class Function:
             return self._run_python(args, kwargs, host=True)
         except _CreatesVariables:
             return self._first_call_with_variables(call, args, kwargs)
-        return self._execute(entry, call, pulled, not _private.is_eager(_private.current_trace()))
+        return entry.run(call, pulled, not _private.is_eager(_private.current_trace()))
 
     def _run_python(self, args: tuple, kwargs: dict, host: bool) -> Any:
         before = _modes.host_driven, _modes.host_converts
@@ -283,7 +251,7 @@ class Function:
 
     def _trace(
         self, call: Call, args: tuple, kwargs: dict, queue: list[tuple[Pull, Any]], creation: bool = True
-    ) -> tuple[_Entry, list[Any]]:
+    ) -> tuple[Program, list[Any]]:
         """The program for this call, and the elements that it pulled; those in `queue` were pulled before."""
         self._traces += 1
         self._warn_of_retracing(call)
@@ -326,7 +294,7 @@ class Function:
             known.update(id(leaf) for leaves in level.values.values() for leaf in leaves)
             # A result that is a variable's array gets a buffer of its own, so that donating the one keeps the other.
             results = [jnp.copy(leaf) if id(leaf) in known else leaf for leaf in outputs[0].leaves]
-            spanning = next((mesh for mesh in _meshes(level, call, pulls) if not mesh.all_local), None)
+            spanning = next((mesh for mesh in meshes_of(level, call, pulls) if not mesh.all_local), None)
             common = None if spanning is None or level.local else spanning.mirrored
             results = [constrained(leaf, kind or common) for leaf, kind in zip(results, outputs[0].shardings)]
             if not level.local:
@@ -344,86 +312,11 @@ class Function:
         finally:
             lifts.stack.pop()
             _modes.no_creation = before
-        entry = _Entry(level, jaxpr, outputs[0].rebuilt)
-        entry.pulls = pulls
-        entry.keep_alive = call.statics
-        self._compile(entry, call, outputs[0].leaves)
+        name = getattr(self._python_function, "__name__", "function")
+        entry = Program(name, level, jaxpr, call, pulls, outputs[0])
         outputs[0].leaves = []  # tracers, and with them all that was traced, are let go of
         level.values.clear()
         return entry, elements
-
-    def _compile(self, entry: _Entry, call: Call, results: list[Any]) -> None:
-        level = entry.level
-        meshes = [] if level.local else _meshes(level, call, entry.pulls)
-        # One that spans processes counts first.
-        meshes = sorted((mesh for mesh in meshes if mesh.needs_bound or not mesh.all_local), key=lambda m: m.all_local)
-        entry.mesh = meshes[0] if meshes else None
-        for key, variable in level.written.items():
-            start, entry.state_count = entry.state_count, entry.state_count + len(level.values[key])
-            entry.writes.append((variable, start, entry.state_count))
-        small = [i for i, leaf in enumerate(results) if leaf.size * leaf.dtype.itemsize <= _TOKEN_SIZE]
-        entry.token = entry.state_count + small[0] if small else -1
-
-        def computed(donated: Any, kept: Any, pulled: Any, dynamic: Any, evaluate: Any) -> list[Any]:
-            supplied = {}
-            for (key, _, slot), value in zip([*entry.donated, *entry.kept], [*donated, *kept]):
-                supplied[slot] = value if level.local else level.variables[key]._entering(value)
-            slots = [slot for pull in entry.pulls for slot in pull.slots]
-            supplied.update(zip(slots, pulled))
-            out = level.replay(entry.jaxpr, supplied, *dynamic, evaluate=evaluate)
-            return [*out, jnp.zeros((), jnp.int8)] if entry.mesh is not None and entry.token == -1 else list(out)
-
-        def program(donated: list[Any], kept: list[Any], pulled: list[Any], dynamic: list[Any]) -> list[Any]:
-            evaluate = _stages.evaluate if entry.mesh is not None and entry.mesh.needs_bound else None
-            return computed(donated, kept, pulled, dynamic, evaluate)
-
-        def as_traced(donated: list[Any], kept: list[Any], pulled: list[Any], dynamic: list[Any]) -> list[Any]:
-            return computed(donated, kept, pulled, dynamic, None)
-
-        name = getattr(self._python_function, "__name__", "function")
-        program.__name__ = program.__qualname__ = name if name.isidentifier() else "function"
-        inputs = [*call.dynamic, *(leaf for pull in entry.pulls for leaf in element_arrays(pull.element))]
-        entry.label = f"{program.__name__}({_dispatch.shapes((x.dtype, x.shape) for x in inputs)})"
-        entry.compiled = jax.jit(program, donate_argnums=() if level.local else (0,))
-        entry.undonated = jax.jit(as_traced)
-
-    def _execute(self, entry: _Entry, call: Call, pulled: Sequence[Any], taped: bool) -> Any:
-        frame, local, mesh = _levels.frame(), entry.level.local, entry.mesh
-        with (
-            _dispatch.calling(mesh, entry.label, small=True) if mesh is not None else _nowhere as under_way,
-            _levels.lock,
-        ):
-            donated: list[Any] = []
-            for variable in entry.donors:
-                if taped:  # a gradient tape around the call sees what the program reads
-                    leaves = _tape.on_read(variable, frame.read(variable))
-                else:
-                    leaves = frame.fetch(variable)
-                    if variable._lent and not local:
-                        leaves = variable._copied(leaves)
-                donated += leaves
-            kept: list[Any] = []
-            for variable in entry.keepers:
-                kept += _tape.on_read(variable, frame.read(variable)) if taped else frame.fetch(variable)
-            elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
-            program = entry.undonated if taped else entry.compiled
-            with _nowhere if entry.level.device is None else jax.default_device(entry.level.device):
-                if under_way is not None and entry.compiled_at != _levels.layout_changes and not taped:
-                    under_way.compile(program, donated, kept, elements, call.dynamic)
-                    entry.compiled_at = _levels.layout_changes
-                out = program(donated, kept, elements, call.dynamic)
-            for variable, start, stop in entry.writes:
-                frame.store(variable, out[start:stop])
-                # One replica's component stands among others, and a tape holds on to what it saw.
-                variable._lent = local or taped
-            if under_way is not None:
-                under_way.output = out[entry.token]
-        if entry.jaxpr.effects:  # what it prints comes out before the call returns
-            jax.effects_barrier()
-            if entry.level.failures:
-                message, entry.level.failures[:] = entry.level.failures[0], []
-                raise AssertionError(message)
-        return entry.rebuild(out[entry.state_count :])
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The program for these arguments as `jax.jit(...).lower` gives it, to look at; nothing is run.
@@ -447,12 +340,7 @@ class Function:
                 ) from abort
             push_back(entry.pulls, elements, call.iterators)
             entries.append(entry)
-        entry, frame = entries[0], _levels.frame()
-        current = {key: frame.fetch(entry.level.variables[key]) for key in entry.level.inputs}
-        donated = [current[key][i] for key, i, _ in entry.donated]
-        kept = [current[key][i] for key, i, _ in entry.kept]
-        elements = [leaf for pull in entry.pulls for leaf in element_arrays(pull.element)]
-        return entry.compiled.lower(donated, kept, elements, call.dynamic)
+        return entries[0].lower(call)
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Arguments checked against the input signature; numbers and numpy arrays become arrays of its dtypes."""
@@ -482,12 +370,6 @@ class Function:
             "outside of loops.",
             stacklevel=5,
         )
-
-
-def _meshes(level: _levels.Level, call: Call, pulls: Sequence[Pull]) -> list[Any]:
-    """The meshes of replicas that a program has to do with."""
-    variables = [variable._mesh for variable in level.variables.values() if variable._mesh is not None]
-    return [mesh for mesh in [*level.meshes, *variables, *call.meshes(), *meshes_of(pulls)] if mesh is not None]
 
 
 def _aval(array: Any) -> ShapedArray:

@@ -31,6 +31,9 @@ class State(Protocol):
 
     _mesh: Any
     _stacked: bool
+    _types: list[jax.ShapeDtypeStruct]
+    _slots: dict[int, Any] | None
+    _lent: bool
 
     @property
     def name(self) -> str: ...
@@ -140,10 +143,15 @@ class Level(Frame):
 
     store = write
 
-    def replay(self, jaxpr: Any, supplied: dict[int, Any], *args: Any, evaluate: Any = None) -> list[Any]:
-        """Evaluates the level's jaxpr with these values for its inputs, as JAX does or as `evaluate(jaxpr, *args)`."""
+    def replay(self, jaxpr: Any, supplied: dict[int, Any], *args: Any) -> list[Any]:
+        """Evaluates the level's jaxpr with these values for its inputs."""
         with _input.supplied(supplied):
-            return evaluate(jaxpr, *args) if evaluate is not None else jex.jaxpr_as_fun(jaxpr)(*args)
+            return jex.jaxpr_as_fun(jaxpr)(*args)
+
+
+def is_input(eqn: Any) -> bool:
+    """Whether an equation of a level's jaxpr stands for one of its inputs, that of the slot in its parameters."""
+    return eqn.primitive is _input
 
 
 def jax_trace(trace: Any):

@@ -146,8 +146,8 @@ def part_of_jaxpr(jaxpr, eqns, inputs, outputs):
     return jex.ClosedJaxpr(replaced, [])
 
 
-def shard_map_again(eqn, function, more_outputs: int):
-    """`function` mapped as a `shard_map` in a jaxpr was, with so many more outputs that are the same everywhere.
+def shard_map_again(eqn, function, in_specs, out_specs):
+    """`function` mapped over the same mesh as a `shard_map` in a jaxpr.
 
     What the equation's parameters are called is documented nowhere.
     """
@@ -155,8 +155,8 @@ def shard_map_again(eqn, function, more_outputs: int):
     return jax.shard_map(
         function,
         mesh=params["mesh"],
-        in_specs=tuple(params["in_specs"]),
-        out_specs=[*params["out_specs"], *[jax.sharding.PartitionSpec()] * more_outputs],
+        in_specs=tuple(in_specs),
+        out_specs=list(out_specs),
         axis_names=params["newly_manual_axes"],
         check_vma=params["check_vma"],
     )

@@ -5,7 +5,8 @@ puts all-reduces together, but on CPU devices it still sends one buffer after an
 the sums over the replicas in it are put in order of what they wait for, and those that stand at the same place are
 packed into one vector. A loss that is reduced outside of `run` travels with the gradients in this way.
 
-The program is cut into stages: what needs no message, then the first one, what needs that, the second, and so on.
+The program is cut into stages: what needs no message, then the first one, what needs that, the second, and so on. What
+is computed alike of the parts of a message, or of the variables of a pack, is computed at once (see `_vectors`).
 """
 
 from __future__ import annotations
@@ -16,38 +17,123 @@ from typing import Any
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
-from replicax import _collectives, _private
+from replicax import _collectives, _levels, _private
 from replicax._values import AXIS
+from replicax._vectors import Graph, Piece, Values, joined, pieces, whole
 
 LIMIT = 1 << 20  # bytes; packing copies, which costs more than a message where there are many bytes
 
 
-def evaluate(closed: Any, *args: Any) -> list[Any]:
-    """What the program of a jaxpr computes, its sums over replicas in as few messages as they can be."""
+def evaluate(
+    level: Any, closed: Any, supplied: dict[int, Any], args: Sequence[Any], wanted: Sequence[Sequence[int]] = ()
+) -> tuple[list[Any], list[Any]]:
+    """What the program of a level computes, its sums over replicas in as few messages as they can be.
+
+    Args:
+        level: whose program it is.
+        closed: its jaxpr.
+        supplied: the values of the level's inputs, which may be pieces of vectors.
+        args: the jaxpr's own inputs.
+        wanted: places of outputs, of each of which one vector is made in place of arrays.
+
+    Returns:
+        The outputs, None where they went into a vector; and the vectors.
+    """
     jaxpr = closed.jaxpr
-    if jaxpr.effects or not any(_is_mapped(eqn) for eqn in jaxpr.eqns):
-        return jex.jaxpr_as_fun(closed)(*args)
-    values = _Values(jaxpr, [*zip(jaxpr.constvars, closed.consts), *zip(jaxpr.invars, args)])
-    done: set[int] = set()  # equations that a mapped one before them has computed as well
-    waiting: list[Any] = []
-    for eqn in jaxpr.eqns:
-        if id(eqn) in done:
-            continue
-        if not _is_mapped(eqn):
-            waiting.append(eqn)
-            continue
-        values.compute(waiting)
-        waiting = []
-        sums = _sums_of_rows(eqn, jaxpr.eqns)
-        done.update(id(one) for one in sums)
-        places = [eqn.outvars.index(one.invars[0]) for one in sums]
-        results = _private.shard_map_again(
-            eqn, lambda *blocks, eqn=eqn, places=places: _staged(eqn.params["jaxpr"], blocks, places), len(sums)
-        )(*values.of(eqn.invars))
-        values.set([*eqn.outvars, *(one.outvars[0] for one in sums)], results)
-    values.compute(waiting)
-    return values.of(jaxpr.outvars)
+    if jaxpr.effects or not (wanted or any(_is_mapped(eqn) for eqn in jaxpr.eqns)):
+        results: list[Any] = level.replay(closed, {slot: whole(value) for slot, value in supplied.items()}, *args)
+    else:
+        values = Values(jaxpr, [*zip(jaxpr.constvars, closed.consts), *zip(jaxpr.invars, args)])
+        for eqn in jaxpr.eqns:
+            if _levels.is_input(eqn):
+                values.set(eqn.outvars, [supplied[eqn.params["slot"]]])
+            elif _is_mapped(eqn) and eqn.outvars:
+                _take_over(eqn, jaxpr, values)
+        return _apart(values, jaxpr.outvars, wanted)
+    vectors = [joined([results[place] for place in places]) for places in wanted]
+    taken = {place for places in wanted for place in places}
+    return [None if place in taken else result for place, result in enumerate(results)], vectors
+
+
+def _apart(values: Values, outvars: Sequence[Any], wanted: Sequence[Sequence[int]]) -> tuple[list[Any], list[Any]]:
+    """The values of variables, None for those in the wanted vectors, and these."""
+    taken = {place for places in wanted for place in places}
+    left = (atom for place, atom in enumerate(outvars) if place not in taken)
+    arrays, vectors = values.both(left, [[outvars[place] for place in places] for places in wanted])
+    rest = iter(arrays)
+    return [None if place in taken else whole(next(rest)) for place in range(len(outvars))], vectors
+
+
+def updated_alike(closed: Any, outputs: dict[int, int]) -> list[list[int]]:
+    """Groups of outputs that are computed in the same way, element by element.
+
+    Args:
+        closed: a level's jaxpr.
+        outputs: places of outputs, and for each the slot of the input that it replaces.
+    """
+    jaxpr = closed.jaxpr
+    graph = Graph(jaxpr)
+    slots = set(outputs.values())
+    leaves = {graph.key(e.outvars[0]) for e in jaxpr.eqns if _levels.is_input(e) and e.params["slot"] in slots}
+    mapped = {id(eqn) for eqn in jaxpr.eqns if _is_mapped(eqn)}
+    inside: dict[int, tuple[Graph, set[Any]]] = {}  # of replicas' programs
+    groups: dict[Any, list[int]] = {}
+    for place in outputs:
+        key = graph.source(graph.key(jaxpr.outvars[place]))
+        node = graph.nodes.get(key)
+        where, known = graph, leaves
+        if node is not None and id(node.eqn) in mapped:
+            eqn = node.eqn
+            body = eqn.params["jaxpr"]
+            if id(eqn) not in inside:
+                own = Graph(body)
+                inside[id(eqn)] = own, {own.key(var) for var, k in zip(body.invars, node.inputs) if k in leaves}
+            where, known = inside[id(eqn)]
+            key = where.key(body.outvars[node.outputs.index(key)])
+        number = where.likeness(key, known)
+        if not where.is_other(number):
+            groups.setdefault((id(where), number), []).append(place)
+    return list(groups.values())
+
+
+def _take_over(eqn: Any, jaxpr: Any, values: Values) -> None:
+    """Has the replicas' program be evaluated in stages, together with the sums of what they return."""
+    sums = _sums_of_rows(eqn, jaxpr.eqns)
+    rows = [eqn.outvars.index(one.invars[0]) for one in sums]
+    replicated = {var for var, spec in zip(eqn.outvars, eqn.params["out_specs"]) if not any(spec)}
+
+    def run(wanted: list[list[int]]) -> None:
+        operands: list[Any] = []
+        specs: list[Any] = []
+        vectors: dict[int, int] = {}  # where the vectors of pieces stand among the operands
+        inner: list[tuple[int, Any]] = []  # for each input of the replicas, its operand, and the piece that it is of it
+        for value, spec in zip(values.of(eqn.invars), eqn.params["in_specs"]):
+            piece = value if type(value) is Piece and not any(spec) else None
+            value = whole(value) if piece is None else piece.vector
+            if piece is None or id(value) not in vectors:
+                vectors[id(value)] = len(operands)
+                operands.append(value)
+                specs.append(spec)
+            inner.append((vectors[id(value)] if piece is not None else len(operands) - 1, piece))
+
+        def replica(*blocks: Any) -> list[Any]:
+            args = [blocks[i] if p is None else Piece(blocks[i], p.start, p.shape) for i, p in inner]
+            return _staged(eqn.params["jaxpr"], args, rows, wanted)
+
+        taken = {place for places in wanted for place in places}
+        left = [place for place in range(len(eqn.outvars)) if place not in taken]
+        out_specs = [eqn.params["out_specs"][place] for place in left]
+        same = [PartitionSpec()] * (len(rows) + len(wanted))
+        results = iter(_private.shard_map_again(eqn, replica, specs, [*out_specs, *same])(*operands))
+        values.set([eqn.outvars[place] for place in left], results)
+        values.set([one.outvars[0] for one in sums], results)
+        for places, vector in zip(wanted, results):
+            outputs = [eqn.outvars[place] for place in places]
+            values.set(outputs, pieces(vector, [var.aval.shape for var in outputs]))
+
+    values.take_over(eqn, run, replicated, [one.outvars[0] for one in sums])
 
 
 def _is_mapped(eqn: Any) -> bool:
@@ -79,37 +165,34 @@ def _is_rows(mapped: Any, place: int) -> bool:
     return axes[:1] == (AXIS,) and not any(axes[1:]) and inside.aval.shape[0] == 1
 
 
-def _staged(jaxpr: Any, args: Sequence[Any], row_places: Sequence[int]) -> list[Any]:
-    """The outputs of one replica's jaxpr, and the sums over the replicas of those at these places."""
-    values = _Values(jaxpr, zip(jaxpr.invars, args))
+def _staged(jaxpr: Any, args: Sequence[Any], row_places: Sequence[int], wanted: Sequence[Sequence[int]]) -> list[Any]:
+    """The outputs of one replica's jaxpr, the sums over the replicas of those at these places, and wanted vectors."""
+    values = Values(jaxpr, zip(jaxpr.invars, args))
     stage: dict[Any, int] = {}  # of each variable that waits for a message, for how many
 
     def stage_of(atoms: Iterable[Any]) -> int:
         return max((stage.get(atom, 0) for atom in atoms if not isinstance(atom, jex.Literal)), default=0)
 
-    stages: list[list[Any]] = [[]]
     messages: list[list[tuple[Any, Any]]] = [[]]  # for each stage, what is added up after it, and what that gives
     for eqn in jaxpr.eqns:
         at = stage_of(eqn.invars)
         if _is_sum(eqn):
             messages[at] += zip(eqn.invars, eqn.outvars)
-            if len(stages) == at + 1:
-                stages.append([])
+            if len(messages) == at + 1:
                 messages.append([])
-        else:
-            stages[at].append(eqn)
         stage.update((var, at + _is_sum(eqn)) for var in eqn.outvars)
     rows = [jaxpr.outvars[place] for place in row_places]
     row_sums: list[Any] = [None] * len(rows)
-    for at, eqns in enumerate(stages):
-        values.compute(eqns)
+    for at, message in enumerate(messages):
         own = [i for i, atom in enumerate(rows) if stage_of([atom]) == at]
-        parts = [*values.of(atom for atom, _ in messages[at]), *(row[0] for row in values.of(rows[i] for i in own))]
+        parts = values.of([*(atom for atom, _ in message), *(rows[i] for i in own)])
+        parts[len(message) :] = [whole(row)[0] for row in parts[len(message) :]]
         sums = _all_reduced(parts)
-        values.set([var for _, var in messages[at]], sums)
-        for i, total in zip(own, sums[len(messages[at]) :]):
-            row_sums[i] = total
-    return [*values.of(jaxpr.outvars), *row_sums]
+        values.set([var for _, var in message], sums)
+        for i, total in zip(own, sums[len(message) :]):
+            row_sums[i] = whole(total)
+    results, vectors = _apart(values, jaxpr.outvars, wanted)
+    return [*(result for result in results if result is not None), *row_sums, *vectors]
 
 
 def _is_sum(eqn: Any) -> bool:
@@ -118,36 +201,18 @@ def _is_sum(eqn: Any) -> bool:
 
 
 def _all_reduced(parts: list[Any]) -> list[Any]:
-    parts = [jnp.asarray(part) for part in parts]
-    return _collectives.packed(parts, lambda part: lax.psum(part, AXIS), _packs)
-
-
-def _packs(parts: list[Any]) -> list[list[int]]:
-    return _collectives.packs_by_dtype(parts, LIMIT)
+    """The sums of all parts over the replicas; those that went in one message are pieces of a vector."""
+    parts = [part if type(part) is Piece else jnp.asarray(part) for part in parts]
+    sums: list[Any] = [None] * len(parts)
+    for group in _collectives.packs_by_dtype(parts, LIMIT):
+        if len(group) == 1:
+            sums[group[0]] = lax.psum(whole(parts[group[0]]), AXIS)
+            continue
+        total = lax.psum(joined([parts[i] for i in group]), AXIS)
+        for i, piece in zip(group, pieces(total, [parts[i].shape for i in group])):
+            sums[i] = piece
+    return sums
 
 
 def _bytes(aval: Any) -> int:
     return aval.size * aval.dtype.itemsize
-
-
-class _Values:
-    """The values of a jaxpr's variables, as far as they are computed."""
-
-    def __init__(self, jaxpr: Any, known: Iterable[tuple[Any, Any]]):
-        self._jaxpr, self._values = jaxpr, dict(known)
-
-    def of(self, atoms: Iterable[Any]) -> list[Any]:
-        return [atom.val if isinstance(atom, jex.Literal) else self._values[atom] for atom in atoms]
-
-    def set(self, variables: Iterable[Any], values: Iterable[Any]) -> None:
-        self._values.update(zip(variables, values))
-
-    def compute(self, eqns: Sequence[Any]) -> None:
-        """Computes some equations, which need nothing but what is known and each other."""
-        if not eqns:
-            return
-        made = list(dict.fromkeys(var for eqn in eqns for var in eqn.outvars if not isinstance(var, jex.DropVar)))
-        atoms = (atom for eqn in eqns for atom in eqn.invars if not isinstance(atom, jex.Literal))
-        needed = [var for var in dict.fromkeys(atoms) if var in self._values]
-        part = _private.part_of_jaxpr(self._jaxpr, eqns, needed, made)
-        self.set(made, jex.jaxpr_as_fun(part)(*self.of(needed)))

@@ -29,6 +29,7 @@ from replicax import (
     _late,
     _levels,
     _nest,
+    _packs,
     _private,
     _tape,
 )
@@ -162,6 +163,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     _stacked = False  # whether the global form has a row for each replica
     _strategy: Any = None
     _equal_by_contract = False  # whether it is an error that replicas assign different values, where that can be told
+    _slots: dict[int, Any] | None = None  # the places of leaves that stand in packs (see _packs.py)
     _late: bool | None = False  # whether a restored checkpoint may have a value for it (see _late.py)
     __hash__: Any
     __array_priority__ = 100
@@ -445,6 +447,9 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         clone = type(self).__new__(type(self))
         clone.__dict__.update(self.__dict__)
         clone._lent = self._lent = True
+        if self._slots:
+            clone._slots = None
+            clone._write_global(self._read_global())
         memo[id(self)] = clone
         return clone
 
@@ -567,6 +572,27 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     def _write_global(self, leaves: list[Any]) -> None:
         raise NotImplementedError
+
+    def _pack_home(self, index: int) -> Any:
+        """Where a pack lies that this leaf may stand in; None if it may not."""
+        return None
+
+    def _own_leaves(self, indices: Sequence[int]) -> list[Any]:
+        """Of the global form leaves that do not stand in a pack, or have been assigned since."""
+        raise NotImplementedError
+
+    def _write_own(self, indices: Sequence[int], leaves: Sequence[Any]) -> None:
+        """Replaces leaves that do not stand in a pack by what a compiled program returned."""
+        raise NotImplementedError
+
+    def _give_up(self, index: int) -> None:
+        """Lets go of a leaf's array: its value stands in a pack."""
+        raise NotImplementedError
+
+    def _leave_packs(self) -> None:
+        """Before it is written from outside of a compiled program: no leaf's value stands in a pack any more."""
+        for slot in (self._slots or {}).values():
+            slot.pack.replaced.add(slot)
 
     def _read_component(self, replica: int) -> list[Any]:
         raise NotImplementedError
@@ -714,15 +740,36 @@ class ResourceVariable(Variable):
         self._name = parent._name + (f"/replica_{index}" if index else "")
         return self
 
-    _leaves: list[jax.Array]
+    _leaves: list[Any]  # None for one that stands in a pack
 
     def _store(self, leaves: list[jax.Array]) -> None:
         self._leaves = leaves
 
     def _read_global(self) -> list[Any]:
+        if self._slots:
+            return [self._slots[i].read() if leaf is None else leaf for i, leaf in enumerate(self._leaves)]
         return self._leaves
 
+    def _pack_home(self, index: int) -> Any:
+        leaf = self._leaves[index]
+        if self._parent is not None or type(self) is not ResourceVariable or not leaf.is_fully_addressable:
+            return None
+        (device, *others) = leaf.devices()
+        return None if others else _packs.Home(device, committed=leaf.committed)
+
+    def _own_leaves(self, indices: Sequence[int]) -> list[Any]:
+        return [self._leaves[index] for index in indices]
+
+    def _write_own(self, indices: Sequence[int], leaves: Sequence[Any]) -> None:
+        self._leaves = list(self._leaves)
+        for index, leaf in zip(indices, leaves):
+            self._leaves[index] = _private.single(leaf)
+
+    def _give_up(self, index: int) -> None:
+        self._leaves = [None if i == index else leaf for i, leaf in enumerate(self._leaves)]
+
     def _write_global(self, leaves: list[Any]) -> None:
+        self._leave_packs()
         # A program over several devices leaves a copy on each; one is kept, which any other program can take.
         self._leaves, self._lent = [_private.single(leaf) for leaf in leaves], True
 

@@ -1,0 +1,261 @@
+"""One compiled program of a `function`: what goes in and comes out, and a call of it.
+
+A program takes the variables' current values, donates those that it replaces, and puts the new ones in their place. An
+array that somebody outside may hold is copied before it would be donated. Small variables that are updated alike go in
+and come out side by side, in the vectors of packs (see `_packs`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _dispatch, _levels, _packs, _pulls, _stages, _tape, _vectors
+from replicax._arguments import Call, Results
+from replicax._pulls import Pull, element_arrays
+
+_nowhere = contextlib.nullcontext()
+
+_TOKEN_SIZE = 256  # bytes; a larger result is not kept just to see whether its call has ended
+
+
+def meshes_of(level: _levels.Level, call: Call, pulls: Sequence[Pull]) -> list[Any]:
+    """The meshes of replicas that a program has to do with."""
+    variables = [variable._mesh for variable in level.variables.values() if variable._mesh is not None]
+    return [m for m in [*level.meshes, *variables, *call.meshes(), *_pulls.meshes_of(pulls)] if m is not None]
+
+
+class Inputs:
+    """How the variables of a program go in and out: in packs, or their leaves by themselves.
+
+    Those by themselves are listed as variables, each with the leaves that stand in no pack, or None for all of them.
+    """
+
+    def __init__(self, level: _levels.Level):
+        def places(variable: Any) -> dict[int, Any]:
+            return {} if level.local else (variable._slots or {})
+
+        def own(variable: Any) -> list[int]:
+            return [i for i in range(len(variable._types)) if i not in places(variable)]
+
+        def alone(variables: list[Any]) -> list[tuple[Any, list[int] | None]]:
+            return [(v, own(v) if places(v) else None) for v in variables if own(v) or not places(v)]
+
+        read = [(level.variables[key], slots) for key, slots in level.inputs.items()]
+        replaced = {id(place.pack) for variable in level.written.values() for place in places(variable).values()}
+        packs = {id(place.pack): place.pack for v in level.variables.values() for place in places(v).values()}
+        # Those that the program replaces, and behind them those that it only reads.
+        self.packs: list[_packs.Pack] = sorted(packs.values(), key=lambda pack: id(pack) not in replaced)
+        self.replaced = len(replaced)
+        number = {id(pack): i for i, pack in enumerate(self.packs)}
+        # For slots of the level, which pack they stand in, and their place there.
+        self.pieces: dict[int, tuple[int, _packs.Slot]] = {
+            slots[i]: (number[id(place.pack)], place) for v, slots in read for i, place in places(v).items()
+        }
+        donors = [(v, slots) for v, slots in read if id(v) in level.written]
+        keepers = [(v, slots) for v, slots in read if id(v) not in level.written]
+        self.donors, self.keepers = alone([v for v, _ in donors]), alone([v for v, _ in keepers])
+        self.slots = [(v, slots[i]) for v, slots in [*donors, *keepers] for i in own(v)]
+        self.written = alone(list(level.written.values()))
+
+    def are_as(self, others: Inputs) -> bool:
+        """Whether the same leaves stand in the same packs."""
+        own = [[id(variable) for variable, _ in inputs.written] for inputs in (self, others)]
+        same = self.packs == others.packs and self.replaced == others.replaced and own[0] == own[1]
+        return same and self.pieces.keys() == others.pieces.keys()
+
+    def vectors(self) -> tuple[list[Any], list[Any]]:
+        """The packs' vectors, those to be replaced and the others."""
+        arrays = [pack.current() for pack in self.packs]
+        return arrays[: self.replaced], arrays[self.replaced :]
+
+
+class Program:
+    """One compiled program: of one signature, in one context."""
+
+    def __init__(self, name: str, level: _levels.Level, jaxpr: Any, call: Call, pulls: list[Pull], results: Results):
+        self.level, self.jaxpr, self.pulls, self._rebuild = level, jaxpr, pulls, results.rebuilt
+        self._keep_alive = call.statics  # the objects whose identity is part of the key
+        meshes = [] if level.local else meshes_of(level, call, pulls)
+        # Of replicas whose calls in flight are bounded, or watched by the workers of a job; these count first.
+        meshes = sorted((mesh for mesh in meshes if mesh.needs_bound or not mesh.all_local), key=lambda m: m.all_local)
+        self._mesh = meshes[0] if meshes else None
+        # Variables, and where their new leaves stand among the jaxpr's outputs; results stand behind them.
+        self._writes: list[tuple[Any, int, int]] = []
+        self._state_count = 0
+        for variable in level.written.values():
+            start, self._state_count = self._state_count, self._state_count + len(variable._types)
+            self._writes.append((variable, start, self._state_count))
+        small = [i for i, leaf in enumerate(results.leaves) if leaf.size * leaf.dtype.itemsize <= _TOKEN_SIZE]
+        self._token = small[0] if small else -1  # which result tells that a call has ended, where that is to be known
+        self._name = name if name.isidentifier() else "function"
+        inputs = [*call.dynamic, *(leaf for pull in pulls for leaf in element_arrays(pull.element))]
+        # What it is called, with the shapes of its input, where others call it too.
+        self.label = f"{self._name}({_dispatch.shapes((x.dtype, x.shape) for x in inputs)})"
+        self._compiled_at = -1  # `_levels.layout_changes` when it was last compiled
+        self._arranged_at = -1  # `_packs.changes` when `_inputs` was made
+        self._inputs: Any = None
+        self._compiled: Any = None
+        self._taped = jax.jit(self._named(self._compute_taped))  # for calls under a gradient tape
+        if not level.local:
+            self._pack()
+        self._arrange()
+
+    def _named(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def program(*args: Any) -> Any:
+            return method(*args)
+
+        program.__name__ = program.__qualname__ = self._name
+        return program
+
+    def _pack(self) -> None:
+        """Packs small variables that it updates alike."""
+        if self.jaxpr.effects:
+            return
+        slots: dict[int, int] = {}  # of the inputs that outputs replace
+        leaves: dict[int, tuple[Any, int]] = {}
+        for variable, start, _ in self._writes:
+            for index, slot in enumerate(self.level.inputs.get(id(variable), ())):
+                slots[start + index], leaves[start + index] = slot, (variable, index)
+        if len(slots) >= _packs.FEWEST:
+            alike = _stages.updated_alike(self.jaxpr, slots)
+            _packs.arrange([[leaves[place] for place in group] for group in alike])
+
+    def _arrange(self) -> None:
+        """Makes the program for the packs that there are now, if they are others than before."""
+        self._arranged_at, inputs = _packs.changes, Inputs(self.level)
+        if self._inputs is None or not inputs.are_as(self._inputs):
+            self._inputs, self._compiled_at = inputs, -1
+            donated = () if self.level.local else (0, 1)
+            self._compiled = jax.jit(self._named(self._compute), donate_argnums=donated)
+
+    # What is compiled.
+
+    def _compute(
+        self, replaced: list[Any], donated: list[Any], read: list[Any], kept: list[Any], pulled: Any, dynamic: Any
+    ) -> tuple[list[Any], list[Any]]:
+        """The vectors and leaves that replace those that went in, and the results."""
+        inputs, vectors = self._inputs, [*replaced, *read]
+        supplied = self._supplied(inputs.slots, [*donated, *kept], pulled)
+        for slot, (number, place) in inputs.pieces.items():
+            supplied[slot] = _vectors.Piece(vectors[number], place.start, place.shape)
+        places: dict[_packs.Slot, int] = {}  # the outputs that replace leaves in packs
+        for variable, start, _ in self._writes if vectors else ():
+            places.update((place, start + index) for index, place in (variable._slots or {}).items())
+        written = [[places.get(slot) for slot in pack.slots] for pack in inputs.packs[: inputs.replaced]]
+        whole = [[place for place in each if place is not None] if None not in each else [] for each in written]
+        if vectors or (self._mesh is not None and self._mesh.needs_bound):
+            out, made = _stages.evaluate(self.level, self.jaxpr, supplied, dynamic, [w for w in whole if w])
+        else:
+            out, made = self.level.replay(self.jaxpr, supplied, *dynamic), []
+        new, remaining = [], iter(made)
+        for pack, vector, each, all_of_it in zip(inputs.packs, replaced, written, whole):
+            if all_of_it:
+                vector = next(remaining)
+            else:  # only some of its leaves are replaced
+                for part, place in zip(pack.slots, each):
+                    if place is not None:
+                        vector = jax.lax.dynamic_update_slice(vector, jnp.ravel(out[place]), (part.start,))
+            new.append(pack.home.constrained(vector))
+        packed = set(places.values())
+        new += [leaf for place, leaf in enumerate(out[: self._state_count]) if place not in packed]
+        return new, self._results(out)
+
+    def _compute_taped(self, values: list[Any], pulled: Any, dynamic: Any) -> tuple[list[Any], list[Any]]:
+        """The same for a tape, which sees every variable by itself, and nothing donated."""
+        slots = [(self.level.variables[key], slot) for key, slots in self.level.inputs.items() for slot in slots]
+        out = self.level.replay(self.jaxpr, self._supplied(slots, values, pulled), *dynamic)
+        return list(out[: self._state_count]), self._results(out)
+
+    def _supplied(self, slots: Sequence[tuple[Any, int]], values: Sequence[Any], pulled: Any) -> dict[int, Any]:
+        supplied = dict(zip((slot for pull in self.pulls for slot in pull.slots), pulled))
+        for (variable, slot), value in zip(slots, values):
+            supplied[slot] = value if self.level.local else variable._entering(value)
+        return supplied
+
+    def _results(self, out: Sequence[Any]) -> list[Any]:
+        results = list(out[self._state_count :])
+        return [*results, jnp.zeros((), jnp.int8)] if self._mesh is not None and self._token == -1 else results
+
+    # A call.
+
+    def run(self, call: Call, pulled: Sequence[Any], taped: bool) -> Any:
+        """Runs it with the arguments of a call and the elements that it pulled; a gradient tape may look on."""
+        frame, level, mesh = _levels.frame(), self.level, self._mesh
+        with (
+            _dispatch.calling(mesh, self.label, small=True) if mesh is not None else _nowhere as under_way,
+            _levels.lock,
+        ):
+            elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
+            arguments: tuple[Any, ...]
+            if taped:
+                program, arguments = self._taped, (self._tape_reads(frame), elements, call.dynamic)
+            else:
+                arguments = (*self._variables(frame), elements, call.dynamic)
+                program = self._compiled
+            with _nowhere if level.device is None else jax.default_device(level.device):
+                if under_way is not None and self._compiled_at != _levels.layout_changes and not taped:
+                    under_way.compile(program, *arguments)
+                    self._compiled_at = _levels.layout_changes
+                new, results = program(*arguments)
+            if taped:
+                for variable, start, stop in self._writes:
+                    frame.store(variable, new[start:stop])
+                    variable._lent = True  # the tape holds on to what it saw
+            else:
+                self._replace(frame, new)
+            if under_way is not None:
+                under_way.output = results[self._token]
+        if self.jaxpr.effects:  # what it prints comes out before the call returns
+            jax.effects_barrier()
+            if level.failures:
+                message, level.failures[:] = level.failures[0], []
+                raise AssertionError(message)
+        return self._rebuild(results)
+
+    def lower(self, call: Call) -> Any:
+        """What JAX makes of it for these arguments; nothing is run."""
+        elements = [leaf for pull in self.pulls for leaf in element_arrays(pull.element)]
+        with _levels.lock:
+            variables = self._variables(_levels.frame())
+        return self._compiled.lower(*variables, elements, call.dynamic)
+
+    def _variables(self, frame: _levels.Frame) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        """The first arguments of the compiled program."""
+        if self._arranged_at != _packs.changes:
+            self._arrange()
+        inputs, local = self._inputs, self.level.local
+        replaced, read = inputs.vectors()
+        donated: list[Any] = []
+        for variable, indices in inputs.donors:
+            leaves = frame.fetch(variable) if indices is None else variable._own_leaves(indices)
+            if variable._lent and not local:
+                leaves = variable._copied(leaves)
+            donated += leaves
+        kept: list[Any] = []
+        for variable, indices in inputs.keepers:
+            kept += frame.fetch(variable) if indices is None else variable._own_leaves(indices)
+        return replaced, donated, read, kept
+
+    def _tape_reads(self, frame: _levels.Frame) -> list[Any]:
+        variables = (self.level.variables[key] for key in self.level.inputs)
+        return [leaf for variable in variables for leaf in _tape.on_read(variable, frame.read(variable))]
+
+    def _replace(self, frame: _levels.Frame, new: list[Any]) -> None:
+        """Puts new vectors and leaves in the place of those that it took over."""
+        inputs, local = self._inputs, self.level.local
+        start = inputs.replaced
+        for pack, vector in zip(inputs.packs, new[:start]):
+            pack.store(vector)
+        for variable, indices in inputs.written:
+            stop = start + (len(variable._types) if indices is None else len(indices))
+            if indices is None:
+                frame.store(variable, new[start:stop])
+            else:
+                variable._write_own(indices, new[start:stop])
+            variable._lent = local  # one replica's component stands among others
+            start = stop

@@ -1,0 +1,548 @@
+"""The same arithmetic on many arrays, done at once on one vector.
+
+An optimizer computes the same for each of its variables: small operations by the hundred, which cost their start
+rather than their arithmetic. Where arrays are parts of one vector (a *pack* of variables, the sum of all gradients),
+and what is computed of them is equation for equation the same, one equation on the vector does it.
+
+A jaxpr is evaluated from its ends: from what is wanted as a vector back through equations that are alike in all its
+parts, as far as these go, and from there on one by one. This is how compilers find vector instructions in scalar code
+("superword level parallelism", Larsen and Amarasinghe, PLDI 2000), one level higher.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from replicax import _private
+
+Key = Any  # a variable of a jaxpr and the scope that it belongs to, or a `_Literal`
+
+# Element by element: of operands of one shape, and of scalars, the same for all elements.
+_NAMES = (
+    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy copy_p cos "
+    "cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p "
+    "logistic lt max min mul ne neg nextafter not or pow reduce_precision rem round rsqrt select_n "
+    "shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor"
+)
+_ELEMENTWISE = frozenset(_NAMES.split())
+_SAME_ELEMENTS = frozenset({"reshape", "squeeze", "expand_dims", "sharding_constraint", "copy", "copy_p"})
+_OF_SHAPES = frozenset(
+    {"shape", "new_sizes", "dimensions", "broadcast_dimensions", "sharding", "context_mesh", "layout"}
+    | {"unconstrained_dims"}
+)
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
+_MOST_RUNS = 8  # stretches of one vector; where there are more, its elements are gathered one by one
+_DEEPEST = 64  # equations behind each other that tell apart what is computed
+
+
+class Piece:
+    """An array that is a part of a vector; taken out of it when it is needed by itself."""
+
+    __slots__ = ("_array", "dtype", "shape", "size", "start", "vector")
+
+    def __init__(self, vector: Any, start: int, shape: Sequence[int]):
+        self.vector, self.start, self.shape, self.dtype = vector, start, tuple(shape), vector.dtype
+        self.size = math.prod(self.shape)
+        self._array: Any = None
+
+    def array(self) -> Any:
+        """The array itself."""
+        if self._array is None:
+            part = self.vector
+            if self.size != part.size:
+                part = lax.slice(part, (self.start,), (self.start + self.size,))
+            self._array = jnp.reshape(part, self.shape)
+        return self._array
+
+
+def whole(value: Any) -> Any:
+    """A value as an array."""
+    return value.array() if type(value) is Piece else value
+
+
+def pieces(vector: Any, shapes: Iterable[Sequence[int]]) -> list[Piece]:
+    """Arrays of these shapes, one behind the other in a vector."""
+    found, start = [], 0
+    for shape in shapes:
+        found.append(Piece(vector, start, shape))
+        start += found[-1].size
+    return found
+
+
+def joined(values: Sequence[Any]) -> Any:
+    """The elements of all values in one vector, which is that of their pieces as far as these stand in order."""
+    runs: list[list[Any]] = []  # [vector, start, stop] of pieces, [array]
+    for value in values:
+        if type(value) is not Piece:
+            runs.append([jnp.ravel(value)])
+        elif runs and runs[-1][0] is value.vector and runs[-1][-1] == value.start:
+            runs[-1][-1] += value.size
+        else:
+            runs.append([value.vector, value.start, value.start + value.size])
+    vectors = {id(run[0]) for run in runs}
+    if len(vectors) == 1 and len(runs) > _MOST_RUNS and all(len(run) == 3 for run in runs):
+        return runs[0][0][np.concatenate([np.arange(start, stop, dtype=np.int32) for _, start, stop in runs])]
+    parts = [
+        run[0] if len(run) == 1 or run[2] - run[1] == run[0].size else lax.slice(run[0], (run[1],), (run[2],))
+        for run in runs
+    ]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
+class _Literal:
+    """A number in a program."""
+
+    def __init__(self, literal: Any):
+        self.value, self.aval = literal.val, literal.aval
+
+
+class _Node:
+    """An equation, in the scope of the call that it stands in."""
+
+    __slots__ = ("eqn", "inputs", "jaxpr", "outputs", "scope")
+
+    def __init__(self, eqn: Any, scope: int, jaxpr: Any, inputs: list[Key], outputs: list[Key]):
+        self.eqn, self.scope, self.jaxpr, self.inputs, self.outputs = eqn, scope, jaxpr, inputs, outputs
+
+    @property
+    def name(self) -> str:
+        return self.eqn.primitive.name
+
+
+class Graph:
+    """The equations of a jaxpr by what they compute. Calls are opened, and theirs join in, where one looks through."""
+
+    def __init__(self, jaxpr: Any):
+        self.nodes: dict[Key, _Node] = {}  # by their outputs
+        self._aliases: dict[Key, Key] = {}
+        self._scopes = itertools.count()
+        self._numbers: dict[Any, int] = {}  # of scalars: equal numbers, equal values
+        self._number_of: dict[Key, int] = {}
+        self._alike: dict[Key, int] = {}
+        self.scope = self._enter(jaxpr)
+
+    def _enter(self, jaxpr: Any) -> int:
+        scope = next(self._scopes)
+        for eqn in jaxpr.eqns:
+            inputs = [self.key(atom, scope) for atom in eqn.invars]
+            outputs = [(scope, var) for var in eqn.outvars]
+            node = _Node(eqn, scope, jaxpr, inputs, outputs)
+            self.nodes.update((key, node) for key in outputs)
+        return scope
+
+    def key(self, atom: Any, scope: int = 0) -> Key:
+        """What stands for a variable or a literal of the jaxpr."""
+        return _Literal(atom) if isinstance(atom, jex.Literal) else (scope, atom)
+
+    def resolved(self, key: Key) -> Key:
+        """The same in the innermost call that was opened."""
+        while key in self._aliases:
+            key = self._aliases[key]
+        return key
+
+    def seen_through(self, key: Key) -> Key:
+        """`resolved`, after the call that computes it was opened, if one does that can be."""
+        while True:
+            key = self.resolved(key)
+            node = self.nodes.get(key)
+            if node is None or not self._open(node):
+                return key
+
+    def source(self, key: Key, is_end: Callable[[Key], bool] = lambda key: False) -> Key:
+        """What has the same elements as this, as far back as it goes, or to an end."""
+        while True:
+            key = self.seen_through(key)
+            node = self.nodes.get(key)
+            if is_end(key) or node is None or node.name not in _SAME_ELEMENTS or _operands([node]) is None:
+                return key
+            key = node.inputs[0]
+
+    def _open(self, node: _Node) -> bool:
+        inner = node.eqn.params.get(_CALLS.get(node.name, ""))
+        if inner is None or inner.jaxpr.constvars or inner.jaxpr.effects:
+            return False
+        jaxpr = inner.jaxpr
+        scope = self._enter(jaxpr)
+        self._aliases.update(((scope, var), key) for var, key in zip(jaxpr.invars, node.inputs))
+        for key, atom in zip(node.outputs, jaxpr.outvars):
+            del self.nodes[key]
+            self._aliases[key] = self.key(atom, scope)
+        return True
+
+    def number(self, key: Key) -> int:
+        """A number that scalars share which are computed in the same way."""
+        key = self.resolved(key)
+        if key not in self._number_of:
+            node = self.nodes.get(key)
+            what: tuple[Any, ...] | None = None
+            if isinstance(key, _Literal):
+                what = ("literal", str(key.aval), str(key.value))
+            elif node is not None and all(_shape(k) == () for k in node.inputs) and not node.eqn.effects:
+                if self._open(node):
+                    return self.number(key)
+                inputs = tuple(self.number(k) for k in node.inputs)
+                what = (node.name, _frozen(node.eqn.params), node.outputs.index(key), inputs)
+            self._number_of[key] = self._number(what or ("only", key))
+        return self._number_of[key]
+
+    def _number(self, what: Any) -> int:
+        return self._numbers.setdefault(what, len(self._numbers))
+
+    def likeness(self, key: Key, leaves: Any, depth: int = 0) -> int:
+        """A number that arrays share which are computed in the same way of leaves, of scalars and of whatever else."""
+        key = self.source(key)
+        if key in leaves:
+            return self._number("leaf")
+        if key not in self._alike:
+            node, what = self.nodes.get(key), None
+            if node is not None and depth < _DEEPEST and (plan := _operands([node])) is not None:
+                inputs = [
+                    self._scalar(x)
+                    if scalar and self.resolved(x) not in leaves
+                    else self.likeness(x, leaves, depth + 1)
+                    for x, scalar in zip(node.inputs, plan)
+                ]
+                what = (node.name, _frozen(node.eqn.params), *(str(_dtype(x)) for x in node.inputs), *inputs)
+            self._alike[key] = self._number(what or "other")
+        return self._alike[key]
+
+    def _scalar(self, key: Key) -> Any:
+        """What a scalar says of what is computed with it: which literal it is, as others may be of one array alone."""
+        key = self.resolved(key)
+        return ("scalar", self.number(key) if isinstance(key, _Literal) else None)
+
+    def is_other(self, number: int) -> bool:
+        """Whether a likeness says nothing: what it stands for is not computed element by element."""
+        return number in (self._numbers.get("other"), self._numbers.get("leaf"))
+
+
+def _shape(key: Key) -> tuple[int, ...]:
+    return (key if isinstance(key, _Literal) else key[1]).aval.shape
+
+
+def _frozen(params: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple((name, _hashable(value)) for name, value in sorted(params.items()) if name not in _OF_SHAPES)
+
+
+def _hashable(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value
+
+
+def _operands(nodes: Sequence[_Node]) -> list[bool] | None:
+    """For each operand of equations alike whether it is a scalar for the whole array; None if they are not alike."""
+    first = nodes[0]
+    name, params = first.name, _frozen(first.eqn.params)
+    if len({id(node) for node in nodes}) < len(nodes):
+        return None
+    if any(n.name != name or len(n.outputs) != 1 or len(n.inputs) != len(first.inputs) for n in nodes):
+        return None
+    dtypes = [_dtype(key) for key in first.inputs]
+    if any(_frozen(n.eqn.params) != params or [_dtype(key) for key in n.inputs] != dtypes for n in nodes[1:]):
+        return None
+    if name == "broadcast_in_dim" and all(_shape(n.inputs[0]) == () for n in nodes):
+        return [True] if len(first.inputs) == 1 else None
+    if name in _SAME_ELEMENTS or name == "broadcast_in_dim":
+        same = len(first.inputs) == 1 and all(
+            math.prod(_shape(n.inputs[0])) == math.prod(_shape(n.outputs[0])) for n in nodes
+        )
+        return [False] if same and first.eqn.params.get("dimensions") is None or name == "squeeze" and same else None
+    if name not in _ELEMENTWISE:
+        return None
+    found = []
+    for place in range(len(first.inputs)):
+        if all(_shape(n.inputs[place]) == _shape(n.outputs[0]) for n in nodes):
+            found.append(False)
+        elif all(_shape(n.inputs[place]) == () for n in nodes):
+            found.append(True)
+        else:
+            return None
+    return found
+
+
+class _Group:
+    """Equations alike, which one equation on vectors replaces."""
+
+    def __init__(self, keys: tuple[Key, ...], first: _Node, operands: list[tuple[str, Any]]):
+        self.keys, self.first = keys, first
+        # What they compute with: arrays that make a vector, one scalar for all of them, or scalars, one for each.
+        self.operands = operands
+        self.shapes = [_shape(key) for key in keys]
+        self.sizes = [math.prod(shape) for shape in self.shapes]
+
+    def computed(self, operands: list[Any]) -> Any:
+        """The vector of all their results."""
+        name = self.first.name
+        if name in _SAME_ELEMENTS or name == "broadcast_in_dim":
+            (only,) = operands
+            return only if only.ndim else lax.broadcast(only, (sum(self.sizes),))
+        return self.first.eqn.primitive.bind(*operands, **self.first.eqn.params)
+
+    def repeated(self, scalars: list[Any]) -> Any:
+        """A vector of the scalars, each as often as its array has elements."""
+        return jnp.stack(scalars)[np.repeat(np.arange(len(scalars), dtype=np.int32), self.sizes)]
+
+
+class Values:
+    """The values of a jaxpr's variables, as far as they are known or were asked for.
+
+    Equations in `special` are evaluated by a function of their own. It is given places of outputs that are wanted as
+    vectors, and sets the values of all outputs, and of what else is known (in `also`) to come with them.
+    """
+
+    def __init__(self, jaxpr: Any, known: Iterable[tuple[Any, Any]]):
+        self.graph = Graph(jaxpr)
+        self.values: dict[Key, Any] = {(0, var): value for var, value in known}
+        # id of an equation -> what evaluates it, and which of its outputs can be parts of a vector
+        self.special: dict[int, tuple[Callable[[list[list[int]]], None], set[Any]]] = {}
+        self.also: dict[Key, _Node] = {}  # what such an equation computes beside its own outputs
+
+    def take_over(
+        self, eqn: Any, run: Callable[[list[list[int]]], None], vectors: set[Any], also: Iterable[Any]
+    ) -> None:
+        """Has `run` evaluate an equation: see above. Outputs in `vectors` may be parts of one."""
+        self.special[id(eqn)] = run, vectors
+        node = self.graph.nodes[0, eqn.outvars[0]]
+        self.also.update(((0, var), node) for var in also)
+
+    def set(self, variables: Iterable[Any], values: Iterable[Any]) -> None:
+        self.values.update(((0, var), value) for var, value in zip(variables, values))
+
+    def of(self, atoms: Iterable[Any]) -> list[Any]:
+        """The values of these variables and literals."""
+        return self.both(atoms, ())[0]
+
+    def both(self, atoms: Iterable[Any], vectors: Iterable[Sequence[Any]]) -> tuple[list[Any], list[Any]]:
+        """The values of these variables and literals, and for each sequence of others one vector of theirs."""
+        keys = [self.graph.key(atom) for atom in atoms]
+        made = _Plan(self, keys, [tuple(map(self.graph.key, atoms)) for atoms in vectors]).run()
+        return [self.value(key) for key in keys], made
+
+    def value(self, key: Key) -> Any:
+        key = self._known(key)
+        return key.value if isinstance(key, _Literal) else self.values[key]
+
+    def _known(self, key: Key) -> Key:
+        while key not in self.values and key in self.graph._aliases:
+            key = self.graph._aliases[key]
+        return key
+
+    def is_known(self, key: Key) -> bool:
+        key = self._known(key)
+        return isinstance(key, _Literal) or key in self.values
+
+
+class _Plan:
+    """What to evaluate, and in which order, for some values and vectors."""
+
+    def __init__(self, values: Values, needed: list[Key], wanted: list[tuple[Key, ...]]):
+        self.values, self.graph = values, values.graph
+        self.groups: dict[tuple[Key, ...], _Group] = {}
+        self.members: dict[Key, _Group] = {}
+        self.vectors_of: dict[int, list[tuple[Key, ...]]] = {}  # vectors that special equations are to give
+        self.made: dict[int, list[Piece]] = {}  # by group
+        wanted = [self._grouped(keys) for keys in wanted]
+        self.needed = [key for key in needed if not values.is_known(key)]
+        self.roots = [*wanted, *self.needed]
+        self.wanted = wanted
+
+    def _grouped(self, keys: tuple[Key, ...]) -> tuple[Key, ...]:
+        """Finds the groups behind a vector; returns its keys as they are called from now on."""
+        root = self._looked_at(keys)
+        waiting = [root]
+        while waiting:
+            keys = waiting.pop()
+            if keys in self.groups or all(self.values.is_known(key) or key in self.members for key in keys):
+                continue
+            nodes = [self._node(key) for key in keys]
+            if any(node is None for node in nodes):
+                continue
+            special = self.values.special.get(id(nodes[0].eqn))
+            if special is not None:
+                if all(node is nodes[0] and key[1] in special[1] for node, key in zip(nodes, keys)):
+                    self.vectors_of.setdefault(id(nodes[0].eqn), []).append(keys)
+                continue
+            scalars = _operands(nodes)
+            if scalars is None:
+                continue
+            operands: list[tuple[str, Any]] = []
+            for place, scalar in enumerate(scalars):
+                inputs = self._looked_at(node.inputs[place] for node in nodes)
+                if not scalar:
+                    operands.append(("vector", inputs))
+                elif len({self.graph.number(key) for key in inputs}) == 1:
+                    operands.append(("scalar", inputs[:1]))
+                else:
+                    operands.append(("scalars", inputs))
+            if nodes[0].name == "clamp" and len({kind for kind, _ in operands[::2]}) > 1:
+                continue  # both limits are scalars, or neither is
+            group = self.groups[keys] = _Group(keys, nodes[0], operands)
+            for key in keys:
+                self.members.setdefault(key, group)
+            waiting += [inputs for kind, inputs in operands if kind == "vector"]
+        return root
+
+    def _looked_at(self, keys: Iterable[Key]) -> tuple[Key, ...]:
+        return tuple(key if self.values.is_known(key) else self.graph.source(key, self.values.is_known) for key in keys)
+
+    def _node(self, key: Key) -> Any:
+        if self.values.is_known(key) or isinstance(key, _Literal):
+            return None
+        return self.values.also.get(key) or self.graph.nodes.get(key)
+
+    def _provider(self, key: Key) -> Any:
+        """The group or the equation that computes it, None where it is known."""
+        if self.values.is_known(key):
+            return None
+        key = self.graph.resolved(key)
+        if key in self.members:
+            return self.members[key]
+        node = self._node(key)
+        assert node is not None, f"nothing computes {key}"
+        return node
+
+    def _providers(self, keys: Any) -> list[Any]:
+        if isinstance(keys, _Group):
+            return [
+                provider
+                for kind, inputs in keys.operands
+                for provider in (self._of_vector(inputs) if kind == "vector" else map(self._provider, inputs))
+            ]
+        return [self._provider(key) for key in keys.inputs]
+
+    def _of_vector(self, keys: tuple[Key, ...]) -> list[Any]:
+        return [self.groups[keys]] if keys in self.groups else [self._provider(key) for key in keys]
+
+    def _order(self) -> list[Any]:
+        """Groups and equations, each after what it needs. A group that would need itself is no group."""
+        while True:
+            done: dict[int, None] = {}
+            path: dict[int, Any] = {}
+            order: list[Any] = []
+            roots = [p for keys in self.wanted for p in self._of_vector(keys)]
+            roots += [self._provider(key) for key in self.needed]
+            stack: list[tuple[Any, Any]] = [(one, None) for one in reversed(roots) if one is not None]
+            circular = None
+            while stack and circular is None:
+                one, rest = stack.pop()
+                if rest is None:
+                    if id(one) in done:
+                        continue
+                    if id(one) in path:
+                        standing = list(path.values())
+                        ring = standing[list(path).index(id(one)) :]
+                        circular = next(x for x in ring if isinstance(x, _Group))
+                        continue
+                    path[id(one)] = one
+                    rest = iter([p for p in self._providers(one) if p is not None])
+                    stack.append((one, rest))
+                else:
+                    following = next(rest, None)
+                    stack.append((one, rest))
+                    if following is None:
+                        stack.pop()
+                        del path[id(one)]
+                        done[id(one)] = None
+                        order.append(one)
+                    elif id(following) not in done:
+                        stack.append((following, None))
+            if circular is None:
+                return order
+            del self.groups[circular.keys]
+            self.members = {key: group for key, group in self.members.items() if group is not circular}
+
+    def run(self) -> list[Any]:
+        """Evaluates all; returns the wanted vectors."""
+        waiting: list[_Node] = []
+        for one in self._order():
+            special = None if isinstance(one, _Group) else self.values.special.get(id(one.eqn))
+            plain = not isinstance(one, _Group) and special is None and not self._as_piece(one, waiting)
+            if plain:
+                if waiting and waiting[-1].scope != one.scope:
+                    self._compute(waiting)
+                waiting.append(one)
+                continue
+            if not isinstance(one, _Group) and special is None:
+                continue
+            self._compute(waiting)
+            if isinstance(one, _Group):
+                operands = [self._operand(one, kind, inputs) for kind, inputs in one.operands]
+                parts = pieces(one.computed(operands), one.shapes)
+                self.values.values.update((k, p) for k, p in zip(one.keys, parts) if self.members.get(k) is one)
+                self.made[id(one)] = parts
+            elif special is not None:
+                wanted = self.vectors_of.get(id(one.eqn), [])
+                special[0]([[one.outputs.index(key) for key in keys] for keys in wanted])
+        self._compute(waiting)
+        return [self._vector(keys) for keys in self.wanted]
+
+    def _operand(self, group: _Group, kind: str, keys: tuple[Key, ...]) -> Any:
+        if kind == "vector":
+            return self._vector(keys)
+        scalars = [jnp.asarray(whole(self._array(key))) for key in keys]
+        return scalars[0] if kind == "scalar" else group.repeated(scalars)
+
+    def _vector(self, keys: tuple[Key, ...]) -> Any:
+        group = self.groups.get(keys)
+        if group is not None:
+            return joined(self.made[id(group)])
+        return joined([self._array(key) for key in keys])
+
+    def _array(self, key: Key) -> Any:
+        value = self.values.value(key)
+        return jnp.asarray(value, _dtype(key)) if isinstance(key, _Literal) else value
+
+    def _as_piece(self, node: _Node, waiting: list[_Node]) -> bool:
+        """Whether an equation does nothing but name a part of a vector; then its value is that piece."""
+        params, key = node.eqn.params, node.inputs[0] if node.inputs else None
+        if node.name not in ("slice", "reshape", "squeeze") or isinstance(key, _Literal):
+            return False
+        if not self.values.is_known(key):
+            if not any(key in n.outputs or self.graph.resolved(key) in n.outputs for n in waiting):
+                return False
+            if node.name != "slice":
+                return False
+            self._compute(waiting)
+        value, shape = self.values.value(key), _shape(node.outputs[0])
+        if node.name == "slice":
+            if len(_shape(key)) != 1 or params["strides"] not in (None, (1,)):
+                return False
+            start, vector = params["start_indices"][0], value
+            if type(value) is Piece:
+                start, vector = start + value.start, value.vector
+        elif type(value) is Piece and (node.name == "squeeze" or params["dimensions"] is None):
+            start, vector = value.start, value.vector
+        else:
+            return False
+        self.values.values[node.outputs[0]] = Piece(vector, start, shape)
+        return True
+
+    def _compute(self, waiting: list[_Node]) -> None:
+        """Evaluates equations of one scope as JAX does."""
+        if not waiting:
+            return
+        nodes, scope = list(waiting), waiting[0].scope
+        waiting.clear()
+        made = list(dict.fromkeys(v for n in nodes for v in n.eqn.outvars if not isinstance(v, jex.DropVar)))
+        inside = set(made)
+        atoms = (atom for n in nodes for atom in n.eqn.invars if not isinstance(atom, jex.Literal))
+        needed = [var for var in dict.fromkeys(atoms) if var not in inside]
+        part = _private.part_of_jaxpr(nodes[0].jaxpr, [n.eqn for n in nodes], needed, made)
+        given = [whole(self.values.value((scope, var))) for var in needed]
+        results = jex.jaxpr_as_fun(part)(*given)
+        self.values.values.update(((scope, var), result) for var, result in zip(made, results))
+
+
+def _dtype(key: Key) -> Any:
+    return (key if isinstance(key, _Literal) else key[1]).aval.dtype

@@ -1,0 +1,255 @@
+"""Small variables in one vector: nobody notices, but that calls have fewer arrays and one operation does for many."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from test_ways import mirrored, one_device
+
+import replicax as rx
+from replicax import _packs, _vectors
+
+SHAPES = [(3, 2), (4,), (2, 2), (1,), (5,), (1, 3)]
+
+
+@pytest.fixture(params=["packed", "apart"])
+def packed(request, monkeypatch) -> bool:
+    """Whether variables are packed: what follows holds either way."""
+    monkeypatch.setattr(_packs, "FEWEST", 2 if request.param == "packed" else 10**9)
+    return request.param == "packed"
+
+
+def strategy_of(n: int) -> Any:
+    return mirrored(n) if n else one_device()
+
+
+def numbers(seed: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
+
+
+class Training:
+    """Variables of several shapes that Adam fits to numbers, the replicas' gradients added up."""
+
+    def __init__(self, strategy: Any):
+        self.strategy, self.goals = strategy, numbers(1)
+        with strategy.scope():
+            self.variables = [rx.Variable(value) for value in numbers(0)]
+            self.optimizer = rx.Optimizer(optax.adamw(0.1), self.variables)
+        self.step = rx.function(self.whole_step)
+
+    def loss(self, values: Any, scale: Any) -> Any:
+        return sum(jnp.sum((v - goal) ** 2) * scale for v, goal in zip(values, self.goals))
+
+    def replica(self, scale: Any) -> Any:
+        loss, gradients = jax.value_and_grad(self.loss)([v.value() for v in self.variables], scale)
+        self.optimizer.apply_gradients(gradients)
+        return loss
+
+    def whole_step(self, scale: Any) -> Any:
+        return self.strategy.reduce("SUM", self.strategy.run(self.replica, args=(scale,)), axis=None)
+
+    def by_hand(self, steps: int) -> list[Any]:
+        """The same with Optax alone; with n replicas the gradients are n times as large."""
+        adam, values = optax.adamw(0.1), [jnp.asarray(x) for x in numbers(0)]
+        state = adam.init(values)
+        n = self.strategy.num_replicas_in_sync
+        for _ in range(steps):
+            updates, state = adam.update(jax.grad(self.loss)(values, 0.5 * n), state, values)
+            values = optax.apply_updates(values, updates)
+        return values
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 4])
+def test_a_step_computes_what_it_computes_by_hand(n, packed):
+    training = Training(strategy_of(n))
+    for _ in range(3):
+        training.step(jnp.float32(0.5))
+    for variable, value in zip(training.variables, training.by_hand(3)):
+        np.testing.assert_allclose(variable.numpy(), value, rtol=2e-5, atol=1e-6)
+    assert training.step.experimental_get_tracing_count() == 1
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_a_packed_step_has_few_arrays_and_few_operations(n, packed):
+    """18 small arrays and a counter are three vectors and the counter; one square root does for all variables."""
+    training = Training(strategy_of(n))
+    training.step(jnp.float32(0.5))
+    lowered = training.step.lower(jnp.float32(0.5))
+    inputs = len(jax.tree.leaves(lowered.in_avals))
+    roots = lowered.as_text().count("stablehlo.sqrt")
+    assert (inputs, roots) == ((5, 1) if packed else (20, 6))
+    assert lowered.compile().as_text().count(" all-reduce(") <= 1
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_reading_and_assigning_between_calls(n, packed):
+    strategy = strategy_of(n)
+    with strategy.scope():
+        variables = [rx.Variable(jnp.full(shape, float(i))) for i, shape in enumerate(SHAPES)]
+
+    @rx.function
+    def step():
+        for variable in variables:
+            variable.assign_add(jnp.ones(variable.shape), read_value=False)
+
+    step()
+    before = [variable.value() for variable in variables]
+    same = variables[1].value()
+    variables[0].assign(jnp.full((3, 2), 10.0))
+    assert variables[0].numpy().tolist() == [[10.0] * 2] * 3
+    step()
+    variables[5].assign_sub(jnp.full((1, 3), 7.0))
+    clone = copy.deepcopy(variables[4])
+    step()
+    assert [float(np.max(value)) for value in before] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert same.tolist() == [2.0] * 4
+    assert [float(np.max(v.numpy())) for v in variables] == [12.0, 4.0, 5.0, 6.0, 7.0, 1.0]
+    assert clone.numpy().tolist() == [6.0] * 5
+    clone.assign(jnp.zeros(5))
+    step()
+    assert variables[4].numpy().tolist() == [8.0] * 5
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_programs_that_know_of_some_of_the_variables(n, packed):
+    """One that reads them, compiled before they are packed, one that replaces a few, and one with other variables."""
+    strategy = strategy_of(n)
+    with strategy.scope():
+        variables = [rx.Variable(jnp.full(shape, float(i))) for i, shape in enumerate(SHAPES)]
+        others = [rx.Variable(jnp.zeros(2)) for _ in range(3)]
+
+    @rx.function
+    def total():
+        return sum(jnp.sum(variable) / variable.value().size for variable in variables)
+
+    @rx.function
+    def step(some):
+        for variable in [*variables[:2], *variables[2 if some else 6 :], *others]:
+            variable.assign_add(jnp.ones(variable.shape), read_value=False)
+
+    assert float(total()) == 15.0
+    step(True)
+    assert float(total()) == 21.0
+    step(False)
+    assert float(total()) == 23.0
+    step(True)
+    assert float(total()) == 29.0
+    assert [v.numpy().tolist() for v in others] == [[3.0, 3.0]] * 3
+    assert total.experimental_get_tracing_count() == 1 and step.experimental_get_tracing_count() == 2
+
+
+def test_a_component_that_is_assigned(packed):
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = [rx.Variable(jnp.zeros(3)) for _ in range(4)]
+
+    @rx.function
+    def step():
+        for variable in variables:
+            variable.assign_add(jnp.ones(3), read_value=False)
+
+    step()
+    for component in variables[1].values:
+        component.assign(jnp.full(3, 5.0))
+    step()
+    assert [v.numpy()[0] for v in variables] == [2.0, 6.0, 2.0, 2.0]
+    assert [component.numpy().tolist() for component in variables[1].values] == [[6.0] * 3] * 2
+
+
+def test_a_gradient_tape_around_the_call_sees_the_variables(packed):
+    variables = [rx.Variable(jnp.full(2, float(i + 1))) for i in range(4)]
+
+    @rx.function
+    def step(x):
+        loss = sum(jnp.sum(v.value() ** 2) * x for v in variables)
+        for variable in variables:
+            variable.assign_add(jnp.ones(2), read_value=False)
+        return loss
+
+    step(2.0)
+    with rx.GradientTape() as tape:
+        loss = step(3.0)
+    assert [g.tolist() for g in tape.gradient(loss, variables)] == [[6.0 * (i + 2)] * 2 for i in range(4)]
+    step(2.0)
+    assert [v.numpy().tolist() for v in variables] == [[i + 4.0] * 2 for i in range(4)]
+
+
+def test_each_variable_computed_from_the_one_before(packed):
+    """All additions are alike, but none can wait for the others."""
+    variables = [rx.Variable(jnp.full(2, float(i))) for i in range(4)]
+
+    @rx.function
+    def step():
+        last = jnp.ones(2)
+        for variable in variables:
+            last = variable.assign_add(last)
+
+    step()
+    assert [v.numpy()[0] for v in variables] == [1.0, 2.0, 4.0, 7.0]
+    step()
+    assert [v.numpy()[0] for v in variables] == [2.0, 4.0, 8.0, 15.0]
+
+
+def test_a_scalar_of_its_own_for_each_variable(packed):
+    rates = [rx.Variable(0.1 * (i + 1)) for i in range(4)]
+    variables = [rx.Variable(jnp.ones(shape)) for shape in [(2,), (3, 1), (), (4,)]]
+
+    @rx.function
+    def step():
+        for rate, variable in zip(rates, variables):
+            norm = jnp.sqrt(jnp.sum(variable.value() ** 2))
+            variable.assign_sub(rate.value() * variable.value() / norm, read_value=False)
+
+    step()
+    for i, variable in enumerate(variables):
+        size = variable.numpy().size
+        np.testing.assert_allclose(variable.numpy(), 1 - 0.1 * (i + 1) / np.sqrt(size), rtol=1e-6)
+
+
+def test_dtypes_and_large_arrays_stand_apart(packed):
+    large = _packs.LARGEST // 2 + 1
+    variables = [rx.Variable(jnp.zeros(n, dtype)) for dtype in (jnp.float32, jnp.bfloat16) for n in (2, 3, 4, large)]
+
+    @rx.function
+    def step():
+        for variable in variables:
+            variable.assign_add(jnp.ones(variable.shape, variable.dtype), read_value=False)
+
+    step()
+    step()
+    assert all((variable.numpy() == 2).all() for variable in variables)
+    assert len(jax.tree.leaves(step.lower().in_avals)) == (4 if packed else 8)
+
+
+def test_a_pytree_in_one_variable(packed):
+    """A variable's small leaves are packed and the others are not; the value stays one pytree."""
+    large = _packs.LARGEST // 4 + 1
+    variable = rx.Variable({"a": jnp.zeros(3), "b": jnp.zeros(large), "c": jnp.zeros((2, 2)), "n": jnp.int32(0)})
+
+    @rx.function
+    def step():
+        return variable.assign(jax.tree.map(lambda x: x + 1, variable.value()), read_value=False)
+
+    for expected in (1, 2):
+        step()
+        value = variable.value()
+        assert {k: int(jnp.max(x)) for k, x in value.items()} == dict.fromkeys("abcn", expected)
+    variable.assign(jax.tree.map(jnp.zeros_like, value))
+    step()
+    assert {k: int(jnp.max(x)) for k, x in variable.value().items()} == dict.fromkeys("abcn", 1)
+
+
+def test_the_elements_of_pieces_in_any_order():
+    vector = jnp.arange(40.0)
+    parts = _vectors.pieces(vector, [(2,)] * 20)
+    assert _vectors.joined(parts) is vector
+    assert _vectors.joined(parts[3:5]).tolist() == [6.0, 7.0, 8.0, 9.0]
+    assert _vectors.joined(parts[::-1]).tolist() == np.arange(40.0).reshape(20, 2)[::-1].ravel().tolist()
+    assert _vectors.joined([parts[1], jnp.ones((1, 2)), parts[0]]).tolist() == [2.0, 3.0, 1.0, 1.0, 0.0, 1.0]
