@@ -18,10 +18,11 @@ from replicax import _packs, _vectors
 SHAPES = [(3, 2), (4,), (2, 2), (1,), (5,), (1, 3)]
 
 
-@pytest.fixture(params=["packed", "apart"])
+@pytest.fixture(params=["packed", "shelved", "apart"])
 def packed(request, monkeypatch) -> bool:
-    """Whether variables are packed: what follows holds either way."""
+    """Whether variables are packed, or on a shelf, or each by itself: what follows holds either way."""
     monkeypatch.setattr(_packs, "FEWEST", 2 if request.param == "packed" else 10**9)
+    monkeypatch.setattr(_packs, "FEWEST_ON_SHELF", 10**9 if request.param == "apart" else 1)
     return request.param == "packed"
 
 
@@ -244,6 +245,39 @@ def test_a_pytree_in_one_variable(packed):
     variable.assign(jax.tree.map(jnp.zeros_like, value))
     step()
     assert {k: int(jnp.max(x)) for k, x in variable.value().items()} == dict.fromkeys("abcn", 1)
+
+
+def test_programs_that_share_a_shelf_or_take_a_part_of_it(packed):
+    """One function with two batch sizes, and another one with some of its variables."""
+    strategy = mirrored(2)
+    with strategy.scope():
+        weights = [rx.Variable(jnp.zeros(3)) for _ in range(3)]
+        seen = rx.Variable(
+            0.0, synchronization=rx.VariableSynchronization.ON_READ, aggregation=rx.VariableAggregation.SUM
+        )
+
+    @rx.function
+    def step(x):
+        def replica():
+            for weight in weights:
+                weight.assign_add(jnp.full(3, x.sum()), read_value=False)
+            seen.assign_add(1.0)
+
+        strategy.run(replica)
+
+    @rx.function
+    def reset():
+        weights[1].assign(jnp.zeros(3))
+        seen.assign(0.0)
+
+    for size in (2, 5, 2):
+        step(jnp.ones(size))
+    kept = weights[1].value()
+    assert [w.numpy()[0] for w in weights] == [9.0] * 3 and float(seen) == 6.0
+    reset()
+    step(jnp.ones(2))
+    assert [w.numpy()[0] for w in weights] == [11.0, 2.0, 11.0] and float(seen) == 2.0
+    assert kept.tolist() == [9.0] * 3
 
 
 def test_the_elements_of_pieces_in_any_order():

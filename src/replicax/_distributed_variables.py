@@ -155,7 +155,10 @@ class _Distributed(OfReplicas, DistributedValues):
         assert self._arrays is not None
         self._arrays, self._values = list(self._arrays), None
         for index, leaf in zip(indices, leaves):
-            self._arrays[index] = leaf
+            self._arrays[index] = _packs.stored(self._slots, index, leaf)
+
+    def _is_shelvable(self, spread: bool) -> bool:
+        return True
 
     def _give_up(self, index: int) -> None:
         assert self._arrays is not None

@@ -7,10 +7,14 @@ the vector; what is assigned from outside stands beside it until the next call p
 
 A leaf of a variable is packed at most once, by the first program that updates it, so that the programs which know of a
 pack stay as they are.
+
+What else a program replaces stands on a *shelf* between its calls: a list of arrays that goes in and comes out as it
+is, where looking for hundreds of variables and telling each its new array would take longer than the call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import weakref
@@ -27,19 +31,22 @@ from replicax import _levels, _private
 # Measured with benchmarks/step.py --variables: below this number the arrays of a call cost less than to take a vector
 # apart; larger arrays take longer to copy than to be handed over.
 FEWEST = 4
+FEWEST_ON_SHELF = 4
 LARGEST = 1 << 16  # bytes
 LARGEST_PACK = 1 << 22
+
+_nothing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
 changes = 0  # how many packs there are; programs that know of fewer look at theirs again
 
 
 class Slot:
-    """The place of one leaf of a variable in a pack."""
+    """The place of one leaf of a variable in a pack or on a shelf."""
 
-    __slots__ = ("index", "pack", "place", "shape", "start", "variable")
+    __slots__ = ("index", "place", "shape", "start", "store", "variable")
 
-    def __init__(self, pack: Pack, place: int, variable: Any, index: int, start: int, shape: tuple[int, ...]):
-        self.pack, self.place, self.index, self.start, self.shape = pack, place, index, start, shape
+    def __init__(self, store: Pack | Shelf, place: int, variable: Any, index: int, start: int, shape: tuple[int, ...]):
+        self.store, self.place, self.index, self.start, self.shape = store, place, index, start, shape
         self.variable: Callable[[], Any] = weakref.ref(variable)
 
     @property
@@ -52,11 +59,8 @@ class Slot:
         self.variable = _gone
 
     def read(self) -> Any:
-        """The leaf as an array of its own."""
-        views = self.pack.views
-        if self not in views:
-            views[self] = self.pack.home.cut(self.pack.array, self)
-        return views[self]
+        """The leaf as an array for anybody to keep."""
+        return self.store.read(self)
 
 
 def _gone() -> None:
@@ -110,43 +114,133 @@ def _cut(vector: Any, start: Any, shape: tuple[int, ...]) -> Any:
     return jnp.reshape(lax.dynamic_slice(vector, (start,), (math.prod(shape),)), shape)
 
 
-class Pack:
-    """Leaves of variables in one vector. Those in `replaced` have been assigned, and are not in it yet."""
+class _Store:
+    """Keeps the values of leaves of variables. Those in `replaced` have been assigned, and are not in it yet."""
 
-    def __init__(self, home: Home, leaves: Sequence[tuple[Any, int]]):
-        self.home = home
-        self.views: dict[Slot, Any] = {}  # what was read since the vector was replaced
+    def __init__(self, leaves: Sequence[tuple[Any, int]]):
         self.replaced: set[Slot] = set()
         self.slots: list[Slot] = []
         start = 0
         for variable, index in leaves:
             shape = tuple(variable._types[index].shape)
-            self.slots.append(Slot(self, len(self.slots), variable, index, start, shape))
+            self.slots.append(Slot(self, len(self.slots), variable, index, start, shape))  # type: ignore[arg-type]
             start += self.slots[-1].size
         arrays = [variable._own_leaves([index])[0] for variable, index in leaves]
-        self.array = home.put(np.concatenate([np.ravel(np.asarray(array)) for array in arrays]))
+        self._take_in(arrays)
         for slot, (variable, index) in zip(self.slots, leaves):
             variable._slots = {**(variable._slots or {}), index: slot}
             variable._give_up(index)
+
+    def _take_in(self, arrays: list[Any]) -> None:
+        raise NotImplementedError
+
+    def _assigned(self) -> list[tuple[Slot, Any]]:
+        """What was assigned, which the variables give up."""
+        found = []
+        for slot in self.replaced:
+            variable = slot.variable()
+            if variable is not None:
+                found.append((slot, variable._own_leaves([slot.index])[0]))
+                variable._give_up(slot.index)
+        self.replaced.clear()
+        return found
+
+
+class Pack(_Store):
+    """Leaves of variables in one vector."""
+
+    def __init__(self, home: Home, leaves: Sequence[tuple[Any, int]]):
+        self.home = home
+        self.views: dict[Slot, Any] = {}  # what was read since the vector was replaced
+        super().__init__(leaves)
+
+    def _take_in(self, arrays: list[Any]) -> None:
+        self.array = self.home.put(np.concatenate([np.ravel(np.asarray(array)) for array in arrays]))
+
+    def read(self, slot: Slot) -> Any:
+        """A leaf, cut out."""
+        if slot not in self.views:
+            self.views[slot] = self.home.cut(self.array, slot)
+        return self.views[slot]
 
     def current(self) -> Any:
         """The vector, with all that was assigned."""
         if self.replaced:
             host = np.array(self.array)
-            taken = [(slot, variable) for slot in self.replaced if (variable := slot.variable()) is not None]
-            for slot, variable in taken:
-                (leaf,) = variable._own_leaves([slot.index])
+            for slot, leaf in self._assigned():
                 host[slot.start : slot.start + slot.size] = np.ravel(np.asarray(leaf))
-            self.store(self.home.put(host))
-            for slot, variable in taken:
-                variable._give_up(slot.index)
-            self.replaced.clear()
+            self.put(self.home.put(host))
         return self.array
 
-    def store(self, vector: Any) -> None:
+    def put(self, vector: Any) -> None:
         """Replaces the vector by one that a program returned."""
         self.array = self.home.kept(vector)
         self.views.clear()
+
+
+class Shelf(_Store):
+    """Leaves of variables as arrays in a list. Those in `lent` may be held by somebody, and must not be donated."""
+
+    def _take_in(self, arrays: list[Any]) -> None:
+        self.arrays = arrays
+        self.lent = set(range(len(arrays)))
+
+    def read(self, slot: Slot) -> Any:
+        """A leaf's array, which is lent from now on."""
+        self.lent.add(slot.place)
+        return self.arrays[slot.place]
+
+    def current(self) -> list[Any]:
+        """The arrays, with all that was assigned, and copies of what is lent."""
+        if self.replaced:
+            for slot, leaf in self._assigned():
+                self.arrays[slot.place] = leaf
+                self.lent.add(slot.place)
+        if self.lent:
+            places = sorted(self.lent)
+            for place, copy in zip(places, _copies([self.arrays[place] for place in places])):
+                self.arrays[place] = copy
+            self.lent.clear()
+        return self.arrays
+
+    def put(self, arrays: list[Any]) -> None:
+        """Replaces the arrays by those that a program returned."""
+        self.arrays = arrays
+
+    def put_one(self, slot: Slot, array: Any) -> None:
+        """Replaces one of them."""
+        self.replaced.discard(slot)
+        self.lent.discard(slot.place)
+        self.arrays[slot.place] = array
+
+
+def _copies(arrays: list[Any]) -> list[Any]:
+    """Copies of arrays, which may lie in several places."""
+    by_devices: dict[Any, list[int]] = {}
+    for i, array in enumerate(arrays):
+        by_devices.setdefault(tuple(array.sharding.device_set), []).append(i)
+    found = list(arrays)
+    for devices, places in by_devices.items():
+        with jax.default_device(devices[0]) if len(devices) == 1 else _nothing:
+            copies = _copied([arrays[i] for i in places])
+        for i, copy in zip(places, copies):
+            found[i] = copy
+    return found
+
+
+@jax.jit
+def _copied(arrays: list[Any]) -> list[Any]:
+    return [jnp.copy(array) for array in arrays]
+
+
+def stored(slots: dict[int, Slot] | None, index: int, leaf: Any) -> Any:
+    """What a variable holds of a new leaf: None where it has a place on a shelf, to which it goes."""
+    slot = (slots or {}).get(index)
+    if slot is None:
+        return leaf
+    assert isinstance(slot.store, Shelf)
+    slot.store.put_one(slot, leaf)
+    return None
 
 
 def note_change() -> None:
@@ -173,6 +267,16 @@ def arrange(groups: Sequence[Sequence[tuple[Any, int]]]) -> None:
                     if len(part) >= FEWEST:
                         Pack(home, part)
                         note_change()
+
+
+def shelf_of(leaves: Sequence[tuple[Any, int]]) -> Shelf | None:
+    """The shelf that has just these leaves, a new one if none of them stands anywhere yet; None where neither is so."""
+    slots = [(variable._slots or {}).get(index) for variable, index in leaves]
+    if len(leaves) >= FEWEST_ON_SHELF and all(slot is None for slot in slots):
+        with _private.at_once():
+            return Shelf(leaves)
+    shelf = slots[0].store if slots and slots[0] is not None else None
+    return shelf if isinstance(shelf, Shelf) and shelf.slots == slots else None
 
 
 def _of_limited_size(leaves: list[tuple[Any, int]], dtype: Any) -> list[list[tuple[Any, int]]]:

@@ -29,15 +29,20 @@ def meshes_of(level: _levels.Level, call: Call, pulls: Sequence[Pull]) -> list[A
     return [m for m in [*level.meshes, *variables, *call.meshes(), *_pulls.meshes_of(pulls)] if m is not None]
 
 
+def _in_packs(variable: Any) -> dict[int, _packs.Slot]:
+    """The places of those of its leaves that stand in packs."""
+    return {i: slot for i, slot in (variable._slots or {}).items() if isinstance(slot.store, _packs.Pack)}
+
+
 class Inputs:
     """How the variables of a program go in and out: in packs, or their leaves by themselves.
 
     Those by themselves are listed as variables, each with the leaves that stand in no pack, or None for all of them.
     """
 
-    def __init__(self, level: _levels.Level):
-        def places(variable: Any) -> dict[int, Any]:
-            return {} if level.local else (variable._slots or {})
+    def __init__(self, level: _levels.Level, spread: bool):
+        def places(variable: Any) -> dict[int, _packs.Slot]:
+            return {} if level.local else _in_packs(variable)
 
         def own(variable: Any) -> list[int]:
             return [i for i in range(len(variable._types)) if i not in places(variable)]
@@ -46,27 +51,31 @@ class Inputs:
             return [(v, own(v) if places(v) else None) for v in variables if own(v) or not places(v)]
 
         read = [(level.variables[key], slots) for key, slots in level.inputs.items()]
-        replaced = {id(place.pack) for variable in level.written.values() for place in places(variable).values()}
-        packs = {id(place.pack): place.pack for v in level.variables.values() for place in places(v).values()}
+        replaced = {id(place.store) for variable in level.written.values() for place in places(variable).values()}
+        packs = {id(place.store): place.store for v in level.variables.values() for place in places(v).values()}
         # Those that the program replaces, and behind them those that it only reads.
-        self.packs: list[_packs.Pack] = sorted(packs.values(), key=lambda pack: id(pack) not in replaced)
+        self.packs: list[Any] = sorted(packs.values(), key=lambda pack: id(pack) not in replaced)
         self.replaced = len(replaced)
         number = {id(pack): i for i, pack in enumerate(self.packs)}
         # For slots of the level, which pack they stand in, and their place there.
         self.pieces: dict[int, tuple[int, _packs.Slot]] = {
-            slots[i]: (number[id(place.pack)], place) for v, slots in read for i, place in places(v).items()
+            slots[i]: (number[id(place.store)], place) for v, slots in read for i, place in places(v).items()
         }
         donors = [(v, slots) for v, slots in read if id(v) in level.written]
         keepers = [(v, slots) for v, slots in read if id(v) not in level.written]
         self.donors, self.keepers = alone([v for v, _ in donors]), alone([v for v, _ in keepers])
         self.slots = [(v, slots[i]) for v, slots in [*donors, *keepers] for i in own(v)]
-        self.written = alone(list(level.written.values()))
+        written = alone(list(level.written.values()))
+        self.loose = [(id(variable), indices) for variable, indices in written]
+        self.shelf: _packs.Shelf | None = None
+        if self.donors and not level.local and all(v._is_shelvable(spread) for v, _ in self.donors):
+            self.shelf = _packs.shelf_of([(v, i) for v, _ in self.donors for i in own(v)])
+        self.written = written if self.shelf is None else written[len(self.donors) :]
 
     def are_as(self, others: Inputs) -> bool:
         """Whether the same leaves stand in the same packs."""
-        own = [[id(variable) for variable, _ in inputs.written] for inputs in (self, others)]
-        same = self.packs == others.packs and self.replaced == others.replaced and own[0] == own[1]
-        return same and self.pieces.keys() == others.pieces.keys()
+        same = self.packs == others.packs and self.replaced == others.replaced
+        return same and self.pieces.keys() == others.pieces.keys() and self.loose == others.loose
 
     def vectors(self) -> tuple[list[Any], list[Any]]:
         """The packs' vectors, those to be replaced and the others."""
@@ -84,6 +93,7 @@ class Program:
         # Of replicas whose calls in flight are bounded, or watched by the workers of a job; these count first.
         meshes = sorted((mesh for mesh in meshes if mesh.needs_bound or not mesh.all_local), key=lambda m: m.all_local)
         self._mesh = meshes[0] if meshes else None
+        self._spread = any(mesh.mesh.size > 1 for mesh in meshes_of(level, call, pulls))
         # Variables, and where their new leaves stand among the jaxpr's outputs; results stand behind them.
         self._writes: list[tuple[Any, int, int]] = []
         self._state_count = 0
@@ -127,9 +137,10 @@ class Program:
 
     def _arrange(self) -> None:
         """Makes the program for the packs that there are now, if they are others than before."""
-        self._arranged_at, inputs = _packs.changes, Inputs(self.level)
-        if self._inputs is None or not inputs.are_as(self._inputs):
-            self._inputs, self._compiled_at = inputs, -1
+        self._arranged_at, before = _packs.changes, self._inputs
+        self._inputs = Inputs(self.level, self._spread)
+        if before is None or not self._inputs.are_as(before):
+            self._compiled_at = -1
             donated = () if self.level.local else (0, 1)
             self._compiled = jax.jit(self._named(self._compute), donate_argnums=donated)
 
@@ -145,7 +156,7 @@ class Program:
             supplied[slot] = _vectors.Piece(vectors[number], place.start, place.shape)
         places: dict[_packs.Slot, int] = {}  # the outputs that replace leaves in packs
         for variable, start, _ in self._writes if vectors else ():
-            places.update((place, start + index) for index, place in (variable._slots or {}).items())
+            places.update((slot, start + index) for index, slot in _in_packs(variable).items())
         written = [[places.get(slot) for slot in pack.slots] for pack in inputs.packs[: inputs.replaced]]
         whole = [[place for place in each if place is not None] if None not in each else [] for each in written]
         if vectors or (self._mesh is not None and self._mesh.needs_bound):
@@ -231,14 +242,23 @@ class Program:
         inputs, local = self._inputs, self.level.local
         replaced, read = inputs.vectors()
         donated: list[Any] = []
-        for variable, indices in inputs.donors:
-            leaves = frame.fetch(variable) if indices is None else variable._own_leaves(indices)
-            if variable._lent and not local:
-                leaves = variable._copied(leaves)
-            donated += leaves
+        if inputs.shelf is not None:
+            donated = inputs.shelf.current()
+        else:
+            for variable, indices in inputs.donors:
+                if variable._slots and not local:
+                    leaves = variable._taken(indices or range(len(variable._types)))
+                else:
+                    leaves = frame.fetch(variable)
+                    if variable._lent and not local:
+                        leaves = variable._copied(leaves)
+                donated += leaves
         kept: list[Any] = []
         for variable, indices in inputs.keepers:
-            kept += frame.fetch(variable) if indices is None else variable._own_leaves(indices)
+            if variable._slots and not local:
+                kept += variable._kept(indices or range(len(variable._types)))
+            else:
+                kept += frame.fetch(variable)
         return replaced, donated, read, kept
 
     def _tape_reads(self, frame: _levels.Frame) -> list[Any]:
@@ -250,12 +270,16 @@ class Program:
         inputs, local = self._inputs, self.level.local
         start = inputs.replaced
         for pack, vector in zip(inputs.packs, new[:start]):
-            pack.store(vector)
+            pack.put(vector)
+        if inputs.shelf is not None:
+            stop = start + len(inputs.shelf.slots)
+            inputs.shelf.put(new[start:stop])
+            start = stop
         for variable, indices in inputs.written:
             stop = start + (len(variable._types) if indices is None else len(indices))
-            if indices is None:
-                frame.store(variable, new[start:stop])
+            if variable._slots and not local:
+                variable._write_own(indices or range(len(variable._types)), new[start:stop])
             else:
-                variable._write_own(indices, new[start:stop])
+                frame.store(variable, new[start:stop])
             variable._lent = local  # one replica's component stands among others
             start = stop

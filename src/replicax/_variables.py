@@ -577,22 +577,39 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         """Where a pack lies that this leaf may stand in; None if it may not."""
         return None
 
+    def _is_shelvable(self, spread: bool) -> bool:
+        """Whether its leaves may stand on the shelf of a program, which may be spread over several devices."""
+        return False
+
     def _own_leaves(self, indices: Sequence[int]) -> list[Any]:
-        """Of the global form leaves that do not stand in a pack, or have been assigned since."""
+        """Of the global form leaves; None for those whose values stand in packs or on shelves."""
         raise NotImplementedError
 
     def _write_own(self, indices: Sequence[int], leaves: Sequence[Any]) -> None:
-        """Replaces leaves that do not stand in a pack by what a compiled program returned."""
+        """Replaces leaves that stand in no pack by what a compiled program returned."""
         raise NotImplementedError
 
     def _give_up(self, index: int) -> None:
-        """Lets go of a leaf's array: its value stands in a pack."""
+        """Lets go of a leaf's array: its value stands elsewhere."""
         raise NotImplementedError
 
     def _leave_packs(self) -> None:
-        """Before it is written from outside of a compiled program: no leaf's value stands in a pack any more."""
+        """Before it is written from outside of a compiled program: no leaf's value stands elsewhere any more."""
         for slot in (self._slots or {}).values():
-            slot.pack.replaced.add(slot)
+            slot.store.replaced.add(slot)
+
+    def _kept(self, indices: Sequence[int]) -> list[Any]:
+        """Leaves that stand in no pack, for a program that leaves them as they are."""
+        assert self._slots is not None
+        leaves = zip(indices, self._own_leaves(indices))
+        return [self._slots[i].store.arrays[self._slots[i].place] if leaf is None else leaf for i, leaf in leaves]
+
+    def _taken(self, indices: Sequence[int]) -> list[Any]:
+        """Leaves that stand in no pack, for a program that takes them over."""
+        assert self._slots is not None
+        slots = (self._slots.get(index) for index in indices)
+        lent = self._lent or any(slot is not None and slot.place in slot.store.lent for slot in slots)
+        return self._copied(self._kept(indices)) if lent else self._kept(indices)
 
     def _read_component(self, replica: int) -> list[Any]:
         raise NotImplementedError
@@ -763,7 +780,10 @@ class ResourceVariable(Variable):
     def _write_own(self, indices: Sequence[int], leaves: Sequence[Any]) -> None:
         self._leaves = list(self._leaves)
         for index, leaf in zip(indices, leaves):
-            self._leaves[index] = _private.single(leaf)
+            self._leaves[index] = _packs.stored(self._slots, index, _private.single(leaf))
+
+    def _is_shelvable(self, spread: bool) -> bool:
+        return self._parent is None and type(self) is ResourceVariable and not spread
 
     def _give_up(self, index: int) -> None:
         self._leaves = [None if i == index else leaf for i, leaf in enumerate(self._leaves)]
