@@ -624,12 +624,11 @@ class StrategyExtended:
                 arrays = [_context.as_array(leaf) for leaf in leaves] if wide or not fetch_to_device else list(leaves)
             if not fetch_to_device:
                 return arrays[0] if self._mesh.size == 1 else PerReplica(arrays, self._mesh, ragged=not alike)
-            if alike and len({leaf.shape for leaf in leaves}) == 1:
-                value = PerReplica.of_array(self._mesh.stack(arrays), self._mesh)
-                return value.values[0] if self._mesh.size == 1 else value
+            if self._mesh.size > 1 and alike and len({leaf.shape for leaf in leaves}) == 1:
+                return PerReplica.of_array(self._mesh.stack(arrays), self._mesh)
             placed = jax.device_put(arrays, self._mesh.local_devices)
             components = [_private.uncommitted(array) for array in placed]
-            return PerReplica(components, self._mesh, ragged=not alike)
+            return components[0] if self._mesh.size == 1 else PerReplica(components, self._mesh, ragged=not alike)
 
         return _nest.merge(list(parts), place)
 
