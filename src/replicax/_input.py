@@ -35,7 +35,6 @@ from ._data import (
 )
 from ._data.buffer import Buffer
 from ._data.reading import packed, unpacked
-from ._data.recycled import Pool
 from ._errors import InvalidArgumentError
 from ._sources import Distributed, Source, normalize_source
 from ._specs import PerReplicaSpec, TensorSpec
@@ -228,7 +227,6 @@ class DistributedDataset(Distributed):
         self._options = options or InputOptions()
         self._share = (1, 0)  # of the files: how many there are, and which of them is this worker's
         self._found_spec: Any = None
-        self._pool = Pool()
 
     def _readings(self, saved: list[Any] | None = None) -> list[Reading]:
         """New readings of the sources, or those that repeat the saved ones."""
@@ -279,11 +277,7 @@ class DistributedDataset(Distributed):
                 shapes_follow=self._shapes_follow(),
                 spec=self._replica_spec,
             )
-        return (self._place(self._settled(one), self._options.experimental_fetch_to_device) for one in rounds)
-
-    def _settled(self, this: Round) -> Round:
-        """The round, of arrays that do not change, since JAX may share their memory."""
-        return this._replace(parts=[jax.tree.map(self._pool.settled, part) for part in this.parts])
+        return (self._place(this_round, self._options.experimental_fetch_to_device) for this_round in rounds)
 
     def _next_topic(self) -> str:
         """What the workers call the iteration that begins."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from replicax._data.elements import flatten, regroup
 from replicax._data.reading import Reading
-from replicax._data.recycled import Pool
+from replicax._recycled import Pool
 
 # How many row numbers are handled at once; large enough that Python's part does not count.
 CHUNK = 1 << 13
