@@ -16,6 +16,9 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from replicax import _private
 
 # What arrays begin at a multiple of for JAX to share their memory, in bytes.
 _ALIGNED = 64
@@ -69,6 +72,11 @@ class Pool:
         copy = self.empty(array.shape, array.dtype)
         np.copyto(copy, array)
         return settle(copy)
+
+    def on_device(self, array: np.ndarray, sharding: SingleDeviceSharding) -> jax.Array:
+        """An array of numbers as a JAX array on one device, free to move; several times as quick as `device_put`."""
+        settled = self.settled(array)
+        return _private.uncommitted(jax.make_array_from_callback(array.shape, sharding, lambda _: settled))
 
     def rows(self, array: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """The rows of an array with these numbers, each of which there is; settled."""

@@ -114,10 +114,7 @@ class ReplicaMesh:
 
     def components(self, parts: Sequence[np.ndarray]) -> list[jax.Array]:
         """Each local replica's part on its device."""
-        placed = []
-        for part, device in zip(map(self.pool.settled, parts), self._local_singles):
-            placed.append(jax.make_array_from_callback(part.shape, device, lambda _, part=part: part))
-        return list(map(_private.uncommitted, placed))
+        return list(map(self.pool.on_device, parts, self._local_singles))
 
     def spread(self, array: Any, sharding: NamedSharding) -> jax.Array:
         """An array of which every process has all, spread over the mesh in this way."""
