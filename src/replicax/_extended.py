@@ -625,10 +625,9 @@ class StrategyExtended:
                     arrays = [_context.as_array(leaf) for leaf in leaves]
                 return arrays[0] if mesh.size == 1 else PerReplica(arrays, mesh, ragged=not alike)
             wide = any(leaf.dtype.itemsize == 8 for leaf in leaves) and _context.has_64_bit_types()
-            with jax.enable_x64(True) if wide else contextlib.nullcontext():
-                if mesh.size > 1 and alike and all(leaf.shape == leaves[0].shape for leaf in leaves):
-                    return PerReplica.of_array(mesh.stack(leaves), mesh)
-                components = mesh.components(leaves)
+            if mesh.size > 1 and alike and all(leaf.shape == leaves[0].shape for leaf in leaves):
+                return PerReplica.of_array(mesh.stack(leaves, wide), mesh)
+            components = mesh.components(leaves, wide)
             return components[0] if mesh.size == 1 else PerReplica(components, mesh, ragged=not alike)
 
         return _nest.merge(list(parts), place)

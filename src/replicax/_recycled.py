@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
 from replicax import _private
 
@@ -73,10 +72,10 @@ class Pool:
         np.copyto(copy, array)
         return settle(copy)
 
-    def on_device(self, array: np.ndarray, sharding: SingleDeviceSharding) -> jax.Array:
-        """An array of numbers as a JAX array on one device, free to move; several times as quick as `device_put`."""
+    def on_device(self, array: np.ndarray, device: jax.Device, wide: bool = False) -> jax.Array:
+        """An array of numbers as a JAX array on one device, free to move; `wide` keeps 64 bits."""
         settled = self.settled(array)
-        return _private.uncommitted(jax.make_array_from_callback(array.shape, sharding, lambda _: settled))
+        return _private.onto(device)(array.shape, array.dtype, lambda _: settled, wide)
 
     def rows(self, array: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """The rows of an array with these numbers, each of which there is; settled."""

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 
-from replicax._data.elements import Nested, as_host, as_tensor, host_structure
+from replicax._data.elements import Nested, as_host, as_tensor, host_structure, wide_dtypes
 from replicax._data.reading import Reading, packed, unpacked
 from replicax._data.specs import host_spec, tensor_spec
 from replicax._errors import InvalidArgumentError, OutOfRangeError
@@ -184,12 +183,12 @@ def call(function: Callable[..., Any], element: Any, pool: Pool | None = None) -
         device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # a process may have been started without the CPU backend
         return _applied(function, jax.tree.map(as_tensor, element))
-    pool, sharding = pool or Pool(), SingleDeviceSharding(device)
+    pool, wide = pool or Pool(), wide_dtypes()
 
     def tensor(array: Any) -> Any:
-        if isinstance(array, Nested) or array.dtype.hasobject or array.dtype.itemsize >= 8:  # which may be cut to 4
+        if isinstance(array, Nested) or array.dtype.hasobject:
             return as_tensor(array)
-        return pool.on_device(array, sharding)
+        return pool.on_device(array, device, wide)
 
     with jax.default_device(device):
         return _applied(function, jax.tree.map(tensor, element))
