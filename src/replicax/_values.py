@@ -171,7 +171,7 @@ def is_text(array: Any) -> bool:
     return getattr(array.dtype, "kind", "V") in "OSU"
 
 
-_ARRAYS = (jax.Array, np.ndarray, np.generic)
+_ARRAYS = (np.ndarray, np.generic, jax.Array)  # the quickest to tell first
 
 
 def is_array(value: Any) -> bool:
