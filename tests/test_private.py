@@ -298,8 +298,8 @@ def test_arrays_from_the_host_are_as_jax_makes_them(shape, dtype):
                 expected = jax.make_array_from_callback(shape, sharding, lambda index, host=host: host[index])
             made = make(shape, dtype, lambda index, host=host: host[index], wide)
             assert made.aval == expected.aval and made.sharding == expected.sharding and made.committed
-            assert [shard.device for shard in made.addressable_shards] == [s.device for s in expected.addressable_shards]
-            assert [shard.data.dtype for shard in made.addressable_shards] == [expected.dtype] * 4
+            for shard, like in zip(made.addressable_shards, expected.addressable_shards, strict=True):
+                assert shard.device == like.device and shard.data.dtype == expected.dtype
             np.testing.assert_array_equal(made, host.astype(expected.dtype))
             single = onto(shape, dtype, lambda _, host=host: host, wide)
             assert single.devices() == {DEVICES[1]} and not single.committed and single.dtype == expected.dtype

@@ -209,9 +209,11 @@ WAYS = {
         tf.function(lambda x: x, input_signature=[tf.TensorSpec([256], tf.float32)])(value)
     ],
     "run": lambda strategy, value: strategy.run(lambda x: x + 0, args=(value,)).values,
-    "per replica": lambda strategy, value: tf.function(lambda x: strategy.run(lambda x: x + 0, args=(x,)))(
-        strategy.experimental_distribute_values_from_function(lambda context: value)
-    ).values,
+    "per replica": lambda strategy, value: (
+        tf.function(lambda x: strategy.run(lambda x: x + 0, args=(x,)))(
+            strategy.experimental_distribute_values_from_function(lambda context: value)
+        ).values
+    ),
 }
 
 

@@ -30,7 +30,6 @@ from replicax import (
     _levels,
     _lockstep,
     _nest,
-    _private,
     _spmd,
     _variables,
 )

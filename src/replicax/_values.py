@@ -98,9 +98,9 @@ class ReplicaMesh:
     def stack(self, parts: Sequence[Any], wide: bool = False) -> jax.Array:
         """One array `[replicas, ...]` whose row on each local device is that part; `wide` keeps numpy's 64 bits."""
         if all(isinstance(part, np.ndarray) and part.dtype == parts[0].dtype for part in parts):
-            rows = {i: self.pool.settled(part)[None] for i, part in zip(self.local_ids, parts)}
+            by_id = {i: self.pool.settled(part)[None] for i, part in zip(self.local_ids, parts)}
             shape = (self.size, *parts[0].shape)
-            return self._stack_of_host(shape, parts[0].dtype, lambda index: rows[index[0].start or 0], wide)
+            return self._stack_of_host(shape, parts[0].dtype, lambda index: by_id[index[0].start or 0], wide)
         rows = [part[None] if np.ndim(part) else jnp.reshape(part, (1,)) for part in parts]
         placed = self._placed(rows)
         shape = (self.size, *placed[0].shape[1:])
