@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-import replicax.tf as tf
+from replicax import _context
 from replicax._recycled import Pool, is_settled, settle
 from replicax.data import Dataset
 
@@ -175,19 +175,16 @@ def test_a_generator_may_fill_one_buffer_again_and_again(strategy, way):
     assert [{float(x) for part in own for x in np.ravel(part)} for own in parts] == [{0.0}, {1.0}, {2.0}, {3.0}]
 
 
-def test_64_bits_stay_where_they_are_allowed_and_only_there(strategy):
+@pytest.mark.parametrize("allowed", [False, True])
+def test_64_bits_stay_where_they_are_allowed_and_only_there(strategy, allowed):
     numbers = np.arange(8) + (1 << 40)
-
-    def found():
-        (element,) = strategy.experimental_distribute_dataset(Dataset.from_tensors(numbers))
+    options = rx.InputOptions(experimental_per_replica_buffer_size=0)  # in this thread, where the setting holds
+    with jax.enable_x64(allowed):
+        (element,) = strategy.experimental_distribute_dataset(Dataset.from_tensors(numbers), options)
         (mapped,) = Dataset.from_tensors(numbers).map(lambda x: x + 0)
-        return [element.array(), mapped]
-
-    with jax.enable_x64(False):
-        allowed = [jnp.asarray(numbers, np.int64).dtype == np.int64]
-    assert all((array.dtype == np.int64) == allowed[0] for array in found())
-    if allowed[0]:
-        assert all(np.ravel(array).tolist() == numbers.tolist() for array in found())
+        for array in (element.array(), mapped):
+            assert array.dtype == (np.int64 if allowed else np.int32)
+            assert np.ravel(array).tolist() == (numbers if allowed else numbers.astype(np.int32)).tolist()
 
 
 # Values
@@ -195,22 +192,22 @@ def test_64_bits_stay_where_they_are_allowed_and_only_there(strategy):
 
 def in_scope(strategy, value):
     with strategy.scope():
-        return tf.Variable(value)
+        return rx.Variable(value)
 
 
 WAYS = {
-    "variable": lambda strategy, value: [tf.Variable(value)],
-    "variable of a dtype": lambda strategy, value: [tf.Variable(value, dtype=tf.float32)],
+    "variable": lambda strategy, value: [rx.Variable(value)],
+    "variable of a dtype": lambda strategy, value: [rx.Variable(value, dtype=np.float32)],
     "mirrored variable": lambda strategy, value: in_scope(strategy, value).values,
     "assign": lambda strategy, value: in_scope(strategy, np.ones_like(value)).assign(value).values,
-    "constant": lambda strategy, value: [tf.constant(value), tf.convert_to_tensor(value, tf.float32)],
-    "argument": lambda strategy, value: [tf.function(lambda x: x)(value)],
+    "tensor": lambda strategy, value: [_context.as_array(value)],
+    "argument": lambda strategy, value: [rx.function(lambda x: x)(value)],
     "typed argument": lambda strategy, value: [
-        tf.function(lambda x: x, input_signature=[tf.TensorSpec([256], tf.float32)])(value)
+        rx.function(lambda x: x, input_signature=[rx.TensorSpec([256], np.float32)])(value)
     ],
     "run": lambda strategy, value: strategy.run(lambda x: x + 0, args=(value,)).values,
     "per replica": lambda strategy, value: (
-        tf.function(lambda x: strategy.run(lambda x: x + 0, args=(x,)))(
+        rx.function(lambda x: strategy.run(lambda x: x + 0, args=(x,)))(
             strategy.experimental_distribute_values_from_function(lambda context: value)
         ).values
     ),
