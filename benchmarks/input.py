@@ -6,6 +6,8 @@
 The data are 60,000 images of 28 x 28 float32 numbers (188 MB) with their labels, in batches of 256, of which each
 replica gets its half on its device. All sides take turns in one run, round by round. A round is a pass, and includes
 what a pass needs first, such as to fill the buffer of `shuffle`.
+
+Then a step of some milliseconds, in a loop over the dataset and over a batch that is on the devices already.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import statistics
 import sys
 from typing import Any
 
-from pipelines import BATCH, PIPELINES, ROWS
+from pipelines import BATCH, PIPELINES, ROWS, STEPS
 from sides import TENSORFLOW, Side, finish, names, numbers, parsed, parser, ratio, show, take_turns
 
 
@@ -26,20 +28,45 @@ def measure(name: str, sides: dict[str, Side], rounds: int) -> dict[str, Any]:
         if rows != ROWS:
             raise SystemExit(f"{side_name} gave {rows} rows of {ROWS} for {name}.")
     times = take_turns(sides, rounds, 0.0, least=1)
+    batches = -(-ROWS // BATCH)
+    faults = {n: side.ask(do="run", contender=n, steps=2)["faults"] / batches for n, side in sides.items()}
     for side in set(sides.values()):
         side.ask(do="drop")
     medians = {side: statistics.median(values) for side, values in times.items()}
-    return {"dataset": name, "pass": medians, "rounds": times}
+    return {"dataset": name, "pass": medians, "rounds": times, "faults": faults}
+
+
+def measure_step(side: Side, milliseconds: float, rounds: int, seconds: float) -> dict[str, Any]:
+    """A step of about so long in a loop over a distributed dataset, and over a batch that is on the devices already."""
+    names = ("with input", "batch at hand")
+    for name in names:
+        side.ask(do="build", contender=name, payload=str(milliseconds))
+    times = take_turns(dict.fromkeys(names, side), rounds, seconds, least=1)
+    faults = {name: side.ask(do="run", contender=name, steps=2)["faults"] / STEPS for name in names}
+    side.ask(do="drop")
+    medians = {name: statistics.median(values) / STEPS for name, values in times.items()}
+    return {"step": milliseconds, "took": medians, "rounds": times, "faults": faults}
+
+
+def step_table(results: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    head = ["step", "batch at hand", "with input", "ratio", "faults a batch"]
+    rows = []
+    for r in results:
+        cells = [f"{1e3 * r['took'][name]:.2f}" for name in ("batch at hand", "with input")]
+        added = ratio(r["rounds"], "with input", "batch at hand")
+        rows.append([f"{r['step']:g} ms", *cells, added, f"{r['faults']['with input']:.1f}"])
+    return head, rows
 
 
 def table(results: list[dict[str, Any]], sides: list[str]) -> tuple[list[str], list[list[str]]]:
     against = [side for side in ("by hand", TENSORFLOW) if side in sides]
-    head = ["dataset", *sides, *(f"/ {side}" for side in against), "us a batch"]
+    head = ["dataset", *sides, *(f"/ {side}" for side in against), "us a batch", "faults a batch"]
     rows = []
     for r in results:
         cells = [f"{1e3 * r['pass'][side]:.0f}" for side in sides]
         ratios = [ratio(r["rounds"], "replicax", side) for side in against]
-        rows.append([r["dataset"], *cells, *ratios, f"{1e6 * r['pass']['replicax'] / -(-ROWS // BATCH):.0f}"])
+        each = [f"{1e6 * r['pass']['replicax'] / -(-ROWS // BATCH):.0f}", f"{r['faults']['replicax']:.1f}"]
+        rows.append([r["dataset"], *cells, *ratios, *each])
     return head, rows
 
 
@@ -47,9 +74,10 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--replicas", type=numbers, metavar="N,N", default=[2])
     made.add_argument("--datasets", type=names, metavar="NAME;NAME", help=f"some of {'; '.join(PIPELINES)}")
+    made.add_argument("--steps", type=numbers, metavar="MS,MS", default=[5], help="of so many milliseconds")
     options = parsed(made)
     chosen = PIPELINES if options.datasets is None else [n.strip() for n in ",".join(options.datasets).split(";")]
-    found, versions = [], {}
+    found, stepped, versions = [], [], {}
     for replicas in options.replicas:
         with contextlib.ExitStack() as stack:
             ours = stack.enter_context(Side(sys.executable, "input_jax.py", str(replicas)))
@@ -59,9 +87,12 @@ def main() -> None:
                 sides[TENSORFLOW] = stack.enter_context(theirs)
                 versions["tensorflow"] = sides[TENSORFLOW].ask(do="version")["version"]
             results = [measure(name, sides, options.rounds) for name in chosen]
+            steps = [measure_step(ours, ms, options.rounds, options.seconds) for ms in options.steps]
         show(f"Milliseconds of a pass with {replicas} replicas", *table(results, list(sides)))
+        show(f"Milliseconds of a step with {replicas} replicas", *step_table(steps))
+        stepped += [{"replicas": replicas, **result} for result in steps]
         found += [{"replicas": replicas, **result} for result in results]
-    finish(options, "cpu", ("jax", "numpy"), {"input": found, "versions": versions})
+    finish(options, "cpu", ("jax", "numpy"), {"input": found, "steps": stepped, "versions": versions})
 
 
 if __name__ == "__main__":

@@ -1,14 +1,20 @@
-"""The contenders on JAX: replicax, and numpy and `device_put` by hand. Run by input.py."""
+"""The contenders on JAX: replicax, and numpy and `device_put` by hand; and steps with and without input.
+
+Run by input.py.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import payloads
 import pipelines
 import serving
 
@@ -51,8 +57,49 @@ def answering(replicas: int) -> serving.Answering:
 
         return one_pass
 
-    made = {"replicax": replicax, "by hand": by_hand}
-    return payloads.Caller(made, lambda rows: rows, jax.__version__)
+    with strategy.scope():
+        w = tf.Variable(np.random.default_rng(0).standard_normal((pipelines.PIXELS, pipelines.PIXELS), np.float32) / 28)
+
+    def step_of(products: int) -> Callable[[Any, Any], Any]:
+        def replica_step(x: Any, y: Any) -> Any:
+            x = jnp.reshape(x, (len(x), -1))
+            x = jax.lax.fori_loop(0, products, lambda _, x: jnp.tanh(x @ w.value()), x)
+            return jnp.sum(x) + jnp.sum(y)
+
+        return tf.function(lambda x, y: strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None))
+
+    def steps(step: Callable[[Any, Any], Any], batches: Iterator[Any]) -> None:
+        for element in itertools.islice(batches, pipelines.STEPS):
+            result = step(*element)
+        jax.block_until_ready(result)
+
+    @functools.cache
+    def stepping(milliseconds: float) -> tuple[Any, Callable[[Any, Any], Any]]:
+        """A dataset without end, and a step that takes about so long on a batch that is there."""
+        dataset = strategy.experimental_distribute_dataset(pipelines.dataset(tf, "shuffle all").repeat())
+        element = next(iter(dataset))
+        products, took = 1, 0.0
+        while took < 1e-3 * milliseconds:
+            products = max(products + 1, int(products * 1e-3 * milliseconds / took)) if took else 1
+            step = step_of(products)
+            steps(step, itertools.repeat(element))
+            start = time.perf_counter()
+            steps(step, itertools.repeat(element))
+            took = (time.perf_counter() - start) / pipelines.STEPS
+        return dataset, step
+
+    def with_input(milliseconds: str) -> Callable[[], Any]:
+        dataset, step = stepping(float(milliseconds))
+        batches = iter(dataset)
+        return lambda: steps(step, batches) or [np.zeros(1)]
+
+    def at_hand(milliseconds: str) -> Callable[[], Any]:
+        dataset, step = stepping(float(milliseconds))
+        element = next(iter(dataset))
+        return lambda: steps(step, itertools.repeat(element)) or [np.zeros(1)]
+
+    made = {"replicax": replicax, "by hand": by_hand, "with input": with_input, "batch at hand": at_hand}
+    return pipelines.Passes(made, lambda rows: rows, jax.__version__)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
-import payloads
 import pipelines
 import serving
 import tensorflow as tf
@@ -33,7 +32,7 @@ def answering(replicas: int) -> serving.Answering:
 
         return one_pass
 
-    return payloads.Caller({"TensorFlow": contender}, lambda rows: rows, tf.__version__)
+    return pipelines.Passes({"TensorFlow": contender}, lambda rows: rows, tf.__version__)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_display",
         "_devices",
         "_nest",
+        "_recycled",
         "_dispatch",
         "_adapters",
         "_private",

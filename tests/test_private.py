@@ -8,6 +8,7 @@ import threading
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.core import ShapedArray
 
@@ -279,6 +280,33 @@ def test_singles_are_as_single():
             assert not own.committed
         alone = jax.device_put(many, DEVICES[1])
         assert _private.Singles()(alone).devices() == {DEVICES[1]}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.bool_, np.int64, np.complex128])
+@pytest.mark.parametrize("shape", [(2,), (2, 3), (2, 0, 4)])
+def test_arrays_from_the_host_are_as_jax_makes_them(shape, dtype):
+    mesh = jax.sharding.Mesh(np.array(DEVICES[:4]).reshape(2, 2), ("x", "y"))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    make = _private.FromHost(sharding, committed=True)
+    onto = _private.onto(DEVICES[1])
+    traces = []
+    count = jax.jit(lambda x: (traces.append(x.aval), x)[1])
+    for wide in (False, True):
+        for turn in range(3):
+            host = (np.arange(np.prod(shape)).reshape(shape) + turn).astype(dtype)
+            with jax.enable_x64(wide):
+                expected = jax.make_array_from_callback(shape, sharding, lambda index, host=host: host[index])
+            made = make(shape, dtype, lambda index, host=host: host[index], wide)
+            assert made.aval == expected.aval and made.sharding == expected.sharding and made.committed
+            for shard, like in zip(made.addressable_shards, expected.addressable_shards, strict=True):
+                assert shard.device == like.device and shard.data.dtype == expected.dtype
+            np.testing.assert_array_equal(made, host.astype(expected.dtype))
+            single = onto(shape, dtype, lambda _, host=host: host, wide)
+            assert single.devices() == {DEVICES[1]} and not single.committed and single.dtype == expected.dtype
+            np.testing.assert_array_equal(single, host.astype(expected.dtype))
+            assert (single + jax.device_put(single, DEVICES[2])).devices() == {DEVICES[2]}
+            count(expected), count(made)
+    assert len(traces) == len(set(map(str, traces)))  # a program for the one is that for the other
 
 
 def test_parts_of_a_jaxpr_and_shard_map_again():

@@ -174,7 +174,7 @@ def _tensor(leaf: Any, what: str, sparse: bool = True) -> Any:
 def as_array(value: Any) -> jax.Array:
     """A numpy value or number as a JAX array of the same dtype, where JAX is set to have 64-bit types."""
     if isinstance(value, (np.ndarray, np.generic)) and has_64_bit_types():
-        return jnp.asarray(value, dtype=value.dtype)
+        return jnp.array(value, dtype=value.dtype)  # `asarray` may share the memory, which may change
     return jnp.asarray(value)
 
 

@@ -30,7 +30,6 @@ from replicax import (
     _levels,
     _lockstep,
     _nest,
-    _private,
     _spmd,
     _variables,
 )
@@ -614,22 +613,21 @@ class StrategyExtended:
     def _place(self, this_round: _input.Round, fetch_to_device: bool) -> Any:
         """One element of a distributed dataset from each local replica's host arrays."""
         parts, alike = this_round
+        mesh = self._mesh
 
         def place(leaves: Sequence[Any]) -> Any:
             if any(not is_array(leaf) or is_text(leaf) for leaf in leaves):
                 leaves = [_data.as_tensor(leaf) if is_array(leaf) else leaf for leaf in leaves]
-                return leaves[0] if self._mesh.size == 1 else PerReplica(leaves, self._mesh)
-            with jax.default_device(self._mesh.local_devices[0]):
-                wide = any(leaf.dtype.itemsize == 8 for leaf in leaves) and _context.has_64_bit_types()
-                arrays = [_context.as_array(leaf) for leaf in leaves] if wide or not fetch_to_device else list(leaves)
+                return leaves[0] if mesh.size == 1 else PerReplica(leaves, mesh)
             if not fetch_to_device:
-                return arrays[0] if self._mesh.size == 1 else PerReplica(arrays, self._mesh, ragged=not alike)
-            if alike and len({leaf.shape for leaf in leaves}) == 1:
-                value = PerReplica.of_array(self._mesh.stack(arrays), self._mesh)
-                return value.values[0] if self._mesh.size == 1 else value
-            placed = jax.device_put(arrays, self._mesh.local_devices)
-            components = [_private.uncommitted(array) for array in placed]
-            return PerReplica(components, self._mesh, ragged=not alike)
+                with jax.default_device(mesh.local_devices[0]):
+                    arrays = [_context.as_array(leaf) for leaf in leaves]
+                return arrays[0] if mesh.size == 1 else PerReplica(arrays, mesh, ragged=not alike)
+            wide = any(leaf.dtype.itemsize == 8 for leaf in leaves) and _context.has_64_bit_types()
+            if mesh.size > 1 and alike and all(leaf.shape == leaves[0].shape for leaf in leaves):
+                return PerReplica.of_array(mesh.stack(leaves, wide), mesh)
+            components = mesh.components(leaves, wide)
+            return components[0] if mesh.size == 1 else PerReplica(components, mesh, ragged=not alike)
 
         return _nest.merge(list(parts), place)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 
 class Leaf:
@@ -49,7 +50,7 @@ def map_structure(fn: Callable[[Any], Any], nest: Any) -> Any:
         return type(nest)(*(map_structure(fn, child) for child in nest))
     if type(nest) in (list, tuple):
         return type(nest)(map_structure(fn, child) for child in nest)
-    if isinstance(nest, jax.Array) or (level := _one_level(nest)) is None:
+    if isinstance(nest, (np.ndarray, jax.Array)) or (level := _one_level(nest)) is None:
         return fn(nest)
     children, tree = level
     return jax.tree.unflatten(tree, [map_structure(fn, child) for child in children])
@@ -82,7 +83,7 @@ def merge(nests: Sequence[Any], fn: Callable[[Sequence[Any]], Any]) -> Any:
             assert len(other) == len(first), f"len(v) == {len(other)}, len(v0) == {len(first)}, v: {other}, v0: {first}"
         children = [merge(group, fn) for group in zip(*nests)]
         return type(first)(*children) if is_namedtuple(first) else type(first)(children)
-    if isinstance(first, jax.Array) or (level := _one_level(first)) is None:
+    if isinstance(first, (np.ndarray, jax.Array)) or (level := _one_level(first)) is None:
         return fn(nests)
     _check_types(nests)
     levels = [level, *(_one_level(nest) for nest in nests[1:])]

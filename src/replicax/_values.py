@@ -20,6 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax import _devices, _errors, _nest, _private
 from replicax._indexed_slices import IndexedSlices
+from replicax._recycled import Pool
 
 AXIS = "replica"
 LOGICAL_AXIS = "logical"
@@ -56,6 +57,8 @@ class ReplicaMesh:
         self.all_local = len(self.local_ids) == len(self.devices)
         # With one replica here and others elsewhere, results come bare: a plain value is this replica's component.
         self.lone = not self.all_local and len(self.local_ids) == 1
+        self.pool = Pool()
+        self._stack_of_host = _private.FromHost(self.stacked, committed=True)
         # With several CPU devices, JAX must not have too many collectives in flight (see _dispatch.py).
         self.needs_bound = grid.size > 1 and self.devices[0].platform == "cpu"
 
@@ -92,8 +95,12 @@ class ReplicaMesh:
         placed = self._placed(parts)
         return jax.make_array_from_single_device_arrays(placed[0].shape, self.mirrored, placed)
 
-    def stack(self, parts: Sequence[Any]) -> jax.Array:
-        """One array `[replicas, ...]` whose row on each local device is that part."""
+    def stack(self, parts: Sequence[Any], wide: bool = False) -> jax.Array:
+        """One array `[replicas, ...]` whose row on each local device is that part; `wide` keeps numpy's 64 bits."""
+        if all(isinstance(part, np.ndarray) and part.dtype == parts[0].dtype for part in parts):
+            by_id = {i: self.pool.settled(part)[None] for i, part in zip(self.local_ids, parts)}
+            shape = (self.size, *parts[0].shape)
+            return self._stack_of_host(shape, parts[0].dtype, lambda index: by_id[index[0].start or 0], wide)
         rows = [part[None] if np.ndim(part) else jnp.reshape(part, (1,)) for part in parts]
         placed = self._placed(rows)
         shape = (self.size, *placed[0].shape[1:])
@@ -101,7 +108,12 @@ class ReplicaMesh:
 
     def _placed(self, parts: Sequence[Any]) -> list[jax.Array]:
         """Each local replica's part on all of its devices, in the mesh's order."""
-        return jax.device_put([part for part in parts for _ in range(self.logical_size)], self._local_grid)
+        settled = [self.pool.settled(part) for part in parts]
+        return jax.device_put([part for part in settled for _ in range(self.logical_size)], self._local_grid)
+
+    def components(self, parts: Sequence[np.ndarray], wide: bool = False) -> list[jax.Array]:
+        """Each local replica's part on its device; `wide` keeps 64 bits."""
+        return [self.pool.on_device(part, device, wide) for part, device in zip(parts, self.local_devices)]
 
     def spread(self, array: Any, sharding: NamedSharding) -> jax.Array:
         """An array of which every process has all, spread over the mesh in this way."""
@@ -159,7 +171,7 @@ def is_text(array: Any) -> bool:
     return getattr(array.dtype, "kind", "V") in "OSU"
 
 
-_ARRAYS = (jax.Array, np.ndarray, np.generic)
+_ARRAYS = (np.ndarray, np.generic, jax.Array)  # the quickest to tell first
 
 
 def is_array(value: Any) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from replicax import _display
 from replicax._errors import InvalidArgumentError
 from replicax._ragged import refuse_composites
+from replicax._recycled import is_settled
 from replicax._specs import PYTHON_DTYPES, TensorShape
 
 
@@ -84,7 +85,8 @@ def as_tensor(array: Any) -> Any:
         return array
     if array.dtype == np.dtype(object):
         return as_strings(array)
-    return jnp.asarray(array, dtype=tensor_dtype(array.dtype))
+    make = jnp.asarray if is_settled(array) else jnp.array  # the former may share the memory
+    return make(array, dtype=tensor_dtype(array.dtype))
 
 
 def as_host(value: Any) -> Any:

@@ -19,6 +19,7 @@ from replicax._data.parallel import ParallelMap
 from replicax._data.reading import Reading, replayed
 from replicax._data.specs import AUTOTUNE, UNKNOWN_CARDINALITY, first_spec, host_spec, result_spec
 from replicax._errors import InvalidArgumentError
+from replicax._recycled import Pool
 from replicax._specs import dtype_name
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Functions(Base):
             raise ValueError(
                 f"`synchronous` is not supported with `num_parallel_calls`, which is {num_parallel_calls}: drop one."
             )
-        function = functools.partial(call_to_host, map_func)
+        function = functools.partial(call_to_host, map_func, Pool())
         cores = os.cpu_count() or 1
         threads = cores if num_parallel_calls == AUTOTUNE else positive("num_parallel_calls", num_parallel_calls or 1)
         if num_parallel_calls == 0:

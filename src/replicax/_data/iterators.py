@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._data.elements import Nested, as_host, as_tensor, host_structure
+from replicax._data.elements import Nested, as_host, as_tensor, host_structure, wide_dtypes
 from replicax._data.reading import Reading, packed, unpacked
 from replicax._data.specs import host_spec, tensor_spec
 from replicax._errors import InvalidArgumentError, OutOfRangeError
+from replicax._recycled import Pool
 
 if TYPE_CHECKING:
     from replicax._data.core import Base
@@ -173,24 +173,34 @@ class NumpyIterator(DatasetIterator):
     _shown = staticmethod(_as_numpy)
 
 
-def _on_host() -> contextlib.AbstractContextManager[Any]:
-    """Functions of datasets run on the CPU, whatever the default device: their results go back to the host."""
+def call(function: Callable[..., Any], element: Any, pool: Pool | None = None) -> Any:
+    """The user's function on an element: a tuple is passed as several arguments, anything else as one.
+
+    Functions of datasets run on the CPU, whatever the default device: their results go back to the host. The pool has
+    memory for the arguments.
+    """
     try:
-        return jax.default_device(jax.local_devices(backend="cpu")[0])
+        device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # a process may have been started without the CPU backend
-        return contextlib.nullcontext()
+        return _applied(function, jax.tree.map(as_tensor, element))
+    pool, wide = pool or Pool(), wide_dtypes()
+
+    def tensor(array: Any) -> Any:
+        if isinstance(array, Nested) or array.dtype.hasobject:
+            return as_tensor(array)
+        return pool.on_device(array, device, wide)
+
+    with jax.default_device(device):
+        return _applied(function, jax.tree.map(tensor, element))
 
 
-def call(function: Callable[..., Any], element: Any) -> Any:
-    """The user's function on an element: a tuple is passed as several arguments, anything else as one."""
-    with _on_host():
-        tensors = jax.tree.map(as_tensor, element)
-        return function(*tensors) if type(tensors) is tuple else function(tensors)
+def _applied(function: Callable[..., Any], tensors: Any) -> Any:
+    return function(*tensors) if type(tensors) is tuple else function(tensors)
 
 
-def call_to_host(function: Callable[..., Any], element: Any) -> Any:
+def call_to_host(function: Callable[..., Any], pool: Pool, element: Any) -> Any:
     """What the user's function makes of an element, on the host."""
-    result = call(function, element)
+    result = call(function, element, pool)
     # As in tf.data, a list of results is several tensors, and deeper down a list is one.
     return host_structure(tuple(result) if isinstance(result, list) else result)
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from replicax._data.elements import flatten, regroup
 from replicax._data.reading import Reading
+from replicax._recycled import Pool
 
 # How many row numbers are handled at once; large enough that Python's part does not count.
 CHUNK = 1 << 13
@@ -45,6 +46,7 @@ def plain_rows(fetch: Callable[[Any], Any], count: int) -> Rows:
 def fetch_from(arrays: Any) -> Callable[[Any], Any]:
     """How to fetch rows of a structure of arrays. Rows in a row are a view, which costs nothing; others a copy."""
     leaves, structure = flatten(arrays)
+    pool = Pool()
 
     def fetch(numbers: Any) -> Any:
         if isinstance(numbers, int):
@@ -52,7 +54,7 @@ def fetch_from(arrays: Any) -> Callable[[Any], Any]:
         first, last = int(numbers[0]), int(numbers[-1])
         if last - first == len(numbers) - 1 and (np.diff(numbers) == 1).all():
             return structure.unflatten([a[first : last + 1] for a in leaves])
-        return structure.unflatten([a.take(numbers, axis=0) for a in leaves])
+        return structure.unflatten([pool.rows(a, numbers) for a in leaves])
 
     return fetch
 
