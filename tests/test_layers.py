@@ -23,6 +23,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_dispatch",
         "_adapters",
         "_private",
+        "_profiling",
         "_channel",
         "_calls",
         "_verdict",

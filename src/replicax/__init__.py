@@ -48,6 +48,7 @@ from replicax._mirrored import MirroredStrategy
 from replicax._multi_worker import MultiWorkerMirroredStrategy
 from replicax._one_device import OneDeviceStrategy
 from replicax._optimizer import Optimizer
+from replicax._profiling import profile
 from replicax._specs import PerReplicaSpec, TensorSpec
 from replicax._strategy import Strategy
 from replicax._tape import GradientTape, UnconnectedGradients
@@ -127,6 +128,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "name_scope",
+    "profile",
     "tpu",
     "train",
     "variable_creator_scope",
