@@ -41,6 +41,7 @@ from replicax._errors import (
     ReplicaxError,
 )
 from replicax._extended import StrategyExtended
+from replicax._figures import Benchmark, Benchmarks
 from replicax._function import Function, function
 from replicax._indexed_slices import IndexedSlices
 from replicax._input import DistributedDataset, DistributedIterator
@@ -74,6 +75,8 @@ if _typing.TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Benchmark",
+    "Benchmarks",
     "CheckpointError",
     "ClusterSpec",
     "CommunicationImplementation",

@@ -340,12 +340,19 @@ class Function:
         >>> rx.function(lambda x: x + 1).lower(jnp.ones(2)).compile().as_text().startswith("HloModule")
         True
         """
+        entries, call = self._programs(args, kwargs)
+        return entries[0].lower(call)
+
+    def _programs(self, args: tuple, kwargs: dict) -> tuple[list[Program], Call]:
+        """The programs for these arguments, of which there is one at least, and the call of them."""
         if self._input_signature is not None:
             args, kwargs = self._bind(args, kwargs)
         call = Call(args, kwargs)
         entries = self._entries.setdefault(call.key, [])
         if not entries:
             try:
+                if call.ragged:
+                    raise _RaggedElement
                 entry, elements = self._trace(call, args, kwargs, [])
             except Abort as abort:
                 raise RuntimeError(
@@ -355,7 +362,7 @@ class Function:
                 ) from abort
             push_back(entry.pulls, elements, call.iterators)
             entries.append(entry)
-        return entries[0].lower(call)
+        return entries, call
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Arguments checked against the input signature; numbers and numpy arrays become arrays of its dtypes."""

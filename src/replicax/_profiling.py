@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import itertools
 import json
 import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +122,17 @@ class profile(contextlib.AbstractContextManager):
     def _keep(self) -> None:
         """Moves what JAX has written to where XProf looks for it, under names of its own for each worker."""
         worker = f".worker-{jax.process_index()}" if jax.process_count() > 1 else ""
-        target = self._directory / "plugins" / "profile" / (self._run or time.strftime("%Y_%m_%d_%H_%M_%S"))
-        target.mkdir(parents=True, exist_ok=True)
-        for path in sorted(Path(self._folder).glob("plugins/profile/*/*"), reverse=True):
+        written = {}
+        for path in Path(self._folder).glob("plugins/profile/*/*"):
             kind = next((end for end in (".xplane.pb", ".trace.json.gz") if path.name.endswith(end)), path.suffix)
-            host = path.name.removesuffix(kind)
-            self.files.append(Path(shutil.move(path, target / f"{host}{worker}{kind}")))
-            if self._perfetto and kind == ".trace.json.gz":
-                self.files.append(target / f"{host}{worker}.perfetto.json.gz")
-                _rewrite(self.files[-2], self.files[-1], *self._names())
+            written[path] = f"{path.name.removesuffix(kind)}{worker}{kind}"
+        target = _run_folder(self._directory / "plugins" / "profile", self._run, written.values())
+        target.mkdir(parents=True, exist_ok=True)
+        for path, name in sorted(written.items(), reverse=True):
+            self.files.append(Path(shutil.move(path, target / name)))
+        for path in [path for path in self.files if path.name.endswith(".trace.json.gz") and self._perfetto]:
+            self.files.append(path.with_name(path.name.replace(".trace.", ".perfetto.")))
+            _rewrite(path, self.files[-1], *self._names())
 
     def _names(self) -> tuple[dict[int, str], dict[int, str]]:
         """What this process's devices are called, by the numbers that CPU devices and those that others have."""
@@ -156,6 +160,15 @@ def _writable_folder(directory: Path) -> str:
             f"A profile cannot be written to {directory}: {error.strerror}. Give a directory that can be made or "
             "written to."
         ) from error
+
+
+def _run_folder(parent: Path, run: str | None, names: Iterable[str]) -> Path:
+    """The folder of a run: of the name given, or of the time, and a number where files of these names are there."""
+    if run is not None:
+        return parent / run
+    time_of_it = time.strftime("%Y_%m_%d_%H_%M_%S")
+    folders = (parent / f"{time_of_it}{end}" for end in itertools.chain([""], (f"_{i}" for i in itertools.count(2))))
+    return next(folder for folder in folders if not any((folder / name).exists() for name in names))
 
 
 def _rewrite(source: Path, target: Path, cpus: dict[int, str], others: dict[int, str]) -> None:

@@ -161,6 +161,7 @@ def _sums_of_rows(mapped: Any, eqns: Iterable[Any]) -> list[Any]:
 
 
 def _is_rows(mapped: Any, place: int) -> bool:
+    """Whether a mapped equation's output has one row for each replica, its own."""
     axes = tuple(mapped.params["out_specs"][place])
     inside = mapped.params["jaxpr"].outvars[place]
     return axes[:1] == (AXIS,) and not any(axes[1:]) and inside.aval.shape[0] == 1

@@ -9,7 +9,6 @@ import jax
 
 from replicax._profiling import profile
 
-
 _started: list[profile] = []
 
 
