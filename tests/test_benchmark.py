@@ -45,7 +45,8 @@ def test_figures_of_a_step_and_its_variables_as_they_were(make, n):
     assert figures.step == "train_step" and figures.strategy == type(strategy).__name__ and figures.replicas == n
     seconds = figures.seconds
     assert seconds["input"] is None and seconds["dispatch"] > 0 and seconds["step"] > 0
-    assert seconds["communication"] == max(0.0, seconds["step"] - seconds["compute"])
+    assert seconds["communication"] + seconds["compute"] == pytest.approx(seconds["step"])
+    assert set(figures.spread) == {"step", "dispatch", "communication"}
     assert {one["kind"] for one in figures.collectives} == {"all-reduce"} and figures.collectives_left == 0
     assert figures.bytes_per_device["variables"] == 4 and figures.bytes_per_device["arguments"] >= 4 + 3 * 4
     # And the step is still the one that communicates.
@@ -166,6 +167,7 @@ FIGURES = {
     "rounds": 20,
     "steps": 5,
     "seconds": {"step": 0.0123, "compute": 0.0123, "communication": 0.0, "input": None, "dispatch": 0.0001},
+    "spread": {"step": 0.0005, "dispatch": 0.0},
     "bytes_per_device": {"variables": 1_234_567, "temporary": 999},
     "flops": 1e6,
     "page_faults": None,
@@ -175,6 +177,7 @@ FIGURES = {
 OF_TWO = {
     **FIGURES,
     "replicas": 2,
+    "spread": {"step": 0.0012},
     "seconds": {"step": 0.2, "compute": 0.15, "communication": 0.05, "input": 0.001, "dispatch": 0.0002},
     "collectives": [
         {"kind": "all-reduce", "arrays": 2, "bytes": 4000},
@@ -187,17 +190,19 @@ def test_figures_are_shown_side_by_side(tmp_path, monkeypatch):
     one, two = rx.Benchmark(**FIGURES), rx.Benchmark(**OF_TWO)
     assert rx.Benchmark(**one.as_dict()) == one
     assert str(one.beside(two)).splitlines() == [
-        "train_step, MirroredStrategy: medians of 20 rounds of 5 steps",
-        "                      1 replica  2 replicas",
-        "a step                 12.30 ms      200 ms",
-        "compute                12.30 ms      150 ms",
-        "communication              0 µs    50.00 ms",
-        "input wait                    -     1.00 ms",
-        "dispatch                 100 µs      200 µs",
-        "variables, a device     1.23 MB     1.23 MB",
-        "temporary, a device       999 B       999 B",
-        "operations, a device  1,000,000   1,000,000",
-        "all-reduce                 none   2 of 4 kB",
+        "train_step, MirroredStrategy",
+        "                           1 replica  2 replicas",
+        "a step                12.30 ±0.50 ms   200 ±1 ms",
+        "a step, of the first            1.00       16.26",
+        "compute                     12.30 ms      150 ms",
+        "communication                   0 µs    50.00 ms",
+        "input wait                         -     1.00 ms",
+        "dispatch                   100 ±0 µs      200 µs",
+        "variables, a device          1.23 MB     1.23 MB",
+        "temporary, a device            999 B       999 B",
+        "operations, a device       1,000,000   1,000,000",
+        "all-reduce                      none   2 of 4 kB",
+        "medians of 20 rounds of 5 steps ± spread",
     ]
     one.beside(two).plot(tmp_path / "bench.png")
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")

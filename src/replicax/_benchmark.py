@@ -35,7 +35,7 @@ def benchmark(strategy: Any, step: Any, batch: Any, rounds: int, steps: int) -> 
         program = _Program(function, feed.again())
         feed.unused()
         with program.variables_kept() as restore:
-            seconds, faults = _measured(program, feed, restore, rounds, steps)
+            measured = _measured(program, feed, restore, rounds, steps)
     local = strategy.extended._mesh.device_names
     return Benchmark(
         step=function._name,
@@ -45,19 +45,16 @@ def benchmark(strategy: Any, step: Any, batch: Any, rounds: int, steps: int) -> 
         worker=strategy.extended._worker.rank,
         rounds=rounds,
         steps=steps,
-        seconds=seconds,
+        **measured,
         bytes_per_device=program.bytes_per_device(),
         flops=program.flops(),
-        page_faults=faults,
         collectives=[{"kind": one.kind, "arrays": len(one.arrays), "bytes": one.bytes} for one in program.collectives],
         collectives_left=len(program.left),
     )
 
 
-def _measured(
-    program: _Program, feed: _Feed, restore: Callable[[], None], rounds: int, steps: int
-) -> tuple[dict[str, float | None], float | None]:
-    """The medians of the rounds in seconds a step, and the page faults of a step."""
+def _measured(program: _Program, feed: _Feed, restore: Callable[[], None], rounds: int, steps: int) -> dict[str, Any]:
+    """What is taken from the rounds: seconds a step, their spread, and the page faults of a step."""
 
     def same() -> Any:
         return program.function(*feed.again())
@@ -93,17 +90,42 @@ def _measured(
         result = same()
         times["dispatch"].append(time.perf_counter() - start)
         program.wait_for(result)
-    median = {name: statistics.median(values[1:]) for name, values in times.items() if values}
-    step = median["step"]
-    compute = median.get("alone") if program.collectives else step
+    kept = {name: values[1:] for name, values in times.items() if values}
+    # Within a round: what else the machine does changes more slowly.
+    sent = _differences(kept["step"], kept["alone"]) if program.separable else [0.0] * rounds
+    waited = _differences(kept["loop"], kept["step"]) if feed.moves else None
+    step = statistics.median(kept["step"])
+    known = program.separable or not program.collectives
+    communication = max(0.0, statistics.median(sent)) if known else None
     seconds = {
         "step": step,
-        "compute": compute,
-        "communication": None if compute is None else max(0.0, step - compute),
-        "input": max(0.0, median["loop"] - step) if feed.moves else None,
-        "dispatch": median["dispatch"],
+        "compute": None if communication is None else max(0.0, step - communication),
+        "communication": communication,
+        "input": None if waited is None else max(0.0, statistics.median(waited)),
+        "dispatch": statistics.median(kept["dispatch"]),
     }
-    return seconds, statistics.median(faults[1:]) / (steps + 1) if faults else None
+    spread = {"step": _spread(kept["step"]), "dispatch": _spread(kept["dispatch"])}
+    if program.separable:
+        spread["communication"] = _spread(sent)
+    if waited is not None:
+        spread["input"] = _spread(waited)
+    return {
+        "seconds": seconds,
+        "spread": spread,
+        "page_faults": statistics.median(faults[1:]) / (steps + 1) if faults else None,
+    }
+
+
+def _differences(longer: list[float], shorter: list[float]) -> list[float]:
+    return [one - other for one, other in zip(longer, shorter)]
+
+
+def _spread(values: list[float]) -> float:
+    """Half of the range in which the middle half of the rounds lies."""
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / 2
 
 
 class _Program:

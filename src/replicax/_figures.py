@@ -30,9 +30,11 @@ class Benchmark:
         devices: the names of the devices of this worker's replicas.
         worker: the number of the worker that measured, 0 on one machine.
         rounds, steps: how many rounds of how many steps the medians are of.
-        seconds: medians of "step", "compute", "communication", "input" and "dispatch". None where it was not measured:
-            without a dataset there is no "input", and where the communication cannot be taken out of the program,
-            neither "compute" nor "communication".
+        seconds: "step", "compute", "communication", "input" and "dispatch", as `Strategy.benchmark` explains them. None
+            where it was not measured: without a dataset there is no "input", and where the communication cannot be
+            taken out of the program, neither "compute" nor "communication".
+        spread: for those that were measured, half of the range in which the middle half of the rounds lies. A time
+            that is not larger than its spread tells little: take more rounds, or a machine that does nothing else.
         bytes_per_device: "variables", and of the program's memory "arguments", "outputs", "in place" (of the outputs,
             what takes the place of arguments) and "temporary".
         flops: floating point operations of a device in a step, as XLA counts them; None where it does not.
@@ -49,6 +51,7 @@ class Benchmark:
     rounds: int
     steps: int
     seconds: dict[str, float | None]
+    spread: dict[str, float]
     bytes_per_device: dict[str, int]
     flops: float | None
     page_faults: float | None
@@ -93,8 +96,7 @@ class Benchmarks:
         return {"figures": [one.as_dict() for one in self.figures]}
 
     def _title(self) -> str:
-        first = self.figures[0]
-        return f"{first.step}, {first.strategy}: medians of {first.rounds} rounds of {first.steps} steps"
+        return f"{self.figures[0].step}, {self.figures[0].strategy}"
 
     def _rows(self) -> list[list[str]]:
         """The table: a head, and rows of a name and a text for each benchmark."""
@@ -102,7 +104,10 @@ class Benchmarks:
         rows = [["", *(f"{one.replicas} replica{'s' * (one.replicas > 1)}" for one in all_of_them)]]
         for key, name in _TIMES.items():
             if any(one.seconds[key] is not None for one in all_of_them):
-                rows.append([name, *(_time(one.seconds[key]) for one in all_of_them)])
+                rows.append([name, *(_time(one.seconds[key], one.spread.get(key)) for one in all_of_them)])
+        if len(all_of_them) > 1:
+            first = all_of_them[0].seconds["step"]
+            rows.insert(2, ["a step, of the first", *(_ratio(one.seconds["step"], first) for one in all_of_them)])
         for key in dict.fromkeys(key for one in all_of_them for key in one.bytes_per_device):
             rows.append([f"{key}, a device", *(_bytes(one.bytes_per_device.get(key)) for one in all_of_them)])
         if any(one.flops is not None for one in all_of_them):
@@ -114,7 +119,7 @@ class Benchmarks:
         return rows
 
     def _notes(self) -> list[str]:
-        notes = []
+        notes = [f"medians of {self.figures[0].rounds} rounds of {self.figures[0].steps} steps ± spread"]
         for one in self.figures:
             if one.collectives_left:
                 notes.append(
@@ -133,7 +138,9 @@ class Benchmarks:
         return "\n".join([self._title(), *lines, *self._notes()])
 
     def __rich__(self) -> Any:
-        table = importlib.import_module("rich.table").Table(title=self._title(), caption="\n".join(self._notes()))
+        table = importlib.import_module("rich.table").Table(
+            title=self._title(), caption="\n".join(self._notes()), min_width=40
+        )
         head, *rows = self._rows()
         for name in head:
             table.add_column(name, justify="right" if name else "left")
@@ -185,10 +192,17 @@ def _known(value: float | None, otherwise: float | None = None) -> float:
     return value if value is not None else otherwise or 0.0
 
 
-def _time(seconds: float | None) -> str:
+def _time(seconds: float | None, spread: float | None) -> str:
     if seconds is None:
         return "-"
-    return f"{1e6 * seconds:,.0f} µs" if seconds < 1e-3 else f"{1e3 * seconds:,.{2 if seconds < 0.1 else 0}f} ms"
+    unit, scale = ("ms", 1e3) if max(seconds, spread or 0) >= 1e-3 else ("µs", 1e6)
+    digits = 2 if unit == "ms" and seconds < 0.1 else 0
+    sides = "" if spread is None else f" ±{scale * spread:,.{digits}f}"
+    return f"{scale * seconds:,.{digits}f}{sides} {unit}"
+
+
+def _ratio(seconds: float | None, first: float | None) -> str:
+    return f"{seconds / first:.2f}" if seconds and first else "-"
 
 
 def _bytes(number: int | None) -> str:

@@ -199,12 +199,13 @@ class Strategy(OlderMethods):
 
         The step is run as users run it, and with its communication taken out, in rounds in which the two take turns.
         The variables' values are set back again and again, and stay as they are. What the times mean, in the figures'
-        `seconds`, each the median of the rounds:
+        `seconds`, each a median over the rounds:
 
         - "step": a step among steps that follow each other, all of one batch that is there already.
-        - "compute": the same without communication: each replica takes its own value for what others would send.
-        - "communication": the difference, which is what communication adds where it does not overlap with the rest.
-        - "input": what is added where each step takes a fresh element of the dataset.
+        - "communication": what such a step takes longer than one without communication, in which each replica takes its
+          own value for what others would send. Communication that is hidden behind other work does not count.
+        - "compute": the rest of the step.
+        - "input": what a step takes longer where each of them takes a fresh element of the dataset.
         - "dispatch": how long a call takes to return, with devices that have nothing else to do.
 
         In a job of several workers each of them calls it in the same way, and has its own figures.
@@ -238,7 +239,7 @@ class Strategy(OlderMethods):
         >>> figures.collectives, figures.bytes_per_device["variables"], float(total)
         ([{'kind': 'all-reduce', 'arrays': 1, 'bytes': 4}], 4, 0.0)
         >>> print(figures)
-        step, MirroredStrategy: medians of 2 rounds of 2 steps
+        step, MirroredStrategy
                               2 replicas
         a step                ...
         """

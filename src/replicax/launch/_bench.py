@@ -84,9 +84,9 @@ def bench(arguments: Sequence[str], program: str) -> int:
     """
     options = parser(program).parse_args(arguments)
     try:
-        _check(options)
         gpus = len(visible_gpus(os.environ))
         counts = options.replicas or list(dict.fromkeys([1, gpus or 2]))
+        _check(options, max(counts))
         figures = Benchmarks([_measured(options, count, max(counts) > gpus) for count in counts])
     except _Failed as error:
         print(f"{program}: error: {error}", file=sys.stderr)
@@ -99,8 +99,10 @@ def bench(arguments: Sequence[str], program: str) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
-    """What would fail only once all is measured, before it."""
+def _check(options: argparse.Namespace, replicas: int) -> None:
+    """What would fail only after a while is found before anything is measured."""
+    if options.batch_size and options.batch_size < replicas:
+        raise _Failed(f"{replicas} replicas cannot share a batch of {options.batch_size} examples.")
     for name, path in (("--plot", options.plot), ("--json", options.json)):
         if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
             raise _Failed(f"{name} names a file in a folder that can be written; got {path}.")
@@ -120,7 +122,8 @@ def _check(options: argparse.Namespace) -> None:
 
 def _measured(options: argparse.Namespace, replicas: int, virtual: bool) -> Benchmark:
     """The figures for so many replicas, from a process of its own."""
-    print(f"measuring {replicas} replica{'s' * (replicas > 1)} ...", file=sys.stderr, flush=True)
+    what = f"{replicas} replica{'s' * (replicas > 1)}"
+    print(f"measuring {what} ...", file=sys.stderr, flush=True)
     environment = dict(os.environ)
     if virtual:
         environment.update(JAX_PLATFORMS="cpu", REPLICAX_VIRTUAL_DEVICES=f"CPU:{replicas}")
@@ -140,7 +143,7 @@ def _measured(options: argparse.Namespace, replicas: int, virtual: bool) -> Benc
         command = [sys.executable, "-m", "replicax.launch._measure", json.dumps(request)]
         status = subprocess.run(command, env=environment, check=False).returncode
         if status or not result.exists():
-            raise _Failed(f"the process that measures {replicas} replicas ended with {status}; see above.")
+            raise _Failed(f"the process that measures {what} ended with {status}; see above.")
         return Benchmark(**json.loads(result.read_text(encoding="utf-8")))
 
 

@@ -69,9 +69,7 @@ def make_step(strategy: rx.Strategy, model: str, batch_size: int | None = None) 
     import optax
 
     parameters_of, logits_of, shape, usual_size = MODELS[model]
-    size = batch_size or usual_size
-    if size < strategy.num_replicas_in_sync:
-        raise ValueError(f"{strategy.num_replicas_in_sync} replicas cannot share a batch of {size} examples.")
+    size = batch_size or max(usual_size, strategy.num_replicas_in_sync)
     rng = np.random.default_rng(0)
     with strategy.scope():
         parameters = rx.Variable(parameters_of(rng))
