@@ -47,6 +47,7 @@ def test_figures_of_a_step_and_its_variables_as_they_were(make, n):
     assert seconds["input"] is None and seconds["dispatch"] > 0 and seconds["step"] > 0
     assert seconds["communication"] + seconds["compute"] == pytest.approx(seconds["step"])
     assert set(figures.spread) == {"step", "dispatch", "communication"}
+    assert len(figures.devices) >= len(strategy.extended.worker_devices)
     assert {one["kind"] for one in figures.collectives} == {"all-reduce"} and figures.collectives_left == 0
     assert figures.bytes_per_device["variables"] == 4 and figures.bytes_per_device["arguments"] >= 4 + 3 * 4
     # And the step is still the one that communicates.
@@ -54,11 +55,12 @@ def test_figures_of_a_step_and_its_variables_as_they_were(make, n):
     assert train_step.experimental_get_tracing_count() == 1
 
 
-def test_one_replica_has_no_communication():
-    train_step, total = adding(one_device())
-    figures = one_device().benchmark(train_step, jnp.ones(3), rounds=1, steps=1)
+@pytest.mark.parametrize("make", [one_device, rx.get_strategy])
+def test_one_replica_has_no_communication(make):
+    train_step, total = adding(make())
+    figures = make().benchmark(train_step, jnp.ones(3), rounds=1, steps=1)
     assert figures.seconds["compute"] == figures.seconds["step"] and figures.seconds["communication"] == 0.0
-    assert figures.collectives == [] and float(total) == 1.0
+    assert figures.collectives == [] and figures.spread == {} and float(total) == 1.0
 
 
 def test_without_communication_each_replica_takes_its_own_value():
@@ -152,6 +154,8 @@ def test_what_cannot_be_measured_is_refused():
         strategy.benchmark(train_step, per_replica(strategy, [np.ones(1, np.float32), np.ones(2, np.float32)]))
     with pytest.raises(RuntimeError, match="cross-replica context"):
         strategy.run(lambda: strategy.benchmark(train_step, x))
+    with pytest.raises(RuntimeError, match="runs its step, which cannot be done while another function is traced"):
+        rx.function(lambda x: strategy.benchmark(train_step, x))(x)
     iterator = iter(strategy.experimental_distribute_dataset(list(batches(3))))
     with pytest.raises(ValueError, match="too few elements for a benchmark"):
         strategy.benchmark(train_step, iterator, rounds=2, steps=3)

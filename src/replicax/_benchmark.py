@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from replicax import _alone, _context, _data, _function, _hlo, _input, _levels
+from replicax import _alone, _context, _data, _devices, _function, _hlo, _input, _levels
 from replicax._arguments import Call
 from replicax._data import ElementIterator
 from replicax._figures import Benchmark
@@ -36,13 +36,12 @@ def benchmark(strategy: Any, step: Any, batch: Any, rounds: int, steps: int) -> 
         feed.unused()
         with program.variables_kept() as restore:
             measured = _measured(program, feed, restore, rounds, steps)
-    local = strategy.extended._mesh.device_names
     return Benchmark(
         step=function._name,
         strategy=type(strategy).__name__,
         replicas=strategy.num_replicas_in_sync,
-        devices=[name.rpartition("device:")[2] for name in local],
-        worker=strategy.extended._worker.rank,
+        devices=program.devices(),
+        worker=jax.process_index(),
         rounds=rounds,
         steps=steps,
         **measured,
@@ -104,11 +103,10 @@ def _measured(program: _Program, feed: _Feed, restore: Callable[[], None], round
         "input": None if waited is None else max(0.0, statistics.median(waited)),
         "dispatch": statistics.median(kept["dispatch"]),
     }
-    spread = {"step": _spread(kept["step"]), "dispatch": _spread(kept["dispatch"])}
-    if program.separable:
-        spread["communication"] = _spread(sent)
-    if waited is not None:
-        spread["input"] = _spread(waited)
+    varied = {"step": kept["step"], "communication": sent, "input": waited, "dispatch": kept["dispatch"]}
+    if not program.separable:
+        del varied["communication"]
+    spread = {name: _spread(values) for name, values in varied.items() if values is not None and rounds > 1}
     return {
         "seconds": seconds,
         "spread": spread,
@@ -122,8 +120,6 @@ def _differences(longer: list[float], shorter: list[float]) -> list[float]:
 
 def _spread(values: list[float]) -> float:
     """Half of the range in which the middle half of the rounds lies."""
-    if len(values) < 2:
-        return 0.0
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return (high - low) / 2
 
@@ -174,6 +170,12 @@ class _Program:
         """Waits until a call has ended that returned this."""
         state = [_levels.frame().fetch(variable) for variable in self._entry.level.written.values()]
         jax.block_until_ready([state, [x for x in element_arrays(result) if isinstance(x, jax.Array)]])
+
+    def devices(self) -> list[str]:
+        """The names of the devices of this process that it runs on."""
+        shardings = jax.tree.leaves((self._compiled.input_shardings, self._compiled.output_shardings))
+        found = {device for sharding in shardings for device in sharding.addressable_devices}
+        return [_devices.short_name(device) for device in sorted(found, key=lambda device: device.id)]
 
     def bytes_per_device(self) -> dict[str, int]:
         """How much a device holds and needs; of variables, the device that holds most."""

@@ -27,14 +27,15 @@ class Benchmark:
         step: the name of the function.
         strategy: the class of the strategy.
         replicas: how many there are, on all workers together.
-        devices: the names of the devices of this worker's replicas.
+        devices: the names of this process's devices that the step runs on.
         worker: the number of the worker that measured, 0 on one machine.
         rounds, steps: how many rounds of how many steps the medians are of.
         seconds: "step", "compute", "communication", "input" and "dispatch", as `Strategy.benchmark` explains them. None
             where it was not measured: without a dataset there is no "input", and where the communication cannot be
             taken out of the program, neither "compute" nor "communication".
-        spread: for those that were measured, half of the range in which the middle half of the rounds lies. A time
-            that is not larger than its spread tells little: take more rounds, or a machine that does nothing else.
+        spread: for those that were measured in several rounds, half of the range in which the middle half of the rounds
+            lies. A time that is not larger than its spread tells little: take more rounds, or a machine that does
+            nothing else.
         bytes_per_device: "variables", and of the program's memory "arguments", "outputs", "in place" (of the outputs,
             what takes the place of arguments) and "temporary".
         flops: floating point operations of a device in a step, as XLA counts them; None where it does not.
