@@ -13,7 +13,7 @@ from jax import lax
 from test_ways import mirrored, one_device, one_of_each, per_replica
 
 import replicax as rx
-from replicax import _benchmark, _hlo
+from replicax import _alone, _hlo
 from replicax._values import AXIS
 
 SUM = rx.VariableAggregation.SUM
@@ -84,10 +84,10 @@ def test_without_communication_each_replica_takes_its_own_value():
         return strategy.run(lambda x: x * 2, args=(results[2],))
 
     x = per_replica(strategy, np.float32([[1, 2], [3, 4]]))
-    entry, arrays = step._program((x,), {})
-    alone = _benchmark._without_communication(entry)
-    assert _hlo.collectives(alone.lower(*arrays).compile().as_text()) == []
-    results, total = entry.rebuild(alone(*arrays))
+    programs, call = step._programs((x,), {})
+    alone = programs[0].computing(_alone.alone(programs[0].jaxpr))
+    assert _hlo.collectives(alone.lower(call).compile().as_text()) == []
+    results, total = alone.run(call, (), taped=False)
     shown = [[np.asarray(part).tolist() for part in value.values] for value in results]
     first, second = [1.0, 2.0], [3.0, 4.0]
     assert shown[0] == [first * 2, second * 2]  # as large as what is gathered

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from replicax import _private
-from replicax._stages import _is_mapped, _is_row_of_each, _Values
+from replicax._stages import _is_mapped, _is_rows
 
 # What JAX calls its collectives in programs. Where a result has another shape, parts of the own value fill it.
 _COLLECTIVES = {
@@ -38,9 +39,10 @@ class _Rows(NamedTuple):
     own: Any
 
 
-def evaluate(closed: Any, *args: Any) -> list[Any]:
-    """What the program of a jaxpr computes where each replica is alone."""
-    return _plain(_evaluated(closed.jaxpr, closed.consts, args))
+def alone(closed: Any) -> Any:
+    """The program of a level, in which each replica is alone."""
+    types = [var.aval for var in closed.jaxpr.invars]
+    return jax.make_jaxpr(lambda *args: _plain(_evaluated(closed.jaxpr, closed.consts, args)))(*types)
 
 
 def _plain(values: Sequence[Any]) -> list[Any]:
@@ -48,9 +50,13 @@ def _plain(values: Sequence[Any]) -> list[Any]:
 
 
 def _evaluated(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    values = _Values(jaxpr, [*zip(jaxpr.constvars, consts), *zip(jaxpr.invars, args)])
+    values = dict([*zip(jaxpr.constvars, consts), *zip(jaxpr.invars, args)])
+
+    def of(atoms: Sequence[Any]) -> list[Any]:
+        return [atom.val if isinstance(atom, jex.Literal) else values[atom] for atom in atoms]
+
     for eqn in jaxpr.eqns:
-        operands = values.of(eqn.invars)
+        operands = of(eqn.invars)
         name, inside = eqn.primitive.name, eqn.params.get("jaxpr")
         if name in _COLLECTIVES:
             results = [_filled(operand, var.aval) for operand, var in zip(operands, eqn.outvars)]
@@ -63,19 +69,20 @@ def _evaluated(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[A
                 operands = [x.own if isinstance(x, _Rows) else x for x in operands]
             params = {name: _without(value) for name, value in eqn.params.items()}
             results = _private.bound_again(eqn, params, _plain(operands))
-        values.set(eqn.outvars, results)
-    return values.of(jaxpr.outvars)
+        values.update(zip(eqn.outvars, results))
+    return of(jaxpr.outvars)
 
 
 def _mapped(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     """What the replicas of a mapped equation return, each of them alone."""
-    rows = [place for place in range(len(eqn.outvars)) if _is_row_of_each(eqn, place)]
+    rows = [place for place in range(len(eqn.outvars)) if _is_rows(eqn, place)]
 
     def replica(*blocks: Any) -> list[Any]:
         results = _plain(_evaluated(eqn.params["jaxpr"], (), blocks))
         return [*results, *(results[place] for place in rows)]
 
-    results = _private.shard_map_again(eqn, replica, len(rows))(*operands)
+    in_specs, out_specs = eqn.params["in_specs"], [*eqn.params["out_specs"], *[PartitionSpec()] * len(rows)]
+    results = _private.shard_map_again(eqn, replica, in_specs, out_specs)(*operands)
     own = dict(zip(rows, results[len(eqn.outvars) :]))
     return [_Rows(x, own[i]) if i in own else x for i, x in enumerate(results[: len(eqn.outvars)])]
 

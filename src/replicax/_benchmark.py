@@ -129,13 +129,15 @@ class _Program:
 
     def __init__(self, function: Any, args: tuple[Any, ...]):
         self.function = function
-        self._entry, arrays = function._program(args, {})
-        self._compiled = self._entry.compiled.lower(*arrays).compile()
+        self._programs, call = function._programs(args, {})
+        program = self._programs[0]
+        self._level = program.level
+        self._compiled = program.lower(call).compile()
         self.collectives = _hlo.collectives(self._compiled.as_text())
         self.left: list[_hlo.Collective] = []  # those that cannot be taken out
         if self.collectives:
-            self._alone = _without_communication(self._entry)
-            self.left = _hlo.collectives(self._alone.lower(*arrays).compile().as_text())
+            self._alone = program.computing(_alone.alone(program.jaxpr))
+            self.left = _hlo.collectives(self._alone.lower(call).compile().as_text())
 
     @property
     def separable(self) -> bool:
@@ -145,16 +147,16 @@ class _Program:
     @contextlib.contextmanager
     def without_communication(self) -> Iterator[None]:
         """In it calls of the function run the program without its communication."""
-        before, self._entry.compiled = self._entry.compiled, self._alone
+        before, self._programs[0] = self._programs[0], self._alone
         try:
             yield
         finally:
-            self._entry.compiled = before
+            self._programs[0] = before
 
     @contextlib.contextmanager
     def variables_kept(self) -> Iterator[Callable[[], None]]:
         """Leaves the variables as they are; gives a function that sets them back in between."""
-        frame, written = _levels.frame(), list(self._entry.level.written.values())
+        frame, written = _levels.frame(), list(self._level.written.values())
         kept = [variable._copied(frame.fetch(variable)) for variable in written]
 
         def restore() -> None:
@@ -168,8 +170,8 @@ class _Program:
 
     def wait_for(self, result: Any) -> None:
         """Waits until a call has ended that returned this."""
-        state = [_levels.frame().fetch(variable) for variable in self._entry.level.written.values()]
-        jax.block_until_ready([state, [x for x in element_arrays(result) if isinstance(x, jax.Array)]])
+        arrays = [x for x in element_arrays(result) if isinstance(x, jax.Array)]
+        jax.block_until_ready([self._programs[0].state(), arrays])
 
     def devices(self) -> list[str]:
         """The names of the devices of this process that it runs on."""
@@ -180,7 +182,7 @@ class _Program:
     def bytes_per_device(self) -> dict[str, int]:
         """How much a device holds and needs; of variables, the device that holds most."""
         held: dict[Any, int] = {}
-        for variable in self._entry.level.variables.values():
+        for variable in self._level.variables.values():
             for leaf in _levels.frame().fetch(variable):
                 raw = jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
                 for shard in raw.addressable_shards:
@@ -197,13 +199,6 @@ class _Program:
         """How many floating point operations a device does in a step, as XLA counts them; None where it does not."""
         costs = self._compiled.cost_analysis() or {}
         return costs.get("flops")
-
-
-def _without_communication(entry: Any) -> Any:
-    def alone(donated: Any, kept: Any, pulled: Any, dynamic: Any) -> Any:
-        return entry.computed(donated, kept, pulled, dynamic, _alone.evaluate)
-
-    return jax.jit(alone, donate_argnums=() if entry.level.local else (0,))
 
 
 class _Feed:
