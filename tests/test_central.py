@@ -9,13 +9,12 @@ import copy
 import functools
 import gc
 import pickle
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import MEAN, SUM, central, ctx, mirrored, one_device, parts, per_replica, replica_id, ways
+from test_ways import MEAN, SUM, carried, central, ctx, mirrored, one_device, parts, per_replica, replica_id, ways
 
 import replicax as rx
 
@@ -276,8 +275,7 @@ def test_a_compiled_step_has_one_all_reduce_for_each_update(make):
     for steps in (1, 3):
         v = made(strategy, jnp.ones(4), aggregation=A.MEAN)
         step, x = program_of(strategy, v, steps)
-        text = step.lower(x).compile().as_text()
-        assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == steps
+        assert len(carried(step, x)) == steps
         step(x)
         assert v.numpy().tolist() == [3.5**steps] * 4
 

@@ -352,3 +352,18 @@ def test_what_runs_at_once_inside_of_shard_map_may_map_itself():
 
     program = jax.shard_map(replica, mesh=mesh, in_specs=split, out_specs=split)
     assert jax.jit(program)(jnp.ones(2)).tolist() == [1.0, 1.0]
+
+
+def test_an_equation_is_computed_again_with_another_program_in_it():
+    """`bound_again`, on a loop whose body is replaced, a custom rule and a plain operation."""
+
+    def looped(x):
+        return jax.lax.fori_loop(0, 3, lambda _, y: y * 2.0, jax.nn.relu(x) + 1.0)
+
+    other = jax.make_jaxpr(lambda i, y: (i + 1, y * 3.0))(0, 1.0)
+    value = -1.0
+    for eqn in jax.make_jaxpr(looped)(value).jaxpr.eqns:
+        params = dict(eqn.params, **({"jaxpr": other} if eqn.primitive.name == "scan" else {}))
+        operands = [atom.val if isinstance(atom, jex.Literal) else value for atom in eqn.invars]
+        value = _private.bound_again(eqn, params, operands)[-1]
+    assert float(value) == 27.0

@@ -57,7 +57,10 @@ def test_every_public_name_is_documented(namespace):
     assert not undocumented, f"Without a docstring: {undocumented}"
 
 
-DOCUMENTS = ["README.md", *(f"docs/{name}.md" for name in ("guide", "keras", "nnx", "checkpoints", "autograph"))]
+DOCUMENTS = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("guide", "keras", "nnx", "checkpoints", "autograph", "profiling")),
+]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

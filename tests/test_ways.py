@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax import _devices, _exchange
+from replicax import _devices, _exchange, _hlo
 
 SUM, MEAN = rx.ReduceOp.SUM, rx.ReduceOp.MEAN
 
@@ -203,6 +203,12 @@ def device_names(strategy: rx.Strategy) -> list[str]:
     """The full names of the devices that this process's replicas have, where these are the first ones."""
     task = f"worker/replica:0/task:{jax.process_index()}" if WORKERS > 1 else "localhost/replica:0/task:0"
     return [f"/job:{task}/device:GPU:{i}" for i in range(len(local_ids(strategy)))]
+
+
+def carried(function: Any, *args: Any) -> list[int]:
+    """How many arrays each all-reduce carries in the compiled program of a function."""
+    found = _hlo.collectives(function.lower(*args).compile().as_text())
+    return [len(one.arrays) for one in found if one.kind == "all-reduce"]
 
 
 def comes_per_replica(strategy: rx.Strategy, value: Any) -> bool:

@@ -41,6 +41,7 @@ from replicax._errors import (
     ReplicaxError,
 )
 from replicax._extended import StrategyExtended
+from replicax._figures import Benchmark, Benchmarks
 from replicax._function import Function, function
 from replicax._indexed_slices import IndexedSlices
 from replicax._input import DistributedDataset, DistributedIterator
@@ -48,6 +49,7 @@ from replicax._mirrored import MirroredStrategy
 from replicax._multi_worker import MultiWorkerMirroredStrategy
 from replicax._one_device import OneDeviceStrategy
 from replicax._optimizer import Optimizer
+from replicax._profiling import profile
 from replicax._specs import PerReplicaSpec, TensorSpec
 from replicax._strategy import Strategy
 from replicax._tape import GradientTape, UnconnectedGradients
@@ -73,6 +75,8 @@ if _typing.TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Benchmark",
+    "Benchmarks",
     "CheckpointError",
     "ClusterSpec",
     "CommunicationImplementation",
@@ -127,6 +131,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "name_scope",
+    "profile",
     "tpu",
     "train",
     "variable_creator_scope",

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
-from replicax import _adapters, _conversion, _levels, _private, _specs
+from replicax import _adapters, _conversion, _levels, _private, _profiling, _specs
 from replicax._arguments import Call, Results, constrained, difference
 from replicax._concrete import ConcreteFunction
 from replicax._errors import OutOfRangeError
@@ -116,6 +116,15 @@ class Function:
         functools.update_wrapper(self, python_function, updated=())
 
     @property
+    def _name(self) -> str:
+        """The Python function's name, where programs and steps go by it."""
+        return _profiling.identifier(self._python_function)
+
+    def _meshes(self) -> list[Any]:
+        """The meshes of the replicas that its programs run."""
+        return [mesh for entries in self._entries.values() for entry in entries for mesh in entry.level.meshes]
+
+    @property
     def python_function(self) -> Callable[..., Any]:
         """The Python function itself."""
         return self._python_function
@@ -174,10 +183,16 @@ class Function:
             return _conversion.call(self._autograph, self._python_function, args, kwargs)
         self._calls += 1
         call = Call(args, kwargs)
-        if call.ragged:
-            return self._run_python(args, kwargs, host=False)
         if call.has_dataset or call.key in self._host:
             return self._run_python(args, kwargs, host=True)
+        if _profiling.active is not None:
+            with _profiling.active.step(self, self._calls - 1):
+                return self._called(call, args, kwargs, taped)
+        return self._called(call, args, kwargs, taped)
+
+    def _called(self, call: Call, args: tuple, kwargs: dict, taped: bool) -> Any:
+        if call.ragged:
+            return self._run_python(args, kwargs, host=False)
         entries = self._entries.get(call.key)
         if entries and not entries[0].pulls:
             return entries[0].run(call, (), taped)
@@ -216,7 +231,7 @@ class Function:
                 f"{self._python_function!r} needs the value of an array while it is traced, so it is driven from the "
                 f"host, with each `strategy.run` in it compiled. {_conversion.hint(error)} JAX says: "
                 f"{str(error).splitlines()[0]}",
-                stacklevel=3,
+                stacklevel=4,
             )
             self._host[call.key] = call.statics
             return self._run_python(args, kwargs, host=True)
@@ -325,12 +340,19 @@ class Function:
         >>> rx.function(lambda x: x + 1).lower(jnp.ones(2)).compile().as_text().startswith("HloModule")
         True
         """
+        entries, call = self._programs(args, kwargs)
+        return entries[0].lower(call)
+
+    def _programs(self, args: tuple, kwargs: dict) -> tuple[list[Program], Call]:
+        """The programs for these arguments, of which there is one at least, and the call of them."""
         if self._input_signature is not None:
             args, kwargs = self._bind(args, kwargs)
         call = Call(args, kwargs)
         entries = self._entries.setdefault(call.key, [])
         if not entries:
             try:
+                if call.ragged:
+                    raise _RaggedElement
                 entry, elements = self._trace(call, args, kwargs, [])
             except Abort as abort:
                 raise RuntimeError(
@@ -340,7 +362,7 @@ class Function:
                 ) from abort
             push_back(entry.pulls, elements, call.iterators)
             entries.append(entry)
-        return entries[0].lower(call)
+        return entries, call
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Arguments checked against the input signature; numbers and numpy arrays become arrays of its dtypes."""
@@ -368,7 +390,7 @@ class Function:
             f"{self._traces} out of the last {self._calls} calls to {self._python_function!r} triggered retracing, "
             f"which is slow. {cause}Pass numbers that change as arrays, keep shapes the same, and define the function "
             "outside of loops.",
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

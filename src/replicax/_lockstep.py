@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _collectives, _context, _creation, _errors, _levels, _nest, _private
+from replicax import _collectives, _context, _creation, _errors, _levels, _nest, _private, _profiling
 from replicax._context import ReplicaContext
 from replicax._values import Mirrored, PerReplica, ReplicaMesh, regroup, select
 
@@ -169,6 +169,8 @@ class _Replica:
             stack.enter_context(_context.entered(run.strategy, context))
             stack.enter_context(_levels.entered(frame))
             stack.enter_context(jax.default_device(run.mesh.local_devices[self.index]))
+            if _profiling.active is not None:
+                stack.enter_context(_profiling.active.replica(run.mesh, self.id))
             return self.fn(*self.args, **self.kwargs)
 
     def _main(self) -> None:

@@ -190,6 +190,16 @@ def part_of_jaxpr(jaxpr, eqns, inputs, outputs):
     return jex.ClosedJaxpr(replaced, [])
 
 
+def bound_again(eqn, params, operands):
+    """The results of a jaxpr's equation for these operands, with these parameters in place of its own.
+
+    Only for equations without programs in their parameters is it documented how to bind them.
+    """
+    with eqn.ctx.manager:
+        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
+    return results if eqn.primitive.multiple_results else [results]
+
+
 def shard_map_again(eqn, function, in_specs, out_specs):
     """`function` mapped over the same mesh as a `shard_map` in a jaxpr.
 

@@ -8,6 +8,7 @@ and come out side by side, in the vectors of packs (see `_packs`).
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -144,6 +145,13 @@ class Program:
             donated = () if self.level.local else (0, 1)
             self._compiled = jax.jit(self._named(self._compute), donate_argnums=donated)
 
+    def computing(self, jaxpr: Any) -> Program:
+        """The same program with another jaxpr, of the same inputs and outputs."""
+        other = copy.copy(self)
+        other.jaxpr, other._inputs = jaxpr, None
+        other._arrange()
+        return other
+
     # What is compiled.
 
     def _compute(
@@ -234,6 +242,11 @@ class Program:
         with _levels.lock:
             variables = self._variables(_levels.frame())
         return self._compiled.lower(*variables, elements, call.dynamic)
+
+    def state(self) -> Any:
+        """Arrays that are there once the last call has ended: variables, as the next one would take them."""
+        with _levels.lock:
+            return self._variables(_levels.frame())
 
     def _variables(self, frame: _levels.Frame) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         """The first arguments of the compiled program."""

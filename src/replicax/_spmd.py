@@ -20,7 +20,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _collectives, _context, _control_flow, _levels, _nest, _private
+from replicax import _collectives, _context, _control_flow, _levels, _nest, _private, _profiling
 from replicax._context import ReplicaContext
 from replicax._indexed_slices import IndexedSlices
 from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, is_text, mapped, own_component
@@ -86,10 +86,12 @@ class SpmdContext(ReplicaContext):
     def _all_reduce(self, op, leaves, options):
         extended = self._strategy.extended
         ops = extended._cross_device_ops_for(options)
-        return self._exchange(leaves, lambda own: ops._local_reduce(op, own, self._level.mesh, options))
+        with jax.named_scope("all_reduce"):
+            return self._exchange(leaves, lambda own: ops._local_reduce(op, own, self._level.mesh, options))
 
     def _all_gather(self, leaves, axis, options):
-        return self._exchange(leaves, lambda own: [_collectives.local_gather(leaf, axis) for leaf in own])
+        with jax.named_scope("all_gather"):
+            return self._exchange(leaves, lambda own: [_collectives.local_gather(leaf, axis) for leaf in own])
 
 
 class _Outputs:
@@ -176,7 +178,9 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
 
         own_args, own_kwargs = _nest.map_structure(fill, skeleton)
         with _context.entered(strategy, context), _levels.entered(level):
-            outputs.append(_Outputs(fn(*own_args, **own_kwargs), context))
+            with jax.named_scope(f"replica/{_profiling.identifier(fn)}"):
+                result = fn(*own_args, **own_kwargs)
+            outputs.append(_Outputs(result, context))
             written.extend(level.written.values())
             new_values = [leaf for variable in written for leaf in level.values[id(variable)]]
         return [*outputs[0].leaves, *new_values]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
@@ -160,6 +161,7 @@ def _sums_of_rows(mapped: Any, eqns: Iterable[Any]) -> list[Any]:
 
 
 def _is_rows(mapped: Any, place: int) -> bool:
+    """Whether a mapped equation's output has one row for each replica, its own."""
     axes = tuple(mapped.params["out_specs"][place])
     inside = mapped.params["jaxpr"].outvars[place]
     return axes[:1] == (AXIS,) and not any(axes[1:]) and inside.aval.shape[0] == 1
@@ -204,11 +206,16 @@ def _all_reduced(parts: list[Any]) -> list[Any]:
     """The sums of all parts over the replicas; those that went in one message are pieces of a vector."""
     parts = [part if type(part) is Piece else jnp.asarray(part) for part in parts]
     sums: list[Any] = [None] * len(parts)
+
+    def all_reduced(part: Any) -> Any:
+        with jax.named_scope("all_reduce"):
+            return lax.psum(part, AXIS)
+
     for group in _collectives.packs_by_dtype(parts, LIMIT):
         if len(group) == 1:
-            sums[group[0]] = lax.psum(whole(parts[group[0]]), AXIS)
+            sums[group[0]] = all_reduced(whole(parts[group[0]]))
             continue
-        total = lax.psum(joined([parts[i] for i in group]), AXIS)
+        total = all_reduced(joined([parts[i] for i in group]))
         for i, piece in zip(group, pieces(total, [parts[i].shape for i in group])):
             sums[i] = piece
     return sums

@@ -13,6 +13,7 @@ from replicax import (
     _nest,
 )
 from replicax._extended import StrategyExtended
+from replicax._figures import Benchmark
 from replicax._older import OlderMethods
 from replicax._types import (
     InputOptions,
@@ -192,6 +193,59 @@ class Strategy(OlderMethods):
             options: see `InputOptions`.
         """
         return self._extended._datasets_from_function(dataset_fn, options or InputOptions())
+
+    def benchmark(self, step: Callable[..., Any], batch: Any, rounds: int = 20, steps: int = 5) -> Benchmark:
+        """Measures where the time of a compiled step goes, and what it holds in memory.
+
+        The step is run as users run it, and with its communication taken out, in rounds in which the two take turns.
+        The variables' values are set back again and again, and stay as they are. What the times mean, in the figures'
+        `seconds`, each a median over the rounds:
+
+        - "step": a step among steps that follow each other, all of one batch that is there already.
+        - "communication": what such a step takes longer than one without communication, in which each replica takes its
+          own value for what others would send. Communication that is hidden behind other work does not count.
+        - "compute": the rest of the step.
+        - "input": what a step takes longer where each of them takes a fresh element of the dataset.
+        - "dispatch": how long a call takes to return, with devices that have nothing else to do.
+
+        In a job of several workers each of them calls it in the same way, and has its own figures.
+
+        Args:
+            step: a `function`, or a function that is then compiled as one. It runs some `2 * rounds * (steps + 2)`
+                times, and `rounds * (steps + 1)` times more with a dataset.
+            batch: the arguments in a tuple, or the only one. A dataset or an iterator stands for the elements that it
+                gives: dataset elements are used from its start on, those of an iterator go back to it at the end. An
+                iterator in a tuple is passed to the step, which takes one element a call.
+            rounds: how many rounds are measured, after one that is not.
+            steps: how many steps a round has.
+
+        Returns:
+            A `Benchmark`: `print` shows a table, `plot` draws it, `as_dict` has the numbers.
+
+        Raises:
+            RuntimeError: the step has no program of its own for these arguments: it makes variables on its first call,
+                loops over a dataset, or the parts of the batch are uneven; or this is not cross-replica context.
+            ValueError: `rounds` or `steps` is not a positive integer, or an iterator ends before the benchmark does.
+
+        >>> import jax.numpy as jnp, replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> with strategy.scope():
+        ...     total = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)
+        >>> @rx.function
+        ... def step(x):
+        ...     strategy.run(lambda x: total.assign_add(jnp.sum(x), read_value=False), args=(x,))
+        >>> batch = strategy.experimental_distribute_values_from_function(lambda context: jnp.ones(3))
+        >>> figures = strategy.benchmark(step, batch, rounds=2, steps=2)
+        >>> figures.collectives, figures.bytes_per_device["variables"], float(total)
+        ([{'kind': 'all-reduce', 'arrays': 1, 'bytes': 4}], 4, 0.0)
+        >>> print(figures)
+        step, MirroredStrategy
+                              2 replicas
+        a step                ...
+        """
+        from replicax import _benchmark  # which few programs need
+
+        return _benchmark.benchmark(self, step, batch, rounds, steps)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._extended._device_text()})"

@@ -1,4 +1,4 @@
-"""The command line: `replicax launch`."""
+"""The command line: `replicax launch`, and `replicax` with its subcommands."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from replicax.launch._bench import bench
 from replicax.launch._cluster import LaunchError, split_address
 from replicax.launch._launcher import Launcher, Plan
 from replicax.launch._output import Screen
@@ -214,14 +215,21 @@ def launch(arguments: Sequence[str], program: str) -> int:
         return 2
 
 
+_COMMANDS = {"launch": launch, "bench": bench}
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command `replicax`, whose one subcommand is `launch`."""
+    """The command `replicax`, with its subcommands."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["launch"]:
-        return launch(arguments[1:], "replicax launch")
+    if arguments and arguments[0] in _COMMANDS:
+        return _COMMANDS[arguments[0]](arguments[1:], f"replicax {arguments[0]}")
     top = argparse.ArgumentParser("replicax", description="The programming model of tf.distribute on JAX.")
     top.add_argument("--version", action="version", version=f"replicax {_version()}")
-    top.add_argument("command", choices=["launch"], help="launch: start the workers of a job (launch --help)")
+    top.add_argument(
+        "command",
+        choices=list(_COMMANDS),
+        help="launch: start the workers of a job; bench: measure where a step's time goes (each with --help)",
+    )
     top.parse_args(arguments or ["--help"])
     return 2
 

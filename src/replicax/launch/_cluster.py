@@ -168,11 +168,12 @@ def worker_environment(
         environment.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * (devices or 1))))
         # Large pages for large buffers. The C library of Linux alone knows it; others ignore the variable.
         if platform.libc_ver()[0] == "glibc":
-            environment["GLIBC_TUNABLES"] = _with_large_pages(environment.get("GLIBC_TUNABLES", ""))
+            environment["GLIBC_TUNABLES"] = with_large_pages(environment.get("GLIBC_TUNABLES", ""))
     return environment
 
 
-def _with_large_pages(tunables: str) -> str:
+def with_large_pages(tunables: str) -> str:
+    """GLIBC_TUNABLES with large pages for large buffers, unless it says otherwise already."""
     if "glibc.malloc.hugetlb=" in tunables:
         return tunables
     return ":".join(filter(None, [tunables, "glibc.malloc.hugetlb=1"]))

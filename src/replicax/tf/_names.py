@@ -213,7 +213,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
     "tpu": ("TPU systems.", {}),
     "tpu.experimental": ("TPU systems.", _all("replicax.tpu", "__all__")),
     "profiler": ("Profiles.", {}),
-    "profiler.experimental": ("Profiles, through jax.profiler.", _all("_profiler", "PROFILER")),
+    "profiler.experimental": ("Profiles, in which steps and replicas have their names.", _all("_profiler", "PROFILER")),
 }
 
 

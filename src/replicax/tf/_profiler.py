@@ -1,29 +1,32 @@
-"""`tf.profiler.experimental` through `jax.profiler`."""
+"""`tf.profiler.experimental` through `replicax.profile`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 
+from replicax._profiling import profile
+
+_started: list[profile] = []
+
 
 def start(logdir: Any, options: Any = None) -> None:
     """Begins a profile, which TensorBoard and Perfetto show."""
-    jax.profiler.start_trace(str(logdir))
+    _started.append(profile(logdir).__enter__())
 
 
 def stop(save: bool = True) -> None:
     """Ends the profile and writes it."""
-    jax.profiler.stop_trace()
+    if not _started:
+        raise RuntimeError("No profile is on that `stop` could end: call `start` first.")
+    _started.pop().__exit__()
 
 
-@contextlib.contextmanager
-def Profile(logdir: Any, options: Any = None) -> Iterator[None]:
+def Profile(logdir: Any, options: Any = None) -> profile:
     """A context of which a profile is made."""
-    with jax.profiler.trace(str(logdir)):
-        yield
+    return profile(logdir)
 
 
 def Trace(name: str, **kwargs: Any) -> contextlib.AbstractContextManager[Any]:

@@ -1,0 +1,280 @@
+"""`strategy.benchmark`: where the time of a compiled step goes.
+
+The step is run as it is, and with its communication taken out (see `_alone`), in rounds in which the two take turns, so
+that whatever else the machine does meets both. Fresh elements of a dataset in place of one that is there show what the
+input adds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from replicax import _alone, _context, _data, _devices, _function, _hlo, _input, _levels
+from replicax._arguments import Call
+from replicax._data import ElementIterator
+from replicax._figures import Benchmark
+from replicax._pulls import element_arrays
+
+
+def benchmark(strategy: Any, step: Any, batch: Any, rounds: int, steps: int) -> Benchmark:
+    """See `Strategy.benchmark`."""
+    for name, value in (("rounds", rounds), ("steps", steps)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"`{name}` is a whole number, at least 1; got {value!r}.")
+    _context.require_cross_replica(strategy)
+    if _levels.is_tracing():
+        raise RuntimeError("A benchmark runs its step, which cannot be done while another function is traced.")
+    function = step if _function.is_function(step) else _function.function(step)
+    with contextlib.closing(_Feed(strategy, batch)) as feed:
+        program = _Program(function, feed.again())
+        feed.unused()
+        with program.variables_kept() as restore:
+            measured = _measured(program, feed, restore, rounds, steps)
+    return Benchmark(
+        step=function._name,
+        strategy=type(strategy).__name__,
+        replicas=strategy.num_replicas_in_sync,
+        devices=program.devices(),
+        worker=jax.process_index(),
+        rounds=rounds,
+        steps=steps,
+        **measured,
+        bytes_per_device=program.bytes_per_device(),
+        flops=program.flops(),
+        collectives=[{"kind": one.kind, "arrays": len(one.arrays), "bytes": one.bytes} for one in program.collectives],
+        collectives_left=len(program.left),
+    )
+
+
+def _measured(program: _Program, feed: _Feed, restore: Callable[[], None], rounds: int, steps: int) -> dict[str, Any]:
+    """What is taken from the rounds: seconds a step, their spread, and the page faults of a step."""
+
+    def same() -> Any:
+        return program.function(*feed.again())
+
+    def fresh() -> Any:
+        return program.function(*feed.fresh())
+
+    def timed(call: Callable[[], Any]) -> float:
+        restore()
+        program.wait_for(same())  # which copies what it was given, once
+        start = time.perf_counter()
+        for _ in range(steps):
+            result = call()
+        program.wait_for(result)
+        return (time.perf_counter() - start) / steps
+
+    def alone() -> float:
+        with program.without_communication():
+            return timed(same)
+
+    times: dict[str, list[float]] = {name: [] for name in ("step", "dispatch", "alone", "loop")}
+    faults: list[int] = []
+    kinds = ["step", *(["alone"] if program.separable else []), *(["loop"] if feed.moves else [])]
+    for number in range(rounds + 1):  # the first one only warms up
+        for kind in kinds if number % 2 else reversed(kinds):
+            before = _page_faults()
+            times[kind].append(alone() if kind == "alone" else timed(fresh if kind == "loop" else same))
+            if kind == "step" and before is not None:
+                faults.append(_page_faults() - before)
+        restore()
+        program.wait_for(same())
+        start = time.perf_counter()
+        result = same()
+        times["dispatch"].append(time.perf_counter() - start)
+        program.wait_for(result)
+    kept = {name: values[1:] for name, values in times.items() if values}
+    # Within a round: what else the machine does changes more slowly.
+    sent = _differences(kept["step"], kept["alone"]) if program.separable else [0.0] * rounds
+    waited = _differences(kept["loop"], kept["step"]) if feed.moves else None
+    step = statistics.median(kept["step"])
+    known = program.separable or not program.collectives
+    communication = max(0.0, statistics.median(sent)) if known else None
+    seconds = {
+        "step": step,
+        "compute": None if communication is None else max(0.0, step - communication),
+        "communication": communication,
+        "input": None if waited is None else max(0.0, statistics.median(waited)),
+        "dispatch": statistics.median(kept["dispatch"]),
+    }
+    varied = {"step": kept["step"], "communication": sent, "input": waited, "dispatch": kept["dispatch"]}
+    if not program.separable:
+        del varied["communication"]
+    spread = {name: _spread(values) for name, values in varied.items() if values is not None and rounds > 1}
+    return {
+        "seconds": seconds,
+        "spread": spread,
+        "page_faults": statistics.median(faults[1:]) / (steps + 1) if faults else None,
+    }
+
+
+def _differences(longer: list[float], shorter: list[float]) -> list[float]:
+    return [one - other for one, other in zip(longer, shorter)]
+
+
+def _spread(values: list[float]) -> float:
+    """Half of the range in which the middle half of the rounds lies."""
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / 2
+
+
+class _Program:
+    """The compiled program of a step, and the same without its communication."""
+
+    def __init__(self, function: Any, args: tuple[Any, ...]):
+        self.function = function
+        self._programs, call = function._programs(args, {})
+        program = self._programs[0]
+        self._level = program.level
+        self._compiled = program.lower(call).compile()
+        self.collectives = _hlo.collectives(self._compiled.as_text())
+        self.left: list[_hlo.Collective] = []  # those that cannot be taken out
+        if self.collectives:
+            self._alone = program.computing(_alone.alone(program.jaxpr))
+            self.left = _hlo.collectives(self._alone.lower(call).compile().as_text())
+
+    @property
+    def separable(self) -> bool:
+        """Whether there is communication that can be taken out."""
+        return len(self.left) < len(self.collectives)
+
+    @contextlib.contextmanager
+    def without_communication(self) -> Iterator[None]:
+        """In it calls of the function run the program without its communication."""
+        before, self._programs[0] = self._programs[0], self._alone
+        try:
+            yield
+        finally:
+            self._programs[0] = before
+
+    @contextlib.contextmanager
+    def variables_kept(self) -> Iterator[Callable[[], None]]:
+        """Leaves the variables as they are; gives a function that sets them back in between."""
+        frame, written = _levels.frame(), list(self._level.written.values())
+        kept = [variable._copied(frame.fetch(variable)) for variable in written]
+
+        def restore() -> None:
+            for variable, leaves in zip(written, kept):
+                frame.store(variable, variable._copied(leaves))
+
+        try:
+            yield restore
+        finally:
+            restore()
+
+    def wait_for(self, result: Any) -> None:
+        """Waits until a call has ended that returned this."""
+        arrays = [x for x in element_arrays(result) if isinstance(x, jax.Array)]
+        jax.block_until_ready([self._programs[0].state(), arrays])
+
+    def devices(self) -> list[str]:
+        """The names of the devices of this process that it runs on."""
+        shardings = jax.tree.leaves((self._compiled.input_shardings, self._compiled.output_shardings))
+        found = {device for sharding in shardings for device in sharding.addressable_devices}
+        return [_devices.short_name(device) for device in sorted(found, key=lambda device: device.id)]
+
+    def bytes_per_device(self) -> dict[str, int]:
+        """How much a device holds and needs; of variables, the device that holds most."""
+        held: dict[Any, int] = {}
+        for variable in self._level.variables.values():
+            for leaf in _levels.frame().fetch(variable):
+                raw = jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+                for shard in raw.addressable_shards:
+                    held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
+        found = {"variables": max(held.values(), default=0)}
+        if (memory := self._compiled.memory_analysis()) is not None:
+            found["arguments"] = memory.argument_size_in_bytes
+            found["outputs"] = memory.output_size_in_bytes
+            found["in place"] = memory.alias_size_in_bytes
+            found["temporary"] = memory.temp_size_in_bytes
+        return found
+
+    def flops(self) -> float | None:
+        """How many floating point operations a device does in a step, as XLA counts them; None where it does not."""
+        costs = self._compiled.cost_analysis() or {}
+        return costs.get("flops")
+
+
+class _Feed:
+    """The arguments of each call: with the same element again and again, or with a fresh one."""
+
+    def __init__(self, strategy: Any, batch: Any):
+        self._dataset: Any = None  # started anew at its end
+        self._iterator: Any = None
+        self._given: Any = None  # arguments with the iterator among them, from which the step takes elements itself
+        self._taken: list[Any] | None = None  # elements of the user's own iterator, which go back to it
+        if isinstance(batch, _data.Dataset):
+            batch = strategy.experimental_distribute_dataset(batch)
+        iterators = [x for x in batch if isinstance(x, ElementIterator)] if isinstance(batch, tuple) else []
+        if isinstance(batch, _input.DistributedDataset):
+            self._dataset, self._iterator = batch, iter(batch)
+        elif isinstance(batch, ElementIterator) or len(iterators) == 1:
+            self._given = batch if iterators else None
+            self._iterator, self._taken = (iterators or [batch])[0], []
+        self._first = batch if self._iterator is None else self._pulled()
+        self._key = Call((self._first,), {}).key
+
+    @property
+    def moves(self) -> bool:
+        """Whether there are fresh elements."""
+        return self._iterator is not None
+
+    def again(self) -> tuple[Any, ...]:
+        """The arguments with the first element."""
+        return self._arguments(self._first)
+
+    def fresh(self) -> tuple[Any, ...]:
+        """Those with the next element that is like the first one."""
+        element = self._pulled()
+        while Call((element,), {}).key != self._key:  # the last batch of an epoch, of another size
+            element = self._pulled()
+        return self._arguments(element)
+
+    def unused(self) -> None:
+        """The arguments were not passed to a call: what one would have taken from the iterator is still in it."""
+        if self._given is not None:
+            self._iterator._pull()
+
+    def _arguments(self, element: Any) -> tuple[Any, ...]:
+        if self._given is not None:
+            self._iterator._push_back(element)
+            return self._given
+        return element if isinstance(element, tuple) else (element,)
+
+    def _pulled(self) -> Any:
+        try:
+            element = self._iterator._pull()
+        except StopIteration:
+            if self._dataset is None:
+                raise ValueError(
+                    "The iterator has too few elements for a benchmark. Give its dataset, which starts anew at its "
+                    "end, or fewer `rounds` and `steps`."
+                ) from None
+            self._iterator.close()
+            self._iterator = iter(self._dataset)
+            element = self._iterator._pull()
+        if self._taken is not None:
+            self._taken.append(element)
+        return element
+
+    def close(self) -> None:
+        """Gives back what was taken."""
+        for element in reversed(self._taken or ()):
+            self._iterator._push_back(element)
+        if self._dataset is not None:
+            self._iterator.close()
+
+
+def _page_faults() -> Any:
+    """How many pages this process was given so far; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,0 +1,224 @@
+"""`Benchmark`: the figures of a benchmark as a table and as a picture, and several side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+_TIMES = {
+    "step": "a step",
+    "compute": "compute",
+    "communication": "communication",
+    "input": "input wait",
+    "dispatch": "dispatch",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """Where the time and the memory of a step go, as `strategy.benchmark` has measured it.
+
+    `str` of it is a table; `rich.print` shows a nicer one.
+
+    Attributes:
+        step: the name of the function.
+        strategy: the class of the strategy.
+        replicas: how many there are, on all workers together.
+        devices: the names of this process's devices that the step runs on.
+        worker: the number of the worker that measured, 0 on one machine.
+        rounds, steps: how many rounds of how many steps the medians are of.
+        seconds: "step", "compute", "communication", "input" and "dispatch", as `Strategy.benchmark` explains them. None
+            where it was not measured: without a dataset there is no "input", and where the communication cannot be
+            taken out of the program, neither "compute" nor "communication".
+        spread: for those that were measured in several rounds, half of the range in which the middle half of the rounds
+            lies. A time that is not larger than its spread tells little: take more rounds, or a machine that does
+            nothing else.
+        bytes_per_device: "variables", and of the program's memory "arguments", "outputs", "in place" (of the outputs,
+            what takes the place of arguments) and "temporary".
+        flops: floating point operations of a device in a step, as XLA counts them; None where it does not.
+        page_faults: how many pages the system gives the process in a step; None where it does not tell.
+        collectives: "kind", number of "arrays" and "bytes" of each collective in the compiled program.
+        collectives_left: how many of them could not be taken out, and count as compute.
+    """
+
+    step: str
+    strategy: str
+    replicas: int
+    devices: list[str]
+    worker: int
+    rounds: int
+    steps: int
+    seconds: dict[str, float | None]
+    spread: dict[str, float]
+    bytes_per_device: dict[str, int]
+    flops: float | None
+    page_faults: float | None
+    collectives: list[dict[str, Any]]
+    collectives_left: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it as numbers, strings, lists and dicts, for a JSON file; `Benchmark(**figures)` makes it again."""
+        return dataclasses.asdict(self)
+
+    def beside(self, *others: Benchmark) -> Benchmarks:
+        """This one and others, such as those of more replicas, in one table and one picture."""
+        return Benchmarks((self, *others))
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draws the times and the bytes into a file, of the format that its name ends with.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        Benchmarks((self,)).plot(path)
+
+    def __str__(self) -> str:
+        return str(Benchmarks((self,)))
+
+    def __rich__(self) -> Any:
+        return Benchmarks((self,)).__rich__()
+
+
+class Benchmarks:
+    """Benchmarks side by side, such as those of 1 replica and of several.
+
+    Attributes:
+        figures: the benchmarks, each of which is a column.
+    """
+
+    def __init__(self, figures: Sequence[Benchmark]):
+        self.figures = tuple(figures)
+
+    def as_dict(self) -> dict[str, Any]:
+        """A dict with the dicts of the benchmarks under "figures"."""
+        return {"figures": [one.as_dict() for one in self.figures]}
+
+    def _title(self) -> str:
+        return f"{self.figures[0].step}, {self.figures[0].strategy}"
+
+    def _rows(self) -> list[list[str]]:
+        """The table: a head, and rows of a name and a text for each benchmark."""
+        all_of_them = self.figures
+        rows = [["", *(f"{one.replicas} replica{'s' * (one.replicas > 1)}" for one in all_of_them)]]
+        for key, name in _TIMES.items():
+            if any(one.seconds[key] is not None for one in all_of_them):
+                rows.append([name, *(_time(one.seconds[key], one.spread.get(key)) for one in all_of_them)])
+        if len(all_of_them) > 1:
+            first = all_of_them[0].seconds["step"]
+            rows.insert(2, ["a step, of the first", *(_ratio(one.seconds["step"], first) for one in all_of_them)])
+        for key in dict.fromkeys(key for one in all_of_them for key in one.bytes_per_device):
+            rows.append([f"{key}, a device", *(_bytes(one.bytes_per_device.get(key)) for one in all_of_them)])
+        if any(one.flops is not None for one in all_of_them):
+            rows.append(["operations, a device", *(_count(one.flops) for one in all_of_them)])
+        if any(one.page_faults is not None for one in all_of_them):
+            rows.append(["page faults", *(_count(one.page_faults) for one in all_of_them)])
+        for kind in sorted({each["kind"] for one in all_of_them for each in one.collectives}):
+            rows.append([kind, *(_sent(one, kind) for one in all_of_them)])
+        return rows
+
+    def _notes(self) -> list[str]:
+        notes = [f"medians of {self.figures[0].rounds} rounds of {self.figures[0].steps} steps ± spread"]
+        for one in self.figures:
+            if one.collectives_left:
+                notes.append(
+                    f"{one.replicas} replicas: {one.collectives_left} of {len(one.collectives)} collectives, which XLA "
+                    "has put in itself, cannot be taken out and count as compute."
+                )
+        return notes
+
+    def __str__(self) -> str:
+        rows = self._rows()
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        lines = [
+            f"{name:{widths[0]}}  " + "  ".join(f"{text:>{width}}" for text, width in zip(texts, widths[1:]))
+            for name, *texts in rows
+        ]
+        return "\n".join([self._title(), *lines, *self._notes()])
+
+    def __rich__(self) -> Any:
+        table = importlib.import_module("rich.table").Table(
+            title=self._title(), caption="\n".join(self._notes()), min_width=40
+        )
+        head, *rows = self._rows()
+        for name in head:
+            table.add_column(name, justify="right" if name else "left")
+        for row in rows:
+            table.add_row(*row)
+        return table
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draws the times and the bytes into a file, of the format that its name ends with.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        try:
+            figure = importlib.import_module("matplotlib.figure").Figure(figsize=(11, 4.5), layout="constrained")
+        except ImportError as error:
+            raise ImportError("A picture needs matplotlib: pip install 'replicax[bench]'.") from error
+        left, right = figure.subplots(1, 2)
+        names = [str(one.replicas) for one in self.figures]
+        times = {
+            "compute": [1e3 * _known(one.seconds["compute"], one.seconds["step"]) for one in self.figures],
+            "communication": [1e3 * _known(one.seconds["communication"]) for one in self.figures],
+            "input wait": [1e3 * _known(one.seconds["input"]) for one in self.figures],
+        }
+        _bars(left, names, times, "ms a step")
+        keys = [key for key in self.figures[0].bytes_per_device if key in ("variables", "temporary")]
+        sizes = {key: [one.bytes_per_device[key] / 1e6 for one in self.figures] for key in keys}
+        _bars(right, names, sizes, "MB a device")
+        figure.suptitle(self._title())
+        figure.savefig(path, dpi=110)
+
+
+def _bars(axes: Any, names: list[str], parts: dict[str, list[float]], unit: str) -> None:
+    """Bars of parts that stand on each other, one bar a name."""
+    ground = [0.0] * len(names)
+    for label, heights in parts.items():
+        if any(heights):
+            axes.bar(names, heights, 0.6, bottom=ground, label=label)
+            ground = [low + height for low, height in zip(ground, heights)]
+    for name, top in zip(names, ground):
+        axes.annotate(f"{top:.3g}", (name, top), ha="center", va="bottom")
+    axes.set(xlabel="replicas", ylabel=unit)
+    axes.margins(y=0.15)
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend()
+
+
+def _known(value: float | None, otherwise: float | None = None) -> float:
+    return value if value is not None else otherwise or 0.0
+
+
+def _time(seconds: float | None, spread: float | None) -> str:
+    if seconds is None:
+        return "-"
+    unit, scale = ("ms", 1e3) if max(seconds, spread or 0) >= 1e-3 else ("µs", 1e6)
+    digits = 2 if unit == "ms" and seconds < 0.1 else 0
+    sides = "" if spread is None else f" ±{scale * spread:,.{digits}f}"
+    return f"{scale * seconds:,.{digits}f}{sides} {unit}"
+
+
+def _ratio(seconds: float | None, first: float | None) -> str:
+    return f"{seconds / first:.2f}" if seconds and first else "-"
+
+
+def _bytes(number: int | None) -> str:
+    if number is None:
+        return "-"
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}" if number < 100 * size else f"{number / size:,.0f} {unit}"
+    return f"{number} B"
+
+
+def _count(number: float | None) -> str:
+    return "-" if number is None else f"{number:,.0f}" if number < 1e7 else f"{number:.3g}"
+
+
+def _sent(figures: Benchmark, kind: str) -> str:
+    sizes = [each["bytes"] for each in figures.collectives if each["kind"] == kind]
+    return f"{len(sizes)} of {_bytes(sum(sizes))}" if sizes else "none"

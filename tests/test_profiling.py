@@ -1,0 +1,133 @@
+"""`profile`: traces in which steps and replicas have their names."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_ways import WORKERS, local_ids, mirrored, one_of_each, per_replica, replica_id
+
+import replicax as rx
+from replicax import _profiling
+
+
+def training(strategy):
+    """A step that assigns a variable the sum over the replicas, and an element for it."""
+    with strategy.scope():
+        total = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)
+
+    @rx.function
+    def train_step(x):
+        def replica_step(x):
+            total.assign_add(jnp.sum(x))
+
+        strategy.run(replica_step, args=(x,))
+        return total.read_value()
+
+    n = strategy.num_replicas_in_sync
+    return train_step, per_replica(strategy, np.ones((n, 2), np.float32)), total
+
+
+def events_of(path):
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return json.load(file)["traceEvents"]
+
+
+def steps_of(events):
+    found = [event for event in events if "step_num" in event.get("args", {})]
+    return [(event["name"], int(event["args"]["step_num"])) for event in sorted(found, key=lambda event: event["ts"])]
+
+
+@one_of_each
+def test_the_trace_has_the_steps_and_the_replicas_by_name(make, n, tmp_path):
+    strategy = make()
+    train_step, x, total = training(strategy)
+    train_step(x)
+    with rx.profile(tmp_path, run="here") as profile:
+        train_step(x)
+        train_step(x)
+    train_step(x)
+    assert float(total) == 4 * 2 * n
+    worker = f".worker-{jax.process_index()}" if WORKERS > 1 else ""
+    xplane, trace, perfetto = profile.files
+    assert all(path.parent == tmp_path / "plugins" / "profile" / "here" for path in profile.files)
+    host = xplane.name.removesuffix(f"{worker}.xplane.pb")
+    assert [trace.name, perfetto.name] == [f"{host}{worker}.trace.json.gz", f"{host}{worker}.perfetto.json.gz"]
+    assert list(tmp_path.iterdir()) == [tmp_path / "plugins"]  # nothing is left of the writing
+    assert b"train_step" in xplane.read_bytes()
+    assert steps_of(events_of(trace)) == [("train_step", 1), ("train_step", 2)]
+    events = events_of(perfetto)
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    replicas = {pid: name for pid, name in processes.items() if name.startswith("replica ")}
+    assert {int(re.match(r"replica (\d+): [GT]PU:\d$", name)[1]) for name in replicas.values()} == set(
+        local_ids(strategy)
+    )
+    for pid in replicas:  # each of their devices has operations, in each of the steps
+        own = [event for event in events if event["pid"] == pid and event["ph"] == "X"]
+        steps = {event["name"]: event for event in own if event["name"].startswith("train_step ")}
+        assert set(steps) == {"train_step 1", "train_step 2"}
+        operations = [event for event in own if "hlo_op" in event.get("args", {})]
+        assert operations
+        for event in operations:
+            inside = [s for s in steps.values() if s["ts"] <= event["ts"] <= s["ts"] + s["dur"]]
+            assert inside or event["args"]["hlo_module"] != "jit_train_step"
+
+
+def test_eager_replicas_stand_in_it_by_their_numbers(tmp_path):
+    strategy = mirrored(2)
+    with rx.profile(tmp_path, perfetto=False) as profile:
+        strategy.run(replica_id)
+    assert [path.suffixes[-1] for path in profile.files] == [".pb", ".gz"]
+    names = [event.get("name") for event in events_of(profile.files[1])]
+    assert names.count("replica 0") == names.count("replica 1") == 1
+
+
+def test_the_operations_of_a_replica_are_named_after_its_function():
+    train_step, x, _ = training(mirrored(2))
+    names = re.findall(r'op_name="([^"]*)"', train_step.lower(x).compile().as_text())
+    assert any("/replica/replica_step/" in name for name in names)
+    assert any(name.endswith("/all_reduce/psum") for name in names)
+
+
+def test_an_error_inside_ends_the_profile_and_keeps_it(tmp_path):
+    double = rx.function(lambda x: x * 2)
+    profile = rx.profile(tmp_path)
+    with pytest.raises(KeyError), profile:
+        double(jnp.ones(2))
+        raise KeyError
+    assert _profiling.active is None
+    assert steps_of(events_of(profile.files[1])) == [("function", 0)]
+
+
+def test_there_is_one_profile_at_a_time(tmp_path):
+    with rx.profile(tmp_path / "first") as profile:
+        with pytest.raises(RuntimeError, match=r"on already, into .*first"):
+            with rx.profile(tmp_path / "second"):
+                pass
+    assert profile.files and not (tmp_path / "second").exists()
+
+
+def test_a_place_where_nothing_can_be_written_is_refused_before_anything_runs(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"A profile cannot be written to .*file"):
+        with rx.profile(tmp_path / "file"):
+            raise AssertionError("it began")
+    with pytest.raises(ValueError, match="`run` is the name of a folder"):
+        rx.profile(tmp_path, run="../elsewhere")
+    assert _profiling.active is None
+    with rx.profile(tmp_path / "new" / "folder"):
+        pass
+
+
+def test_devices_with_events_of_their_own_are_called_after_their_replicas():
+    """As XLA writes them for GPUs, which are processes already."""
+    process = {"ph": "M", "pid": 3, "name": "process_name", "args": {"name": "/device:GPU:1"}}
+    other = {"ph": "M", "pid": 9, "name": "process_name", "args": {"name": "/host:CPU"}}
+    kernel = {"ph": "X", "pid": 3, "tid": 7, "ts": 1.0, "dur": 2.0, "name": "fusion", "args": {"hlo_op": "fusion"}}
+    named, *rest = _profiling.named([process, other, kernel, {}], {}, {1: "replica 0: GPU:1"})
+    assert named["args"] == {"name": "replica 0: GPU:1 (/device:GPU:1)"} and rest == [other, kernel]
