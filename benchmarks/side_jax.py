@@ -56,7 +56,6 @@ class OnStrategy:
     def __init__(self, strategy: Any, model: Any, replicas: int, replica: Callable[[Any, Any], Any]):
         self.strategy = strategy
 
-        @rx.function
         def step(x, y):
             return strategy.reduce("SUM", strategy.run(replica, args=(x, y)), axis=None)
 
@@ -65,7 +64,7 @@ class OnStrategy:
             strategy.experimental_distribute_values_from_function(lambda c, p=p: p[c.replica_id_in_sync_group])
             for p in parts
         ]
-        self.step = step
+        self.unfunctioned, self.step = step, rx.function(step)
 
     def __call__(self) -> jax.Array:
         return self.step(*self.batch)
@@ -147,7 +146,7 @@ class ByHand:
     """
 
     def __init__(self, model: Any, replicas: int, best: bool):
-        mesh = Mesh(np.array(devices(replicas)), ("replica",))
+        self.mesh = mesh = Mesh(np.array(devices(replicas)), ("replica",))
         update = transformation(model)
         parameters = model.parameters()
         self.state = jax.tree.map(lambda part: placed(part, mesh, P()), (parameters, update.init(parameters)))
@@ -166,6 +165,7 @@ class ByHand:
             updates, inner = update.update(gradients, inner, parameters)
             return (optax.apply_updates(parameters, updates), inner), loss
 
+        self.one = step  # on one replica
         if not best or replicas > 1:
             split_over = (P(), P("replica"), P("replica"))
             step = jax.shard_map(step, mesh=mesh, in_specs=split_over, out_specs=(P(), P()), check_vma=False)

@@ -45,6 +45,7 @@ class Mirrored:
             state = [[tf.Variable(tf.zeros_like(v)) for v in parameters.values()] for _ in range(slots)]
             count = tf.Variable(0.0)
         flat = list(parameters.values())
+        self.strategy, self.parameters = strategy, parameters
 
         def sgd(v, g):
             v.assign_sub(rate * g)

@@ -13,13 +13,37 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 TENSORFLOW, TORCH = "TensorFlow", "PyTorch"
 _DEADLINE = 300.0  # seconds for an answer
+
+Table = tuple[str, list[str], list[list[str]]]  # title, head, rows
+
+
+class Bar(NamedTuple):
+    """What a figure has to be, and what it is, as `ratio` gives it, in each of the cases that were measured."""
+
+    figure: str
+    limit: float
+    seen: Mapping[str, str]
+    least: bool = False  # whether the limit is the least that will do, not the most
+
+    def row(self) -> list[str]:
+        numbers = {case: float(text) for case, text in self.seen.items() if text != "–"}
+        limit = f"at {'least' if self.least else 'most'} {self.limit:g}"
+        if not numbers:
+            return [self.figure, limit, "–", "–", "not measured"]
+        worst = (min if self.least else max)(numbers, key=numbers.__getitem__)
+        met = numbers[worst] >= self.limit if self.least else numbers[worst] <= self.limit
+        middle = f"{statistics.median(numbers.values()):.2f}"
+        return [self.figure, limit, middle, f"{numbers[worst]:.2f} ({worst})", "yes" if met else "no"]
+
+
+BARS = ["figure", "bar", "median of the cases", "worst case", "met"]
 
 
 class Side:
@@ -133,6 +157,11 @@ def ratio(rounds: dict[str, list[float]], of: str, to: str) -> str:
     return f"{statistics.median(a / b for a, b in zip(rounds[of], rounds[to])):.2f}"
 
 
+def best(rounds: dict[str, list[float]], among: Sequence[str]) -> str:
+    """The one of these contenders with the shortest median; the first one, where none was measured."""
+    return min((name for name in among if name in rounds), key=lambda n: statistics.median(rounds[n]), default=among[0])
+
+
 def show(title: str, head: list[str], rows: list[list[str]]) -> None:
     try:
         from rich.console import Console
@@ -182,10 +211,21 @@ def names(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
-def finish(options: argparse.Namespace, device: str, packages: Sequence[str], found: dict[str, Any]) -> None:
-    """Says on what all of it was measured, and writes it down."""
+def finish(
+    options: argparse.Namespace,
+    device: str,
+    packages: Sequence[str],
+    found: dict[str, Any],
+    tables: Mapping[str, Table] | None = None,
+    bars: Sequence[Bar] = (),
+) -> None:
+    """Shows the tables and how the bars fare, says on what all of it was measured, and writes it down."""
     from importlib.metadata import version
 
+    for table in (tables or {}).values():
+        show(*table)
+    if bars:
+        show("Bars", BARS, [bar.row() for bar in bars])
     versions = {name: version(name) for name in packages}
     versions = {**versions, **found.pop("versions", {}), "python": platform.python_version()}
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {device}"
