@@ -123,7 +123,7 @@ def batch(model: Any, replicas: int) -> tuple[np.ndarray, np.ndarray]:
 
 def loss(ops: Any, model: Any, parameters: dict[str, Any], x: Any, y: Any, replicas: int) -> Any:
     """One replica's share of the mean cross-entropy of the global batch."""
-    return -ops.sum(ops.log_softmax(model.logits(ops, parameters, x)) * y) / (x.shape[0] * replicas)
+    return -ops.sum(ops.log_softmax(model.logits(ops, parameters, x)) * y) / (ops.rows(x) * replicas)
 
 
 def jax_ops() -> Any:
@@ -148,6 +148,7 @@ def jax_ops() -> Any:
         log_softmax=jax.nn.log_softmax,
         mean=lambda x, axis, keep: jnp.mean(x, axis, keepdims=keep),
         sum=jnp.sum,
+        rows=len,
     )
 
 
@@ -163,4 +164,5 @@ def tensorflow_ops(tf: Any) -> Any:
         log_softmax=tf.nn.log_softmax,
         mean=lambda x, axis, keep: tf.reduce_mean(x, axis, keepdims=keep),
         sum=tf.reduce_sum,
+        rows=lambda x: x.shape[0] or tf.cast(tf.shape(x)[0], tf.float32),  # not known in a loop over a dataset
     )
