@@ -272,47 +272,6 @@ def first_step(name: str, model_name: str, replicas: int) -> dict[str, Any]:
     }
 
 
-def variables(counts: list[int], rounds: int) -> list[dict[str, Any]]:
-    """The time of a call with so many small variables on one device, beside `jax.jit` with as many arrays."""
-    results = []
-    for count in counts:
-        many = [rx.Variable(jnp.zeros(4)) for _ in range(count)]
-        one = rx.Variable([jnp.zeros(4) for _ in range(count)])
-
-        @rx.function
-        def add_many(many=many):
-            for variable in many:
-                variable.assign_add(jnp.ones(4))
-
-        @rx.function
-        def add_one(one=one):
-            one.assign([x + 1 for x in one.value()])
-
-        plain = jax.jit(lambda arrays: [x + 1 for x in arrays], donate_argnums=0)
-        state = [jnp.zeros(4) for _ in range(count)]
-
-        def call_plain(plain=plain, box=[state]):  # noqa: B006
-            box[0] = plain(box[0])
-
-        calls = {"plain jax.jit": call_plain, "one variable of a pytree": add_one, "as many variables": add_many}
-        calls = {name: (lambda f=f: f()) for name, f in calls.items()}
-        waits = {"plain jax.jit": lambda c=call_plain: c.__defaults__[1][0][0].block_until_ready()}
-        waits["one variable of a pytree"] = lambda one=one: one._read_global()[0].block_until_ready()
-        waits["as many variables"] = lambda many=many: many[0]._read_global()[0].block_until_ready()
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        steps = max(20, 20000 // count)
-        for round_ in range(rounds + 1):
-            for name, call in calls.items():
-                start = time.perf_counter()
-                for _ in range(steps if round_ else 5):
-                    call()
-                waits[name]()
-                if round_:
-                    times[name].append((time.perf_counter() - start) / steps)
-        results.append({"variables": count, **{name: float(np.median(t)) for name, t in times.items()}})
-    return results
-
-
 def join(alone: bool) -> None:
     """Becomes a worker of the job in `TF_CONFIG`: as replicax does it or, alone, by hand."""
     index, addresses = serving.task()
@@ -381,8 +340,5 @@ if __name__ == "__main__":
     elif what == "first":
         set_devices(device, replicas)
         print(json.dumps(first_step(sys.argv[4], sys.argv[5], replicas)))
-    elif what == "variables":
-        set_devices(device, 1)
-        print(json.dumps(variables([int(count) for count in sys.argv[4].split(",")], int(sys.argv[5]))))
     else:
         sys.exit(__doc__)

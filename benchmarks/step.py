@@ -5,10 +5,9 @@
     python benchmarks/step.py --workers 2                  # on two processes
     python benchmarks/step.py --keras                      # the MLP, also written with Keras
     python benchmarks/step.py --first-step 1,64            # the time to the first step
-    python benchmarks/step.py --variables 6,50,500         # what a call costs by the number of variables
 
 All sides take turns in one run, round by round, so that what else the machine does hits them alike; the medians of the
-rounds are shown, and the medians of the rounds' ratios. docs/benchmarks.md says what is compared, and what came out.
+rounds are shown, and the medians of the rounds' ratios. docs/performance.md says what is compared, and what came out.
 """
 
 from __future__ import annotations
@@ -21,10 +20,25 @@ import subprocess
 import sys
 from typing import Any
 
-from sides import HERE, TENSORFLOW, Side, environment, finish, names, numbers, parsed, parser, ratio, show, take_turns
+from sides import (
+    HERE,
+    TENSORFLOW,
+    Bar,
+    Side,
+    Table,
+    environment,
+    finish,
+    names,
+    numbers,
+    parsed,
+    parser,
+    ratio,
+    take_turns,
+)
 
 JAX_SIDES = ["replicax", "replicax tape", "by hand, best", "by hand, usual"]
 ALONE, KERAS = "by hand, alone", "Keras"
+TENSORFLOW_REPLICAS = 64  # its first step takes half a minute with so many
 
 
 def measure(model: str, replicas: int, sides: dict[str, Side], rounds: int, seconds: float) -> dict[str, Any]:
@@ -49,13 +63,25 @@ def measure(model: str, replicas: int, sides: dict[str, Side], rounds: int, seco
     }
 
 
-def show_steps(results: list[dict[str, Any]], where: str = "") -> None:
+def tables(found: dict[str, Any]) -> dict[str, Table]:
+    made = {}
+    for key, where in (("steps", ""), ("workers", " between processes")):
+        if key in found:
+            made[key], made[f"{key} first"] = _step_table(found[key], where), _first_table(found[key], where)
+    if "watch" in found:
+        rows = [[name, f"{1e6 * seconds:.1f}"] for name, seconds in found["watch"].items()]
+        made["watch"] = "What it costs to tell the job's watch of a call", ["", "µs"], rows
+    if "first_steps" in found:
+        made["first_steps"] = _fresh_table(found["first_steps"])
+    return made
+
+
+def _step_table(results: list[dict[str, Any]], where: str) -> Table:
     sides = list(results[0]["step"])
     pairs = [("/ best", "replicax", "by hand, best"), ("tape / best", "replicax tape", "by hand, best")]
     pairs += [("/ alone", "replicax", ALONE)] if ALONE in sides else []
     pairs += [("Keras / best", KERAS, "by hand, best")] if KERAS in sides else []
     pairs += [("/ usual", "replicax", "by hand, usual"), ("/ TensorFlow", "replicax", TENSORFLOW)]
-    head = ["model", "replicas", *sides, *(title for title, _, _ in pairs)]
     rows = [
         [
             r["model"],
@@ -65,10 +91,70 @@ def show_steps(results: list[dict[str, Any]], where: str = "") -> None:
         ]
         for r in results
     ]
-    show(f"Milliseconds of a training step{where}", head, rows)
-    head = ["model", "replicas", *sides]
+    head = ["model", "replicas", *sides, *(title for title, _, _ in pairs)]
+    return f"Milliseconds of a training step{where}", head, rows
+
+
+def _first_table(results: list[dict[str, Any]], where: str) -> Table:
+    sides = list(results[0]["first"])
     rows = [[r["model"], str(r["replicas"]), *(f"{r['first'][side]:.2f}" for side in sides)] for r in results]
-    show(f"Seconds to the first step{where}", head, rows)
+    return f"Seconds to the first step{where}, one after the other in one process", ["model", "replicas", *sides], rows
+
+
+def _fresh_table(results: list[dict[str, Any]]) -> Table:
+    parts = ["total", "trace", "lower", "compile", "run"]
+    base: dict[tuple[str, str], float] = {}
+    rows = []
+    for r in results:
+        flat = r["total"] - r.get("run", 0.0)
+        ratio_ = flat / base.setdefault((r["model"], r["contender"]), flat)
+        cells = [f"{r[part]:.2f}" if part in r else "–" for part in parts]
+        counts = [str(r.get(part, "–")) for part in ("traces", "all_reduces")]
+        rows.append([r["model"], r["contender"], str(r["replicas"]), *cells, *counts, f"{ratio_:.2f}"])
+    head = ["model", "contender", "replicas", "s", *parts[1:], "traces", "all-reduces", "ratio without running"]
+    return "The first step, in a fresh process", head, rows
+
+
+def bars(found: dict[str, Any]) -> list[Bar]:
+    made = []
+    if "steps" in found:
+        best = {f"{r['model']}, {r['replicas']}": _against(r, "by hand, best") for r in found["steps"]}
+        usual = {
+            f"{r['replicas']} replicas": _against(r, "by hand, usual")
+            for r in found["steps"]
+            if r["model"] == "mlp" and r["replicas"] > 1
+        }
+        made += [
+            Bar("compiled step against the best form by hand", 1.02, best),
+            Bar("MLP's step at 2 to 8 replicas against one psum a tensor", 0.4, usual),
+        ]
+    if "first_steps" in found:
+        ours = {(r["model"], r["replicas"]): r for r in found["first_steps"] if r["contender"] == "replicax"}
+        theirs = {
+            f"{r['model']}, {r['replicas']}": _of_medians(ours, r)
+            for r in found["first_steps"]
+            if r["contender"] == TENSORFLOW and r["replicas"] >= 64
+        }
+        flat = {}
+        for model in {model for model, _ in ours}:
+            one, *more = (r["total"] - r["run"] for (name, _), r in ours.items() if name == model)
+            numbers = [replicas for name, replicas in ours if name == model][1:]
+            flat |= {f"{model}, {n}": f"{seconds / one:.2f}" for n, seconds in zip(numbers, more)}
+        made += [
+            Bar("first step at 64 replicas against TensorFlow's", 0.1, theirs),
+            Bar("first step against that at 1 replica, without the devices' run time", 1.5, flat),
+        ]
+    return made
+
+
+def _against(result: dict[str, Any], other: str) -> str:
+    return ratio(result["rounds"], "replicax", other)
+
+
+def _of_medians(ours: dict[tuple[str, int], dict[str, Any]], theirs: dict[str, Any]) -> str:
+    """Of fresh processes: ours may have run more often than theirs."""
+    mine = ours.get((theirs["model"], theirs["replicas"]))
+    return f"{mine['total'] / theirs['total']:.2f}" if mine else "–"
 
 
 def run_side(*arguments: str) -> Any:
@@ -92,7 +178,6 @@ def compare_steps(options: argparse.Namespace) -> dict[str, Any]:
                     results.append(measure(model, replicas, sides, options.rounds, options.seconds))
                 print(f"{model}, {replicas} replicas: done", file=sys.stderr)
     results.sort(key=lambda r: (options.models.index(r["model"]), r["replicas"]))
-    show_steps(results)
     return {"steps": results, "versions": versions}
 
 
@@ -116,43 +201,29 @@ def compare_workers(options: argparse.Namespace) -> dict[str, Any]:
                     results.append(measure(model, int(replicas), sides, options.rounds, options.seconds))
                 print(f"{model}, {workers} processes: done", file=sys.stderr)
         watch = ours.ask(do="watch")
-    show_steps(results, f" on {workers} processes of {devices} devices")
-    show(
-        "What it costs to tell the job's watch of a call", ["", "µs"], [[k, f"{1e6 * v:.1f}"] for k, v in watch.items()]
-    )
     return {"workers": results, "watch": watch, "versions": versions}
 
 
 def compare_first_steps(options: argparse.Namespace) -> dict[str, Any]:
-    """Fresh processes, three each, in turn."""
-    contenders = ["replicax", "replicax tape", "by hand, best"]
+    """Fresh processes, three each, in turn; of TensorFlow one, whose time is many seconds at many replicas."""
     runs: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
-    for _ in range(1 if options.quick else 3):
+    for round_ in range(1 if options.quick else min(3, options.rounds)):
         for model in options.models:
-            for name in contenders:
+            for name in options.contenders:
                 for replicas in options.first_step:
                     answer = run_side("first", options.device, str(replicas), name, model)
                     runs.setdefault((model, name, replicas), []).append(answer)
-    medians = {
-        key: {part: statistics.median(r[part] for r in found) for part in found[0]} for key, found in runs.items()
-    }
-    head = ["model", "contender", "replicas", "s", "trace", "lower", "compile", "run", "traces", "all-reduces", "ratio"]
-    rows = []
-    for (model, name, replicas), m in medians.items():
-        base = medians[model, name, options.first_step[0]]["total"]
-        parts = [f"{m[part]:.3f}" for part in ("total", "trace", "lower", "compile", "run")]
-        counts = [f"{m['traces']:.0f}", f"{m['all_reduces']:.0f}", f"{m['total'] / base:.2f}"]
-        rows.append([model, name, str(replicas), *parts, *counts])
-    show("The first step, in a fresh process", head, rows)
-    return {"first_steps": [{"model": k[0], "contender": k[1], "replicas": k[2], **m} for k, m in medians.items()]}
-
-
-def compare_variables(options: argparse.Namespace) -> dict[str, Any]:
-    results = run_side("variables", options.device, "1", ",".join(map(str, options.variables)), str(options.rounds))
-    kinds = [name for name in results[0] if name != "variables"]
-    rows = [[str(r["variables"]), *(f"{1e6 * r[name]:.0f}" for name in kinds)] for r in results]
-    show("A call on one device", ["arrays", *(f"{name}, µs" for name in kinds)], rows)
-    return {"variables": results}
+            for replicas in options.first_step if options.tensorflow and round_ == 0 else []:
+                if replicas <= TENSORFLOW_REPLICAS:
+                    command = (options.tensorflow, "side_tensorflow.py", "serve", options.device, str(replicas))
+                    with Side(*command, quiet=True) as side:
+                        answer = {"total": side.ask(do="first", contender=TENSORFLOW, model=model)["first"]}
+                    runs.setdefault((model, TENSORFLOW, replicas), []).append(answer)
+    found = []
+    for (model, name, replicas), answers in runs.items():
+        medians = {part: statistics.median(r[part] for r in answers) for part in answers[0]}
+        found.append({"model": model, "contender": name, "replicas": replicas, **medians})
+    return {"first_steps": found}
 
 
 def told() -> argparse.Namespace:
@@ -164,7 +235,7 @@ def told() -> argparse.Namespace:
     made.add_argument("--workers", type=int, metavar="N", help="replicas on the devices of so many processes, on CPU")
     made.add_argument("--devices-per-worker", type=int, metavar="N", default=1)
     made.add_argument("--first-step", type=numbers, metavar="N,N", help="the time to the first step, by replicas")
-    made.add_argument("--variables", type=numbers, metavar="N,N", help="the cost of a call, by variables")
+    made.add_argument("--contenders", type=names, default=JAX_SIDES[:3], help="whose first steps are taken")
     options = parsed(made)
     options.models = ["mlp"] if options.keras else options.models
     options.replicas = options.replicas or ([1, 2, 4, 8] if options.device == "cpu" else [1])
@@ -175,13 +246,11 @@ def main() -> None:
     options = told()
     if options.first_step:
         found = compare_first_steps(options)
-    elif options.variables:
-        found = compare_variables(options)
     elif options.workers:
         found = compare_workers(options)
     else:
         found = compare_steps(options)
-    finish(options, options.device, ("jax", "optax", "numpy"), found)
+    finish(options, options.device, ("jax", "optax", "numpy"), found, tables(found), bars(found))
 
 
 if __name__ == "__main__":

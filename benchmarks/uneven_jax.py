@@ -1,0 +1,86 @@
+"""A step that takes batches of even and of uneven parts. Run by uneven.py."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import models
+import numpy as np
+import serving
+from side_jax import OPS, devices, set_devices, transformation, warm_up
+
+import replicax as rx
+
+UNEVEN = 42  # rows of the 64 of an even batch
+
+
+class Uneven:
+    """The step as users write it who mind the last batch: losses are divided by the rows that there are."""
+
+    def __init__(self, model: Any, replicas: int):
+        strategy = rx.MirroredStrategy(devices(replicas))
+        with strategy.scope():
+            parameters = rx.Variable(model.parameters())
+            optimizer = rx.Optimizer(transformation(model), parameters)
+
+        def replica(x, y):
+            rows = rx.get_replica_context().all_reduce("SUM", jnp.float32(len(x)))
+
+            def loss_of(p):
+                return -jnp.sum(OPS.log_softmax(model.logits(OPS, p, x)) * y) / rows
+
+            loss, gradients = jax.value_and_grad(loss_of)(parameters.value())
+            optimizer.apply_gradients(gradients)
+            return loss
+
+        @rx.function
+        def step(x, y):
+            return strategy.reduce("SUM", strategy.run(replica, args=(x, y)), axis=None)
+
+        whole = models.batch(model, replicas)
+        cut = tuple(part[:UNEVEN] for part in whole)
+        self.by_hand = float(models.loss(OPS, model, model.parameters(), *cut, 1))
+        batches = [strategy.experimental_distribute_dataset([batch]) for batch in (whole, cut)]
+        self.batches = {name: next(iter(batch)) for name, batch in zip(("even", "uneven"), batches)}
+        self.parameters, self.step = parameters, step
+
+    def first(self) -> dict[str, Any]:
+        """The seconds of the first calls, and the uneven one's loss with the first parameters."""
+        seconds, losses, before = {}, {}, jax.tree.map(np.asarray, self.parameters.value())
+        for name in self.batches:
+            start = time.perf_counter()
+            losses[name] = float(self(name))
+            seconds[name] = time.perf_counter() - start
+            self.parameters.assign(before)
+        traces = self.step.experimental_get_tracing_count()
+        return {**seconds, "loss of the parts": losses["uneven"], "loss by hand": self.by_hand, "traces": traces}
+
+    def __call__(self, name: str) -> jax.Array:
+        return self.step(*self.batches[name])
+
+
+def answering(replicas: int) -> serving.Answering:
+    set_devices("cpu", replicas)
+    warm_up()
+    made: dict[str, Uneven] = {}
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        if request["do"] == "build":
+            jax.clear_caches()
+            made["now"] = Uneven(models.MODELS[request["model"]], replicas)
+            return made["now"].first()
+        start = time.perf_counter()
+        for _ in range(request["steps"]):
+            loss = made["now"](request["contender"])
+        loss.block_until_ready()
+        return {"seconds": time.perf_counter() - start}
+
+    return answer
+
+
+if __name__ == "__main__":
+    serving.serve(lambda: answering(int(sys.argv[1])))
