@@ -35,6 +35,13 @@ class MLP:
         return x
 
 
+class WideMLP(MLP):
+    """Large layers and an Adam state of twice their size: what counts is memory."""
+
+    inputs, width, layers = 1024, 2048, 4
+    optimizer = ("adam", 1e-4)
+
+
 class CNN:
     """Two convolutions: bound by arithmetic, with few and small gradients."""
 
@@ -110,7 +117,7 @@ def _weights(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape, np.float32) * np.float32(np.prod(shape[:-1]) ** -0.5)
 
 
-MODELS: dict[str, Any] = {"mlp": MLP(), "cnn": CNN(), "transformer": Transformer()}
+MODELS: dict[str, Any] = {"mlp": MLP(), "wide": WideMLP(), "cnn": CNN(), "transformer": Transformer()}
 
 
 def batch(model: Any, replicas: int) -> tuple[np.ndarray, np.ndarray]:

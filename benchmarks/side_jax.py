@@ -73,15 +73,15 @@ class OnStrategy:
         return self.step.lower(*self.batch)
 
 
-def strategy_of(replicas: int) -> Any:
-    return rx.MultiWorkerMirroredStrategy() if workers() > 1 else rx.MirroredStrategy(devices(replicas))
+def strategy_of(replicas: int, **options: Any) -> Any:
+    return rx.MultiWorkerMirroredStrategy() if workers() > 1 else rx.MirroredStrategy(devices(replicas), **options)
 
 
 class Replicax(OnStrategy):
     """The step as a user of replicax writes it."""
 
-    def __init__(self, model: Any, replicas: int, tape: bool = False):
-        strategy = strategy_of(replicas)
+    def __init__(self, model: Any, replicas: int, tape: bool = False, **options: Any):
+        strategy = strategy_of(replicas, **options)
         with strategy.scope():
             self.parameters = parameters = rx.Variable(model.parameters())
             optimizer = rx.Optimizer(transformation(model), parameters)
@@ -182,6 +182,7 @@ class ByHand:
 CONTENDERS: dict[str, Callable[[Any, int], Any]] = {
     "replicax": lambda model, replicas: Replicax(model, replicas),
     "replicax tape": lambda model, replicas: Replicax(model, replicas, tape=True),
+    "sharded": lambda model, replicas: Replicax(model, replicas, shard_optimizer_state=True),
     "Keras": Keras,
     "by hand, best": lambda model, replicas: ByHand(model, replicas, best=True),
     "by hand, usual": lambda model, replicas: ByHand(model, replicas, best=False),
