@@ -6,8 +6,8 @@
 Each line is the median of fresh processes, which take turns. The compiled program says what its arguments, results and
 temporaries take on a device (results that take an argument's place count once); live are the buffers on a device after
 some steps. The host's peak is that of the whole process, Python and libraries included: while it takes steps, with what
-had been freed before given back to the system (on Linux), and since its start. On CPU the devices' memory is the host's.
-`sharded` is `MirroredStrategy(shard_optimizer_state=True)`, where there is such a thing.
+had been freed before given back to the system (on Linux), and since its start. On CPU the devices' memory is the
+host's. `sharded` is `MirroredStrategy(shard_optimizer_state=True)`, where there is such a thing.
 
 The second table is the CNN's step with glibc's defaults and with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, which makes
 malloc ask for huge pages: page faults, and seconds in the system, a step.
@@ -68,15 +68,8 @@ def compare(options: Any) -> dict[str, Any]:
 
 
 def tables(found: dict[str, Any]) -> dict[str, Table]:
-    kinds = {
-        "arguments": "arguments",
-        "temporaries": "temp",
-        DEVICE: DEVICE,
-        LIVE: LIVE,
-        "state": OPTIMIZER,
-        HOST: HOST,
-    }
-    head = ["model", "replicas", "contender", *kinds, "device / best", "host / best"]
+    against = {"device / best": DEVICE, "steps / best": HOST, "process / best": PROCESS}
+    head = ["model", "replicas", "contender", *KINDS, *against]
     rows = []
     for r in found["memory"]:
         for name, runs in r["runs"].items():
