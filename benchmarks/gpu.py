@@ -23,7 +23,7 @@ from typing import Any
 from sides import TORCH, Bar, Side, Table, finish, names, own_python_with, parsed, parser, ratio, take_turns
 
 BY_HAND = "by hand"
-OURS = {"OneDevice": "one", "Mirrored": "mirrored", "CentralStorage": "central"}
+OURS = ["OneDevice", "Mirrored", "CentralStorage"]
 
 
 def measure(model: str, options: Any, versions: dict[str, str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ some steps. The host's peak is that of the whole process, Python and libraries i
 had been freed before given back to the system (on Linux), and since its start. On CPU the devices' memory is the
 host's. `sharded` is `MirroredStrategy(shard_optimizer_state=True)`, where there is such a thing.
 
-The second table is the CNN's step with glibc's defaults and with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, which makes
+The second table is the step of a larger CNN with glibc's defaults and with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, which makes
 malloc ask for huge pages: page faults, and seconds in the system, a step.
 """
 
@@ -61,7 +61,7 @@ def compare(options: Any) -> dict[str, Any]:
         for _ in range(rounds):
             for name in ("replicax", "by hand, best"):
                 for how, tunables in TUNABLES.items():
-                    answer = fresh(name, "cnn", replicas, 20 * steps, tunables)
+                    answer = fresh(name, "large", replicas, steps, tunables)
                     pairs.setdefault(name, {}).setdefault(how, []).append(answer)  # type: ignore[arg-type]
         faults.append({"replicas": replicas, "runs": pairs})
     return {"memory": memory, "faults": faults}
@@ -86,7 +86,7 @@ def tables(found: dict[str, Any]) -> dict[str, Table]:
                 median = {key: statistics.median(run[key] for run in runs) for key in ("seconds", "faults", "system")}
                 cells = [f"{1e3 * median['seconds']:.2f}", f"{median['faults']:.0f}", f"{1e3 * median['system']:.2f}"]
                 rows.append([name, str(r["replicas"]), how, *cells, ratio(times, how, next(iter(hows)))])
-    return {"memory": memory, "faults": ("The CNN's step and the pages of memory", head, rows)}
+    return {"memory": memory, "faults": ("The step of a CNN of larger images, and the pages of memory", head, rows)}
 
 
 def _megabytes(runs: list[dict[str, float]], key: str) -> str:

@@ -70,6 +70,12 @@ class CNN:
         return ops.reshape(x, (-1, p["w2"].shape[0])) @ p["w2"] + p["b2"]
 
 
+class LargeCNN(CNN):
+    """The same on larger images: its temporaries are more than malloc keeps from one step to the next."""
+
+    batch, side, channels = 256, 32, (32, 64)
+
+
 class Transformer:
     """Two blocks of attention: 28 gradients, and an Adam state of twice as many arrays."""
 
@@ -117,7 +123,7 @@ def _weights(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape, np.float32) * np.float32(np.prod(shape[:-1]) ** -0.5)
 
 
-MODELS: dict[str, Any] = {"mlp": MLP(), "wide": WideMLP(), "cnn": CNN(), "transformer": Transformer()}
+MODELS: dict[str, Any] = {"mlp": MLP(), "wide": WideMLP(), "cnn": CNN(), "large": LargeCNN(), "transformer": Transformer()}
 
 
 def batch(model: Any, replicas: int) -> tuple[np.ndarray, np.ndarray]:

@@ -275,3 +275,15 @@ def test_one_device_state_lies_on_its_device():
         optimizer = rx.Optimizer(optax.adam(0.1), w)
     one.run(lambda: optimizer.apply_gradients(w * 1.0))
     assert w.device.endswith("GPU:1") and optimizer.state.device.endswith("GPU:1")
+
+
+@ways
+def test_central_storage_with_one_device(way):
+    one = rx.experimental.CentralStorageStrategy(["GPU:0"], parameter_device="CPU:0")
+    with one.scope():
+        w = rx.Variable(10.0)
+        optimizer = rx.Optimizer(optax.sgd(0.1, momentum=0.5), w)
+    step = way(lambda: one.run(lambda: optimizer.apply_gradients(w * 1.0)))
+    step()
+    step()
+    assert float(w) == pytest.approx(10 - 1 - (0.9 + 0.5))  # the momentum is 1 * 10, then 9 + 0.5 * 10

@@ -102,8 +102,9 @@ class Optimizer:
         replica_context = _context.get_replica_context()
         if replica_context is not None and replica_context.num_replicas_in_sync > 1:
             gradients = replica_context.all_reduce(self._reduce_op, gradients, options=self._options)
-            if self._strategy.extended._variables_live_once:
-                return replica_context.merge_call(self._assign_once, (gradients,))
+        live_once = self._strategy is not None and self._strategy.extended._variables_live_once
+        if replica_context is not None and live_once:
+            return replica_context.merge_call(self._assign_once, (gradients,))
         self._assign(gradients, parameters)
 
     def _assign_once(self, strategy: Any, gradients: Any) -> None:
