@@ -9,8 +9,8 @@ some steps. The host's peak is that of the whole process, Python and libraries i
 had been freed before given back to the system (on Linux), and since its start. On CPU the devices' memory is the
 host's. `sharded` is `MirroredStrategy(shard_optimizer_state=True)`, where there is such a thing.
 
-The second table is the step of a larger CNN with glibc's defaults and with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, which makes
-malloc ask for huge pages: page faults, and seconds in the system, a step.
+The second table is the step of a larger CNN with glibc's defaults and with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, which
+makes malloc ask for huge pages: page faults, and time in the system, a step.
 """
 
 from __future__ import annotations

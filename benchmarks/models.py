@@ -123,7 +123,13 @@ def _weights(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape, np.float32) * np.float32(np.prod(shape[:-1]) ** -0.5)
 
 
-MODELS: dict[str, Any] = {"mlp": MLP(), "wide": WideMLP(), "cnn": CNN(), "large": LargeCNN(), "transformer": Transformer()}
+MODELS: dict[str, Any] = {
+    "mlp": MLP(),
+    "wide": WideMLP(),
+    "cnn": CNN(),
+    "large": LargeCNN(),
+    "transformer": Transformer(),
+}
 
 
 def batch(model: Any, replicas: int) -> tuple[np.ndarray, np.ndarray]:

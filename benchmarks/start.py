@@ -11,8 +11,9 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+from typing import Any
 
-from sides import TENSORFLOW, environment, finish, own_python_with, parsed, parser, ratio, show
+from sides import TENSORFLOW, Table, environment, finish, own_python_with, parsed, parser, ratio
 
 PROGRAM = "import sys, time; since = time.perf_counter(); {}; print(time.perf_counter() - since)"
 IMPORTS = {
@@ -44,11 +45,14 @@ def main() -> None:
     for round_ in range(options.rounds):
         for name in list(sides) if round_ % 2 == 0 else list(sides)[::-1]:
             rounds[name].append(seconds(*sides[name]))
-    rows = []
-    for name, times in rounds.items():
-        rows.append([name, f"{statistics.median(times):.2f}", ratio(rounds, name, "jax")])
-    show("Seconds of an import, and against JAX's", ["import", "seconds", "/ jax"], rows)
-    finish(options, "imports alone", ["jax"], {"rounds": rounds})
+    found = {"rounds": rounds}
+    finish(options, "imports alone", ["jax"], found, tables(found))
+
+
+def tables(found: dict[str, Any]) -> dict[str, Table]:
+    rounds = found["rounds"]
+    rows = [[name, f"{statistics.median(times):.2f}", ratio(rounds, name, "jax")] for name, times in rounds.items()]
+    return {"start": ("Seconds of an import, and against JAX's", ["import", "seconds", "/ jax"], rows)}
 
 
 if __name__ == "__main__":

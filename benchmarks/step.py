@@ -214,7 +214,7 @@ def compare_first_steps(options: argparse.Namespace) -> dict[str, Any]:
                     answer = run_side("first", options.device, str(replicas), name, model)
                     runs.setdefault((model, name, replicas), []).append(answer)
             for replicas in options.first_step if options.tensorflow and round_ == 0 else []:
-                if replicas <= TENSORFLOW_REPLICAS:
+                if replicas <= (8 if options.quick else TENSORFLOW_REPLICAS):
                     command = (options.tensorflow, "side_tensorflow.py", "serve", options.device, str(replicas))
                     with Side(*command, quiet=True) as side:
                         answer = {"total": side.ask(do="first", contender=TENSORFLOW, model=model)["first"]}
@@ -235,11 +235,15 @@ def told() -> argparse.Namespace:
     made.add_argument("--workers", type=int, metavar="N", help="replicas on the devices of so many processes, on CPU")
     made.add_argument("--devices-per-worker", type=int, metavar="N", default=1)
     made.add_argument("--first-step", type=numbers, metavar="N,N", help="the time to the first step, by replicas")
-    made.add_argument("--contenders", type=names, default=JAX_SIDES[:3], help="whose first steps are taken")
+    made.add_argument("--contenders", type=_list, metavar="NAME;NAME", default=JAX_SIDES[:3], help="of the first step")
     options = parsed(made)
     options.models = ["mlp"] if options.keras else options.models
     options.replicas = options.replicas or ([1, 2, 4, 8] if options.device == "cpu" else [1])
     return options
+
+
+def _list(text: str) -> list[str]:
+    return [name.strip() for name in text.split(";")]
 
 
 def main() -> None:
