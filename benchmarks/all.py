@@ -10,6 +10,7 @@ The file is written after each benchmark. One that fails is named at the end, an
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -18,9 +19,10 @@ import tempfile
 import time
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from report import BENCHMARKS
-from sides import HERE, names, parsed, parser
+from sides import HERE, names, parser
 
 
 def main() -> None:
@@ -28,7 +30,7 @@ def main() -> None:
     made.add_argument("--only", type=names, metavar="NAME,NAME", help=f"some of {', '.join(BENCHMARKS)}")
     made.add_argument("--torch", metavar="PYTHON", help="an interpreter that has PyTorch, for the GPU's step")
     made.set_defaults(rounds=None)
-    options = parsed(made)
+    options = made.parse_args()
     chosen = options.only or [name for name in BENCHMARKS if name != "gpu" or shutil.which("nvidia-smi")]
     if unknown := [name for name in chosen if name not in BENCHMARKS]:
         made.error(f"no such benchmark: {', '.join(unknown)}. There are {', '.join(BENCHMARKS)}.")
@@ -48,7 +50,7 @@ def main() -> None:
         sys.exit(f"Failed: {', '.join(failed)}. What the others gave is in {file}.")
 
 
-def run(name: str, options) -> dict | None:
+def run(name: str, options: argparse.Namespace) -> dict[str, Any] | None:
     """The numbers of one benchmark, or None where it failed."""
     benchmark = BENCHMARKS[name]
     command = [sys.executable, str(HERE / f"{benchmark.script}.py"), *benchmark.arguments]

@@ -174,11 +174,12 @@ def draw_variables(axes: Any, found: dict[str, Any]) -> None:
     axes.legend()
 
 
-PICTURES: dict[str, Callable[[Any, dict[str, Any]], None]] = {
-    "step": draw_step,
-    "epoch": draw_epoch,
-    "first": draw_first,
-    "variables": draw_variables,
+# Benchmark -> how its picture is drawn, and the table below which it stands.
+PICTURES: dict[str, tuple[Callable[[Any, dict[str, Any]], None], str]] = {
+    "step": (draw_step, "steps"),
+    "epoch": (draw_epoch, "epoch"),
+    "first": (draw_first, "first_steps"),
+    "variables": (draw_variables, "variables"),
 }
 
 
@@ -191,7 +192,7 @@ def draw(results: dict[str, Any], folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "replicax", "font.size": 9}):
-        for name, drawn in PICTURES.items():
+        for name, (drawn, _) in PICTURES.items():
             if name in results:
                 figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
                 drawn(axes, results[name])
@@ -200,23 +201,32 @@ def draw(results: dict[str, Any], folder: Path) -> None:
                 plt.close(figure)
 
 
+def blocks_of(results: dict[str, Any]) -> dict[str, str]:
+    """The text between each pair of comments: what was measured on, how the bars fare, tables and their pictures."""
+    made = {key: table for name, found in results.items() for key, table in tables(name, found).items()}
+    rows = [bar.row() for name, found in results.items() for bar in bars(name, found)]
+    made["bars"] = "Bars", BARS, rows
+    blocks = {"machine": machine(results), **{key: markdown(table) for key, table in made.items()}}
+    for name, (_, key) in PICTURES.items():
+        if name in results:
+            blocks[key] += f"\n\n![{made[key][0]}](images/{name}.svg)"
+    return blocks
+
+
 def main() -> None:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("results", type=Path)
     made.add_argument("--print", action="store_true", help="show the tables, change no file")
     options = made.parse_args()
     results = json.loads(options.results.read_text())
-    made_tables = {key: table for name, found in results.items() for key, table in tables(name, found).items()}
-    rows = [bar.row() for name, found in results.items() for bar in bars(name, found)]
-    made_tables = {"bars": ("Bars", BARS, rows), **made_tables}
-    blocks = {"machine": machine(results), **{key: markdown(table) for key, table in made_tables.items()}}
+    blocks = blocks_of(results)
     if options.print:
         for key, block in blocks.items():
             print(f"\n{key}\n\n{block}")
         return
     page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(filled(page, blocks), encoding="utf-8")
     draw(results, IMAGES)
+    PAGE.write_text(filled(page, blocks), encoding="utf-8")
 
 
 if __name__ == "__main__":

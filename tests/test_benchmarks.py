@@ -1,0 +1,140 @@
+"""What becomes of the benchmarks' numbers: bars, tables, the page and its pictures. Nothing is measured here."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def report():
+    """The module, while those beside it can be imported."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        yield importlib.import_module("report")
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+        for name in set(sys.modules) - before:
+            if (file := getattr(sys.modules[name], "__file__", None)) and Path(file).parent == BENCHMARKS:
+                del sys.modules[name]
+
+
+def rounds(**times):
+    return {name.replace("_", " "): [value, 2 * value, 3 * value] for name, value in times.items()}
+
+
+def both(**times):
+    """With the names of the contenders by hand that have a comma."""
+    names = {"best": "by hand, best", "usual": "by hand, usual", "packed": "by hand, packed", "hand": "by hand"}
+    return {names.get(name, name): values for name, values in rounds(**times).items()}
+
+
+def steps(**times):
+    made = both(**times)
+    return {"rounds": made, "step": {name: t[1] for name, t in made.items()}, "first": dict.fromkeys(made, 1.0)}
+
+
+def first(contender, replicas, total):
+    parts = {"run": 0.5, "trace": 0.1, "lower": 0.1, "compile": 0.3, "traces": 1, "all_reduces": 1}
+    return {"model": "transformer", "contender": contender, "replicas": replicas, "total": total, **parts}
+
+
+def runs(**device):
+    keys = ("arguments", "temp", "live", "optimizer", "host", "process", "seconds", "faults", "system")
+    return {name: [{**dict.fromkeys(keys, 1e6), "device": value}] for name, (value, *_) in both(**device).items()}
+
+
+def memory_of(replicax, best):
+    return {"model": "wide", "replicas": 2, "runs": runs(replicax=replicax, best=best)}
+
+
+RESULTS = {
+    "step": {
+        "steps": [
+            {"model": "mlp", "replicas": 1, **steps(replicax=0.9, best=1.0, usual=1.0)},
+            {"model": "mlp", "replicas": 4, **steps(replicax=1.0, best=2.0, usual=5.0)},
+        ]
+    },
+    "variables": {
+        "variables": [
+            {"program": "add", "variables": 500, "replicas": 4}
+            | {"rounds": both(replicax=1.0, one_variable=1.0, hand=10.0, packed=1.0)}
+        ]
+    },
+    "epoch": {
+        "epochs": [
+            {"replicas": 2}
+            | {"rounds": {**both(replicax=6.0, several=2.0, hand=4.0), "TensorFlow, loop": [20.0, 40.0, 60.0]}}
+        ]
+    },
+    "uneven": {
+        "uneven": [
+            {"model": "mlp", "replicas": 4, "first": rounds(even=1, uneven=3.1), "rounds": rounds(even=1, uneven=2)}
+        ]
+    },
+    "first": {"first_steps": [first("replicax", 1, 1.5), first("replicax", 64, 2.0), first("TensorFlow", 64, 20.0)]},
+    "memory": {
+        "memory": [memory_of(2e6, 1e6)],
+        "faults": [{"replicas": 2, "runs": {"replicax": {"huge pages": runs(replicax=1)["replicax"]}}}],
+    },
+    "start": {"rounds": rounds(jax=1.0, replicax=1.2)},
+    "gpu": {
+        "date": "2026-11-01",
+        "on_gpu": True,
+        "gpu": [
+            {"model": "cnn", "device": "G", "peak": dict.fromkeys(("OneDevice", "Mirrored", "by hand"), 1e6)}
+            | {"rounds": {**rounds(OneDevice=1.0, Mirrored=1.1), **both(hand=1.0)}}
+        ],
+    },
+}  # fmt: skip
+
+
+def results():
+    return {name: {"date": "2026-11-02", "machine": "m", "versions": {"jax": "1"}, **r} for name, r in RESULTS.items()}
+
+
+def test_every_table_of_the_page_is_made_by_a_benchmark(report):
+    page = report.PAGE.read_text(encoding="utf-8")
+    wanted = set(re.findall(r"<!-- table: (.*) -->", page))
+    made = results()
+    made["train"] = made["variables"]
+    blocks = report.blocks_of(made)
+    assert wanted - set(blocks) == {"input", "input steps"}  # which input.py makes
+    assert page.count("<!-- end -->") == len(wanted)
+    filled = report.filled(page, blocks)
+    assert all(blocks[name] in filled for name in wanted & set(blocks))
+    assert report.filled(filled, blocks) == filled
+
+
+def test_each_bar_is_judged_by_its_worst_case(report):
+    made = results()
+    judged = {bar.figure: bar.row()[1:] for name in made for bar in report.bars(name, made[name])}
+    assert judged["compiled step against the best form by hand"] == ["at most 1.02", "0.70", "0.90 (mlp, 1)", "yes"]
+    assert judged["MLP's step at 2 to 8 replicas against one psum a tensor"][2:] == ["0.20 (4 replicas)", "yes"]
+    assert judged["dispatch-bound epoch against a loop by hand"][2:] == ["0.50 (2 replicas)", "yes"]
+    assert judged["dispatch-bound epoch against TensorFlow's MirroredStrategy"][2:] == ["0.10 (2 replicas)", "yes"]
+    assert judged["a call with 500 small variables, 4 replicas, against 500 arrays by hand"][3] == "yes"
+    assert judged["first use of an uneven batch against that of an even one"][2:] == ["3.10 (mlp, 4)", "no"]
+    assert judged["later uses of an uneven batch against those of an even one"][3] == "yes"
+    assert judged["first step at 64 replicas against TensorFlow's"][2:] == ["0.10 (transformer, 64)", "yes"]
+    # 1.5 s of 2 against 1 of 1.5, without half a second of running
+    assert judged["first step against that at 1 replica, without the devices' run time"][2] == "1.50 (transformer, 64)"
+    assert judged["peak memory of a step on a device"][2:] == ["2.00 (wide, 2)", "no"]
+    assert judged["optimizer memory of a device, sharded against not"][3] == "not measured"
+    assert judged["GPU step against JAX by hand"][2:] == ["1.10 (cnn, Mirrored)", "no"]
+    more = report.Bar("x", 5, {"a": "6.00", "b": "4.00", "c": "–"}, least=True)
+    assert more.row() == ["x", "at least 5", "5.00", "4.00 (b)", "no"]
+
+
+def test_pictures_name_what_was_measured(report, tmp_path):
+    report.draw(results(), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.svg" for name in report.PICTURES}
+    assert "TensorFlow, loop" in (tmp_path / "epoch.svg").read_text()
+    assert "64" in (tmp_path / "first.svg").read_text()
