@@ -157,9 +157,17 @@ def _of_medians(ours: dict[tuple[str, int], dict[str, Any]], theirs: dict[str, A
     return f"{mine['total'] / theirs['total']:.2f}" if mine else "–"
 
 
+# Hundreds of virtual devices on a few cores may take longer to meet than XLA waits by itself.
+PATIENCE = (
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=120 --xla_cpu_collective_call_terminate_timeout_seconds=240"
+)
+
+
 def run_side(*arguments: str) -> Any:
     command = [sys.executable, str(HERE / "side_jax.py"), *arguments]
-    answer = subprocess.run(command, env=environment(), check=True, stdout=subprocess.PIPE, text=True)
+    env = environment()
+    env["XLA_FLAGS"] = f"{env.get('XLA_FLAGS', '')} {PATIENCE}"
+    answer = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(answer.stdout.splitlines()[-1])
 
 
