@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import jax
@@ -275,3 +276,200 @@ def test_one_device_state_lies_on_its_device():
         optimizer = rx.Optimizer(optax.adam(0.1), w)
     one.run(lambda: optimizer.apply_gradients(w * 1.0))
     assert w.device.endswith("GPU:1") and optimizer.state.device.endswith("GPU:1")
+
+
+# With the state sharded over the replicas.
+
+
+class Sharded(NamedTuple):
+    """A model trained for some steps under `shard_optimizer_state`, or not."""
+
+    strategy: rx.MirroredStrategy
+    parameters: rx.Variable
+    optimizer: rx.Optimizer
+    collectives: dict[str, int]
+
+
+# 35 and 80 elements, of which 4 replicas get 9 and 20; a bias, and one number for all.
+SHAPES = {"w": (7, 5), "b": (5,), "scale": (), "v": (5, 16)}
+
+
+def trained(make_optax, n=4, sharded=True, way=rx.function, steps=3, restore=None, dtype=np.float32, **options):
+    made = np.random.default_rng(1)
+    start = {name: made.normal(size=shape).astype(dtype) for name, shape in SHAPES.items()}
+    x, y = (made.normal(size=(12, size)).astype(dtype) for size in (7, 16))
+    strategy = rx.MirroredStrategy([f"GPU:{i}" for i in range(n)], shard_optimizer_state=sharded)
+    with strategy.scope():
+        parameters = rx.Variable(start)
+        optimizer = rx.Optimizer(make_optax(), parameters, options=rx.CommunicationOptions(**options))
+    if restore is not None:
+        restore(parameters, optimizer)
+
+    def loss(p, x, y):
+        return jnp.sum((jnp.tanh(x @ p["w"] + p["b"]) * p["scale"] @ p["v"] - y) ** 2) / 12
+
+    def replica(x, y):
+        optimizer.apply_gradients(gradient(parameters.value(), x, y))
+
+    gradient = jax.jit(jax.grad(loss))  # one program also for eager replicas
+    step = way(lambda x, y: strategy.run(replica, args=(x, y)))
+    inputs = [per_replica(strategy, np.split(array, n)) for array in (x, y)]
+    for _ in range(steps):
+        step(*inputs)
+    text = step.lower(*inputs).compile().as_text() if hasattr(step, "lower") else ""
+    names = ("all-reduce", "reduce-scatter", "all-gather")
+    counts = {name: len(re.findall(rf"= (?:\(.*?\)|\S+) {name}(?:-start)?\(", text)) for name in names}
+    return Sharded(strategy, parameters, optimizer, {name: count for name, count in counts.items() if count})
+
+
+def alike(one, other, rtol=2e-5, atol=1e-6):
+    bits = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
+    state, same_state = (jax.tree.map(bits, each.optimizer.state.value()) for each in (one, other))
+    assert jax.tree.structure(state) == jax.tree.structure(same_state)
+    near = lambda a, b: np.testing.assert_allclose(  # noqa: E731
+        np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=rtol, atol=atol
+    )
+    jax.tree.map(near, (one.parameters.numpy(), state), (other.parameters.numpy(), same_state))
+
+
+def not_elementwise():
+    """Sorts, counts along one axis, walks through rows, and asks for what JAX's operations ask for seldom."""
+
+    def update(gradients, state, parameters):
+        def one(g, s, p):
+            ranks = jnp.argsort(g, axis=None).reshape(g.shape) / 10
+            rows = jax.lax.scan(lambda c, row: (c + jnp.sum(row), c * row), 0.0, s.T)[1].T if s.ndim else s
+            least = jnp.where(jnp.any(g > 1e9), 0.0, jnp.min(g) + jnp.max(p) + jnp.vdot(g, p) + jnp.mean(s))
+            return jnp.tanh(g.T).T * 0.01 + 0.001 * (ranks + rows + least)
+
+        new = jax.tree.map(one, gradients, state, parameters)
+        return jax.tree.map(jnp.negative, new), new
+
+    return optax.GradientTransformation(lambda parameters: jax.tree.map(jnp.ones_like, parameters), update)
+
+
+def clipped(optimizer):
+    return optax.chain(optax.clip_by_global_norm(0.1), optimizer)
+
+
+def decayed(optimizer):
+    matrices = {name: len(shape) > 1 for name, shape in SHAPES.items()}
+    return optax.chain(optax.masked(optax.add_decayed_weights(0.1), matrices), optimizer)
+
+
+# What each needs beside one reduce-scatter and one all-gather; None where it is not counted.
+SHARDED = {
+    "schedule": (lambda: optax.inject_hyperparams(optax.adamw)(optax.linear_schedule(0.1, 0.01, 4)), {}),
+    "clipped": (lambda: clipped(optax.adam(0.01, mu_dtype=jnp.bfloat16)), {"all-reduce": 1}),
+    "lamb": (lambda: optax.lamb(0.01), {"all-reduce": 2}),
+    "every_other_step": (lambda: optax.MultiSteps(clipped(optax.adam(0.01)), 2), {"all-reduce": 1}),
+    "finite": (lambda: optax.apply_if_finite(optax.lion(0.01), 3), {"all-reduce": 1}),
+    "noise": (lambda: optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(0.01)), {}),
+    "factored": (lambda: optax.adafactor(0.01, min_dim_size_to_factor=4), None),
+    "masked": (lambda: decayed(optax.amsgrad(0.01)), {}),
+    "anything": (not_elementwise, None),
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_sharded_state_gives_the_same(name):
+    make_optax, more = SHARDED[name]
+    sharded = trained(make_optax)
+    alike(sharded, trained(make_optax, sharded=False), rtol=2e-2 if name == "clipped" else 1e-4)
+    if more is not None:
+        assert sharded.collectives == {"reduce-scatter": 1, "all-gather": 1, **more}
+    for component in sharded.parameters.values:
+        jax.tree.map(np.testing.assert_array_equal, component.numpy(), sharded.parameters.numpy())
+
+
+def test_eager_replicas_with_a_sharded_state():
+    make_optax, _ = SHARDED["lamb"]
+    alike(trained(make_optax, 3, way=lambda f: f, steps=2), trained(make_optax, 3, sharded=False, steps=2), rtol=1e-4)
+
+
+def test_each_device_has_a_part_of_the_state():
+    sharded, whole = trained(lambda: optax.adam(0.01), 6), trained(lambda: optax.adam(0.01), 6, sharded=False)
+
+    def held(made, replica):
+        return sum(array.addressable_shards[replica].data.nbytes for array in made.optimizer.state._read_global())
+
+    # ceil(35 / 6) + ceil(80 / 6) numbers of the weights, 5 of the bias, 1 of the scale, each twice; and the count.
+    assert [held(sharded, replica) for replica in range(6)] == [4 * (2 * (6 + 14 + 5 + 1) + 1)] * 6
+    assert held(whole, 0) == 4 * (2 * (35 + 80 + 5 + 1) + 1)
+
+
+def test_packs_and_narrow_gradients_of_a_sharded_state():
+    def adam():
+        return optax.adam(0.01)
+
+    expected = trained(adam, sharded=False)
+    packs = trained(adam, bytes_per_pack=200)  # of 20 + 4, 320 and 140 bytes
+    alike(packs, expected)
+    assert packs.collectives == {"reduce-scatter": 3, "all-gather": 1}
+    narrow = trained(lambda: optax.sgd(0.01), reduction_dtype="float16")
+    alike(narrow, trained(lambda: optax.sgd(0.01), sharded=False), rtol=1e-3, atol=1e-3)
+    alike(trained(adam, dtype=jnp.bfloat16), trained(adam, sharded=False, dtype=jnp.bfloat16), rtol=0.05, atol=0.05)
+
+
+def test_a_sharded_state_is_read_assigned_and_saved_as_a_whole(tmp_path):
+    def adam():
+        return optax.adam(0.01)
+
+    def saved(name, made):
+        return rx.train.Checkpoint(p=made.parameters, o=made.optimizer).save(str(tmp_path / name))
+
+    def restored(path):
+        return lambda p, o: rx.train.Checkpoint(p=p, o=o).restore(path).assert_consumed()
+
+    expected = trained(adam, sharded=False, steps=4)
+    paths = saved("sharded", trained(adam, steps=2)), saved("whole", trained(adam, sharded=False, steps=2))
+    alike(trained(adam, 3, steps=2, restore=restored(paths[0])), expected)
+    alike(trained(adam, 1, steps=2, restore=restored(paths[0])), expected)
+    alike(trained(adam, 2, steps=2, restore=restored(paths[1])), expected)
+
+    strategy, _, optimizer, _ = trained(adam)
+    state = optimizer.state.value()
+    assert state[0].mu["w"].shape == (7, 5) and optimizer.state.shape[0].nu["v"] == (5, 16)
+    optimizer.state.assign(jax.tree.map(jnp.ones_like, state))
+
+    @rx.function
+    def doubled():
+        seen = strategy.run(lambda: optimizer.state.value()[0].mu["w"])
+        optimizer.state.assign(jax.tree.map(lambda x: 2 * x, optimizer.state.value()))
+        strategy.run(lambda: optimizer.state.assign_add(jax.tree.map(jnp.ones_like, optimizer.state.value())))
+        return seen
+
+    assert parts(strategy, doubled()) == [np.ones((7, 5)).tolist()] * 4
+    assert all((leaf == 3).all() for leaf in jax.tree.leaves(optimizer.state.numpy()))
+    assert strategy.run(lambda: optimizer.state.value()[0].mu["b"]).values[2].tolist() == [3.0] * 5
+
+
+def test_what_a_sharded_state_refuses():
+    with pytest.raises(ValueError, match="reduced and scattered in one.*HierarchicalCopyAllReduce"):
+        rx.MirroredStrategy(["GPU:0", "GPU:1"], rx.HierarchicalCopyAllReduce(), shard_optimizer_state=True)
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_optimizer_state=True)
+    outside = rx.Variable(jnp.ones(4))
+    with strategy.scope():
+        w = rx.Variable(jnp.ones(4))
+        optimizer = rx.Optimizer(optax.sgd(0.1, momentum=0.9), w)
+        with pytest.raises(ValueError, match="takes variables that have a copy on each replica"):
+            rx.Optimizer(optax.sgd(0.1), [w, outside])
+    with pytest.raises(RuntimeError, match="is made by a replica"):
+        strategy.run(lambda: rx.Optimizer(optax.sgd(0.1), w))
+    for way in (rx.function, lambda f: f):
+        with pytest.raises(ValueError, match=r"A gradient has the shape \(2,\).*value \(4,\)"):
+            way(lambda: strategy.run(lambda: optimizer.apply_gradients(replica_id() * jnp.ones(2))))()
+    with pytest.raises(RuntimeError, match="assigned by one eager replica"):
+        strategy.run(lambda: optimizer.state.assign(optimizer.state.value()))
+    assert w.numpy().tolist() == [1.0] * 4
+
+
+def test_gradients_that_are_one_value_for_all_replicas_are_not_added_up():
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_optimizer_state=True)
+    with strategy.scope():
+        w = rx.Variable(jnp.ones(4))
+        optimizer = rx.Optimizer(optax.sgd(1.0), w)
+    gradient = jnp.arange(4.0)
+    rx.function(lambda: strategy.run(lambda: optimizer.apply_gradients(gradient)))()
+    strategy.run(lambda: optimizer.apply_gradients(gradient))
+    assert w.numpy().tolist() == [1.0, -1.0, -3.0, -5.0]

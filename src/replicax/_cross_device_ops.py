@@ -13,6 +13,7 @@ all-reduces there are and what each carries, and whether to reduce on one device
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _across, _collectives, _devices, _dispatch, _nest, _private
+from replicax import _across, _collectives, _devices, _dispatch, _nest, _private, _shards
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import CommunicationOptions, ReduceOp
 from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, mapped
@@ -164,6 +165,21 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             return _collectives.packed(dense, total, lambda x: self._packs(x, options), apart=bool(asked))
 
         return _collectives.local_reduce(op, leaves, mesh.size, reduce_dense, options.reduction_dtype)
+
+    def _local_parts(
+        self, op: ReduceOp, leaves: list[Any], mesh: ReplicaMesh, options: CommunicationOptions
+    ) -> list[Any]:
+        """As `_local_reduce`, but each replica gets only its part of what is cut (see `_shards`)."""
+
+        def scatter(block):
+            if mesh.all_local or mesh.devices[0].platform != "cpu":
+                return lax.psum_scatter(block, AXIS)
+            # JAX 0.10 has no reduce-scatter between processes on CPU devices: it fails after 30 seconds.
+            return lax.dynamic_index_in_dim(_collectives.local_sum(block), lax.axis_index(AXIS), keepdims=False)
+
+        apart = self._num_packs != 1 or bool(options.bytes_per_pack)
+        packs = functools.partial(self._packs, options=options)
+        return _shards.sums(op, leaves, mesh.size, packs, scatter, options.reduction_dtype, apart)
 
     def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
         return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]

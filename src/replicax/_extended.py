@@ -72,6 +72,7 @@ class StrategyExtended:
     _mesh: ReplicaMesh
     _cluster_resolver: Any = None
     _options = CommunicationOptions()  # of collectives where none are given
+    _shards_optimizer_state = False  # whether `Optimizer` keeps a part of its state on each replica
     _variables_live_once = False  # whether a variable is one thing for all replicas, with no component for each
 
     def __init__(self, container_strategy: Strategy):
