@@ -66,6 +66,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_distributed_variables",
         "_sharded_variables",
         "_aggregating",
+        "_accumulating",
         "_control_flow",
         "_arguments",
         "_pulls",

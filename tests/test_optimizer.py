@@ -473,3 +473,125 @@ def test_gradients_that_are_one_value_for_all_replicas_are_not_added_up():
     rx.function(lambda: strategy.run(lambda: optimizer.apply_gradients(gradient)))()
     strategy.run(lambda: optimizer.apply_gradients(gradient))
     assert w.numpy().tolist() == [1.0, -1.0, -3.0, -5.0]
+
+
+# Micro-batches.
+
+
+@a_few_strategies
+@ways
+@pytest.mark.parametrize("mean", [False, True], ids=["sum", "mean"])
+def test_micro_batches_come_to_the_same(make, way, mean):
+    strategy = make()
+    op = "MEAN" if mean else "SUM"
+    with strategy.scope():
+        params = rx.Variable(START)
+        optimizer = rx.Optimizer(optax.adam(0.05), params, reduce_op=op)
+
+    def loss(params, x, y, whole):
+        share = len(x) if mean else whole
+        return sum_of_squares(params, x, y) / share, {"rows": jnp.ones(2, jnp.int32) * len(x), "mean": jnp.mean(x, 0)}
+
+    def replica(x, y):
+        gradient = rx.accumulate_gradients(jax.value_and_grad(loss, has_aux=True), 2, op)
+        (value, aux), gradients = gradient(params.value(), x, y, whole=len(X))
+        optimizer.apply_gradients(gradients)
+        return value, aux
+
+    step = way(lambda element: strategy.run(replica, args=element))
+    for _ in range(STEPS):
+        value, aux = step(batch(strategy))
+    same(params.numpy(), by_hand(optax.adam(0.05)))
+    rows = [part.shape[0] for part in parts_of(strategy, batch(strategy)[0])]
+    assert parts(strategy, aux["rows"]) == [[n / 2 if mean else n] * 2 for n in rows]
+    means = [np.asarray(part).mean(0) * (1 if mean else 2) for part in parts_of(strategy, batch(strategy)[0])]
+    same([np.asarray(part) for part in strategy.experimental_local_results(aux["mean"])], means)
+
+
+def parts_of(strategy, value):
+    return strategy.experimental_local_results(value)
+
+
+@ways
+def test_micro_batches_with_a_tape_and_collectives(way):
+    """The tape's gradients need no parameters among the arguments; means over all replicas stand in the loss."""
+    strategy = mirrored(2)
+    with strategy.scope():
+        w, b = rx.Variable(START["w"]), rx.Variable(START["b"])
+        optimizer = rx.Optimizer(optax.sgd(0.1), [w, b])
+
+    def gradients_of(x, y):
+        with rx.GradientTape() as tape:
+            middle = ctx().all_reduce("MEAN", jnp.mean(x, 0))
+            loss = sum_of_squares({"w": w.value(), "b": b.value()}, x - middle, y) / len(X)
+        return loss, tape.gradient(loss, [w, b])
+
+    def replica(x, y):
+        loss, gradients = rx.accumulate_gradients(gradients_of, 2, batch_argnums=(0, 1))(x, y)
+        optimizer.apply_gradients(gradients)
+        return loss
+
+    loss = strategy.reduce("SUM", way(lambda element: strategy.run(replica, args=element))(batch(strategy)), axis=None)
+    # Micro-batch i has rows 2i, 2i + 1 of the first replica and 4 + 2i, 5 + 2i of the second.
+    rows = np.stack([X[[2 * i, 2 * i + 1, 4 + 2 * i, 5 + 2 * i]] for i in range(2)])
+    centred = jnp.concatenate(rows - rows.mean(1, keepdims=True))
+    targets = jnp.concatenate([Y[[2 * i, 2 * i + 1, 4 + 2 * i, 5 + 2 * i]] for i in range(2)])
+    value, expected = jax.value_and_grad(sum_of_squares)(START, centred, targets)
+    same({"w": w.numpy(), "b": b.numpy()}, jax.tree.map(lambda p, g: p - 0.1 * g / len(X), START, expected))
+    np.testing.assert_allclose(loss, value / len(X), rtol=1e-5)
+
+
+def test_micro_batches_need_one_reduction_and_less_memory():
+    strategy = mirrored(2)
+    with strategy.scope():
+        params = rx.Variable({"a": jnp.ones((16, 64)) / 16, "b": jnp.ones((64, 1)) / 64})
+        optimizer = rx.Optimizer(optax.sgd(0.1), params)
+
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ p["a"]) @ p["b"]))
+
+    def compiled_with(micro_batches):
+        gradient = rx.accumulate_gradients(jax.grad(loss), micro_batches)
+
+        @rx.function
+        def step(x):
+            strategy.run(lambda x: optimizer.apply_gradients(gradient(params.value(), x)), args=(x,))
+
+        return step.lower(per_replica(strategy, [np.ones((4096, 16), np.float32)] * 2)).compile()
+
+    one, four = compiled_with(1), compiled_with(4)
+    for program in (one, four):
+        assert len(re.findall(r"= \S+ all-reduce(?:-start)?\(", program.as_text())) == 1
+    # One activation of 4096 x 64 numbers takes 1 MiB; of a fourth of the rows, 256 KiB.
+    assert four.memory_analysis().temp_size_in_bytes < 0.5 * one.memory_analysis().temp_size_in_bytes
+
+
+def test_what_micro_batches_refuse():
+    def refused(error, match, *args, fn=lambda w, *x: w, micro_batches=2, **options):
+        with pytest.raises(error, match=match):
+            rx.accumulate_gradients(fn, micro_batches, **options)(*args)
+
+    x, w = jnp.ones((4, 2)), jnp.float32(1)
+    refused(ValueError, "at least 1, got 0", micro_batches=0)
+    refused(TypeError, "got True", micro_batches=True)
+    refused(TypeError, "'float' object", micro_batches=2.0)
+    refused(ValueError, "'MAX' is not a valid ReduceOp", reduce_op="max")
+    refused(rx.InvalidArgumentError, r"into 3 micro-batches.*shape \(4, 2\)", w, x, micro_batches=3)
+    refused(rx.InvalidArgumentError, r"shape \(\) cannot", w, x, jnp.float32(8))
+    refused(TypeError, "by keyword.*", w, x, 8)
+    refused(rx.InvalidArgumentError, "nothing to split.*batch_argnums=0", x)
+    refused(TypeError, "returns arrays, got 'text'", w, x, fn=lambda w, x: "text")
+    refused(rx.InvalidArgumentError, "bool cannot be added up", w, x, fn=lambda w, x: x > 0)
+    with pytest.raises(TypeError, match="not a valid JAX type"):
+        jax.jit(rx.accumulate_gradients(lambda w, x: "text", 2))(w, x)
+
+
+def test_sums_of_micro_batches_are_kept_in_float32():
+    x = jnp.asarray([2048.0] + [1.0] * 7, jnp.float16)  # 2048 + 1 is 2048 in float16
+
+    def total(x):
+        return jnp.sum(x)
+
+    accumulated = rx.accumulate_gradients(total, 8, batch_argnums=0)
+    for one in (accumulated(x), jax.jit(accumulated)(x)):
+        assert one.dtype == jnp.float16 and float(one) == 2056.0  # of 2055, which is no float16
