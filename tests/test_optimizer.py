@@ -387,6 +387,31 @@ def test_eager_replicas_with_a_sharded_state():
     alike(trained(make_optax, 3, way=lambda f: f, steps=2), trained(make_optax, 3, sharded=False, steps=2), rtol=1e-4)
 
 
+@several_mirroring
+@ways
+def test_a_sharded_state_in_jobs_of_several_workers(make, n, way, monkeypatch):
+    """As in `test_a_pytree_variable`; the strategies of these tests are made once, without the option."""
+    strategy = make()
+    monkeypatch.setattr(strategy.extended, "_shards_optimizer_state", True)
+
+    def adam():
+        return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.05))
+
+    with strategy.scope():
+        params = rx.Variable(START)
+        optimizer = rx.Optimizer(adam(), params)
+
+    def replica(x, y):
+        gradients = jax.grad(lambda p: sum_of_squares(p, x, y) / len(X))(params.value())
+        optimizer.apply_gradients(gradients)
+
+    step = way(lambda element: strategy.run(replica, args=element))
+    for _ in range(2):
+        step(batch(strategy))
+    same(params.numpy(), by_hand(adam(), 2))
+    assert optimizer.state.value()[1][0].mu["w"].shape == (3, 2)
+
+
 def test_each_device_has_a_part_of_the_state():
     sharded, whole = trained(lambda: optax.adam(0.01), 6), trained(lambda: optax.adam(0.01), 6, sharded=False)
 
