@@ -174,7 +174,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         def scatter(block):
             if mesh.all_local or mesh.devices[0].platform != "cpu":
                 return lax.psum_scatter(block, AXIS)
-            # JAX 0.10 has no reduce-scatter between processes on CPU devices: it fails after 30 seconds.
+            # Gloo gives up a reduce-scatter when a process is 30 seconds late, whatever limit JAX is given.
             return lax.dynamic_index_in_dim(_collectives.local_sum(block), lax.axis_index(AXIS), keepdims=False)
 
         apart = self._num_packs != 1 or bool(options.bytes_per_pack)
