@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _dispatch, _function, _levels, _nest, _shards
+from replicax import _context, _dispatch, _function, _nest, _shards, _spmd
 from replicax._distributed_variables import MirroredVariable
 from replicax._sharded_variables import ShardedVariable
 from replicax._types import CommunicationOptions, ReduceOp, as_reduce_op
@@ -164,7 +164,7 @@ class Optimizer:
                     f"A gradient has the shape {jnp.shape(leaf)}, and its variable's value {jnp.shape(parameter)}."
                 )
         options = self._options or self._strategy.extended._options
-        if _levels.is_tracing():
+        if isinstance(replica_context, _spmd.SpmdContext):
             leaves = [_context._tensor(leaf, "apply_gradients", sparse=False) for leaf in leaves]
             totals = replica_context._reduce_to_parts(self._reduce_op, leaves, options)
             new, state = self._new_parts(totals, self.state.parts(), jax.tree.leaves(parameters), tree)

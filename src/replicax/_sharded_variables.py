@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from replicax import _across, _dispatch, _levels, _nest, _private, _shards
 from replicax._distributed_variables import OfReplicas, first_component
 from replicax._values import ReplicaMesh, is_global
-from replicax._variables import register
+from replicax._variables import Variable, register
 
 
 class ShardedVariable(OfReplicas):
@@ -115,7 +115,7 @@ class ShardedVariable(OfReplicas):
                 f"{self.name} is one value for all replicas, of which each has a part, and is assigned by one eager "
                 "replica. Assign it outside of `strategy.run`, or in a compiled function."
             )
-        leaves = self._convert(_nest.map_structure(first_component, value) if not hasattr(value, "value") else value)
+        leaves = self._convert(value if isinstance(value, Variable) else _nest.map_structure(first_component, value))
         count = self._there.size
         if self._is_local():
             new = [_shards.own_part(leaf, count) if self._has_rows(i) else leaf for i, leaf in enumerate(leaves)]
