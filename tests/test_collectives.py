@@ -590,10 +590,9 @@ def test_packs_come_one_after_the_other_and_those_of_the_last_tensors_first():
 
         return mirrored(2).run(replica)
 
-    text = program.lower().as_text()  # before XLA
-    assert re.findall(r"all_reduce.*?-> tensor<(.*?)>", text.replace("\n", " ")) == [
-        "f32", "2x2xi32", "8xf32", "4xf32", "0xf32",
-    ]  # fmt: skip
+    text = program.lower().as_text().replace("\n", " ")  # before XLA
+    sent = re.findall(r"all_reduce.*?-> tensor<(.*?)>", text)
+    assert [kind for kind in sent if kind != "0xf32"] == ["f32", "2x2xi32", "8xf32", "4xf32"]
 
 
 def bound(narrow, n, op):
