@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -557,7 +558,7 @@ def all_reduces(strategy, shapes, dtypes=(jnp.float32,), **options) -> int:
         return strategy.run(replica)
 
     found = carried(program)
-    assert set(found) == {1}, found  # XLA has not put several into one
+    assert set(found) <= {1}, found  # XLA has not put several into one
     return len(found)
 
 
