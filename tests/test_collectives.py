@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -556,7 +557,9 @@ def all_reduces(strategy, shapes, dtypes=(jnp.float32,), **options) -> int:
 
         return strategy.run(replica)
 
-    return sum(carried(program))  # XLA may put several into one tuple
+    found = carried(program)
+    assert set(found) <= {1}, found  # XLA has not put several into one
+    return len(found)
 
 
 def test_all_tensors_of_one_dtype_are_packed_into_one_all_reduce():
@@ -574,6 +577,97 @@ def test_packing_follows_the_classes_and_options():
     assert all_reduces(mirrored(2), shapes, bytes_per_pack=1) == 6
     assert all_reduces(strategy_with(rx.HierarchicalCopyAllReduce, 4), shapes) == 2
     assert all_reduces(strategy_with(rx.HierarchicalCopyAllReduce, 2), shapes) == 1
+
+
+def test_packs_come_one_after_the_other_and_those_of_the_last_tensors_first():
+    """Gradients of the last layers are there first, so that they can travel while the others are computed."""
+
+    @rx.function
+    def program():
+        def replica():
+            r = ctx().replica_id_in_sync_group
+            tree = [jnp.zeros((0,)), r * jnp.ones((4,)), r * jnp.ones((8,)), r * jnp.ones((2, 2), jnp.int32), r * 1.0]
+            return ctx().all_reduce(SUM, tree, rx.CommunicationOptions(bytes_per_pack=1))
+
+        return mirrored(2).run(replica)
+
+    text = program.lower().as_text().replace("\n", " ")  # before XLA
+    sent = re.findall(r"all_reduce.*?-> tensor<(.*?)>", text)
+    assert [kind for kind in sent if kind != "0xf32"] == ["f32", "2x2xi32", "8xf32", "4xf32"]
+
+
+def bound(narrow, n, op):
+    """How large the error may be, as a part of the sum of the values' magnitudes; derived in docs/guide.md."""
+    unit = {"bfloat16": 2.0**-8, "float16": 2.0**-11}[narrow]
+    return (1 + unit) ** n * (1 + 2.0**-24) ** (op is MEAN) - 1
+
+
+@pytest.mark.parametrize("narrow", ["bfloat16", "float16"])
+@pytest.mark.parametrize("n", [2, 4, 8])
+@ways
+def test_the_error_of_a_narrow_reduction_has_a_bound(n, narrow, way):
+    strategy, unit = mirrored(n), {"bfloat16": 2.0**-8, "float16": 2.0**-11}[narrow]
+    first = np.arange(n)[:, None] == 0
+    values = np.random.default_rng(0).normal(size=(n, 500)).astype(np.float32)
+    cases = [
+        values,
+        np.full((n, 3), 1 + unit),  # half way between two numbers: the largest error of a cast
+        np.where(first, 1.0, unit),  # nothing of the small ones is left if they are added one by one
+        np.where(np.arange(n)[:, None] % 2, -1, 1) * (1 + np.abs(values) / 1000),  # what is left is small
+    ]
+    data = np.concatenate([np.broadcast_to(case, (n, max(3, case.shape[1]))) for case in cases], 1).astype(np.float32)
+    options = rx.CommunicationOptions(reduction_dtype=narrow)
+    worst = []
+    for op in (SUM, MEAN):
+        x = per_replica(strategy, list(data))
+        run = way(lambda x, op=op: strategy.run(lambda x: ctx().all_reduce(op, x, options), args=(x,)))
+        got = np.stack(parts(strategy, run(x)))
+        assert (got == got[0]).all()
+        share = n if op is MEAN else 1
+        allowed = bound(narrow, n, op) * np.abs(data).sum(0, dtype=np.float64) / share
+        error = np.abs(got[0] - data.sum(0, dtype=np.float64) / share)
+        assert (error <= allowed + n * 2.0**-25).all()
+        worst.append((error / (unit * np.abs(data).sum(0) / share)).max())
+    assert min(worst) > 0.9  # a unit of half the size would not do
+
+
+@several_replicated
+@ways
+def test_what_is_reduced_narrowly(make, n, way):
+    """Wider floating point numbers, which keep their dtype; what `reduce` and aggregation give is exact."""
+    strategy, options = make(), rx.CommunicationOptions(reduction_dtype="float16")
+    exact = 2049.0  # not a float16
+
+    def replica():
+        r, c = ctx().replica_id_in_sync_group, ctx()
+        one = jnp.where(r == 0, exact, 0.0)
+        whole = jnp.where(r == 0, 2049, 0)
+        large = 60000.0 + 0.0 * replica_id()  # whose sum is no float16
+        half, mean = c.all_reduce(SUM, [one, whole], options), c.all_reduce(MEAN, large, options)
+        return half, mean, c.all_reduce(SUM, one), one
+
+    half, mean, whole, one = way(lambda: strategy.run(replica))()
+    assert parts(strategy, half[0]) == [2048.0] * n and parts(strategy, half[1]) == [2049] * n
+    assert parts(strategy, mean) == [60000.0] * n and parts(strategy, whole) == [exact] * n
+    assert [part.dtype for part in strategy.experimental_local_results(half[0])] == [jnp.float32] * n
+    assert float(strategy.reduce(SUM, one, axis=None)) == exact
+
+
+def test_a_narrow_reduction_sends_half_the_bytes():
+    """In float16; XLA for the CPU adds up bfloat16 in float32."""
+    strategy = mirrored(2)
+
+    @rx.function
+    def program():
+        def replica():
+            tree = [replica_id() * jnp.ones(100), replica_id() + jnp.ones((3, 3)), ctx().replica_id_in_sync_group]
+            return ctx().all_reduce(MEAN, tree, rx.CommunicationOptions(reduction_dtype="float16"))
+
+        return strategy.run(replica)
+
+    text = program.lower().compile().as_text()
+    sent = re.findall(r"= (\(.*?\)|\S+?)(?:\{\d?\})? all-reduce(?:-start)?\(", text)
+    assert sorted(sent) == ["f16[109]", "s32[]"]
 
 
 def test_one_replica_needs_no_packing():
@@ -756,6 +850,10 @@ def test_communication_options():
     assert repr(rx.CommunicationOptions(100)) == (
         "Options(bytes_per_pack=100,timeout_seconds=300.0, implementation=CommunicationImplementation.AUTO)"
     )
+    narrow = rx.CommunicationOptions(reduction_dtype=jnp.bfloat16)
+    assert narrow.reduction_dtype == jnp.bfloat16 and repr(narrow).endswith("AUTO, reduction_dtype=bfloat16)")
+    with pytest.raises(ValueError, match="`reduction_dtype` is 'bfloat16' or 'float16'.*got 'float32'"):
+        rx.CommunicationOptions(reduction_dtype="float32")
 
 
 @several_replicated

@@ -201,6 +201,17 @@ def test_fit_gives_what_sgd_by_hand_gives(n, run_eagerly):
     assert sorted(history) == ["loss", "mae"]
 
 
+def test_a_sharded_state_has_no_effect_and_is_said_to_have_none():
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_optimizer_state=True)
+    with strategy.scope():
+        model = linear()
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    with pytest.warns(UserWarning, match="no effect on Keras's optimizers: all state of SGD is on each replica"):
+        model.fit(X, Y, batch_size=24, shuffle=False, verbose=0)
+    kernel, bias, _ = by_hand(1, 0.1, 24, momentum=0.9)
+    np.testing.assert_allclose(model.get_weights()[0], kernel, atol=1e-6)
+
+
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
 def test_data_without_a_batch_are_refused(method):
     with mirrored(2).scope():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import jax
@@ -27,6 +28,7 @@ from test_ways import (
 )
 
 import replicax as rx
+from replicax import _hlo
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(8, 3)).astype(np.float32)
@@ -287,3 +289,346 @@ def test_central_storage_with_one_device(way):
     step()
     step()
     assert float(w) == pytest.approx(10 - 1 - (0.9 + 0.5))  # the momentum is 1 * 10, then 9 + 0.5 * 10
+
+
+# With the state sharded over the replicas.
+
+
+class Sharded(NamedTuple):
+    """A model trained for some steps under `shard_optimizer_state`, or not."""
+
+    strategy: rx.MirroredStrategy
+    parameters: rx.Variable
+    optimizer: rx.Optimizer
+    collectives: dict[str, int]
+
+
+# 35 and 80 elements, of which 4 replicas get 9 and 20; a bias, and one number for all.
+SHAPES = {"w": (7, 5), "b": (5,), "scale": (), "v": (5, 16)}
+
+
+def trained(make_optax, n=4, sharded=True, way=rx.function, steps=3, restore=None, dtype=np.float32, **options):
+    made = np.random.default_rng(1)
+    start = {name: made.normal(size=shape).astype(dtype) for name, shape in SHAPES.items()}
+    x, y = (made.normal(size=(12, size)).astype(dtype) for size in (7, 16))
+    strategy = rx.MirroredStrategy([f"GPU:{i}" for i in range(n)], shard_optimizer_state=sharded)
+    with strategy.scope():
+        parameters = rx.Variable(start)
+        optimizer = rx.Optimizer(make_optax(), parameters, options=rx.CommunicationOptions(**options))
+    if restore is not None:
+        restore(parameters, optimizer)
+
+    def loss(p, x, y):
+        return jnp.sum((jnp.tanh(x @ p["w"] + p["b"]) * p["scale"] @ p["v"] - y) ** 2) / 12
+
+    def replica(x, y):
+        optimizer.apply_gradients(gradient(parameters.value(), x, y))
+
+    gradient = jax.jit(jax.grad(loss))  # one program also for eager replicas
+    step = way(lambda x, y: strategy.run(replica, args=(x, y)))
+    inputs = [per_replica(strategy, np.split(array, n)) for array in (x, y)]
+    for _ in range(steps):
+        step(*inputs)
+    text = step.lower(*inputs).compile().as_text() if hasattr(step, "lower") else ""
+    collectives = dict(Counter(one.kind for one in _hlo.collectives(text)))
+    return Sharded(strategy, parameters, optimizer, collectives)
+
+
+def alike(one, other, rtol=2e-5, atol=1e-6):
+    bits = lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x  # noqa: E731
+    state, same_state = (jax.tree.map(bits, each.optimizer.state.value()) for each in (one, other))
+    assert jax.tree.structure(state) == jax.tree.structure(same_state)
+    near = lambda a, b: np.testing.assert_allclose(  # noqa: E731
+        np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=rtol, atol=atol
+    )
+    jax.tree.map(near, (one.parameters.numpy(), state), (other.parameters.numpy(), same_state))
+
+
+def not_elementwise():
+    """Sorts, counts along one axis, walks through rows, and asks for what JAX's operations ask for seldom."""
+
+    def update(gradients, state, parameters):
+        def one(g, s, p):
+            ranks = jnp.argsort(g, axis=None).reshape(g.shape) / 10
+            rows = jax.lax.scan(lambda c, row: (c + jnp.sum(row), c * row), 0.0, s.T)[1].T if s.ndim else s
+            least = jnp.where(jnp.any(g > 1e9), 0.0, jnp.min(g) + jnp.max(p) + jnp.vdot(g, p) + jnp.mean(s))
+            return jnp.tanh(g.T).T * 0.01 + 0.001 * (ranks + rows + least)
+
+        new = jax.tree.map(one, gradients, state, parameters)
+        return jax.tree.map(jnp.negative, new), new
+
+    return optax.GradientTransformation(lambda parameters: jax.tree.map(jnp.ones_like, parameters), update)
+
+
+def clipped(optimizer):
+    return optax.chain(optax.clip_by_global_norm(0.1), optimizer)
+
+
+def decayed(optimizer):
+    matrices = {name: len(shape) > 1 for name, shape in SHAPES.items()}
+    return optax.chain(optax.masked(optax.add_decayed_weights(0.1), matrices), optimizer)
+
+
+# What each needs beside one reduce-scatter and one all-gather; None where it is not counted.
+SHARDED = {
+    "schedule": (lambda: optax.inject_hyperparams(optax.adamw)(optax.linear_schedule(0.1, 0.01, 4)), {}),
+    "clipped": (lambda: clipped(optax.adam(0.01, mu_dtype=jnp.bfloat16)), {"all-reduce": 1}),
+    "lamb": (lambda: optax.lamb(0.01), {"all-reduce": 2}),
+    "every_other_step": (lambda: optax.MultiSteps(clipped(optax.adam(0.01)), 2), {"all-reduce": 1}),
+    "finite": (lambda: optax.apply_if_finite(optax.lion(0.01), 3), {"all-reduce": 1}),
+    "noise": (lambda: optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(0.01)), {}),
+    "factored": (lambda: optax.adafactor(0.01, min_dim_size_to_factor=4), None),
+    "masked": (lambda: decayed(optax.amsgrad(0.01)), {}),
+    "anything": (not_elementwise, None),
+}
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_a_sharded_state_gives_the_same(name):
+    make_optax, more = SHARDED[name]
+    sharded = trained(make_optax)
+    alike(sharded, trained(make_optax, sharded=False), rtol=2e-2 if name == "clipped" else 1e-4)
+    if more is not None:
+        assert sharded.collectives == {"reduce-scatter": 1, "all-gather": 1, **more}
+    for component in sharded.parameters.values:
+        jax.tree.map(np.testing.assert_array_equal, component.numpy(), sharded.parameters.numpy())
+
+
+def test_eager_replicas_with_a_sharded_state():
+    make_optax, _ = SHARDED["lamb"]
+    alike(trained(make_optax, 3, way=lambda f: f, steps=2), trained(make_optax, 3, sharded=False, steps=2), rtol=1e-4)
+
+
+@several_mirroring
+@ways
+def test_a_sharded_state_in_jobs_of_several_workers(make, n, way, monkeypatch):
+    """As in `test_a_pytree_variable`; the strategies of these tests are made once, without the option."""
+    strategy = make()
+    monkeypatch.setattr(strategy.extended, "_shards_optimizer_state", True)
+
+    def adam():
+        return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.05))
+
+    with strategy.scope():
+        params = rx.Variable(START)
+        optimizer = rx.Optimizer(adam(), params)
+
+    def replica(x, y):
+        gradients = jax.grad(lambda p: sum_of_squares(p, x, y) / len(X))(params.value())
+        optimizer.apply_gradients(gradients)
+
+    step = way(lambda element: strategy.run(replica, args=element))
+    for _ in range(2):
+        step(batch(strategy))
+    same(params.numpy(), by_hand(adam(), 2))
+    assert optimizer.state.value()[1][0].mu["w"].shape == (3, 2)
+
+
+def test_each_device_has_a_part_of_the_state():
+    sharded, whole = trained(lambda: optax.adam(0.01), 6), trained(lambda: optax.adam(0.01), 6, sharded=False)
+
+    def held(made, replica):
+        return sum(array.addressable_shards[replica].data.nbytes for array in made.optimizer.state._read_global())
+
+    # ceil(35 / 6) + ceil(80 / 6) numbers of the weights, 5 of the bias, 1 of the scale, each twice; and the count.
+    assert [held(sharded, replica) for replica in range(6)] == [4 * (2 * (6 + 14 + 5 + 1) + 1)] * 6
+    assert held(whole, 0) == 4 * (2 * (35 + 80 + 5 + 1) + 1)
+
+
+def test_packs_and_narrow_gradients_of_a_sharded_state():
+    def adam():
+        return optax.adam(0.01)
+
+    expected = trained(adam, sharded=False)
+    packs = trained(adam, bytes_per_pack=200)  # of 20 + 4, 320 and 140 bytes
+    alike(packs, expected)
+    assert packs.collectives == {"reduce-scatter": 3, "all-gather": 1}
+    narrow = trained(lambda: optax.sgd(0.01), reduction_dtype="float16")
+    alike(narrow, trained(lambda: optax.sgd(0.01), sharded=False), rtol=1e-3, atol=1e-3)
+    alike(trained(adam, dtype=jnp.bfloat16), trained(adam, sharded=False, dtype=jnp.bfloat16), rtol=0.05, atol=0.05)
+
+
+def test_a_sharded_state_is_read_assigned_and_saved_as_a_whole(tmp_path):
+    def adam():
+        return optax.adam(0.01)
+
+    def saved(name, made):
+        return rx.train.Checkpoint(p=made.parameters, o=made.optimizer).save(str(tmp_path / name))
+
+    def restored(path):
+        return lambda p, o: rx.train.Checkpoint(p=p, o=o).restore(path).assert_consumed()
+
+    expected = trained(adam, sharded=False, steps=4)
+    paths = saved("sharded", trained(adam, steps=2)), saved("whole", trained(adam, sharded=False, steps=2))
+    alike(trained(adam, 3, steps=2, restore=restored(paths[0])), expected)
+    alike(trained(adam, 1, steps=2, restore=restored(paths[0])), expected)
+    alike(trained(adam, 2, steps=2, restore=restored(paths[1])), expected)
+
+    strategy, _, optimizer, _ = trained(adam)
+    state = optimizer.state.value()
+    assert state[0].mu["w"].shape == (7, 5) and optimizer.state.shape[0].nu["v"] == (5, 16)
+    optimizer.state.assign(jax.tree.map(jnp.ones_like, state))
+
+    @rx.function
+    def doubled():
+        seen = strategy.run(lambda: optimizer.state.value()[0].mu["w"])
+        optimizer.state.assign(jax.tree.map(lambda x: 2 * x, optimizer.state.value()))
+        strategy.run(lambda: optimizer.state.assign_add(jax.tree.map(jnp.ones_like, optimizer.state.value())))
+        return seen
+
+    assert parts(strategy, doubled()) == [np.ones((7, 5)).tolist()] * 4
+    assert all((leaf == 3).all() for leaf in jax.tree.leaves(optimizer.state.numpy()))
+    assert strategy.run(lambda: optimizer.state.value()[0].mu["b"]).values[2].tolist() == [3.0] * 5
+
+
+def test_what_a_sharded_state_refuses():
+    with pytest.raises(ValueError, match="reduced and scattered in one.*HierarchicalCopyAllReduce"):
+        rx.MirroredStrategy(["GPU:0", "GPU:1"], rx.HierarchicalCopyAllReduce(), shard_optimizer_state=True)
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_optimizer_state=True)
+    outside = rx.Variable(jnp.ones(4))
+    with strategy.scope():
+        w = rx.Variable(jnp.ones(4))
+        optimizer = rx.Optimizer(optax.sgd(0.1, momentum=0.9), w)
+        with pytest.raises(ValueError, match="takes variables that have a copy on each replica"):
+            rx.Optimizer(optax.sgd(0.1), [w, outside])
+    with pytest.raises(RuntimeError, match="is made by a replica"):
+        strategy.run(lambda: rx.Optimizer(optax.sgd(0.1), w))
+    for way in (rx.function, lambda f: f):
+        with pytest.raises(ValueError, match=r"A gradient has the shape \(2,\).*value \(4,\)"):
+            way(lambda: strategy.run(lambda: optimizer.apply_gradients(replica_id() * jnp.ones(2))))()
+    with pytest.raises(RuntimeError, match="assigned by one eager replica"):
+        strategy.run(lambda: optimizer.state.assign(optimizer.state.value()))
+    assert w.numpy().tolist() == [1.0] * 4
+
+
+def test_gradients_that_are_one_value_for_all_replicas_are_not_added_up():
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_optimizer_state=True)
+    with strategy.scope():
+        w = rx.Variable(jnp.ones(4))
+        optimizer = rx.Optimizer(optax.sgd(1.0), w)
+    gradient = jnp.arange(4.0)
+    rx.function(lambda: strategy.run(lambda: optimizer.apply_gradients(gradient)))()
+    strategy.run(lambda: optimizer.apply_gradients(gradient))
+    assert w.numpy().tolist() == [1.0, -1.0, -3.0, -5.0]
+
+
+# Micro-batches.
+
+
+@a_few_strategies
+@ways
+@pytest.mark.parametrize("mean", [False, True], ids=["sum", "mean"])
+def test_micro_batches_come_to_the_same(make, way, mean):
+    strategy = make()
+    op = "MEAN" if mean else "SUM"
+    with strategy.scope():
+        params = rx.Variable(START)
+        optimizer = rx.Optimizer(optax.adam(0.05), params, reduce_op=op)
+
+    def loss(params, x, y, whole):
+        share = len(x) if mean else whole
+        return sum_of_squares(params, x, y) / share, {"rows": jnp.ones(2, jnp.int32) * len(x), "mean": jnp.mean(x, 0)}
+
+    def replica(x, y):
+        gradient = rx.accumulate_gradients(jax.value_and_grad(loss, has_aux=True), 2, op)
+        (value, aux), gradients = gradient(params.value(), x, y, whole=len(X))
+        optimizer.apply_gradients(gradients)
+        return value, aux
+
+    step = way(lambda element: strategy.run(replica, args=element))
+    for _ in range(STEPS):
+        value, aux = step(batch(strategy))
+    same(params.numpy(), by_hand(optax.adam(0.05)))
+    rows = [part.shape[0] for part in parts_of(strategy, batch(strategy)[0])]
+    assert parts(strategy, aux["rows"]) == [[n / 2 if mean else n] * 2 for n in rows]
+    means = [np.asarray(part).mean(0) * (1 if mean else 2) for part in parts_of(strategy, batch(strategy)[0])]
+    same([np.asarray(part) for part in strategy.experimental_local_results(aux["mean"])], means)
+
+
+def parts_of(strategy, value):
+    return strategy.experimental_local_results(value)
+
+
+@ways
+def test_micro_batches_with_a_tape_and_collectives(way):
+    """The tape's gradients need no parameters among the arguments; means over all replicas stand in the loss."""
+    strategy = mirrored(2)
+    with strategy.scope():
+        w, b = rx.Variable(START["w"]), rx.Variable(START["b"])
+        optimizer = rx.Optimizer(optax.sgd(0.1), [w, b])
+
+    def gradients_of(x, y):
+        with rx.GradientTape() as tape:
+            middle = ctx().all_reduce("MEAN", jnp.mean(x, 0))
+            loss = sum_of_squares({"w": w.value(), "b": b.value()}, x - middle, y) / len(X)
+        return loss, tape.gradient(loss, [w, b])
+
+    def replica(x, y):
+        loss, gradients = rx.accumulate_gradients(gradients_of, 2, batch_argnums=(0, 1))(x, y)
+        optimizer.apply_gradients(gradients)
+        return loss
+
+    loss = strategy.reduce("SUM", way(lambda element: strategy.run(replica, args=element))(batch(strategy)), axis=None)
+    # Micro-batch i has rows 2i, 2i + 1 of the first replica and 4 + 2i, 5 + 2i of the second.
+    rows = np.stack([X[[2 * i, 2 * i + 1, 4 + 2 * i, 5 + 2 * i]] for i in range(2)])
+    centred = jnp.concatenate(rows - rows.mean(1, keepdims=True))
+    targets = jnp.concatenate([Y[[2 * i, 2 * i + 1, 4 + 2 * i, 5 + 2 * i]] for i in range(2)])
+    value, expected = jax.value_and_grad(sum_of_squares)(START, centred, targets)
+    same({"w": w.numpy(), "b": b.numpy()}, jax.tree.map(lambda p, g: p - 0.1 * g / len(X), START, expected))
+    np.testing.assert_allclose(loss, value / len(X), rtol=1e-5)
+
+
+def test_micro_batches_need_one_reduction_and_less_memory():
+    strategy = mirrored(2)
+    with strategy.scope():
+        params = rx.Variable({"a": jnp.ones((16, 64)) / 16, "b": jnp.ones((64, 1)) / 64})
+        optimizer = rx.Optimizer(optax.sgd(0.1), params)
+
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ p["a"]) @ p["b"]))
+
+    def compiled_with(micro_batches):
+        gradient = rx.accumulate_gradients(jax.grad(loss), micro_batches)
+
+        @rx.function
+        def step(x):
+            strategy.run(lambda x: optimizer.apply_gradients(gradient(params.value(), x)), args=(x,))
+
+        return step.lower(per_replica(strategy, [np.ones((4096, 16), np.float32)] * 2)).compile()
+
+    one, four = compiled_with(1), compiled_with(4)
+    for program in (one, four):
+        assert [one.kind for one in _hlo.collectives(program.as_text())] == ["all-reduce"]
+    # One activation of 4096 x 64 numbers takes 1 MiB; of a fourth of the rows, 256 KiB.
+    assert four.memory_analysis().temp_size_in_bytes < 0.5 * one.memory_analysis().temp_size_in_bytes
+
+
+def test_what_micro_batches_refuse():
+    def refused(error, match, *args, fn=lambda w, *x: w, micro_batches=2, **options):
+        with pytest.raises(error, match=match):
+            rx.accumulate_gradients(fn, micro_batches, **options)(*args)
+
+    x, w = jnp.ones((4, 2)), jnp.float32(1)
+    refused(ValueError, "at least 1, got 0", micro_batches=0)
+    refused(TypeError, "got True", micro_batches=True)
+    refused(TypeError, "'float' object", micro_batches=2.0)
+    refused(ValueError, "'MAX' is not a valid ReduceOp", reduce_op="max")
+    refused(rx.InvalidArgumentError, r"into 3 micro-batches.*shape \(4, 2\)", w, x, micro_batches=3)
+    refused(rx.InvalidArgumentError, r"shape \(\) cannot", w, x, jnp.float32(8))
+    refused(TypeError, "by keyword.*", w, x, 8)
+    refused(rx.InvalidArgumentError, "nothing to split.*batch_argnums=0", x)
+    refused(TypeError, "returns arrays, got 'text'", w, x, fn=lambda w, x: "text")
+    refused(rx.InvalidArgumentError, "bool cannot be added up", w, x, fn=lambda w, x: x > 0)
+    with pytest.raises(TypeError, match="not a valid JAX type"):
+        jax.jit(rx.accumulate_gradients(lambda w, x: "text", 2))(w, x)
+
+
+def test_sums_of_micro_batches_are_kept_in_float32():
+    x = jnp.asarray([2048.0] + [1.0] * 7, jnp.float16)  # 2048 + 1 is 2048 in float16
+
+    def total(x):
+        return jnp.sum(x)
+
+    accumulated = rx.accumulate_gradients(total, 8, batch_argnums=0)
+    for one in (accumulated(x), jax.jit(accumulated)(x)):
+        assert one.dtype == jnp.float16 and float(one) == 2056.0  # of 2055, which is no float16

@@ -13,6 +13,7 @@ _devices.configure_from_environment()
 
 # ruff: noqa: E402
 from replicax import config, data, experimental, tpu
+from replicax._accumulating import accumulate_gradients
 from replicax._cluster.spec import ClusterSpec
 from replicax._context import (
     ReplicaContext,
@@ -120,6 +121,7 @@ __all__ = [
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "accumulate_gradients",
     "cluster_resolver",
     "config",
     "data",

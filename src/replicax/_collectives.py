@@ -35,6 +35,19 @@ def divided(total: Any, count: Any, dtype: Any) -> Any:
     return total.astype(target) / jnp.asarray(count).astype(target)
 
 
+def is_wider(dtype: Any, narrow: Any) -> bool:
+    """Whether sums of this dtype are made in the other one where that is asked for: both real floating point."""
+    return narrow is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits > narrow.itemsize * 8
+
+
+def narrowed(op: ReduceOp, leaf: Any, count: int, narrow: Any) -> Any:
+    """One replica's part of a sum or mean that is made in a narrower dtype.
+
+    A mean is divided before it is added up, so that no sum is larger than the largest value: float16 ends at 65504.
+    """
+    return (leaf / count if op is ReduceOp.MEAN else leaf).astype(narrow)
+
+
 def check_numeric(dtype: Any) -> None:
     """`InvalidArgumentError` for dtypes that have no sum."""
     if jnp.issubdtype(dtype, jnp.bool_) or not (
@@ -94,8 +107,10 @@ def add(parts: Sequence[Any]) -> Any:
     return total
 
 
-def reduce_parts(op: ReduceOp, parts: Sequence[Any], add: Callable[[Sequence[Any]], Any] = add) -> Any:
-    """Sum or mean of the components, elementwise; sparse ones are concatenated."""
+def reduce_parts(
+    op: ReduceOp, parts: Sequence[Any], add: Callable[[Sequence[Any]], Any] = add, narrow: Any = None
+) -> Any:
+    """Sum or mean of the components, elementwise, in the dtype `narrow` if theirs is wider; sparse ones in a row."""
     if isinstance(parts[0], IndexedSlices):
         values = jnp.concatenate([part.values for part in parts])
         indices = jnp.concatenate([jnp.asarray(part.indices) for part in parts])
@@ -109,8 +124,11 @@ def reduce_parts(op: ReduceOp, parts: Sequence[Any], add: Callable[[Sequence[Any
             )
         check_numeric(part.dtype)
     check_alike(parts)
+    dtype = parts[0].dtype
+    if len(parts) > 1 and is_wider(dtype, narrow):
+        return add([narrowed(op, as_array(part), len(parts), narrow) for part in parts]).astype(dtype)
     total = add([as_array(part) for part in parts])
-    return divided(total, len(parts), parts[0].dtype) if op is ReduceOp.MEAN else total
+    return divided(total, len(parts), dtype) if op is ReduceOp.MEAN else total
 
 
 def reduce_along(op: ReduceOp, parts: Sequence[Any], axis: int | tuple[int, ...]) -> Any:
@@ -143,20 +161,45 @@ def sum_of_rows(stacked: Any, axes: tuple[int, ...] = ()) -> Any:
 # One replica's view, inside of `shard_map`: values are its own component.
 
 
-def packed(leaves: Sequence[Any], collective: Callable[[Any], Any], packs: Callable[[list[Any]], list[list[int]]]):
-    """`collective` of all leaves, those of one pack raveled into one vector."""
+def packed(
+    leaves: Sequence[Any],
+    collective: Callable[[Any], Any],
+    packs: Callable[[list[Any]], list[list[int]]],
+    apart: bool = False,
+) -> list[Any]:
+    """`collective` of all leaves, those of one pack raveled into one vector.
+
+    Packs that are to stay apart go one after the other, the last first: gradients come into being in that order.
+    """
     results: list[Any] = [None] * len(leaves)
-    for group in packs(list(leaves)):
+    before: Any = None
+    for group in reversed(packs(list(leaves))) if apart else packs(list(leaves)):
+        vector = leaves[group[0]] if len(group) == 1 else jnp.concatenate([jnp.ravel(leaves[i]) for i in group])
+        vector = collective(vector if before is None else after(before, vector))
+        before = vector if apart and vector.size else before
         if len(group) == 1:
-            results[group[0]] = collective(leaves[group[0]])
+            results[group[0]] = vector
             continue
-        vector = collective(jnp.concatenate([jnp.ravel(leaves[i]) for i in group]))
         start = 0
         for i in group:
             size = leaves[i].size
             results[i] = jnp.reshape(lax.slice(vector, (start,), (start + size,)), leaves[i].shape)
             start += size
     return results
+
+
+def after(before: Any, value: Any) -> Any:
+    """`value`, in a program that has to know `before` first.
+
+    XLA makes one all-reduce of all that need not wait for each other. It does so after it has dropped optimization
+    barriers, so the value itself has to depend on the former result: no byte has more than eight ones, but XLA does
+    not know that.
+    """
+    if not value.size:
+        return value
+    first, new = (lax.slice(x, (0,) * x.ndim, (1,) * x.ndim) for x in (before, value))
+    never = lax.population_count(jnp.reshape(first, ()).real.astype(jnp.uint8)) > 8
+    return lax.dynamic_update_slice(value, jnp.where(never, jnp.zeros_like(new), new), (0,) * value.ndim)
 
 
 def packs_by_dtype(leaves: list[Any], bytes_per_pack: int = 0) -> list[list[int]]:
@@ -204,14 +247,29 @@ def local_gather(leaf: Any, axis: int, groups: Sequence[Sequence[int]] | None = 
     return lax.all_gather(leaf, AXIS, axis=axis, tiled=True, axis_index_groups=groups)
 
 
-def local_reduce(op: ReduceOp, leaves: Sequence[Any], size: int, reduce_dense: Callable[[list[Any]], list[Any]]):
-    """Sum or mean over the replicas of one replica's leaves; `reduce_dense` adds up the dense ones."""
+def local_reduce(
+    op: ReduceOp,
+    leaves: Sequence[Any],
+    size: int,
+    reduce_dense: Callable[[list[Any]], list[Any]],
+    narrow: Any = None,
+) -> list[Any]:
+    """Sum or mean over the replicas of one replica's leaves.
+
+    `reduce_dense` adds up the dense ones, of which those wider than `narrow` are of that dtype then.
+    """
     dense = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, IndexedSlices)]
     for i in dense:
         check_numeric(leaves[i].dtype)
     results = list(leaves)
-    for i, total in zip(dense, reduce_dense([leaves[i] for i in dense]) if dense else ()):
-        results[i] = divided(total, size, leaves[i].dtype) if op is ReduceOp.MEAN else total
+    narrow_ones = {i for i in dense if size > 1 and is_wider(leaves[i].dtype, narrow)}
+    sent = [narrowed(op, leaves[i], size, narrow) if i in narrow_ones else leaves[i] for i in dense]
+    for i, total in zip(dense, reduce_dense(sent) if dense else ()):
+        dtype = leaves[i].dtype
+        if i in narrow_ones:
+            results[i] = total.astype(dtype)
+        else:
+            results[i] = divided(total, size, dtype) if op is ReduceOp.MEAN else total
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, IndexedSlices):
             values = leaf.values / size if op is ReduceOp.MEAN else leaf.values

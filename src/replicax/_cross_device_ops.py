@@ -13,6 +13,7 @@ all-reduces there are and what each carries, and whether to reduce on one device
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _across, _collectives, _devices, _dispatch, _nest, _private
+from replicax import _across, _collectives, _devices, _dispatch, _nest, _private, _shards
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import CommunicationOptions, ReduceOp
 from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, mapped
@@ -160,9 +161,25 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         asked = self._num_packs != 1 or options.bytes_per_pack
 
         def reduce_dense(dense):
-            return _collectives.packed(dense, jax.jit(add) if asked else add, lambda x: self._packs(x, options))
+            total = jax.jit(add) if asked else add
+            return _collectives.packed(dense, total, lambda x: self._packs(x, options), apart=bool(asked))
 
-        return _collectives.local_reduce(op, leaves, mesh.size, reduce_dense)
+        return _collectives.local_reduce(op, leaves, mesh.size, reduce_dense, options.reduction_dtype)
+
+    def _local_parts(
+        self, op: ReduceOp, leaves: list[Any], mesh: ReplicaMesh, options: CommunicationOptions
+    ) -> list[Any]:
+        """As `_local_reduce`, but each replica gets only its part of what is cut (see `_shards`)."""
+
+        def scatter(block):
+            if mesh.all_local or mesh.devices[0].platform != "cpu":
+                return lax.psum_scatter(block, AXIS)
+            # Gloo gives up a reduce-scatter when a process is 30 seconds late, whatever limit JAX is given.
+            return lax.dynamic_index_in_dim(_collectives.local_sum(block), lax.axis_index(AXIS), keepdims=False)
+
+        apart = self._num_packs != 1 or bool(options.bytes_per_pack)
+        packs = functools.partial(self._packs, options=options)
+        return _shards.sums(op, leaves, mesh.size, packs, scatter, options.reduction_dtype, apart)
 
     def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
         return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
@@ -176,7 +193,8 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         elif not meshes and mesh is not None and self._in_step(values, mesh):
             totals = self._run(reduce_op, values, mesh, options)
         elif mesh is None or mesh.all_local:
-            totals = [_collectives.reduce_parts(reduce_op, value.values) for value in values]
+            narrow = options.reduction_dtype
+            totals = [_collectives.reduce_parts(reduce_op, value.values, narrow=narrow) for value in values]
         else:
             totals = [_across.reduced(reduce_op, value.values, mesh) for value in values]
         return [_placed_total(total, pair[1]) for total, pair in zip(totals, value_destination_pairs)]
@@ -193,7 +211,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         """The compiled program, at once. Results are mirrored."""
         stacked = tuple(value.whole or not mesh.lone for value in values)  # a lone component goes in as it is
         arrays = [value.array() if rows else _across.given(mesh, value.values) for value, rows in zip(values, stacked)]
-        key = (op, mesh, options.bytes_per_pack, stacked)
+        key = (op, mesh, options.bytes_per_pack, options.reduction_dtype, stacked)
         if key not in self._programs:
 
             def program(*blocks):
@@ -285,7 +303,9 @@ class ReductionToOneDevice(CrossDeviceOps):
         if self._device is not None and not isinstance(parts[0], IndexedSlices):
             device = _devices.find_device(self._device)
             parts = [jax.device_put(_collectives.as_array(part), device) for part in parts]
-        total = _collectives.reduce_parts(reduce_op, parts, lambda values: self._accumulate(list(values)))
+        total = _collectives.reduce_parts(
+            reduce_op, parts, lambda values: self._accumulate(list(values)), options.reduction_dtype
+        )
         return placed(total, destinations)
 
     def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
@@ -298,7 +318,7 @@ class ReductionToOneDevice(CrossDeviceOps):
             gathered = [_collectives.local_gather(leaf[None], 0) for leaf in dense]
             return [self._accumulate([everyone[i] for i in range(mesh.size)]) for everyone in gathered]
 
-        return _collectives.local_reduce(op, leaves, mesh.size, reduce_dense)
+        return _collectives.local_reduce(op, leaves, mesh.size, reduce_dense, options.reduction_dtype)
 
 
 def _check_op(reduce_op: Any) -> None:

@@ -72,6 +72,7 @@ class StrategyExtended:
     _mesh: ReplicaMesh
     _cluster_resolver: Any = None
     _options = CommunicationOptions()  # of collectives where none are given
+    _shards_optimizer_state = False  # whether `Optimizer` keeps a part of its state on each replica
     _variables_live_once = False  # whether a variable is one thing for all replicas, with no component for each
 
     def __init__(self, container_strategy: Strategy):
@@ -235,7 +236,7 @@ class StrategyExtended:
         if not isinstance(ops, _cross_device_ops.AllReduceCrossDeviceOps):
             return [self._reduce_leaf(op, value, axis) for value in values]
         pairs = [(values[i], values[i]) for i in together]
-        totals = dict(zip(together, ops.batch_reduce(op, pairs, self._options)))
+        totals = dict(zip(together, ops.batch_reduce(op, pairs, self._options.exact())))
         return [
             totals[i].values[0] if i in totals else self._reduce_leaf(op, value, axis) for i, value in enumerate(values)
         ]
@@ -364,7 +365,7 @@ class StrategyExtended:
             return self._non_distributed(op, value)
         if value._local is not None:
             ops = self._cross_device_ops_for(self._options)
-            return ops._local_reduce(op, [value._local], self._mesh, self._options)[0]
+            return ops._local_reduce(op, [value._local], self._mesh, self._options.exact())[0]
         return self._reduce_leaf(op, value, None)
 
     def _first_anywhere(self, value: PerReplica) -> Any:

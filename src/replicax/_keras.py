@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -66,7 +67,7 @@ def join() -> None:
     _adapters.around(kind, "_deferred_initialize", _made_at_once)
     _adapters.around(keras.Layer, "add_weight", _add_weight)
     _adapters.around(keras.Layer, "_maybe_build", _build_layer)
-    _adapters.around(BaseOptimizer, "build", _one_at_a_time)
+    _adapters.around(BaseOptimizer, "build", _build_optimizer)
     _adapters.around(BaseOptimizer, "_backend_update_step", _update_step)
     _adapters.around(BaseOptimizer, "add_variable_from_reference", _add_slot)
     _adapters.around(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
@@ -180,6 +181,16 @@ def _own_state(own: bool) -> Iterator[None]:
 def _one_at_a_time(build: Callable[..., Any], thing: Any, *args: Any, **kwargs: Any) -> Any:
     with _building:
         return build(thing, *args, **kwargs)
+
+
+def _build_optimizer(build: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    if _context.get_strategy().extended._shards_optimizer_state and not getattr(optimizer, "built", False):
+        warnings.warn(
+            f"shard_optimizer_state has no effect on Keras's optimizers: all state of {type(optimizer).__name__} is on "
+            "each replica. `rx.Optimizer` with an Optax optimizer shards its state.",
+            stacklevel=4,
+        )
+    return _one_at_a_time(build, optimizer, *args, **kwargs)
 
 
 def _build_layer(build: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from replicax import _devices
-from replicax._cross_device_ops import CollectiveAllReduce, CrossDeviceOps
+from replicax._cross_device_ops import CollectiveAllReduce, CrossDeviceOps, NcclAllReduce
 from replicax._extended import StrategyExtended
 from replicax._strategy import Strategy
 from replicax._values import ReplicaMesh
@@ -15,8 +15,21 @@ from replicax._values import ReplicaMesh
 class MirroredExtended(StrategyExtended):
     """The engine of `MirroredStrategy`."""
 
-    def __init__(self, container_strategy: Strategy, devices: Sequence[Any] | None, cross_device_ops: Any):
+    def __init__(
+        self,
+        container_strategy: Strategy,
+        devices: Sequence[Any] | None,
+        cross_device_ops: Any,
+        shard_optimizer_state: bool = False,
+    ):
         super().__init__(container_strategy)
+        scatters = cross_device_ops is None or isinstance(cross_device_ops, (CollectiveAllReduce, NcclAllReduce))
+        if shard_optimizer_state and not scatters:
+            raise ValueError(
+                "With shard_optimizer_state=True gradients are reduced and scattered in one, for which "
+                f"cross_device_ops is NcclAllReduce(...) or None, got {cross_device_ops!r}."
+            )
+        self._shards_optimizer_state = bool(shard_optimizer_state)
         self._mesh = ReplicaMesh(_devices.find_devices(devices))
         self._cross_device_ops = cross_device_ops or CollectiveAllReduce()
 
@@ -37,10 +50,14 @@ class MirroredStrategy(Strategy):
             where there are none, all CPU devices.
         cross_device_ops: how values are combined over the devices, such as `NcclAllReduce()`; by default all
             tensors of one dtype go into one all-reduce.
+        shard_optimizer_state: each replica keeps and updates its part of what an `rx.Optimizer` knows: gradients are
+            reduced and scattered, and new parameters gathered. The results are the same to rounding, whatever the
+            optimizer, and its memory on each of n devices is a part of n. See docs/guide.md.
 
     Raises:
         DeviceError: a name does not parse, or there is no such device.
         AssertionError: a device is named twice.
+        ValueError: `shard_optimizer_state` with `cross_device_ops` that cannot reduce and scatter in one.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
@@ -53,5 +70,11 @@ class MirroredStrategy(Strategy):
     ([5.0, 5.0], 5.0)
     """
 
-    def __init__(self, devices: Sequence[Any] | None = None, cross_device_ops: CrossDeviceOps | None = None):
-        super().__init__(MirroredExtended(self, devices, cross_device_ops))
+    def __init__(
+        self,
+        devices: Sequence[Any] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+        *,
+        shard_optimizer_state: bool = False,
+    ):
+        super().__init__(MirroredExtended(self, devices, cross_device_ops, shard_optimizer_state))

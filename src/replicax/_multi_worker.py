@@ -21,7 +21,13 @@ _JOBS = ("chief", "worker", "evaluator", "ps", None)
 class MultiWorkerMirroredExtended(MirroredExtended):
     """The engine of `MultiWorkerMirroredStrategy`: that of `MirroredStrategy`, on a mesh over all workers."""
 
-    def __init__(self, container_strategy: Strategy, resolver: Any, options: CommunicationOptions | None):
+    def __init__(
+        self,
+        container_strategy: Strategy,
+        resolver: Any,
+        options: CommunicationOptions | None,
+        shard_optimizer_state: bool = False,
+    ):
         self._cluster_resolver, self._options = resolver, options or CommunicationOptions()
         tasks, addresses = _tasks(resolver)
         me = (resolver.task_type, resolver.task_id)
@@ -32,7 +38,7 @@ class MultiWorkerMirroredExtended(MirroredExtended):
             resolver._join(tasks, addresses, tasks.index(me))
             if options is not None:  # else it is the environment's, or five minutes
                 _runtime.set_step_timeout(options.timeout_seconds)
-        super().__init__(container_strategy, None if alone else _everyones_devices(), None)
+        super().__init__(container_strategy, None if alone else _everyones_devices(), None, shard_optimizer_state)
         _across.connect(self._mesh)
         if self._options.implementation is CommunicationImplementation.NCCL and self._mesh.devices[0].platform == "cpu":
             warnings.warn("NCCL is asked for, but the replicas are on CPU devices, which use Gloo.", stacklevel=4)
@@ -91,7 +97,12 @@ class ExperimentalMultiWorkerMirroredStrategy(Strategy):
     ):
         self._join(cluster_resolver, CommunicationOptions(implementation=communication))
 
-    def _join(self, resolver: ClusterResolver | None, options: CommunicationOptions | None) -> None:
+    def _join(
+        self,
+        resolver: ClusterResolver | None,
+        options: CommunicationOptions | None,
+        shard_optimizer_state: bool = False,
+    ) -> None:
         from replicax._cluster.environment import ClusterResolver, TFConfigClusterResolver
 
         if resolver is None:
@@ -101,7 +112,7 @@ class ExperimentalMultiWorkerMirroredStrategy(Strategy):
                 "cluster_resolver must be an instance of tf.distribute.cluster_resolver.ClusterResolver, got "
                 f"{resolver!r} of type {type(resolver).__name__}."
             )
-        super().__init__(MultiWorkerMirroredExtended(self, resolver, options))
+        super().__init__(MultiWorkerMirroredExtended(self, resolver, options, shard_optimizer_state))
 
 
 class MultiWorkerMirroredStrategy(ExperimentalMultiWorkerMirroredStrategy):
@@ -116,6 +127,7 @@ class MultiWorkerMirroredStrategy(ExperimentalMultiWorkerMirroredStrategy):
             environment variable `TF_CONFIG`.
         communication_options: `timeout_seconds` is how long a step may wait for a worker before all of them end with a
             report, `bytes_per_pack` how much one all-reduce carries.
+        shard_optimizer_state: see `MirroredStrategy`.
 
     Raises:
         ValueError: no resolver, or a task that the cluster does not have.
@@ -130,5 +142,7 @@ class MultiWorkerMirroredStrategy(ExperimentalMultiWorkerMirroredStrategy):
         self,
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
+        *,
+        shard_optimizer_state: bool = False,
     ):
-        self._join(cluster_resolver, communication_options)
+        self._join(cluster_resolver, communication_options, shard_optimizer_state)

@@ -7,9 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _nest
+from replicax import _context, _dispatch, _function, _nest, _shards, _spmd
+from replicax._distributed_variables import MirroredVariable
+from replicax._sharded_variables import ShardedVariable
 from replicax._types import CommunicationOptions, ReduceOp, as_reduce_op
-from replicax._values import PerReplica
+from replicax._values import AXIS, Mirrored, PerReplica, mapped
 from replicax._variables import Variable
 
 
@@ -18,6 +20,10 @@ class Optimizer:
 
     `apply_gradients` reduces the replicas' gradients in one batched all-reduce; then every replica makes the same
     update of its copies, without further communication. The optimizer's state is a variable of the same strategy.
+
+    Under a strategy with `shard_optimizer_state=True` each replica keeps a part of the state, gets the same part of the
+    reduced gradients, and updates that part of the variables, which are then gathered. Seen from outside, all is the
+    same.
 
     Args:
         transformation: what `optax.adam(...)` and the like return: a pair of functions `init` and `update`.
@@ -28,6 +34,8 @@ class Optimizer:
 
     Raises:
         TypeError: `variables` has something else in it than variables.
+        ValueError: the state is to be sharded, and a variable has no copy on each replica of the strategy.
+        RuntimeError: the state is to be sharded, and the optimizer is made by a replica.
 
     >>> import jax.numpy as jnp, optax, replicax as rx
     >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
@@ -59,9 +67,12 @@ class Optimizer:
             raise TypeError("An Optimizer takes at least one variable, got none.")
         self._strategy = self._flat[0].distribute_strategy
         self._update = jax.jit(self._new_values)  # one program, also where replicas run eagerly
+        self._programs: dict[Any, Any] = {}  # for eager replicas, where the state is sharded
+        self._sharded = self._is_sharded()
         state = transformation.init(self._parameters())
         with (self._strategy or _context.get_strategy()).scope():
-            self.state = Variable(lambda: state, trainable=False, name="optimizer_state")
+            kind: Any = self._sharded_variable if self._sharded else Variable
+            self.state: Any = kind(lambda: state, trainable=False, name="optimizer_state")
 
     @property
     def variables(self) -> list[Variable]:
@@ -100,6 +111,8 @@ class Optimizer:
         if wanted != got:
             raise ValueError(f"The gradients' structure is {got}, that of the variables' values is {wanted}.")
         replica_context = _context.get_replica_context()
+        if self._sharded:
+            return self._apply_parts(replica_context, gradients, parameters)
         if replica_context is not None and replica_context.num_replicas_in_sync > 1:
             gradients = replica_context.all_reduce(self._reduce_op, gradients, options=self._options)
         live_once = self._strategy is not None and self._strategy.extended._variables_live_once
@@ -115,9 +128,109 @@ class Optimizer:
     def _assign(self, gradients: Any, parameters: Any) -> None:
         new, state = self._update(gradients, self.state.value(), parameters)
         self.state.assign(state)
-        values = _values_of(self._variables, new)
-        for variable, value in zip(self._flat, values):
+        self._assign_values(new)
+
+    def _assign_values(self, new: Any) -> None:
+        for variable, value in zip(self._flat, _values_of(self._variables, new)):
             variable.assign(value)
+
+    # With the state sharded over the replicas.
+
+    def _is_sharded(self) -> bool:
+        extended = getattr(self._strategy, "extended", None)
+        if extended is None or not extended._shards_optimizer_state or extended._mesh.size == 1:
+            return False
+        for variable in self._flat:
+            if not isinstance(variable, MirroredVariable) or variable.distribute_strategy is not self._strategy:
+                raise ValueError(
+                    "An Optimizer whose state is sharded (shard_optimizer_state=True) takes variables that have a copy "
+                    f"on each replica of its strategy, got {variable!r}."
+                )
+        if _context.get_replica_context() is not None and _context.has_strategy():
+            raise RuntimeError(
+                "An Optimizer whose state is sharded over the replicas is made by a replica. Make it outside of "
+                "`strategy.run`, in the strategy's scope."
+            )
+        return True
+
+    def _sharded_variable(self, initial_value: Any, **kwargs: Any) -> ShardedVariable:
+        _function.note_creation()
+        return ShardedVariable(initial_value, strategy=self._strategy, mesh=self._strategy.extended._mesh, **kwargs)
+
+    def _apply_parts(self, replica_context: Any, gradients: Any, parameters: Any) -> None:
+        leaves, tree = jax.tree.flatten(gradients)
+        for leaf, parameter in zip(leaves, jax.tree.leaves(parameters)):
+            if jnp.shape(leaf) != jnp.shape(parameter):
+                raise ValueError(
+                    f"A gradient has the shape {jnp.shape(leaf)}, and its variable's value {jnp.shape(parameter)}."
+                )
+        options = self._options or self._strategy.extended._options
+        if isinstance(replica_context, _spmd.SpmdContext):
+            leaves = [_context._tensor(leaf, "apply_gradients", sparse=False) for leaf in leaves]
+            totals = replica_context._reduce_to_parts(self._reduce_op, leaves, options)
+            new, state = self._new_parts(totals, self.state.parts(), jax.tree.leaves(parameters), tree)
+            self.state.put_parts(state)
+            self._assign_values(jax.tree.unflatten(jax.tree.structure(parameters), new))
+        else:
+            totals = replica_context.all_reduce(self._reduce_op, gradients, options=options)
+            replica_context.merge_call(self._assign_parts, (totals,))
+
+    def _assign_parts(self, strategy: Any, gradients: Any) -> None:
+        """In cross-replica context, with the reduced gradients of eager replicas: one program for all."""
+        mesh, flat = strategy.extended._mesh, jax.tree.flatten
+        gradients, tree = flat(gradients, is_leaf=lambda x: isinstance(x, PerReplica))
+        copies = [x.values if isinstance(x, PerReplica) else [x] * len(mesh.local_ids) for x in gradients]
+        parameters, parameter_tree = flat(
+            _nest.map_structure(lambda v: v if v is None else v._of_leaves(v._read_global()), self._variables)
+        )
+        state, rows = self.state.parts(), [self.state._has_rows(i) for i in range(len(self.state._types))]
+
+        def program(gradients: Any, state: Any, parameters: Any) -> Any:
+            own = [block[0] if cut else block for block, cut in zip(state, rows)]
+            new, state = self._new_parts(gradients, own, parameters, tree)
+            return new, [block[None] if cut else block for block, cut in zip(state, rows)]
+
+        if tree not in self._programs:
+            specs = [jax.P(AXIS) if cut else jax.P() for cut in rows]
+            self._programs[tree] = jax.jit(mapped(program, mesh, (jax.P(), specs, jax.P()), (jax.P(), specs)))
+        with _dispatch.calling(mesh, "optimizer") as call:
+            new, state = self._programs[tree]([mesh.mirror(x) for x in copies], state, parameters)
+            call.output = new[0]
+        self.state.put_parts(state)
+        self._assign_values(jax.tree.unflatten(parameter_tree, [Mirrored.of_array(x, mesh) for x in new]))
+
+    def _new_parts(self, gradients: list[Any], state: list[Any], parameters: list[Any], tree: Any) -> tuple[Any, Any]:
+        """New parameters and this replica's part of the new state, from its part of the gradients or all of them."""
+        count = self._strategy.extended._mesh.size
+        kinds = self.state._types
+        wide = [jax.ShapeDtypeStruct(x.shape, (x.part if isinstance(x, _shards.Part) else x).dtype) for x in gradients]
+        of_state = self.state._of_leaves
+        structures: list[Any] = []
+
+        def update(gradients: list[Any], state: list[Any], parameters: list[Any]) -> Any:
+            given = jax.tree.unflatten(tree, gradients), of_state(state), jax.tree.unflatten(tree, parameters)
+            new, after = self._new_values(*given)
+            structures.append(jax.tree.structure(after))
+            return jax.tree.leaves(new), jax.tree.leaves(after)
+
+        closed = jax.make_jaxpr(update)(wide, kinds, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in parameters])
+        if structures[-1] != self.state._treedef:
+            raise ValueError(
+                f"The optimizer's state had the structure {self.state._treedef}; an update gives {structures[-1]}."
+            )
+        cut = [self.state._has_rows(i) for i in range(len(kinds))]
+        parts = [_shards.Part(x, kind.shape) if is_part else x for x, kind, is_part in zip(state, kinds, cut)]
+        known = [_shards.known_part(x, count) for x in parameters]
+        results = _shards.evaluate(closed, [*gradients, *parts, *known], count)
+        new_state = []
+        for value, kind, is_part in zip(results[len(parameters) :], kinds, cut):
+            if tuple(value.shape) != kind.shape:
+                raise ValueError(
+                    f"An array of the optimizer's state had shape {kind.shape}; an update gives {value.shape}."
+                )
+            new = _shards.own_part(value, count) if is_part else _shards.whole(value)
+            new_state.append(new.astype(kind.dtype))
+        return _shards.gathered(results[: len(parameters)]), new_state
 
     def _new_values(self, gradients: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
         updates, state = self._transformation.update(gradients, state, parameters)

@@ -89,6 +89,11 @@ class SpmdContext(ReplicaContext):
         with jax.named_scope("all_reduce"):
             return self._exchange(leaves, lambda own: ops._local_reduce(op, own, self._level.mesh, options))
 
+    def _reduce_to_parts(self, op: Any, leaves: list[Any], options: Any) -> list[Any]:
+        """The sum or mean of the replica's own values, of which each replica gets a part (see `_shards`)."""
+        ops: Any = self._strategy.extended._cross_device_ops_for(options)
+        return self._exchange(leaves, lambda own: ops._local_parts(op, own, self._level.mesh, options))
+
     def _all_gather(self, leaves, axis, options):
         with jax.named_scope("all_gather"):
             return self._exchange(leaves, lambda own: [_collectives.local_gather(leaf, axis) for leaf in own])
@@ -205,13 +210,13 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
     for key in level.inputs:
         _levels.warn_of_constant(level.variables[key].name, stacklevel=5)
     current = {key: _levels.frame().read(level.variables[key]) for key in level.inputs}
-    read_stacked = [_rows(level, variable) for _, variable, _ in reads]
+    read_stacked = [_rows(level, variable, i) for _, variable, i in reads]
     varying = {slot for (slot, _, _), rows in zip(reads, read_stacked) if rows}
     told = mesh.size > 1 and any(variable._equal_by_contract for variable in written)
     differ = _control_flow.check(traced[0], [isinstance(leaf, PerReplica) for leaf in inputs], varying, told)
     if told:
         _refuse_different(level, written, differ[len(outputs[0].leaves) :])
-    write_stacked = [_rows(level, variable) for variable in written for _ in level.values[id(variable)]]
+    write_stacked = [_rows(level, variable, i) for variable in written for i in range(len(level.values[id(variable)]))]
 
     def program(values: Sequence[Any], blocks: Sequence[Any]) -> list[Any]:
         supplied = {slot: value[0] if rows else value for (slot, _, _), value, rows in zip(reads, values, read_stacked)}
@@ -249,9 +254,9 @@ def _refuse_different(level: _levels.Level, written: Sequence[Any], differ: Sequ
             )
 
 
-def _rows(level: _levels.Level, variable: Any) -> bool:
-    """Whether the level sees one row of the variable's global form, which has one for each replica."""
-    return variable._stacked and level.is_local(variable)
+def _rows(level: _levels.Level, variable: Any, index: int) -> bool:
+    """Whether the level sees one row of this leaf's global form, which has one for each replica."""
+    return variable._has_rows(index) and level.is_local(variable)
 
 
 def _outer_traces() -> list[Any]:

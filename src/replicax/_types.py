@@ -163,13 +163,19 @@ class CommunicationOptions:
         timeout_seconds: how long a step may wait for another process before all of them report where they stand and
             end; None for no limit.
         implementation: a `CommunicationImplementation` or its name.
+        reduction_dtype: bfloat16 or float16, to send and add up wider floating point numbers in half the bytes or
+            less; they come back in their own dtype. None adds up every dtype as it is. It holds for `all_reduce`,
+            `reduce_to` and what makes use of them, such as optimizers; what `Strategy.reduce` and variables'
+            aggregation give stays exact. docs/guide.md has a bound of the error.
 
     Raises:
-        ValueError: `bytes_per_pack` is negative, or the implementation is unknown.
+        ValueError: `bytes_per_pack` is negative, the implementation is unknown, or `reduction_dtype` is another one.
 
     >>> import replicax as rx
     >>> rx.CommunicationOptions(bytes_per_pack=1 << 20).bytes_per_pack
     1048576
+    >>> rx.CommunicationOptions(reduction_dtype="bfloat16").reduction_dtype
+    dtype(bfloat16)
     """
 
     def __init__(
@@ -177,19 +183,33 @@ class CommunicationOptions:
         bytes_per_pack: int = 0,
         timeout_seconds: float | None = 300.0,
         implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
+        reduction_dtype: Any = None,
     ):
         if bytes_per_pack < 0:
             raise ValueError(f"Argument `bytes_per_pack` must be >=0, Received {bytes_per_pack}.")
+        if reduction_dtype is not None:
+            import jax.numpy as jnp
+
+            name = getattr(reduction_dtype, "name", None) or getattr(reduction_dtype, "__name__", reduction_dtype)
+            if name not in ("bfloat16", "float16"):
+                raise ValueError(f"`reduction_dtype` is 'bfloat16' or 'float16', or None, got {reduction_dtype!r}.")
+            reduction_dtype = jnp.dtype(name)
         if isinstance(implementation, str):
             implementation = CommunicationImplementation(implementation.upper())
         self.bytes_per_pack = bytes_per_pack
         self.timeout_seconds = timeout_seconds
         self.implementation = implementation
+        self.reduction_dtype = reduction_dtype
+
+    def exact(self) -> CommunicationOptions:
+        """The same, without `reduction_dtype`."""
+        return CommunicationOptions(self.bytes_per_pack, self.timeout_seconds, self.implementation)
 
     def __repr__(self) -> str:
+        narrow = "" if self.reduction_dtype is None else f", reduction_dtype={self.reduction_dtype}"
         return (
             f"Options(bytes_per_pack={self.bytes_per_pack},timeout_seconds={self.timeout_seconds}, "
-            f"implementation={self.implementation})"
+            f"implementation={self.implementation}{narrow})"
         )
 
 

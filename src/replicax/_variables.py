@@ -551,6 +551,10 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]:
         return self._types
 
+    def _has_rows(self, index: int) -> bool:
+        """Whether this leaf's global form has a row for each replica."""
+        return self._stacked
+
     def _read_global(self) -> list[Any]:
         raise NotImplementedError
 

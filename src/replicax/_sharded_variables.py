@@ -1,0 +1,140 @@
+"""Variables of which each replica keeps a part: the state of an optimizer that is sharded over the replicas."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import NamedSharding
+
+from replicax import _across, _dispatch, _levels, _nest, _private, _shards
+from replicax._distributed_variables import OfReplicas, first_component
+from replicax._values import ReplicaMesh, is_global
+from replicax._variables import Variable, register
+
+
+class ShardedVariable(OfReplicas):
+    """A variable that is one value for all replicas, of which each device keeps a part (see `_shards`).
+
+    In global form a leaf that is cut is a stacked array `[replicas, length]`; one with fewer elements is mirrored.
+    """
+
+    def __init__(self, *args: Any, strategy: Any, mesh: ReplicaMesh, **kwargs: Any):
+        self._strategy, self._mesh = strategy, mesh
+        super().__init__(*args, **kwargs)
+
+    _arrays: list[jax.Array]
+
+    @property
+    def _there(self) -> ReplicaMesh:
+        assert self._mesh is not None
+        return self._mesh
+
+    def _has_rows(self, index: int) -> bool:
+        return _shards.is_cut(self._types[index], self._there.size)
+
+    def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]:
+        count, types = self._there.size, []
+        for index, kind in enumerate(self._types):
+            if self._has_rows(index):
+                length = _shards.length(kind, count)
+                kind = jax.ShapeDtypeStruct((length,) if local else (count, length), kind.dtype)
+            types.append(kind)
+        return types
+
+    def _store(self, leaves: list[jax.Array]) -> None:
+        mesh = self._there
+        if not mesh.all_local:  # all workers start from the first one's
+            what = f"the initial value of {self._name}"
+            leaves = [leaf if is_global(leaf) else _across.from_first(mesh, leaf, what) for leaf in leaves]
+        self._arrays = self._spread(leaves)
+
+    def _spread(self, leaves: Sequence[Any]) -> list[jax.Array]:
+        """Whole arrays in global form."""
+        mesh = self._there
+        arrays = []
+        for index, leaf in enumerate(leaves):
+            if self._has_rows(index):
+                rows = _shards.as_rows(leaf, mesh.size)
+                arrays.append(mesh.stack([rows[i] for i in mesh.local_ids]))
+            else:
+                arrays.append(mesh.mirror([leaf] * len(mesh.local_ids)))
+        return arrays
+
+    def _read_global(self) -> list[Any]:
+        return self._arrays
+
+    def _write_global(self, leaves: list[Any]) -> None:
+        self._arrays, self._lent = list(leaves), True
+
+    def _leaving(self, leaves: list[Any]) -> list[Any]:
+        mesh = self._there
+        places = [mesh.stacked if self._has_rows(i) else mesh.mirrored for i in range(len(leaves))]
+        return [lax.with_sharding_constraint(leaf, place) for leaf, place in zip(leaves, places)]
+
+    def parts(self) -> list[Any]:
+        """The leaves in the form of the current frame: in compiled replicas what this replica has of them."""
+        if self._late is not False:
+            self.value()  # whatever a restored checkpoint has for it
+        return self._get()
+
+    def put_parts(self, leaves: list[Any]) -> None:
+        """Replaces them."""
+        self._be_settled()
+        self._put(leaves)
+
+    def _is_local(self) -> bool:
+        frame = _levels.frame()
+        return isinstance(frame, _levels.Level) and frame.is_local(self)
+
+    def _read(self) -> list[Any]:
+        if self._is_local():
+            leaves = self._get()
+            places = [i for i in range(len(leaves)) if self._has_rows(i)]
+            parts = [_shards.Part(leaves[i], self._types[i].shape) for i in places]
+            return [dict(zip(places, _shards.gathered(parts))).get(i, leaf) for i, leaf in enumerate(leaves)]
+        if _levels.is_tracing():
+            pairs = enumerate(_levels.frame().read(self))
+            return [_shards.of_rows(x, self._types[i].shape) if self._has_rows(i) else x for i, x in pairs]
+        mesh, frame, self._lent = self._there, _levels.frame(), True
+        shapes = tuple(self._types[i].shape if self._has_rows(i) else None for i in range(len(self._types)))
+        with _private.at_once(), _dispatch.calling(mesh, f"reading {self._name}") as call:
+            wholes = _gathered(self._arrays, shapes, mesh.mirrored)
+            call.output = wholes[0] if wholes else None
+            replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) and frame.mesh is mesh else 0
+            return [mesh.copies(leaf)[replica] for leaf in wholes]
+
+    def _update(self, combine, value, read_value, method):
+        self._check_strategy()
+        frame = _levels.frame()
+        if isinstance(frame, _levels.ReplicaFrame):
+            raise RuntimeError(
+                f"{self.name} is one value for all replicas, of which each has a part, and is assigned by one eager "
+                "replica. Assign it outside of `strategy.run`, or in a compiled function."
+            )
+        leaves = self._convert(value if isinstance(value, Variable) else _nest.map_structure(first_component, value))
+        count = self._there.size
+        if self._is_local():
+            new = [_shards.own_part(leaf, count) if self._has_rows(i) else leaf for i, leaf in enumerate(leaves)]
+        elif _levels.is_tracing():
+            new = [_shards.as_rows(leaf, count) if self._has_rows(i) else leaf for i, leaf in enumerate(leaves)]
+        else:
+            new = self._spread(leaves)
+        self._put([combine(old, leaf) for old, leaf in zip(self._get(), new)])
+        return self.value() if read_value else None
+
+    def _update_slices(self, method, slices):
+        raise NotImplementedError(f"{self.name}, of which each replica has a part, does not support {method}.")
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _gathered(arrays: list[jax.Array], shapes: tuple[Any, ...], mirrored: NamedSharding) -> list[jax.Array]:
+    """The whole arrays, on every device; those without a shape are whole already."""
+    wholes = [x if shape is None else _shards.of_rows(x, shape) for x, shape in zip(arrays, shapes)]
+    return [lax.with_sharding_constraint(leaf, mirrored) for leaf in wholes]
+
+
+register(ShardedVariable)
