@@ -264,7 +264,13 @@ def test_fit_takes_each_kind_of_input(kind):
         pairs = ((X[i : i + 8], Y[i : i + 8]) for i in (0, 8, 16))
         history = model.fit(pairs, verbose=0, steps_per_epoch=3, shuffle=False)
     elif kind == "steps_per_execution":
-        history = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+        ends = []
+        seen = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ends.append(batch))
+        history = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0, callbacks=[seen])
+        assert ends == [
+            1,
+            3,
+        ]  # the second one finds data for one step
     else:
         history = model.fit(X, Y, batch_size=8, shuffle=False, verbose=0, validation_data=(X, Y))
     kernel, bias, losses = by_hand(3, 0.1, 8)

@@ -76,8 +76,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_operators",
         "_autograph",
         "_concrete",
+        "_pure",
+        "_several",
         "_programs",
         "_function",
+        "_loops",
         "_logical",
     ),
     "strategies": (

@@ -142,10 +142,13 @@ class Results:
         self._given = {id(array) for array in given}  # the function's inputs, which come back in the form they had
         self.leaves: list[Any] = []
         self.shardings: list[Any] = []  # for each leaf, what the compiled program has to leave it in
+        self.values: list[Any] = []  # and the distributed value that it is the array of, by its class and mesh
+        self.stackable = True  # whether the results of several steps are arrays as well
         self._skeleton = _nest.map_structure(self._take, result)
 
-    def _add(self, array: Any, sharding: Any = None) -> int:
+    def _add(self, array: Any, sharding: Any = None, value: Any = None) -> int:
         self.shardings.append(sharding)
+        self.values.append(None if value is None else (type(value), value.mesh))
         self.leaves.append(jnp.asarray(array) if not isinstance(array, jax.Array) else array)
         return len(self.leaves) - 1
 
@@ -163,15 +166,24 @@ class Results:
                 own = self._add(as_copies(array, mesh), mesh.mirrored)  # bare, as `run` returns it eagerly
                 component = _private.Singles()
                 return _Made(lambda arrays: PerReplica.bare(component(arrays[own]), mesh))
-            place = self._add(array, _sharding_of(leaf))
+            place = self._add(array, _sharding_of(leaf), leaf)
             return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
         if isinstance(leaf, IndexedSlices):
+            self.stackable = False
             values, indices, shape = self._add(leaf.values), self._add(leaf.indices), leaf.dense_shape
             return _Made(lambda arrays: IndexedSlices(arrays[values], arrays[indices], shape))
         if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and not is_text(leaf)):
             place = self._add(_context.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
             return _Made(_OwnCopy(place))
         return _Made(lambda arrays: leaf)
+
+    def over_steps(self, place: int, array: Any) -> Any:
+        """What several steps gave for a leaf, stacked in front, as the compiled program has to leave it."""
+        if self.values[place] is None:
+            return constrained(array, self.shardings[place])
+        kind, mesh = self.values[place]
+        array = jnp.moveaxis(array, 0, 1) if kind is PerReplica else array
+        return constrained(array, mesh.result_sharding(array.ndim, kind is PerReplica))
 
     def rebuilt(self, arrays: list[Any]) -> Any:
         """The result with these arrays."""

@@ -23,7 +23,7 @@ from malt.core import converter
 from malt.impl import api
 from malt.operators import function_wrappers, py_builtins
 
-from replicax import _blocks, _conversion, _operators
+from replicax import _blocks, _conversion, _loops, _operators, _pure
 from replicax._blocks import Undefined, UndefinedReturnValue
 
 # Libraries whose functions are called as they are: written for JAX, or with no tensors in their control flow.
@@ -36,6 +36,8 @@ _LIBRARIES = {
 
 class FunctionScope(function_wrappers.FunctionScope):
     """Wraps the body of a converted function."""
+
+    _replicax_key = "function scope"  # each call has one of its own, which does the same
 
     def __init__(self, function_name: str, scope_name: str, options: Any):
         super().__init__(function_name, scope_name, options)
@@ -87,14 +89,25 @@ def converted_call(f: Any, args: tuple, kwargs: dict | None, scope: Any = None, 
     if isinstance(f, functools.partial):
         return converted_call(f.func, (*f.args, *args), {**f.keywords, **kwargs}, scope)
     if id(f) in _IN_CONTEXT:
+        if _pure.is_watched():
+            _pure.refuse()
         return _IN_CONTEXT[id(f)](args, scope)
     if id(f) in _BUILTINS:
         return _BUILTINS[id(f)](*args, **kwargs)
     function, first = _python_function(f)
-    if function is None or not _conversion.is_on() or not _is_the_users(function):
+    users = function is not None and _conversion.is_on() and _is_the_users(function)
+    rewritten = _rewritten(function) if function is not None and users else None
+    if function is None or rewritten is None:
+        return _watched_call(f, args, kwargs) if _pure.is_watched() else f(*args, **kwargs)
+    _pure.entering(function)
+    return rewritten(*first, *args, **kwargs)
+
+
+def _watched_call(f: Any, args: tuple, kwargs: dict) -> Any:
+    if isinstance(f, types.FunctionType) and f.__code__.co_filename in _origins:  # defined in converted code
+        _pure.entering(f)
         return f(*args, **kwargs)
-    rewritten = _rewritten(function)
-    return f(*args, **kwargs) if rewritten is None else rewritten(*first, *args, **kwargs)
+    return _pure.call(f, args, kwargs)
 
 
 def _python_function(f: Any) -> tuple[types.FunctionType | None, tuple]:
@@ -127,7 +140,7 @@ _OPERATORS = types.SimpleNamespace(
     assert_stmt=_operators.assert_stmt,
     autograph_artifact=converted_artifact,
     converted_call=converted_call,
-    for_stmt=_operators.for_stmt,
+    for_stmt=_loops.for_stmt,
     if_exp=_operators.if_exp,
     if_stmt=_operators.if_stmt,
     ld=_operators.ld,

@@ -22,6 +22,7 @@ class Undefined:
     """The value of a Python variable that has none."""
 
     __slots__ = ("symbol_name",)
+    _replicax_key = "undefined"
 
     def __init__(self, symbol_name: str):
         self.symbol_name = symbol_name

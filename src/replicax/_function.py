@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import threading
 import types
 import warnings
@@ -25,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
-from replicax import _adapters, _conversion, _levels, _private, _profiling, _specs
+from replicax import _adapters, _conversion, _levels, _private, _profiling, _several, _specs
 from replicax._arguments import Call, Results, constrained, difference
 from replicax._concrete import ConcreteFunction
 from replicax._errors import OutOfRangeError
@@ -68,6 +69,27 @@ def functions_run_eagerly() -> bool:
     return _run_eagerly
 
 
+_join_steps = True
+
+
+def join_short_steps(join: bool) -> None:
+    """Whether loops over distributed datasets may take several short iterations in one program; they may by default.
+
+    When they begin to is decided by time, and what one program computes may differ from several in the last digits.
+    Without it two runs of a program give the same, bit by bit.
+
+    >>> import replicax as rx
+    >>> rx.config.join_short_steps(True)
+    """
+    global _join_steps
+    _join_steps = bool(join)
+
+
+def short_steps_join() -> bool:
+    """Whether `join_short_steps(True)` holds."""
+    return _join_steps
+
+
 class _CreatesVariables(Abort):
     pass
 
@@ -103,8 +125,10 @@ class Function:
         input_signature: Sequence[Any] | None = None,
         autograph: bool = False,
         compiled_only: bool = False,
+        steps_per_call: int = 1,
     ):
         self._python_function, self._autograph = python_function, autograph
+        self._steps = steps_per_call
         self._falls_back = autograph and not compiled_only  # whether the host may drive it where it cannot be compiled
         self._input_signature = None if input_signature is None else tuple(input_signature)
         self._entries: dict[Any, list[Program]] = {}
@@ -169,7 +193,7 @@ class Function:
 
             parameters = list(inspect.signature(target).parameters.values())
             method.__signature__ = inspect.Signature(parameters[1:])  # type: ignore[attr-defined]
-            self._methods[key] = Function(method, self._input_signature, self._autograph)
+            self._methods[key] = Function(method, self._input_signature, self._autograph, steps_per_call=self._steps)
             weakref.finalize(instance, self._methods.pop, key, None)
         return _Method(self._methods[key], instance)
 
@@ -178,17 +202,21 @@ class Function:
             args, kwargs = self._bind(args, kwargs)
         taped = not _private.is_eager(_private.current_trace())  # what stands there may also be a `jax.jit`
         if _run_eagerly:
-            return self._python_function(*args, **kwargs)
+            return self._repeated(lambda: self._python_function(*args, **kwargs))
         if taped and _levels.is_tracing():
-            return _conversion.call(self._autograph, self._python_function, args, kwargs)
+            return self._repeated(lambda: _conversion.call(self._autograph, self._python_function, args, kwargs))
         self._calls += 1
         call = Call(args, kwargs)
-        if call.has_dataset or call.key in self._host:
+        if self._steps == 1 and self._is_host_driven(call):
             return self._run_python(args, kwargs, host=True)
+        called = self._called if self._steps == 1 else self._called_several
         if _profiling.active is not None:
             with _profiling.active.step(self, self._calls - 1):
-                return self._called(call, args, kwargs, taped)
-        return self._called(call, args, kwargs, taped)
+                return called(call, args, kwargs, taped)
+        return called(call, args, kwargs, taped)
+
+    def _is_host_driven(self, call: Call) -> bool:
+        return call.has_dataset or call.key in self._host
 
     def _called(self, call: Call, args: tuple, kwargs: dict, taped: bool) -> Any:
         if call.ragged:
@@ -197,6 +225,43 @@ class Function:
         if entries and not entries[0].pulls:
             return entries[0].run(call, (), taped)
         return self._run(call, args, kwargs)
+
+    def _repeated(self, step: Callable[[], Any], more: Callable[[], bool] = lambda: True) -> Any:
+        return step() if self._steps == 1 else _several.one_by_one(self._steps, step, more)
+
+    def _called_several(self, call: Call, args: tuple, kwargs: dict, taped: bool) -> Any:
+        """As many steps as are one call: in one program where it can be, and one by one elsewhere."""
+        several = None
+        if not (taped or call.ragged or self._is_host_driven(call)):
+            several = self._found_several(call, args, kwargs, self._steps)
+        if several is not None:
+            return several.entry.run(call, several.elements, taped, several.steps)
+
+        def step() -> Any:
+            if self._is_host_driven(call):
+                return self._run_python(args, kwargs, host=True)
+            return self._called(call, args, kwargs, taped)
+
+        return self._repeated(step, lambda: _several.has_more(self._entries.get(call.key), call.iterators))
+
+    def _found_several(
+        self, call: Call, args: tuple, kwargs: dict, count: int, carries: bool = False
+    ) -> _several.Found | None:
+        """The program of so many steps and its elements; None where there is none for the elements that come."""
+        entries = self._entries.setdefault(call.key, [])
+        several = _several.found(entries, count, call.iterators, carries) if entries else _several.NOT_TRACED
+        if several is not _several.NOT_TRACED:
+            return several
+        for iterator in call.iterators:
+            iterator._ask_for(count)
+        try:
+            entry, elements = self._trace(call, args, kwargs, [])
+        except (Abort, StopIteration, jax.errors.ConcretizationTypeError):
+            return None  # as the call of one step finds out as well, and answers
+        push_back(entry.pulls, elements, call.iterators)
+        entries.append(entry)
+        several = _several.found(entries, count, call.iterators, carries)
+        return None if several is _several.NOT_TRACED else several  # other elements come than were just pushed back
 
     def _run(self, call: Call, args: tuple, kwargs: dict) -> Any:
         entries = self._entries.setdefault(call.key, [])
@@ -243,6 +308,8 @@ class Function:
         before = _modes.host_driven, _modes.host_converts
         _modes.host_driven, _modes.host_converts = host, self._autograph
         try:
+            if host and self._autograph:
+                return _conversion.call(True, self._python_function, args, kwargs)
             return self._python_function(*args, **kwargs)
         except StopIteration as error:  # of a `next(iterator)` in it
             raise OutOfRangeError("End of sequence") from error
@@ -311,7 +378,8 @@ class Function:
             results = [jnp.copy(leaf) if id(leaf) in known else leaf for leaf in outputs[0].leaves]
             spanning = next((mesh for mesh in meshes_of(level, call, pulls) if not mesh.all_local), None)
             common = None if spanning is None or level.local else spanning.mirrored
-            results = [constrained(leaf, kind or common) for leaf, kind in zip(results, outputs[0].shardings)]
+            outputs[0].shardings = [kind or common for kind in outputs[0].shardings]
+            results = [constrained(leaf, kind) for leaf, kind in zip(results, outputs[0].shardings)]
             if not level.local:
                 state = [leaf for v in level.written.values() for leaf in v._leaving(level.values[id(v)])]
             return [*state, *results]
@@ -424,6 +492,7 @@ def function(
     experimental_relax_shapes: bool | None = None,
     experimental_compile: bool | None = None,
     experimental_follow_type_hints: bool | None = None,
+    steps_per_call: int = 1,
 ) -> Any:
     """Compiles a Python function as a whole; a decorator, with or without arguments.
 
@@ -440,10 +509,14 @@ def function(
             user's own. It needs `pip install replicax[autograph]`. Where a function needs such a value in another
             way, or that is not installed, it is driven from the host, with a warning.
         jit_compile, reduce_retracing and the experimental ones: accepted for compatibility.
+        steps_per_call: how many times a call runs the function, in one program, each time with the next element of
+            `next(iterator)` and the same arguments. The call returns what the runs return, stacked along a new first
+            axis, that of each component of PerReplica values; runs that differ in shape, as those of a smaller last
+            batch may, come as a list. Where the data end before, there are fewer runs.
 
     Raises:
-        TypeError: an argument does not fit the input signature.
-        ValueError: a call after the first makes a variable.
+        TypeError: an argument does not fit the input signature, or `steps_per_call` is no integer.
+        ValueError: a call after the first makes a variable, or `steps_per_call` is not positive.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> count = rx.Variable(0)
@@ -453,10 +526,17 @@ def function(
     ...     return x * 2
     >>> step(jnp.ones(2)).tolist(), step(jnp.ones(2)).tolist(), int(count), step.experimental_get_tracing_count()
     ([2.0, 2.0], [2.0, 2.0], 2, 1)
+    >>> iterator = iter(rx.data.Dataset.range(5))
+    >>> several = rx.function(lambda: next(iterator) + count, steps_per_call=3)
+    >>> several().tolist(), several().tolist()
+    ([2, 3, 4], [5, 6])
     """
+    steps = operator.index(steps_per_call)
+    if steps < 1:
+        raise ValueError(f"`steps_per_call` says how many steps a call takes, 1 or more; got {steps_per_call}.")
     if func is None:
-        return lambda f: function(f, input_signature, autograph)
-    return Function(func, input_signature, autograph)
+        return lambda f: function(f, input_signature, autograph, steps_per_call=steps)
+    return Function(func, input_signature, autograph, steps_per_call=steps)
 
 
 def is_function(value: Any) -> bool:
@@ -516,6 +596,8 @@ def _closure_key(value: Any, keep: list[Any], inside: tuple[int, ...] = ()) -> A
         return (type(value), repr(value))
     if isinstance(value, np.generic):
         return (type(value), repr(value))
+    if (key := getattr(type(value), "_replicax_key", None)) is not None:  # one is as good as another
+        return key
     keep.append(value)
     return (type(value), id(value))
 

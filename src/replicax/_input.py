@@ -35,6 +35,7 @@ from ._data import (
 )
 from ._data.buffer import Buffer
 from ._data.reading import packed, unpacked
+from ._data.several import Demand, Several, together_on_host
 from ._errors import InvalidArgumentError
 from ._sources import Distributed, Source, normalize_source
 from ._specs import PerReplicaSpec, TensorSpec
@@ -75,20 +76,30 @@ class DistributedIterator(ElementIterator, Distributed):
         self._buffer: Buffer | None = None
         self._elements: Iterator[Any] | None = None
         self._pushed_back: list[Any] = []
+        self._several = None
+        self._demand = Demand()
         self._closed = False
+
+    def _ask_for(self, count: int, after: int = 0) -> None:
+        # The threads of several workers would come to know at different elements, and make other arrays of them.
+        if self._dataset._worker.size == 1:
+            self._demand.ask(count, self._position + after)
 
     def _next_element(self) -> Any:
         if self._closed:
             raise StopIteration
         size = self._dataset._options.experimental_per_replica_buffer_size
         if size <= 0:
-            self._elements = self._elements or self._dataset._placed(Pass(self._topic), self._readings, self._start)
+            self._elements = self._elements or self._dataset._placed(
+                Pass(self._topic), self._readings, self._start, self._demand
+            )
             with self._dataset._watched():
                 return next(self._elements)
         if self._buffer is None:
             # Neither the thread nor what it calls may hold this iterator: see above.
-            placed, topic, readings, start = self._dataset._placed, self._topic, self._readings, self._start
-            buffer = Buffer(lambda stopped: placed(Pass(topic, stopped), readings, start), size)
+            placed, topic = self._dataset._placed, self._topic
+            arguments = self._readings, self._start, self._demand
+            buffer = Buffer(lambda stopped: placed(Pass(topic, stopped), *arguments), size)
             weakref.finalize(self, buffer.stop).atexit = False
             buffer.start()
             self._buffer = buffer
@@ -137,6 +148,7 @@ class DistributedIterator(ElementIterator, Distributed):
         self._closed = True
         self._elements = None
         self._pushed_back.clear()
+        self._several = None
         if self._buffer is not None:
             self._buffer.stop()
             self._buffer.join(timeout)
@@ -265,7 +277,7 @@ class DistributedDataset(Distributed):
             lambda s: TensorSpec(None if s.shape.rank is None else (share, *s.shape[1:]), s.dtype), spec
         )
 
-    def _placed(self, this: Pass, readings: list[Reading], start: int) -> Iterator[Any]:
+    def _placed(self, this: Pass, readings: list[Reading], start: int, demand: Demand) -> Iterator[Any]:
         # The bound method of a dataset, with no reference to an iterator.
         rounds = self._rounds(readings, start)
         if self._worker.size > 1:
@@ -277,7 +289,35 @@ class DistributedDataset(Distributed):
                 shapes_follow=self._shapes_follow(),
                 spec=self._replica_spec,
             )
-        return (self._place(this_round, self._options.experimental_fetch_to_device) for this_round in rounds)
+        return self._on_devices(this, rounds, start, demand)
+
+    def _on_devices(self, this: Pass, rounds: Iterator[Round], position: int, demand: Demand) -> Iterator[Any]:
+        """The elements made of the rounds, `Several` where they are asked for and the rounds are alike."""
+        fetch = self._options.experimental_fetch_to_device
+        while True:
+            count, whole = demand.at(position)
+            taken: list[Round] = []
+            end: BaseException | None = None
+            while len(taken) < count and end is None and not this.stopped():
+                try:
+                    taken.append(next(rounds))
+                except BaseException as error:  # it comes up behind the elements that there were
+                    end = error
+            parts = None
+            if whole and 1 < count == len(taken) and fetch and all(this_round.alike for this_round in taken):
+                parts = together_on_host([this_round.parts for this_round in taken])
+            if parts is not None:
+                yield Several(self._place(Round(parts, True), fetch), count)
+            else:
+                yield from (self._place(this_round, fetch) for this_round in taken)
+            position += len(taken)
+            if isinstance(end, StopIteration):
+                return
+            if end is not None:
+                try:
+                    raise end
+                finally:
+                    del end  # its traceback holds this frame
 
     def _next_topic(self) -> str:
         """What the workers call the iteration that begins."""

@@ -22,7 +22,8 @@ import numpy as np
 from replicax import _context, _function, _nest
 from replicax._adapters import around
 from replicax._data import Dataset
-from replicax._input import DistributedDataset
+from replicax._errors import OutOfRangeError
+from replicax._input import DistributedDataset, DistributedIterator
 from replicax._keras import _scale_loss, _unscale_loss
 from replicax._tape import GradientTape
 from replicax._values import DistributedValues
@@ -278,10 +279,7 @@ def _by_super(ours: Callable[[Any, Any], Any], step: Callable[..., Any], model: 
 def _run_on_replicas(model: Any, step: Callable[[Any], Any], combine: Callable[[Any], Any]) -> Callable[[Any], Any]:
     strategy = strategy_of(model)
 
-    def one_step(data: Any) -> Any:
-        return combine(strategy.run(step, args=(data,)))
-
-    return one_step if model.run_eagerly else _function.function(one_step)
+    return lambda data: combine(strategy.run(step, args=(data,)))
 
 
 def _spread(model: Any, data: Any) -> Any:
@@ -292,16 +290,34 @@ def _spread(model: Any, data: Any) -> Any:
 
 
 def _loop(
-    model: Any, step: Callable[[Any], Any], joined: Callable[[list[Any]], Any], states: int
+    model: Any, step: Callable[[Any], Any], joined: Callable[[list[Any]], Any] | None, states: int
 ) -> Callable[..., Any]:
-    """What Keras calls with a state, which is empty, and an iterator: as many steps as are one execution."""
+    """What Keras calls with a state, which is empty, and an iterator: as many steps as are one execution.
 
-    def steps(state: Any, iterator: Any) -> Any:
-        outputs = [step(_spread(model, next(iterator)))]
+    `joined` makes one output of those of the steps. Without it the last one counts, and the steps are one program.
+    """
+    run = step if model.run_eagerly else _function.function(step)
+
+    @functools.cache
+    def program(count: int) -> Any:
+        return _function.function(lambda iterator: step(next(iterator)), steps_per_call=count)
+
+    def one_by_one(iterator: Any) -> Any:
+        outputs = [run(_spread(model, next(iterator)))]
         with contextlib.suppress(StopIteration):
             for _ in range(model.steps_per_execution - 1):
-                outputs.append(step(_spread(model, next(iterator))))
-        return joined(outputs), (None,) * states
+                outputs.append(run(_spread(model, next(iterator))))
+        return outputs[-1] if joined is None else joined(outputs)
+
+    def steps(state: Any, iterator: Any) -> Any:
+        several = joined is None and model.steps_per_execution > 1 and isinstance(iterator, DistributedIterator)
+        if model.run_eagerly or not several:
+            return one_by_one(iterator), (None,) * states
+        try:
+            outputs = program(model.steps_per_execution)(iterator)
+        except OutOfRangeError as error:
+            raise StopIteration from error
+        return _nest.map_structure(lambda output: output[-1], outputs), (None,) * states
 
     return steps
 
@@ -322,7 +338,7 @@ def _with_logs(model: Any, name: str, ours: Callable[..., Any], states: int) -> 
         return _nest.map_structure(lambda x: strategy.experimental_local_results(x)[0], logs)
 
     step = _run_on_replicas(model, _step_of(model, name, ours), logs_of)
-    return _loop(model, step, lambda logs: logs[-1], states)
+    return _loop(model, step, None, states)
 
 
 def _with_outputs(model: Any) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ def single(array: jax.Array) -> jax.Array:
 
 
 class Singles:
-    """`single` of one array after another, all of one shape, dtype and sharding, which is looked up only once.
+    """`single` of one array after another, most of one program, whose shape and sharding are looked up only once.
 
     It is as `single` in each: only quicker, since a training step that several processes share hands out its results
     while its devices still need the processor's cores.
@@ -41,15 +41,15 @@ class Singles:
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: Any = None  # class, aval and sharding
+        self._known: Any = None  # class, aval and sharding, and the shape of the whole
 
     def __call__(self, array: jax.Array) -> jax.Array:
         first = array.addressable_data(0)
-        if self._known is None:
+        if self._known is None or self._known[3] != array.shape:
             if len(array.sharding.device_set) == 1 or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
                 return single(array)
-            self._known = type(first), first.aval, first.sharding
-        kind, aval, sharding = self._known
+            self._known = type(first), first.aval, first.sharding, array.shape
+        kind, aval, sharding, _ = self._known
         return kind(aval, sharding, [first], committed=False, _skip_checks=True)
 
 

@@ -9,19 +9,37 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from replicax import _dispatch, _levels, _packs, _pulls, _stages, _tape, _vectors
+from replicax import _dispatch, _levels, _nest, _packs, _pulls, _several, _stages, _tape, _vectors
 from replicax._arguments import Call, Results
 from replicax._pulls import Pull, element_arrays
+from replicax._values import PerReplica
 
 _nowhere = contextlib.nullcontext()
 
-_TOKEN_SIZE = 256  # bytes; a larger result is not kept just to see whether its call has ended
+
+class _Observing(threading.local):
+    def __init__(self) -> None:
+        self.outputs: list[Any] | None = None
+
+
+_observing = _Observing()
+
+
+@contextlib.contextmanager
+def observed() -> Iterator[list[Any]]:
+    """A context that gives outputs of the last program that was called in it, to wait for."""
+    _observing.outputs = []
+    try:
+        yield _observing.outputs
+    finally:
+        _observing.outputs = None
 
 
 def meshes_of(level: _levels.Level, call: Call, pulls: Sequence[Pull]) -> list[Any]:
@@ -88,7 +106,7 @@ class Program:
     """One compiled program: of one signature, in one context."""
 
     def __init__(self, name: str, level: _levels.Level, jaxpr: Any, call: Call, pulls: list[Pull], results: Results):
-        self.level, self.jaxpr, self.pulls, self._rebuild = level, jaxpr, pulls, results.rebuilt
+        self.level, self.jaxpr, self.pulls, self.results = level, jaxpr, pulls, results
         self._keep_alive = call.statics  # the objects whose identity is part of the key
         meshes = [] if level.local else meshes_of(level, call, pulls)
         # Of replicas whose calls in flight are bounded, or watched by the workers of a job; these count first.
@@ -101,8 +119,7 @@ class Program:
         for variable in level.written.values():
             start, self._state_count = self._state_count, self._state_count + len(variable._types)
             self._writes.append((variable, start, self._state_count))
-        small = [i for i, leaf in enumerate(results.leaves) if leaf.size * leaf.dtype.itemsize <= _TOKEN_SIZE]
-        self._token = small[0] if small else -1  # which result tells that a call has ended, where that is to be known
+        self._token = _several.token_of(results.leaves)
         self._name = name if name.isidentifier() else "function"
         inputs = [*call.dynamic, *(leaf for pull in pulls for leaf in element_arrays(pull.element))]
         # What it is called, with the shapes of its input, where others call it too.
@@ -111,6 +128,7 @@ class Program:
         self._arranged_at = -1  # `_packs.changes` when `_inputs` was made
         self._inputs: Any = None
         self._compiled: Any = None
+        self._several: dict[_several.Steps, _several.Repeated] = {}  # programs of several steps
         self._taped = jax.jit(self._named(self._compute_taped))  # for calls under a gradient tape
         if not level.local:
             self._pack()
@@ -141,7 +159,7 @@ class Program:
         self._arranged_at, before = _packs.changes, self._inputs
         self._inputs = Inputs(self.level, self._spread)
         if before is None or not self._inputs.are_as(before):
-            self._compiled_at = -1
+            self._compiled_at, self._several = -1, {}
             donated = () if self.level.local else (0, 1)
             self._compiled = jax.jit(self._named(self._compute), donate_argnums=donated)
 
@@ -200,13 +218,32 @@ class Program:
         results = list(out[self._state_count :])
         return [*results, jnp.zeros((), jnp.int8)] if self._mesh is not None and self._token == -1 else results
 
+    def _repeated(self, steps: _several.Steps) -> _several.Repeated:
+        """The program of several steps."""
+        if steps not in self._several:
+            inputs, donors = self._inputs, {id(variable) for variable, _ in self._inputs.donors}
+            fresh = [(v, own) for v, own in inputs.written if id(v) not in donors]
+            types = [v._leaf_types(False)[i] for v, own in fresh for i in own or range(len(v._types))]
+            rows = [isinstance(leaf, PerReplica) for pull in self.pulls for leaf in _nest.leaves(pull.element)]
+            kinds = self.jaxpr.out_avals[self._state_count :]
+            repeated = _several.Repeated(steps, kinds, self._mesh is not None)
+            program = repeated.program(self._compute, types, rows, self.results.over_steps)
+            repeated._compiled = jax.jit(self._named(program), donate_argnums=(0, 1))
+            self._several[steps] = repeated
+        return self._several[steps]
+
     # A call.
 
-    def run(self, call: Call, pulled: Sequence[Any], taped: bool) -> Any:
-        """Runs it with the arguments of a call and the elements that it pulled; a gradient tape may look on."""
+    def run(self, call: Call, pulled: Sequence[Any], taped: bool, steps: _several.Steps | None = None) -> Any:
+        """Runs it with the arguments of a call and the elements that it pulled; a gradient tape may look on.
+
+        With `steps` it is the program of so many, and the elements are those of all of them (see `_several`).
+        """
         frame, level, mesh = _levels.frame(), self.level, self._mesh
+        label = self.label if steps is None else f"{steps.times} steps of {self.label}"
+        chosen: Any = self
         with (
-            _dispatch.calling(mesh, self.label, small=True) if mesh is not None else _nowhere as under_way,
+            _dispatch.calling(mesh, label, small=True) if mesh is not None else _nowhere as under_way,
             _levels.lock,
         ):
             elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
@@ -215,11 +252,12 @@ class Program:
                 program, arguments = self._taped, (self._tape_reads(frame), elements, call.dynamic)
             else:
                 arguments = (*self._variables(frame), elements, call.dynamic)
-                program = self._compiled
+                chosen = self if steps is None else self._repeated(steps)
+                program = chosen._compiled
             with _nowhere if level.device is None else jax.default_device(level.device):
-                if under_way is not None and self._compiled_at != _levels.layout_changes and not taped:
+                if under_way is not None and chosen._compiled_at != _levels.layout_changes and not taped:
                     under_way.compile(program, *arguments)
-                    self._compiled_at = _levels.layout_changes
+                    chosen._compiled_at = _levels.layout_changes
                 new, results = program(*arguments)
             if taped:
                 for variable, start, stop in self._writes:
@@ -228,13 +266,15 @@ class Program:
             else:
                 self._replace(frame, new)
             if under_way is not None:
-                under_way.output = results[self._token]
+                under_way.output = results[chosen._token]
+            if _observing.outputs is not None:
+                _observing.outputs[:] = [*results[-1:], *new[-1:]]
         if self.jaxpr.effects:  # what it prints comes out before the call returns
             jax.effects_barrier()
             if level.failures:
                 message, level.failures[:] = level.failures[0], []
                 raise AssertionError(message)
-        return self._rebuild(results)
+        return self.results.rebuilt(results)
 
     def lower(self, call: Call) -> Any:
         """What JAX makes of it for these arguments; nothing is run."""

@@ -1,4 +1,4 @@
-"""Settings: virtual devices, running functions eagerly, and time limits in jobs of several processes.
+"""Settings: virtual devices, how functions run, and time limits in jobs of several processes.
 
 >>> import replicax as rx
 >>> rx.config.functions_run_eagerly()
@@ -8,7 +8,7 @@ False
 from __future__ import annotations
 
 from replicax._devices import device_table, set_virtual_devices
-from replicax._function import functions_run_eagerly, run_functions_eagerly
+from replicax._function import functions_run_eagerly, join_short_steps, run_functions_eagerly
 from replicax._runtime import set_timeouts as set_job_timeouts
 from replicax._runtime import timeouts as job_timeouts
 from replicax._tpu_system import experimental_connect_to_cluster, experimental_connect_to_host
@@ -18,6 +18,7 @@ __all__ = [
     "experimental_connect_to_host",
     "functions_run_eagerly",
     "job_timeouts",
+    "join_short_steps",
     "list_devices",
     "run_functions_eagerly",
     "set_job_timeouts",

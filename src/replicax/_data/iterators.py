@@ -11,6 +11,7 @@ import numpy as np
 
 from replicax._data.elements import Nested, as_host, as_tensor, host_structure, wide_dtypes
 from replicax._data.reading import Reading, packed, unpacked
+from replicax._data.several import Several, together
 from replicax._data.specs import host_spec, tensor_spec
 from replicax._errors import InvalidArgumentError, OutOfRangeError
 from replicax._recycled import Pool
@@ -70,26 +71,109 @@ def tell() -> None:
         on_iterate()
 
 
+class _Failure:
+    """Stands for an element in whose place the dataset raised an exception."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+
 class ElementIterator(Iterator[Any]):
     """The three ways to ask for the next element. A subclass says where it comes from, in `_next_element`."""
 
     _dataset: Any
     _position: int  # how many elements it has given
     _pushed_back: list[Any]
+    _several: Several | None = None  # elements that were made as one, of which some are still to come
 
     def _next_element(self) -> Any:
+        """The next element, or `Several`."""
         raise NotImplementedError
+
+    def _ask_for(self, count: int, after: int = 0) -> None:
+        """Elements are taken so many at a time from now on, `after` so many single ones."""
 
     def _pull(self) -> Any:
         """The next element from the host, never from a compiled function; StopIteration at the end."""
-        element = self._pushed_back.pop() if self._pushed_back else self._next_element()
+        element = self._pushed_back.pop() if self._pushed_back else self._made_next()
+        if isinstance(element, _Failure):
+            raise element.error
         self._position += 1
         return element
 
+    def _made_next(self) -> Any:
+        if self._several is None or self._several.given == self._several.count:
+            self._several, element = None, self._next_element()
+            if not isinstance(element, Several):
+                return element
+            self._several = element
+        return self._several.take()
+
     def _push_back(self, element: Any) -> None:
         """Makes `element` the next one: for a function that took it and then was to be run in another way."""
-        self._pushed_back.append(element)
+        if self._pushed_back or self._several is None or not self._several.take_back(element):
+            self._pushed_back.append(element)
         self._position -= 1
+
+    def _has_next(self, count: int) -> bool:
+        """Whether there are so many elements more; an exception in their place counts as one."""
+        taken, failed = self._pull_up_to(count)
+        for element in reversed(taken):
+            self._push_back(element)
+        return len(taken) == count or failed
+
+    def _pull_several(self, count: int) -> Several | None:
+        """The next `count` elements as one; None where there are fewer or they differ, and then all are to come yet."""
+        self._ask_for(count)
+        if self._several is not None and self._several.given == self._several.count:
+            self._several = None
+        if not self._pushed_back and self._several is None:
+            try:
+                element = self._next_element()
+            except StopIteration:
+                return None
+            except Exception as error:
+                element = _Failure(error)
+            if isinstance(element, Several):
+                self._several = element
+            else:
+                self._pushed_back.append(element)
+        whole = self._several
+        if not self._pushed_back and whole is not None and (whole.given, whole.count) == (0, count):
+            self._several = None
+            self._position += count
+            return whole
+        return self._put_together(count)
+
+    def _put_together(self, count: int) -> Several | None:
+        taken, _ = self._pull_up_to(count)
+        element = together(taken) if len(taken) == count else None
+        if element is not None:
+            return Several(element, count)
+        for element in reversed(taken):
+            self._push_back(element)
+        return None
+
+    def _pull_up_to(self, count: int) -> tuple[list[Any], bool]:
+        """So many elements, or those that there are before the end or an exception; whether it is the latter."""
+        taken: list[Any] = []
+        try:
+            while len(taken) < count:
+                taken.append(self._pull())
+        except StopIteration:
+            pass
+        except Exception as error:
+            self._pushed_back.append(_Failure(error))  # to come up again in its place
+            return taken, True
+        return taken, False
+
+    def _push_several_back(self, several: Several) -> None:
+        """Makes what `_pull_several` gave the next elements."""
+        if self._pushed_back or self._several is not None:  # which come after it
+            self._pushed_back += reversed([several.take() for _ in range(several.count)])
+        else:
+            self._several = several
+        self._position -= several.count
 
     def __next__(self) -> Any:
         element = NotImplemented if lift is None else lift(self)
@@ -133,7 +217,7 @@ class DatasetIterator(ElementIterator):
         self._begin(Reading(dataset._nodes), 0)
 
     def _begin(self, reading: Reading, position: int) -> None:
-        self._reading, self._position, self._pushed_back = reading, position, []
+        self._reading, self._position, self._pushed_back, self._several = reading, position, [], None
         self._elements = self._dataset._make(reading, position)
 
     def _next_element(self) -> Any:

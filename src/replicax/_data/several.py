@@ -1,0 +1,131 @@
+"""Several elements in a row as one, for programs that take several steps in a call.
+
+Each leaf has the elements' leaves along a new first axis; of a PerReplica leaf each component has. Where the elements
+come from the host they are put together there, so that they go to the devices in one transfer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _nest
+from replicax._values import PerReplica, is_text
+
+
+class Several:
+    """So many elements as one, which also gives them one by one."""
+
+    def __init__(self, element: Any, count: int):
+        self.element, self.count = element, count
+        self.given = 0  # how many it has given
+        self._last: Any = None
+
+    def take(self) -> Any:
+        """The next of them."""
+        place = self.given
+        self._last = _nest.map_structure(lambda leaf: _of_array(_row(leaf, place), leaf), self.element)
+        self.given += 1
+        return self._last
+
+    def take_back(self, element: Any) -> bool:
+        """Whether `element` is the one that was given last, which then comes again."""
+        if self._last is None or element is not self._last:
+            return False
+        self.given, self._last = self.given - 1, None
+        return True
+
+
+class Demand:
+    """How many elements the user of an iterator takes at a time, for the thread that makes them."""
+
+    def __init__(self) -> None:
+        self._now = 1, 0  # replaced as a whole, since another thread reads it
+
+    def ask(self, size: int, position: int) -> None:
+        """From `position` on, elements are taken `size` at a time."""
+        before, start = self._now
+        if before != size or (position - start) % size:
+            self._now = size, position
+
+    def at(self, position: int) -> tuple[int, bool]:
+        """How many elements to make together at `position`, and whether they are as many as are asked for."""
+        size, start = self._now
+        left = size - (position - start) % size
+        return left, left == size
+
+
+def together_on_host(parts: Sequence[Sequence[Any]]) -> list[Any] | None:
+    """For each replica its parts of several elements as one; None where the parts differ in shape or are no arrays.
+
+    >>> together_on_host([[np.int32(0), np.int32(1)], [np.int32(2), np.int32(3)]])
+    [array([0, 2], dtype=int32), array([1, 3], dtype=int32)]
+    """
+    structure: Any = jax.tree.structure(parts[0][0])
+    columns: list[list[Any]] = []  # for each replica and each leaf, the elements' arrays
+    for replica in range(len(parts[0])):
+        flat = [jax.tree.flatten(element[replica]) for element in parts]
+        if any(tree != structure for _, tree in flat):
+            return None
+        columns += [list(column) for column in zip(*(leaves for leaves, _ in flat))]
+    if not columns or not all(isinstance(a, (np.ndarray, np.generic)) and not is_text(a) for c in columns for a in c):
+        return None
+    leaves = structure.num_leaves
+    for i in range(leaves):
+        if len({(a.shape, a.dtype) for column in columns[i::leaves] for a in column}) > 1:
+            return None
+    stacked = [np.stack(column) for column in columns]
+    return [structure.unflatten(stacked[i : i + leaves]) for i in range(0, len(stacked), leaves)]
+
+
+def together(elements: Sequence[Any]) -> Any:
+    """Several elements on devices as one; None where they differ in shape or are no arrays."""
+    flat = [_nest.leaves(element) for element in elements]
+    if any(len(leaves) != len(flat[0]) for leaves in flat):
+        return None
+    arrays = [[_array(leaf) for leaf in leaves] for leaves in flat]
+    kinds = [[None if a is None else (a.shape, a.dtype) for a in leaves] for leaves in arrays]
+    if any(None in of_one or of_one != kinds[0] for of_one in kinds):
+        return None
+    stacked = iter(_stacking(_sharding(leaf))(list(column)) for leaf, column in zip(flat[0], zip(*arrays)))
+    return _nest.map_structure(lambda leaf: _of_array(next(stacked), leaf), elements[0])
+
+
+def _array(leaf: Any) -> Any:
+    if isinstance(leaf, PerReplica):
+        return leaf.array() if leaf.mesh is not None else None
+    return leaf if isinstance(leaf, jax.Array) else None
+
+
+def _of_array(array: Any, leaf: Any) -> Any:
+    return PerReplica.of_array(array, leaf.mesh) if isinstance(leaf, PerReplica) else array
+
+
+def _sharding(leaf: Any) -> Any:
+    """Of a PerReplica leaf; None for a plain array."""
+    return leaf.mesh.stacked if isinstance(leaf, PerReplica) and leaf.mesh is not None else None
+
+
+@functools.cache
+def _stacking(sharding: Any) -> Any:
+    if sharding is None:
+        return jax.jit(jnp.stack)
+    return jax.jit(lambda arrays: jnp.stack(arrays, axis=1), out_shardings=sharding)
+
+
+def _row(leaf: Any, place: int) -> Any:
+    return _row_of(_sharding(leaf))(_array(leaf), place)
+
+
+@functools.cache
+def _row_of(sharding: Any) -> Any:
+    if sharding is None:
+        return jax.jit(lambda array, place: jax.lax.dynamic_index_in_dim(array, place, 0, keepdims=False))
+    return jax.jit(
+        lambda array, place: jax.lax.dynamic_index_in_dim(array, place, 1, keepdims=False), out_shardings=sharding
+    )

@@ -1,0 +1,315 @@
+"""Loops over distributed datasets whose steps are short: several iterations in one program.
+
+Such a loop is driven from the host, and each `strategy.run` in it is a program of its own. Where an iteration takes
+little time, most of it goes into calls. So, once the loop has run for a while, its body is traced as a whole, with the
+loop's variables for arguments and results, and repeated in one program (see `_several`). That is for bodies that do
+nothing but compute (see `_pure`); others, and the elements that do not fit, go on as before.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from replicax import _function, _levels, _operators, _private, _programs, _pure, _several, _tape
+from replicax._arguments import Call
+from replicax._blocks import Undefined, UndefinedReturnValue
+from replicax._data import ElementIterator
+from replicax._input import DistributedDataset, DistributedIterator
+from replicax._pure import Counter, Impure
+
+SHORT = 0.003  # seconds; a body that takes longer is not worth it
+CALL = 0.01  # seconds that a call should take
+MOST = 64  # iterations a call
+BYTES = 1 << 26  # of elements a call
+MEASURED = 5  # iterations that are waited for
+PATIENCE = 0.5  # for how long a loop runs as it is before its body is compiled, as a part of what that may take
+LEAST = 0.2  # seconds that it is taken to take at least
+TRACES = 4  # of one body; where more would be needed, the loop goes on as it is
+
+_END = object()
+
+
+def for_stmt(
+    iter_: Any, extra_test: Any, body: Any, get_state: Callable, set_state: Callable, names: Any, opts: Any
+) -> None:
+    """A `for` statement of converted code."""
+    may_join = (
+        extra_test is None
+        and isinstance(iter_, (DistributedDataset, DistributedIterator))
+        and _function.host_driven()
+        and _function.short_steps_join()
+        and type(_levels.frame()) is _levels.Frame
+        and _private.is_eager(_private.current_trace())  # else a tape follows what is computed
+        and jax.process_count() == 1  # workers that decide by the time would not decide alike
+    )
+    if may_join and not (known := _body_of(body, names)).refused:
+        _Loop(known, iter(iter_), body, get_state, set_state).run()
+    else:
+        _operators.for_stmt(iter_, extra_test, body, get_state, set_state, names, opts)
+
+
+class _Body:
+    """What is known of the body of a loop, from one time that it runs to the next."""
+
+    def __init__(self, refused: bool):
+        self.refused = refused  # whether it is to run as it is
+        self.first: float | None = None  # how long the first iteration took, which compiles
+        self.times: list[float] = []
+        self.spent = 0.0  # how long those took that were not measured
+        self.count = 0  # iterations a call; 0 where that is not known yet
+        self.programs: list[_Program] = []
+        self.traces = 0
+        self.lock = threading.RLock()  # held while it is traced
+
+    def note(self, seconds: float, iterator: Any, element: Any) -> None:
+        """An iteration took so long."""
+        if self.first is None:
+            self.first = seconds
+        elif len(self.times) < MEASURED:
+            self.times.append(seconds)
+            if len(self.times) == MEASURED:
+                self.refused = min(self.times) > SHORT
+        else:
+            self.spent += seconds
+            # What one program takes to be compiled is about what the first iteration took.
+            if self.spent >= PATIENCE * max(self.first, LEAST) and not self.count:
+                self.count = self._count(iterator, element)
+                self.refused = self.count < 2
+
+    def _count(self, iterator: Any, element: Any) -> int:
+        size = sum(x.nbytes for x in jax.tree.leaves(element) if isinstance(x, jax.Array))
+        # Most of the time that an iteration takes now is that of its calls.
+        most = int(min(MOST, CALL / min(self.times) * 4, BYTES / max(size, 1)))
+        cardinality = int(iterator._dataset.cardinality)
+        if cardinality < 0:
+            return most
+        # The first and the last iteration are apart from the others. Few calls are made where few are left over.
+        rest = cardinality - 2
+        return min(range(2, min(most, rest // 2) + 1), key=lambda count: rest // count + rest % count, default=0)
+
+
+_bodies: weakref.WeakKeyDictionary[Any, _Body] = weakref.WeakKeyDictionary()
+
+
+def _body_of(body: Any, names: Any) -> _Body:
+    known = _bodies.get(body.__code__)
+    if known is None:
+        simple = all(name.isidentifier() for name in names)
+        known = _bodies[body.__code__] = _Body(not simple or _pure.writes(body.__code__, names))
+    return known
+
+
+class _Loop:
+    """A loop as it runs."""
+
+    def __init__(self, known: _Body, iterator: Any, body: Any, get_state: Callable, set_state: Callable):
+        self.known, self.iterator, self.body = known, iterator, body
+        self.get_state, self.set_state = get_state, set_state
+        self._program: _Program | None = None  # which was seen to compute what this loop does
+
+    def run(self) -> None:
+        known, failures = self.known, 0
+        if known.count and not known.refused:
+            self.iterator._ask_for(known.count, 1)
+        while (element := next(self.iterator, _END)) is not _END:
+            self._single(element)  # the first one gives the variables their types
+            while known.count and not known.refused and failures < 2:
+                if not self._several():  # as at the end of the data
+                    failures += 1
+                    break
+                failures = 0
+
+    def _single(self, element: Any) -> None:
+        known = self.known
+        if known.refused or known.count:
+            self.body(element)
+            return
+        measured = known.first is None or len(known.times) < MEASURED
+        with _programs.observed() as outputs:
+            begin = time.perf_counter()
+            self.body(element)
+            if measured:
+                jax.block_until_ready([x for x in outputs if not x.is_deleted()])
+        known.note(time.perf_counter() - begin, self.iterator, element)
+
+    def _several(self) -> bool:
+        """Whether the next iterations were one call."""
+        known = self.known
+        state = _flat(self.get_state())
+        if state is None:
+            return False
+        with known.lock:
+            program = self._program if self._program is not None and self._program.takes(state) else None
+            program = program or next((p for p in known.programs if p.takes(state) and p.fits(self)), None)
+            if program is None:
+                if known.traces >= TRACES:
+                    known.refused = True
+                    return False
+                program = _Program(state)
+            before = program.entered
+            found = program.found(self, state, known.count)
+            known.traces += program.entered - before
+            known.refused |= program.failed
+            if found is None:
+                return False
+            self._program = program
+            if program not in known.programs:
+                known.programs.append(program)
+        self.set_state(program.run(found, state, known.count))
+        return True
+
+
+class _Feed(ElementIterator):
+    """The iterator of the loop that runs, whichever it is."""
+
+    def __init__(self) -> None:
+        self._dataset = self
+        self.current: Any = None
+
+    def _pull(self) -> Any:
+        return self.current._pull()
+
+    def _push_back(self, element: Any) -> None:
+        self.current._push_back(element)
+
+    def _ask_for(self, count: int, after: int = 0) -> None:
+        self.current._ask_for(count, after)
+
+    def _pull_several(self, count: int) -> Any:
+        return self.current._pull_several(count)
+
+    def _push_several_back(self, several: Any) -> None:
+        self.current._push_several_back(several)
+
+
+class _State:
+    """The loop's variables: arrays, integers, and what does not change."""
+
+    def __init__(self, leaves: list[Any], tree: Any):
+        self.leaves, self.tree = leaves, tree
+        self.kinds = [
+            (x.shape, x.dtype) if isinstance(x, jax.Array) else (type(x), repr(x) if type(x) in _CONSTANT else None)
+            for x in leaves
+        ]
+
+    @property
+    def arrays(self) -> list[Any]:
+        return [x for x in self.leaves if isinstance(x, jax.Array)]
+
+    def rebuilt(self, arrays: Any, integer: Callable[[int, Any], Any]) -> Any:
+        """The variables with these arrays, and `integer(i, value)` for the i-th leaf, which is one."""
+        rest = iter(arrays)
+        leaves = [
+            next(rest) if isinstance(x, jax.Array) else integer(i, x) if type(x) is int else x
+            for i, x in enumerate(self.leaves)
+        ]
+        return jax.tree.unflatten(self.tree, leaves)
+
+
+_CONSTANT = bool, float, complex, str, bytes
+_FOLLOWED = *_CONSTANT, int, type(None), Undefined, UndefinedReturnValue
+
+
+def _flat(values: Any) -> _State | None:
+    """None where a variable is of a kind that cannot be followed."""
+    leaves, tree = jax.tree.flatten(values, is_leaf=lambda x: x is None or _tape.is_variable(x))
+    if all(type(x) in _FOLLOWED or (isinstance(x, jax.Array) and not x.aval.weak_type) for x in leaves):
+        return _State(leaves, tree)
+    return None
+
+
+class _Program:
+    """The body of a loop as a compiled function."""
+
+    def __init__(self, state: _State):
+        self._tree, self._kinds = state.tree, state.kinds
+        self._watch = _pure.Watch()
+        self._added: dict[int, int] | None = None  # by how much each integer grows in an iteration
+        self.failed = False  # whether the body is not to be traced again
+        self.entered = 0  # how many times the body was traced
+        self._traced: tuple[_Loop, _State] | None = None  # while it is
+        self._function = _function.Function(self._step, None, autograph=True, compiled_only=True)
+        self._feed = _Feed()
+        self._key: Any = None  # what it depends on
+        self._keep: list[Any] = []  # objects that this knows by their id
+
+    def takes(self, state: _State) -> bool:
+        """Whether the loop's variables are of the kinds that it was made for."""
+        return self._tree == state.tree and self._kinds == state.kinds
+
+    def fits(self, loop: _Loop) -> bool:
+        """Whether it computes what the loop does now."""
+        return self._key == self._depends_on(loop, [])
+
+    def _depends_on(self, loop: _Loop, keep: list[Any]) -> Any:
+        def key_of(value: Any) -> Any:
+            return _function._closure_key(value, keep)
+
+        own = {"ag__", *loop.set_state.__code__.co_freevars}
+        functions = [(loop.body, own), *((function, ()) for function in self._watch.functions)]
+        return tuple(_pure.depends_on(function, apart_from, key_of) for function, apart_from in functions)
+
+    def _step(self, iterator: Any, arrays: list[Any]) -> list[Any]:
+        """One iteration; Python runs this once, to trace it."""
+        assert self._traced is not None
+        loop, state = self._traced
+        element = next(iterator)
+        self.entered += 1
+        loop.set_state(state.rebuilt(arrays, lambda i, value: Counter()))
+        with _pure.watching(self._watch):
+            loop.body(element)
+        after, tree = jax.tree.flatten(loop.get_state(), is_leaf=lambda x: x is None or _tape.is_variable(x))
+        if self._watch.refused or tree != state.tree:
+            raise Impure
+        added = {}
+        for i, (old, new) in enumerate(zip(state.leaves, after)):
+            if isinstance(old, jax.Array):
+                if not isinstance(new, jax.Array) or (new.shape, new.dtype) != (old.shape, old.dtype):
+                    raise Impure
+                if new.aval.weak_type:
+                    raise Impure
+            elif type(old) is int:
+                if type(new) is not Counter:
+                    raise Impure
+                added[i] = new.added
+            elif type(new) is not type(old) or repr(new) != repr(old):
+                raise Impure
+        if self._added not in (None, added):
+            raise Impure
+        self._added = added
+        return [new for new in after if isinstance(new, jax.Array)]
+
+    def found(self, loop: _Loop, state: _State, count: int) -> Any:
+        """The call and the program for the next elements; None where they are not for so many iterations in one."""
+        self._feed.current = loop.iterator
+        arguments: tuple[tuple, dict] = (self._feed, state.arrays), {}
+        call = Call(*arguments)
+        self._traced, before = (loop, state), self._function.experimental_get_tracing_count()
+        try:
+            found = self._function._found_several(call, *arguments, count, carries=True)
+        except Exception:  # it comes up again where the body runs as it is
+            found, self._added = None, None
+        finally:
+            self._feed.current = self._traced = None
+            if self._function.experimental_get_tracing_count() > before:
+                loop.set_state(state.rebuilt(state.arrays, lambda i, value: value))
+        entries = [entry for entries in self._function._entries.values() for entry in entries]
+        self.failed = self.entered > 0 and self._added is None
+        self.failed |= not all(_several.repeatable(entry) for entry in entries)
+        if found is not None and self._key is None:
+            self._key = self._depends_on(loop, self._keep)
+        return None if found is None else (call, found)
+
+    def run(self, found: Any, state: _State, count: int) -> Any:
+        """The loop's variables after so many iterations in one program."""
+        call, (entry, steps, elements) = found
+        arrays = entry.run(call, elements, False, steps)
+        assert self._added is not None
+        added = self._added
+        return state.rebuilt(arrays, lambda i, value: value + count * added[i])

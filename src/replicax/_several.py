@@ -1,0 +1,199 @@
+"""Several steps of a compiled function in one call.
+
+The program of one step (see `_function`) is repeated by `lax.scan` inside of one program, with the variables carried
+from step to step and the elements of all steps put together before (see `_data.several`). Where that cannot be, since
+the elements differ in shape, the data end or the function is no program at all, the steps run one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from replicax import _context, _nest, _private
+from replicax._blocks import strong
+from replicax._errors import OutOfRangeError
+from replicax._pulls import Pull, element_arrays, outside
+from replicax._values import Mirrored, PerReplica, is_array, is_text
+
+_TOKEN_SIZE = 256  # bytes; a larger result is not kept just to see whether its call has ended
+
+
+def token_of(results: Sequence[Any], repeats: int = 1) -> int:
+    """Which result tells that a call has ended, where that is to be known; -1 for none of these types."""
+    small = (i for i, x in enumerate(results) if repeats * x.size * x.dtype.itemsize <= _TOKEN_SIZE)
+    return next(small, -1)
+
+
+class Steps(NamedTuple):
+    """How many steps one program takes, and whether what a step returns is what the next one gets for arguments."""
+
+    times: int
+    carries: bool = False
+
+
+class Repeated:
+    """The program of so many steps.
+
+    Args:
+        steps: how many.
+        results: the types of what a step returns.
+        told: whether it is to be known when a call ends.
+    """
+
+    def __init__(self, steps: Steps, results: Sequence[Any], told: bool):
+        self._steps, self._results = steps, len(results)
+        self._token = token_of(results, 1 if steps.carries else steps.times)
+        self._own_token = told and self._token == -1
+        self._compiled_at = -1
+        self._compiled: Any = None
+
+    def program(
+        self,
+        step: Callable[..., tuple[list[Any], list[Any]]],
+        types: Sequence[Any],
+        rows: Sequence[bool],
+        over_steps: Callable[[int, Any], Any],
+    ) -> Callable[..., tuple[list[Any], list[Any]]]:
+        """What is to be compiled: the same as `step`, but for the elements, which are those of all steps.
+
+        It gives the variables' last values, and the results of the steps stacked; where it carries, the last ones.
+
+        Args:
+            step: the program of one step, as `_programs` has it.
+            types: of the variables' leaves that it gives and does not take, behind the others.
+            rows: which of the elements' arrays have the replicas along their first axis.
+            over_steps: makes of a result's place and the stacked results what is to be returned.
+        """
+        (count, carries), number = self._steps, self._results
+
+        def program(
+            replaced: list[Any], donated: list[Any], read: list[Any], kept: list[Any], pulled: Any, dynamic: Any
+        ) -> tuple[list[Any], list[Any]]:
+            def body(carry: tuple[list[Any], list[Any], list[Any]], elements: list[Any]) -> Any:
+                vectors, leaves, arguments = carry
+                own = leaves[: len(donated)]
+                new, results = step(vectors, own, read, kept, elements, arguments if carries else dynamic)
+                after, results = [strong(x) for x in new], results[:number]
+                vectors, leaves = after[: len(replaced)], after[len(replaced) :]
+                return (vectors, leaves, [strong(x) for x in results] if carries else []), [] if carries else results
+
+            # Variables that are only written have no value before.
+            fresh = [jnp.zeros(kind.shape, kind.dtype) for kind in types]
+            start = list(replaced), [*(strong(x) for x in donated), *fresh], [strong(x) for x in dynamic if carries]
+            elements = [jnp.moveaxis(x, 1, 0) if of_replicas else x for x, of_replicas in zip(pulled, rows)]
+            (vectors, leaves, last), stacked = lax.scan(body, start, elements, length=count)
+            results = last if carries else [over_steps(i, x) for i, x in enumerate(stacked)]
+            return [*vectors, *leaves], [*results, jnp.zeros((), jnp.int8)] if self._own_token else results
+
+        return program
+
+
+class Found(NamedTuple):
+    """What a call of several steps runs: the program of one step, if there is one, and the elements."""
+
+    entry: Any
+    steps: Steps
+    elements: list[Any]
+
+
+NOT_TRACED = Found(None, Steps(0), [])
+
+
+def found(entries: Sequence[Any], count: int, arguments: list[Any], carries: bool = False) -> Found | None:
+    """The next elements, with the program that takes them; None where the steps have to run one by one.
+
+    `entries` are the programs of one step that there are. Where none takes the elements, it is `NOT_TRACED`, and they
+    are to come yet.
+    """
+    first = entries[0]
+    sources = [pull.source(arguments) for pull in first.pulls]
+    if len({id(source) for source in sources}) < len(sources) or any(source is None for source in sources):
+        return None
+    pulled: list[Any] = []
+    with outside():
+        for source in sources:
+            several = source._pull_several(count)
+            if several is None:
+                break
+            pulled.append(several)
+        elements = [several.element for several in pulled]
+        entry = None
+        if len(pulled) == len(sources):
+            entry = next((e for e in entries if _takes(e.pulls, elements)), None)
+        if entry is None or not repeatable(entry):
+            for source, several in zip(sources, pulled):
+                source._push_several_back(several)
+            return NOT_TRACED if entry is None and len(pulled) == len(sources) else None
+    return Found(entry, Steps(count, carries), elements)
+
+
+def _takes(pulls: Sequence[Pull], elements: Sequence[Any]) -> bool:
+    """Whether the elements of all steps are of the shapes and dtypes of those that were pulled while tracing."""
+    for pull, element in zip(pulls, elements):
+        before: Any = jax.tree.structure(pull.element)
+        if before != jax.tree.structure(element):
+            return False
+        for one, several, leaf in zip(element_arrays(pull.element), element_arrays(element), _nest.leaves(element)):
+            axis = 1 if isinstance(leaf, PerReplica) else 0
+            shape = (*several.shape[:axis], *several.shape[axis + 1 :])
+            if (one.shape, one.dtype) != (shape, several.dtype):
+                return False
+    return True
+
+
+def repeatable(entry: Any) -> bool:
+    """Whether a program of one step can be part of one of several."""
+    # What it prints or asserts is to come out after each step.
+    return not entry.jaxpr.effects and not entry.level.local and entry.results.stackable
+
+
+def has_more(entries: Sequence[Any] | None, arguments: list[Any]) -> bool:
+    """Whether there are elements for one more step, as far as it is known where they come from."""
+    sources = [pull.source(arguments) for pull in entries[0].pulls] if entries else []
+    with outside():
+        return all(source is None or source._has_next(sources.count(source)) for source in sources)
+
+
+class Apart(list, _nest.Leaf):
+    """A leaf of the results of several steps that are no one array, such as those of batches of other sizes."""
+
+
+def one_by_one(count: int, step: Callable[[], Any], more: Callable[[], bool]) -> Any:
+    """What so many steps return, or as many as there are data for, put together."""
+    results: list[Any] = []
+    while len(results) < count and (not results or more()):
+        try:
+            results.append(step())
+        except (OutOfRangeError, StopIteration):
+            if not results:
+                raise
+            break
+    try:
+        return _nest.merge(results, _stacked)
+    except AssertionError:  # of different structures
+        return Apart(results)
+
+
+def _stacked(leaves: Sequence[Any]) -> Any:
+    """The leaves of several results as one; a list where they differ in shape."""
+    first = leaves[0]
+    kind = type(first)
+    if isinstance(first, (PerReplica, Mirrored)):
+        if any(type(leaf) is not kind or len(leaf.values) != len(first.values) for leaf in leaves):
+            return Apart(leaves)
+        parts = [_stacked(column) for column in zip(*(leaf.values for leaf in leaves))]
+        return Apart(leaves) if any(isinstance(part, Apart) for part in parts) else kind(parts, first.mesh)
+    if isinstance(first, (bool, int, float, complex)):
+        leaves = [_context.as_array(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf for leaf in leaves]
+    if not all(is_array(leaf) and not is_text(leaf) for leaf in leaves):
+        return first if all(leaf is first or leaf == first for leaf in leaves) else Apart(leaves)
+    if len({(leaf.shape, leaf.dtype) for leaf in leaves}) > 1:
+        return Apart(leaves)
+    # The results of programs lie on all devices, those of eager code on one.
+    traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
+    return jnp.stack(leaves if traced else [_private.single(jnp.asarray(leaf)) for leaf in leaves])

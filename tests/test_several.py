@@ -1,0 +1,399 @@
+"""Several steps in one call: `rx.function(steps_per_call=K)`. What it gives is what K calls of one step give."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_ways import SUM, a_few_strategies, mirrored, one_device
+
+import replicax as rx
+from replicax import _function, _loops, _programs
+
+A, S = rx.VariableAggregation, rx.VariableSynchronization
+ROWS = np.arange(210, dtype=np.float32).reshape(70, 3) / 100
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """How many steps each program took that was called, in order."""
+    called: list[int] = []
+    run = _programs.Program.run
+
+    def counted(self, call, pulled, taped, steps=None):
+        called.append(1 if steps is None else steps.times)
+        return run(self, call, pulled, taped, steps)
+
+    monkeypatch.setattr(_programs.Program, "run", counted)
+    return called
+
+
+def batches(strategy, rows=ROWS, size=8):
+    return strategy.experimental_distribute_dataset(rx.data.Dataset.from_tensor_slices(rows).batch(size))
+
+
+class Training:
+    """A step that reads, writes and only writes variables of several kinds."""
+
+    def __init__(self, strategy, steps):
+        with strategy.scope():
+            self.w = rx.Variable(np.ones(3, np.float32), aggregation=A.MEAN)
+            self.count, self.last = rx.Variable(0), rx.Variable(0.0)
+            self.metric = rx.Variable(0.0, synchronization=S.ON_READ, aggregation=A.SUM)
+        self.iterator = iter(batches(strategy))
+
+        def replica(x):
+            loss = jnp.sum(x * self.w.value())
+            gradient = rx.get_replica_context().all_reduce(SUM, jnp.sum(x * loss, axis=0))
+            self.w.assign_sub(0.0001 * gradient)
+            self.metric.assign_add(loss)
+            return loss, x
+
+        @rx.function(steps_per_call=steps)
+        def step():
+            loss, x = strategy.run(replica, args=(next(self.iterator),))
+            self.count.assign_add(1)
+            total = strategy.reduce(SUM, loss, axis=None)
+            self.last.assign(total)
+            return {"total": total, "loss": loss, "x": x, "what": "training"}
+
+        self.step = step
+
+    def state(self):
+        return [self.w.numpy().tolist(), int(self.count), float(self.last), float(self.metric)]
+
+    def all(self):
+        results = []
+        while True:
+            try:
+                results.append(self.step())
+            except rx.OutOfRangeError:
+                return results
+
+
+@a_few_strategies
+def test_it_gives_what_single_steps_give(make, programs):
+    strategy = make()
+    single, several = Training(strategy, 1), Training(strategy, 4)
+    one_each, results = single.all(), several.all()
+    assert int(single.count) == 9
+    np.testing.assert_allclose(np.hstack(several.state()), np.hstack(single.state()), rtol=1e-6)
+    totals = np.concatenate([r["total"] for r in results])
+    np.testing.assert_allclose(totals, [float(r["total"]) for r in one_each], rtol=1e-6)
+    assert [r["total"].shape for r in results] == [(4,), (4,), (1,)]
+    for of_one, first in enumerate(zip(*(strategy.experimental_local_results(r["x"]) for r in results[:2]))):
+        each = [strategy.experimental_local_results(r["x"])[of_one] for r in one_each[:8]]
+        np.testing.assert_array_equal(np.concatenate(first), np.stack(each))
+    assert results[0]["what"] == "training"
+    assert programs.count(4) == 2  # and the last batch is smaller
+    if strategy.num_replicas_in_sync <= 2:
+        assert programs == [1] * 9 + [4, 4, 1] and several.step.experimental_get_tracing_count() == 2
+
+
+def test_results_of_other_sizes_are_a_list():
+    strategy = mirrored(2)
+    iterator = iter(batches(strategy, ROWS[:23]))  # the last batch has parts of 4 and 3 rows
+
+    @rx.function(steps_per_call=3)
+    def step(iterator):
+        x = next(iterator)
+        return strategy.run(lambda x: x[:, 0], args=(x,)), strategy.reduce(SUM, x, axis=0)
+
+    rows, sums = step(iterator)
+    assert [[part.shape[0] for part in x.values] for x in rows] == [[4, 4], [4, 4], [4, 3]]
+    np.testing.assert_allclose(sums, [ROWS[i : i + 8][: 23 - i].sum(axis=0) for i in (0, 8, 16)], rtol=1e-6)
+    for _ in range(2):
+        with pytest.raises(rx.OutOfRangeError):
+            step(iterator)
+
+
+def test_an_exception_in_the_data_comes_after_the_steps_before_it(programs):
+    def made():
+        yield from np.arange(12, dtype=np.float32).reshape(6, 2)
+        raise ArithmeticError("no more of these")
+
+    strategy = mirrored(2)
+    total = rx.Variable(0.0)
+    data = rx.data.Dataset.from_generator(made, output_signature=rx.TensorSpec((2,), np.float32))
+    iterator = iter(strategy.experimental_distribute_dataset(data))
+    step = rx.function(lambda: total.assign_add(strategy.reduce(SUM, next(iterator), axis=0)), steps_per_call=4)
+    step()
+    assert float(total) == 28.0
+    with pytest.raises(ArithmeticError, match="no more of these"):
+        step()
+    assert float(total) == 66.0 and programs == [4, 1, 1]
+
+
+def test_the_iterator_stands_behind_the_elements_of_the_call(programs):
+    strategy = mirrored(2)
+    distributed = batches(strategy, np.arange(64, dtype=np.float32), 2)
+    iterator = iter(distributed)
+
+    @rx.function(steps_per_call=4)
+    def step(iterator):
+        return strategy.reduce(SUM, next(iterator), axis=0)
+
+    assert step(iterator).tolist() == [1.0, 5.0, 9.0, 13.0]
+    state = iterator.save_state()
+    # Elements that were made four at a time also come one by one, and calls then take what is in between.
+    assert [part.tolist() for part in next(iterator).values] == [[8.0], [9.0]]
+    for first in (10, 18, 26, 34, 42):
+        assert step(iterator).tolist() == [2.0 * first + 1 + 4 * i for i in range(4)]
+    assert step(iterator).tolist() == [101.0, 105.0, 109.0, 113.0]
+    assert step(iterator).tolist() == [117.0, 121.0, 125.0]
+    assert programs == [4] * 7 + [1] * 3
+    other = iter(distributed)
+    other.restore_state(state)
+    assert step(other).tolist() == [17.0, 21.0, 25.0, 29.0]
+    assert step.experimental_get_tracing_count() == 1
+
+
+def test_elements_of_several_iterators_and_of_none():
+    numbers = rx.data.Dataset.range(10)
+    v = rx.Variable(0)
+
+    @rx.function(steps_per_call=3)
+    def step(first, second, scale):
+        v.assign_add(next(first) * scale + next(second))
+        return v.value()
+
+    first, second = iter(numbers), iter(numbers.skip(5))
+    assert step(first, second, jnp.int32(10)).tolist() == [5, 21, 48]
+    assert step(first, second, 10).tolist() == [86, 135]  # the second one ends
+    assert int(next(first)) == 5  # from which no element was taken in vain
+    assert step(iter(numbers), iter(numbers), 0).tolist() == [135, 136, 138]
+
+    one = iter(numbers)
+    twice = rx.function(lambda: (next(one), next(one)), steps_per_call=2)
+    assert [x.tolist() for x in twice()] == [[0, 2], [1, 3]]
+    assert rx.function(lambda x: v.assign_add(x), steps_per_call=3)(2).tolist() == [140, 142, 144]
+
+
+def test_it_runs_inside_of_other_functions_and_eagerly():
+    v = rx.Variable(0)
+    traces = collections.Counter()
+
+    @rx.function(steps_per_call=3)
+    def step(x):
+        traces["step"] += 1
+        v.assign_add(x)
+        return v.value()
+
+    assert rx.function(lambda x: step(x) * 2)(1).tolist() == [2, 4, 6]
+    rx.config.run_functions_eagerly(True)
+    try:
+        assert step(1).tolist() == [4, 5, 6]
+    finally:
+        rx.config.run_functions_eagerly(False)
+    assert jax.grad(lambda x: rx.function(lambda x: x**2, steps_per_call=2)(x).sum())(3.0) == 12.0
+
+    class Model:
+        @rx.function(steps_per_call=2)
+        def step(self):
+            return v.assign_add(1) * 1
+
+    assert Model().step().tolist() == [7, 8]
+    printed = []
+    shown = rx.function(lambda x: jax.debug.callback(printed.append, v.assign_add(x)), steps_per_call=2)
+    shown(1)  # what is seen from outside is seen after each step
+    assert [int(x) for x in printed] == [9, 10]
+
+
+def test_variables_are_made_in_the_first_step():
+    made = []
+
+    @rx.function(steps_per_call=3)
+    def step():
+        if not made:
+            made.append(rx.Variable(0))
+        return made[0].assign_add(1, read_value=True) * 1
+
+    assert [step().tolist() for _ in range(2)] == [[1, 2, 3], [4, 5, 6]]
+
+
+@pytest.mark.parametrize("steps, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), (None, TypeError)])
+def test_wrong_numbers_of_steps(steps, error):
+    with pytest.raises(error):
+        rx.function(lambda: 0, steps_per_call=steps)
+
+
+# Loops over distributed datasets, by themselves.
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """Loops take several iterations a call as soon as they can, four at the most."""
+    for name, value in {"SHORT": 60.0, "MOST": 4, "MEASURED": 1, "PATIENCE": 0.0, "CALL": 1e6}.items():
+        monkeypatch.setattr(_loops, name, value)
+    monkeypatch.setattr(_function, "_join_steps", True)
+
+
+def numbers(strategy, count=21, size=2):
+    return strategy.experimental_distribute_dataset(
+        rx.data.Dataset.from_tensor_slices(np.arange(count, dtype=np.float32)).batch(size)
+    )
+
+
+@pytest.mark.parametrize("strategy", [lambda: mirrored(2), one_device], ids=["mirrored", "one device"])
+def test_short_iterations_of_a_loop_become_one_program(strategy, programs, at_once):
+    strategy, traces = strategy(), []
+    with strategy.scope():
+        v, steps = rx.Variable(0.0, aggregation=A.SUM), rx.Variable(0)
+
+    def replica(x):
+        traces.append(1)
+        v.assign_add(x.sum())
+        return x.sum()
+
+    @rx.function(autograph=True)
+    def epoch(dataset):
+        total, count, last = 0.0, 10, None
+        for x in dataset:
+            last = strategy.reduce(SUM, strategy.run(replica, args=(x,)), axis=None)
+            total += last
+            if last > 20:
+                total += 100
+            steps.assign_add(1)
+            count += 2
+        return total, count, last
+
+    for k in range(3):  # the last batch of each is smaller
+        total, count, last = epoch(numbers(strategy) if k == 0 else numbers(strategy, 41))
+        n = 21 if k == 0 else 41
+        expected = [sum(range(i, min(i + 2, n))) for i in range(0, n, 2)]
+        assert float(total) == sum(expected) + 100 * sum(x > 20 for x in expected)
+        assert (count, type(count), float(last)) == (10 + 2 * len(expected), int, float(n - 1))
+    assert float(v) == 210 + 2 * 820 and int(steps) == 11 + 2 * 21
+    assert 4 not in programs and programs.count(3) >= 10
+
+
+def test_a_loop_is_traced_once_for_all_its_epochs(programs, at_once):
+    strategy, traces = mirrored(2), []
+    distributed = numbers(strategy, 36)
+
+    def replica(x):
+        traces.append(1)
+        return x.sum()
+
+    @rx.function(autograph=True)
+    def epoch():
+        total = jnp.zeros(())
+        for x in distributed:
+            total += strategy.reduce(SUM, strategy.run(replica, args=(x,)), axis=None)
+        return total
+
+    assert [float(epoch()) for _ in range(3)] == [630.0] * 3  # 18 iterations each
+    assert len(traces) == 2  # by itself in the first iterations, and as a part of the whole
+    assert programs[-6:] == [1, 4, 4, 4, 4, 1]
+
+
+@pytest.mark.parametrize(
+    "what", ["print", "with", "append", "attribute", "item", "modulo", "float", "function", "weak"]
+)
+def test_a_body_that_is_seen_from_outside_runs_each_time(what, at_once, capsys):
+    strategy, seen = mirrored(2), []
+    holder = collections.namedtuple("Holder", "values")({})
+    box = type("Box", (), {})()
+
+    def noted(value):
+        seen.append(value)
+
+    @rx.function(autograph=True)
+    def epoch(dataset):
+        total, count = 0.0, 0
+        for x in dataset:
+            part = strategy.reduce(SUM, x, axis=0)
+            count += 1
+            if what == "print":
+                print("one more")
+            elif what == "with":
+                with contextlib.nullcontext(seen.append(part)):
+                    part = part * 1
+            elif what == "append":
+                seen.append(part)
+            elif what == "attribute":
+                box.last = part
+            elif what == "item":
+                holder.values[count] = part
+            elif what == "modulo":
+                if count % 5 == 0:
+                    part = part * 0
+            elif what == "float":
+                total += float(part)
+                continue
+            elif what == "function":
+                noted(part)
+            elif what == "weak":
+                part = jnp.asarray(1.0) * 2
+            total += part
+        return total
+
+    for _ in range(2):
+        seen.clear()
+        total = epoch(numbers(strategy, 24))
+        parts = [float(i + i + 1) for i in range(0, 24, 2)]
+        assert float(total) == {"modulo": sum(parts) - parts[4] - parts[9], "weak": 24.0}.get(what, sum(parts))
+        if what == "print":
+            assert capsys.readouterr().out == "one more\n" * 12
+        elif what in ("append", "function", "with"):
+            assert [float(x) for x in seen] == parts
+        elif what == "attribute":
+            assert float(box.last) == parts[-1]
+        elif what == "item":
+            assert [float(holder.values[i + 1]) for i in range(12)] == parts
+        elif what == "float":
+            assert type(total) is float
+
+
+def test_what_a_loop_reads_of_python_is_what_it_is_now(at_once, programs):
+    strategy = mirrored(2)
+
+    class Trainer:
+        rate = 1.0
+
+        @rx.function(autograph=True)
+        def epoch(self, dataset):
+            total = jnp.zeros(())
+            for x in dataset:
+                total += strategy.reduce(SUM, x, axis=0) * self.rate
+            return total
+
+    trainer, distributed = Trainer(), numbers(strategy, 24)
+    for rate in (1.0, 2.0, 2.0, 3.0, 4.0, 5.0, 6.0):
+        trainer.rate = rate
+        assert float(trainer.epoch(distributed)) == 276 * rate
+    assert max(programs) > 1
+
+
+def test_an_exception_in_a_loop_comes_in_its_place(at_once, programs):
+    def made():
+        yield from np.arange(36, dtype=np.float32).reshape(18, 2)
+        raise ArithmeticError("no more of these")
+
+    strategy, v = mirrored(2), rx.Variable(0.0)
+    data = rx.data.Dataset.from_generator(made, output_signature=rx.TensorSpec((2,), np.float32))
+    distributed = strategy.experimental_distribute_dataset(data)
+
+    @rx.function(autograph=True)
+    def epoch():
+        for x in distributed:
+            v.assign_add(strategy.reduce(SUM, x, axis=0))
+
+    for k in (1, 2):
+        with pytest.raises(ArithmeticError, match="no more of these"):
+            epoch()
+        assert float(v) == 630 * k
+    assert max(programs) > 1
+
+    programs.clear()
+    rx.config.join_short_steps(False)
+    try:
+        with pytest.raises(ArithmeticError, match="no more of these"):
+            epoch()
+    finally:
+        rx.config.join_short_steps(True)
+    assert float(v) == 630 * 3 and max(programs, default=1) == 1
