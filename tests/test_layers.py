@@ -103,6 +103,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "adapters": ("_keras", "_keras_fit", "_keras_files", "_nnx"),
     "namespaces": (
         "__init__",
+        "_door",
         "cluster_resolver",
         "config",
         "data",

@@ -24,13 +24,14 @@ README_DEVICES = "GPU:4,CPU:1"
 
 def test_names_at_the_door_are_sorted_and_complete():
     import replicax
+    from replicax import _door
 
     assert list(replicax.__all__) == sorted(replicax.__all__)
     absent = [name for name in replicax.__all__ if not hasattr(replicax, name)]
     assert not absent, f"In replicax.__all__ and not there: {absent}"
     public = {
         name
-        for name, value in vars(replicax).items()
+        for name, value in (vars(_door) | vars(replicax)).items()
         if not name.startswith("_") and name != "annotations" and not isinstance(value, types.ModuleType)
     }
     assert public <= set(replicax.__all__), f"Public, and not in replicax.__all__: {public - set(replicax.__all__)}"
@@ -103,28 +104,36 @@ def test_the_built_package_has_everything(tmp_path):
 
 
 def test_import_is_light(run_python):
-    """`import replicax` brings no library besides JAX, NumPy and theirs, starts no backend and leaves no thread."""
+    """`import replicax` brings no library besides JAX, NumPy and theirs, starts no backend and leaves no thread.
+
+    The launcher does without those as well.
+    """
     done = run_python(
         """
         import json, sys, threading
+        import replicax.launch
+        launcher = {"jax", "numpy"} & set(sys.modules)
         import jax, jax.numpy, numpy
 
         def libraries():
             return {name.partition(".")[0] for name in sys.modules}
 
         before = libraries() | sys.stdlib_module_names | {"replicax"}
-        import replicax, replicax.tf
+        from replicax import *
+        import replicax.tf
         from jax._src import xla_bridge
 
         print(json.dumps({
+            "launcher": sorted(launcher),
             "libraries": sorted(libraries() - before),
             "backends": sorted(xla_bridge._backends),
             "threads": [thread.name for thread in threading.enumerate()],
         }))
-        """
+        """,
+        env={"REPLICAX_VIRTUAL_DEVICES": None},
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"libraries": [], "backends": [], "threads": ["MainThread"]}
+    assert json.loads(done.stdout) == {"launcher": [], "libraries": [], "backends": [], "threads": ["MainThread"]}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +16,6 @@ import jax
 
 _MODULES = {"keras": "replicax._keras", "flax.nnx": "replicax._nnx"}
 _joined: set[str] = set()
-
-os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it when it is imported
 
 
 def join() -> None:

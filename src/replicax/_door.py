@@ -1,0 +1,128 @@
+"""The names of `replicax`. They are imported when one of them is first used, and JAX with them."""
+
+import typing as _typing
+
+from replicax import config, data, experimental, tpu
+from replicax._accumulating import accumulate_gradients
+from replicax._cluster.spec import ClusterSpec
+from replicax._context import (
+    ReplicaContext,
+    experimental_set_strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from replicax._creation import name_scope, variable_creator_scope
+from replicax._cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
+from replicax._default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
+from replicax._errors import (
+    CheckpointError,
+    DataLossError,
+    DeviceError,
+    InvalidArgumentError,
+    JobError,
+    OutOfRangeError,
+    ReplicaError,
+    ReplicaxError,
+)
+from replicax._extended import StrategyExtended
+from replicax._figures import Benchmark, Benchmarks
+from replicax._function import Function, function
+from replicax._indexed_slices import IndexedSlices
+from replicax._input import DistributedDataset, DistributedIterator
+from replicax._mirrored import MirroredStrategy
+from replicax._multi_worker import MultiWorkerMirroredStrategy
+from replicax._one_device import OneDeviceStrategy
+from replicax._optimizer import Optimizer
+from replicax._profiling import profile
+from replicax._specs import PerReplicaSpec, TensorSpec
+from replicax._strategy import Strategy
+from replicax._tape import GradientTape, UnconnectedGradients
+from replicax._tpu import TPUStrategy
+from replicax._types import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    ReduceOp,
+    RunOptions,
+    ValueContext,
+    VariableAggregation,
+    VariableSynchronization,
+)
+from replicax._values import DistributedValues, Mirrored, PerReplica
+from replicax._variables import Variable
+
+if _typing.TYPE_CHECKING:
+    from replicax import cluster_resolver, train  # loaded on use
+
+__all__ = [
+    "Benchmark",
+    "Benchmarks",
+    "CheckpointError",
+    "ClusterSpec",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "CrossDeviceOps",
+    "DataLossError",
+    "DeviceError",
+    "DistributedDataset",
+    "DistributedIterator",
+    "DistributedValues",
+    "Function",
+    "GradientTape",
+    "HierarchicalCopyAllReduce",
+    "IndexedSlices",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
+    "InvalidArgumentError",
+    "JobError",
+    "Mirrored",
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "NcclAllReduce",
+    "OneDeviceStrategy",
+    "Optimizer",
+    "OutOfRangeError",
+    "PerReplica",
+    "PerReplicaSpec",
+    "ReduceOp",
+    "ReductionToOneDevice",
+    "ReplicaContext",
+    "ReplicaError",
+    "ReplicaxError",
+    "RunOptions",
+    "Strategy",
+    "StrategyExtended",
+    "TPUStrategy",
+    "TensorSpec",
+    "UnconnectedGradients",
+    "ValueContext",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "accumulate_gradients",
+    "cluster_resolver",
+    "config",
+    "data",
+    "experimental",
+    "experimental_set_strategy",
+    "function",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+    "name_scope",
+    "profile",
+    "tpu",
+    "train",
+    "variable_creator_scope",
+]
