@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 PACKAGE = Path(__file__).parents[1] / "src" / "replicax"
 
 # From the lowest layer to the highest. A folder's name stands for all the modules in it.
@@ -159,12 +157,13 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
+TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
 
 
-def imports(path: Path) -> Iterator[Import]:
-    """The imports of a file. What only type checkers import runs nowhere and does not count."""
-    here = ["replicax", *path.relative_to(PACKAGE).with_suffix("").parts]
-    waiting: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), True)]
+def imports(module: str) -> Iterator[Import]:
+    """The imports of a module. What only type checkers import runs nowhere and does not count."""
+    here = ["replicax", *MODULES[module].relative_to(PACKAGE).with_suffix("").parts]
+    waiting: list[tuple[ast.AST, bool]] = [(TREES[module], True)]
     while waiting:
         node, top = waiting.pop()
         if isinstance(node, ast.Import):
@@ -180,6 +179,9 @@ def imports(path: Path) -> Iterator[Import]:
         else:
             top = top and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             waiting += [(child, top) for child in ast.iter_child_nodes(node)]
+
+
+IMPORTS = {name: list(imports(name)) for name in MODULES}
 
 
 def layer_of(module: str) -> int | None:
@@ -206,40 +208,37 @@ def test_every_module_has_a_layer():
     assert not missing, f"Add these modules to LAYERS in tests/test_layers.py, each to its layer: {missing}"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_point_down(module):
-    own = layer_of(module)
-    if own is None:
-        pytest.fail(f"Add {module} to LAYERS in tests/test_layers.py.")
+def test_imports_point_down():
     wrong = []
-    for imported in imports(MODULES[module]):
-        target = own_module(imported.module)
-        layer = None if target is None else layer_of(target)
-        if layer is not None and layer > own:
-            wrong.append(f"line {imported.line}: {target} ({list(LAYERS)[layer]})")
-    assert not wrong, f"{module} ({list(LAYERS)[own]}) may not import from the layers above it: {wrong}"
+    for module, found in IMPORTS.items():
+        own = layer_of(module)
+        for imported in found:
+            target = own_module(imported.module)
+            layer = None if target is None else layer_of(target)
+            if own is not None and layer is not None and layer > own:
+                wrong.append(f"{module}, line {imported.line}: {target} ({list(LAYERS)[layer]})")
+    assert not wrong, f"A module may not import from the layers above its own: {wrong}"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_only_one_module_uses_what_jax_does_not_document(module):
-    if module in MAY_USE_JAX_SRC:
-        return
-    lines = [found.line for found in imports(MODULES[module]) if found.module.startswith("jax._src")]
-    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
-    lines += [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "_src"]
-    assert not lines, f"{module} uses jax._src in lines {lines}; move that to {sorted(MAY_USE_JAX_SRC)}."
+def test_only_one_module_uses_what_jax_does_not_document():
+    wrong = []
+    for module in MODULES.keys() - MAY_USE_JAX_SRC:
+        lines = [found.line for found in IMPORTS[module] if found.module.startswith("jax._src")]
+        lines += [node.lineno for node in ast.walk(TREES[module]) if getattr(node, "attr", None) == "_src"]
+        wrong += [f"{module}, line {line}" for line in lines]
+    assert not wrong, f"jax._src is used by {wrong}; move that to {sorted(MAY_USE_JAX_SRC)}."
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_optional_libraries_are_imported_where_they_are_used(module):
+def test_optional_libraries_are_imported_where_they_are_used():
     wrong = [
-        f"line {found.line}: {library}"
-        for found in imports(MODULES[module])
+        f"{module}, line {found.line}: {library}"
+        for module, all_of_them in IMPORTS.items()
+        for found in all_of_them
         if (library := found.module.partition(".")[0]) in NEVER
         or (library in NOT_AT_TOP_LEVEL - IMPORTED_WHERE_USED.get(module, set()) and found.top_level)
         or (own_module(found.module) in IMPORTED_WHERE_USED and found.top_level)
     ]
-    assert not wrong, f"{module} imports what replicax does not need: {wrong}"
+    assert not wrong, f"Libraries that replicax does not need are imported: {wrong}"
 
 
 def test_the_table_names_no_module_that_is_gone():
