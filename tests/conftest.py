@@ -37,6 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
         _keep_programs(config.rootpath / ".jax_cache")
 
 
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what is there by now stays: the collector need not look at it again and again
+
+
 def _keep_programs(folder: Path) -> None:
     """Has JAX keep what the tests compile, since many of them compile the same; programs of users keep nothing."""
     import jax
