@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,9 +12,7 @@ from test_ways import mirrored
 
 import replicax as rx
 
-sizes = pytest.mark.parametrize("devices", [1, 2])
-
-# What the programs begin with. `told(name, value)` hands a value to the test.
+# What the programs begin with. `told(name, value)` hands a value to the test of this program.
 START = """
 import json, os, sys, threading
 import jax, jax.numpy as jnp, numpy as np
@@ -25,8 +23,10 @@ strategy = rx.MultiWorkerMirroredStrategy()
 me = strategy.cluster_resolver.task_id
 Dataset = rx.data.Dataset
 
+program = ""
+
 def told(name, value):
-    print("told", json.dumps([name, value]), flush=True)
+    print("told", json.dumps([program, name, value]), flush=True)
 
 def lists(element):
     return [[x.decode() if isinstance(x, bytes) else x for x in np.asarray(part).tolist()]
@@ -42,16 +42,43 @@ def shown(name, dataset):
 """
 
 
-def told_by(done: Any) -> list[dict[str, Any]]:
-    """What the workers handed over, each of which ended well."""
+# Programs that end well, each in front of its test. A job runs all of them, since its processes take long to start.
+PROGRAMS: dict[str, str] = {}
+
+
+class Job(NamedTuple):
+    """What two workers with so many devices each told, by the program: of each worker the values by their names."""
+
+    devices: int
+    told: dict[str, list[dict[str, Any]]]
+
+
+def told_by(done: Any) -> dict[str, list[dict[str, Any]]]:
+    """What the workers handed over, each of which ended well, by the program."""
     assert all(worker.returncode == 0 for worker in done.values()), done
-    lines = [worker.stdout.splitlines() for worker in done.values()]
-    return [dict(json.loads(line[5:]) for line in some if line.startswith("told ")) for some in lines]
+    found: dict[str, list[dict[str, Any]]] = {}
+    for rank, worker in done.items():
+        for line in worker.stdout.splitlines():
+            if line.startswith("told "):
+                program, name, value = json.loads(line[5:])
+                found.setdefault(program, [{} for _ in done])[rank][name] = value
+    return found
 
 
 def run(folder, devices, program, timeout=120.0):
     with Workers(folder, 2, START + program, devices=devices) as workers:
         return workers.join(timeout=timeout)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids="{} devices".format)
+def job(request, tmp_path_factory) -> Job:
+    programs = "".join(f"program = {name!r}\n{text}\n" for name, text in PROGRAMS.items())
+    folder = tmp_path_factory.mktemp("job")
+    for i in range(4):
+        (folder / f"f{i}.txt").write_text("".join(f"{i}{c}\n" for c in "abcd"))
+    with Workers(folder, 2, START + programs, devices=request.param) as workers:
+        workers.wait_for("done", timeout=150)
+        return Job(request.param, told_by(workers.join(timeout=10)))
 
 
 def in_one_process(dataset, n) -> list[list[Any]]:
@@ -66,12 +93,9 @@ def of_worker(rank: int, elements: list[list[Any]]) -> list[list[Any]]:
     return [shares[rank::2] for shares in elements]
 
 
-@sizes
-def test_sharding_by_data(devices, tmp_path):
-    """Facts 135, 165: the shares of one process's replicas, dealt out; who is left over gets empty ones."""
-    cases = [(8, 4, False), (10, 4, False), (6, 3, False), (3, 1, False), (5, 4, False), (10, 4, True), (16, 8, False)]
-    program = f"""
-for case in {cases!r}:
+CASES = [(8, 4, False), (10, 4, False), (6, 3, False), (3, 1, False), (5, 4, False), (10, 4, True), (16, 8, False)]
+PROGRAMS["data"] = f"""
+for case in {CASES!r}:
     rows, batch, drop = case
     for policy in ("AUTO", "DATA"):
         shown(f"{{case}} {{policy}}", with_policy(Dataset.range(rows).batch(batch, drop_remainder=drop), policy))
@@ -79,10 +103,14 @@ shown("list", [np.arange(4.0), np.arange(4.0, 7.0)])
 spec = strategy.experimental_distribute_dataset(Dataset.range(8).batch(8, drop_remainder=True)).element_spec
 told("spec", [type(spec).__name__, [list(s.shape) for s in spec._value_specs]])
 """
-    told = told_by(run(tmp_path, devices, program))
+
+
+def test_sharding_by_data(job):
+    """Facts 135, 165: the shares of one process's replicas, dealt out; who is left over gets empty ones."""
+    devices, told = job.devices, job.told["data"]
     n = 2 * devices
     for rank in range(2):
-        for rows, batch, drop in cases:
+        for rows, batch, drop in CASES:
             expected = of_worker(rank, in_one_process(rx.data.Dataset.range(rows).batch(batch, drop_remainder=drop), n))
             for policy in ("AUTO", "DATA"):
                 assert told[rank][f"{(rows, batch, drop)} {policy}"] == expected
@@ -90,14 +118,15 @@ told("spec", [type(spec).__name__, [list(s.shape) for s in spec._value_specs]])
         assert told[rank]["spec"] == ["PerReplicaSpec", [[8 // n]] * devices]
 
 
-@sizes
-def test_without_sharding_every_worker_sees_all(devices, tmp_path):
-    """Fact 135: cut to the size of its shares."""
-    program = """
+PROGRAMS["off"] = """
 shown("even", with_policy(Dataset.range(8).batch(4), "OFF"))
 shown("uneven", with_policy(Dataset.range(10).batch(4), "OFF"))
 """
-    told = told_by(run(tmp_path, devices, program))
+
+
+def test_without_sharding_every_worker_sees_all(job):
+    """Fact 135: cut to the size of its shares."""
+    devices, told = job.devices, job.told["off"]
     for worker in told:
         for name, rows in (("even", 8), ("uneven", 10)):
             shares = [share for shares in worker[name] for share in shares]
@@ -105,23 +134,22 @@ shown("uneven", with_policy(Dataset.range(10).batch(4), "OFF"))
             assert {len(share) for share in shares[: rows * devices // (2 * devices)]} == {4 // (2 * devices)}
 
 
-@sizes
-def test_sharding_by_file(devices, tmp_path):
-    """Fact 136: a file goes whole to one worker; who runs out gets empty batches until the others are done."""
-    for i in range(4):
-        (tmp_path / f"f{i}.txt").write_text("".join(f"{i}{c}\n" for c in "abcd"))
-    program = f"""
+PROGRAMS["file"] = """
 def lines(count):
-    return rx.data.TextLineDataset([f"{tmp_path}/f{{i}}.txt" for i in range(count)]).batch(4)
+    return rx.data.TextLineDataset([f"f{i}.txt" for i in range(count)]).batch(4)
 for count, policy in ((4, "FILE"), (4, "AUTO"), (4, "DATA"), (4, "OFF"), (3, "FILE")):
-    shown(f"{{policy}} {{count}}", with_policy(lines(count), policy))
+    shown(f"{policy} {count}", with_policy(lines(count), policy))
 for files, dataset in ((1, lines(1)), (0, Dataset.range(8).batch(4))):
     try:
         strategy.experimental_distribute_dataset(with_policy(dataset, "FILE"))
     except rx.InvalidArgumentError as error:
-        told(f"refused {{files}}", str(error))
+        told(f"refused {files}", str(error))
 """
-    told = told_by(run(tmp_path / "job", devices, program))
+
+
+def test_sharding_by_file(job):
+    """Fact 136: a file goes whole to one worker; who runs out gets empty batches until the others are done."""
+    devices, told = job.devices, job.told["file"]
     per = 4 // (2 * devices)  # rows of a replica in a round
 
     def rounds(names):
@@ -143,10 +171,7 @@ for files, dataset in ((1, lines(1)), (0, Dataset.range(8).batch(4))):
             assert f"FILE based sharding: the dataset only has {files} file(s)" in worker[f"refused {files}"]
 
 
-@sizes
-def test_datasets_from_a_function(devices, tmp_path):
-    """Fact 137: each worker's function knows which it is; the iteration ends for all where the last one ends."""
-    program = """
+PROGRAMS["function"] = """
 def fn(c):
     batch_size = c.get_per_replica_batch_size(8)
     told("context", [c.num_input_pipelines, c.input_pipeline_id, c.num_replicas_in_sync, batch_size])
@@ -170,7 +195,11 @@ fixed = strategy.distribute_datasets_from_function(
 )
 told("fixed", [lists(x) for x in fixed])
 """
-    told = told_by(run(tmp_path, devices, program))
+
+
+def test_datasets_from_a_function(job):
+    """Fact 137: each worker's function knows which it is; the iteration ends for all where the last one ends."""
+    devices, told = job.devices, job.told["function"]
     rows = {0: 5, 1: 2}
 
     def rounds(values, batch):
@@ -189,10 +218,7 @@ told("fixed", [lists(x) for x in fixed])
         assert worker["fixed"] == rounds(list(range(2)), 1)
 
 
-@sizes
-def test_a_dataset_of_unknown_length_is_sharded_by_data(devices, tmp_path):
-    """Fact 135: as many rounds on both, the last one uneven."""
-    program = """
+PROGRAMS["unknown"] = """
 def generate():
     for k in range(3):
         yield np.arange(10 * k, 10 * k + (8 if k < 2 else 5))
@@ -203,7 +229,11 @@ class Batches:
         return generate()
 shown("foreign", Batches())
 """
-    told = told_by(run(tmp_path, devices, program))
+
+
+def test_a_dataset_of_unknown_length_is_sharded_by_data(job):
+    """Fact 135: as many rounds on both, the last one uneven."""
+    devices, told = job.devices, job.told["unknown"]
     reference = in_one_process([np.arange(10 * k, 10 * k + (8 if k < 2 else 5)) for k in range(3)], 2 * devices)
     for rank, worker in enumerate(told):
         assert worker["generator"] == worker["foreign"] == of_worker(rank, reference)
@@ -252,27 +282,32 @@ def train(strategy, program):
 """
 
 
-@sizes
-def test_training_over_an_uneven_last_batch(devices, tmp_path):
+WAYS = ["eager", "compiled", "pulled", "epoch"]
+PROGRAMS["training"] = (
+    TRAINING
+    + f"""
+for way in {WAYS!r}:
+    told(way, train(strategy, way))
+"""
+)
+
+
+def test_training_over_an_uneven_last_batch(job):
     """Facts 39, 135, 165: the same numbers as with as many replicas in one process, in each way to write the loop."""
     space: dict[str, Any] = {}
     exec("import jax, jax.numpy as jnp, numpy as np, replicax as rx\n" + TRAINING, space)
-    programs = ["eager", "compiled", "pulled", "epoch"]
-    program = TRAINING + f"\nfor program in {programs!r}:\n    told(program, train(strategy, program))\n"
-    told = told_by(run(tmp_path, devices, program))
+    devices, told = job.devices, job.told["training"]
     numbers, w, seen = space["train"](mirrored(2 * devices), "eager")
     assert seen == 21 and len(numbers) == 3
     for worker in told:
-        for program in programs:
-            assert worker[program][2] == seen, program
-            np.testing.assert_allclose(worker[program][0], numbers, rtol=1e-5, atol=1e-6)
-            np.testing.assert_allclose(worker[program][1], w, rtol=1e-5, atol=1e-6)
+        for way in WAYS:
+            assert worker[way][2] == seen, way
+            np.testing.assert_allclose(worker[way][0], numbers, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(worker[way][1], w, rtol=1e-5, atol=1e-6)
 
 
-@sizes
-def test_leaving_loops_early_leaves_nothing_waiting(devices, tmp_path):
-    """All workers break out of loops over endless data: no thread waits for another worker, and they end at once."""
-    program = """
+# The last one: the end of the job finds a thread at work.
+PROGRAMS["leaving"] = """
 import gc, time
 def endless():
     k = 0
@@ -299,10 +334,11 @@ under_way = iter(distributed)  # which the end of the program finds with its thr
 next(under_way)
 mark("done")
 """
-    with Workers(tmp_path, 2, START + program, devices=devices) as workers:
-        workers.wait_for("done", timeout=90)
-        done = workers.join(timeout=10)
-    for worker in told_by(done):
+
+
+def test_leaving_loops_early_leaves_nothing_waiting(job):
+    """All workers break out of loops over endless data: no thread waits for another worker, and they end at once."""
+    for worker in job.told["leaving"]:
         assert [worker[f"left {k}"] for k in range(5)] == list(range(5))
         assert worker["threads"] == []
 
@@ -350,7 +386,7 @@ for name, make in cases.items():
     other.restore_state(state)
     told(name, [head, rest, [lists(element) for element in other]])
 """
-    for told in told_by(run(tmp_path, 1, program)):
+    for told in told_by(run(tmp_path, 1, program))[""]:
         assert sorted(told) == ["data", "filter", "off", "prefetch"]
         for head, rest, restored in told.values():
             assert len(head) == 2 and rest and restored == rest
