@@ -195,3 +195,40 @@ def test_without_virtual_devices_a_strategy_takes_the_cpu(run_python):
     assert (code, out) == (0, [FULL + "CPU:0"]), err
     code, _, err = show(run_python, 'rx.MirroredStrategy(["GPU:0", "GPU:1"])')
     assert code == 1 and "There is no device GPU:0. This process has: CPU:0." in err
+
+
+def test_a_second_start_compiles_nothing(run_python, tmp_path):
+    """Small programs are kept as well; the cache may be set after the first compilation, or in the environment."""
+    program = """
+import collections, sys
+import jax, jax.numpy as jnp
+import replicax as rx
+
+events = collections.Counter()
+jax.monitoring.register_event_listener(lambda event, **_: events.update([event]))
+if "late" in sys.argv:
+    jax.jit(lambda x: x + 1)(0)
+    rx.config.set_compilation_cache(sys.argv[2])
+    for wrong in (3, __file__, __file__ + "/folder"):
+        try:
+            rx.config.set_compilation_cache(wrong)
+        except (TypeError, NotADirectoryError) as error:
+            print(type(error).__name__, jax.config.jax_compilation_cache_dir == sys.argv[2])
+strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+with strategy.scope():
+    v = rx.Variable(jnp.ones(3), aggregation=rx.VariableAggregation.SUM)
+step = rx.function(lambda: strategy.run(lambda: v.assign_add(v * 2)))
+step(), step()
+print(v.numpy().tolist(), events["/jax/compilation_cache/cache_misses"])
+"""
+    folder = str(tmp_path / "made" / "here")
+    first = run_python(
+        f"import sys; sys.argv += ['late', {folder!r}]\n" + program, env={"REPLICAX_VIRTUAL_DEVICES": "GPU:2"}
+    )
+    assert first.returncode == 0, first.stderr
+    errors, (numbers, misses) = first.stdout.splitlines()[:-1], first.stdout.splitlines()[-1].rsplit(" ", 1)
+    assert errors == ["TypeError True", "NotADirectoryError True", "NotADirectoryError True"]
+    assert numbers == "[25.0, 25.0, 25.0]" and int(misses) > 0
+    env = {"REPLICAX_VIRTUAL_DEVICES": "GPU:2", "REPLICAX_COMPILATION_CACHE": folder}
+    second = run_python(program, env=env)
+    assert (second.returncode, second.stdout) == (0, "[25.0, 25.0, 25.0] 0\n"), second.stderr

@@ -14,6 +14,10 @@ if "REPLICAX_VIRTUAL_DEVICES" in _os.environ:  # to be known before JAX starts, 
     from replicax import _devices
 
     _devices.configure_from_environment()
+if "REPLICAX_COMPILATION_CACHE" in _os.environ:
+    from replicax import _compilation_cache
+
+    _compilation_cache.configure_from_environment()
 
 __version__ = "0.1.0"
 

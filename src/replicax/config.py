@@ -1,4 +1,4 @@
-"""Settings: virtual devices, how functions run, and time limits in jobs of several processes.
+"""Settings: virtual devices, compiled programs kept on disk, how functions run, and time limits of several processes.
 
 >>> import replicax as rx
 >>> rx.config.functions_run_eagerly()
@@ -7,6 +7,7 @@ False
 
 from __future__ import annotations
 
+from replicax._compilation_cache import set_compilation_cache
 from replicax._devices import device_table, set_virtual_devices
 from replicax._function import functions_run_eagerly, join_short_steps, run_functions_eagerly
 from replicax._runtime import set_timeouts as set_job_timeouts
@@ -21,6 +22,7 @@ __all__ = [
     "join_short_steps",
     "list_devices",
     "run_functions_eagerly",
+    "set_compilation_cache",
     "set_job_timeouts",
     "set_virtual_devices",
 ]
