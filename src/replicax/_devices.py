@@ -107,13 +107,19 @@ def default_devices() -> list[str]:
     return [name for name in table if not name.startswith("CPU:")] or list(table)
 
 
+def short_names(devices: Sequence[jax.Device]) -> list[str]:
+    """The short names of devices, with the table made once for all of them."""
+    names = {device: name for name, device in device_table().items()}
+    return [
+        names.get(device) or f"{_PLATFORM_TYPES.get(device.platform, device.platform.upper())}:{device.id}"
+        for device in devices
+    ]
+
+
 def short_name(device: Any) -> str:
     """The short name of a device given as a name, a `jax.Device`, or an object with a `name`."""
     if isinstance(device, jax.Device):
-        for name, candidate in device_table().items():
-            if candidate == device:
-                return name
-        return f"{_PLATFORM_TYPES.get(device.platform, device.platform.upper())}:{device.id}"
+        return short_names([device])[0]
     text = device if isinstance(device, str) else getattr(device, "name", None)
     if not isinstance(text, str):
         raise DeviceError(
@@ -135,17 +141,17 @@ def set_task(job: str, task: int) -> None:
     _task = (job, task)
 
 
-def full_name(device: Any) -> str:
-    """The name with job, replica and task, as `worker_devices` lists it."""
+def full_names(devices: Sequence[jax.Device]) -> tuple[str, ...]:
+    """The names with job, replica and task, as `worker_devices` lists them."""
     job, task = _task
-    return f"/job:{job}/replica:0/task:{task}/device:{short_name(device)}"
+    return tuple(f"/job:{job}/replica:0/task:{task}/device:{name}" for name in short_names(devices))
 
 
-def find_device(device: Any) -> jax.Device:
+def find_device(device: Any, table: Mapping[str, jax.Device] | None = None) -> jax.Device:
     """The JAX device of that name; `DeviceError`, listing what there is, where there is none."""
     if isinstance(device, jax.Device):
         return device
-    name, table = short_name(device), device_table()
+    name, table = short_name(device), table or device_table()
     if name not in table:
         raise DeviceError(
             f"There is no device {name}. This process has: {', '.join(table)}. For names of devices that this machine "
@@ -161,8 +167,8 @@ def find_devices(devices: Sequence[Any] | None) -> list[jax.Device]:
         raise DeviceError(
             f"`devices` is a list of devices; got the string {devices!r}. For one device write [{devices!r}]."
         )
-    names = list(devices) if devices else default_devices()
-    found = [find_device(name) for name in names]
+    names, table = list(devices) if devices else default_devices(), device_table()
+    found = [find_device(name, table) for name in names]
     if len(set(found)) < len(found):
         raise AssertionError(
             f"No duplicates allowed in `devices` argument: ({', '.join(map(short_name, names))}). This process has: "

@@ -36,7 +36,7 @@ class TPUExtended(StrategyExtended):
         return True
 
     def _device_text(self):
-        names = [[_devices.short_name(device) for device in row] for row in self._mesh.logical_devices]
+        names = [_devices.short_names(row) for row in self._mesh.logical_devices]
         return repr(names if self._mesh.logical_axes else [name for row in names for name in row])
 
     @property

@@ -75,7 +75,7 @@ class ReplicaMesh:
     @cached_property
     def device_names(self) -> tuple[str, ...]:
         """Full names of this process's devices, as `worker_devices` lists them."""
-        return tuple(_devices.full_name(device) for device in self.local_devices)
+        return _devices.full_names(self.local_devices)
 
     @cached_property
     def groups(self) -> list[list[int]] | None:

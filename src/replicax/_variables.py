@@ -241,7 +241,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     @property
     def device(self) -> str:
         """The full name of the device that the value read here and now lies on."""
-        return _devices.full_name(self._device())
+        return _devices.full_names([self._device()])[0]
 
     @property
     def distribute_strategy(self) -> Any:
