@@ -18,6 +18,11 @@ TENSORFLOW_VERSION ?= tensorflow-cpu==2.21.*
 # Arguments for pytest: make test PYTEST_ARGS="-k reduce"
 PYTEST_ARGS ?=
 
+# Before a program that computes with large buffers (docs/launch.md); `make LARGE_PAGES=` goes without. What the user
+# has set stays. C libraries but that of Linux do not know the variable.
+GLIBC := glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296:glibc.malloc.trim_threshold=4294967296
+LARGE_PAGES ?= GLIBC_TUNABLES="$${GLIBC_TUNABLES:-$(GLIBC)}"
+
 DEMO := .venv
 TEST := .venv-test
 NEWEST := .venv-newest
@@ -40,7 +45,7 @@ help:  ## list the targets
 	    printf '  make %-12s %s\n' "$$name" "$$text"; done
 
 demo: $(DEMO)/.installed  ## train a small model on several virtual devices
-	$(DEMO)/bin/python examples/digits.py
+	$(LARGE_PAGES) $(DEMO)/bin/python examples/digits.py
 
 demo-workers: $(DEMO)/.installed  ## the same in two worker processes
 	$(DEMO)/bin/replicax launch --workers 2 examples/digits.py --strategy multi_worker

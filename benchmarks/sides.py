@@ -131,8 +131,11 @@ class Side:
 
 
 def environment() -> dict[str, str]:
+    """That of all sides alike: the C library keeps large buffers, as the launcher has it for workers."""
+    from replicax.launch._cluster import with_large_pages
+
     path = os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": path, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    return with_large_pages({**os.environ, "PYTHONPATH": path, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
 
 
 def take_turns(sides: dict[str, Side], rounds: int, seconds: float, least: int = 5) -> dict[str, list[float]]:

@@ -45,14 +45,14 @@ def test_a_module_is_run_with_m(tmp_path):
 
 def test_workers_get_what_makes_jax_safe_and_fast_on_cpu_unless_told_otherwise(tmp_path):
     program = "print([os.environ.get(n) for n in ('NPROC', 'GLIBC_TUNABLES', 'JAX_NUM_CPU_DEVICES')])"
-    env = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=4", "NPROC": None}
+    env = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=4:glibc.malloc.trim_threshold=1", "NPROC": None}
     with Launch(tmp_path, "--workers 1 --devices-per-worker 40", program, env=env) as launch:
         assert launch.wait() == 0, launch.output
-    large_pages = "glibc.malloc.arena_max=4:glibc.malloc.hugetlb=1"
+    large_pages = env["GLIBC_TUNABLES"] + ":glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296"
     assert lines_of(launch.out, 0) == [str([str(max(80, os.cpu_count() or 1)), large_pages, "40"])]
     with Launch(tmp_path, "--workers 1 --no-tuning", program, env=env) as launch:
         assert launch.wait() == 0, launch.output
-    assert lines_of(launch.out, 0) == ["[None, 'glibc.malloc.arena_max=4', None]"]
+    assert lines_of(launch.out, 0) == [f"[None, '{env['GLIBC_TUNABLES']}', None]"]
 
 
 def test_lines_of_several_workers_are_never_torn(tmp_path):

@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -127,8 +126,7 @@ def _measured(options: argparse.Namespace, replicas: int, virtual: bool) -> Benc
     environment = dict(os.environ)
     if virtual:
         environment.update(JAX_PLATFORMS="cpu", REPLICAX_VIRTUAL_DEVICES=f"CPU:{replicas}")
-    if platform.libc_ver()[0] == "glibc":
-        environment["GLIBC_TUNABLES"] = with_large_pages(environment.get("GLIBC_TUNABLES", ""))
+    environment = with_large_pages(environment)
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "figures.json"
         request = {

@@ -166,14 +166,22 @@ def worker_environment(
     if tuning:
         # JAX 0.10 runs collectives on a pool of so many threads, and deadlocks where they do not suffice.
         environment.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * (devices or 1))))
-        # Large pages for large buffers. The C library of Linux alone knows it; others ignore the variable.
-        if platform.libc_ver()[0] == "glibc":
-            environment["GLIBC_TUNABLES"] = with_large_pages(environment.get("GLIBC_TUNABLES", ""))
+        environment = with_large_pages(environment)
     return environment
 
 
-def with_large_pages(tunables: str) -> str:
-    """GLIBC_TUNABLES with large pages for large buffers, unless it says otherwise already."""
-    if "glibc.malloc.hugetlb=" in tunables:
-        return tunables
-    return ":".join(filter(None, [tunables, "glibc.malloc.hugetlb=1"]))
+# Large pages for large buffers, which the C library keeps when they are freed, in place of giving them back to the
+# system and asking for them again in each step: a fault for each page, and all of it zeroed.
+_LARGE_PAGES = {"hugetlb": "1", "mmap_threshold": "4294967296", "trim_threshold": "4294967296"}
+
+
+def with_large_pages(environment: Mapping[str, str]) -> dict[str, str]:
+    """This environment for a process that is to be started, in which the C library of Linux keeps large buffers.
+
+    What the user has set in `GLIBC_TUNABLES` stays. Other C libraries do not know the variable.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return dict(environment)
+    given = environment.get("GLIBC_TUNABLES", "")
+    added = [f"glibc.malloc.{name}={value}" for name, value in _LARGE_PAGES.items() if f"malloc.{name}=" not in given]
+    return {**environment, "GLIBC_TUNABLES": ":".join(filter(None, [given, *added]))}
