@@ -107,11 +107,13 @@ def default_devices() -> list[str]:
     return [name for name in table if not name.startswith("CPU:")] or list(table)
 
 
-def short_names(devices: Sequence[jax.Device]) -> list[str]:
-    """The short names of devices, with the table made once for all of them."""
+def short_names(devices: Sequence[Any]) -> list[str]:
+    """As `short_name`, with the table of devices made once for all of them."""
     names = {device: name for name, device in device_table().items()}
     return [
         names.get(device) or f"{_PLATFORM_TYPES.get(device.platform, device.platform.upper())}:{device.id}"
+        if isinstance(device, jax.Device)
+        else short_name(device)
         for device in devices
     ]
 
@@ -141,7 +143,7 @@ def set_task(job: str, task: int) -> None:
     _task = (job, task)
 
 
-def full_names(devices: Sequence[jax.Device]) -> tuple[str, ...]:
+def full_names(devices: Sequence[Any]) -> tuple[str, ...]:
     """The names with job, replica and task, as `worker_devices` lists them."""
     job, task = _task
     return tuple(f"/job:{job}/replica:0/task:{task}/device:{name}" for name in short_names(devices))
