@@ -170,6 +170,9 @@ class _Distributed(OfReplicas, DistributedValues):
 
     def _read_component(self, replica: int) -> list[Any]:
         self._lent = True
+        if self._values is None and not self._stacked and self._layouts is None:  # one copy, of however many
+            assert self._mesh is not None
+            return [self._mesh.copy(array, replica) for array in self._read_global()]
         return [value.values[replica] for value in self._stored_values()]
 
     def _write_component(self, replica: int, leaves: list[Any]) -> None:

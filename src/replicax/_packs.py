@@ -32,7 +32,7 @@ from replicax import _levels, _private
 # apart; larger arrays take longer to copy than to be handed over.
 FEWEST = 4
 FEWEST_ON_SHELF = 4
-LARGEST = 1 << 16  # bytes
+LARGEST = 1 << 14  # bytes
 LARGEST_PACK = 1 << 22
 
 _nothing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()

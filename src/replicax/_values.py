@@ -142,6 +142,12 @@ class ReplicaMesh:
             array = jax.device_put(array, self.mirrored)
         return tuple(_private.uncommitted(shard.data) for shard in array.addressable_shards[:: self.logical_size])
 
+    def copy(self, array: jax.Array, replica: int) -> jax.Array:
+        """One of `copies`."""
+        if not array.sharding.is_equivalent_to(self.mirrored, array.ndim):
+            array = jax.device_put(array, self.mirrored)
+        return _private.uncommitted(array.addressable_data(replica * self.logical_size))
+
     def rows(self, array: jax.Array) -> tuple[jax.Array, ...]:
         """The local rows of a stacked array, each on its replica's device."""
         if not array.sharding.is_equivalent_to(self.stacked, array.ndim):
