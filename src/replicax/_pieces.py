@@ -14,8 +14,8 @@ where only some jaxprs have a value of that shape, the others fill the place wit
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -302,30 +302,20 @@ class _Assembly:
     def _run_pieces(self, own: list[int], pieces: list[_Piece], keeping: list[list[Any]]) -> None:
         if not any(piece.wanted for piece in pieces):
             return
-        kinds: Counter[Any] = Counter()  # how many places there have to be for values of each shape and dtype
-        for kept in keeping:
-            kinds |= Counter((variable.aval.shape, variable.aval.dtype) for variable in kept)
-        kept_places = [(kind, n) for kind, count in kinds.items() for n in range(count)]
+        places = list(dict.fromkeys(place for kept in keeping for place in _numbered(kept)))
         operands: dict[int, Any] = {}
         branches = []
         for i, (piece, kept) in enumerate(zip(pieces, keeping)):
             values = [self._operand(i, variable) for variable in piece.needed]
             operands.update((id(value), value) for value in values)
-            seen: Counter[Any] = Counter()
-            order: dict[Any, int] = {}
-            for at, variable in enumerate(kept):
-                kind = variable.aval.shape, variable.aval.dtype
-                order[kind, seen[kind]] = len(own) + at
-                seen[kind] += 1
-            branches.append(_branch(piece, [id(value) for value in values], len(own), order, kept_places, operands))
+            filled_by = dict(zip(_numbered(kept), range(len(own), len(piece.wanted))))
+            order = [*range(len(own)), *(filled_by.get(place, place) for place in places)]
+            branches.append(_branch(piece, [id(value) for value in values], order, operands))
         results = lax.switch(self._which, branches, list(operands.values()))
         self._left.update(zip(own, results))
+        kept_results = dict(zip(places, results[len(own) :]))
         for i, kept in enumerate(keeping):
-            seen = Counter()
-            for variable in kept:
-                kind = variable.aval.shape, variable.aval.dtype
-                self._places[i, variable] = results[len(own) + kept_places.index((kind, seen[kind]))]
-                seen[kind] += 1
+            self._places.update(((i, var), kept_results[place]) for var, place in zip(kept, _numbered(kept)))
 
     def _operand(self, i: int, variable: Any) -> Any:
         """The value of a variable that a piece of program `i` takes."""
@@ -350,24 +340,30 @@ class _Assembly:
         return self._values.of(atoms)
 
 
+def _numbered(variables: Sequence[Any]) -> list[Any]:
+    """A place for each variable: its shape and dtype, and its number among those of them."""
+    kinds = [(variable.aval.shape, variable.aval.dtype) for variable in variables]
+    seen: dict[Any, Iterator[int]] = {kind: itertools.count() for kind in kinds}
+    return [(*kind, next(seen[kind])) for kind in kinds]
+
+
 def _branch(
-    piece: _Piece,
-    needed: list[int],
-    leaving: int,
-    order: dict[Any, int],
-    kept_places: list[Any],
-    operands: dict[int, Any],
+    piece: _Piece, needed: list[int], order: Sequence[Any], operands: dict[int, Any]
 ) -> Callable[[list[Any]], list[Any]]:
-    """A piece as a branch of the `lax.switch`, whose operands come in the order of their ids in `operands`."""
+    """A piece as a branch of the `lax.switch`.
+
+    Args:
+        piece: what it computes.
+        needed: the ids of the operands that it takes.
+        order: what it returns, numbers of what it computes or places, which are filled with zeros.
+        operands: all operands by their ids, in the order in which they come.
+    """
     part = _private.part_of_jaxpr(piece.program.jaxpr, piece.eqns, list(piece.needed), piece.wanted)
 
     def run(values: list[Any]) -> list[Any]:
         at = dict(zip(operands, values))
         found = jex.jaxpr_as_fun(part)(*(at[key] for key in needed))
-        kept = [
-            found[order[place]] if place in order else lax.full(place[0][0], 0, place[0][1]) for place in kept_places
-        ]
-        return [_strong(value) for value in [*found[:leaving], *kept]]
+        return [_strong(found[i]) if isinstance(i, int) else lax.full(i[0], 0, i[1]) for i in order]
 
     return run
 
