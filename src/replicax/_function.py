@@ -426,7 +426,7 @@ class Function:
         if not entries:
             try:
                 if call.ragged:
-                    raise _RaggedElement
+                    raise RunEagerly
                 entry, elements = self._trace(call, args, kwargs, [])
             except Abort as abort:
                 raise RuntimeError(
