@@ -38,7 +38,7 @@ class UnevenCalls:
                 f"{PROGRAMS} of such kinds have programs; with others it runs eagerly, which is slow. Choose a batch "
                 "size that the number of replicas divides, leave out the rest of the data with "
                 "`batch(size, drop_remainder=True)`, or bring examples to few shapes with `padded_batch`.",
-                stacklevel=5,
+                stacklevel=6,
             )
         return True
 
