@@ -14,6 +14,7 @@ from replicax import _context, _input, _levels, _nest, _private
 from replicax._blocks import DynamicRange
 from replicax._data import ElementIterator
 from replicax._indexed_slices import IndexedSlices
+from replicax._pulls import array_of, like, shapes_of
 from replicax._values import Mirrored, PerReplica, as_copies, is_array, is_text
 from replicax._variables import Variable
 
@@ -21,7 +22,19 @@ from replicax._variables import Variable
 class Call:
     """The arguments of one call: dynamic arrays, and a key for all that the program depends on."""
 
-    __slots__ = ("_leaves", "_tree", "dynamic", "iterators", "has_dataset", "key", "keys", "ragged", "statics")
+    __slots__ = (
+        "_leaves",
+        "_tree",
+        "dynamic",
+        "iterators",
+        "has_dataset",
+        "key",
+        "keys",
+        "ragged",
+        "statics",
+        "uneven",
+        "uneven_arguments",
+    )
 
     def __init__(self, args: tuple, kwargs: dict):
         self._leaves: Sequence[Any]
@@ -34,7 +47,9 @@ class Call:
         self.statics: list[Any] = []
         self.iterators: list[Any] = []
         self.ragged = self.has_dataset = False
+        self.uneven: tuple[Any, ...] = ()  # the shapes of values whose components differ in shape
         self.keys = tuple([self._take(leaf) for leaf in self._leaves])
+        self.uneven_arguments = self.uneven  # and in `uneven` itself also those of elements that it pulls
         frame, (strategy, replica_context) = _levels.frame(), _context._current()
         replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) else None
         self.key = (self._tree, self.keys, strategy, replica_context is None, replica, _context.has_64_bit_types())
@@ -42,11 +57,14 @@ class Call:
     def _take(self, leaf: Any) -> Any:
         kind = type(leaf)
         if kind is PerReplica or kind is Mirrored:
-            array = leaf.array()
+            array = array_of(leaf)
             if array is None:
                 self.ragged = True
                 return id(leaf)
             self.dynamic.append(array)
+            if shapes := shapes_of([leaf]):
+                self.uneven += shapes
+                return (kind, array.shape, array.dtype, leaf.mesh, *shapes)
             return (kind, array.shape, array.dtype, leaf.mesh)
         if isinstance(leaf, IndexedSlices):
             self.dynamic += [jnp.asarray(leaf.values), jnp.asarray(leaf.indices)]
@@ -78,7 +96,7 @@ class Call:
 
         def remade(leaf: Any) -> Any:
             if isinstance(leaf, (PerReplica, Mirrored)):
-                return type(leaf).of_array(next(queue), leaf.mesh)
+                return like(leaf, next(queue))
             if isinstance(leaf, IndexedSlices):
                 return IndexedSlices(next(queue), next(queue), leaf.dense_shape)
             return next(queue) if _is_dynamic(leaf) else leaf
@@ -109,6 +127,8 @@ def _is_object(key: Any) -> bool:
 
 def _key_text(key: Any) -> str:
     first = key[0]
+    if first is PerReplica and len(key) > 4:
+        return f"a PerReplica value of shapes {', '.join(map(str, key[4]))} and dtype {key[2]}"
     if first in (PerReplica, Mirrored):
         return f"a {first.__name__} value of shape {key[1][first is PerReplica :]} and dtype {key[2]}"
     if isinstance(first, tuple):
@@ -159,6 +179,10 @@ class Results:
             return _Made(lambda arrays: leaf)
         if isinstance(leaf, (PerReplica, Mirrored)):
             kind, mesh, array = type(leaf), leaf.mesh, leaf.array()
+            if array is None and (shapes := shapes_of([leaf])):
+                stacked = array_of(leaf)
+                place = self._add(stacked, None if mesh is None else mesh.result_sharding(stacked.ndim, True))
+                return _Made(lambda arrays: PerReplica.of_padded(arrays[place], shapes[0], mesh))
             if array is None:
                 parts = [self._take(part) for part in leaf.values]
                 return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from replicax import _levels
 from replicax._context import as_array, has_64_bit_types
 from replicax._errors import InvalidArgumentError
 from replicax._indexed_slices import IndexedSlices
@@ -75,7 +76,7 @@ def check_alike(parts: Sequence[Any], free_axis: int | None = None) -> None:
 
 def check_static(value: PerReplica) -> None:
     """`InvalidArgumentError` where the replicas' arrays differ in shape, for strategies in which they must not."""
-    shapes = [tuple(part.shape) for part in value._parts or () if is_array(part)]
+    shapes = value.shapes()
     ids = range(len(shapes)) if value.mesh is None else value.mesh.local_ids
     if value.ragged or len(set(shapes)) > 1:
         raise InvalidArgumentError(
@@ -244,6 +245,9 @@ def local_gather(leaf: Any, axis: int, groups: Sequence[Sequence[int]] | None = 
     axis = gather_axis(axis, leaf.ndim)
     if lax.axis_size(AXIS) == 1:
         return leaf
+    level = _levels.frame()
+    if isinstance(level, _levels.Level) and level.gathers is not None:
+        return level.gathers(leaf, axis)
     return lax.all_gather(leaf, AXIS, axis=axis, tiled=True, axis_index_groups=groups)
 
 

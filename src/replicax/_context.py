@@ -106,8 +106,8 @@ class ReplicaContext:
         """All replicas' values, concatenated along `axis` in replica order, on every replica.
 
         Args:
-            value: a nest of arrays of at least one dimension. In eager mode sizes along `axis` may differ between
-                the replicas; every other dimension must agree.
+            value: a nest of arrays of at least one dimension. Sizes along `axis` may differ between the replicas, as
+                those of an uneven batch's parts do; every other dimension must agree.
             axis: negative ones count from the end.
             options: see `CommunicationOptions`.
 

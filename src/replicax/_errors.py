@@ -56,8 +56,8 @@ MERGE_IN_TRACE = (
     "passed to `strategy.run()` contains a nested `@tf.function`, and the nested `@tf.function` contains a "
     "synchronization point, such as aggregating gradients (e.g, optimizer.apply_gradients), or if the function `fn` "
     "uses a control flow statement which contains a synchronization point in the body. In replicax this holds only "
-    "while replicas run eagerly, which they do outside of `rx.function` and for batches whose parts differ in size. In "
-    "compiled replicas such functions, branches and loops may contain synchronization points."
+    "while replicas run eagerly, which they do outside of `rx.function` and for some batches whose parts differ in "
+    "size. In compiled replicas such functions, branches and loops may contain synchronization points."
 )
 
 

@@ -269,10 +269,12 @@ class StrategyExtended:
         return _collectives.reduce_along(op, value.values, axis)
 
     def _reduce_local(self, op: ReduceOp, leaf: Any, axis: Any) -> Any:
-        count = self._mesh.size
+        count: Any = self._mesh.size
         if axis is not None:
             dtype, axes = leaf.dtype, axis if isinstance(axis, tuple) else (axis,)
-            count *= int(np.prod([leaf.shape[a] for a in axes], dtype=np.int64))
+            own, level = int(np.prod([leaf.shape[a] for a in axes], dtype=np.int64)), _levels.frame()
+            uneven = isinstance(level, _levels.Level) and level.gathers is not None
+            count = _collectives.local_sum(jnp.asarray(own, jnp.int32)) if uneven else count * own
             total = _collectives.local_sum(_collectives.reduce_along(ReduceOp.SUM, [leaf], axis))
             return _collectives.divided(total, count, dtype) if op is ReduceOp.MEAN else total
         check_numeric(leaf.dtype)
@@ -627,6 +629,8 @@ class StrategyExtended:
             wide = any(leaf.dtype.itemsize == 8 for leaf in leaves) and _context.has_64_bit_types()
             if mesh.size > 1 and alike and all(leaf.shape == leaves[0].shape for leaf in leaves):
                 return PerReplica.of_array(mesh.stack(leaves, wide), mesh)
+            if (padded := PerReplica.padded_from(leaves, mesh, wide)) is not None:
+                return padded
             components = mesh.components(leaves, wide)
             return components[0] if mesh.size == 1 else PerReplica(components, mesh, ragged=not alike)
 

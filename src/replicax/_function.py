@@ -5,8 +5,8 @@ into inputs on the way, those that it assigns into outputs (see `_levels`), and 
 into an input that each call pulls. The rest is that of the compiled program (see `_programs`).
 
 Where one program cannot be had, the Python code itself runs: eagerly, where the replicas' parts of a batch differ in
-size; and driven from the host where the function loops over a distributed dataset, with each `strategy.run` in it
-compiled.
+shape and the function cannot be compiled so (see `_uneven`); and driven from the host where the function loops over a
+distributed dataset, with each `strategy.run` in it compiled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
-from replicax import _adapters, _conversion, _levels, _private, _profiling, _several, _specs
+from replicax import _adapters, _conversion, _levels, _nest, _private, _profiling, _several, _specs
 from replicax._arguments import Call, Results, constrained, difference
 from replicax._concrete import ConcreteFunction
 from replicax._errors import OutOfRangeError
@@ -35,14 +35,17 @@ from replicax._pulls import (
     Abort,
     DrivenFromHost,
     Pull,
+    RunEagerly,
     as_inputs,
+    can_be_taken,
     element_arrays,
     lifts,
     pull_from,
     push_back,
     same_elements,
-    uniform,
+    shapes_of,
 )
+from replicax._uneven import UnevenCalls
 
 
 class _Modes(threading.local):
@@ -94,10 +97,6 @@ class _CreatesVariables(Abort):
     pass
 
 
-class _RaggedElement(Abort):
-    pass
-
-
 def host_driven() -> bool:
     """Whether `strategy.run` is to compile by itself."""
     return _modes.host_driven
@@ -134,6 +133,7 @@ class Function:
         self._entries: dict[Any, list[Program]] = {}
         self._host: dict[Any, list[Any]] = {}  # signatures that are driven from the host, and objects they know by id
         self._methods: dict[int, Function] = {}
+        self._uneven = UnevenCalls(python_function)
         self._traces = self._calls = 0
         self._last_call: tuple[Any, Any] | None = None  # structure and keys of the call that was traced last
         self._warned = 0
@@ -287,7 +287,7 @@ class Function:
             if abort.always:
                 self._host[call.key] = call.statics
             return self._run_python(args, kwargs, host=True)
-        except _RaggedElement:
+        except RunEagerly:
             return self._run_python(args, kwargs, host=False)
         except jax.errors.ConcretizationTypeError as error:
             if not self._falls_back:
@@ -321,7 +321,7 @@ class Function:
         result = self._run_python(args, kwargs, host=False)
         try:
             entry, elements = self._trace(call, args, kwargs, [], creation=False)
-        except (DrivenFromHost, _RaggedElement, StopIteration):
+        except (DrivenFromHost, RunEagerly, StopIteration):
             return result
         except jax.errors.ConcretizationTypeError:
             if not self._falls_back:
@@ -335,6 +335,9 @@ class Function:
         self, call: Call, args: tuple, kwargs: dict, queue: list[tuple[Pull, Any]], creation: bool = True
     ) -> tuple[Program, list[Any]]:
         """The program for this call, and the elements that it pulled; those in `queue` were pulled before."""
+        call.uneven = call.uneven_arguments
+        if self._uneven.run_eagerly(call):
+            raise RunEagerly
         self._traces += 1
         self._warn_of_retracing(call)
         _adapters.join()
@@ -355,8 +358,9 @@ class Function:
             elements.append(element)
             pull = Pull(iterator, call.iterators, element)
             pulls.append(pull)
-            if not uniform(element):
-                raise _RaggedElement
+            call.uneven += shapes_of(_nest.leaves(element))
+            if not can_be_taken(element) or self._uneven.run_eagerly(call):
+                raise RunEagerly
             inputs = as_inputs(element, level, pull.slots)
             given.extend(element_arrays(inputs))
             return inputs
@@ -388,15 +392,17 @@ class Function:
         before, _modes.no_creation = _modes.no_creation, _modes.no_creation or not creation
         try:
             jaxpr = jax.make_jaxpr(traced)(*[_aval(x) for x in call.dynamic])
-        except BaseException:
+        except BaseException as error:
             push_back([pull for pull, _ in queue], [element for _, element in queue], call.iterators)
             push_back(pulls, elements, call.iterators)
+            self._uneven.failed(call, error, pulled=bool(elements))
             raise
         finally:
             lifts.stack.pop()
             _modes.no_creation = before
         name = getattr(self._python_function, "__name__", "function")
         entry = Program(name, level, jaxpr, call, pulls, outputs[0])
+        self._uneven.traced(call)
         outputs[0].leaves = []  # tracers, and with them all that was traced, are let go of
         level.values.clear()
         return entry, elements
@@ -420,13 +426,13 @@ class Function:
         if not entries:
             try:
                 if call.ragged:
-                    raise _RaggedElement
+                    raise RunEagerly
                 entry, elements = self._trace(call, args, kwargs, [])
             except Abort as abort:
                 raise RuntimeError(
                     f"{self._python_function!r} has no program of its own for these arguments: it makes variables on "
                     "its first call (call it once before), loops over a distributed dataset, or takes a batch of "
-                    "uneven parts."
+                    "uneven parts in a way that cannot be compiled."
                 ) from abort
             push_back(entry.pulls, elements, call.iterators)
             entries.append(entry)

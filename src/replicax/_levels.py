@@ -107,6 +107,7 @@ class Level(Frame):
         self.written: dict[int, State] = {}
         self.device: Any = None  # where a strategy of one device wants the program to run
         self.meshes: list[Any] = []  # of the strategies whose replicas run in it
+        self.gathers: Any = None  # how values are gathered where replicas with other shapes are traced apart
         self.failures: list[str] = []  # messages of assertions that did not hold when the program ran
 
     def is_local(self, variable: State) -> bool:
@@ -143,10 +144,10 @@ class Level(Frame):
 
     store = write
 
-    def replay(self, jaxpr: Any, supplied: dict[int, Any], *args: Any) -> list[Any]:
-        """Evaluates the level's jaxpr with these values for its inputs."""
+    def replay(self, jaxpr: Any, supplied: dict[int, Any], *args: Any, evaluate: Any = None) -> list[Any]:
+        """Evaluates the level's jaxpr with these values for its inputs, as JAX does or as `evaluate(jaxpr, *args)`."""
         with _input.supplied(supplied):
-            return jex.jaxpr_as_fun(jaxpr)(*args)
+            return jex.jaxpr_as_fun(jaxpr)(*args) if evaluate is None else evaluate(jaxpr, *args)
 
 
 def is_input(eqn: Any) -> bool:

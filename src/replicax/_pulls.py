@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from replicax import _levels, _nest, _private
@@ -25,6 +25,10 @@ class DrivenFromHost(Abort):
 
     def __init__(self, always: bool = True):
         self.always = always
+
+
+class RunEagerly(Abort):
+    """The replicas' parts differ, and no program can be made for them: the replicas run eagerly instead."""
 
 
 def drive_from_host(what: str) -> None:
@@ -102,28 +106,55 @@ def push_back(pulls: Sequence[Pull], elements: Sequence[Any], arguments: list[An
 
 
 def element_arrays(element: Any) -> list[Any]:
-    return [leaf.array() if isinstance(leaf, (PerReplica, Mirrored)) else leaf for leaf in _nest.leaves(element)]
+    return [array_of(leaf) for leaf in _nest.leaves(element)]
 
 
-def uniform(element: Any) -> bool:
+def array_of(leaf: Any) -> Any:
+    """What a compiled program takes for a leaf, None where it cannot take it."""
+    if not isinstance(leaf, (PerReplica, Mirrored)):
+        return leaf
+    array = leaf.array()
+    if array is None and isinstance(leaf, PerReplica) and (padded := leaf.padded()) is not None:
+        return padded[0]
+    return array
+
+
+def shapes_of(leaves: Iterable[Any]) -> tuple[Any, ...]:
+    """The shapes of those values of replicas whose components differ in shape."""
+    uneven = [leaf.padded() for leaf in leaves if isinstance(leaf, PerReplica) and leaf.array() is None]
+    return tuple(padded[1] for padded in uneven if padded is not None)
+
+
+def can_be_taken(element: Any) -> bool:
+    """Whether a compiled program can take the element."""
     return all(array is not None and not is_text(array) for array in element_arrays(element))
 
 
 def same_elements(pulls: Sequence[Pull], pulled: list[Any]) -> bool:
     """Whether the elements have the shapes and dtypes of those that were pulled while tracing."""
-    if not all(uniform(element) for element in pulled):
-        return False
-    before = [leaf for pull in pulls for leaf in element_arrays(pull.element)]
-    now = [leaf for element in pulled for leaf in element_arrays(element)]
-    return [(x.shape, x.dtype) for x in before] == [(x.shape, x.dtype) for x in now]
+    return all(can_be_taken(element) for element in pulled) and (
+        [_kinds(pull.element) for pull in pulls] == [_kinds(element) for element in pulled]
+    )
+
+
+def _kinds(element: Any) -> tuple[Any, ...]:
+    return ([(x.shape, x.dtype) for x in element_arrays(element)], shapes_of(_nest.leaves(element)))
+
+
+def like(leaf: Any, array: Any) -> Any:
+    """`leaf` with this array for its own."""
+    if not isinstance(leaf, (PerReplica, Mirrored)):
+        return array
+    if shapes := shapes_of([leaf]):
+        return PerReplica.of_padded(array, shapes[0], leaf.mesh)
+    return type(leaf).of_array(array, leaf.mesh)
 
 
 def as_inputs(element: Any, level: _levels.Level, slots: list[int]) -> Any:
     def make(leaf: Any) -> Any:
-        array = leaf.array() if isinstance(leaf, (PerReplica, Mirrored)) else leaf
-        slot, tracer = level.new_input(array)
+        slot, tracer = level.new_input(array_of(leaf))
         slots.append(slot)
-        return type(leaf).of_array(tracer, leaf.mesh) if isinstance(leaf, (PerReplica, Mirrored)) else tracer
+        return like(leaf, tracer)
 
     return _nest.map_structure(make, element)
 

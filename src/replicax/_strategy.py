@@ -75,8 +75,9 @@ class Strategy(OlderMethods):
     ) -> Any:
         """Calls `fn` on every replica.
 
-        Inside of a `function` or `jax.jit` the replicas are compiled, `fn` being traced once whatever their number;
-        otherwise they run eagerly, one thread each, in a fixed order. A `function` given as `fn` is compiled.
+        Inside of a `function` or `jax.jit` the replicas are compiled, `fn` being traced once whatever their number, and
+        once for each shape where the components of an argument differ in shape; otherwise they run eagerly, one thread
+        each, in a fixed order. A `function` given as `fn` is compiled.
 
         Args:
             fn: the replica function. In it, `get_replica_context()` tells who the replica is.

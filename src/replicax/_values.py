@@ -1,13 +1,15 @@
 """Values that have one component for each replica, and the mesh of devices that they live on.
 
-`PerReplica` has two forms behind one class. *Stacked*: one global array of shape `[replicas, ...]`, sharded
+`PerReplica` has three forms behind one class. *Stacked*: one global array of shape `[replicas, ...]`, sharded
 over its first axis; it enters and leaves compiled code as it is. *Parts*: a tuple with the components of this
-process, which may differ in shape or be no arrays at all. `Mirrored` likewise is one fully replicated array,
-or its copies. Either form is made from the other when it is first asked for.
+process, which may differ in shape or be no arrays at all. *Padded*: a stacked array of components that differ in
+shape, each filled up to the largest one, and their shapes, for compiled code. `Mirrored` likewise is one fully
+replicated array, or its copies. Each form is made from another when it is first asked for.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -152,8 +154,23 @@ class ReplicaMesh:
         """The local rows of a stacked array, each on its replica's device."""
         if not array.sharding.is_equivalent_to(self.stacked, array.ndim):
             array = jax.device_put(array, self.stacked)
+        return tuple(_private.uncommitted(_first_row(block)) for block in self._blocks(array))
+
+    def _blocks(self, array: jax.Array) -> list[Any]:
+        """The blocks of one row of a stacked array, each on its replica's device."""
         shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)[:: self.logical_size]
-        return tuple(_private.uncommitted(_first_row(shard.data)) for shard in shards)
+        return [shard.data for shard in shards]
+
+    def pad(self, parts: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
+        """One array `[replicas, *shape]` whose row on each local device is that part, filled up with zeros."""
+        placed = jax.device_put([self.pool.settled(part) for part in parts], self.local_devices)
+        rows = [_filled_row(part, shape) for part in placed]
+        return jax.make_array_from_single_device_arrays((self.size, *shape), self.stacked, rows)
+
+    def cut(self, array: jax.Array, shapes: Sequence[tuple[int, ...]]) -> tuple[jax.Array, ...]:
+        """The parts of these shapes that a padded array was made of, each on its replica's device."""
+        blocks = self._blocks(jax.device_put(array, self.stacked))
+        return tuple(_private.uncommitted(_part_of_row(block, shape)) for block, shape in zip(blocks, shapes))
 
 
 def _prime_factors(number: int) -> list[int]:
@@ -172,6 +189,29 @@ def _first_row(block: jax.Array) -> jax.Array:
     return jnp.reshape(block, block.shape[1:])
 
 
+@functools.partial(jax.jit, static_argnums=1)
+def _part_of_row(block: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return part_of(block[0], shape)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _filled_row(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return filled(part, shape)[None]
+
+
+def part_of(array: Any, shape: tuple[int, ...]) -> Any:
+    """The first so many entries along each dimension."""
+    return array if array.shape == shape else array[tuple(slice(n) for n in shape)]
+
+
+def filled(part: Any, shape: tuple[int, ...]) -> Any:
+    """An array of this shape that begins with `part`, and is zero behind it."""
+    if part.shape == shape:
+        return part
+    module = np if isinstance(part, np.ndarray) else jnp
+    return module.pad(part, [(0, n - m) for m, n in zip(part.shape, shape)])
+
+
 def is_text(array: Any) -> bool:
     """Whether an array is one of strings or objects, which numpy has and JAX has not."""
     return getattr(array.dtype, "kind", "V") in "OSU"
@@ -183,6 +223,22 @@ _ARRAYS = (np.ndarray, np.generic, jax.Array)  # the quickest to tell first
 def is_array(value: Any) -> bool:
     """Whether `value` is an array, of JAX (concrete or traced) or numpy."""
     return isinstance(value, _ARRAYS)
+
+
+def _can_be_padded(parts: Sequence[Any], mesh: ReplicaMesh) -> bool:
+    return (
+        mesh.all_local
+        and not mesh.logical_axes
+        and len(parts) == mesh.size
+        and all(is_array(part) and not is_text(part) for part in parts)
+        and not any(jax.dtypes.issubdtype(part.dtype, jax.dtypes.extended) for part in parts)
+        and all(part.dtype == parts[0].dtype and part.ndim == parts[0].ndim for part in parts)
+    )
+
+
+def largest_of(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The smallest shape in which all of these fit."""
+    return tuple(max(sizes) for sizes in zip(*shapes))
 
 
 def is_global(array: Any) -> bool:
@@ -214,7 +270,7 @@ class DistributedValues(_nest.Leaf):
 class _Value(DistributedValues):
     """What `PerReplica` and `Mirrored` share: parts, a global array, and the mesh to go between them."""
 
-    __slots__ = ("__weakref__", "_array", "_local", "_parts", "mesh", "ragged", "whole")
+    __slots__ = ("__weakref__", "_array", "_local", "_padded", "_parts", "mesh", "ragged", "whole")
 
     ragged: bool  # whether components in other processes are known to differ in shape from those here
     whole: bool  # whether it was made as one array, so that all processes know it to be one
@@ -224,6 +280,7 @@ class _Value(DistributedValues):
         self.ragged, self.whole = ragged, False
         self._array: Any = None
         self._local: Any = None
+        self._padded: Any = None
         self.mesh = mesh
 
     @classmethod
@@ -231,7 +288,7 @@ class _Value(DistributedValues):
         """The value whose global form this array is."""
         self = cls.__new__(cls)
         self._parts, self._array, self._local, self.mesh, self.ragged = None, array, None, mesh, False
-        self.whole = True
+        self._padded, self.whole = None, True
         return self
 
     @classmethod
@@ -239,7 +296,7 @@ class _Value(DistributedValues):
         """The value as one replica sees it while a replica function is traced: its own component, symbolically."""
         self = cls.__new__(cls)
         self._parts, self._array, self._local, self.mesh, self.ragged = None, None, component, mesh, False
-        self.whole = False
+        self._padded, self.whole = None, False
         return self
 
     def uniform(self) -> bool:
@@ -294,6 +351,44 @@ class PerReplica(_Value):
 
     __slots__ = ()
 
+    @classmethod
+    def of_padded(cls, array: Any, shapes: Sequence[tuple[int, ...]], mesh: Any) -> PerReplica:
+        """The value with components of these shapes, with which the rows of `array` begin."""
+        self = cls.of_local(None, mesh)
+        self._padded = array, tuple(shapes)
+        return self
+
+    @classmethod
+    def padded_from(cls, parts: Sequence[Any], mesh: ReplicaMesh, wide: bool) -> PerReplica | None:
+        """The value with these components of the host, put on the devices in padded form; None where they have none."""
+        shapes = [part.shape for part in parts]
+        if len(set(shapes)) == 1 or not _can_be_padded(parts, mesh):
+            return None
+        return cls.of_padded(mesh.stack([filled(part, largest_of(shapes)) for part in parts], wide), shapes, mesh)
+
+    def padded(self) -> tuple[Any, tuple[tuple[int, ...], ...]] | None:
+        """The padded form of components that differ in shape, and the shapes; None where there is none.
+
+        There is one of numeric components with equal dtypes and ranks, all in this process and on a device each.
+        """
+        parts, mesh = self._parts, self.mesh
+        if self._padded is not None or self._array is not None or parts is None:
+            return self._padded
+        if mesh is None or not _can_be_padded(parts, mesh):
+            return None
+        shapes = tuple(tuple(part.shape) for part in parts)
+        if any(isinstance(part, jax.core.Tracer) for part in parts):
+            return jnp.stack([filled(jnp.asarray(part), largest_of(shapes)) for part in parts]), shapes
+        with _private.at_once():
+            self._padded = mesh.pad(parts, largest_of(shapes)), shapes
+        return self._padded
+
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of those components of this process that are arrays and not known to be alike."""
+        if self._parts is None:
+            return [] if self._padded is None else list(self._padded[1])
+        return [tuple(part.shape) for part in self._parts if is_array(part)]
+
     def _join(self, parts: Sequence[Any]) -> jax.Array:
         assert self.mesh is not None
         return self.mesh.stack(parts)
@@ -311,6 +406,13 @@ class PerReplica(_Value):
                     return (self._local,)
                 everyone = jax.lax.all_gather(self._local, AXIS)
                 return tuple(everyone[i] for i in range(self.mesh.size))
+            if self._padded is not None:
+                array, shapes = self._padded
+                if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+                    return tuple(part_of(array[i], shape) for i, shape in enumerate(shapes))
+                with _private.at_once():
+                    self._parts = self.mesh.cut(array, shapes)
+                return self._parts
             assert self._array is not None
             self._parts = self._components(self._array)
             if any(isinstance(part, jax.core.Tracer) for part in self._parts):

@@ -1,0 +1,405 @@
+"""Replica functions that differ from replica to replica, as one program in which all meet in the same collectives.
+
+One SPMD program cannot hold parts of a batch that differ in shape. So the function is traced once for each shape that
+occurs, and the jaxprs are cut at their collectives:
+
+    piece 0 of each jaxpr, of which every replica runs its own    `lax.switch` by replica
+    the collectives that need nothing else                        common code
+    piece 1, which needs those ...
+
+What all jaxprs compute alike of the collectives' results, such as an optimizer's update, is common code as well, and
+compiled once. A value that lives from one piece to a later one has a place among the results of the `lax.switch`;
+where only some jaxprs have a value of that shape, the others fill the place with zeros.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from replicax import _control_flow, _private, _stages
+from replicax._values import AXIS, filled, largest_of, part_of
+
+
+class NotAlike(Exception):
+    """The replicas' programs do not meet in the same collectives; the message says why."""
+
+
+# Calls that are no more than their jaxpr, and where it stands.
+_CALLS = {
+    "pjit": "jaxpr", "jit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr", "remat": "jaxpr", "remat2": "jaxpr",
+}  # fmt: skip
+
+
+def _inside(eqn: Any) -> Iterable[Any]:
+    """The equations of the jaxprs in an equation."""
+    return (one for inner in _control_flow._jaxprs([*eqn.params.values()]) for one in _control_flow._equations(inner))
+
+
+_NO_OTHERS: Mapping[str, Callable[..., Any]] = {}
+
+
+def unwrapped(closed: Any, *args: Any, others: Mapping[str, Callable[..., Any]] = _NO_OTHERS) -> list[Any]:
+    """What a jaxpr computes, so that collectives within calls of other jaxprs stand in the program itself.
+
+    Args:
+        closed: the jaxpr.
+        args: its arguments.
+        others: what computes the equations of some primitives in place of them, from an equation and its operands.
+    """
+    jaxpr, special = closed.jaxpr, {*_control_flow.COLLECTIVES, *others}
+    values = _Values(jaxpr, dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args])))
+    waiting: list[Any] = []
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        found = {one.primitive.name for one in _inside(eqn)} & special
+        if not (name in others or found):
+            waiting.append(eqn)
+            continue
+        values.compute(waiting)
+        waiting = []
+        if name in others:
+            values.known.update(zip(eqn.outvars, [others[name](eqn, *values.of(eqn.invars))]))
+        elif name in _CALLS:
+            inner = eqn.params[_CALLS[name]]
+            inner = inner if hasattr(inner, "consts") else jex.ClosedJaxpr(inner, [])
+            values.known.update(zip(eqn.outvars, unwrapped(inner, *values.of(eqn.invars), others=others)))
+        elif found & _control_flow.COLLECTIVES:
+            raise NotAlike(f"the replicas meet inside of a {name!r}")
+        else:
+            waiting.append(eqn)
+    values.compute(waiting)
+    return values.of(jaxpr.outvars)
+
+
+def together(functions: Sequence[Callable[..., list[Any]]], which: Any, args: Sequence[Any]) -> list[Any]:
+    """The results of `functions[which](*args)`, where `which` differs between the replicas that run this.
+
+    Args:
+        functions: traced once each; their results have the same shapes and dtypes.
+        which: an int32 scalar.
+        args: arrays.
+
+    Raises:
+        NotAlike: the functions do not have the same collectives, of the same shapes, in the same order.
+    """
+    numbers: dict[Any, int] = {}
+    programs = [_Program(jax.make_jaxpr(function)(*args), args, numbers) for function in functions]
+    for program in programs[1:]:
+        programs[0].check_meetings(program)
+    common = frozenset.intersection(*(frozenset(program.made) for program in programs))
+    for program in programs:
+        program.common = common
+    return _Assembly(programs, which).results()
+
+
+class _Values:
+    """The values of a jaxpr's variables, as far as they are computed."""
+
+    def __init__(self, jaxpr: Any, known: Mapping[Any, Any]):
+        self._jaxpr, self.known = jaxpr, dict(known)
+
+    def of(self, atoms: Iterable[Any]) -> list[Any]:
+        return [atom.val if isinstance(atom, jex.Literal) else self.known[atom] for atom in atoms]
+
+    def compute(self, eqns: Sequence[Any]) -> None:
+        """Computes some equations, which need nothing but what is known and each other."""
+        if not eqns:
+            return
+        made = list(dict.fromkeys(var for eqn in eqns for var in eqn.outvars if not isinstance(var, jex.DropVar)))
+        atoms = (atom for eqn in eqns for atom in eqn.invars if not isinstance(atom, jex.Literal))
+        needed = [var for var in dict.fromkeys(atoms) if var in self.known]
+        part = _private.part_of_jaxpr(self._jaxpr, eqns, needed, made)
+        self.known.update(zip(made, jex.jaxpr_as_fun(part)(*self.of(needed))))
+
+
+class Gathers:
+    """How replicas gather values that differ in shape from one to the other.
+
+    A trace knows only its own shapes. So all traces are taken once to see them, and again with what was seen.
+
+    Args:
+        known: for each gathering the shapes of all replicas' values, as far as they were seen.
+    """
+
+    def __init__(self, known: Sequence[Sequence[tuple[int, ...]]]):
+        self._known = known
+        self.own: list[tuple[int, ...]] = []  # for each gathering, the shape of this trace's value
+
+    def __call__(self, leaf: Any, axis: int) -> Any:
+        self.own.append(leaf.shape)
+        shapes = self._known[len(self.own) - 1] if len(self.own) <= len(self._known) else [leaf.shape]
+        if len(set(shapes)) == 1:
+            return lax.all_gather(leaf, AXIS, axis=axis, tiled=True)
+        if len({(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}) > 1:
+            raise NotAlike(f"the replicas gather values of shapes {', '.join(map(str, shapes))} along axis {axis}")
+        everyone = lax.all_gather(filled(leaf, largest_of([leaf.shape, *shapes])), AXIS)
+        return jnp.concatenate([part_of(everyone[i], shape) for i, shape in enumerate(shapes)], axis)
+
+
+def gathered(traces: Sequence[Gathers], which: Sequence[int]) -> list[list[tuple[int, ...]]]:
+    """For each gathering the shapes of all replicas' values; `which` trace is each replica's."""
+    if len({len(trace.own) for trace in traces}) > 1:
+        raise NotAlike("some replicas gather values more often than others")
+    return [[traces[i].own[k] for i in which] for k in range(len(traces[0].own))]
+
+
+class _Program:
+    """One jaxpr, its values numbered: two of any programs have the same number if they are computed alike."""
+
+    def __init__(self, closed: Any, args: Sequence[Any], numbers: dict[Any, int]):
+        self.jaxpr, self._numbers = closed.jaxpr, numbers
+        self.common: frozenset[int] = frozenset()
+        self.known = dict(zip([*self.jaxpr.constvars, *self.jaxpr.invars], [*closed.consts, *args]))
+        self.made: dict[int, Any] = {}  # a variable for each number
+        self.number: dict[Any, int] = {}
+        self.stage: dict[Any, int] = {}  # for how many collectives, one after another, a variable waits
+        self.maker: dict[Any, int] = {}  # the equation that computes a variable
+        self.meetings: list[tuple[int, Any]] = []  # stage and equation of each collective
+        if not all(type(effect) in _stages._HARMLESS for effect in self.jaxpr.effects):
+            raise NotAlike("it has side effects, such as printing")
+        for i, (variable, value) in enumerate(self.known.items()):
+            outer = i < len(self.jaxpr.constvars)
+            self._add([variable], ("outer", id(value)) if outer else ("argument", i - len(self.jaxpr.constvars)), 0)
+        for i, eqn in enumerate(self.jaxpr.eqns):
+            stage = max((self.stage[atom] for atom in eqn.invars if not isinstance(atom, jex.Literal)), default=0)
+            if eqn.primitive.name in _control_flow.COLLECTIVES:
+                self._add(eqn.outvars, ("meeting", len(self.meetings)), stage + 1)
+                self.meetings.append((stage, eqn))
+            else:
+                self._add(
+                    eqn.outvars, (eqn.primitive, _key(eqn.params), *map(self.number_of, eqn.invars)), stage, maker=i
+                )
+
+    def _add(self, variables: Sequence[Any], key: Any, stage: int, maker: int | None = None) -> None:
+        for i, variable in enumerate(variables):
+            number = self.number[variable] = self._numbers.setdefault((key, i), len(self._numbers))
+            self.stage[variable] = stage
+            self.made.setdefault(number, variable)
+            if maker is not None:
+                self.maker[variable] = maker
+
+    def number_of(self, atom: Any) -> int:
+        if isinstance(atom, jex.Literal):
+            return self._numbers.setdefault(_literal_key(atom), len(self._numbers))
+        return self.number[atom]
+
+    def stage_of(self, atom: Any) -> int:
+        return 0 if isinstance(atom, jex.Literal) else self.stage[atom]
+
+    def check_meetings(self, other: _Program) -> None:
+        mine, theirs = self._meetings_key(), other._meetings_key()
+        for (name, *one), (other_name, *another) in zip(mine, theirs):
+            if name != other_name or one != another:
+                raise NotAlike(
+                    f"the replicas meet in different calls, {name} of {one[0]} and {other_name} of {another[0]}"
+                )
+        if len(mine) != len(theirs):
+            raise NotAlike(f"the replicas meet {len(mine)} and {len(theirs)} times")
+
+    def _meetings_key(self) -> list[Any]:
+        return [
+            (eqn.primitive.name, [(x.aval.shape, x.aval.dtype) for x in eqn.invars], stage, _key(eqn.params))
+            for stage, eqn in self.meetings
+        ]
+
+    def is_free(self, variable: Any) -> bool:
+        """Whether a value is better computed again than kept."""
+        made = self.maker.get(variable)
+        if made is None:
+            return False
+        shared = self.number[variable] in self.common and not self.stage[variable]
+        return shared or all(isinstance(atom, jex.Literal) for atom in self.jaxpr.eqns[made].invars)
+
+
+class _Piece:
+    """What one program computes at one stage: the values that are wanted of it, of what they are computed, and how."""
+
+    def __init__(self, program: _Program, stage: int, wanted: Sequence[Any]):
+        self.program, self.wanted = program, list(wanted)
+        self.needed: dict[Any, None] = {}  # what is known before
+        self.kept: dict[Any, None] = {}  # those of them that earlier pieces computed
+        makers: set[int] = set()
+        waiting, seen = [*wanted], set()
+        while waiting:
+            atom = waiting.pop()
+            if isinstance(atom, jex.Literal) or atom in seen:
+                continue
+            seen.add(atom)
+            if not program.is_free(atom):
+                if atom in program.known or program.number[atom] in program.common:
+                    self.needed[atom] = None
+                    continue
+                if program.stage[atom] < stage:
+                    self.needed[atom] = self.kept[atom] = None
+                    continue
+            makers.add(program.maker[atom])
+            waiting += program.jaxpr.eqns[program.maker[atom]].invars
+        self.eqns = [program.jaxpr.eqns[i] for i in sorted(makers)]
+
+
+class _Assembly:
+    """The pieces of several programs and their common code, put together."""
+
+    def __init__(self, programs: Sequence[_Program], which: Any):
+        self._programs, self._which, self._first = programs, which, programs[0]
+        self._values = _Values(self._first.jaxpr, self._first.known)  # of the first program: what is common
+        self._places: dict[tuple[int, Any], Any] = {}  # of each program's own variables that live on
+        outputs = list(zip(*(program.jaxpr.outvars for program in programs)))
+        # What leaves the pieces: for each the stage, and the programs' atoms.
+        self._leaving = [
+            (max(program.stage_of(atom) for program, atom in zip(programs, atoms)), atoms) for atoms in outputs
+        ]
+        self._operands: list[list[int]] = []  # of each collective, which of those it takes
+        for meetings in zip(*(program.meetings for program in programs)):
+            at = len(self._leaving)
+            self._leaving += [(meetings[0][0], atoms) for atoms in zip(*(eqn.invars for _, eqn in meetings))]
+            self._operands.append(list(range(at, len(self._leaving))))
+        self._left: dict[int, Any] = {}
+        self._stages = 1 + max((stage for stage, _ in self._leaving), default=0)
+
+    def results(self) -> list[Any]:
+        for stage, (own, pieces, keeping) in enumerate(self._planned()):
+            self._run_pieces(own, pieces, keeping)
+            for (at, eqn), operands in zip(self._first.meetings, self._operands):
+                if at == stage:
+                    found = eqn.primitive.bind(*map(self._leaves, operands), **eqn.params)
+                    self._values.known.update(zip(eqn.outvars, found if eqn.primitive.multiple_results else [found]))
+        return [self._leaves(i) for i in range(len(self._first.jaxpr.outvars))]
+
+    def _is_shared(self, atoms: Sequence[Any]) -> bool:
+        return len({program.number_of(atom) for program, atom in zip(self._programs, atoms)}) == 1
+
+    def _leaves(self, place: int) -> Any:
+        if place not in self._left:
+            self._left[place] = self._common([self._leaving[place][1][0]])[0]
+        return self._left[place]
+
+    def _planned(self) -> list[Any]:
+        """For each stage: what leaves it of the programs' own values, the pieces, and the values that live on."""
+        plan: list[Any] = []
+        living: list[dict[Any, None]] = [{} for _ in self._programs]
+        for stage in reversed(range(self._stages)):
+            own = [i for i, (at, atoms) in enumerate(self._leaving) if at == stage and not self._is_shared(atoms)]
+            pieces, keeping = [], []
+            for i, program in enumerate(self._programs):
+                kept = [variable for variable in living[i] if program.stage[variable] == stage]
+                piece = _Piece(program, stage, [*(self._leaving[place][1][i] for place in own), *kept])
+                living[i].update(piece.kept)
+                pieces.append(piece)
+                keeping.append(kept)
+            plan.append((own, pieces, keeping))
+        return plan[::-1]
+
+    def _run_pieces(self, own: list[int], pieces: list[_Piece], keeping: list[list[Any]]) -> None:
+        if not any(piece.wanted for piece in pieces):
+            return
+        places = list(dict.fromkeys(place for kept in keeping for place in _numbered(kept)))
+        operands: dict[int, Any] = {}
+        branches = []
+        for i, (piece, kept) in enumerate(zip(pieces, keeping)):
+            values = [self._operand(i, variable) for variable in piece.needed]
+            operands.update((id(value), value) for value in values)
+            filled_by = dict(zip(_numbered(kept), range(len(own), len(piece.wanted))))
+            order = [*range(len(own)), *(filled_by.get(place, place) for place in places)]
+            branches.append(_branch(piece, [id(value) for value in values], order, operands))
+        results = lax.switch(self._which, branches, list(operands.values()))
+        self._left.update(zip(own, results))
+        kept_results = dict(zip(places, results[len(own) :]))
+        for i, kept in enumerate(keeping):
+            self._places.update(((i, var), kept_results[place]) for var, place in zip(kept, _numbered(kept)))
+
+    def _operand(self, i: int, variable: Any) -> Any:
+        """The value of a variable that a piece of program `i` takes."""
+        program = self._programs[i]
+        if variable in program.known:
+            return program.known[variable]
+        if (i, variable) in self._places:
+            return self._places[i, variable]
+        return self._common([self._first.made[program.number[variable]]])[0]
+
+    def _common(self, atoms: Iterable[Any]) -> list[Any]:
+        """Values of the first program that all programs compute alike."""
+        atoms, first = list(atoms), self._first
+        makers: set[int] = set()
+        waiting = [*atoms]
+        while waiting:
+            atom = waiting.pop()
+            if not isinstance(atom, jex.Literal) and atom not in self._values.known and first.maker[atom] not in makers:
+                makers.add(first.maker[atom])
+                waiting += first.jaxpr.eqns[first.maker[atom]].invars
+        self._values.compute([first.jaxpr.eqns[i] for i in sorted(makers)])
+        return self._values.of(atoms)
+
+
+def _numbered(variables: Sequence[Any]) -> list[Any]:
+    """A place for each variable: its shape and dtype, and its number among those of them."""
+    kinds = [(variable.aval.shape, variable.aval.dtype) for variable in variables]
+    seen: dict[Any, Iterator[int]] = {kind: itertools.count() for kind in kinds}
+    return [(*kind, next(seen[kind])) for kind in kinds]
+
+
+def _branch(
+    piece: _Piece, needed: list[int], order: Sequence[Any], operands: dict[int, Any]
+) -> Callable[[list[Any]], list[Any]]:
+    """A piece as a branch of the `lax.switch`.
+
+    Args:
+        piece: what it computes.
+        needed: the ids of the operands that it takes.
+        order: what it returns, numbers of what it computes or places, which are filled with zeros.
+        operands: all operands by their ids, in the order in which they come.
+    """
+    part = _private.part_of_jaxpr(piece.program.jaxpr, piece.eqns, list(piece.needed), piece.wanted)
+
+    def run(values: list[Any]) -> list[Any]:
+        at = dict(zip(operands, values))
+        found = jex.jaxpr_as_fun(part)(*(at[key] for key in needed))
+        return [_strong(found[i]) if isinstance(i, int) else lax.full(i[0], 0, i[1]) for i in order]
+
+    return run
+
+
+def _strong(value: Any) -> Any:
+    return lax.convert_element_type(value, value.dtype) if getattr(value, "weak_type", False) else value
+
+
+def _key(value: Any) -> Any:
+    """What tells a parameter of an equation from another: alike jaxprs have the same key."""
+    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+        return _jaxpr_key(getattr(value, "jaxpr", value), getattr(value, "consts", ()))
+    if isinstance(value, (tuple, list)):
+        return (type(value), *map(_key, value))
+    if isinstance(value, dict):
+        return tuple((key, _key(value[key])) for key in sorted(value, key=str))
+    try:
+        hash(value)
+    except TypeError:
+        return (object, id(value))
+    return value
+
+
+def _jaxpr_key(jaxpr: Any, consts: Sequence[Any]) -> Any:
+    places: dict[Any, int] = {}
+
+    def atom_key(atom: Any) -> Any:
+        if isinstance(atom, jex.Literal):
+            return _literal_key(atom)
+        return places.setdefault(atom, len(places)), atom.aval.shape, atom.aval.dtype
+
+    keys = [*map(atom_key, [*jaxpr.constvars, *jaxpr.invars])]
+    for eqn in jaxpr.eqns:
+        keys.append((eqn.primitive, _key(eqn.params), *map(atom_key, [*eqn.invars, *eqn.outvars])))
+    return ("jaxpr", *map(id, consts), *keys, *map(atom_key, jaxpr.outvars))
+
+
+def _literal_key(literal: Any) -> Any:
+    return "literal", literal.aval.shape, literal.aval.dtype, np.asarray(literal.val).tobytes()

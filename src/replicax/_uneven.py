@@ -1,0 +1,61 @@
+"""Calls of a compiled function with batches whose parts differ in shape, as the last one of an epoch: compiled or not.
+
+Such a call has a program of its own, see `_pieces`. Where none can be made, because the replicas do not meet in the
+same way or for any other reason, and where the shapes are others all the time, the call runs eagerly.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from replicax._pulls import RunEagerly
+
+PROGRAMS = 4  # a function has these for batches with parts of different shapes; for further ones it runs eagerly
+
+
+class UnevenCalls:
+    """What is known of the calls of one function whose arguments have components that differ in shape."""
+
+    def __init__(self, python_function: Callable[..., Any]):
+        self._python_function = python_function
+        self._compiled: set[Any] = set()  # the shapes for which there are programs
+        self._eager: dict[Any, list[Any]] = {}  # what has none, and the objects that are known by their id
+        self._warned = False
+
+    def run_eagerly(self, call: Any) -> bool:
+        """Whether a call of which there is no program is to have none."""
+        if (call.key, call.uneven) in self._eager:
+            return True
+        if not call.uneven or call.uneven in self._compiled or len(self._compiled) < PROGRAMS:
+            return False
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self._python_function!r} is called with batches whose parts differ in shape from replica to replica "
+                f"and from call to call, the last time of shapes {', '.join(map(str, call.uneven[-1]))}. "
+                f"{PROGRAMS} of such kinds have programs; with others it runs eagerly, which is slow. Choose a batch "
+                "size that the number of replicas divides, leave out the rest of the data with "
+                "`batch(size, drop_remainder=True)`, or bring examples to few shapes with `padded_batch`.",
+                stacklevel=6,
+            )
+        return True
+
+    def traced(self, call: Any) -> None:
+        """A call was traced."""
+        if call.uneven:
+            self._compiled.add(call.uneven)
+
+    def failed(self, call: Any, error: BaseException, pulled: bool) -> None:
+        """Tracing a call failed: raises `RunEagerly` where it is to run so, now and later.
+
+        `pulled`: whether elements of datasets, which later calls may have of other shapes, had a part in it.
+        """
+        if isinstance(error, RunEagerly):
+            known = bool(call.uneven) or not pulled
+        else:
+            known = bool(call.uneven) and isinstance(error, Exception) and not isinstance(error, StopIteration)
+        if known:
+            self._eager[call.key, call.uneven] = call.statics
+            raise RunEagerly from error

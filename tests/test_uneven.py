@@ -1,0 +1,385 @@
+"""Batches whose parts differ in shape, compiled: the same results as eagerly, one trace a shape, one program."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from test_ways import MEAN, SUM, WORKERS, central, ctx, mirrored, parts, per_replica, uneven
+
+import replicax as rx
+from replicax import _convolutions, _pieces
+from replicax._errors import InvalidArgumentError
+
+A, S = rx.VariableAggregation, rx.VariableSynchronization
+
+# In the workers of a job nobody knows all shapes, and such batches run eagerly there.
+pytestmark = pytest.mark.skipif(WORKERS > 1, reason="the workers of a job run batches of uneven parts eagerly")
+
+DATA = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+
+
+def variable(strategy, value, **more):
+    with strategy.scope():
+        return rx.Variable(value, **more)
+
+
+def batches(strategy, data=DATA, size=5):
+    """Two batches: for two replicas parts of 3, 2 and 1, 0 rows, for four ones of 2, 2, 1, 0 and 1, 0, 0, 0."""
+    return strategy.experimental_distribute_dataset(rx.data.Dataset.from_tensor_slices(data).batch(size))
+
+
+# What the replicas compute: for each its variables and the function that is given the batches.
+
+
+def with_an_optimizer(strategy):
+    live_once = strategy.extended._variables_live_once
+    more = {"aggregation": A.SUM} if live_once else {}
+    layers = [variable(strategy, jnp.ones((3, 4)), **more), variable(strategy, jnp.full(4, 0.1), **more)]
+    with strategy.scope():
+        optimizer = rx.Optimizer(optax.adam(0.1), layers)
+
+    def replica(x):
+        def loss(weights):
+            return jnp.sum(jnp.tanh(x @ weights[0] + weights[1]) ** 2) / 6
+
+        value, gradients = jax.value_and_grad(loss)([layer.value() for layer in layers])
+        optimizer.apply_gradients(gradients)
+        return value
+
+    return layers, lambda x: strategy.reduce(SUM, strategy.run(replica, args=(x,)), axis=None)
+
+
+def with_statistics_of_all(strategy):
+    """The forward pass meets, so that values of different shapes live on to the backward pass."""
+    weights = variable(strategy, jnp.ones((3, 4)), aggregation=A.MEAN)
+    moving = variable(strategy, jnp.zeros(4), aggregation=A.MEAN)
+
+    def replica(x):
+        def loss(w):
+            hidden = x @ w
+            count = ctx().all_reduce(SUM, jnp.float32(x.shape[0]))
+            mean = ctx().all_reduce(SUM, hidden.sum(0)) / count
+            variance = ctx().all_reduce(SUM, ((hidden - mean) ** 2).sum(0)) / count
+            return jnp.sum(jnp.sin((hidden - mean) / jnp.sqrt(variance + 1e-3)) * hidden) / 6, mean
+
+        (value, mean), gradient = jax.value_and_grad(loss, has_aux=True)(weights.value())
+        weights.assign_sub(0.1 * ctx().all_reduce(SUM, gradient))
+        moving.assign(mean)
+        return value, jax.nn.relu(x @ weights.value())
+
+    return [weights, moving], lambda x: strategy.run(replica, args=(x,))
+
+
+def with_variables(strategy):
+    live_once = strategy.extended._variables_live_once
+    total = variable(strategy, 0.0, synchronization=S.ON_READ, aggregation=A.SUM)
+    mirrored_ones = [variable(strategy, jnp.zeros(3), aggregation=a) for a in (A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA)]
+
+    def replica(x):
+        if live_once or x.shape[0] > 1:  # where it has replicas' values, those of others stay as they are
+            total.assign_add(x.sum())
+        for v in mirrored_ones:
+            v.assign_add(x.sum(0))
+        return {"rows": x.shape[0], "some": x[:1], "none": None, "text": "t"}
+
+    return [total, *mirrored_ones], lambda x: strategy.run(replica, args=(x,))
+
+
+def with_a_tape(strategy):
+    v = variable(strategy, jnp.ones((3, 2)), aggregation=A.SUM)
+
+    def replica(x):
+        with rx.GradientTape() as tape:
+            loss = jnp.sum((x @ v.value()) ** 2)
+        v.assign_sub(0.01 * tape.gradient(loss, v))
+        return loss
+
+    return [v], lambda x: strategy.run(replica, args=(x,))
+
+
+def with_random_numbers(strategy):
+    """Keys, as many as there are rows, live on over a meeting."""
+
+    def replica(x, key):
+        own, mask = jax.random.split(jax.random.fold_in(key, ctx().replica_id_in_sync_group))
+        keys = jax.random.split(own, x.shape[0])
+        total = ctx().all_reduce(SUM, jnp.sum(x))
+        return jax.random.key_data(keys) * total, jax.random.bits(mask, x.shape) * total
+
+    return [], lambda x: strategy.run(replica, args=(x, jax.random.key(3)))
+
+
+def with_gathering(strategy):
+    def replica(x):
+        twice = ctx().all_gather(ctx().all_gather(x * 2, axis=0).sum(1)[: x.shape[0]], axis=0)
+        gradient = jax.grad(lambda x: jnp.sum(ctx().all_gather(x, axis=0) ** 3))(x)
+        slices = ctx().all_reduce(SUM, rx.IndexedSlices(x, jnp.arange(x.shape[0]), (6, 3)))
+        return twice, gradient, slices.values, rx.IndexedSlices(x, jnp.arange(x.shape[0]), (6, 3))
+
+    return [], lambda x: strategy.run(replica, args=(x,))
+
+
+def with_merging(strategy):
+    def merge(strategy, x):
+        means = strategy.reduce(MEAN, x, axis=0), strategy.reduce(MEAN, x, axis=(0, 1))
+        return means, strategy.run(lambda own: ctx().all_reduce(SUM, own.sum(0)), args=(x,))
+
+    return [], lambda x: strategy.run(lambda x: ctx().merge_call(merge, args=(x,)), args=(x,))
+
+
+def with_more_around(strategy):
+    """Values that differ in shape go from one run to another, and are put together in between."""
+
+    def step(x):
+        y, labels = strategy.run(lambda x: (x * 2, jnp.argmax(x, 1)), args=(x,))
+        z = strategy.run(lambda a, b, k: (a + b[:, None]).sum() * k, args=(y, labels), kwargs={"k": 2.0})
+        return strategy.gather(y, axis=0), strategy.reduce(MEAN, y, axis=0), z, strategy.experimental_local_results(y)
+
+    return [], step
+
+
+def with_different_dtypes(strategy):
+    def replica(x):
+        whole = (x * 10).astype(jnp.int32)
+        sums = ctx().all_reduce(SUM, [whole.sum(), whole.astype(jnp.bfloat16).sum()])
+        rows, last = lax.scan(lambda c, row: (c * 0.5 + row, c.sum()), jnp.zeros(3), x)
+        return sums, whole, x > 0, ctx().all_reduce(MEAN, whole.sum()), rows, last
+
+    return [], lambda x: strategy.run(replica, args=(x,))
+
+
+PROGRAMS = [
+    with_an_optimizer,
+    with_statistics_of_all,
+    with_variables,
+    with_a_tape,
+    with_random_numbers,
+    with_gathering,
+    with_merging,
+    with_more_around,
+    with_different_dtypes,
+]
+
+
+def look(strategy, nest):
+    """All leaves of all replicas, IndexedSlices taken apart."""
+    return [
+        [np.asarray(part) if isinstance(part, jax.Array) else part for part in jax.tree.leaves(own)]
+        for own in strategy.experimental_local_results(nest)
+    ]
+
+
+two, four = functools.partial(mirrored, 2), functools.partial(mirrored, 4)
+CASES = [
+    *((two, program) for program in PROGRAMS),
+    *((make, program) for make in (four, central) for program in (with_an_optimizer, with_variables)),
+]
+
+
+@pytest.mark.parametrize("make, program", CASES)
+def test_the_same_as_eagerly(make, program):
+    strategy = make()
+    eager_variables, eager_step = program(strategy)
+    expected = [look(strategy, eager_step(x)) for x in batches(strategy)]
+    variables, step = program(strategy)
+    calls = []
+
+    @rx.function
+    def compiled(x):
+        calls.append(x)
+        return step(x)
+
+    found = [look(strategy, compiled(x)) for x in batches(strategy)]
+    assert len(calls) == len(found), "a call ran its Python code, instead of being traced once"
+    for eager_ones, ones in zip(expected, found, strict=True):
+        for eager_leaves, leaves in zip(eager_ones, ones, strict=True):
+            for a, b in zip(eager_leaves, leaves, strict=True):
+                assert not isinstance(a, np.ndarray) or (a.shape, a.dtype) == (b.shape, b.dtype)
+                assert np.array_equal(a, b) or np.allclose(a, b, rtol=3e-5, atol=1e-6)
+    for v, w in zip(variables, eager_variables):
+        assert np.allclose(v.read_value(), w.read_value(), rtol=3e-5, atol=1e-6), v
+
+
+@uneven
+def test_each_shape_is_traced_once_and_each_batch_is_a_program(make, n):
+    """Also of elements that the function pulls, and where the host drives the loop; in later epochs nothing runs."""
+    strategy, traced = make(), []
+    total = variable(strategy, 0.0, aggregation=A.SUM)
+
+    def replica(x):
+        traced.append(x.shape)
+        total.assign_add(x.sum())
+        return x * 1
+
+    expected = [3, 2, 1, 0] if n == 2 else [2, 1, 0, 1, 0]
+    dataset = batches(strategy)
+    given = rx.function(lambda x: strategy.run(replica, args=(x,)))
+    pulled = rx.function(lambda iterator: strategy.run(replica, args=(next(iterator),)))
+
+    @rx.function
+    def epoch(dataset):
+        for x in dataset:
+            strategy.run(replica, args=(x,))
+
+    def by_argument():
+        for x in dataset:
+            given(x)
+
+    def by_pull():
+        iterator = iter(dataset)
+        for _ in range(2):
+            pulled(iterator)
+
+    for one_epoch in (by_argument, by_pull, lambda: epoch(dataset)):
+        for again in range(3):
+            traced.clear()
+            total.assign(0.0)
+            one_epoch()
+            assert np.isclose(float(total), DATA.sum(), rtol=1e-5)
+            assert [shape[0] for shape in traced] == ([] if again else expected)
+    assert given.experimental_get_tracing_count() == pulled.experimental_get_tracing_count() == 2
+
+
+@uneven
+def test_values_of_different_shapes_come_and_go(make, n):
+    """Of all shapes, with others, made by hand, and handed from one function to another; also under `jax.jit`."""
+    strategy = make()
+    rows = per_replica(strategy, [np.full((i + 1, 2 * n - i), i, np.int16) for i in range(n)])
+    names = per_replica(strategy, [np.float32(i) for i in range(n)])
+    scaled = rx.function(lambda a, b: strategy.run(lambda a, b: (a * 2, a.sum(1) * b), args=(a, b)))
+    for way in (scaled, jax.jit(scaled.python_function)):
+        twice, sums = way(rows, names)
+        assert parts(strategy, twice) == [np.full((i + 1, 2 * n - i), 2 * i).tolist() for i in range(n)]
+        assert [part.dtype for part in twice.values] == [jnp.int16] * n
+        again = rx.function(lambda a, b: (strategy.gather(strategy.run(jnp.add, args=(a, a)), axis=0), b))(sums, rows)
+        assert again[0].tolist() == [2.0 * i * i * (2 * n - i) for i in range(n) for _ in range(i + 1)]
+        assert parts(strategy, again[1]) == parts(strategy, rows)
+    assert [part.devices() for part in scaled(rows, names)[0].values] == [
+        part.devices() for part in strategy.run(jnp.copy, args=(rows,)).values
+    ]
+
+
+def test_what_lives_from_one_piece_to_the_next_has_shapes_of_its_own():
+    """Also where only some replicas have it, and where it crosses several meetings."""
+    strategy = mirrored(2)
+    x = per_replica(strategy, [np.arange(6, dtype=np.float32).reshape(3, 2), np.ones((1, 2), np.float32)])
+
+    def replica(x):
+        kept = [jnp.sin(x), x.astype(jnp.int32), jnp.ones((1, 2)) + x.sum()]
+        if x.shape[0] > 1:
+            kept.append(jnp.cumsum(x, 0))
+        first = ctx().all_reduce(SUM, x.sum())
+        second = ctx().all_reduce(SUM, first * kept[-1].sum())
+        third = ctx().all_reduce(SUM, jnp.cos(second) + first)  # of one value: twice that
+        return [k * third for k in kept[:3]], sum(k.sum() for k in kept) * second
+
+    expected, found = strategy.run(replica, args=(x,)), rx.function(lambda x: strategy.run(replica, args=(x,)))(x)
+    for a, b in zip(jax.tree.leaves(look(strategy, expected)), jax.tree.leaves(look(strategy, found)), strict=True):
+        assert a.shape == b.shape and np.allclose(a, b, rtol=1e-5)
+
+
+# Where no program can be made the replicas run eagerly, and say what is wrong if that does not work either.
+
+
+def meeting_more_often(x):
+    for _ in range(x.shape[0]):
+        ctx().all_reduce(SUM, x.sum())
+
+
+def looking_at_components(x):
+    return ctx().merge_call(lambda _, x: sum(part.shape[0] for part in x.values), args=(x,))
+
+
+def asking_for_a_value(x):
+    return x.sum() * 2 if float(x.sum()) > 1 else x.sum()
+
+
+def printing(x):
+    jax.debug.print("{}", x.sum())
+    return x
+
+
+@pytest.mark.parametrize("replica, error", [
+    (looking_at_components, None),
+    (asking_for_a_value, None),
+    (printing, None),
+    (meeting_more_often, "different number"),
+    (lambda x: ctx().all_reduce(SUM, x), "differ in shape"),
+    (lambda x: ctx().all_gather(x, axis=1), "differ in shape in another dimension than 1"),
+])  # fmt: skip
+def test_what_cannot_be_compiled_runs_eagerly(replica, error):
+    strategy, calls = mirrored(2), []
+    x = per_replica(strategy, [np.ones((2, 3), np.float32), np.ones((1, 3), np.float32)])
+
+    @rx.function
+    def step(x):
+        calls.append(isinstance(jax.tree.leaves(x.values)[0], jax.core.Tracer))
+        return strategy.run(replica, args=(x,))
+
+    for _ in range(2):
+        if error is None:
+            result, expected = step(x), strategy.run(replica, args=(x,))
+            assert str(look(strategy, result)) == str(look(strategy, expected))
+        else:
+            with pytest.raises((InvalidArgumentError, RuntimeError), match=error):
+                step(x)
+    assert calls == [True, False, False]  # it is tried once
+
+
+def test_shapes_that_keep_changing_are_answered_with_a_warning():
+    strategy, traced = mirrored(2), []
+    step = rx.function(lambda x: strategy.run(lambda x: traced.append(isinstance(x, jax.core.Tracer)), args=(x,)))
+    several = [per_replica(strategy, [np.ones(9), np.ones(i)]) for i in range(7)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for x in several:
+            step(x)
+    (warning,) = [w for w in caught if "eagerly" in str(w.message)]
+    assert "(9,), (4,)" in str(warning.message) and "drop_remainder" in str(warning.message)
+    assert warning.filename == __file__
+    assert traced == [True] * 8 + [False] * 6
+    step(several[0])
+    assert len(traced) == 14  # those that have programs keep them
+
+
+def test_an_outer_tape_and_a_nested_jit():
+    """The gradient goes through the branches; a collective in a nested function is found."""
+    strategy = mirrored(2)
+    v = variable(strategy, 3.0)
+    x = per_replica(strategy, [np.float32([1, 2]), np.float32([5])])
+
+    @rx.function
+    def loss(x):
+        total = jax.jit(lambda y: ctx().all_reduce(SUM, jnp.sum(y)))
+        return strategy.reduce(SUM, strategy.run(lambda x: jax.checkpoint(total)(x * v.value()) * x[0], (x,)), None)
+
+    assert float(loss(x)) == 3 * 8 * 6
+    with rx.GradientTape() as tape:
+        value = loss(x)
+    assert float(tape.gradient(value, v)) == 8 * 6
+    assert loss.experimental_get_tracing_count() == 1
+
+
+def test_convolutions_keep_their_values_in_the_order_for_the_cpu():
+    random, count = np.random.default_rng(0), 0
+    layouts = [("NCHW", "OIHW", "NCHW"), ("CNHW", "IHWO", "HWNC"), ("HNCW", "OHIW", "CHWN")]
+    for (left, right, out), (groups, of_batch) in itertools.product(layouts, [(1, 1), (2, 1), (1, 2)]):
+        x = random.normal(size=[{"N": 4, "C": 4, "H": 6, "W": 5}[d] for d in left]).astype(np.float32)
+        w = random.normal(size=[{"O": 4, "I": 4 // groups, "H": 3, "W": 2}[d] for d in right]).astype(np.float32)
+        convolve = jax.jit(functools.partial(
+            lax.conv_general_dilated, window_strides=(2, 1), padding=[(1, 2), (0, 1)], lhs_dilation=(1, 2),
+            dimension_numbers=(left, right, out), feature_group_count=groups, batch_group_count=of_batch,
+        ))  # fmt: skip
+        jaxpr = jax.make_jaxpr(convolve)(x, w)
+        ordered = functools.partial(_pieces.unwrapped, jaxpr, others={"conv_general_dilated": _convolutions.in_order})
+        assert np.allclose(ordered(x, w)[0], convolve(x, w), rtol=1e-4, atol=1e-5)
+        count += str(jax.make_jaxpr(ordered)(x, w)).count("lhs_spec=(0, 3, 1, 2), rhs_spec=(3, 2, 0, 1)")
+    assert count == 9
