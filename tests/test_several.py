@@ -12,7 +12,7 @@ import pytest
 from test_ways import SUM, a_few_strategies, mirrored, one_device
 
 import replicax as rx
-from replicax import _function, _loops, _programs
+from replicax import _function, _loops, _pieces, _programs
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
 ROWS = np.arange(210, dtype=np.float32).reshape(70, 3) / 100
@@ -397,3 +397,47 @@ def test_an_exception_in_a_loop_comes_in_its_place(at_once, programs):
     finally:
         rx.config.join_short_steps(True)
     assert float(v) == 630 * 3 and max(programs, default=1) == 1
+
+
+@pytest.mark.parametrize("strategy", [one_device, lambda: mirrored(2)], ids=["one_device", "mirrored"])
+def test_convolutions_in_several_steps(strategy):
+    strategy, images = strategy(), np.random.default_rng(0).normal(size=(12, 5, 5, 2)).astype(np.float32)
+
+    def trained(steps):
+        with strategy.scope():
+            kernel = rx.Variable(np.full((3, 3, 2, 4), 0.1, np.float32), aggregation=A.SUM)
+
+        def replica(x):
+            def loss(k):
+                dimensions = ("NHWC", "HWIO", "NHWC")
+                return jnp.sum(jax.lax.conv_general_dilated(x, k, (1, 1), "SAME", dimension_numbers=dimensions) ** 2)
+
+            kernel.assign_sub(1e-4 * jax.jit(jax.grad(loss))(kernel.value()))
+
+        @rx.function(steps_per_call=steps)
+        def step(iterator):
+            strategy.run(replica, args=(next(iterator),))
+
+        iterator = iter(batches(strategy, images, 4))
+        for _ in range(3 // steps):
+            step(iterator)
+        return kernel.numpy()
+
+    np.testing.assert_allclose(trained(3), trained(1), rtol=1e-5)
+
+
+def test_convolutions_are_put_in_the_order_that_is_quick():
+    def gradient(x, k):
+        def loss(k):
+            return jnp.sum(
+                jax.lax.conv_general_dilated(x, k, (2, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+            )
+
+        return jax.jit(jax.grad(loss))(k)
+
+    arrays = jnp.arange(96.0).reshape(2, 6, 4, 2), jnp.ones((3, 3, 2, 5))
+    np.testing.assert_allclose(_pieces.in_loop(gradient)(*arrays), gradient(*arrays))
+    jaxpr = jax.make_jaxpr(_pieces.in_loop(gradient))(*arrays)
+    numbers = [e.params["dimension_numbers"] for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
+    assert len(numbers) == 2  # one is that of the gradient
+    assert {(n.lhs_spec, n.rhs_spec, n.out_spec) for n in numbers} == {((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))}

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _control_flow, _private, _stages
+from replicax import _control_flow, _convolutions, _private, _stages
 from replicax._values import AXIS, filled, largest_of, part_of
 
 
@@ -47,15 +47,18 @@ def _inside(eqn: Any) -> Iterable[Any]:
 _NO_OTHERS: Mapping[str, Callable[..., Any]] = {}
 
 
-def unwrapped(closed: Any, *args: Any, others: Mapping[str, Callable[..., Any]] = _NO_OTHERS) -> list[Any]:
+def unwrapped(
+    closed: Any, *args: Any, others: Mapping[str, Callable[..., Any]] = _NO_OTHERS, meet: bool = True
+) -> list[Any]:
     """What a jaxpr computes, so that collectives within calls of other jaxprs stand in the program itself.
 
     Args:
         closed: the jaxpr.
         args: its arguments.
         others: what computes the equations of some primitives in place of them, from an equation and its operands.
+        meet: whether it is about collectives at all.
     """
-    jaxpr, special = closed.jaxpr, {*_control_flow.COLLECTIVES, *others}
+    jaxpr, special = closed.jaxpr, {*(_control_flow.COLLECTIVES if meet else ()), *others}
     values = _Values(jaxpr, dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args])))
     waiting: list[Any] = []
     for eqn in jaxpr.eqns:
@@ -67,17 +70,46 @@ def unwrapped(closed: Any, *args: Any, others: Mapping[str, Callable[..., Any]] 
         values.compute(waiting)
         waiting = []
         if name in others:
-            values.known.update(zip(eqn.outvars, [others[name](eqn, *values.of(eqn.invars))]))
+            results = others[name](eqn, *values.of(eqn.invars))
+            values.known.update(zip(eqn.outvars, results if eqn.primitive.multiple_results else [results]))
         elif name in _CALLS:
             inner = eqn.params[_CALLS[name]]
             inner = inner if hasattr(inner, "consts") else jex.ClosedJaxpr(inner, [])
-            values.known.update(zip(eqn.outvars, unwrapped(inner, *values.of(eqn.invars), others=others)))
-        elif found & _control_flow.COLLECTIVES:
+            values.known.update(zip(eqn.outvars, unwrapped(inner, *values.of(eqn.invars), others=others, meet=meet)))
+        elif meet and found & _control_flow.COLLECTIVES:
             raise NotAlike(f"the replicas meet inside of a {name!r}")
         else:
             waiting.append(eqn)
     values.compute(waiting)
     return values.of(jaxpr.outvars)
+
+
+def convolves(closed: Any) -> bool:
+    """Whether there is a convolution in a jaxpr."""
+    inside = (one for eqn in closed.jaxpr.eqns for one in (eqn, *_inside(eqn)))
+    return any(one.primitive.name == "conv_general_dilated" for one in inside)
+
+
+def in_loop(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, with convolutions that XLA makes quick code of also in loops of programs for the CPU."""
+    convolutions = {"conv_general_dilated": _convolutions.in_order}
+
+    def of_replicas(eqn: Any, *args: Any) -> list[Any]:
+        if eqn.params["jaxpr"].constvars:
+            return eqn.primitive.bind(*args, **eqn.params)
+
+        def replica(*blocks: Any) -> list[Any]:
+            return unwrapped(jex.ClosedJaxpr(eqn.params["jaxpr"], []), *blocks, others=convolutions, meet=False)
+
+        return _private.shard_map_again(eqn, replica, eqn.params["in_specs"], eqn.params["out_specs"])(*args)
+
+    def run(*args: Any) -> Any:
+        leaves, tree = jax.tree.flatten(args)
+        closed, kinds = jax.make_jaxpr(lambda *x: function(*jax.tree.unflatten(tree, x)), return_shape=True)(*leaves)
+        results = unwrapped(closed, *leaves, others={**convolutions, "shard_map": of_replicas}, meet=False)
+        return jax.tree.unflatten(jax.tree.structure(kinds), results)
+
+    return run
 
 
 def together(functions: Sequence[Callable[..., list[Any]]], which: Any, args: Sequence[Any]) -> list[Any]:

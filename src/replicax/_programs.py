@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _dispatch, _levels, _nest, _packs, _pulls, _several, _stages, _tape, _vectors
+from replicax import _dispatch, _levels, _nest, _packs, _pieces, _pulls, _several, _stages, _tape, _vectors
 from replicax._arguments import Call, Results
 from replicax._pulls import Pull, element_arrays
 from replicax._values import PerReplica
@@ -227,7 +227,9 @@ class Program:
             rows = [isinstance(leaf, PerReplica) for pull in self.pulls for leaf in _nest.leaves(pull.element)]
             kinds = self.jaxpr.out_avals[self._state_count :]
             repeated = _several.Repeated(steps, kinds, self._mesh is not None)
-            program = repeated.program(self._compute, types, rows, self.results.over_steps)
+            slow = jax.default_backend() == "cpu" and _pieces.convolves(self.jaxpr)
+            step = _pieces.in_loop(self._compute) if slow else self._compute
+            program = repeated.program(step, types, rows, self.results.over_steps)
             repeated._compiled = jax.jit(self._named(program), donate_argnums=(0, 1))
             self._several[steps] = repeated
         return self._several[steps]
