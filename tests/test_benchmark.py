@@ -151,7 +151,8 @@ def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match="`rounds` is a whole number, at least 1; got 0"):
         strategy.benchmark(train_step, x, rounds=0)
     with pytest.raises(RuntimeError, match="no program of its own"):
-        strategy.benchmark(train_step, per_replica(strategy, [np.ones(1, np.float32), np.ones(2, np.float32)]))
+        dataset = strategy.experimental_distribute_dataset(list(batches(2)))
+        strategy.benchmark(rx.function(lambda x: [x.values[0] for x in dataset]), x)
     with pytest.raises(RuntimeError, match="cross-replica context"):
         strategy.run(lambda: strategy.benchmark(train_step, x))
     with pytest.raises(RuntimeError, match="runs its step, which cannot be done while another function is traced"):

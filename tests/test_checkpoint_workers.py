@@ -26,7 +26,7 @@ S, A = rx.VariableSynchronization, rx.VariableAggregation
 rid = lambda: rx.get_replica_context().replica_id_in_sync_group
 
 def told(name, value):
-    print("told", json.dumps([name, value]), flush=True)
+    print("told", json.dumps(["", name, value]), flush=True)
 
 def parts(v):
     return [np.asarray(part).tolist() for part in strategy.experimental_local_results(v)]
@@ -108,7 +108,7 @@ def test_two_workers_save_to_paths_of_their_own_or_to_one(tmp_path):
     with Workers(tmp_path / "job", 2, START + PROGRAM, devices=2, env={"FOLDER": str(folder)}) as workers:
         done = workers.join(timeout=120)
     assert not any("WARNING" in worker.stderr for worker in done.values()), workers.output()
-    told = told_by(done)
+    told = told_by(done)[""]
     assert [worker["own"] for worker in told] == ["ckpt-1"] * 2
     assert sorted(os.listdir(folder / "run")) == sorted(os.listdir(folder / "temporary1")) == ["checkpoint", "ckpt-1"]
     there = ["checkpoint", "ckpt-3"]

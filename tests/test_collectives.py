@@ -649,7 +649,7 @@ def test_what_is_reduced_narrowly(make, n, way):
     half, mean, whole, one = way(lambda: strategy.run(replica))()
     assert parts(strategy, half[0]) == [2048.0] * n and parts(strategy, half[1]) == [2049] * n
     assert parts(strategy, mean) == [60000.0] * n and parts(strategy, whole) == [exact] * n
-    assert [part.dtype for part in strategy.experimental_local_results(half[0])] == [jnp.float32] * n
+    assert {part.dtype for part in strategy.experimental_local_results(half[0])} == {np.dtype(np.float32)}
     assert float(strategy.reduce(SUM, one, axis=None)) == exact
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from test_ways import MEAN, SUM, WORKERS, central, ctx, mirrored, parts, per_replica, uneven
+from test_ways import MEAN, SUM, central, ctx, mirrored, parts, per_replica, uneven
 
 import replicax as rx
 from replicax import _convolutions, _pieces
@@ -21,7 +21,6 @@ from replicax._errors import InvalidArgumentError
 A, S = rx.VariableAggregation, rx.VariableSynchronization
 
 # In the workers of a job nobody knows all shapes, and such batches run eagerly there.
-pytestmark = pytest.mark.skipif(WORKERS > 1, reason="the workers of a job run batches of uneven parts eagerly")
 
 DATA = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 

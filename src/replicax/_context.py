@@ -171,10 +171,18 @@ def _tensor(leaf: Any, what: str, sparse: bool = True) -> Any:
     return leaf
 
 
+def own_array(value: Any, dtype: Any) -> jax.Array:
+    """A value as a JAX array of this dtype, which shares no memory that the user may write.
+
+    (`jnp.array` copies as well, but cuts numpy's 64 bits off where JAX has such types only on demand.)
+    """
+    return jnp.asarray(value.copy() if isinstance(value, np.ndarray) else value, dtype=dtype)
+
+
 def as_array(value: Any) -> jax.Array:
     """A numpy value or number as a JAX array of the same dtype, where JAX is set to have 64-bit types."""
     if isinstance(value, (np.ndarray, np.generic)) and has_64_bit_types():
-        return jnp.array(value, dtype=value.dtype)  # `asarray` may share the memory, which may change
+        return own_array(value, value.dtype)
     return jnp.asarray(value)
 
 

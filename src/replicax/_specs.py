@@ -307,7 +307,7 @@ def _conform_leaf(value: Any, spec: Any) -> Any:
         raise TypeError(f"Expected a TensorSpec or a PerReplicaSpec, got {spec!r} of type {type(spec).__name__}")
     from_host = isinstance(value, (*PYTHON_DTYPES, list, tuple, np.ndarray, np.generic))
     if from_host and spec.dtype != np.dtype(object):
-        value = jnp.array(np.asarray(value), dtype=spec.dtype)
+        value = jnp.asarray(np.array(value), dtype=spec.dtype)
     _check(_leaf_spec(value), spec)
     return value
 

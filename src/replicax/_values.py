@@ -148,7 +148,8 @@ class ReplicaMesh:
         """One of `copies`."""
         if not array.sharding.is_equivalent_to(self.mirrored, array.ndim):
             array = jax.device_put(array, self.mirrored)
-        return _private.uncommitted(array.addressable_data(replica * self.logical_size))
+        # Of a replicated array `addressable_data` is always the first.
+        return _private.uncommitted(array.addressable_shards[replica * self.logical_size].data)
 
     def rows(self, array: jax.Array) -> tuple[jax.Array, ...]:
         """The local rows of a stacked array, each on its replica's device."""

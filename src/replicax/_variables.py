@@ -100,7 +100,7 @@ def _is_number_list(value: Any) -> bool:
 
 def _new_array(value: Any, dtype: Any) -> jax.Array:
     if dtype is not None and not isinstance(value, jax.Array):
-        return jnp.array(value, dtype=dtype)  # `asarray` may share the memory, which may change
+        return _context.own_array(value, dtype)
     array = _context.as_array(value)
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):  # a PRNG key
         return array
@@ -398,7 +398,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     def _scatter_nd(self, indices: Any, updates: Any, method: str) -> Any:
         at = self.value().at[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
-        updates = jnp.array(updates, dtype=self.dtype)
+        updates = _context.own_array(updates, self.dtype)
         return self.assign(at.set(updates) if method == "update" else at.add(updates if method == "add" else -updates))
 
     def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> Any:
@@ -675,7 +675,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
             try:
                 if np.asarray(value).dtype.kind == "f" and jnp.issubdtype(kind.dtype, jnp.integer):
                     raise TypeError("it has a fraction")
-                value = jnp.array(value, dtype=kind.dtype)
+                value = _context.own_array(value, kind.dtype)
             except (TypeError, ValueError) as error:
                 raise TypeError(f"Cannot convert {value!r} to an array of dtype {kind.dtype}.") from error
         if value.shape != kind.shape:

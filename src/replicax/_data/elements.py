@@ -85,8 +85,8 @@ def as_tensor(array: Any) -> Any:
         return array
     if array.dtype == np.dtype(object):
         return as_strings(array)
-    make = jnp.asarray if is_settled(array) else jnp.array  # the former may share the memory
-    return make(array, dtype=tensor_dtype(array.dtype))
+    array = array if is_settled(array) else array.copy()  # JAX may share the memory
+    return jnp.asarray(array, dtype=tensor_dtype(array.dtype))
 
 
 def as_host(value: Any) -> Any:
