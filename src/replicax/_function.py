@@ -400,8 +400,7 @@ class Function:
         finally:
             lifts.stack.pop()
             _modes.no_creation = before
-        name = getattr(self._python_function, "__name__", "function")
-        entry = Program(name, level, jaxpr, call, pulls, outputs[0])
+        entry = Program(self._name, level, jaxpr, call, pulls, outputs[0])
         self._uneven.traced(call)
         outputs[0].leaves = []  # tracers, and with them all that was traced, are let go of
         level.values.clear()

@@ -198,7 +198,7 @@ class Shelf(_Store):
                 self.lent.add(slot.place)
         if self.lent:
             places = sorted(self.lent)
-            for place, copy in zip(places, _copies([self.arrays[place] for place in places])):
+            for place, copy in zip(places, copies([self.arrays[place] for place in places])):
                 self.arrays[place] = copy
             self.lent.clear()
         return self.arrays
@@ -214,7 +214,7 @@ class Shelf(_Store):
         self.arrays[slot.place] = array
 
 
-def _copies(arrays: list[Any]) -> list[Any]:
+def copies(arrays: list[Any]) -> list[Any]:
     """Copies of arrays, which may lie in several places."""
     by_devices: dict[Any, list[int]] = {}
     for i, array in enumerate(arrays):
@@ -222,8 +222,8 @@ def _copies(arrays: list[Any]) -> list[Any]:
     found = list(arrays)
     for devices, places in by_devices.items():
         with jax.default_device(devices[0]) if len(devices) == 1 else _nothing:
-            copies = _copied([arrays[i] for i in places])
-        for i, copy in zip(places, copies):
+            copied = _copied([arrays[i] for i in places])
+        for i, copy in zip(places, copied):
             found[i] = copy
     return found
 

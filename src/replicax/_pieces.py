@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _control_flow, _convolutions, _private, _stages
+from replicax import _control_flow, _convolutions, _private, _stages, _vectors
 from replicax._values import AXIS, filled, largest_of, part_of
 
 
@@ -146,11 +146,7 @@ class _Values:
         """Computes some equations, which need nothing but what is known and each other."""
         if not eqns:
             return
-        made = list(dict.fromkeys(var for eqn in eqns for var in eqn.outvars if not isinstance(var, jex.DropVar)))
-        atoms = (atom for eqn in eqns for atom in eqn.invars if not isinstance(atom, jex.Literal))
-        needed = [var for var in dict.fromkeys(atoms) if var in self.known]
-        part = _private.part_of_jaxpr(self._jaxpr, eqns, needed, made)
-        self.known.update(zip(made, jex.jaxpr_as_fun(part)(*self.of(needed))))
+        self.known.update(_vectors.computed(self._jaxpr, eqns, self.known.__getitem__))
 
 
 class Gathers:

@@ -60,11 +60,17 @@ class Inputs:
     """
 
     def __init__(self, level: _levels.Level, spread: bool):
+        in_packs = {key: {} if level.local else _in_packs(variable) for key, variable in level.variables.items()}
+        by_themselves = {
+            key: [i for i in range(len(variable._types)) if i not in in_packs[key]]
+            for key, variable in level.variables.items()
+        }
+
         def places(variable: Any) -> dict[int, _packs.Slot]:
-            return {} if level.local else _in_packs(variable)
+            return in_packs[id(variable)]
 
         def own(variable: Any) -> list[int]:
-            return [i for i in range(len(variable._types)) if i not in places(variable)]
+            return by_themselves[id(variable)]
 
         def alone(variables: list[Any]) -> list[tuple[Any, list[int] | None]]:
             return [(v, own(v) if places(v) else None) for v in variables if own(v) or not places(v)]
@@ -108,11 +114,12 @@ class Program:
     def __init__(self, name: str, level: _levels.Level, jaxpr: Any, call: Call, pulls: list[Pull], results: Results):
         self.level, self.jaxpr, self.pulls, self.results = level, jaxpr, pulls, results
         self._keep_alive = call.statics  # the objects whose identity is part of the key
-        meshes = [] if level.local else meshes_of(level, call, pulls)
+        meshes = meshes_of(level, call, pulls)
+        self._spread = any(mesh.mesh.size > 1 for mesh in meshes)
+        meshes = [] if level.local else meshes
         # Of replicas whose calls in flight are bounded, or watched by the workers of a job; these count first.
         meshes = sorted((mesh for mesh in meshes if mesh.needs_bound or not mesh.all_local), key=lambda m: m.all_local)
         self._mesh = meshes[0] if meshes else None
-        self._spread = any(mesh.mesh.size > 1 for mesh in meshes_of(level, call, pulls))
         # Variables, and where their new leaves stand among the jaxpr's outputs; results stand behind them.
         self._writes: list[tuple[Any, int, int]] = []
         self._state_count = 0
@@ -120,7 +127,7 @@ class Program:
             start, self._state_count = self._state_count, self._state_count + len(variable._types)
             self._writes.append((variable, start, self._state_count))
         self._token = _several.token_of(results.leaves)
-        self._name = name if name.isidentifier() else "function"
+        self._name = name
         inputs = [*call.dynamic, *(leaf for pull in pulls for leaf in element_arrays(pull.element))]
         # What it is called, with the shapes of its input, where others call it too.
         self.label = f"{self._name}({_dispatch.shapes((x.dtype, x.shape) for x in inputs)})"

@@ -19,19 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _collectives, _private
+from replicax import _collectives, _vectors
 from replicax._types import ReduceOp
 from replicax._values import AXIS
+from replicax._vectors import ELEMENTWISE
 
-# Whose result has at each place what comes of the operands at that place.
-_ELEMENTWISE = {
-    "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "clamp",
-    "clz", "complex", "conj", "convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "erf",
-    "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma",
-    "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or", "population_count",
-    "pow", "real", "reduce_precision", "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic",
-    "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
-}  # fmt: skip
 # Whose result has the elements of the operand in the same order, if it has as many.
 _IN_ORDER = {"reshape", "squeeze", "broadcast_in_dim", "reshard", "sharding_constraint"}
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"}
@@ -193,9 +185,9 @@ class _Evaluation:
         if name == "cond" and any(isinstance(arg, Part) for arg in args):
             return self._branches(eqn, args)
         result: Any = None
-        if name in _ELEMENTWISE and any(isinstance(arg, Part) for arg in args):
+        if name in ELEMENTWISE and any(isinstance(arg, Part) for arg in args):
             result = Part(eqn.primitive.bind(*(self._aligned(arg, out) for arg in args), **eqn.params), out.shape)
-        elif name in _ELEMENTWISE and all(_is_number(arg) for arg in args):
+        elif name in ELEMENTWISE and all(_is_number(arg) for arg in args):
             result = _Same(eqn.primitive.bind(*(_array(arg) for arg in args), **eqn.params), out.shape)
         elif name in _IN_ORDER and isinstance(args[0], Part) and out.size == _size(args[0].shape):
             if eqn.params.get("dimensions") is None or name == "squeeze":  # else `reshape` transposes first
@@ -269,10 +261,8 @@ def _size(shape: Sequence[int]) -> int:
 def _computed(jaxpr: Any, eqn: Any, args: list[Any]) -> list[Any]:
     """The outputs of one equation of whole arrays."""
     known = {atom: arg for atom, arg in zip(eqn.invars, args) if not isinstance(atom, jex.Literal)}
-    made = [var for var in eqn.outvars if not isinstance(var, jex.DropVar)]
-    results = jex.jaxpr_as_fun(_private.part_of_jaxpr(jaxpr, [eqn], list(known), made))(*known.values())
-    found = iter(results)
-    return [None if isinstance(var, jex.DropVar) else next(found) for var in eqn.outvars]
+    results = dict(_vectors.computed(jaxpr, [eqn], known.__getitem__))
+    return [results.get(var) for var in eqn.outvars]
 
 
 def _least(dtype: Any) -> Any:

@@ -572,7 +572,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     def _copied(self, leaves: list[Any]) -> list[Any]:
         """Copies of leaves of `_stored_global`, which a program may take over."""
-        return _copies(leaves)
+        return _packs.copies(leaves)
 
     def _write_global(self, leaves: list[Any]) -> None:
         raise NotImplementedError
@@ -694,11 +694,6 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     def __repr__(self) -> str:
         return self._text_of(self.name, self._read())
-
-
-@jax.jit
-def _copies(leaves: list[Any]) -> list[Any]:
-    return [jnp.copy(leaf) for leaf in leaves]
 
 
 def _traced(value: Any) -> bool:

@@ -25,14 +25,15 @@ from replicax import _private
 
 Key = Any  # a variable of a jaxpr and the scope that it belongs to, or a `_Literal`
 
-# Element by element: of operands of one shape, and of scalars, the same for all elements.
+# Whose result has at each place what comes of the operands at that place, or of a scalar for all places.
 _NAMES = (
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy copy_p cos "
-    "cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt integer_pow is_finite le lgamma log log1p "
-    "logistic lt max min mul ne neg nextafter not or pow reduce_precision rem round rsqrt select_n "
+    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp clz complex conj convert_element_type "
+    "copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le "
+    "lgamma log log1p logistic lt max min mul ne neg nextafter not or population_count pow real reduce_precision rem "
+    "round rsqrt select_n "
     "shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor"
 )
-_ELEMENTWISE = frozenset(_NAMES.split())
+ELEMENTWISE = frozenset(_NAMES.split())
 _SAME_ELEMENTS = frozenset({"reshape", "squeeze", "expand_dims", "sharding_constraint", "copy", "copy_p"})
 _OF_SHAPES = frozenset(
     {"shape", "new_sizes", "dimensions", "broadcast_dimensions", "sharding", "context_mesh", "layout"}
@@ -95,6 +96,15 @@ def joined(values: Sequence[Any]) -> Any:
         for run in runs
     ]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
+def computed(jaxpr: Any, eqns: Sequence[Any], value_of: Callable[[Any], Any]) -> Iterable[tuple[Any, Any]]:
+    """The variables that some equations of a jaxpr make, with their values; the others' are `value_of(variable)`."""
+    made = dict.fromkeys(var for eqn in eqns for var in eqn.outvars if not isinstance(var, jex.DropVar))
+    atoms = (atom for eqn in eqns for atom in eqn.invars if not isinstance(atom, jex.Literal))
+    needed = [var for var in dict.fromkeys(atoms) if var not in made]
+    part = _private.part_of_jaxpr(jaxpr, eqns, needed, list(made))
+    return zip(made, jex.jaxpr_as_fun(part)(*map(value_of, needed)))
 
 
 class _Literal:
@@ -258,7 +268,7 @@ def _operands(nodes: Sequence[_Node]) -> list[bool] | None:
             math.prod(_shape(n.inputs[0])) == math.prod(_shape(n.outputs[0])) for n in nodes
         )
         return [False] if same and first.eqn.params.get("dimensions") is None or name == "squeeze" and same else None
-    if name not in _ELEMENTWISE:
+    if name not in ELEMENTWISE:
         return None
     found = []
     for place in range(len(first.inputs)):
@@ -534,14 +544,9 @@ class _Plan:
             return
         nodes, scope = list(waiting), waiting[0].scope
         waiting.clear()
-        made = list(dict.fromkeys(v for n in nodes for v in n.eqn.outvars if not isinstance(v, jex.DropVar)))
-        inside = set(made)
-        atoms = (atom for n in nodes for atom in n.eqn.invars if not isinstance(atom, jex.Literal))
-        needed = [var for var in dict.fromkeys(atoms) if var not in inside]
-        part = _private.part_of_jaxpr(nodes[0].jaxpr, [n.eqn for n in nodes], needed, made)
-        given = [whole(self.values.value((scope, var))) for var in needed]
-        results = jex.jaxpr_as_fun(part)(*given)
-        self.values.values.update(((scope, var), result) for var, result in zip(made, results))
+        eqns = [node.eqn for node in nodes]
+        results = computed(nodes[0].jaxpr, eqns, lambda var: whole(self.values.value((scope, var))))
+        self.values.values.update(((scope, var), result) for var, result in results)
 
 
 def _dtype(key: Key) -> Any:
