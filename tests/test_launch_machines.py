@@ -12,19 +12,15 @@ from pathlib import Path
 
 import pytest
 from launching import Launch
+from processes import free_ports
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @contextlib.contextmanager
 def machines(folder: Path, ranks: list[str], program: str, options: str = "") -> Iterator[list[Launch]]:
     """A launcher for each of `ranks`: the number of its first worker and options of its own."""
-    coordinator = f"--coordinator 127.0.0.1:{free_port()}"
+    coordinator = f"--coordinator 127.0.0.1:{free_ports(1)[0]}"
     with contextlib.ExitStack() as stack:
         yield [
             stack.enter_context(Launch(folder, f"{options} {coordinator} --worker-rank {rank}", program))
@@ -91,7 +87,7 @@ def test_missing_workers_are_named_at_the_deadline(tmp_path):
 def test_two_launchers_cannot_have_one_rank(tmp_path):
     program = "print('started')"
     with contextlib.ExitStack() as stack:
-        coordinator = f"--workers 3 --coordinator 127.0.0.1:{free_port()}"
+        coordinator = f"--workers 3 --coordinator 127.0.0.1:{free_ports(1)[0]}"
         one, two = (stack.enter_context(Launch(tmp_path, f"{coordinator} --worker-rank 1", program)) for _ in range(2))
         zero = stack.enter_context(Launch(tmp_path, f"{coordinator} --worker-rank 0", program))
         # One of the two comes first, and then waits for worker 2 in vain or not: the other one is told.
@@ -131,7 +127,7 @@ def test_a_coordinator_on_another_machine_is_told(tmp_path):
 
 
 def test_strangers_on_the_port_do_no_harm(tmp_path):
-    port = free_port()
+    port = free_ports(1)[0]
     options = f"--workers 2 --coordinator 127.0.0.1:{port} --worker-rank"
     with Launch(tmp_path, f"{options} 0", "print('hello')") as zero:
         for word in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"op": "join"}\n', b'{"op": "done"}\n', b"{" * 100000):

@@ -668,6 +668,32 @@ def test_two_that_claim_to_be_the_first(tmp_path):
         assert ended.returncode == 1 and "Two processes say that they are worker 0" in ended.stderr, workers.output()
 
 
+def test_nobody_else_gets_the_port_of_the_coordination_service(tmp_path):
+    """From when it is told to the others until the service listens there."""
+    code = """
+        import socket
+        from processes import join, step
+        from replicax import _joining
+        go_on = _joining._start_jax
+        def start_jax(job, address, bind, limit):
+            if bind is not None:
+                host, port = bind.split(":")
+                try:
+                    socket.create_server((host, int(port)))
+                    print("taken")
+                except OSError:
+                    print("held")
+            go_on(job, address, bind, limit)
+        _joining._start_jax = start_jax
+        join()
+        step()
+    """
+    with Workers(tmp_path, 2, code) as workers:
+        done = workers.join(timeout=30)
+    assert [ended.returncode for ended in done.values()] == [0, 0], workers.output()
+    assert "held" in done[0].stdout and "taken" not in done[0].stdout
+
+
 def test_a_stranger_at_the_first_ones_address(tmp_path):
     """Is not taken for worker 0, and the limit of time holds."""
     code = "from processes import join\njoin()\n"

@@ -60,13 +60,13 @@ def join(job: Job) -> None:
         if preflight != "off":
             gathering.compare()
         said = gathering.said
-        bind, address = _coordination(job.addresses[0])
+        held, bind, address = _coordination(job.addresses[0])
         for channel in gathering.channels.values():
             channel.send({"start": {"jax": address, "heartbeat": heartbeat}})
         monitor: Monitor = Hub(peers, calls, heartbeat, gathering.channels)
     else:
         channel, answer = _preflight.reach(job, limit)
-        bind, heartbeat = None, answer["heartbeat"]
+        held, bind, heartbeat = None, None, answer["heartbeat"]
         address = Relay(parse(answer["jax"])).address
         both = {0: peers[0], job.process_id: peers[job.process_id]}
         monitor = Member(job.process_id, both, calls, heartbeat, channel)
@@ -78,7 +78,8 @@ def join(job: Job) -> None:
     os.register_at_fork(after_in_child=_forget)
     atexit.register(_leave)
     wait = calls.begin_wait("the start of JAX on all processes")
-    _start_jax(job, address, bind, limit)
+    with held or contextlib.nullcontext():
+        _start_jax(job, address, bind, limit)
     host = _reached_at(job.addresses[job.process_id])
     with contextlib.nullcontext() if host is None else _private.gloo_at(host):
         found = _preflight.devices()
@@ -101,16 +102,28 @@ def _reached_at(address: str) -> str | None:
         return None
 
 
-def _coordination(published: str) -> tuple[str, str]:
-    """Where JAX's coordination service listens on process 0, and where the others find it."""
+def _coordination(published: str) -> tuple[socket.socket, str, str]:
+    """Where JAX's coordination service listens, where the others find it, and a socket that holds the port till then.
+
+    JAX ends the process where another program takes the port first. The socket does not listen, and lets only the
+    service beside it, which asks for SO_REUSEPORT as every server of gRPC does on Linux.
+    """
     host, _ = parse(published)
     text = os.environ.get(_PORT, "0")
     if not text.isdigit() or int(text) > 65535:
         raise JobError(f"{_PORT} is the number of a port; got {text!r}.")
-    at = interface(host)
-    with listen(at, int(text)) as probe:
-        port = probe.getsockname()[1]
-    return join_address(at, port), join_address(host, port)
+    at, port = interface(host), int(text)
+    held = socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET)
+    if port:
+        listen(at, port).close()  # fails where somebody listens already
+    else:
+        held.bind((at, 0))
+        port = held.getsockname()[1]
+        if sys.platform == "linux":
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        else:
+            held.close()
+    return held, join_address(at, port), join_address(host, port)
 
 
 def _start_jax(job: Job, address: str, bind: str | None, limit: float) -> None:
