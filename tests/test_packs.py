@@ -287,3 +287,38 @@ def test_the_elements_of_pieces_in_any_order():
     assert _vectors.joined(parts[3:5]).tolist() == [6.0, 7.0, 8.0, 9.0]
     assert _vectors.joined(parts[::-1]).tolist() == np.arange(40.0).reshape(20, 2)[::-1].ravel().tolist()
     assert _vectors.joined([parts[1], jnp.ones((1, 2)), parts[0]]).tolist() == [2.0, 3.0, 1.0, 1.0, 0.0, 1.0]
+
+
+def test_more_cpu_devices_than_xla_has_threads(run_python):
+    """Are warned of; and nothing is packed there, as taking vectors apart beside a collective may stand still."""
+    done = run_python("""
+        import warnings
+        import jax
+        import replicax as rx
+
+        rx.config.set_virtual_devices({"GPU": 260})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            rx.MirroredStrategy([f"GPU:{i}" for i in range(256)])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            strategy = rx.MirroredStrategy()
+        print(caught[0].filename.endswith("program.py"), caught[0].message)
+        with strategy.scope():
+            variables = [rx.Variable(float(i), aggregation=rx.VariableAggregation.MEAN) for i in range(20)]
+
+        @rx.function
+        def step():
+            def one():
+                for variable in variables:
+                    variable.assign_add(1.0)
+            strategy.run(one)
+
+        step()
+        print([float(v) for v in variables] == [1.0 + i for i in range(20)])
+        print(step.lower().as_text().count("tensor<20xf32>"))
+    """)
+    assert done.returncode == 0, done
+    said, right, packed = done.stdout.splitlines()
+    assert said.startswith("True 260 CPU devices of one process are more than the 256 threads")
+    assert right == "True" and packed == "0"

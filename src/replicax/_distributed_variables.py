@@ -274,6 +274,8 @@ class MirroredVariable(_Distributed):
     def _pack_home(self, index: int) -> Any:
         (array,) = self._own_leaves([index])
         assert self._mesh is not None
+        if self._mesh.crowded:  # taking vectors apart is one more thing to do beside a collective
+            return None
         if self._layouts is not None or not array.sharding.is_equivalent_to(self._mesh.mirrored, array.ndim):
             return None
         return _packs.Home(self._mesh.mirrored, self._mesh)

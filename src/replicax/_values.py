@@ -10,6 +10,7 @@ replicated array, or its copies. Each form is made from another when it is first
 from __future__ import annotations
 
 import functools
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -26,6 +27,7 @@ from replicax._recycled import Pool
 
 AXIS = "replica"
 LOGICAL_AXIS = "logical"
+THREADS = 256  # of XLA for the parts of all CPU devices' programs; fixed in its source (kMaxIntraOpThreads)
 
 
 class ReplicaMesh:
@@ -63,6 +65,15 @@ class ReplicaMesh:
         self._stack_of_host = _private.FromHost(self.stacked, committed=True)
         # With several CPU devices, JAX must not have too many collectives in flight (see _dispatch.py).
         self.needs_bound = grid.size > 1 and self.devices[0].platform == "cpu"
+        self.crowded = self.needs_bound and len(self._local_grid) > THREADS
+        if self.crowded:
+            warnings.warn(
+                f"{len(self._local_grid)} CPU devices of one process are more than the {THREADS} threads that XLA has "
+                "for parts of their programs. A program with much to do beside a collective may stand still, until XLA "
+                f"ends the process. With at most {THREADS} devices that cannot happen.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     @property
     def size(self) -> int:
