@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 TENSORFLOW, TORCH = "TensorFlow", "PyTorch"
-_DEADLINE = 300.0  # seconds for an answer
 
 Table = tuple[str, list[str], list[list[str]]]  # title, head, rows
 
@@ -54,12 +53,15 @@ class Side:
         workers: how many processes; several get what `replicax launch` gives its workers.
         devices: how many CPU devices each of several workers has.
         quiet: whether to drop what they say on stderr.
+        deadline: seconds for an answer.
     """
 
-    def __init__(self, *command: str, workers: int = 1, devices: int = 1, quiet: bool = False):
+    def __init__(
+        self, *command: str, workers: int = 1, devices: int = 1, quiet: bool = False, deadline: float = 300.0
+    ):
         python, script, *arguments = command
         self._command = [python, str(HERE / script), *arguments]
-        self._workers, self._devices = workers, devices
+        self._workers, self._devices, self._deadline = workers, devices, deadline
         self._stderr = subprocess.DEVNULL if quiet else None
         self._processes: list[subprocess.Popen[str]] = []
         self._stack = contextlib.ExitStack()
@@ -108,8 +110,8 @@ class Side:
 
     def _answer(self, process: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]:
         assert process.stdout
-        if not select.select([process.stdout], [], [], _DEADLINE)[0]:
-            raise SystemExit(f"{self._command[1:]} has not answered {request} for {_DEADLINE:.0f} s.")
+        if not select.select([process.stdout], [], [], self._deadline)[0]:
+            raise SystemExit(f"{self._command[1:]} has not answered {request} for {self._deadline:.0f} s.")
         if not (line := process.stdout.readline()):
             raise SystemExit(f"The process of {self._command[1:]} ended with {process.wait()} at {request}.")
         return json.loads(line)

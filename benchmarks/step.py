@@ -38,7 +38,8 @@ from sides import (
 
 JAX_SIDES = ["replicax", "replicax tape", "by hand, best", "by hand, usual"]
 ALONE, KERAS = "by hand, alone", "Keras"
-TENSORFLOW_REPLICAS = 64  # its first step takes half a minute with so many
+TENSORFLOW_REPLICAS = 64  # the most of which its first step is measured,
+TENSORFLOW_DEADLINE = 3600.0  # and the seconds that it may take: it takes many minutes
 
 
 def measure(model: str, replicas: int, sides: dict[str, Side], rounds: int, seconds: float) -> dict[str, Any]:
@@ -224,7 +225,7 @@ def compare_first_steps(options: argparse.Namespace) -> dict[str, Any]:
             for replicas in options.first_step if options.tensorflow and round_ == 0 else []:
                 if replicas <= (8 if options.quick else TENSORFLOW_REPLICAS):
                     command = (options.tensorflow, "side_tensorflow.py", "serve", options.device, str(replicas))
-                    with Side(*command, quiet=True) as side:
+                    with Side(*command, quiet=True, deadline=TENSORFLOW_DEADLINE) as side:
                         answer = {"total": side.ask(do="first", contender=TENSORFLOW, model=model)["first"]}
                     runs.setdefault((model, TENSORFLOW, replicas), []).append(answer)
     found = []
