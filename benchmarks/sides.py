@@ -56,9 +56,7 @@ class Side:
         deadline: seconds for an answer.
     """
 
-    def __init__(
-        self, *command: str, workers: int = 1, devices: int = 1, quiet: bool = False, deadline: float = 300.0
-    ):
+    def __init__(self, *command: str, workers: int = 1, devices: int = 1, quiet: bool = False, deadline: float = 300.0):
         python, script, *arguments = command
         self._command = [python, str(HERE / script), *arguments]
         self._workers, self._devices, self._deadline = workers, devices, deadline
@@ -133,11 +131,16 @@ class Side:
 
 
 def environment() -> dict[str, str]:
-    """That of all sides alike: the C library keeps large buffers, as the launcher has it for workers."""
+    """That of all sides alike: the C library keeps large buffers, as the launcher has it for workers.
+
+    Python keeps bytecode, as it comes with an installed package, even where it is told to keep none: to compile our
+    sources takes longer than to import them, while those of the installed libraries are compiled already.
+    """
     from replicax.launch._cluster import with_large_pages
 
     path = os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))
-    return with_large_pages({**os.environ, "PYTHONPATH": path, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return with_large_pages({**kept, "PYTHONPATH": path, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
 
 
 def take_turns(sides: dict[str, Side], rounds: int, seconds: float, least: int = 5) -> dict[str, list[float]]:

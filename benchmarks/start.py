@@ -1,33 +1,77 @@
-"""What starting costs: the imports of replicax and of its TensorFlow names, beside JAX's, TensorFlow's and Keras's.
+"""What starting costs: imports beside JAX's, TensorFlow's and Keras's, and the demo with and without compiled programs.
 
-    python benchmarks/start.py                          # medians of 15 rounds
+    python benchmarks/start.py                          # medians of 15 rounds, and of 5 of the demo
     python benchmarks/start.py --tensorflow PYTHON      # with an interpreter that has TensorFlow beside it
 
-Each import is a fresh process, which tells the time from before the import to after it. All take turns, round by round.
+Each import is a fresh process, which tells the time from before the import to after it, and the processor time. All
+take turns, round by round. Python keeps the bytecode of what it has imported, as it does of an installed package.
+
+The demo, examples/digits.py with one epoch, is started twice in each round, with a compilation cache that is empty and
+then filled. What counts as its imports is a process that imports the script and does nothing else.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 from typing import Any
 
-from sides import TENSORFLOW, Table, environment, finish, own_python_with, parsed, parser, ratio
+from sides import HERE, TENSORFLOW, Bar, Table, environment, finish, own_python_with, parsed, parser, ratio
 
-PROGRAM = "import sys, time; since = time.perf_counter(); {}; print(time.perf_counter() - since)"
+CLOCKS = "time.perf_counter(), time.process_time()"
+PROGRAM = f"import time; a = {CLOCKS}; {{}}; b = {CLOCKS}; print(b[0] - a[0], b[1] - a[1])"
 IMPORTS = {
     "jax": "import jax",
-    "replicax": "import replicax",
+    "replicax": "import replicax as rx; rx.MirroredStrategy",  # whose names come on use
     "replicax.tf": "import replicax.tf",
     "replicax.tf.keras": "from replicax.tf import keras",
 }
 
+EXAMPLES = HERE.parent / "examples"
+NEEDED = ("optax", "sklearn", "matplotlib", "rich")
+DEMO_IMPORTS, FIRST, SECOND = "imports", "first start", "second start"
 
-def seconds(python: str, statement: str) -> float:
+
+def seconds(python: str, statement: str) -> list[float]:
+    """The wall time and the processor time of an import."""
     command = [python, "-c", PROGRAM.format(statement)]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, check=True)
-    return float(done.stdout.split()[-1])
+    return [float(part) for part in done.stdout.split()[-2:]]
+
+
+def demo(cache: str) -> dict[str, float]:
+    """The seconds from the start of the demo to its first step, and to its end."""
+    env = {**environment(), "REPLICAX_COMPILATION_CACHE": cache, "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, str(EXAMPLES / "digits.py"), "--epochs", "1", "--output", os.path.join(cache, "d.png")]
+    start = time.perf_counter()
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        steps = [time.perf_counter() - start for line in process.stdout if line.startswith("first step")]
+    if process.returncode or len(steps) != 1:
+        raise SystemExit(f"{command} ended with {process.returncode} and said {len(steps)} times that it took a step.")
+    return {"step": steps[0], "whole": time.perf_counter() - start}
+
+
+def demo_imports() -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import digits"], cwd=EXAMPLES, env=environment(), check=True)
+    return time.perf_counter() - start
+
+
+def demo_rounds(rounds: int) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {DEMO_IMPORTS: [], FIRST: [], SECOND: []}
+    demo_imports()
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as cache:
+            found[DEMO_IMPORTS].append(demo_imports())
+            found[FIRST].append(demo(cache))
+            found[SECOND].append(demo(cache))
+    return found
 
 
 def main() -> None:
@@ -40,19 +84,55 @@ def main() -> None:
     if options.tensorflow:
         sides[TENSORFLOW] = options.tensorflow, "import tensorflow"
     rounds: dict[str, list[float]] = {name: [] for name in sides}
+    processor: dict[str, list[float]] = {name: [] for name in sides}
     for side in sides.values():
         seconds(*side)  # the files are read and compiled to bytecode
     for round_ in range(options.rounds):
         for name in list(sides) if round_ % 2 == 0 else list(sides)[::-1]:
-            rounds[name].append(seconds(*sides[name]))
-    found = {"rounds": rounds}
-    finish(options, "imports alone", ["jax"], found, tables(found))
+            wall, cpu = seconds(*sides[name])
+            rounds[name].append(wall)
+            processor[name].append(cpu)
+    found: dict[str, Any] = {"rounds": rounds, "processor": processor}
+    if all(map(importlib.util.find_spec, NEEDED)):
+        found["demo"] = demo_rounds(1 if options.quick else min(5, options.rounds))
+    finish(options, "imports alone", ["jax"], found, tables(found), bars(found))
 
 
 def tables(found: dict[str, Any]) -> dict[str, Table]:
-    rounds = found["rounds"]
-    rows = [[name, f"{statistics.median(times):.2f}", ratio(rounds, name, "jax")] for name, times in rounds.items()]
-    return {"start": ("Seconds of an import, and against JAX's", ["import", "seconds", "/ jax"], rows)}
+    rounds, processor = found["rounds"], found["processor"]
+    rows = [
+        [name, *(cell for clock in (rounds, processor) for cell in (_median(clock[name]), ratio(clock, name, "jax")))]
+        for name in rounds
+    ]
+    head = ["import", "seconds", "/ jax", "of the processor", "/ jax"]
+    made = {"start": ("Seconds of an import, and against JAX's", head, rows)}
+    if "demo" in found:
+        rows = []
+        for key, title in (("step", "to the end of the first step"), ("whole", "to its end")):
+            for imports, said in ((True, title), (False, f"{title}, without imports")):
+                times = demo_times(found["demo"], key, imports)
+                rows.append([said, *map(_median, times.values()), ratio(times, FIRST, SECOND)])
+        made["demo"] = "Seconds of the demo", ["from its start", FIRST, SECOND, "first / second"], rows
+    return made
+
+
+def _median(times: list[float]) -> str:
+    return f"{statistics.median(times):.2f}"
+
+
+def demo_times(demo: dict[str, list[Any]], key: str, imports: bool) -> dict[str, list[float]]:
+    """The seconds of both starts, with their imports or without."""
+    less = [0.0 if imports else seconds for seconds in demo[DEMO_IMPORTS]]
+    return {start: [one[key] - a for one, a in zip(demo[start], less)] for start in (FIRST, SECOND)}
+
+
+def bars(found: dict[str, Any]) -> list[Bar]:
+    imports = {name: ratio(found["rounds"], name, "jax") for name in ("replicax", "replicax.tf")}
+    made = [Bar("import against JAX's", 1.5, imports)]
+    if "demo" in found:
+        seen = {"with imports": ratio(demo_times(found["demo"], "step", True), FIRST, SECOND)}
+        made.append(Bar("first step of the demo: its second start is sooner by a factor of", 2, seen, least=True))
+    return made
 
 
 if __name__ == "__main__":

@@ -11,19 +11,18 @@ the gradients of its part; the gradients are summed over the replicas, and every
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import os
 import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import matplotlib.figure
 import numpy as np
 import optax
 import rich.console
 import rich.progress
 import rich.table
-from sklearn.datasets import load_digits
 
 import replicax as rx
 
@@ -35,7 +34,7 @@ def initial_parameters(seed):
 
     def layer(*shape):
         weights = rng.normal(0, np.sqrt(2 / np.prod(shape[:-1])), shape)
-        return {"w": jnp.asarray(weights, jnp.float32), "b": jnp.zeros(shape[-1])}
+        return {"w": weights.astype(np.float32), "b": np.zeros(shape[-1], np.float32)}
 
     return [layer(3, 3, 1, 16), layer(3, 3, 16, 32), layer(4 * 4 * 32, 10)]
 
@@ -57,7 +56,7 @@ def loss_of(parameters, images, labels, batch_size):
     return losses.sum() / batch_size, jnp.stack([losses.sum(), right.sum(), jnp.float32(len(labels))])
 
 
-# Compiled on their own as well, for uneven batches: there the replicas run eagerly.
+# Compiled on their own as well, for uneven batches of several workers: there the replicas run eagerly.
 loss_and_gradients = jax.jit(jax.value_and_grad(loss_of, has_aux=True))
 predicted_logits = jax.jit(logits_of)
 
@@ -98,6 +97,8 @@ def train(strategy, options, console):
             sums, start = np.zeros(3), time.perf_counter()
             for images_of_step, labels_of_step in train_data:
                 sums += np.asarray(train_step(images_of_step, labels_of_step))
+                if not bar.tasks[task].completed:
+                    console.print(f"first step: {time.perf_counter() - start:.1f} s, to trace and to compile included")
                 loss, accuracy, speed = *sums[:2] / sums[2], sums[2] / (time.perf_counter() - start)
                 status = f"loss {loss:.4f}, accuracy {accuracy:.1%}, {speed:,.0f} images/s"
                 bar.update(task, advance=1, description=f"epoch {epoch}/{options.epochs}", status=status)
@@ -111,9 +112,11 @@ def train(strategy, options, console):
 
 def load_images():
     """All images, `[1797, 8, 8, 1]` from 0 to 1, and their labels, in an order that is always the same."""
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.images))
-    return (digits.images[order, :, :, None] / 16).astype(np.float32), digits.target[order].astype(np.int32)
+    # The file that `sklearn.datasets.load_digits` reads: to import that takes longer than a second start compiles.
+    file = importlib.metadata.distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    rows = np.loadtxt(file, np.float32, delimiter=",")  # 64 pixels and the label
+    rows = rows[np.random.default_rng(0).permutation(len(rows))]
+    return rows[:, :-1].reshape(-1, 8, 8, 1) / 16, rows[:, -1].astype(np.int32)
 
 
 def table_of(strategy, dataset, parameters):
@@ -133,6 +136,8 @@ def progress_bar(console):
 
 def draw(path, history, images, labels, predictions):
     """Training curves on the left; on the right test images with their predictions, wrong ones first."""
+    import matplotlib.figure  # only now: the first step does not wait for it
+
     figure = matplotlib.figure.Figure(figsize=(13, 5.5), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(2, 3))
     above, below = left.subplots(2, sharex=True)

@@ -84,7 +84,15 @@ RESULTS = {
         "memory": [memory_of(2e6, 1e6)],
         "faults": [{"replicas": 2, "runs": {"replicax": {"huge pages": runs(replicax=1)["replicax"]}}}],
     },
-    "start": {"rounds": rounds(jax=1.0, replicax=1.2)},
+    "start": {
+        "rounds": rounds(jax=1.0, replicax=1.2),
+        "processor": rounds(jax=1.0, replicax=1.1),
+        "demo": {
+            "imports": [1.0],
+            "first start": [{"step": 4.0, "whole": 9.0}],
+            "second start": [{"step": 2.0, "whole": 5.0}],
+        },
+    },
     "gpu": {
         "date": "2026-11-01",
         "on_gpu": True,
@@ -129,6 +137,9 @@ def test_each_bar_is_judged_by_its_worst_case(report):
     assert judged["peak memory of a step on a device"][2:] == ["2.00 (wide, 2)", "no"]
     assert judged["optimizer memory of a device, sharded against not"][3] == "not measured"
     assert judged["GPU step against JAX by hand"][2:] == ["1.10 (cnn, Mirrored)", "no"]
+    assert judged["import against JAX's"] == ["at most 1.5", "1.20", "1.20 (replicax)", "yes"]
+    seen = judged["first step of the demo: its second start is sooner by a factor of"]
+    assert seen == ["at least 2", "2.00", "2.00 (with imports)", "yes"]
     more = report.Bar("x", 5, {"a": "6.00", "b": "4.00", "c": "–"}, least=True)
     assert more.row() == ["x", "at least 5", "5.00", "4.00 (b)", "no"]
 

@@ -81,6 +81,18 @@ def test_a_variable_of_a_number_has_a_firm_dtype():
         assert (v * half).dtype == np.float32
 
 
+def test_a_variable_of_a_numpy_array_is_made_without_a_program(caplog):
+    """Whatever its dtype, and in memory of its own. (By `jnp.asarray` each shape is compiled.)"""
+    given = [np.ones((3, 1, 7, 5, i), kind) for i, kind in enumerate((np.float32, np.float64, np.int64, np.bool_), 1)]
+    with jax.log_compiles():
+        variables = [made(mirrored(2), array) for array in given]
+    assert [str(v.dtype) for v in variables] == ["float32", "float32", "int32", "bool"]
+    assert [record.message for record in caplog.records if "ompil" in record.message] == []
+    for array in given:
+        array[...] = 0
+    assert all(v.numpy().all() for v in variables)
+
+
 @mirroring
 def test_the_initial_value_is_computed_once(make, n):
     """Fact 60."""

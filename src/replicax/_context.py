@@ -180,9 +180,16 @@ def own_array(value: Any, dtype: Any) -> jax.Array:
 
 
 def as_array(value: Any) -> jax.Array:
-    """A numpy value or number as a JAX array of the same dtype, where JAX is set to have 64-bit types."""
-    if isinstance(value, (np.ndarray, np.generic)) and has_64_bit_types():
-        return own_array(value, value.dtype)
+    """A numpy value or number as a JAX array of the same dtype, where JAX is set to have 64-bit types.
+
+    (`jnp.asarray` without a dtype is a program, which JAX compiles for each shape.)
+    """
+    if isinstance(value, (np.ndarray, np.generic)):
+        if has_64_bit_types():
+            return own_array(value, value.dtype)
+        if not isinstance(value, np.ma.MaskedArray):  # which JAX refuses
+            dtype = jax.dtypes.canonicalize_dtype(value.dtype)
+            return jnp.asarray(np.array(value, dtype), dtype=dtype)
     return jnp.asarray(value)
 
 
