@@ -39,7 +39,7 @@ from sides import (
 JAX_SIDES = ["replicax", "replicax tape", "by hand, best", "by hand, usual"]
 ALONE, KERAS = "by hand, alone", "Keras"
 TENSORFLOW_REPLICAS = 64  # the most of which its first step is measured,
-TENSORFLOW_DEADLINE = 3600.0  # and the seconds that it may take: it takes many minutes
+TENSORFLOW_DEADLINE = 1800.0  # and the seconds that it may take: two minutes, or many where others use the machine
 
 
 def measure(model: str, replicas: int, sides: dict[str, Side], rounds: int, seconds: float) -> dict[str, Any]:
