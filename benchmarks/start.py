@@ -7,7 +7,7 @@ Each import is a fresh process, which tells the time from before the import to a
 take turns, round by round. Python keeps the bytecode of what it has imported, as it does of an installed package.
 
 The demo, examples/digits.py with one epoch, is started twice in each round, with a compilation cache that is empty and
-then filled. What counts as its imports is a process that imports the script and does nothing else.
+then filled. Its times are those at which its lines come, from before its process starts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ IMPORTS = {
 
 EXAMPLES = HERE.parent / "examples"
 NEEDED = ("optax", "sklearn", "matplotlib", "rich")
-DEMO_IMPORTS, FIRST, SECOND = "imports", "first start", "second start"
+DEMO = "import digits, sys; print('imported'); digits.main(sys.argv[1:])"
+FIRST, SECOND = "first start", "second start"
 
 
 def seconds(python: str, statement: str) -> list[float]:
@@ -45,32 +46,25 @@ def seconds(python: str, statement: str) -> list[float]:
 
 
 def demo(cache: str) -> dict[str, float]:
-    """The seconds from the start of the demo to its first step, and to its end."""
+    """The seconds until the demo has been imported, has taken its first step, and has ended."""
     env = {**environment(), "REPLICAX_COMPILATION_CACHE": cache, "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, str(EXAMPLES / "digits.py"), "--epochs", "1", "--output", os.path.join(cache, "d.png")]
-    start = time.perf_counter()
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", DEMO, "--epochs", "1", "--output", os.path.join(cache, "digits.png")]
+    start, at = time.perf_counter(), {}
+    with subprocess.Popen(command, cwd=EXAMPLES, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        steps = [time.perf_counter() - start for line in process.stdout if line.startswith("first step")]
-    if process.returncode or len(steps) != 1:
-        raise SystemExit(f"{command} ended with {process.returncode} and said {len(steps)} times that it took a step.")
-    return {"step": steps[0], "whole": time.perf_counter() - start}
+        for line in process.stdout:
+            at[line.partition(":")[0].strip()] = time.perf_counter() - start
+    if process.returncode:
+        raise SystemExit(f"{command} ended with {process.returncode}.")
+    return {"imported": at["imported"], "step": at["first step"], "whole": time.perf_counter() - start}
 
 
-def demo_imports() -> float:
-    start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import digits"], cwd=EXAMPLES, env=environment(), check=True)
-    return time.perf_counter() - start
-
-
-def demo_rounds(rounds: int) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {DEMO_IMPORTS: [], FIRST: [], SECOND: []}
-    demo_imports()
+def demo_rounds(rounds: int) -> dict[str, list[dict[str, float]]]:
+    found: dict[str, list[dict[str, float]]] = {FIRST: [], SECOND: []}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as cache:
-            found[DEMO_IMPORTS].append(demo_imports())
-            found[FIRST].append(demo(cache))
-            found[SECOND].append(demo(cache))
+            for start in found.values():
+                start.append(demo(cache))
     return found
 
 
@@ -120,10 +114,9 @@ def _median(times: list[float]) -> str:
     return f"{statistics.median(times):.2f}"
 
 
-def demo_times(demo: dict[str, list[Any]], key: str, imports: bool) -> dict[str, list[float]]:
+def demo_times(demo: dict[str, list[dict[str, float]]], key: str, imports: bool) -> dict[str, list[float]]:
     """The seconds of both starts, with their imports or without."""
-    less = [0.0 if imports else seconds for seconds in demo[DEMO_IMPORTS]]
-    return {start: [one[key] - a for one, a in zip(demo[start], less)] for start in (FIRST, SECOND)}
+    return {start: [one[key] - (0 if imports else one["imported"]) for one in rounds] for start, rounds in demo.items()}
 
 
 def bars(found: dict[str, Any]) -> list[Bar]:

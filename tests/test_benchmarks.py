@@ -88,9 +88,8 @@ RESULTS = {
         "rounds": rounds(jax=1.0, replicax=1.2),
         "processor": rounds(jax=1.0, replicax=1.1),
         "demo": {
-            "imports": [1.0],
-            "first start": [{"step": 4.0, "whole": 9.0}],
-            "second start": [{"step": 2.0, "whole": 5.0}],
+            "first start": [{"imported": 1.0, "step": 4.0, "whole": 9.0}],
+            "second start": [{"imported": 1.0, "step": 2.0, "whole": 5.0}],
         },
     },
     "gpu": {
@@ -140,6 +139,8 @@ def test_each_bar_is_judged_by_its_worst_case(report):
     assert judged["import against JAX's"] == ["at most 1.5", "1.20", "1.20 (replicax)", "yes"]
     seen = judged["first step of the demo: its second start is sooner by a factor of"]
     assert seen == ["at least 2", "2.00", "2.00 (with imports)", "yes"]
+    _, _, rows = report.tables("start", made["start"])["demo"]
+    assert [row[1:] for row in rows[:2]] == [["4.00", "2.00", "2.00"], ["3.00", "1.00", "3.00"]]  # without imports
     more = report.Bar("x", 5, {"a": "6.00", "b": "4.00", "c": "–"}, least=True)
     assert more.row() == ["x", "at least 5", "5.00", "4.00 (b)", "no"]
 
