@@ -164,7 +164,7 @@ class Optimizer:
                 raise ValueError(
                     f"A gradient has the shape {jnp.shape(leaf)}, and its variable's value {jnp.shape(parameter)}."
                 )
-        options = self._options or self._strategy.extended._options
+        options = self._options_of_parts()
         if isinstance(replica_context, _spmd.SpmdContext):
             leaves = [_context._tensor(leaf, "apply_gradients", sparse=False) for leaf in leaves]
             totals = replica_context._reduce_to_parts(self._reduce_op, leaves, options)
@@ -230,7 +230,12 @@ class Optimizer:
                 )
             new = _shards.own_part(value, count) if is_part else _shards.whole(value)
             new_state.append(new.astype(kind.dtype))
-        return _shards.gathered(results[: len(parameters)]), new_state
+        options = self._options_of_parts()
+        ops = self._strategy.extended._cross_device_ops_for(options)
+        return ops._gathered(results[: len(parameters)], options), new_state
+
+    def _options_of_parts(self) -> CommunicationOptions:
+        return self._options or self._strategy.extended._options
 
     def _new_values(self, gradients: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
         updates, state = self._transformation.update(gradients, state, parameters)

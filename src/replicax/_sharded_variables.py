@@ -11,22 +11,20 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from replicax import _across, _dispatch, _levels, _nest, _private, _shards
-from replicax._distributed_variables import OfReplicas, first_component
+from replicax._distributed_variables import OfArrays, first_component
 from replicax._values import ReplicaMesh, is_global
 from replicax._variables import Variable, register
 
 
-class ShardedVariable(OfReplicas):
+class ShardedVariable(OfArrays):
     """A variable that is one value for all replicas, of which each device keeps a part (see `_shards`).
 
-    In global form a leaf that is cut is a stacked array `[replicas, length]`; one with fewer elements is mirrored.
+    In global form a leaf that is cut is a stacked array `[replicas, length]`; a small one is mirrored.
     """
 
     def __init__(self, *args: Any, strategy: Any, mesh: ReplicaMesh, **kwargs: Any):
         self._strategy, self._mesh = strategy, mesh
         super().__init__(*args, **kwargs)
-
-    _arrays: list[jax.Array]
 
     @property
     def _there(self) -> ReplicaMesh:
@@ -64,12 +62,6 @@ class ShardedVariable(OfReplicas):
                 arrays.append(mesh.mirror([leaf] * len(mesh.local_ids)))
         return arrays
 
-    def _read_global(self) -> list[Any]:
-        return self._arrays
-
-    def _write_global(self, leaves: list[Any]) -> None:
-        self._arrays, self._lent = list(leaves), True
-
     def _leaving(self, leaves: list[Any]) -> list[Any]:
         mesh = self._there
         places = [mesh.stacked if self._has_rows(i) else mesh.mirrored for i in range(len(leaves))]
@@ -102,7 +94,7 @@ class ShardedVariable(OfReplicas):
         mesh, frame, self._lent = self._there, _levels.frame(), True
         shapes = tuple(self._types[i].shape if self._has_rows(i) else None for i in range(len(self._types)))
         with _private.at_once(), _dispatch.calling(mesh, f"reading {self._name}") as call:
-            wholes = _gathered(self._arrays, shapes, mesh.mirrored)
+            wholes = _gathered(self._read_global(), shapes, mesh.mirrored)
             call.output = wholes[0] if wholes else None
             replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) and frame.mesh is mesh else 0
             return [mesh.copies(leaf)[replica] for leaf in wholes]
