@@ -302,6 +302,8 @@ class MirroredVariable(_Distributed):
             _levels.refuse_tracers([leaf])
         if isinstance(leaf, Mirrored) and leaf.mesh is mesh:
             return leaf.array()
+        if not traced and isinstance(leaf, jax.Array) and self._layouts is None and leaf.sharding == mesh.mirrored:
+            return leaf
         if isinstance(leaf, DistributedValues):
             return spread(_array_of(leaf), mesh) if traced else mesh.mirror(leaf.values)
         if not traced and (is_global(leaf) or (self._layouts is not None and self._layouts[index] is not None)):

@@ -183,7 +183,7 @@ class Shelf(_Store):
 
     def _take_in(self, arrays: list[Any]) -> None:
         self.arrays = arrays
-        self.lent = set(range(len(arrays)))
+        self.lent = {slot.place for slot in self.slots if slot.variable()._lent}
 
     def read(self, slot: Slot) -> Any:
         """A leaf's array, which is lent from now on."""

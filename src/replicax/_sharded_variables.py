@@ -26,6 +26,14 @@ class ShardedVariable(OfArrays):
         self._strategy, self._mesh = strategy, mesh
         super().__init__(*args, **kwargs)
 
+    @classmethod
+    def of(cls, arrays: Sequence[Any], kinds: Sequence[Any], tree: Any, **kwargs: Any) -> ShardedVariable:
+        """A variable of arrays in global form that nobody else has; `kinds` are those of the whole leaves."""
+        self = cls(0, **kwargs)  # which they replace
+        self._types, self._treedef = list(kinds), tree
+        self._arrays, self._lent = list(arrays), False
+        return self
+
     @property
     def _there(self) -> ReplicaMesh:
         assert self._mesh is not None
