@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from typing import NamedTuple
 
@@ -291,6 +292,55 @@ def test_central_storage_with_one_device(way):
     assert float(w) == pytest.approx(10 - 1 - (0.9 + 0.5))  # the momentum is 1 * 10, then 9 + 0.5 * 10
 
 
+KINDS = {
+    "none": lambda: contextlib.nullcontext(),
+    "one device": lambda: one_device().scope(),
+    "mirrored": lambda: mirrored(3).scope(),
+    "sharded": lambda: rx.MirroredStrategy(["GPU:0", "GPU:1", "GPU:2"], shard_optimizer_state=True).scope(),
+}
+
+
+@pytest.mark.parametrize("looks", [False, True], ids=["compiled", "eager"])
+@pytest.mark.parametrize("scope", KINDS)
+def test_the_initial_state_is_nobody_elses(scope, looks):
+    """Steps take its buffers over, whatever it was made of; those of the variables and of the user stay theirs."""
+    theirs, calls = jnp.arange(5.0), []
+
+    def init(params):
+        calls.append(float(params.sum()) if looks else None)
+        zeros = jnp.zeros(params.shape)
+        return {"same": [params, params], "zeros": [zeros, zeros], "kept": theirs, "host": np.ones(5), "number": 2}
+
+    def update(gradients, state, params):
+        return gradients, jax.tree.map(lambda x: x + 1, state)
+
+    with KINDS[scope]():
+        w = rx.Variable(np.arange(6.0, dtype=np.float32))
+        seen = w.value()
+        optimizer = rx.Optimizer(optax.GradientTransformation(init, update), w, "MEAN")
+    strategy = w.distribute_strategy or rx.get_strategy()
+    step = rx.function(lambda: strategy.run(lambda: optimizer.apply_gradients(jnp.ones(6))))
+    step()
+    step()
+    state = optimizer.state.value()
+    assert [x.tolist() for x in [*state["same"], *state["zeros"]]] == 2 * [[2, 3, 4, 5, 6, 7]] + 2 * [[2] * 6]
+    assert state["kept"].tolist() == [2, 3, 4, 5, 6] and state["host"].tolist() == [3] * 5 and state["number"] == 4
+    assert not state["number"].weak_type and state["number"].dtype == jnp.int32
+    assert theirs.tolist() == [0, 1, 2, 3, 4] and seen.tolist() == [0, 1, 2, 3, 4, 5]
+    assert w.numpy().tolist() == [2, 3, 4, 5, 6, 7] and calls == ([15.0] if looks else [None])
+
+
+@pytest.mark.parametrize("scope", KINDS)
+def test_the_first_step_takes_over_what_nobody_holds(scope):
+    with KINDS[scope]():
+        variables = [rx.Variable(np.ones(5000, np.float32)), rx.Variable(np.ones(5000, np.float32))]
+        optimizer = rx.Optimizer(optax.adam(0.1), variables)
+    before = [x for v in [*variables, optimizer.state] for x in v._read_global() if x.size > 1]
+    strategy = variables[0].distribute_strategy or rx.get_strategy()
+    rx.function(lambda: strategy.run(lambda: optimizer.apply_gradients([jnp.ones(5000)] * 2)))()
+    assert len(before) == 6 and all(array.is_deleted() for array in before)
+
+
 # With the state sharded over the replicas.
 
 
@@ -440,6 +490,41 @@ def test_each_device_has_a_part_of_the_state():
     # ceil(35 / 6) + ceil(80 / 6) numbers of the weights, 5 of the bias, 1 of the scale, each twice; and the count.
     assert [held(sharded, replica) for replica in range(6)] == [4 * (2 * (6 + 14 + 5 + 1) + 1)] * 6
     assert held(whole, 0) == 4 * (2 * (35 + 80 + 5 + 1) + 1)
+
+
+def test_small_arrays_of_a_sharded_state_stay_whole_in_packs(monkeypatch):
+    monkeypatch.undo()  # of `small_arrays_are_cut`
+    start = [np.ones(5000, np.float32), *(np.full(i, i, np.float32) for i in range(1, 6))]
+
+    def stepped(sharded):
+        strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_optimizer_state=sharded)
+        with strategy.scope():
+            variables = [rx.Variable(array) for array in start]
+            optimizer = rx.Optimizer(optax.sgd(0.1, momentum=0.9), variables)
+
+        def replica():
+            optimizer.apply_gradients([v * (replica_id() + 1.0) for v in variables])
+
+        step = rx.function(lambda: strategy.run(replica))
+        step()
+        step()
+        return step, optimizer, [v.numpy() for v in variables]
+
+    (step, optimizer, got), (_, _, expected) = stepped(True), stepped(False)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, expected)
+    assert sorted(optimizer.state._slots) == [1, 2, 3, 4, 5]
+    assert [array.shape for array in optimizer.state._read_global()] == [(2, 2500), *((i,) for i in range(1, 6))]
+    collectives = Counter(one.kind for one in _hlo.collectives(step.lower().compile().as_text()))
+    assert collectives == {"reduce-scatter": 1, "all-reduce": 1, "all-gather": 1}
+    optimizer.state.assign(jax.tree.map(jnp.ones_like, optimizer.state.value()))
+    step()
+    gradients = [3 * array for array in got]
+    jax.tree.map(
+        lambda v, g, w: np.testing.assert_allclose(w.numpy(), v - 0.1 * (g + 0.9), rtol=1e-6),
+        got,
+        gradients,
+        optimizer.variables,
+    )
 
 
 def test_packs_and_narrow_gradients_of_a_sharded_state():

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 
 from replicax import _creation, _late, _levels, _nest, _shards
 from replicax._distributed_variables import MirroredVariable
@@ -85,10 +86,11 @@ def _run(program: Any, leaves: list[Any], kinds: list[Any], mesh: ReplicaMesh | 
 def _firm(program: Any, kinds: list[Any]) -> Callable[[list[Any]], list[Any]]:
     """The program, whose results are of firm types, also where they are Python numbers."""
 
+    def firm(leaf: Any, kind: Any) -> Any:
+        is_key = jax.dtypes.issubdtype(kind.dtype, jax.dtypes.extended)
+        return leaf if is_key else jnp.asarray(leaf).astype(kind.dtype)
+
     def state(leaves: list[Any]) -> list[Any]:
-        made = jex.jaxpr_as_fun(program)(*leaves)
-        return [
-            x if jax.dtypes.issubdtype(k.dtype, jax.dtypes.extended) else x.astype(k.dtype) for x, k in zip(made, kinds)
-        ]
+        return [firm(leaf, kind) for leaf, kind in zip(jex.jaxpr_as_fun(program)(*leaves), kinds)]
 
     return state

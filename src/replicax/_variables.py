@@ -821,7 +821,8 @@ class ResourceVariable(Variable):
         self._parent._write_component(self._index, leaves)
 
     def _read(self) -> list[Any]:
-        self._lent = True
+        if not isinstance(_levels.frame(), _levels.Level):
+            self._lent = True
         return self._get()
 
     def _device(self) -> Any:
