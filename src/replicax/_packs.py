@@ -195,7 +195,8 @@ class Shelf(_Store):
         if self.replaced:
             for slot, leaf in self._assigned():
                 self.arrays[slot.place] = leaf
-                self.lent.add(slot.place)
+                if slot.variable()._lent:
+                    self.lent.add(slot.place)
         if self.lent:
             places = sorted(self.lent)
             for place, copy in zip(places, copies([self.arrays[place] for place in places])):
