@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -294,6 +295,12 @@ class MirroredVariable(_Distributed):
 
     def _pack_home(self, index: int) -> Any:
         return super()._pack_home(index) if self._layouts is None else None
+
+    def _take_from_host(self, arrays: list[np.ndarray]) -> None:
+        assert self._mesh is not None
+        if self._layouts is not None or not self._mesh.all_local:
+            return super()._take_from_host(arrays)
+        self._write_global(jax.device_put(arrays, self._mesh.mirrored))
 
     def _global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
         mesh = self._mesh

@@ -70,6 +70,9 @@ class ShardedVariable(OfArrays):
                 arrays.append(mesh.mirror([leaf] * len(mesh.local_ids)))
         return arrays
 
+    def _take_from_host(self, arrays: list[Any]) -> None:
+        self._write_global(self._spread(arrays))
+
     def _leaving(self, leaves: list[Any]) -> list[Any]:
         mesh = self._there
         places = [mesh.stacked if self._has_rows(i) else mesh.mirrored for i in range(len(leaves))]

@@ -46,9 +46,10 @@ def length(kind: Any, count: int) -> int:
 
 def as_rows(array: Any, count: int) -> Any:
     """An array `[count, length]` whose rows are the parts."""
-    flat = jnp.ravel(array)
+    module: Any = np if isinstance(array, np.ndarray) else jnp
+    flat = module.ravel(array)
     padding = length(array, count) * count - array.size
-    return jnp.reshape(jnp.pad(flat, (0, padding)) if padding else flat, (count, -1))
+    return module.reshape(module.pad(flat, (0, padding)) if padding else flat, (count, -1))
 
 
 def of_rows(rows: Any, shape: Sequence[int]) -> Any:

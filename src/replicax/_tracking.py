@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _late, _levels
+from replicax import _context, _late
 from replicax._values import is_array, is_global
 from replicax._variables import Variable
 
@@ -134,9 +134,7 @@ class VariableLeaf(PytreeLeaf):
         if any(_is_key(kind.dtype) for kind in types.values()):
             super().write(arrays)
         else:
-            with _levels.lock:
-                self._set(self.owner._of_leaves([arrays[names] for names in types]))
-                self.owner._lent = False  # it has copies of the host's arrays, which nobody else has
+            self.owner._adopt([arrays[names] for names in types])
 
     def _set(self, value: Any) -> None:
         self.owner.assign(value, read_value=False)

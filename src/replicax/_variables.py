@@ -545,6 +545,17 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     # For the engine: how values are stored, and how they go through frames.
 
+    def _adopt(self, arrays: Sequence[np.ndarray]) -> None:
+        """Replaces the leaves by arrays of the host that nobody writes any more: devices may share their memory."""
+        self._be_settled()
+        with _levels.lock:
+            self._take_from_host([np.asarray(array, kind.dtype) for array, kind in zip(arrays, self._types)])
+            self._lent = False
+
+    def _take_from_host(self, arrays: list[np.ndarray]) -> None:
+        leaves = [jnp.asarray(array, dtype=kind.dtype) for array, kind in zip(arrays, self._types)]
+        self._update(lambda old, new: new, self._of_leaves(leaves), False, "assign")
+
     def _of_leaves(self, leaves: Sequence[Any]) -> Any:
         return jax.tree.unflatten(self._treedef, leaves)
 
