@@ -42,33 +42,33 @@ def made(init: Callable[[Any], Any], variables: Any, cut: bool) -> Made | None:
         if variable._late is not False:
             _late.settle(variable)
     with _levels.lock:
-        # Unlike `value()`, this does not lend the arrays: the program keeps none of them.
-        values = _nest.map_structure(lambda v: v if v is None else v._of_leaves(v._read_global()), variables)
-        place = _place(flat, jax.tree.leaves(values))
+        place = _place(flat)
         if place is None:
             return None
         device, mesh = place
+        # Unlike `value()`, this does not lend the arrays: the program keeps none of them.
+        values = _nest.map_structure(lambda v: v if v is None else v._of_leaves(v._read_global()), variables)
         with jax.default_device(device):
             try:
                 program, state = jax.make_jaxpr(init, return_shape=True)(values)
-            except (TypeError, IndexError):  # it looks at values, or makes something else than arrays
+            except Exception:  # it needs concrete values, or fails on these too, with the right message
                 return None
             kinds, tree = jax.tree.flatten(state)
             kinds = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in kinds]
-            arrays = _run(program, jax.tree.leaves(values), kinds, mesh, cut)
+            arrays = _run(program, jax.tree.leaves(values), kinds, mesh, cut) if kinds else []
     return Made(arrays, kinds, tree)
 
 
-def _place(variables: list[Any], leaves: list[Any]) -> tuple[jax.Device, ReplicaMesh | None] | None:
+def _place(variables: list[Any]) -> tuple[jax.Device, ReplicaMesh | None] | None:
     """The one device that all variables lie on, or the devices of the mesh that have copies of them all."""
     mesh = variables[0]._mesh
     if all(isinstance(v, MirroredVariable) and v._mesh is mesh and v._layouts is None for v in variables):
         return (mesh.local_devices[0], mesh) if mesh.all_local else None
-    devices = {device for leaf in leaves for device in leaf.devices()}
-    single = all(type(v) is ResourceVariable and v._parent is None for v in variables)
-    if not single or len(devices) != 1 or any(leaf.committed for leaf in leaves):
+    if not all(type(v) is ResourceVariable and v._parent is None for v in variables):
         return None
-    return devices.pop(), None
+    leaves = [leaf for v in variables for leaf in v._read_global()]
+    devices = {device for leaf in leaves for device in leaf.devices()}
+    return (devices.pop(), None) if len(devices) == 1 and not any(leaf.committed for leaf in leaves) else None
 
 
 def _run(program: Any, leaves: list[Any], kinds: list[Any], mesh: ReplicaMesh | None, cut: bool) -> list[jax.Array]:
