@@ -222,6 +222,23 @@ def test_an_optimizer_goes_on_where_it_was(tmp_path):
     assert int(optimizer3.state.value()[0].count) == 3
 
 
+@pytest.mark.parametrize("make", [rx.get_strategy, lambda: mirrored(2)], ids=["default", "mirrored"])
+def test_a_step_takes_over_what_was_restored_and_not_what_was_read_since(make, tmp_path):
+    path = Checkpoint(a=rx.Variable(np.arange(5000.0)), b=rx.Variable(np.arange(5000.0) + 1)).save(tmp_path / "ckpt")
+    strategy = make()
+    with strategy.scope():
+        a, b = rx.Variable(np.zeros(5000)), rx.Variable(np.zeros(5000))
+    step = rx.function(lambda: strategy.run(lambda: [v.assign(v + 1) for v in (a, b)] and None))
+    step()
+    for _ in range(2):
+        Checkpoint(a=a, b=b).restore(path).expect_partial()
+        (restored,), read = a._read_global(), b.value()
+        step()
+        step()
+        assert restored.is_deleted() and read[:3].tolist() == [1, 2, 3]
+        assert a.numpy()[:3].tolist() == [2, 3, 4] and b.numpy()[:3].tolist() == [3, 4, 5]
+
+
 def test_an_object_with_two_names_is_saved_once_and_found_by_either(tmp_path):
     v = rx.Variable(5.0)
     path = Checkpoint(a=v, b=v).write(tmp_path / "ckpt")

@@ -66,6 +66,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_variables",
         "_distributed_variables",
         "_sharded_variables",
+        "_states",
         "_aggregating",
         "_accumulating",
         "_control_flow",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from typing import NamedTuple
 
@@ -28,7 +29,7 @@ from test_ways import (
 )
 
 import replicax as rx
-from replicax import _hlo
+from replicax import _hlo, _shards
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(8, 3)).astype(np.float32)
@@ -291,7 +292,62 @@ def test_central_storage_with_one_device(way):
     assert float(w) == pytest.approx(10 - 1 - (0.9 + 0.5))  # the momentum is 1 * 10, then 9 + 0.5 * 10
 
 
+KINDS = {
+    "none": lambda: contextlib.nullcontext(),
+    "one device": lambda: one_device().scope(),
+    "mirrored": lambda: mirrored(3).scope(),
+    "sharded": lambda: rx.MirroredStrategy(["GPU:0", "GPU:1", "GPU:2"], shard_optimizer_state=True).scope(),
+}
+
+
+@pytest.mark.parametrize("looks", [False, True], ids=["compiled", "eager"])
+@pytest.mark.parametrize("scope", KINDS)
+def test_the_initial_state_is_nobody_elses(scope, looks):
+    """Steps take its buffers over, whatever it was made of; those of the variables and of the user stay theirs."""
+    theirs, calls = jnp.arange(5.0), []
+
+    def init(params):
+        calls.append(float(params.sum()) if looks else None)
+        zeros = jnp.zeros(params.shape)
+        return {"same": [params, params], "zeros": [zeros, zeros], "kept": theirs, "host": np.ones(5), "number": 2}
+
+    def update(gradients, state, params):
+        return gradients, jax.tree.map(lambda x: x + 1, state)
+
+    with KINDS[scope]():
+        w = rx.Variable(np.arange(6.0, dtype=np.float32))
+        seen = w.value()
+        optimizer = rx.Optimizer(optax.GradientTransformation(init, update), w, "MEAN")
+    strategy = w.distribute_strategy or rx.get_strategy()
+    step = rx.function(lambda: strategy.run(lambda: optimizer.apply_gradients(jnp.ones(6))))
+    step()
+    step()
+    state = optimizer.state.value()
+    assert [x.tolist() for x in [*state["same"], *state["zeros"]]] == 2 * [[2, 3, 4, 5, 6, 7]] + 2 * [[2] * 6]
+    assert state["kept"].tolist() == [2, 3, 4, 5, 6] and state["host"].tolist() == [3] * 5 and state["number"] == 4
+    assert not state["number"].weak_type and state["number"].dtype == jnp.int32
+    assert theirs.tolist() == [0, 1, 2, 3, 4] and seen.tolist() == [0, 1, 2, 3, 4, 5]
+    assert w.numpy().tolist() == [2, 3, 4, 5, 6, 7] and calls == ([15.0] if looks else [None])
+
+
+@pytest.mark.parametrize("scope", KINDS)
+def test_the_first_step_takes_over_what_nobody_holds(scope):
+    with KINDS[scope]():
+        variables = [rx.Variable(np.ones(5000, np.float32)), rx.Variable(np.ones(5000, np.float32))]
+        optimizer = rx.Optimizer(optax.adam(0.1), variables)
+    before = [x for v in [*variables, optimizer.state] for x in v._read_global() if x.size > 1]
+    strategy = variables[0].distribute_strategy or rx.get_strategy()
+    rx.function(lambda: strategy.run(lambda: optimizer.apply_gradients([jnp.ones(5000)] * 2)))()
+    assert len(before) == 6 and all(array.is_deleted() for array in before)
+
+
 # With the state sharded over the replicas.
+
+
+@pytest.fixture(autouse=True)
+def small_arrays_are_cut(monkeypatch):
+    """As large ones are, which would take longer."""
+    monkeypatch.setattr(_shards, "FEWEST", 0)
 
 
 class Sharded(NamedTuple):
@@ -369,16 +425,17 @@ def decayed(optimizer):
     return optax.chain(optax.masked(optax.add_decayed_weights(0.1), matrices), optimizer)
 
 
-# What each needs beside one reduce-scatter and one all-gather; None where it is not counted.
+# How many all-reduces each needs beside that of the gradient which is not cut, with which sums of squares of the others
+# travel; None where it is not counted.
 SHARDED = {
-    "schedule": (lambda: optax.inject_hyperparams(optax.adamw)(optax.linear_schedule(0.1, 0.01, 4)), {}),
-    "clipped": (lambda: clipped(optax.adam(0.01, mu_dtype=jnp.bfloat16)), {"all-reduce": 1}),
-    "lamb": (lambda: optax.lamb(0.01), {"all-reduce": 2}),
-    "every_other_step": (lambda: optax.MultiSteps(clipped(optax.adam(0.01)), 2), {"all-reduce": 1}),
-    "finite": (lambda: optax.apply_if_finite(optax.lion(0.01), 3), {"all-reduce": 1}),
-    "noise": (lambda: optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(0.01)), {}),
+    "schedule": (lambda: optax.inject_hyperparams(optax.adamw)(optax.linear_schedule(0.1, 0.01, 4)), 0),
+    "clipped": (lambda: clipped(optax.adam(0.01, mu_dtype=jnp.bfloat16)), 0),
+    "lamb": (lambda: optax.lamb(0.01), 1),
+    "every_other_step": (lambda: optax.MultiSteps(clipped(optax.adam(0.01)), 2), 0),
+    "finite": (lambda: optax.apply_if_finite(optax.lion(0.01), 3), 1),
+    "noise": (lambda: optax.chain(optax.add_noise(0.1, 0.5, jax.random.key(0)), optax.sgd(0.01)), 0),
     "factored": (lambda: optax.adafactor(0.01, min_dim_size_to_factor=4), None),
-    "masked": (lambda: decayed(optax.amsgrad(0.01)), {}),
+    "masked": (lambda: decayed(optax.amsgrad(0.01)), 0),
     "anything": (not_elementwise, None),
 }
 
@@ -389,7 +446,7 @@ def test_a_sharded_state_gives_the_same(name):
     sharded = trained(make_optax)
     alike(sharded, trained(make_optax, sharded=False), rtol=2e-2 if name == "clipped" else 1e-4)
     if more is not None:
-        assert sharded.collectives == {"reduce-scatter": 1, "all-gather": 1, **more}
+        assert sharded.collectives == {"reduce-scatter": 1, "all-gather": 1, "all-reduce": 1 + more}
     for component in sharded.parameters.values:
         jax.tree.map(np.testing.assert_array_equal, component.numpy(), sharded.parameters.numpy())
 
@@ -435,14 +492,49 @@ def test_each_device_has_a_part_of_the_state():
     assert held(whole, 0) == 4 * (2 * (35 + 80 + 5 + 1) + 1)
 
 
+def test_small_arrays_of_a_sharded_state_stay_whole_in_packs(monkeypatch):
+    monkeypatch.undo()  # of `small_arrays_are_cut`
+    start = [np.ones(5000, np.float32), *(np.full(i, i, np.float32) for i in range(1, 6))]
+
+    def stepped(sharded):
+        strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_optimizer_state=sharded)
+        with strategy.scope():
+            variables = [rx.Variable(array) for array in start]
+            optimizer = rx.Optimizer(optax.sgd(0.1, momentum=0.9), variables)
+
+        def replica():
+            optimizer.apply_gradients([v * (replica_id() + 1.0) for v in variables])
+
+        step = rx.function(lambda: strategy.run(replica))
+        step()
+        step()
+        return step, optimizer, [v.numpy() for v in variables]
+
+    (step, optimizer, got), (_, _, expected) = stepped(True), stepped(False)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, expected)
+    assert sorted(optimizer.state._slots) == [1, 2, 3, 4, 5]
+    assert [array.shape for array in optimizer.state._read_global()] == [(2, 2500), *((i,) for i in range(1, 6))]
+    collectives = Counter(one.kind for one in _hlo.collectives(step.lower().compile().as_text()))
+    assert collectives == {"reduce-scatter": 1, "all-reduce": 1, "all-gather": 1}
+    optimizer.state.assign(jax.tree.map(jnp.ones_like, optimizer.state.value()))
+    step()
+    gradients = [3 * array for array in got]
+    jax.tree.map(
+        lambda v, g, w: np.testing.assert_allclose(w.numpy(), v - 0.1 * (g + 0.9), rtol=1e-6),
+        got,
+        gradients,
+        optimizer.variables,
+    )
+
+
 def test_packs_and_narrow_gradients_of_a_sharded_state():
     def adam():
         return optax.adam(0.01)
 
     expected = trained(adam, sharded=False)
-    packs = trained(adam, bytes_per_pack=200)  # of 20 + 4, 320 and 140 bytes
+    packs = trained(adam, bytes_per_pack=200)  # of 20, 320 and 140 bytes; and 4 that are not cut
     alike(packs, expected)
-    assert packs.collectives == {"reduce-scatter": 3, "all-gather": 1}
+    assert packs.collectives == {"reduce-scatter": 3, "all-gather": 3, "all-reduce": 1}
     narrow = trained(lambda: optax.sgd(0.01), reduction_dtype="float16")
     alike(narrow, trained(lambda: optax.sgd(0.01), sharded=False), rtol=1e-3, atol=1e-3)
     alike(trained(adam, dtype=jnp.bfloat16), trained(adam, sharded=False, dtype=jnp.bfloat16), rtol=0.05, atol=0.05)

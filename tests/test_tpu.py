@@ -284,6 +284,24 @@ def test_a_pytree_may_be_split_in_part_and_an_optimizers_state_is_split_as_the_v
     np.testing.assert_allclose(parameters.numpy()["w"], np.full((8, 8), 0.9), rtol=1e-4)
 
 
+def test_an_optimizers_state_is_divided_among_replicas_of_one_device_each():
+    def trained(sharded):
+        strategy = tpu(2, 1, shard_optimizer_state=sharded)
+        with strategy.scope():
+            w = rx.Variable(np.arange(6000, dtype=np.float32))
+            optimizer = rx.Optimizer(optax.adam(0.1), w)
+        step = rx.function(lambda: strategy.run(lambda: optimizer.apply_gradients(w * (replica_id() + 1.0))))
+        step()
+        step()
+        return w.numpy(), optimizer.state
+
+    (got, state), (expected, _) = trained(True), trained(False)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    assert shards(state._read_global()[1]) == {(1, 3000)}
+    with pytest.raises(ValueError, match="replicas of one device each.* gives each replica 2"):
+        tpu(2, 2, shard_optimizer_state=True)
+
+
 # --- where the methods may be called ---------------------------------------------------------------------------------
 
 

@@ -150,6 +150,10 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             return _collectives.packs_by_dtype(leaves, options.bytes_per_pack)
         return _collectives.packs_by_count(leaves, self._num_packs)
 
+    def _apart(self, options: CommunicationOptions) -> bool:
+        """Whether somebody has asked for packs of another size than all of one dtype."""
+        return self._num_packs != 1 or bool(options.bytes_per_pack)
+
     def _sum(self, leaf: Any, size: int) -> Any:
         return _collectives.local_sum(leaf)
 
@@ -158,11 +162,11 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             return self._sum(leaf, mesh.size)
 
         # What somebody has asked to be apart stays so: `_stages` does not look into a jitted function.
-        asked = self._num_packs != 1 or options.bytes_per_pack
+        apart = self._apart(options)
 
         def reduce_dense(dense):
-            total = jax.jit(add) if asked else add
-            return _collectives.packed(dense, total, lambda x: self._packs(x, options), apart=bool(asked))
+            total = jax.jit(add) if apart else add
+            return _collectives.packed(dense, total, lambda x: self._packs(x, options), apart)
 
         return _collectives.local_reduce(op, leaves, mesh.size, reduce_dense, options.reduction_dtype)
 
@@ -177,9 +181,21 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             # Gloo gives up a reduce-scatter when a process is 30 seconds late, whatever limit JAX is given.
             return lax.dynamic_index_in_dim(_collectives.local_sum(block), lax.axis_index(AXIS), keepdims=False)
 
-        apart = self._num_packs != 1 or bool(options.bytes_per_pack)
-        packs = functools.partial(self._packs, options=options)
-        return _shards.sums(op, leaves, mesh.size, packs, scatter, options.reduction_dtype, apart)
+        def reduce_dense(sent):
+            packs = functools.partial(self._packs, options=options)
+            return _shards.sums(sent, mesh.size, packs, scatter, self._apart(options))
+
+        cut = [i for i, leaf in enumerate(leaves) if _shards.is_cut(leaf, mesh.size)]
+        others = [i for i in range(len(leaves)) if i not in cut]
+        large, small = [leaves[i] for i in cut], [leaves[i] for i in others]
+        parts = _collectives.local_reduce(op, large, mesh.size, reduce_dense, options.reduction_dtype)
+        results = dict(zip(others, self._local_reduce(op, small, mesh, options)))
+        results |= {i: _shards.Part(part, leaves[i].shape) for i, part in zip(cut, parts)}
+        return [results[i] for i in range(len(leaves))]
+
+    def _gathered(self, values: Sequence[Any], options: CommunicationOptions) -> list[Any]:
+        """One replica's values, those that are parts gathered from all of them."""
+        return _shards.gathered(values, functools.partial(self._packs, options=options), self._apart(options))
 
     def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
         return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -64,7 +65,54 @@ class OfReplicas(Variable):
         raise NotImplementedError
 
 
-class _Distributed(OfReplicas, DistributedValues):
+class OfArrays(OfReplicas):
+    """A variable of replicas that is kept in global arrays, the small ones of which may stand in packs."""
+
+    _arrays: list[Any] | None = None  # in place of leaves that stand in packs or on shelves, None
+    _values: list[Any] | None = None  # the same as distributed values, where they were asked for
+
+    def _read_global(self) -> list[Any]:
+        assert self._arrays is not None
+        if self._slots:
+            return [self._slots[i].read() if array is None else array for i, array in enumerate(self._arrays)]
+        return self._arrays
+
+    def _write_global(self, leaves: list[Any]) -> None:
+        self._leave_packs()
+        self._arrays, self._values, self._lent = list(leaves), None, True
+
+    def _own_leaves(self, indices: Sequence[int]) -> list[Any]:
+        if self._arrays is None:
+            self._read_global()
+        assert self._arrays is not None
+        return [self._arrays[index] for index in indices]
+
+    def _write_own(self, indices: Sequence[int], leaves: Sequence[Any]) -> None:
+        if self._arrays is None:
+            self._read_global()
+        assert self._arrays is not None
+        self._arrays, self._values = list(self._arrays), None
+        for index, leaf in zip(indices, leaves):
+            self._arrays[index] = _packs.stored(self._slots, index, leaf)
+
+    def _give_up(self, index: int) -> None:
+        assert self._arrays is not None
+        self._arrays, self._values = [None if i == index else x for i, x in enumerate(self._arrays)], None
+
+    def _is_shelvable(self, spread: bool) -> bool:
+        return True
+
+    def _pack_home(self, index: int) -> Any:
+        (array,) = self._own_leaves([index])
+        assert self._mesh is not None
+        if self._mesh.crowded:  # taking vectors apart is one more thing to do beside a collective
+            return None
+        if self._has_rows(index) or not array.sharding.is_equivalent_to(self._mesh.mirrored, array.ndim):
+            return None
+        return _packs.Home(self._mesh.mirrored, self._mesh)
+
+
+class _Distributed(OfArrays, DistributedValues):
     """What mirrored and on-read variables share: components, and the ways between them and frames."""
 
     _value_type: type[PerReplica] | type[Mirrored]
@@ -96,9 +144,7 @@ class _Distributed(OfReplicas, DistributedValues):
         clone._components = None
         return clone
 
-    # The value in either form, made from the other when it is asked for: global arrays, or distributed values.
-    _arrays: list[Any] | None = None  # in place of leaves that stand in packs, None
-    _values: list[Any] | None = None
+    # `_arrays` and `_values` are each made from the other when they are asked for.
 
     _layouts: list[PartitionSpec | None] | None = None  # how each leaf is split over logical devices, if any is
 
@@ -139,34 +185,10 @@ class _Distributed(OfReplicas, DistributedValues):
             assert self._values is not None
             self._arrays = self._laid_out([value.array() for value in self._values])
             self._values = None
-        if self._slots:
-            return [self._slots[i].read() if array is None else array for i, array in enumerate(self._arrays)]
-        return self._arrays
-
-    def _own_leaves(self, indices: Sequence[int]) -> list[Any]:
-        if self._arrays is None:
-            self._read_global()
-        assert self._arrays is not None
-        return [self._arrays[index] for index in indices]
-
-    def _write_own(self, indices: Sequence[int], leaves: Sequence[Any]) -> None:
-        if self._arrays is None:
-            self._read_global()
-        assert self._arrays is not None
-        self._arrays, self._values = list(self._arrays), None
-        for index, leaf in zip(indices, leaves):
-            self._arrays[index] = _packs.stored(self._slots, index, leaf)
-
-    def _is_shelvable(self, spread: bool) -> bool:
-        return True
-
-    def _give_up(self, index: int) -> None:
-        assert self._arrays is not None
-        self._arrays, self._values = [None if i == index else x for i, x in enumerate(self._arrays)], None
+        return super()._read_global()
 
     def _write_global(self, leaves: list[Any]) -> None:
-        self._leave_packs()
-        self._arrays, self._values, self._lent = self._laid_out(leaves), None, True
+        super()._write_global(self._laid_out(leaves))
 
     def _read_component(self, replica: int) -> list[Any]:
         self._lent = True
@@ -272,13 +294,13 @@ class MirroredVariable(_Distributed):
             self._lent = True
 
     def _pack_home(self, index: int) -> Any:
-        (array,) = self._own_leaves([index])
+        return super()._pack_home(index) if self._layouts is None else None
+
+    def _take_from_host(self, arrays: list[np.ndarray]) -> None:
         assert self._mesh is not None
-        if self._mesh.crowded:  # taking vectors apart is one more thing to do beside a collective
-            return None
-        if self._layouts is not None or not array.sharding.is_equivalent_to(self._mesh.mirrored, array.ndim):
-            return None
-        return _packs.Home(self._mesh.mirrored, self._mesh)
+        if self._layouts is not None or not self._mesh.all_local:
+            return super()._take_from_host(arrays)
+        self._write_global(jax.device_put(arrays, self._mesh.mirrored))
 
     def _global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
         mesh = self._mesh
@@ -287,6 +309,8 @@ class MirroredVariable(_Distributed):
             _levels.refuse_tracers([leaf])
         if isinstance(leaf, Mirrored) and leaf.mesh is mesh:
             return leaf.array()
+        if not traced and isinstance(leaf, jax.Array) and self._layouts is None and leaf.sharding == mesh.mirrored:
+            return leaf
         if isinstance(leaf, DistributedValues):
             return spread(_array_of(leaf), mesh) if traced else mesh.mirror(leaf.values)
         if not traced and (is_global(leaf) or (self._layouts is not None and self._layouts[index] is not None)):

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _dispatch, _function, _nest, _shards, _spmd
+from replicax import _context, _dispatch, _function, _nest, _shards, _spmd, _states
 from replicax._distributed_variables import MirroredVariable
 from replicax._sharded_variables import ShardedVariable
 from replicax._types import CommunicationOptions, ReduceOp, as_reduce_op
@@ -69,10 +69,22 @@ class Optimizer:
         self._update = jax.jit(self._new_values)  # one program, also where replicas run eagerly
         self._programs: dict[Any, Any] = {}  # for eager replicas, where the state is sharded
         self._sharded = self._is_sharded()
-        state = transformation.init(self._parameters())
         with (self._strategy or _context.get_strategy()).scope():
-            kind: Any = self._sharded_variable if self._sharded else Variable
-            self.state: Any = kind(lambda: state, trainable=False, name="optimizer_state")
+            self.state: Any = self._initial_state(trainable=False, name="optimizer_state")
+
+    def _initial_state(self, **kwargs: Any) -> Variable:
+        """A variable of the state that the transformation begins with."""
+        made = _states.made(self._transformation.init, self._variables, self._sharded)
+        state = self._transformation.init(self._parameters()) if made is None else None
+        if self._sharded:
+            _function.note_creation()
+            kwargs |= {"strategy": self._strategy, "mesh": self._strategy.extended._mesh}
+            return ShardedVariable(lambda: state, **kwargs) if made is None else ShardedVariable.of(*made, **kwargs)
+        if made is None:
+            return Variable(lambda: state, **kwargs)
+        variable = Variable(lambda: jax.tree.unflatten(made.tree, made.arrays), **kwargs)
+        variable._lent = False  # nobody else has these arrays
+        return variable
 
     @property
     def variables(self) -> list[Variable]:
@@ -153,10 +165,6 @@ class Optimizer:
             )
         return True
 
-    def _sharded_variable(self, initial_value: Any, **kwargs: Any) -> ShardedVariable:
-        _function.note_creation()
-        return ShardedVariable(initial_value, strategy=self._strategy, mesh=self._strategy.extended._mesh, **kwargs)
-
     def _apply_parts(self, replica_context: Any, gradients: Any, parameters: Any) -> None:
         leaves, tree = jax.tree.flatten(gradients)
         for leaf, parameter in zip(leaves, jax.tree.leaves(parameters)):
@@ -164,7 +172,7 @@ class Optimizer:
                 raise ValueError(
                     f"A gradient has the shape {jnp.shape(leaf)}, and its variable's value {jnp.shape(parameter)}."
                 )
-        options = self._options or self._strategy.extended._options
+        options = self._options_of_parts()
         if isinstance(replica_context, _spmd.SpmdContext):
             leaves = [_context._tensor(leaf, "apply_gradients", sparse=False) for leaf in leaves]
             totals = replica_context._reduce_to_parts(self._reduce_op, leaves, options)
@@ -230,7 +238,12 @@ class Optimizer:
                 )
             new = _shards.own_part(value, count) if is_part else _shards.whole(value)
             new_state.append(new.astype(kind.dtype))
-        return _shards.gathered(results[: len(parameters)]), new_state
+        options = self._options_of_parts()
+        ops = self._strategy.extended._cross_device_ops_for(options)
+        return ops._gathered(results[: len(parameters)], options), new_state
+
+    def _options_of_parts(self) -> CommunicationOptions:
+        return self._options or self._strategy.extended._options
 
     def _new_values(self, gradients: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
         updates, state = self._transformation.update(gradients, state, parameters)

@@ -183,7 +183,7 @@ class Shelf(_Store):
 
     def _take_in(self, arrays: list[Any]) -> None:
         self.arrays = arrays
-        self.lent = set(range(len(arrays)))
+        self.lent = {slot.place for slot in self.slots if slot.variable()._lent}
 
     def read(self, slot: Slot) -> Any:
         """A leaf's array, which is lent from now on."""
@@ -195,7 +195,8 @@ class Shelf(_Store):
         if self.replaced:
             for slot, leaf in self._assigned():
                 self.arrays[slot.place] = leaf
-                self.lent.add(slot.place)
+                if slot.variable()._lent:
+                    self.lent.add(slot.place)
         if self.lent:
             places = sorted(self.lent)
             for place, copy in zip(places, copies([self.arrays[place] for place in places])):

@@ -11,22 +11,28 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from replicax import _across, _dispatch, _levels, _nest, _private, _shards
-from replicax._distributed_variables import OfReplicas, first_component
+from replicax._distributed_variables import OfArrays, first_component
 from replicax._values import ReplicaMesh, is_global
 from replicax._variables import Variable, register
 
 
-class ShardedVariable(OfReplicas):
+class ShardedVariable(OfArrays):
     """A variable that is one value for all replicas, of which each device keeps a part (see `_shards`).
 
-    In global form a leaf that is cut is a stacked array `[replicas, length]`; one with fewer elements is mirrored.
+    In global form a leaf that is cut is a stacked array `[replicas, length]`; a small one is mirrored.
     """
 
     def __init__(self, *args: Any, strategy: Any, mesh: ReplicaMesh, **kwargs: Any):
         self._strategy, self._mesh = strategy, mesh
         super().__init__(*args, **kwargs)
 
-    _arrays: list[jax.Array]
+    @classmethod
+    def of(cls, arrays: Sequence[Any], kinds: Sequence[Any], tree: Any, **kwargs: Any) -> ShardedVariable:
+        """A variable of arrays in global form that nobody else has; `kinds` are those of the whole leaves."""
+        self = cls(0, **kwargs)  # which they replace
+        self._types, self._treedef = list(kinds), tree
+        self._arrays, self._lent = list(arrays), False
+        return self
 
     @property
     def _there(self) -> ReplicaMesh:
@@ -64,11 +70,8 @@ class ShardedVariable(OfReplicas):
                 arrays.append(mesh.mirror([leaf] * len(mesh.local_ids)))
         return arrays
 
-    def _read_global(self) -> list[Any]:
-        return self._arrays
-
-    def _write_global(self, leaves: list[Any]) -> None:
-        self._arrays, self._lent = list(leaves), True
+    def _take_from_host(self, arrays: list[Any]) -> None:
+        self._write_global(self._spread(arrays))
 
     def _leaving(self, leaves: list[Any]) -> list[Any]:
         mesh = self._there
@@ -102,7 +105,7 @@ class ShardedVariable(OfReplicas):
         mesh, frame, self._lent = self._there, _levels.frame(), True
         shapes = tuple(self._types[i].shape if self._has_rows(i) else None for i in range(len(self._types)))
         with _private.at_once(), _dispatch.calling(mesh, f"reading {self._name}") as call:
-            wholes = _gathered(self._arrays, shapes, mesh.mirrored)
+            wholes = _gathered(self._read_global(), shapes, mesh.mirrored)
             call.output = wholes[0] if wholes else None
             replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) and frame.mesh is mesh else 0
             return [mesh.copies(leaf)[replica] for leaf in wholes]

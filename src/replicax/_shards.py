@@ -1,7 +1,8 @@
 """Arrays of which each replica has a part, and programs computed on the parts.
 
 An array is *cut* for n replicas by raveling it, filling it up with zeros to a multiple of n, and giving each replica
-one piece in order. What has fewer elements than there are replicas stays whole on each.
+one piece in order. What is small stays whole on each: its parts would save little memory and cost a program as much as
+large ones, while whole arrays can stand in packs (see `_packs`).
 
 `evaluate` computes any program on parts. Most of an optimizer goes element by element, and does so on the parts as on
 the whole. A reduction to one number (a norm, "are all finite?") reduces the part and then meets the other replicas. All
@@ -19,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _collectives, _vectors
-from replicax._types import ReduceOp
+from replicax import _collectives, _packs, _vectors
 from replicax._values import AXIS
 from replicax._vectors import ELEMENTWISE
 
@@ -29,9 +29,14 @@ _IN_ORDER = {"reshape", "squeeze", "broadcast_in_dim", "reshard", "sharding_cons
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"}
 
 
+FEWEST = 1 + _packs.LARGEST // 4  # elements: in float32 what is too large for a pack
+
+
 def is_cut(kind: Any, count: int) -> bool:
     """Whether an array of this shape and dtype is cut for so many replicas."""
-    return len(kind.shape) > 0 and kind.size >= count > 1 and not jnp.issubdtype(kind.dtype, jax.dtypes.extended)
+    if jnp.issubdtype(kind.dtype, jax.dtypes.extended) or len(kind.shape) == 0:
+        return False
+    return kind.size >= max(count, FEWEST) and count > 1
 
 
 def length(kind: Any, count: int) -> int:
@@ -41,9 +46,10 @@ def length(kind: Any, count: int) -> int:
 
 def as_rows(array: Any, count: int) -> Any:
     """An array `[count, length]` whose rows are the parts."""
-    flat = jnp.ravel(array)
+    module: Any = np if isinstance(array, np.ndarray) else jnp
+    flat = module.ravel(array)
     padding = length(array, count) * count - array.size
-    return jnp.reshape(jnp.pad(flat, (0, padding)) if padding else flat, (count, -1))
+    return module.reshape(module.pad(flat, (0, padding)) if padding else flat, (count, -1))
 
 
 def of_rows(rows: Any, shape: Sequence[int]) -> Any:
@@ -97,51 +103,45 @@ def known_part(array: Any, count: int) -> Any:
 
 
 def sums(
-    op: ReduceOp,
     leaves: Sequence[Any],
     count: int,
     packs: Callable[[list[Any]], list[list[int]]],
     scatter: Callable[[Any], Any],
-    narrow: Any = None,
     apart: bool = False,
 ) -> list[Any]:
-    """Sum or mean over the replicas of one replica's leaves: parts of those that are cut, the others whole.
+    """This replica's parts of the sums over the replicas of leaves that are cut.
 
     Those of one pack are the columns of one array `[count, ...]`, of which `scatter` leaves each replica the sum of one
-    row. What is not cut stands in all rows.
+    row.
     """
-    cut = [is_cut(leaf, count) for leaf in leaves]
-
-    def reduce_dense(sent: list[Any]) -> list[Any]:
-        results: list[Any] = [None] * len(sent)
-        before: Any = None
-        for group in reversed(packs(sent)):
-            columns = [
-                as_rows(sent[i], count) if cut[i] else jnp.broadcast_to(jnp.ravel(sent[i]), (count, sent[i].size))
-                for i in group
-            ]
-            block = columns[0] if len(columns) == 1 else jnp.concatenate(columns, axis=1)
-            total = scatter(block if before is None else _collectives.after(before, block))
-            before = total if apart and total.size else before
-            start = 0
-            for i, column in zip(group, columns):
-                results[i] = lax.slice(total, (start,), (start + column.shape[1],))
-                start += column.shape[1]
-                if not cut[i]:
-                    results[i] = jnp.reshape(results[i], sent[i].shape)
-        return results
-
-    totals = _collectives.local_reduce(op, leaves, count, reduce_dense, narrow)
-    return [Part(total, leaf.shape) if is_part else total for total, leaf, is_part in zip(totals, leaves, cut)]
+    results: list[Any] = [None] * len(leaves)
+    before: Any = None
+    for group in reversed(packs(list(leaves))):
+        columns = [as_rows(leaves[i], count) for i in group]
+        block = columns[0] if len(columns) == 1 else jnp.concatenate(columns, axis=1)
+        total = scatter(block if before is None else _collectives.after(before, block))
+        before = total if apart and total.size else before
+        start = 0
+        for i, column in zip(group, columns):
+            results[i] = lax.slice(total, (start,), (start + column.shape[1],))
+            start += column.shape[1]
+    return results
 
 
-def gathered(values: Sequence[Any]) -> list[Any]:
-    """The whole arrays of some values, the parts of one dtype in one message."""
+def gathered(
+    values: Sequence[Any],
+    packs: Callable[[list[Any]], list[list[int]]] = _collectives.packs_by_dtype,
+    apart: bool = False,
+) -> list[Any]:
+    """The whole arrays of some values, the parts of one pack in one message; a pack is of one dtype."""
     results = [None if isinstance(value, Part) else whole(value) for value in values]
     parts = [i for i, value in enumerate(values) if isinstance(value, Part)]
-    for group in _collectives.packs_by_dtype([values[i].part for i in parts]):
+    before: Any = None
+    for group in packs([jax.ShapeDtypeStruct(values[i].shape, values[i].part.dtype) for i in parts]) if parts else ():
         own = [values[parts[j]] for j in group]
-        rows = lax.all_gather(own[0].part if len(own) == 1 else jnp.concatenate([x.part for x in own]), AXIS)
+        sent = own[0].part if len(own) == 1 else jnp.concatenate([x.part for x in own])
+        rows = lax.all_gather(sent if before is None else _collectives.after(before, sent), AXIS)
+        before = rows if apart and rows.size else before
         start = 0
         for j, value in zip(group, own):
             end = start + value.part.size

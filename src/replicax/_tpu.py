@@ -18,12 +18,26 @@ from replicax._values import PerReplica, ReplicaMesh
 class TPUExtended(StrategyExtended):
     """The engine of `TPUStrategy`."""
 
-    def __init__(self, container_strategy: Strategy, resolver: Any, assignment: Any, spmd: bool = False):
+    def __init__(
+        self,
+        container_strategy: Strategy,
+        resolver: Any,
+        assignment: Any,
+        spmd: bool = False,
+        shard_optimizer_state: bool = False,
+    ):
         super().__init__(container_strategy)
         self._refuses_assignment = spmd
         _tpu_system.check_hosts(resolver)
         self._cluster_resolver = resolver
         self._mesh = ReplicaMesh(_tpu_system.replica_devices(assignment))
+        self._shards_optimizer_state = bool(shard_optimizer_state)
+        if shard_optimizer_state and self._mesh.logical_axes:
+            raise ValueError(
+                "shard_optimizer_state=True divides the state among replicas of one device each, and the assignment "
+                f"gives each replica {self._mesh.logical_size}. Leave the option out: the state of a variable that is "
+                "split over its replica's logical devices is split as the variable is."
+            )
         _across.connect(self._mesh)
         # Packing tensors that are split over logical devices would bring them together first.
         self._cross_device_ops = AllReduceCrossDeviceOps(0) if self._mesh.logical_axes else CollectiveAllReduce()
@@ -80,9 +94,11 @@ class TPUStrategy(Strategy):
         experimental_device_assignment: which cores make up each replica; by default every core is one.
         experimental_spmd_xla_partitioning: XLA always works so here; True only refuses
             `experimental_assign_to_logical_device`, as in TensorFlow.
+        shard_optimizer_state: as of `MirroredStrategy`; for replicas of one device each.
 
     Raises:
         DeviceError: there are no TPUs, real or virtual, or not those of the assignment.
+        ValueError: `shard_optimizer_state` with several logical devices to a replica.
         RuntimeError: the hosts of the TPU slice have not been joined.
         TypeError: the resolver or the assignment is none.
 
@@ -105,9 +121,11 @@ class TPUStrategy(Strategy):
         tpu_cluster_resolver: Any = None,
         experimental_device_assignment: DeviceAssignment | None = None,
         experimental_spmd_xla_partitioning: bool = False,
+        *,
+        shard_optimizer_state: bool = False,
     ):
-        spmd = experimental_spmd_xla_partitioning
-        super().__init__(TPUExtended(self, tpu_cluster_resolver, experimental_device_assignment, spmd))
+        spmd, sharded = experimental_spmd_xla_partitioning, shard_optimizer_state
+        super().__init__(TPUExtended(self, tpu_cluster_resolver, experimental_device_assignment, spmd, sharded))
 
     def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
         """The same tensor, not split: the program is one for all logical devices, and each holds all of it.

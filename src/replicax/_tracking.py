@@ -134,7 +134,7 @@ class VariableLeaf(PytreeLeaf):
         if any(_is_key(kind.dtype) for kind in types.values()):
             super().write(arrays)
         else:
-            self._set(self.owner._of_leaves([arrays[names] for names in types]))
+            self.owner._adopt([arrays[names] for names in types])
 
     def _set(self, value: Any) -> None:
         self.owner.assign(value, read_value=False)

@@ -72,8 +72,11 @@ def _arguments(*args: Any, **kwargs: Any) -> dict[str, Any]:
 _EFFECTIVE = ("initial_value", "trainable", "name", "dtype", "constraint", "synchronization", "aggregation", "shape")
 
 
-def initial_tree(initial_value: Any, dtype: Any) -> tuple[list[Any], Any]:
-    """The leaves of an initial value as concrete arrays, and their tree."""
+def _initial_tree(initial_value: Any, dtype: Any) -> tuple[list[Any], Any, bool]:
+    """The leaves of an initial value as concrete arrays, their tree, and whether somebody else may have their buffers.
+
+    (JAX's arrays of numpy's, and of numbers, are copies.)
+    """
     with _private.at_once():
         value = initial_value() if callable(initial_value) else initial_value
         if isinstance(value, Variable):
@@ -81,7 +84,7 @@ def initial_tree(initial_value: Any, dtype: Any) -> tuple[list[Any], Any]:
         if isinstance(value, DistributedValues):
             value = value.values[0]
         if is_array(value) or _is_number_list(value):
-            return [_new_array(value, dtype)], jax.tree.structure(0)
+            return [_new_array(value, dtype)], jax.tree.structure(0), isinstance(value, jax.Array)
         leaves, tree = jax.tree.flatten(value)
         for leaf in leaves:
             if not (is_array(leaf) or isinstance(leaf, (bool, int, float, complex))):
@@ -89,7 +92,8 @@ def initial_tree(initial_value: Any, dtype: Any) -> tuple[list[Any], Any]:
                     f"A variable holds an array or a pytree of arrays; got a leaf {leaf!r} of type "
                     f"{type(leaf).__name__} in {type(value).__name__}."
                 )
-        return [_new_array(leaf, dtype) for leaf in leaves], tree
+        lent = any(isinstance(leaf, jax.Array) for leaf in leaves)
+        return [_new_array(leaf, dtype) for leaf in leaves], tree, lent
 
 
 def _is_number_list(value: Any) -> bool:
@@ -190,9 +194,9 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         self._trainable = (not on_read) if trainable is None else bool(trainable)
         self._name = "/".join([*_creation.state.names, name or "Variable"])
         self._constraint = constraint
-        leaves, self._treedef = initial_tree(initial_value, dtype)
+        # Whether someone outside may hold a buffer of ours, so that it must not be donated.
+        leaves, self._treedef, self._lent = _initial_tree(initial_value, dtype)
         self._types = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-        self._lent = True  # whether someone outside may hold a buffer of ours, so that it must not be donated
         self._store(leaves)
         self._late = _late.is_late()
 
@@ -541,6 +545,17 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     # For the engine: how values are stored, and how they go through frames.
 
+    def _adopt(self, arrays: Sequence[np.ndarray]) -> None:
+        """Replaces the leaves by arrays of the host that nobody writes any more: devices may share their memory."""
+        self._be_settled()
+        with _levels.lock:
+            self._take_from_host([np.asarray(array, kind.dtype) for array, kind in zip(arrays, self._types)])
+            self._lent = False
+
+    def _take_from_host(self, arrays: list[np.ndarray]) -> None:
+        leaves = [jnp.asarray(array, dtype=kind.dtype) for array, kind in zip(arrays, self._types)]
+        self._update(lambda old, new: new, self._of_leaves(leaves), False, "assign")
+
     def _of_leaves(self, leaves: Sequence[Any]) -> Any:
         return jax.tree.unflatten(self._treedef, leaves)
 
@@ -817,7 +832,8 @@ class ResourceVariable(Variable):
         self._parent._write_component(self._index, leaves)
 
     def _read(self) -> list[Any]:
-        self._lent = True
+        if not isinstance(_levels.frame(), _levels.Level):
+            self._lent = True
         return self._get()
 
     def _device(self) -> Any:
