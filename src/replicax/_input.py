@@ -30,7 +30,6 @@ from ._data import (
     Reading,
     fold,
     iterators,
-    num_rows,
     tensor_spec,
 )
 from ._data.buffer import Buffer
@@ -39,7 +38,7 @@ from ._data.several import Demand, Several, together_on_host
 from ._errors import InvalidArgumentError
 from ._sources import Distributed, Source, normalize_source
 from ._specs import PerReplicaSpec, TensorSpec
-from ._splits import ALONE, not_a_batch, rebatched_rounds, split_batch
+from ._splits import ALONE, Shares, not_a_batch, rebatched_rounds
 from ._types import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
 
 __all__ = ["DistributedDataset", "DistributedDatasetsFromFunction", "DistributedIterator", "Optional"]
@@ -252,14 +251,7 @@ class DistributedDataset(Distributed):
             elements = self._source.make(reading)
             cut = rebatched_rounds(elements, self._batch_size, self._num_replicas, self._worker)
             return (Round(parts, True) for parts in itertools.islice(cut, start, None))
-        elements = self._source.make(reading, start)
-        if self._total == 1:
-            return (Round([element], True) for element in elements)
-        size, rank = self._worker
-        return (
-            Round(split_batch(element, self._total)[rank::size], num_rows(element) % self._total == 0)
-            for element in elements
-        )
+        return Shares(self._source.make(reading, start), self._total, self._worker)
 
     def _shapes_follow(self) -> bool:
         """Whether this worker can tell by itself which shapes the parts of the others have."""
@@ -296,6 +288,11 @@ class DistributedDataset(Distributed):
         fetch = self._options.experimental_fetch_to_device
         while True:
             count, whole = demand.at(position)
+            together = whole and count > 1 and fetch
+            if together and isinstance(rounds, Shares) and (parts := rounds.several(count)) is not None:
+                yield Several(self._place(Round(parts, True), fetch), count)
+                position += count
+                continue
             taken: list[Round] = []
             end: BaseException | None = None
             while len(taken) < count and end is None and not this.stopped():
@@ -304,7 +301,7 @@ class DistributedDataset(Distributed):
                 except BaseException as error:  # it comes up behind the elements that there were
                     end = error
             parts = None
-            if whole and 1 < count == len(taken) and fetch and all(this_round.alike for this_round in taken):
+            if together and count == len(taken) and all(this_round.alike for this_round in taken):
                 parts = together_on_host([this_round.parts for this_round in taken])
             if parts is not None:
                 yield Several(self._place(Round(parts, True), fetch), count)
