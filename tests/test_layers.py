@@ -83,6 +83,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_programs",
         "_function",
         "_loops",
+        "_host_maps",
         "_logical",
     ),
     "strategies": (

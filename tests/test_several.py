@@ -230,6 +230,7 @@ IN_MEMORY = {
     "shuffled": SLICES({"x": ROWS, "y": np.arange(70)}).shuffle(50).batch(8),
     "repeated": SLICES(ROWS).shuffle(70).repeat(2).batch(8),
     "cached": SLICES(ROWS).shuffle(70).cache().repeat(2).batch(8, drop_remainder=True),
+    "prefetched": SLICES(ROWS).shuffle(70).batch(8).prefetch(rx.data.AUTOTUNE),
     "numbers": rx.data.Dataset.range(3, 143, 2).shard(3, 1).batch(2),
     "strings": SLICES((ROWS, np.array([b"a", b"bc"] * 35, object))).shuffle(70).batch(8),
     "uneven": SLICES(ROWS).shuffle(70).batch(9),

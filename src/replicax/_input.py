@@ -197,7 +197,7 @@ class DistributedDataset(Distributed):
         worker: Worker = ALONE,
     ) -> None:
         """For strategies, which make distributed datasets: `place` brings the replicas' parts to their devices."""
-        self._source = normalize_source(dataset)
+        self._source = normalize_source(dataset, ahead=_is_buffered(options))
         self._sources = [self._source]
         self._prepare(num_replicas, place, options, worker)
         if self._options.experimental_replication_mode == InputReplicationMode.PER_REPLICA:
@@ -406,7 +406,8 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         if self._options.experimental_replication_mode == InputReplicationMode.PER_REPLICA:
             count, first = context.num_input_pipelines * num_replicas, context.input_pipeline_id * num_replicas
             contexts = [InputContext(count, first + i, context.num_replicas_in_sync) for i in range(num_replicas)]
-        self._sources = [normalize_source(dataset_fn(c)) for c in contexts]
+        ahead = _is_buffered(options) and len(contexts) == 1
+        self._sources = [normalize_source(dataset_fn(c), ahead) for c in contexts]
 
     def _shapes_follow(self) -> bool:
         specs = [source.spec(False) for source in self._sources]
@@ -449,6 +450,10 @@ class DistributedDatasetsFromFunction(DistributedDataset):
 _NO_MORE = object()
 _numbers = itertools.count()
 _nothing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+def _is_buffered(options: InputOptions | None) -> bool:
+    return options is None or options.experimental_per_replica_buffer_size > 0
 
 
 def _static_batch_size(spec: Any) -> int | None:

@@ -47,7 +47,9 @@ class Batches(Base):
                 return map(stack, grouped(self._make(reading, start * size), size, drop_remainder))
             return RowBatches(rows.fetch, skip_rows(rows.order(reading), start * size), size, drop_remainder)
 
-        return self._batched(make, size, drop_remainder, lambda s: with_batch(s, size if drop_remainder else None))
+        made = self._batched(make, size, drop_remainder, lambda s: with_batch(s, size if drop_remainder else None))
+        made._at_hand = rows is not None
+        return made
 
     def _batched(self, make: Maker, size: int, drop: bool, spec: Callable[[Any], Any]) -> Dataset:
         return self._derived(make, batch_count(self._cardinality, size, drop), spec, batch_size=size)
