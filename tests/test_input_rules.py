@@ -16,8 +16,9 @@ import pytest
 from replicax import _specs
 from replicax._data import AutoShardPolicy, Dataset, Options, as_tensor, iterators
 from replicax._errors import InvalidArgumentError, OutOfRangeError
-from replicax._input import DistributedDataset, DistributedDatasetsFromFunction, DistributedIterator, split_batch
+from replicax._input import DistributedDataset, DistributedDatasetsFromFunction, DistributedIterator
 from replicax._specs import PerReplicaSpec, TensorSpec
+from replicax._splits import split_batch
 from replicax._types import InputContext, InputOptions, InputReplicationMode
 
 R = Dataset.range

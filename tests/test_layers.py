@@ -84,6 +84,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_programs",
         "_function",
         "_loops",
+        "_host_maps",
         "_logical",
     ),
     "strategies": (

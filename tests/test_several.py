@@ -12,7 +12,7 @@ import pytest
 from test_ways import SUM, a_few_strategies, mirrored, one_device
 
 import replicax as rx
-from replicax import _function, _loops, _pieces, _programs
+from replicax import _function, _input, _loops, _pieces, _programs
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
 ROWS = np.arange(210, dtype=np.float32).reshape(70, 3) / 100
@@ -222,6 +222,48 @@ def test_wrong_numbers_of_steps(steps, error):
 
 
 # Loops over distributed datasets, by themselves.
+
+
+SLICES = rx.data.Dataset.from_tensor_slices
+IN_MEMORY = {
+    "in order": SLICES((ROWS, ROWS[:, 0])).batch(8),
+    "shuffled": SLICES({"x": ROWS, "y": np.arange(70)}).shuffle(50).batch(8),
+    "repeated": SLICES(ROWS).shuffle(70).repeat(2).batch(8),
+    "cached": SLICES(ROWS).shuffle(70).cache().repeat(2).batch(8, drop_remainder=True),
+    "prefetched": SLICES(ROWS).shuffle(70).batch(8).prefetch(rx.data.AUTOTUNE),
+    "numbers": rx.data.Dataset.range(3, 143, 2).shard(3, 1).batch(2),
+    "strings": SLICES((ROWS, np.array([b"a", b"bc"] * 35, object))).shuffle(70).batch(8),
+    "uneven": SLICES(ROWS).shuffle(70).batch(9),
+    "few": SLICES(ROWS).batch(36),
+}
+
+
+@pytest.mark.parametrize("strategy", [lambda: mirrored(2), one_device], ids=["mirrored", "one device"])
+@pytest.mark.parametrize("what", IN_MEMORY)
+def test_rows_of_several_batches_are_taken_together_and_are_the_same(what, strategy, monkeypatch):
+    strategy, joined = strategy(), []
+    on_host = _input.together_on_host
+    monkeypatch.setattr(_input, "together_on_host", lambda parts: joined.append(on_host(parts)) or joined[-1])
+    iterator = iter(strategy.experimental_distribute_dataset(IN_MEMORY[what]))
+    state, expected = iterator.save_state(), list(iterator)
+    iterator.restore_state(state)
+    iterator._ask_for(3, after=1)  # as a loop does it, whose first element comes alone
+    found = [next(iterator)]
+    while (three := iterator._pull_several(3)) is not None:
+        found += [three.take() for _ in range(three.count)]
+        if len(found) == 7:
+            iterator.restore_state(iterator.save_state())
+    found += iterator
+
+    def parts(element):
+        return [np.asarray(part) for part in jax.tree.leaves(strategy.experimental_local_results(element))]
+
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected):
+        for a, b in zip(parts(one), parts(other), strict=True):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape) and (a == b).all()
+    uneven = what == "uneven" and strategy.num_replicas_in_sync == 2
+    assert [x is None for x in joined] == ([True] * len(joined) if what == "strings" or uneven else [])
 
 
 @pytest.fixture

@@ -79,7 +79,8 @@ def join_short_steps(join: bool) -> None:
     """Whether loops over distributed datasets may take several short iterations in one program; they may by default.
 
     When they begin to is decided by time, and what one program computes may differ from several in the last digits.
-    Without it two runs of a program give the same, bit by bit.
+    Without it two runs of a program give the same, bit by bit. Simple functions of `Dataset.map` are then called for
+    each element, too, where otherwise NumPy does what they do once their calls have taken a while.
 
     >>> import replicax as rx
     >>> rx.config.join_short_steps(True)
@@ -405,6 +406,11 @@ class Function:
         outputs[0].leaves = []  # tracers, and with them all that was traced, are let go of
         level.values.clear()
         return entry, elements
+
+    def program_of(self, call: Call) -> Program | None:
+        """The program that such calls have run so far, each as one step; None where there is not one."""
+        entries = self._entries.get(call.key, ())
+        return entries[0] if len(entries) == self._steps == 1 and self._input_signature is None else None
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The program for these arguments as `jax.jit(...).lower` gives it, to look at; nothing is run.

@@ -30,7 +30,6 @@ from ._data import (
     Reading,
     fold,
     iterators,
-    num_rows,
     tensor_spec,
 )
 from ._data.buffer import Buffer
@@ -39,7 +38,7 @@ from ._data.several import Demand, Several, together_on_host
 from ._errors import InvalidArgumentError
 from ._sources import Distributed, Source, normalize_source
 from ._specs import PerReplicaSpec, TensorSpec
-from ._splits import ALONE, not_a_batch, rebatched_rounds, split_batch
+from ._splits import ALONE, Shares, not_a_batch, rebatched_rounds
 from ._types import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
 
 __all__ = ["DistributedDataset", "DistributedDatasetsFromFunction", "DistributedIterator", "Optional"]
@@ -198,7 +197,7 @@ class DistributedDataset(Distributed):
         worker: Worker = ALONE,
     ) -> None:
         """For strategies, which make distributed datasets: `place` brings the replicas' parts to their devices."""
-        self._source = normalize_source(dataset)
+        self._source = normalize_source(dataset, ahead=_is_buffered(options))
         self._sources = [self._source]
         self._prepare(num_replicas, place, options, worker)
         if self._options.experimental_replication_mode == InputReplicationMode.PER_REPLICA:
@@ -252,14 +251,7 @@ class DistributedDataset(Distributed):
             elements = self._source.make(reading)
             cut = rebatched_rounds(elements, self._batch_size, self._num_replicas, self._worker)
             return (Round(parts, True) for parts in itertools.islice(cut, start, None))
-        elements = self._source.make(reading, start)
-        if self._total == 1:
-            return (Round([element], True) for element in elements)
-        size, rank = self._worker
-        return (
-            Round(split_batch(element, self._total)[rank::size], num_rows(element) % self._total == 0)
-            for element in elements
-        )
+        return Shares(self._source.make(reading, start), self._total, self._worker)
 
     def _shapes_follow(self) -> bool:
         """Whether this worker can tell by itself which shapes the parts of the others have."""
@@ -296,6 +288,11 @@ class DistributedDataset(Distributed):
         fetch = self._options.experimental_fetch_to_device
         while True:
             count, whole = demand.at(position)
+            together = whole and count > 1 and fetch
+            if together and isinstance(rounds, Shares) and (parts := rounds.several(count)) is not None:
+                yield Several(self._place(Round(parts, True), fetch), count)
+                position += count
+                continue
             taken: list[Round] = []
             end: BaseException | None = None
             while len(taken) < count and end is None and not this.stopped():
@@ -304,7 +301,7 @@ class DistributedDataset(Distributed):
                 except BaseException as error:  # it comes up behind the elements that there were
                     end = error
             parts = None
-            if whole and 1 < count == len(taken) and fetch and all(this_round.alike for this_round in taken):
+            if together and count == len(taken) and all(this_round.alike for this_round in taken):
                 parts = together_on_host([this_round.parts for this_round in taken])
             if parts is not None:
                 yield Several(self._place(Round(parts, True), fetch), count)
@@ -409,7 +406,8 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         if self._options.experimental_replication_mode == InputReplicationMode.PER_REPLICA:
             count, first = context.num_input_pipelines * num_replicas, context.input_pipeline_id * num_replicas
             contexts = [InputContext(count, first + i, context.num_replicas_in_sync) for i in range(num_replicas)]
-        self._sources = [normalize_source(dataset_fn(c)) for c in contexts]
+        ahead = _is_buffered(options) and len(contexts) == 1
+        self._sources = [normalize_source(dataset_fn(c), ahead) for c in contexts]
 
     def _shapes_follow(self) -> bool:
         specs = [source.spec(False) for source in self._sources]
@@ -452,6 +450,10 @@ class DistributedDatasetsFromFunction(DistributedDataset):
 _NO_MORE = object()
 _numbers = itertools.count()
 _nothing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+def _is_buffered(options: InputOptions | None) -> bool:
+    return options is None or options.experimental_per_replica_buffer_size > 0
 
 
 def _static_batch_size(spec: Any) -> int | None:

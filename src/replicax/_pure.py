@@ -25,6 +25,7 @@ _SHOWING: tuple[str, ...] = (
     "jax._src.profiler", "jax._src.debugging", "jaxlib._profiler", "replicax._checkpoint", "replicax._files",
     "replicax.tf._summary", "replicax.tf._gfile", "replicax._data", "replicax._input",
 )  # fmt: skip
+_CHANGING = {"timestamp"}  # functions of these packages that give another value each time
 _BUILTINS = {len, abs, min, max, sum, any, all, zip, enumerate, round, divmod, pow, tuple, list, dict, isinstance}
 _IMMUTABLE = str, bytes, tuple, int, float, complex, frozenset
 _READING = {"get", "keys", "values", "items", "copy", "index", "count"}  # methods of lists and dicts
@@ -130,7 +131,9 @@ def _is_pure(f: Any) -> bool:
     if isinstance(f, types.MethodType):
         f = f.__func__
     if isinstance(f, types.FunctionType):
-        return _in_package(f.__globals__.get("__name__")) and _in_package(f.__module__)  # not what wraps another
+        # Not what wraps another.
+        library = _in_package(f.__globals__.get("__name__")) and _in_package(f.__module__)
+        return library and f.__name__ not in _CHANGING
     return _in_package(type(f).__module__)
 
 
@@ -162,14 +165,15 @@ def depends_on(function: types.FunctionType, apart_from: Iterable[str], key_of: 
                 found.append((name, _state_of(cell.cell_contents, key_of)))
             except ValueError:  # not filled
                 found.append((name, None))
-    names = _global_names(function.__code__)
+    names = global_names(function.__code__)
     found += [(n, _state_of(function.__globals__[n], key_of)) for n in names if n in function.__globals__]
     return tuple(found)
 
 
 @functools.lru_cache(1024)
-def _global_names(code: types.CodeType) -> tuple[str, ...]:
-    inner = [name for c in code.co_consts if isinstance(c, types.CodeType) for name in _global_names(c)]
+def global_names(code: types.CodeType) -> tuple[str, ...]:
+    """The names of globals that code may read, and of attributes."""
+    inner = [name for c in code.co_consts if isinstance(c, types.CodeType) for name in global_names(c)]
     return tuple(dict.fromkeys([*code.co_names, *inner]))
 
 

@@ -31,14 +31,18 @@ class Source(NamedTuple):
 _MAKE_DATASET = "Make batches of it: `rx.data.Dataset.from_tensor_slices(arrays).batch(global_batch_size)`."
 
 
-def normalize_source(dataset: Any) -> Source:
-    """A `Source` of anything that yields batches, again each time it is iterated over."""
+def normalize_source(dataset: Any, ahead: bool = False) -> Source:
+    """A `Source` of anything that yields batches, again each time it is iterated over.
+
+    `ahead` says that elements are made before they are needed, as `prefetch` does it.
+    """
     kind = type(dataset).__name__
     if isinstance(dataset, Distributed):
         raise TypeError(f"The dataset is distributed already: got a {kind}. Pass the dataset that it was made of.")
     if isinstance(dataset, Dataset):
         policy, size = dataset._options.experimental_distribute.auto_shard_policy, dataset._batch_size
-        return Source(dataset._make, dataset._spec, dataset._cardinality, size, policy, dataset._files, dataset._nodes)
+        source = dataset._in_place if ahead and dataset._in_place is not None else dataset
+        return Source(source._make, dataset._spec, dataset._cardinality, size, policy, dataset._files, dataset._nodes)
     if hasattr(dataset, "as_numpy_iterator") and hasattr(dataset, "element_spec"):
         return _tf_source(dataset)
     if isinstance(dataset, (str, bytes, dict, tuple)) or hasattr(dataset, "__array__"):

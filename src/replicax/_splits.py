@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np  # noqa: F401  for the examples
 
-from ._agreed_input import Worker, empty
-from ._data import regroup
+from ._agreed_input import Round, Worker, empty
+from ._data import RowBatches, num_rows, regroup
 from ._errors import InvalidArgumentError
 from ._ragged import refuse_composites
 
@@ -27,6 +27,50 @@ def split_batch(element: Any, num_replicas: int) -> list[Any]:
     leaves, structure = jax.tree.flatten(_batch(element, num_replicas))
     share = -(-leaves[0].shape[0] // num_replicas)
     return [structure.unflatten([a[i * share : (i + 1) * share] for a in leaves]) for i in range(num_replicas)]
+
+
+class Shares(Iterator[Round]):
+    """Batches as rounds, of which each has the shares of this worker's replicas; several at a time for who asks.
+
+    Args:
+        batches: the batches of all workers.
+        num_replicas: of all workers. Where there is one, batches stay whole, and need not be batches.
+        worker: which one this is.
+    """
+
+    def __init__(self, batches: Iterator[Any], num_replicas: int, worker: Worker = ALONE):
+        self._batches, self._replicas, self._worker = batches, num_replicas, worker
+
+    def __next__(self) -> Round:
+        element = next(self._batches)
+        if self._replicas == 1:
+            return Round([element], True)
+        shares = split_batch(element, self._replicas)[self._worker.rank :: self._worker.size]
+        return Round(shares, num_rows(element) % self._replicas == 0)
+
+    def several(self, count: int) -> list[Any] | None:
+        """Each replica's shares of the next batches as one, with a new first axis.
+
+        Rows that lie in arrays are taken out of these once, for all of the batches. None where that cannot be.
+
+        >>> import replicax as rx
+        >>> from replicax._data import Reading
+        >>> shares = Shares(rx.data.Dataset.range(9).batch(4)._make(Reading()), 2)
+        >>> [share.tolist() for share in shares.several(2)], [share.tolist() for share in next(shares).parts]
+        ([[[0, 1], [4, 5]], [[2, 3], [6, 7]]], [[8], []])
+        """
+        batches = self._batches
+        if not isinstance(batches, RowBatches) or batches.size % self._replicas:
+            return None
+        block = batches.several(count, self._replicas)
+        if block is None:
+            return None
+        if self._replicas > 1:
+            refuse_composites(block, "split among replicas")
+        structure: Any
+        leaves, structure = jax.tree.flatten(block)
+        shares = range(self._worker.rank, self._replicas, self._worker.size)
+        return [structure.unflatten([a[i] for a in leaves]) for i in shares]
 
 
 def _batch(element: Any, num_replicas: int) -> Any:

@@ -4,9 +4,9 @@ A `Dataset` is a recipe: a function that makes an iterator over elements, togeth
 beforehand (`element_spec`, `cardinality`, the batch size). Each transformation wraps that function in another one.
 Elements are structures of numpy arrays throughout; only the user's functions and the user's loop see tensors.
 
-Rows that lie in arrays are not moved one by one. Such a dataset also carries `_Rows`: the order of its rows as chunks
+Rows that lie in arrays are not moved one by one. Such a dataset also carries `Rows`: the order of its rows as chunks
 of row numbers, and a function from row numbers to rows. `shuffle`, `repeat`, `take` and their like act on the numbers
-alone, and `batch` fetches the rows of a whole batch at once.
+alone, and `batch` fetches the rows of a whole batch at once, or of several.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from replicax._data.iterators import DatasetIterator, ElementIterator, NumpyIter
 from replicax._data.options import DistributeOptions, Options
 from replicax._data.order import Order
 from replicax._data.reading import Maker, Reading, replayed
+from replicax._data.rows import RowBatches
 from replicax._data.saving import Saving
 from replicax._data.sources import Sources
 from replicax._data.specs import (
@@ -54,6 +55,7 @@ __all__ = [
     "Options",
     "RaggedTensor",
     "Reading",
+    "RowBatches",
     "Variant",
     "as_host",
     "as_tensor",

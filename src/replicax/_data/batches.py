@@ -12,7 +12,7 @@ import numpy as np
 from replicax._data.core import Base
 from replicax._data.elements import flatten, grouped, num_rows, pad_and_stack, padded_shape, positive, regroup, stack
 from replicax._data.reading import Maker, Reading, replayed
-from replicax._data.rows import skip_rows
+from replicax._data.rows import RowBatches, skip_rows
 from replicax._data.specs import UNKNOWN_CARDINALITY, batch_count, with_batch, without_batch
 from replicax._errors import InvalidArgumentError
 from replicax._ragged import refuse_composites
@@ -45,10 +45,11 @@ class Batches(Base):
         def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
             if rows is None:
                 return map(stack, grouped(self._make(reading, start * size), size, drop_remainder))
-            blocks = regroup(skip_rows(rows.order(reading), start * size), itertools.repeat(size))
-            return (rows.fetch(numbers) for numbers in blocks if len(numbers) == size or not drop_remainder)
+            return RowBatches(rows.fetch, skip_rows(rows.order(reading), start * size), size, drop_remainder)
 
-        return self._batched(make, size, drop_remainder, lambda s: with_batch(s, size if drop_remainder else None))
+        made = self._batched(make, size, drop_remainder, lambda s: with_batch(s, size if drop_remainder else None))
+        made._at_hand = rows is not None
+        return made
 
     def _batched(self, make: Maker, size: int, drop: bool, spec: Callable[[Any], Any]) -> Dataset:
         return self._derived(make, batch_count(self._cardinality, size, drop), spec, batch_size=size)

@@ -32,6 +32,8 @@ def made(*args: Any, **known: Any) -> Dataset:
 class Base(Nested):
     """A recipe for an iterator over elements, and what is known of these beforehand."""
 
+    _at_hand = False  # whether elements take next to nothing to make
+    _in_place: Dataset | None = None  # the same elements, for who makes them ahead in a thread of their own anyway
     _recipe: Any = None  # the method that made it and with what, see fingerprint.py
 
     def _set_up(

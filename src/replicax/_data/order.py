@@ -154,7 +154,9 @@ class Order(Base):
                 return self._make(reading, start)
             return Prefetched(functools.partial(self._make, reading, start), size)
 
-        return self._derived(make, self._cardinality, batch_size=self._batch_size)
+        dataset = self._derived(make, self._cardinality, batch_size=self._batch_size)
+        dataset._in_place = self._with(self._options) if self._at_hand else None
+        return dataset
 
 
 def in_turn(parts: Iterable[Base], reading: Reading, start: int, until_empty: bool = False) -> Iterator[Any]:

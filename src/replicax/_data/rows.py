@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from replicax._data.elements import flatten, regroup
@@ -57,6 +58,52 @@ def fetch_from(arrays: Any) -> Callable[[Any], Any]:
         return structure.unflatten([pool.rows(a, numbers) for a in leaves])
 
     return fetch
+
+
+class RowBatches(Iterator[Any]):
+    """Batches of `size` rows with these numbers, the last one perhaps smaller; one by one, or several together."""
+
+    def __init__(self, fetch: Callable[[Any], Any], numbers: Iterator[np.ndarray], size: int, drop_remainder: bool):
+        self._fetch, self._numbers, self._drop, self.size = fetch, numbers, drop_remainder, size
+        self._ahead = _NO_NUMBERS  # what was read of the numbers and is to come next
+
+    def __next__(self) -> Any:
+        numbers = self._next(self.size)
+        if not len(numbers) or (self._drop and len(numbers) < self.size):
+            raise StopIteration
+        return self._fetch(numbers)
+
+    def several(self, count: int, shares: int) -> Any:
+        """The next `count` batches, each cut into so many shares, as arrays `[shares, count, rows, ...]`.
+
+        None where there are fewer, or where they have strings; then they are to come yet. The size of a batch is a
+        multiple of `shares`.
+        """
+        numbers = self._next(count * self.size)
+        if len(numbers) < count * self.size or _has_text(self._fetch(numbers[:1])):
+            self._ahead = np.concatenate([numbers, self._ahead])
+            return None
+        rows = self.size // shares
+        block = self._fetch(numbers.reshape(count, shares, rows).swapaxes(0, 1).ravel())
+        return jax.tree.map(lambda a: a.reshape(shares, count, rows, *a.shape[1:]), block)
+
+    def _next(self, count: int) -> np.ndarray:
+        """The next so many numbers, or those that there are."""
+        parts, missing = [self._ahead], count - len(self._ahead)
+        self._ahead = _NO_NUMBERS
+        while missing > 0 and (more := next(self._numbers, None)) is not None:
+            parts.append(more)
+            missing -= len(more)
+        numbers = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        self._ahead = numbers[count:]
+        return numbers[:count]
+
+
+_NO_NUMBERS = np.arange(0)
+
+
+def _has_text(block: Any) -> bool:
+    return any(array.dtype.hasobject for array in jax.tree.leaves(block))
 
 
 def take_rows(order: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:
