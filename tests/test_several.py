@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
+import gc
+import types
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -291,19 +295,39 @@ def test_a_loop_is_traced_once_for_all_its_epochs(programs, at_once):
     assert programs[-6:] == [1, 4, 4, 4, 4, 1]
 
 
-@pytest.mark.parametrize(
-    "what", ["print", "with", "append", "attribute", "item", "modulo", "float", "function", "weak"]
-)
+class Box:
+    """Things that are seen from outside."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    @property
+    def asked(self):
+        self.seen.append(len(self.seen))
+        return 0
+
+
+WAYS_TO_BE_SEEN = [
+    *("print", "with", "append", "attribute", "item", "modulo", "float", "function", "weak"),
+    *("mapped", "method", "property", "stream", "zip", "grown"),
+]
+
+
+@pytest.mark.parametrize("what", WAYS_TO_BE_SEEN)
 def test_a_body_that_is_seen_from_outside_runs_each_time(what, at_once, capsys):
     strategy, seen = mirrored(2), []
     holder = collections.namedtuple("Holder", "values")({})
-    box = type("Box", (), {})()
+    box, stream, grown = Box(seen), iter(range(100)), []
 
     def noted(value):
         seen.append(value)
 
+    def from_stream():
+        for value in stream:
+            return value
+
     @rx.function(autograph=True)
-    def epoch(dataset):
+    def epoch(dataset, grown):
         total, count = 0.0, 0
         for x in dataset:
             part = strategy.reduce(SUM, x, axis=0)
@@ -329,18 +353,35 @@ def test_a_body_that_is_seen_from_outside_runs_each_time(what, at_once, capsys):
                 noted(part)
             elif what == "weak":
                 part = jnp.asarray(1.0) * 2
+            elif what == "mapped":
+                jax.tree.map(noted, [part])
+            elif what == "method":
+                jax.tree.map(seen.append, [part])
+            elif what == "property":
+                part = part + box.asked
+            elif what == "stream":
+                part = part + from_stream()
+            elif what == "zip":
+                part = part + [number for _, number in zip([1], stream)][0]
+            elif what == "grown":
+                grown += [part]
             total += part
         return total
 
     for _ in range(2):
         seen.clear()
-        total = epoch(numbers(strategy, 24))
+        grown.clear()
+        stream = iter(range(100))
+        total = epoch(numbers(strategy, 24), grown)
         parts = [float(i + i + 1) for i in range(0, 24, 2)]
-        assert float(total) == {"modulo": sum(parts) - parts[4] - parts[9], "weak": 24.0}.get(what, sum(parts))
+        more = {"modulo": -parts[4] - parts[9], "weak": 24.0 - sum(parts), "stream": 66.0, "zip": 66.0}
+        assert float(total) == sum(parts) + more.get(what, 0)
         if what == "print":
             assert capsys.readouterr().out == "one more\n" * 12
-        elif what in ("append", "function", "with"):
-            assert [float(x) for x in seen] == parts
+        elif what in ("append", "function", "with", "mapped", "method", "grown"):
+            assert [float(x) for x in grown or seen] == parts
+        elif what == "property":
+            assert seen == list(range(12))
         elif what == "attribute":
             assert float(box.last) == parts[-1]
         elif what == "item":
@@ -367,6 +408,116 @@ def test_what_a_loop_reads_of_python_is_what_it_is_now(at_once, programs):
         trainer.rate = rate
         assert float(trainer.epoch(distributed)) == 276 * rate
     assert max(programs) > 1
+
+
+class Slots:
+    __slots__ = ("rate",)
+
+
+class Config:
+    rate = 1.0
+
+
+class Rates:
+    def __init__(self):
+        self.values = {"rate": 1.0}
+        self.inner = Slots()
+        self.inner.rate = 1.0
+
+    def __getattr__(self, name):
+        return self.__dict__["values"][name]
+
+    @property
+    def last(self):
+        return self.history[-1]
+
+    def scaled(self, x):
+        return x * self.factor
+
+
+def test_a_loop_reads_all_kinds_of_python_objects_as_they_are_now(at_once, programs, monkeypatch):
+    monkeypatch.setattr(_loops, "TRACES", 100)
+    strategy, module, array, rates = mirrored(2), types.ModuleType("settings"), np.ones(1), Rates()
+    a, b, c = types.SimpleNamespace(), types.SimpleNamespace(), types.SimpleNamespace()
+    a.b, b.c, c.deep, module.rate, rates.history, rates.factor = b, c, [{"k": 1.0}], 1.0, [1.0], 1.0
+    partial, scaled = functools.partial(lambda rates, x: x * rates["rate"], opened := {"rate": 1.0}), rates.scaled
+
+    @rx.function(autograph=True)
+    def epoch(dataset):
+        total, local = jnp.zeros(()), {"two": 2}  # the same each time, though another object
+        for x in dataset:
+            part = strategy.reduce(SUM, x, axis=0) * array[0] * Config.rate * module.rate * a.b.c.deep[0]["k"]
+            total += partial(scaled(part * rates.rate * rates.inner.rate * rates.last)) * local["two"]
+        return total
+
+    distributed = numbers(strategy, 24)
+
+    def found():
+        programs.clear()
+        total = float(epoch(distributed))
+        assert max(programs) > 1
+        return total / 2
+
+    assert found() == found() == 276.0
+    traced = len(next(iter(_loops._bodies[code] for code in _loops._bodies if "deep" in code.co_names)).programs)
+    assert traced == 1
+    expected = 276.0
+    for change in (
+        lambda: array.fill(2),
+        lambda: monkeypatch.setattr(Config, "rate", 2.0),
+        lambda: setattr(module, "rate", 2.0),
+        lambda: c.deep[0].update(k=2.0),
+        lambda: rates.values.update(rate=2.0),
+        lambda: setattr(rates.inner, "rate", 2.0),
+        lambda: rates.history.append(2.0),
+        lambda: setattr(rates, "factor", 2.0),
+        lambda: opened.update(rate=2.0),
+    ):
+        change()
+        expected *= 2
+        assert found() == expected
+
+
+def test_a_loop_and_its_body_may_take_elements_of_one_iterator(at_once):
+    strategy = mirrored(2)
+    iterator = iter(numbers(strategy, 24))
+    following = rx.function(lambda: strategy.reduce(SUM, next(iterator), axis=0))
+
+    @rx.function(autograph=True)
+    def epoch(iterator):
+        total = jnp.zeros(())
+        for x in iterator:
+            total += strategy.reduce(SUM, x, axis=0) * 10 + following()
+        return total
+
+    assert float(epoch(iterator)) == sum(10 * (i + i + 1) + (i + 2 + i + 3) for i in range(0, 24, 4))
+
+
+def test_loops_in_one_program_keep_nothing_alive(at_once, programs):
+    strategy = mirrored(2)
+    distributed = numbers(strategy, 24)
+
+    class Trainer:
+        def __init__(self):
+            self.v = rx.Variable(0.0)
+
+        @rx.function(autograph=True)
+        def epoch(self):
+            for x in distributed:
+                self.v.assign_add(strategy.reduce(SUM, x, axis=0))
+
+    gone = []
+    for _ in range(_loops.TRACES + 2):
+        trainer = Trainer()
+        for _ in range(2):
+            programs.clear()
+            trainer.epoch()
+            assert max(programs) > 1
+        assert float(trainer.v) == 552.0
+        gone += [weakref.ref(trainer), weakref.ref(trainer.v)]
+    del trainer
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * len(gone)
 
 
 def test_an_exception_in_a_loop_comes_in_its_place(at_once, programs):

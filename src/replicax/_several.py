@@ -112,7 +112,7 @@ def found(entries: Sequence[Any], count: int, arguments: list[Any], carries: boo
     """
     first = entries[0]
     sources = [pull.source(arguments) for pull in first.pulls]
-    if len({id(source) for source in sources}) < len(sources) or any(source is None for source in sources):
+    if any(source is None for source in sources) or len({id(x._itself()) for x in sources}) < len(sources):
         return None
     pulled: list[Any] = []
     with outside():

@@ -90,6 +90,10 @@ class ElementIterator(Iterator[Any]):
         """The next element, or `Several`."""
         raise NotImplementedError
 
+    def _itself(self) -> ElementIterator:
+        """The iterator whose elements it gives."""
+        return self
+
     def _ask_for(self, count: int, after: int = 0) -> None:
         """Elements are taken so many at a time from now on, `after` so many single ones."""
 
