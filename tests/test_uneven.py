@@ -15,7 +15,7 @@ from jax import lax
 from test_ways import MEAN, SUM, central, ctx, mirrored, parts, per_replica, uneven
 
 import replicax as rx
-from replicax import _convolutions, _pieces
+from replicax import _convolutions, _pieces, _uneven
 from replicax._errors import InvalidArgumentError
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
@@ -331,6 +331,46 @@ def test_what_cannot_be_compiled_runs_eagerly(replica, error):
             with pytest.raises((InvalidArgumentError, RuntimeError), match=error):
                 step(x)
     assert calls == [True, False, False]  # it is tried once
+
+
+def test_what_cannot_be_compiled_is_tried_a_few_times():
+    """Of other shapes each time; and what fails eagerly as well says why it was to run so."""
+    strategy, compiled = mirrored(2), []
+
+    def note(x):
+        compiled.append(isinstance(x, jax.core.Tracer))
+        return asking_for_a_value(x)
+
+    def in_a_loop(x):
+        return lax.scan(lambda c, _: (c + ctx().all_reduce(SUM, x.sum()), None), 0.0, None, length=2)[0]
+
+    def parts_of(rows):
+        return per_replica(strategy, [np.ones((rows, 3), np.float32), np.ones((1, 3), np.float32)])
+
+    several = [parts_of(rows) for rows in range(2, 10)]
+    given = rx.function(lambda x: strategy.run(note, args=(x,)))
+    for x in several:
+        given(x)
+    assert sum(compiled) == _uneven.PROGRAMS == len(given._uneven._eager)
+
+    sizes = [3, 5, 7, 9, 11, 13] * 2
+    generated = rx.data.Dataset.from_generator(
+        lambda: (np.ones((size, 3), np.float32) for size in sizes),
+        output_signature=rx.TensorSpec((None, 3), np.float32),
+    )
+    iterator = iter(strategy.experimental_distribute_dataset(generated))
+    pulled = rx.function(lambda: strategy.run(note, args=(next(iterator),)))
+    for _ in sizes:
+        pulled()
+    assert pulled.experimental_get_tracing_count() == _uneven.PROGRAMS == len(pulled._uneven._eager)
+
+    step = rx.function(lambda x: strategy.run(in_a_loop, args=(x,)))
+    assert parts(strategy, step(parts_of(1))) == [12.0, 12.0]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="synchronization point") as caught:
+            step(several[0])
+        (text,) = [note for note in caught.value.__notes__ if "meet inside of a 'scan'" in note]
+        assert "(2, 3), (1, 3)" in text and "drop_remainder" in text
 
 
 def test_shapes_that_keep_changing_are_answered_with_a_warning():

@@ -288,7 +288,8 @@ class Function:
                 self._host[call.key] = call.statics
             return self._run_python(args, kwargs, host=True)
         except RunEagerly:
-            return self._run_python(args, kwargs, host=False)
+            with self._uneven.explained(call):
+                return self._run_python(args, kwargs, host=False)
         except jax.errors.ConcretizationTypeError as error:
             if not self._falls_back:
                 raise
@@ -339,7 +340,6 @@ class Function:
         if self._uneven.run_eagerly(call):
             raise RunEagerly
         self._traces += 1
-        self._warn_of_retracing(call)
         _adapters.join()
         frame = _levels.frame()
         level = _levels.Level(local=frame.local, mesh=frame.mesh)
@@ -360,7 +360,8 @@ class Function:
             pulls.append(pull)
             call.uneven += shapes_of(_nest.leaves(element))
             if not can_be_taken(element) or self._uneven.run_eagerly(call):
-                raise RunEagerly
+                self._traces -= 1  # it was hardly begun
+                raise RunEagerly(decided=True)
             inputs = as_inputs(element, level, pull.slots)
             given.extend(element_arrays(inputs))
             return inputs
@@ -400,6 +401,7 @@ class Function:
         finally:
             lifts.stack.pop()
             _modes.no_creation = before
+        self._warn_of_retracing(call)
         entry = Program(self._name, level, jaxpr, call, pulls, outputs[0])
         self._uneven.traced(call)
         outputs[0].leaves = []  # tracers, and with them all that was traced, are let go of
