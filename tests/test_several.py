@@ -17,6 +17,8 @@ from test_ways import SUM, a_few_strategies, mirrored, one_device
 
 import replicax as rx
 from replicax import _function, _loops, _pieces, _programs
+from replicax._agreed_input import Pass
+from replicax._data.several import Demand
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
 ROWS = np.arange(210, dtype=np.float32).reshape(70, 3) / 100
@@ -177,6 +179,35 @@ def test_elements_of_several_iterators_and_of_none():
     assert rx.function(lambda x: v.assign_add(x), steps_per_call=3)(2).tolist() == [140, 142, 144]
 
 
+def test_an_interrupted_call_gives_the_elements_back(monkeypatch):
+    iterator, calls = iter(rx.data.Dataset.range(6)), []
+    following = iterator._next_element
+
+    def interrupted():
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return following()
+
+    monkeypatch.setattr(iterator, "_next_element", interrupted)
+    step = rx.function(lambda: next(iterator), steps_per_call=4)
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    assert step().tolist() == [0, 1, 2, 3]
+
+
+def test_input_that_nobody_wants_any_more_ends():
+    asked = []
+
+    def stopped():
+        asked.append(1)
+        assert len(asked) < 100
+        return True
+
+    dataset = batches(mirrored(2))
+    assert list(dataset._placed(Pass("", stopped), dataset._readings(), 0, Demand())) == []
+
+
 def test_it_runs_inside_of_other_functions_and_eagerly():
     v = rx.Variable(0)
     traces = collections.Counter()
@@ -191,6 +222,9 @@ def test_it_runs_inside_of_other_functions_and_eagerly():
     rx.config.run_functions_eagerly(True)
     try:
         assert step(1).tolist() == [4, 5, 6]
+        texts = iter([["a", "b"], ["a", "b"], ["a", "b"], ["a", "c"]])
+        text = rx.function(lambda: np.array(next(texts)), steps_per_call=2)
+        assert text().tolist() == ["a", "b"] and [x.tolist() for x in text()] == [["a", "b"], ["a", "c"]]
     finally:
         rx.config.run_functions_eagerly(False)
     assert jax.grad(lambda x: rx.function(lambda x: x**2, steps_per_call=2)(x).sum())(3.0) == 12.0

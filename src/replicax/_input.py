@@ -294,7 +294,7 @@ class DistributedDataset(Distributed):
     def _on_devices(self, this: Pass, rounds: Iterator[Round], position: int, demand: Demand) -> Iterator[Any]:
         """The elements made of the rounds, `Several` where they are asked for and the rounds are alike."""
         fetch = self._options.experimental_fetch_to_device
-        while True:
+        while not this.stopped():
             count, whole = demand.at(position)
             taken: list[Round] = []
             end: BaseException | None = None

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from replicax import _context, _nest, _private
@@ -191,9 +192,13 @@ def _stacked(leaves: Sequence[Any]) -> Any:
     if isinstance(first, (bool, int, float, complex)):
         leaves = [_context.as_array(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf for leaf in leaves]
     if not all(is_array(leaf) and not is_text(leaf) for leaf in leaves):
-        return first if all(leaf is first or leaf == first for leaf in leaves) else Apart(leaves)
+        return first if all(_is_same(leaf, first) for leaf in leaves) else Apart(leaves)
     if len({(leaf.shape, leaf.dtype) for leaf in leaves}) > 1:
         return Apart(leaves)
     # The results of programs lie on all devices, those of eager code on one.
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
     return jnp.stack(leaves if traced else [_private.single(jnp.asarray(leaf)) for leaf in leaves])
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and bool(np.all(one == other)))

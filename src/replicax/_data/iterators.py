@@ -169,6 +169,10 @@ class ElementIterator(Iterator[Any]):
         except Exception as error:
             self._pushed_back.append(_Failure(error))  # to come up again in its place
             return taken, True
+        except BaseException:  # such as Ctrl-C
+            for element in reversed(taken):
+                self._push_back(element)
+            raise
         return taken, False
 
     def _push_several_back(self, several: Several) -> None:
