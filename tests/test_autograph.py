@@ -20,7 +20,7 @@ import pytest
 from test_ways import MEAN, SUM, mirrored
 
 import replicax as rx
-from replicax import _conversion, _operators, _pure
+from replicax import _conversion, _operators
 
 converted = functools.partial(rx.function, autograph=True)
 
@@ -1334,11 +1334,3 @@ def both(tensorflow_python, tmp_path_factory):
 def test_the_same_as_tensorflow(both, name):
     expected, got = (results[name] for results in both)
     assert got == expected
-
-
-def test_what_is_another_time_by_time_is_not_taken_for_a_mere_computation():
-    """Such functions in the body of a loop keep it from being one program with other iterations."""
-    import replicax.tf as tf
-
-    assert _pure._is_pure(tf.reduce_sum)
-    assert not any(map(_pure._is_pure, [tf.timestamp, tf.random.set_seed, tf.config.list_logical_devices]))

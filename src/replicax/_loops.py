@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -103,14 +102,12 @@ class _Body:
         return min(range(2, min(most, rest // 2) + 1), key=lambda count: rest // count + rest % count, default=0)
 
 
-_bodies: weakref.WeakKeyDictionary[Any, _Body] = weakref.WeakKeyDictionary()
-
-
 def _body_of(body: Any, names: Any) -> _Body:
-    known = _bodies.get(body.__code__)
+    bodies = _function.loops()
+    known = bodies.get(body.__code__)
     if known is None:
         simple = all(name.isidentifier() for name in names)
-        known = _bodies[body.__code__] = _Body(not simple or _pure.writes(body.__code__, names))
+        known = bodies[body.__code__] = _Body(not simple or _pure.writes(body.__code__, names))
     return known
 
 
@@ -155,15 +152,12 @@ class _Loop:
             return False
         with known.lock:
             program = self._program if self._program is not None and self._program.takes(state) else None
+            program = program or known.program(self, state)
             if program is None:
-                program = known.program(self, state)
-                if program is not None:
-                    program.served = True
-                elif known.traces < TRACES:
-                    program = _Program(state, known)
-                else:
+                if known.traces >= TRACES:
                     known.refuse()
                     return False
+                program = _Program(state, known)
             before = program.entered
             found = program.found(self, state, known.count)
             known.traces += program.entered - before
@@ -240,14 +234,6 @@ def _flat(values: Any) -> _State | None:
     return None
 
 
-def _weakly(value: Any, end: Callable[..., None]) -> Any:
-    """A reference that does not keep it alive, if there can be one."""
-    try:
-        return weakref.ref(value, end)
-    except TypeError:
-        return value
-
-
 class _Program:
     """The body of a loop as a compiled function."""
 
@@ -257,7 +243,6 @@ class _Program:
         self._added: dict[int, int] | None = None  # by how much each integer grows in an iteration
         self.failed = False  # whether the body is not to be traced again
         self.entered = 0  # how many times the body was traced
-        self.served = False  # whether another loop came to use it
         self._traced: tuple[_Loop, _State] | None = None  # while it is
         self._function = _function.Function(self._step, None, autograph=True, compiled_only=True)
         self._feed = _Feed()
@@ -287,8 +272,6 @@ class _Program:
         """One of its objects is gone: nothing can call for it any more."""
         if self in self._known.programs:
             self._known.programs.remove(self)
-            if self.served:  # else every loop may have objects of its own
-                self._known.traces -= self.entered
 
     def _step(self, iterator: Any, arrays: list[Any]) -> list[Any]:
         """One iteration; Python runs this once, to trace it."""
@@ -320,7 +303,7 @@ class _Program:
             raise Impure
         keep: list[Any] = []
         self._key, self._added = self._depends_on(loop, keep), added
-        self._objects = [_weakly(value, self._end) for value in keep]
+        self._objects = [_function.weakly(value, self._end) for value in keep]
         return [new for new in after if isinstance(new, jax.Array)]
 
     def found(self, loop: _Loop, state: _State, count: int) -> Any:
@@ -328,14 +311,14 @@ class _Program:
         self._feed.current = loop.iterator
         arguments: tuple[tuple, dict] = (self._feed, state.arrays), {}
         call = Call(*arguments)
-        self._traced, before = (loop, state), self._function.experimental_get_tracing_count()
+        self._traced, before = (loop, state), self.entered
         try:
             found = self._function._found_several(call, *arguments, count, carries=True)
         except Exception:  # it comes up again where the body runs as it is
             found, self._added = None, None
         finally:
             self._feed.current = self._traced = None
-            if self._function.experimental_get_tracing_count() > before:
+            if self.entered > before:
                 loop.set_state(state.values)
         entries = [entry for entries in self._function._entries.values() for entry in entries]
         self.failed = self.entered > 0 and self._added is None
