@@ -6,6 +6,7 @@ import collections
 import contextlib
 import functools
 import gc
+import operator
 import types
 import weakref
 
@@ -343,7 +344,7 @@ class Box:
 
 WAYS_TO_BE_SEEN = [
     *("print", "with", "append", "attribute", "item", "modulo", "float", "function", "weak"),
-    *("mapped", "method", "property", "stream", "zip", "grown"),
+    *("operator", "mapped", "method", "property", "stream", "zip", "grown"),
 ]
 
 
@@ -387,6 +388,8 @@ def test_a_body_that_is_seen_from_outside_runs_each_time(what, at_once, capsys):
                 noted(part)
             elif what == "weak":
                 part = jnp.asarray(1.0) * 2
+            elif what == "operator":
+                operator.setitem(holder.values, count, part)
             elif what == "mapped":
                 jax.tree.map(noted, [part])
             elif what == "method":
@@ -418,7 +421,7 @@ def test_a_body_that_is_seen_from_outside_runs_each_time(what, at_once, capsys):
             assert seen == list(range(12))
         elif what == "attribute":
             assert float(box.last) == parts[-1]
-        elif what == "item":
+        elif what in ("item", "operator"):
             assert [float(holder.values[i + 1]) for i in range(12)] == parts
         elif what == "float":
             assert type(total) is float

@@ -28,11 +28,8 @@ _SHOWING: tuple[str, ...] = (
     "replicax._files", "replicax._profiling", "replicax.tf._summary", "replicax.tf._gfile", "replicax.tf._config",
     "replicax.tf._profiler", "replicax._data", "replicax._input",
 )  # fmt: skip
-_CHANGING = {
-    "timestamp",
-    "set_seed",
-    "set_global_generator",
-}  # functions of `replicax.tf` that do not always do the same
+# Functions of these packages that do not just compute, by name.
+_CHANGING = {"timestamp", "set_seed", "set_global_generator", "setitem", "delitem", "iadd", "iconcat"}
 _COMPILING = {"run", "call_for_each_replica"}  # methods of strategies that trace the function that they are given
 _BUILTINS = {len, abs, min, max, sum, any, all, zip, enumerate, round, divmod, pow, tuple, list, dict, isinstance}
 _IMMUTABLE = str, bytes, tuple, int, float, complex, frozenset
@@ -154,6 +151,8 @@ def _followed(value: Any, again: Callable[..., Any]) -> Any:
 
 
 def _is_pure(f: Any) -> bool:
+    if getattr(f, "__name__", None) in _CHANGING:
+        return False
     if inspect.isclass(f):
         return f in _BUILTINS or f.__module__ == "numpy" or issubclass(f, tuple)
     if isinstance(f, types.BuiltinFunctionType):
@@ -164,8 +163,6 @@ def _is_pure(f: Any) -> bool:
     if isinstance(f, types.MethodType):
         f = f.__func__
     if isinstance(f, types.FunctionType):
-        if f.__name__ in _CHANGING:
-            return False
         return _in_package(f.__globals__.get("__name__")) and _in_package(f.__module__)  # not what wraps another
     return _in_package(type(f).__module__)
 
