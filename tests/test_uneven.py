@@ -121,7 +121,9 @@ def with_gathering(strategy):
         twice = ctx().all_gather(ctx().all_gather(x * 2, axis=0).sum(1)[: x.shape[0]], axis=0)
         gradient = jax.grad(lambda x: jnp.sum(ctx().all_gather(x, axis=0) ** 3))(x)
         slices = ctx().all_reduce(SUM, rx.IndexedSlices(x, jnp.arange(x.shape[0]), (6, 3)))
-        return twice, gradient, slices.values, rx.IndexedSlices(x, jnp.arange(x.shape[0]), (6, 3))
+        most = jnp.max(ctx().all_gather(x, axis=0), 0)  # of no rows there would be none
+        nobodys = ctx().all_gather(x[:0], axis=0)
+        return twice, gradient, most, nobodys, slices.values, rx.IndexedSlices(x, jnp.arange(x.shape[0]), (6, 3))
 
     return [], lambda x: strategy.run(replica, args=(x,))
 
@@ -387,6 +389,17 @@ def test_shapes_that_keep_changing_are_answered_with_a_warning():
     assert traced == [True] * 8 + [False] * 6
     step(several[0])
     assert len(traced) == 14  # those that have programs keep them
+
+
+@uneven
+def test_nothing_is_gathered_of_nothing(make, n):
+    """Also where all parts are alike, which XLA has no collective for."""
+    strategy = make()
+    x = per_replica(strategy, [np.zeros((2, 0), np.float32)] * n)
+    for way in (lambda f: f, rx.function):
+        gathered = way(lambda x: strategy.run(lambda x: ctx().all_gather(x, axis=1), args=(x,)))(x)
+        assert [np.shape(part) for part in parts(strategy, gathered)] == [(2, 0)] * n
+        assert way(lambda x: strategy.gather(x, axis=1))(x).shape == (2, 0)
 
 
 def test_an_outer_tape_and_a_nested_jit():
