@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -50,3 +51,17 @@ def test_one_copy_a_device(kind):
         call()
         for device, was in zip(strategy.extended._mesh.devices, before):
             assert bytes_held(device) - was == SIZE, use
+
+
+def test_variables_of_compiled_functions_are_freed():
+    """JAX keeps what it traced of jitted functions such as `jnp.clip`, but not the variables that were read around."""
+    strategy, gone = rx.OneDeviceStrategy("GPU:0"), []
+    for _ in range(2):
+        with strategy.scope():
+            v = rx.Variable(jnp.zeros(10))
+        step = rx.function(lambda x, v=v: v.assign_add(jnp.clip(x, 0, 1)))
+        step(jnp.ones(10))
+        gone.append(weakref.ref(v))
+    del v, step
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
+import gc
+import operator
+import types
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +18,8 @@ from test_ways import SUM, a_few_strategies, mirrored, one_device
 
 import replicax as rx
 from replicax import _function, _input, _loops, _pieces, _programs
+from replicax._agreed_input import Pass
+from replicax._data.several import Demand
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
 ROWS = np.arange(210, dtype=np.float32).reshape(70, 3) / 100
@@ -173,6 +180,35 @@ def test_elements_of_several_iterators_and_of_none():
     assert rx.function(lambda x: v.assign_add(x), steps_per_call=3)(2).tolist() == [140, 142, 144]
 
 
+def test_an_interrupted_call_gives_the_elements_back(monkeypatch):
+    iterator, calls = iter(rx.data.Dataset.range(6)), []
+    following = iterator._next_element
+
+    def interrupted():
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return following()
+
+    monkeypatch.setattr(iterator, "_next_element", interrupted)
+    step = rx.function(lambda: next(iterator), steps_per_call=4)
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    assert step().tolist() == [0, 1, 2, 3]
+
+
+def test_input_that_nobody_wants_any_more_ends():
+    asked = []
+
+    def stopped():
+        asked.append(1)
+        assert len(asked) < 100
+        return True
+
+    dataset = batches(mirrored(2))
+    assert list(dataset._placed(Pass("", stopped), dataset._readings(), 0, Demand())) == []
+
+
 def test_it_runs_inside_of_other_functions_and_eagerly():
     v = rx.Variable(0)
     traces = collections.Counter()
@@ -187,6 +223,9 @@ def test_it_runs_inside_of_other_functions_and_eagerly():
     rx.config.run_functions_eagerly(True)
     try:
         assert step(1).tolist() == [4, 5, 6]
+        texts = iter([["a", "b"], ["a", "b"], ["a", "b"], ["a", "c"]])
+        text = rx.function(lambda: np.array(next(texts)), steps_per_call=2)
+        assert text().tolist() == ["a", "b"] and [x.tolist() for x in text()] == [["a", "b"], ["a", "c"]]
     finally:
         rx.config.run_functions_eagerly(False)
     assert jax.grad(lambda x: rx.function(lambda x: x**2, steps_per_call=2)(x).sum())(3.0) == 12.0
@@ -333,19 +372,39 @@ def test_a_loop_is_traced_once_for_all_its_epochs(programs, at_once):
     assert programs[-6:] == [1, 4, 4, 4, 4, 1]
 
 
-@pytest.mark.parametrize(
-    "what", ["print", "with", "append", "attribute", "item", "modulo", "float", "function", "weak"]
-)
+class Box:
+    """Things that are seen from outside."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    @property
+    def asked(self):
+        self.seen.append(len(self.seen))
+        return 0
+
+
+WAYS_TO_BE_SEEN = [
+    *("print", "with", "append", "attribute", "item", "modulo", "float", "function", "weak"),
+    *("operator", "mapped", "method", "property", "stream", "zip", "grown"),
+]
+
+
+@pytest.mark.parametrize("what", WAYS_TO_BE_SEEN)
 def test_a_body_that_is_seen_from_outside_runs_each_time(what, at_once, capsys):
     strategy, seen = mirrored(2), []
     holder = collections.namedtuple("Holder", "values")({})
-    box = type("Box", (), {})()
+    box, stream, grown = Box(seen), iter(range(100)), []
 
     def noted(value):
         seen.append(value)
 
+    def from_stream():
+        for value in stream:
+            return value
+
     @rx.function(autograph=True)
-    def epoch(dataset):
+    def epoch(dataset, grown):
         total, count = 0.0, 0
         for x in dataset:
             part = strategy.reduce(SUM, x, axis=0)
@@ -371,21 +430,40 @@ def test_a_body_that_is_seen_from_outside_runs_each_time(what, at_once, capsys):
                 noted(part)
             elif what == "weak":
                 part = jnp.asarray(1.0) * 2
+            elif what == "operator":
+                operator.setitem(holder.values, count, part)
+            elif what == "mapped":
+                jax.tree.map(noted, [part])
+            elif what == "method":
+                jax.tree.map(seen.append, [part])
+            elif what == "property":
+                part = part + box.asked
+            elif what == "stream":
+                part = part + from_stream()
+            elif what == "zip":
+                part = part + [number for _, number in zip([1], stream)][0]
+            elif what == "grown":
+                grown += [part]
             total += part
         return total
 
     for _ in range(2):
         seen.clear()
-        total = epoch(numbers(strategy, 24))
+        grown.clear()
+        stream = iter(range(100))
+        total = epoch(numbers(strategy, 24), grown)
         parts = [float(i + i + 1) for i in range(0, 24, 2)]
-        assert float(total) == {"modulo": sum(parts) - parts[4] - parts[9], "weak": 24.0}.get(what, sum(parts))
+        more = {"modulo": -parts[4] - parts[9], "weak": 24.0 - sum(parts), "stream": 66.0, "zip": 66.0}
+        assert float(total) == sum(parts) + more.get(what, 0)
         if what == "print":
             assert capsys.readouterr().out == "one more\n" * 12
-        elif what in ("append", "function", "with"):
-            assert [float(x) for x in seen] == parts
+        elif what in ("append", "function", "with", "mapped", "method", "grown"):
+            assert [float(x) for x in grown or seen] == parts
+        elif what == "property":
+            assert seen == list(range(12))
         elif what == "attribute":
             assert float(box.last) == parts[-1]
-        elif what == "item":
+        elif what in ("item", "operator"):
             assert [float(holder.values[i + 1]) for i in range(12)] == parts
         elif what == "float":
             assert type(total) is float
@@ -409,6 +487,127 @@ def test_what_a_loop_reads_of_python_is_what_it_is_now(at_once, programs):
         trainer.rate = rate
         assert float(trainer.epoch(distributed)) == 276 * rate
     assert max(programs) > 1
+
+
+class Slots:
+    __slots__ = ("rate",)
+
+
+class Config:
+    rate = 1.0
+
+
+class Rates:
+    def __init__(self):
+        self.values = {"rate": 1.0}
+        self.inner = Slots()
+        self.inner.rate = 1.0
+
+    def __getattr__(self, name):
+        return self.__dict__["values"][name]
+
+    @property
+    def last(self):
+        return self.history[-1]
+
+    def scaled(self, x):
+        return x * self.factor
+
+
+def test_a_loop_reads_all_kinds_of_python_objects_as_they_are_now(at_once, programs, monkeypatch):
+    monkeypatch.setattr(_loops, "TRACES", 100)
+    strategy, module, array, rates = mirrored(2), types.ModuleType("settings"), np.ones(1), Rates()
+    a, b, c = types.SimpleNamespace(), types.SimpleNamespace(), types.SimpleNamespace()
+    a.b, b.c, c.deep, module.rate, rates.history, rates.factor = b, c, [{"k": 1.0}], 1.0, [1.0], 1.0
+    partial, scaled = functools.partial(lambda rates, x: x * rates["rate"], opened := {"rate": 1.0}), rates.scaled
+
+    @rx.function(autograph=True)
+    def epoch(dataset):
+        total, local = jnp.zeros(()), {"two": 2}  # the same each time, though another object
+        for x in dataset:
+            part = strategy.reduce(SUM, x, axis=0) * array[0] * Config.rate * module.rate * a.b.c.deep[0]["k"]
+            total += partial(scaled(part * rates.rate * rates.inner.rate * rates.last)) * local["two"]
+        return total
+
+    distributed = numbers(strategy, 24)
+
+    def found():
+        programs.clear()
+        total = float(epoch(distributed))
+        assert max(programs) > 1
+        return total / 2
+
+    assert found() == found() == 276.0
+    assert [len(known.programs) for known in epoch._loops.values()] == [1]
+    expected = 276.0
+    for change in (
+        lambda: array.fill(2),
+        lambda: monkeypatch.setattr(Config, "rate", 2.0),
+        lambda: setattr(module, "rate", 2.0),
+        lambda: c.deep[0].update(k=2.0),
+        lambda: rates.values.update(rate=2.0),
+        lambda: setattr(rates.inner, "rate", 2.0),
+        lambda: rates.history.append(2.0),
+        lambda: setattr(rates, "factor", 2.0),
+        lambda: opened.update(rate=2.0),
+    ):
+        change()
+        expected *= 2
+        assert found() == expected
+
+
+def test_a_loop_and_its_body_may_take_elements_of_one_iterator(at_once):
+    strategy = mirrored(2)
+    iterator = iter(numbers(strategy, 24))
+    following = rx.function(lambda: strategy.reduce(SUM, next(iterator), axis=0))
+
+    @rx.function(autograph=True)
+    def epoch(iterator):
+        total = jnp.zeros(())
+        for x in iterator:
+            total += strategy.reduce(SUM, x, axis=0) * 10 + following()
+        return total
+
+    assert float(epoch(iterator)) == sum(10 * (i + i + 1) + (i + 2 + i + 3) for i in range(0, 24, 4))
+
+
+def test_loops_in_one_program_keep_nothing_alive(at_once, programs):
+    strategy = mirrored(2)
+    distributed = numbers(strategy, 24)
+
+    class Trainer:
+        def __init__(self):
+            self.v = rx.Variable(0.0)
+
+        @rx.function(autograph=True)
+        def epoch(self):
+            for x in distributed:
+                self.v.assign_add(strategy.reduce(SUM, x, axis=0))
+
+    def trained():
+        with strategy.scope():
+            v = rx.Variable(0.0, aggregation=A.SUM)
+
+        @rx.function(autograph=True)
+        def epoch():
+            for x in distributed:
+                strategy.run(lambda x: v.assign_add(x.sum()), args=(x,))
+
+        return v, epoch
+
+    gone = []
+    for k in range(4):
+        trainer = Trainer() if k % 2 else None
+        v, epoch = (trainer.v, trainer.epoch) if trainer else trained()
+        for _ in range(2):
+            programs.clear()
+            epoch()
+            assert max(programs) > 1
+        assert float(v) == 552.0
+        gone.append(weakref.ref(v))
+    del trainer, v, epoch
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * len(gone)
 
 
 def test_an_exception_in_a_loop_comes_in_its_place(at_once, programs):

@@ -15,7 +15,7 @@ from jax import lax
 from test_ways import MEAN, SUM, central, ctx, mirrored, parts, per_replica, uneven
 
 import replicax as rx
-from replicax import _convolutions, _pieces
+from replicax import _convolutions, _pieces, _uneven
 from replicax._errors import InvalidArgumentError
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
@@ -121,7 +121,9 @@ def with_gathering(strategy):
         twice = ctx().all_gather(ctx().all_gather(x * 2, axis=0).sum(1)[: x.shape[0]], axis=0)
         gradient = jax.grad(lambda x: jnp.sum(ctx().all_gather(x, axis=0) ** 3))(x)
         slices = ctx().all_reduce(SUM, rx.IndexedSlices(x, jnp.arange(x.shape[0]), (6, 3)))
-        return twice, gradient, slices.values, rx.IndexedSlices(x, jnp.arange(x.shape[0]), (6, 3))
+        most = jnp.max(ctx().all_gather(x, axis=0), 0)  # of no rows there would be none
+        nobodys = ctx().all_gather(x[:0], axis=0)
+        return twice, gradient, most, nobodys, slices.values, rx.IndexedSlices(x, jnp.arange(x.shape[0]), (6, 3))
 
     return [], lambda x: strategy.run(replica, args=(x,))
 
@@ -333,6 +335,46 @@ def test_what_cannot_be_compiled_runs_eagerly(replica, error):
     assert calls == [True, False, False]  # it is tried once
 
 
+def test_what_cannot_be_compiled_is_tried_a_few_times():
+    """Of other shapes each time; and what fails eagerly as well says why it was to run so."""
+    strategy, compiled = mirrored(2), []
+
+    def note(x):
+        compiled.append(isinstance(x, jax.core.Tracer))
+        return asking_for_a_value(x)
+
+    def in_a_loop(x):
+        return lax.scan(lambda c, _: (c + ctx().all_reduce(SUM, x.sum()), None), 0.0, None, length=2)[0]
+
+    def parts_of(rows):
+        return per_replica(strategy, [np.ones((rows, 3), np.float32), np.ones((1, 3), np.float32)])
+
+    several = [parts_of(rows) for rows in range(2, 10)]
+    given = rx.function(lambda x: strategy.run(note, args=(x,)))
+    for x in several:
+        given(x)
+    assert sum(compiled) == _uneven.PROGRAMS == len(given._uneven._eager)
+
+    sizes = [3, 5, 7, 9, 11, 13] * 2
+    generated = rx.data.Dataset.from_generator(
+        lambda: (np.ones((size, 3), np.float32) for size in sizes),
+        output_signature=rx.TensorSpec((None, 3), np.float32),
+    )
+    iterator = iter(strategy.experimental_distribute_dataset(generated))
+    pulled = rx.function(lambda: strategy.run(note, args=(next(iterator),)))
+    for _ in sizes:
+        pulled()
+    assert pulled.experimental_get_tracing_count() == _uneven.PROGRAMS == len(pulled._uneven._eager)
+
+    step = rx.function(lambda x: strategy.run(in_a_loop, args=(x,)))
+    assert parts(strategy, step(parts_of(1))) == [12.0, 12.0]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="synchronization point") as caught:
+            step(several[0])
+        (text,) = [note for note in caught.value.__notes__ if "meet inside of a 'scan'" in note]
+        assert "(2, 3), (1, 3)" in text and "drop_remainder" in text
+
+
 def test_shapes_that_keep_changing_are_answered_with_a_warning():
     strategy, traced = mirrored(2), []
     step = rx.function(lambda x: strategy.run(lambda x: traced.append(isinstance(x, jax.core.Tracer)), args=(x,)))
@@ -347,6 +389,17 @@ def test_shapes_that_keep_changing_are_answered_with_a_warning():
     assert traced == [True] * 8 + [False] * 6
     step(several[0])
     assert len(traced) == 14  # those that have programs keep them
+
+
+@uneven
+def test_nothing_is_gathered_of_nothing(make, n):
+    """Also where all parts are alike, which XLA has no collective for."""
+    strategy = make()
+    x = per_replica(strategy, [np.zeros((2, 0), np.float32)] * n)
+    for way in (lambda f: f, rx.function):
+        gathered = way(lambda x: strategy.run(lambda x: ctx().all_gather(x, axis=1), args=(x,)))(x)
+        assert [np.shape(part) for part in parts(strategy, gathered)] == [(2, 0)] * n
+        assert way(lambda x: strategy.gather(x, axis=1))(x).shape == (2, 0)
 
 
 def test_an_outer_tape_and_a_nested_jit():

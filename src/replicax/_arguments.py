@@ -118,7 +118,7 @@ def difference(before: tuple[Any, Any], now: tuple[Any, Any]) -> str:
             if _is_object(mine) and _is_object(theirs):
                 return f"The last time, {argument} was another object of type {theirs[0].__name__}. "
             return f"The last time, {argument} changed from {_key_text(mine)} to {_key_text(theirs)}. "
-    return "The strategy or the context changed. "
+    return "The strategy, the context or the elements that it takes of a dataset changed. "
 
 
 def _is_object(key: Any) -> bool:

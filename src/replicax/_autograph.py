@@ -107,7 +107,7 @@ def _watched_call(f: Any, args: tuple, kwargs: dict) -> Any:
     if isinstance(f, types.FunctionType) and f.__code__.co_filename in _origins:  # defined in converted code
         _pure.entering(f)
         return f(*args, **kwargs)
-    return _pure.call(f, args, kwargs)
+    return _pure.call(f, args, kwargs, converted_call)
 
 
 def _python_function(f: Any) -> tuple[types.FunctionType | None, tuple]:

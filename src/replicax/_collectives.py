@@ -248,6 +248,13 @@ def local_gather(leaf: Any, axis: int, groups: Sequence[Sequence[int]] | None = 
     level = _levels.frame()
     if isinstance(level, _levels.Level) and level.gathers is not None:
         return level.gathers(leaf, axis)
+    return gathered_alike(leaf, axis, groups)
+
+
+def gathered_alike(leaf: Any, axis: int, groups: Sequence[Sequence[int]] | None = None) -> Any:
+    """The same of values of one shape; nothing of nothing, which XLA does not gather."""
+    if leaf.shape[axis] == 0:
+        return leaf
     return lax.all_gather(leaf, AXIS, axis=axis, tiled=True, axis_index_groups=groups)
 
 

@@ -170,7 +170,7 @@ class StrategyExtended:
                 return _spmd.run(strategy, self._mesh, fn, args, kwargs)
             compile_it = _function.is_function(fn) and not _function.functions_run_eagerly()
             if (compile_it or _function.host_driven()) and not isinstance(frame, _levels.ReplicaFrame):
-                return _function.compiled_run(strategy, fn)(args, kwargs)
+                return _function.run_compiled(strategy, fn, args, kwargs)
             return _lockstep.run(strategy, self._mesh, fn, args, kwargs)
 
     def _run_inline(self, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:

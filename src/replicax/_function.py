@@ -51,6 +51,8 @@ from replicax._uneven import UnevenCalls
 class _Modes(threading.local):
     def __init__(self):
         self.host_driven = False  # whether `strategy.run` compiles by itself
+        self.driven: Any = None  # the `Function` whose Python code runs
+        self.running: Any = None  # the function that `strategy.run` compiles
         self.host_converts = False  # and whether it converts the replica function
         self.no_creation = False  # whether a new variable is an error
 
@@ -103,6 +105,11 @@ def host_driven() -> bool:
     return _modes.host_driven
 
 
+def loops() -> dict[types.CodeType, Any]:
+    """What is known of the loops of the function that the host drives."""
+    return _modes.driven._loops
+
+
 def note_creation() -> None:
     """Called before a variable is made."""
     if _levels.is_tracing():
@@ -134,6 +141,8 @@ class Function:
         self._entries: dict[Any, list[Program]] = {}
         self._host: dict[Any, list[Any]] = {}  # signatures that are driven from the host, and objects they know by id
         self._methods: dict[int, Function] = {}
+        self._runs: dict[Any, tuple[Function, list[Any]]] = {}  # what it has `strategy.run` compile
+        self._loops: dict[types.CodeType, Any] = {}  # what is known of its loops that the host drives (see `_loops`)
         self._uneven = UnevenCalls(python_function)
         self._traces = self._calls = 0
         self._last_call: tuple[Any, Any] | None = None  # structure and keys of the call that was traced last
@@ -289,7 +298,8 @@ class Function:
                 self._host[call.key] = call.statics
             return self._run_python(args, kwargs, host=True)
         except RunEagerly:
-            return self._run_python(args, kwargs, host=False)
+            with self._uneven.explained(call):
+                return self._run_python(args, kwargs, host=False)
         except jax.errors.ConcretizationTypeError as error:
             if not self._falls_back:
                 raise
@@ -306,8 +316,8 @@ class Function:
         return entry.run(call, pulled, not _private.is_eager(_private.current_trace()))
 
     def _run_python(self, args: tuple, kwargs: dict, host: bool) -> Any:
-        before = _modes.host_driven, _modes.host_converts
-        _modes.host_driven, _modes.host_converts = host, self._autograph
+        before = _modes.host_driven, _modes.host_converts, _modes.driven
+        _modes.host_driven, _modes.host_converts, _modes.driven = host, self._autograph, self
         try:
             if host and self._autograph:
                 return _conversion.call(True, self._python_function, args, kwargs)
@@ -315,7 +325,7 @@ class Function:
         except StopIteration as error:  # of a `next(iterator)` in it
             raise OutOfRangeError("End of sequence") from error
         finally:
-            _modes.host_driven, _modes.host_converts = before
+            _modes.host_driven, _modes.host_converts, _modes.driven = before
 
     def _first_call_with_variables(self, call: Call, args: tuple, kwargs: dict) -> Any:
         """Runs eagerly, so that the variables come into being, and then traces, where none may any more."""
@@ -340,7 +350,6 @@ class Function:
         if self._uneven.run_eagerly(call):
             raise RunEagerly
         self._traces += 1
-        self._warn_of_retracing(call)
         _adapters.join()
         frame = _levels.frame()
         level = _levels.Level(local=frame.local, mesh=frame.mesh)
@@ -361,7 +370,8 @@ class Function:
             pulls.append(pull)
             call.uneven += shapes_of(_nest.leaves(element))
             if not can_be_taken(element) or self._uneven.run_eagerly(call):
-                raise RunEagerly
+                self._traces -= 1  # it was hardly begun
+                raise RunEagerly(decided=True)
             inputs = as_inputs(element, level, pull.slots)
             given.extend(element_arrays(inputs))
             return inputs
@@ -401,6 +411,7 @@ class Function:
         finally:
             lifts.stack.pop()
             _modes.no_creation = before
+        self._warn_of_retracing(call)
         entry = Program(self._name, level, jaxpr, call, pulls, outputs[0])
         self._uneven.traced(call)
         outputs[0].leaves = []  # tracers, and with them all that was traced, are let go of
@@ -555,27 +566,37 @@ def is_function(value: Any) -> bool:
     return isinstance(value, (Function, _Method))
 
 
-def compiled_run(strategy: Any, fn: Any) -> Function:
-    """`strategy.run(fn, ...)` as a `function`, one for all functions of the same code and closure."""
-    cache = strategy.__dict__.setdefault("_compiled_runs", {})
+def run_compiled(strategy: Any, fn: Any, args: tuple, kwargs: dict) -> Any:
+    """`strategy.run(fn, ...)` as a `function`, one for all functions of the same code and closure.
+
+    It belongs to `fn` where that is a compiled function, and else to the function that is driven from the host, and
+    keeps nothing alive that it knows by its id.
+    """
+    runs = (fn if is_function(fn) else _modes.driven)._runs
     keep: list[Any] = []
     autograph = fn._autograph if is_function(fn) else _modes.host_driven and _modes.host_converts
-    key = autograph, _closure_key(fn, keep)
-    if key not in cache:
-        current: list[Any] = []
+    key = strategy, autograph, _closure_key(fn, keep)
+    if key not in runs:
 
         def run(args: tuple, kwargs: dict) -> Any:
-            return strategy.run(current[0], args=args, kwargs=kwargs)
+            return strategy.run(_modes.running, args=args, kwargs=kwargs)
 
         run.__name__ = getattr(fn, "__name__", "run")
-        cache[key] = (
-            Function(run, None, autograph, compiled_only=True),
-            current,
-            keep,
-        )  # what the key knows by its id is kept, so that ids stay unique
-    compiled, current, _ = cache[key]
-    current[:] = [getattr(fn, "python_function", fn) if is_function(fn) else fn]
-    return compiled
+        objects = [weakly(value, lambda _: runs.pop(key, None)) for value in keep]
+        runs[key] = Function(run, None, autograph, compiled_only=True), objects
+    before, _modes.running = _modes.running, getattr(fn, "python_function", fn) if is_function(fn) else fn
+    try:
+        return runs[key][0](args, kwargs)
+    finally:
+        _modes.running = before
+
+
+def weakly(value: Any, end: Callable[[Any], Any]) -> Any:
+    """A reference that calls `end` when its object is gone; where there can be none, the object itself."""
+    try:
+        return weakref.ref(value, end)
+    except TypeError:
+        return value
 
 
 def _closure_key(value: Any, keep: list[Any], inside: tuple[int, ...] = ()) -> Any:

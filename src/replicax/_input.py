@@ -286,7 +286,7 @@ class DistributedDataset(Distributed):
     def _on_devices(self, this: Pass, rounds: Iterator[Round], position: int, demand: Demand) -> Iterator[Any]:
         """The elements made of the rounds, `Several` where they are asked for and the rounds are alike."""
         fetch = self._options.experimental_fetch_to_device
-        while True:
+        while not this.stopped():
             count, whole = demand.at(position)
             together = whole and count > 1 and fetch
             if together and isinstance(rounds, Shares) and (parts := rounds.several(count)) is not None:

@@ -109,6 +109,7 @@ class Level(Frame):
         self.meshes: list[Any] = []  # of the strategies whose replicas run in it
         self.gathers: Any = None  # how values are gathered where replicas with other shapes are traced apart
         self.failures: list[str] = []  # messages of assertions that did not hold when the program ran
+        self.scope = object()  # what JAX's caches know it by, which would keep the variables if it were the level
 
     def is_local(self, variable: State) -> bool:
         """Whether the variable's leaves stand here as one replica's components."""
@@ -234,7 +235,7 @@ class entered:
 
     def __init__(self, frame: Frame):
         self._frame = frame
-        self._caches = _cache_scope(frame) if isinstance(frame, Level) else contextlib.nullcontext()
+        self._caches = _cache_scope(frame.scope) if isinstance(frame, Level) else contextlib.nullcontext()
 
     def __enter__(self) -> Frame:
         self._caches.__enter__()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +81,15 @@ class _Body:
                 self.count = self._count(iterator, element)
                 self.refused = self.count < 2
 
+    def program(self, loop: _Loop, state: _State) -> _Program | None:
+        """One that computes what the loop does now."""
+        return next((one for one in self.programs if one.takes(state) and one.fits(loop)), None)
+
+    def refuse(self) -> None:
+        """It is to run as it is from now on."""
+        self.refused = True
+        self.programs.clear()
+
     def _count(self, iterator: Any, element: Any) -> int:
         size = sum(x.nbytes for x in jax.tree.leaves(element) if isinstance(x, jax.Array))
         # Most of the time that an iteration takes now is that of its calls.
@@ -94,14 +102,12 @@ class _Body:
         return min(range(2, min(most, rest // 2) + 1), key=lambda count: rest // count + rest % count, default=0)
 
 
-_bodies: weakref.WeakKeyDictionary[Any, _Body] = weakref.WeakKeyDictionary()
-
-
 def _body_of(body: Any, names: Any) -> _Body:
-    known = _bodies.get(body.__code__)
+    bodies = _function.loops()
+    known = bodies.get(body.__code__)
     if known is None:
         simple = all(name.isidentifier() for name in names)
-        known = _bodies[body.__code__] = _Body(not simple or _pure.writes(body.__code__, names))
+        known = bodies[body.__code__] = _Body(not simple or _pure.writes(body.__code__, names))
     return known
 
 
@@ -146,20 +152,21 @@ class _Loop:
             return False
         with known.lock:
             program = self._program if self._program is not None and self._program.takes(state) else None
-            program = program or next((p for p in known.programs if p.takes(state) and p.fits(self)), None)
+            program = program or known.program(self, state)
             if program is None:
                 if known.traces >= TRACES:
-                    known.refused = True
+                    known.refuse()
                     return False
-                program = _Program(state)
+                program = _Program(state, known)
             before = program.entered
             found = program.found(self, state, known.count)
             known.traces += program.entered - before
-            known.refused |= program.failed
+            if program.failed:
+                known.refuse()
             if found is None:
                 return False
             self._program = program
-            if program not in known.programs:
+            if not known.refused and program not in known.programs:
                 known.programs.append(program)
         self.set_state(program.run(found, state, known.count))
         return True
@@ -171,6 +178,9 @@ class _Feed(ElementIterator):
     def __init__(self) -> None:
         self._dataset = self
         self.current: Any = None
+
+    def _itself(self) -> ElementIterator:
+        return self.current
 
     def _pull(self) -> Any:
         return self.current._pull()
@@ -191,8 +201,8 @@ class _Feed(ElementIterator):
 class _State:
     """The loop's variables: arrays, integers, and what does not change."""
 
-    def __init__(self, leaves: list[Any], tree: Any):
-        self.leaves, self.tree = leaves, tree
+    def __init__(self, values: Any, leaves: list[Any], tree: Any):
+        self.values, self.leaves, self.tree = values, leaves, tree
         self.kinds = [
             (x.shape, x.dtype) if isinstance(x, jax.Array) else (type(x), repr(x) if type(x) in _CONSTANT else None)
             for x in leaves
@@ -220,15 +230,15 @@ def _flat(values: Any) -> _State | None:
     """None where a variable is of a kind that cannot be followed."""
     leaves, tree = jax.tree.flatten(values, is_leaf=lambda x: x is None or _tape.is_variable(x))
     if all(type(x) in _FOLLOWED or (isinstance(x, jax.Array) and not x.aval.weak_type) for x in leaves):
-        return _State(leaves, tree)
+        return _State(values, leaves, tree)
     return None
 
 
 class _Program:
     """The body of a loop as a compiled function."""
 
-    def __init__(self, state: _State):
-        self._tree, self._kinds = state.tree, state.kinds
+    def __init__(self, state: _State, known: _Body):
+        self._tree, self._kinds, self._known = state.tree, state.kinds, known
         self._watch = _pure.Watch()
         self._added: dict[int, int] | None = None  # by how much each integer grows in an iteration
         self.failed = False  # whether the body is not to be traced again
@@ -237,7 +247,7 @@ class _Program:
         self._function = _function.Function(self._step, None, autograph=True, compiled_only=True)
         self._feed = _Feed()
         self._key: Any = None  # what it depends on
-        self._keep: list[Any] = []  # objects that this knows by their id
+        self._objects: list[Any] = []  # that this knows by their id; without them it is of no use
 
     def takes(self, state: _State) -> bool:
         """Whether the loop's variables are of the kinds that it was made for."""
@@ -245,15 +255,23 @@ class _Program:
 
     def fits(self, loop: _Loop) -> bool:
         """Whether it computes what the loop does now."""
-        return self._key == self._depends_on(loop, [])
+        try:
+            return self._key == self._depends_on(loop, [])
+        except Impure:
+            return False
 
     def _depends_on(self, loop: _Loop, keep: list[Any]) -> Any:
         def key_of(value: Any) -> Any:
             return _function._closure_key(value, keep)
 
         own = {"ag__", *loop.set_state.__code__.co_freevars}
-        functions = [(loop.body, own), *((function, ()) for function in self._watch.functions)]
-        return tuple(_pure.depends_on(function, apart_from, key_of) for function, apart_from in functions)
+        functions = [(loop.body, own), *((function, {"ag__"}) for function in self._watch.functions)]
+        return _pure.depends_on(functions, key_of)
+
+    def _end(self, *_: Any) -> None:
+        """One of its objects is gone: nothing can call for it any more."""
+        if self in self._known.programs:
+            self._known.programs.remove(self)
 
     def _step(self, iterator: Any, arrays: list[Any]) -> list[Any]:
         """One iteration; Python runs this once, to trace it."""
@@ -261,6 +279,7 @@ class _Program:
         loop, state = self._traced
         element = next(iterator)
         self.entered += 1
+        self._depends_on(loop, [])  # if that can be told; what a body changes that cannot be would be changed twice
         loop.set_state(state.rebuilt(arrays, lambda i, value: Counter()))
         with _pure.watching(self._watch):
             loop.body(element)
@@ -282,7 +301,9 @@ class _Program:
                 raise Impure
         if self._added not in (None, added):
             raise Impure
-        self._added = added
+        keep: list[Any] = []
+        self._key, self._added = self._depends_on(loop, keep), added
+        self._objects = [_function.weakly(value, self._end) for value in keep]
         return [new for new in after if isinstance(new, jax.Array)]
 
     def found(self, loop: _Loop, state: _State, count: int) -> Any:
@@ -290,20 +311,18 @@ class _Program:
         self._feed.current = loop.iterator
         arguments: tuple[tuple, dict] = (self._feed, state.arrays), {}
         call = Call(*arguments)
-        self._traced, before = (loop, state), self._function.experimental_get_tracing_count()
+        self._traced, before = (loop, state), self.entered
         try:
             found = self._function._found_several(call, *arguments, count, carries=True)
         except Exception:  # it comes up again where the body runs as it is
             found, self._added = None, None
         finally:
             self._feed.current = self._traced = None
-            if self._function.experimental_get_tracing_count() > before:
-                loop.set_state(state.rebuilt(state.arrays, lambda i, value: value))
+            if self.entered > before:
+                loop.set_state(state.values)
         entries = [entry for entries in self._function._entries.values() for entry in entries]
         self.failed = self.entered > 0 and self._added is None
         self.failed |= not all(_several.repeatable(entry) for entry in entries)
-        if found is not None and self._key is None:
-            self._key = self._depends_on(loop, self._keep)
         return None if found is None else (call, found)
 
     def run(self, found: Any, state: _State, count: int) -> Any:

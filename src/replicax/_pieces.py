@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _control_flow, _convolutions, _private, _stages, _vectors
+from replicax import _collectives, _control_flow, _convolutions, _private, _stages, _vectors
 from replicax._values import AXIS, filled, largest_of, part_of
 
 
@@ -161,12 +161,17 @@ class Gathers:
     def __init__(self, known: Sequence[Sequence[tuple[int, ...]]]):
         self._known = known
         self.own: list[tuple[int, ...]] = []  # for each gathering, the shape of this trace's value
+        self.guessed = False  # whether it took others' values to have shapes that nobody has seen
 
     def __call__(self, leaf: Any, axis: int) -> Any:
         self.own.append(leaf.shape)
-        shapes = self._known[len(self.own) - 1] if len(self.own) <= len(self._known) else [leaf.shape]
+        shapes: Sequence[tuple[int, ...]] = [leaf.shape]
+        if len(self.own) <= len(self._known):
+            shapes = self._known[len(self.own) - 1]
+        elif leaf.shape[axis] == 0:  # others are likely to have more, and what follows may need some
+            shapes, self.guessed = [leaf.shape, (*leaf.shape[:axis], 1, *leaf.shape[axis + 1 :])], True
         if len(set(shapes)) == 1:
-            return lax.all_gather(leaf, AXIS, axis=axis, tiled=True)
+            return _collectives.gathered_alike(leaf, axis)
         if len({(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}) > 1:
             raise NotAlike(f"the replicas gather values of shapes {', '.join(map(str, shapes))} along axis {axis}")
         everyone = lax.all_gather(filled(leaf, largest_of([leaf.shape, *shapes])), AXIS)

@@ -28,7 +28,13 @@ class DrivenFromHost(Abort):
 
 
 class RunEagerly(Abort):
-    """The replicas' parts differ, and no program can be made for them: the replicas run eagerly instead."""
+    """The replicas' parts differ, and no program can be made for them: the replicas run eagerly instead.
+
+    `decided`: which did not turn out in the course of tracing.
+    """
+
+    def __init__(self, decided: bool = False):
+        self.decided = decided
 
 
 def drive_from_host(what: str) -> None:

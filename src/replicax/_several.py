@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from replicax import _context, _nest, _private
@@ -112,7 +113,7 @@ def found(entries: Sequence[Any], count: int, arguments: list[Any], carries: boo
     """
     first = entries[0]
     sources = [pull.source(arguments) for pull in first.pulls]
-    if len({id(source) for source in sources}) < len(sources) or any(source is None for source in sources):
+    if any(source is None for source in sources) or len({id(x._itself()) for x in sources}) < len(sources):
         return None
     pulled: list[Any] = []
     with outside():
@@ -191,9 +192,13 @@ def _stacked(leaves: Sequence[Any]) -> Any:
     if isinstance(first, (bool, int, float, complex)):
         leaves = [_context.as_array(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf for leaf in leaves]
     if not all(is_array(leaf) and not is_text(leaf) for leaf in leaves):
-        return first if all(leaf is first or leaf == first for leaf in leaves) else Apart(leaves)
+        return first if all(_is_same(leaf, first) for leaf in leaves) else Apart(leaves)
     if len({(leaf.shape, leaf.dtype) for leaf in leaves}) > 1:
         return Apart(leaves)
     # The results of programs lie on all devices, those of eager code on one.
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
     return jnp.stack(leaves if traced else [_private.single(jnp.asarray(leaf)) for leaf in leaves])
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and bool(np.all(one == other)))

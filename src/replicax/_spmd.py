@@ -436,8 +436,10 @@ def _settled(traces: list[_Trace], which: Sequence[int], traced: Callable[[Any],
     """Traces that know the shapes of what all replicas gather."""
     known: Any = []
     for _ in range(4):  # what is gathered may come from what was gathered before
-        found = _pieces.gathered([trace.level.gathers for trace in traces], which)
-        if found == known or (not known and all(len(set(shapes)) == 1 for shapes in found)):
+        gathers = [trace.level.gathers for trace in traces]
+        found = _pieces.gathered(gathers, which)
+        alike = all(len(set(shapes)) == 1 for shapes in found) and not any(one.guessed for one in gathers)
+        if found == known or (not known and alike):
             return traces
         known = found
         traces = traced(known)

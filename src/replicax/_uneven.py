@@ -6,8 +6,9 @@ same way or for any other reason, and where the shapes are others all the time, 
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from replicax._pulls import RunEagerly
@@ -22,13 +23,19 @@ class UnevenCalls:
         self._python_function = python_function
         self._compiled: set[Any] = set()  # the shapes for which there are programs
         self._eager: dict[Any, list[Any]] = {}  # what has none, and the objects that are known by their id
+        self._failures = 0  # as often as it could not be compiled for such batches
+        self._reason = ""  # of the last of these
         self._warned = False
 
     def run_eagerly(self, call: Any) -> bool:
         """Whether a call of which there is no program is to have none."""
         if (call.key, call.uneven) in self._eager:
             return True
-        if not call.uneven or call.uneven in self._compiled or len(self._compiled) < PROGRAMS:
+        if not call.uneven or call.uneven in self._compiled:
+            return False
+        if self._failures >= PROGRAMS:
+            return True
+        if len(self._compiled) < PROGRAMS:
             return False
         if not self._warned:
             self._warned = True
@@ -52,10 +59,29 @@ class UnevenCalls:
 
         `pulled`: whether elements of datasets, which later calls may have of other shapes, had a part in it.
         """
+        if isinstance(error, RunEagerly) and error.decided:
+            return
         if isinstance(error, RunEagerly):
             known = bool(call.uneven) or not pulled
         else:
             known = bool(call.uneven) and isinstance(error, Exception) and not isinstance(error, StopIteration)
         if known:
+            self._failures += bool(call.uneven)
+            self._reason = str(error.__cause__ or "") if isinstance(error, RunEagerly) else ""
             self._eager[call.key, call.uneven] = call.statics
             raise RunEagerly from error
+
+    @contextlib.contextmanager
+    def explained(self, call: Any) -> Iterator[None]:
+        """A context in which a call runs eagerly; an exception says why it does."""
+        try:
+            yield
+        except Exception as error:
+            if call.uneven and self._reason:
+                error.add_note(
+                    "The call runs eagerly, as its batch has parts of different shapes, "
+                    f"{', '.join(map(str, call.uneven[-1]))}, and cannot be compiled: {self._reason}. Choose a batch "
+                    "size that the number of replicas divides, or leave out the rest of the data with "
+                    "`batch(size, drop_remainder=True)`."
+                )
+            raise

@@ -90,6 +90,10 @@ class ElementIterator(Iterator[Any]):
         """The next element, or `Several`."""
         raise NotImplementedError
 
+    def _itself(self) -> ElementIterator:
+        """The iterator whose elements it gives."""
+        return self
+
     def _ask_for(self, count: int, after: int = 0) -> None:
         """Elements are taken so many at a time from now on, `after` so many single ones."""
 
@@ -165,6 +169,10 @@ class ElementIterator(Iterator[Any]):
         except Exception as error:
             self._pushed_back.append(_Failure(error))  # to come up again in its place
             return taken, True
+        except BaseException:  # such as Ctrl-C
+            for element in reversed(taken):
+                self._push_back(element)
+            raise
         return taken, False
 
     def _push_several_back(self, several: Several) -> None:
