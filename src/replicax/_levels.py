@@ -60,7 +60,8 @@ class Frame:
     def write(self, variable: State, leaves: list[Any]) -> None:
         """Replaces them."""
         refuse_tracers(leaves)
-        variable._write_global(leaves)
+        with lock:
+            variable._write_global(leaves)
 
     def fetch(self, variable: State) -> list[Any]:
         """The leaves as a compiled program takes them, which moves them itself where they are stored elsewhere."""
@@ -80,17 +81,19 @@ class ReplicaFrame(Frame):
         self.mesh, self.replica = mesh, replica  # the replica's number among the local ones
 
     def read(self, variable: State) -> list[Any]:
-        if variable._mesh is not self.mesh:
-            return variable._read_global()
-        return variable._read_component(self.replica)
+        with lock:
+            if variable._mesh is not self.mesh:
+                return variable._read_global()
+            return variable._read_component(self.replica)
 
     fetch = read
 
     def write(self, variable: State, leaves: list[Any]) -> None:
         refuse_tracers(leaves)
-        if variable._mesh is not self.mesh:
-            return variable._write_global(leaves)
-        variable._write_component(self.replica, leaves)
+        with lock:
+            if variable._mesh is not self.mesh:
+                return variable._write_global(leaves)
+            variable._write_component(self.replica, leaves)
 
     store = write
 
@@ -207,7 +210,8 @@ def refuse_tracers(leaves: list[Any]) -> None:
         )
 
 
-# Held while a compiled program takes variables' arrays and puts new ones in their place, and while a value is read.
+# Held while a compiled program takes variables' arrays and puts new ones in their place, and wherever else arrays that
+# are not lent are taken, until they were computed with: meanwhile another thread's program would take them over.
 lock = threading.RLock()
 
 

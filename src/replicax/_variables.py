@@ -443,15 +443,22 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     def __hash__(self) -> int:  # type: ignore[no-redef]
         raise TypeError(f"Variable is unhashable. Instead, use variable.ref() as the key. (Variable: {self!r})")
 
+    def __copy__(self) -> Variable:
+        return self  # as in TensorFlow: one variable, by another name
+
     def __deepcopy__(self, memo: dict) -> Variable:
         clone = type(self).__new__(type(self))
-        clone.__dict__.update(self.__dict__)
-        clone._lent = self._lent = True
-        if self._slots:
-            clone._slots = None
-            clone._write_global(self._read_global())
+        with _levels.lock:
+            clone.__dict__.update(self.__dict__)
+            clone._lent = self._lent = True
+            if self._slots:
+                clone._slots = None
+                clone._write_global(self._read_global())
         memo[id(self)] = clone
         return clone
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__deepcopy__({}).__dict__  # with leaves of its own, wherever they stand
 
     # Graphs and sessions, which there are none of.
 
@@ -693,7 +700,9 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         return f"<Variable '{name}' pytree of {len(self._types)} arrays, {size} bytes>"
 
     def __repr__(self) -> str:
-        return self._text_of(self.name, self._read())
+        with _levels.lock:
+            leaves = self._read()
+        return self._text_of(self.name, leaves)
 
 
 def _traced(value: Any) -> bool:
@@ -830,11 +839,12 @@ class ResourceVariable(Variable):
         if any(isinstance(leaf, DistributedValues) for leaf in leaves):
             raise TypeError(f"{self.name} takes one value, got a {type(leaves[0]).__name__} value.")
         frame = _levels.frame()
-        if isinstance(frame, _levels.Level) and frame.local and self._parent is None:
-            leaves = self._in_turn(combine, leaves, method)
-        else:
-            leaves = [combine(old, new) for old, new in zip(self._get(), leaves)]
-        self._put(leaves)
+        with _levels.lock:
+            if isinstance(frame, _levels.Level) and frame.local and self._parent is None:
+                leaves = self._in_turn(combine, leaves, method)
+            else:
+                leaves = [combine(old, new) for old, new in zip(self._get(), leaves)]
+            self._put(leaves)
         return self._of_leaves(leaves) if read_value else None
 
     def _in_turn(self, combine: Callable[[Any, Any], Any], leaves: list[Any], method: str) -> list[Any]:
@@ -854,8 +864,9 @@ class ResourceVariable(Variable):
         if isinstance(frame, _levels.Level) and frame.local and self._parent is None:  # all replicas' in turn
             groups = frame.mesh.groups
             indices, values = (_collectives.local_gather(x, 0, groups) for x in (indices, values))
-        new = SCATTER[method](self._get()[0], indices, values)
-        self._put([new])
+        with _levels.lock:
+            new = SCATTER[method](self._get()[0], indices, values)
+            self._put([new])
         return new
 
 
