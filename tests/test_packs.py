@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import _thread
 import copy
+import gc
 import pickle
 import threading
 import time
+import weakref
 from typing import Any
 
 import jax
@@ -392,6 +394,16 @@ def test_copies_of_a_variable(packed):
     read[0].assign(jnp.zeros(2))
     step()
     assert variables[0].numpy()[0] == 3.0 and read[0].numpy()[0] == 0.0
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_variables_go_with_those_who_use_them(n, packed):
+    variables, step = stepping(n)
+    step()
+    left = [weakref.ref(variable) for variable in variables]
+    del variables, step
+    gc.collect()
+    assert [variable() for variable in left] == [None] * len(left)
 
 
 def test_the_elements_of_pieces_in_any_order():

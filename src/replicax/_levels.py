@@ -23,6 +23,7 @@ from jax.core import ShapedArray
 from replicax import _private, _tape
 
 _slots = itertools.count()
+_numbers = itertools.count()
 _input = _private.InputPrimitive("replicax_input")
 
 
@@ -102,7 +103,7 @@ class Level(Frame):
     """A level of tracing. `inputs` and `written` are what its function turned out to read and to write."""
 
     def __init__(self, local: bool, mesh: Any = None):
-        self.local, self.mesh = local, mesh
+        self.local, self.mesh, self.number = local, mesh, next(_numbers)
         self.trace: Any = None  # set when the tracing starts
         self.values: dict[int, list[Any]] = {}
         self.variables: dict[int, State] = {}
@@ -229,7 +230,8 @@ def frame() -> Frame:
 
 
 # JAX keeps what it traced of jitted functions and loop bodies, the values of variables that they read included. Its
-# caches tell user contexts apart, so that nothing that was traced at one level is taken for another.
+# caches tell user contexts apart, so that nothing that was traced at one level is taken for another. They keep the
+# contexts too, which therefore are numbers: a level has the variables.
 _cache_scope = jax.make_user_context(None)
 
 
@@ -238,7 +240,7 @@ class entered:
 
     def __init__(self, frame: Frame):
         self._frame = frame
-        self._caches = _cache_scope(frame) if isinstance(frame, Level) else contextlib.nullcontext()
+        self._caches = _cache_scope(frame.number) if isinstance(frame, Level) else contextlib.nullcontext()
 
     def __enter__(self) -> Frame:
         self._caches.__enter__()
