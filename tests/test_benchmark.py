@@ -13,7 +13,7 @@ from jax import lax
 from test_ways import mirrored, one_device, one_of_each, per_replica
 
 import replicax as rx
-from replicax import _alone, _hlo
+from replicax import _alone, _function, _hlo
 from replicax._values import AXIS
 
 SUM = rx.VariableAggregation.SUM
@@ -84,8 +84,8 @@ def test_without_communication_each_replica_takes_its_own_value():
         return strategy.run(lambda x: x * 2, args=(results[2],))
 
     x = per_replica(strategy, np.float32([[1, 2], [3, 4]]))
-    programs, call = step._programs((x,), {})
-    alone = programs[0].computing(_alone.alone(programs[0].jaxpr))
+    program, call = step._program((x,), {})
+    alone = program.computing(_alone.alone(program.jaxpr))
     assert _hlo.collectives(alone.lower(call).compile().as_text()) == []
     results, total = alone.run(call, (), taped=False)
     shown = [[np.asarray(part).tolist() for part in value.values] for value in results]
@@ -157,10 +157,42 @@ def test_what_cannot_be_measured_is_refused():
         strategy.run(lambda: strategy.benchmark(train_step, x))
     with pytest.raises(RuntimeError, match="runs its step, which cannot be done while another function is traced"):
         rx.function(lambda x: strategy.benchmark(train_step, x))(x)
+    with pytest.raises(TypeError, match="is of a function, the step; got None"):
+        strategy.benchmark(None, x)
+    with pytest.raises(ValueError, match="has no elements"):
+        strategy.benchmark(train_step, rx.data.Dataset.from_tensor_slices(np.ones(0, np.float32)).batch(2))
     iterator = iter(strategy.experimental_distribute_dataset(list(batches(3))))
     with pytest.raises(ValueError, match="too few elements for a benchmark"):
         strategy.benchmark(train_step, iterator, rounds=2, steps=3)
+    with pytest.raises(ValueError, match="takes 3 steps"):
+        strategy.benchmark(rx.function(lambda i: train_step(next(i)), steps_per_call=3), (iterator,))
+    with pytest.raises(ValueError, match="takes 2 elements a call from iterators itself, of which .* has 1 to give"):
+        strategy.benchmark(lambda i: [train_step(next(i)) for _ in range(2)], (iterator,))
+    with pytest.raises(ValueError, match="takes 1 elements a call from iterators itself, of which .* has 0 to give"):
+        strategy.benchmark(lambda: train_step(next(iterator)), ())
+    _function.run_functions_eagerly(True)
+    try:
+        with pytest.raises(RuntimeError, match="Functions run eagerly now"):
+            strategy.benchmark(train_step, x)
+    finally:
+        _function.run_functions_eagerly(False)
     assert len(list(iterator)) == 3 and float(total) == 1.0
+
+
+def test_the_program_is_that_of_the_next_element():
+    """Also where others were traced before."""
+    strategy = mirrored(2)
+    train_step, _ = adding(strategy)
+    step = rx.function(lambda iterator: train_step(next(iterator)))
+    dataset = rx.data.Dataset.from_tensor_slices(np.ones(6, np.float32)).batch(4).repeat()
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    step(iterator)
+    for batch in (2, 4):
+        figures = strategy.benchmark(step, (iterator,), rounds=1, steps=1)
+        assert figures.bytes_per_device["arguments"] == 4 + batch / 2 * 4
+        assert step.lower(iterator).in_avals[0][4][0].shape == (2, batch // 2)
+        step(iterator)
+    assert step.experimental_get_tracing_count() == 2
 
 
 FIGURES = {
