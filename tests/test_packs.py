@@ -377,6 +377,34 @@ def test_variables_are_used_while_another_thread_takes_steps(n, packed):
     assert [np.unique(variable.numpy()).tolist() for variable in variables] == [[61.0]] * len(variables)
 
 
+def test_after_a_program_that_failed_all_variables_can_be_assigned(packed):
+    variables = [rx.Variable(jnp.zeros(3)) for _ in range(4)]
+
+    def fail(x):
+        if failing:
+            raise ValueError("as it is told to")
+        return x
+
+    @rx.function
+    def step():
+        one = jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), jnp.float32(1))
+        for variable in variables:
+            variable.assign_add(jnp.ones(3) * one, read_value=False)
+
+    failing = False
+    step()
+    failing = True
+    with pytest.raises(Exception, match="as it is told to") as caught:
+        step()
+        jax.block_until_ready([variable.value() for variable in variables])
+    assert any("step failed" in note and "They are lost" in note for note in caught.value.__notes__)
+    failing = False
+    for number, variable in enumerate(variables):
+        variable.assign(jnp.full(3, float(number)))
+    step()
+    assert [variable.numpy()[0] for variable in variables] == [1.0, 2.0, 3.0, 4.0]
+
+
 def test_copies_of_a_variable(packed):
     """A shallow one is the variable itself, and what is pickled has its value, wherever that stands."""
     variables = [rx.Variable(jnp.zeros(2)) for _ in range(4)]

@@ -188,7 +188,7 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
 
     def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
         with _levels.lock:
-            new = [combine(old, leaf) for old, leaf in zip(self._get(), leaves)]
+            new = self._combined(combine, leaves)
             self._put(new)
         return new
 

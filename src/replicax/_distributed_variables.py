@@ -18,7 +18,7 @@ from replicax._types import (
     VariableSynchronization,
 )
 from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_global, own_component
-from replicax._variables import SCATTER, ResourceVariable, Variable, register
+from replicax._variables import SCATTER, ResourceVariable, Variable, register, replacing
 
 _NONE = VariableAggregation.NONE
 
@@ -211,7 +211,7 @@ class _Distributed(OfReplicas, DistributedValues):
     def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
         placed = [self._placed_leaf(leaf, i) for i, leaf in enumerate(leaves)]
         with _levels.lock:
-            new = [combine(old, leaf) for old, leaf in zip(self._get(), placed)]
+            new = self._combined(combine, placed)
             self._put(new)
         return new
 
@@ -440,7 +440,7 @@ class SyncOnReadVariable(_Distributed):
             if op is VariableAggregation.SUM:
                 size = self._mesh.size  # type: ignore[union-attr]
                 leaves = [(leaf / size).astype(leaf.dtype) for leaf in leaves]
-            new = self._apply(lambda old, new: new, leaves)
+            new = self._apply(replacing, leaves)
         else:
             if self._aggregation is VariableAggregation.SUM:
                 raise ValueError(
@@ -448,7 +448,7 @@ class SyncOnReadVariable(_Distributed):
                     "to `tf.VariableAggregation.SUM`."
                 )
             sums = [combine(old, leaf) for old, leaf in zip(self._aggregated(), self._convert(value))]
-            new = self._apply(lambda old, new: new, sums)
+            new = self._apply(replacing, sums)
         return self._result(new) if read_value else None
 
     def _refuse_per_replica(self, value: Any) -> None:

@@ -81,6 +81,11 @@ class Home:
     def __hash__(self) -> int:
         return hash(self._key)
 
+    @property
+    def replicas(self) -> Sequence[int]:
+        """The numbers of the replicas of this process."""
+        return (0,) if self.mesh is None else self.mesh.local_ids
+
     def copies(self, array: Any) -> list[np.ndarray]:
         """What an array is on each replica of this process: they may have assigned different values."""
         copies = [array] if self.mesh is None else self.mesh.copies(array)
@@ -183,10 +188,15 @@ class Pack(_Store):
         """The vector, with all that was assigned."""
         if self.replaced:
             assigned = self._assigned()
-            vectors = [np.array(copy) for copy in self.home.copies(self.array)]
-            for slot, _, leaf in assigned:
-                for vector, copy in zip(vectors, self.home.copies(leaf)):
-                    vector[slot.start : slot.start + slot.size] = np.ravel(copy)
+            copies = [self.home.copies(leaf) for _, _, leaf in assigned]
+            left = (slot for slot in self.slots if slot not in self.replaced)
+            if any(slot.variable() is not None for slot in left):
+                vectors = [np.array(copy) for copy in self.home.copies(self.array)]
+            else:  # all anew, maybe as a program that failed has taken the vector with it
+                vectors = [np.zeros(self.array.shape, self.array.dtype) for _ in self.home.replicas]
+            for (slot, _, _), parts in zip(assigned, copies):
+                for vector, part in zip(vectors, parts):
+                    vector[slot.start : slot.start + slot.size] = np.ravel(part)
             self.put(self.home.put(vectors))
             self._taken_over(assigned)
         return self.array

@@ -295,9 +295,14 @@ class Program:
         try:
             returned.extend(itertools.starmap(program, (arguments,)))
             self._replace(frame, returned[0][0])
-        except BaseException:
+        except BaseException as error:
             if returned:
                 self._replace(frame, returned[0][0])
+            elif any(array.is_deleted() for arrays in arguments[:2] for array in arrays):
+                error.add_note(
+                    f"When {self._name} failed, its program had already taken over the values of the variables that it "
+                    "assigns. They are lost: restore them from a checkpoint, or assign all of them."
+                )
             raise
         return returned[0]
 

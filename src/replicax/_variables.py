@@ -132,6 +132,11 @@ SCATTER: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
+def replacing(old: Any, new: Any) -> Any:
+    """How `assign` combines the old value with the new one."""
+    return new
+
+
 class Variable(_nest.Leaf, metaclass=_VariableType):
     """State that replicas share: an array, or a whole pytree such as Flax parameters or an Optax state.
 
@@ -324,7 +329,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
             ValueError: another shape, dtype or structure, or an aggregation that does not allow it.
             RuntimeError: a scope of another strategy, or a JAX transformation out of which the value cannot come.
         """
-        return self._updated(lambda old, new: new, value, read_value, "assign")
+        return self._updated(replacing, value, read_value, "assign")
 
     def assign_add(self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True):
         """Adds `delta`; see `assign`."""
@@ -634,6 +639,12 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     def _put(self, leaves: list[Any]) -> None:
         _levels.frame().write(self, leaves)
 
+    def _combined(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
+        """The leaves here and now, combined with these."""
+        if combine is replacing and not isinstance(_levels.frame(), _levels.Level):
+            return leaves  # what is packed is not cut out for nothing
+        return [combine(old, leaf) for old, leaf in zip(self._get(), leaves)]
+
     def _read(self) -> list[Any]:
         """The leaves as the user sees them here."""
         raise NotImplementedError
@@ -843,7 +854,7 @@ class ResourceVariable(Variable):
             if isinstance(frame, _levels.Level) and frame.local and self._parent is None:
                 leaves = self._in_turn(combine, leaves, method)
             else:
-                leaves = [combine(old, new) for old, new in zip(self._get(), leaves)]
+                leaves = self._combined(combine, leaves)
             self._put(leaves)
         return self._of_leaves(leaves) if read_value else None
 
