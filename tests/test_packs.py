@@ -405,6 +405,24 @@ def test_after_a_program_that_failed_all_variables_can_be_assigned(packed):
     assert [variable.numpy()[0] for variable in variables] == [1.0, 2.0, 3.0, 4.0]
 
 
+def test_no_program_is_compiled_for_each_choice_of_variables_that_were_read():
+    variables = [rx.Variable(jnp.zeros((3, 7))) for _ in range(8)]
+
+    @rx.function
+    def step():
+        for number, variable in enumerate(variables):
+            variable.assign(jnp.roll(variable.value(), number), read_value=False)
+
+    step()
+    step()
+    before = _packs._copied._cache_size()
+    for chosen in range(8):
+        kept = [variable.value() for variable in variables[: chosen + 1]]
+        step()
+        assert len(kept) == chosen + 1
+    assert _packs._copied._cache_size() - before <= 2  # one array, and all of them
+
+
 def test_copies_of_a_variable(packed):
     """A shallow one is the variable itself, and what is pickled has its value, wherever that stands."""
     variables = [rx.Variable(jnp.zeros(2)) for _ in range(4)]

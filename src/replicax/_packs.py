@@ -213,6 +213,7 @@ class Shelf(_Store):
     def _take_in(self, arrays: list[Any]) -> None:
         self.arrays = arrays
         self.lent = set(range(len(arrays)))
+        self._copied_last: list[int] = list(self.lent)
 
     def read(self, slot: Slot) -> Any:
         """A leaf's array, which is lent from now on."""
@@ -229,9 +230,13 @@ class Shelf(_Store):
             self._taken_over(assigned)
         if self.lent:
             places = sorted(self.lent)
-            for place, copy in zip(places, copies([self.arrays[place] for place in places])):
+            lent = [self.arrays[place] for place in places]
+            # Together, which is a program for each choice of arrays, only where it is the same choice as last time.
+            together = places == self._copied_last
+            for place, copy in zip(places, copies(lent) if together else [copies([array])[0] for array in lent]):
                 self.arrays[place] = copy
             self.lent.clear()
+            self._copied_last = places
         return self.arrays
 
     def put(self, arrays: list[Any]) -> None:
