@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ from jax import lax
 from test_ways import mirrored, one_device, one_of_each, per_replica
 
 import replicax as rx
-from replicax import _alone, _hlo
+from replicax import _alone, _function, _hlo
 from replicax._values import AXIS
 
 SUM = rx.VariableAggregation.SUM
@@ -84,8 +86,8 @@ def test_without_communication_each_replica_takes_its_own_value():
         return strategy.run(lambda x: x * 2, args=(results[2],))
 
     x = per_replica(strategy, np.float32([[1, 2], [3, 4]]))
-    programs, call = step._programs((x,), {})
-    alone = programs[0].computing(_alone.alone(programs[0].jaxpr))
+    program, call = step._program((x,), {})
+    alone = program.computing(_alone.alone(program.jaxpr))
     assert _hlo.collectives(alone.lower(call).compile().as_text()) == []
     results, total = alone.run(call, (), taped=False)
     shown = [[np.asarray(part).tolist() for part in value.values] for value in results]
@@ -157,10 +159,42 @@ def test_what_cannot_be_measured_is_refused():
         strategy.run(lambda: strategy.benchmark(train_step, x))
     with pytest.raises(RuntimeError, match="runs its step, which cannot be done while another function is traced"):
         rx.function(lambda x: strategy.benchmark(train_step, x))(x)
+    with pytest.raises(TypeError, match="is of a function, the step; got None"):
+        strategy.benchmark(None, x)
+    with pytest.raises(ValueError, match="has no elements"):
+        strategy.benchmark(train_step, rx.data.Dataset.from_tensor_slices(np.ones(0, np.float32)).batch(2))
     iterator = iter(strategy.experimental_distribute_dataset(list(batches(3))))
     with pytest.raises(ValueError, match="too few elements for a benchmark"):
         strategy.benchmark(train_step, iterator, rounds=2, steps=3)
+    with pytest.raises(ValueError, match="takes 3 steps"):
+        strategy.benchmark(rx.function(lambda i: train_step(next(i)), steps_per_call=3), (iterator,))
+    with pytest.raises(ValueError, match="takes 2 elements a call from iterators itself, of which .* has 1 to give"):
+        strategy.benchmark(lambda i: [train_step(next(i)) for _ in range(2)], (iterator,))
+    with pytest.raises(ValueError, match="takes 1 elements a call from iterators itself, of which .* has 0 to give"):
+        strategy.benchmark(lambda: train_step(next(iterator)), ())
+    _function.run_functions_eagerly(True)
+    try:
+        with pytest.raises(RuntimeError, match="Functions run eagerly now"):
+            strategy.benchmark(train_step, x)
+    finally:
+        _function.run_functions_eagerly(False)
     assert len(list(iterator)) == 3 and float(total) == 1.0
+
+
+def test_the_program_is_that_of_the_next_element():
+    """Also where others were traced before."""
+    strategy = mirrored(2)
+    train_step, _ = adding(strategy)
+    step = rx.function(lambda iterator: train_step(next(iterator)))
+    dataset = rx.data.Dataset.from_tensor_slices(np.ones(6, np.float32)).batch(4).repeat()
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    step(iterator)
+    for batch in (2, 4):
+        figures = strategy.benchmark(step, (iterator,), rounds=1, steps=1)
+        assert figures.bytes_per_device["arguments"] == 4 + batch / 2 * 4
+        assert step.lower(iterator).in_avals[0][4][0].shape == (2, batch // 2)
+        step(iterator)
+    assert step.experimental_get_tracing_count() == 2
 
 
 FIGURES = {
@@ -214,6 +248,39 @@ def test_figures_are_shown_side_by_side(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'replicax\[bench\]'"):
         one.plot(tmp_path / "other.png")
+
+
+def test_figures_of_other_steps_and_strategies_are_told_apart(tmp_path, monkeypatch):
+    unknown = {**FIGURES["seconds"], "compute": None, "communication": None}
+    others = [
+        {"step": "other_step"},
+        {"strategy": "OneDeviceStrategy", "rounds": 3, "bytes_per_device": {"variables": 5}, "seconds": unknown},
+    ]
+    figures = rx.Benchmark(**FIGURES).beside(*(rx.Benchmark(**{**FIGURES, **other}) for other in others))
+    title, head, *_, note = str(figures).splitlines()
+    assert title == "train_step, other_step, MirroredStrategy, OneDeviceStrategy"
+    assert head.split("  ")[-3:] == [
+        "train_step, MirroredStrategy, 1 replica",
+        "other_step, MirroredStrategy, 1 replica",
+        "train_step, OneDeviceStrategy, 1 replica",
+    ]
+    assert note == "medians of 20 rounds of 5 steps, 3 rounds of 5 steps ± spread"
+    bars: dict[str, Any] = {}
+    axes = importlib.import_module("matplotlib.axes").Axes
+    draw = axes.bar
+
+    def drawn(self, places, heights, *args, label, **kwargs):
+        bars[label] = dict(zip(places, heights))
+        return draw(self, places, heights, *args, label=label, **kwargs)
+
+    monkeypatch.setattr(axes, "bar", drawn)
+    figures.plot(tmp_path / "bench.png")
+    assert bars == {
+        "compute": {0: 12.3, 1: 12.3, 2: 0},
+        "not told apart": {0: 0, 1: 0, 2: 12.3},
+        "variables": {0: 1.234567, 1: 1.234567, 2: 5e-6},
+        "temporary": {0: 999e-6, 1: 999e-6, 2: 0},
+    }
 
 
 def test_collectives_that_start_and_end_apart_count_once():

@@ -209,10 +209,10 @@ jax.monitoring.register_event_listener(lambda event, **_: events.update([event])
 if "late" in sys.argv:
     jax.jit(lambda x: x + 1)(0)
     rx.config.set_compilation_cache(sys.argv[2])
-    for wrong in (3, __file__, __file__ + "/folder"):
+    for wrong in (3, "", __file__, __file__ + "/folder"):
         try:
             rx.config.set_compilation_cache(wrong)
-        except (TypeError, NotADirectoryError) as error:
+        except (TypeError, ValueError, NotADirectoryError) as error:
             print(type(error).__name__, jax.config.jax_compilation_cache_dir == sys.argv[2])
 strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
 with strategy.scope():
@@ -227,7 +227,7 @@ print(v.numpy().tolist(), events["/jax/compilation_cache/cache_misses"])
     )
     assert first.returncode == 0, first.stderr
     errors, (numbers, misses) = first.stdout.splitlines()[:-1], first.stdout.splitlines()[-1].rsplit(" ", 1)
-    assert errors == ["TypeError True", "NotADirectoryError True", "NotADirectoryError True"]
+    assert errors == ["TypeError True", "ValueError True", "NotADirectoryError True", "NotADirectoryError True"]
     assert numbers == "[25.0, 25.0, 25.0]" and int(misses) > 0
     env = {"REPLICAX_VIRTUAL_DEVICES": "GPU:2", "REPLICAX_COMPILATION_CACHE": folder}
     second = run_python(program, env=env)

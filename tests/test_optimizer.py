@@ -702,6 +702,9 @@ def test_what_micro_batches_refuse():
 
     x, w = jnp.ones((4, 2)), jnp.float32(1)
     refused(ValueError, "at least 1, got 0", micro_batches=0)
+    refused(TypeError, "is a function, got None", fn=None)
+    absent = r"names the positional arguments \[2\], .* and there are 2"
+    refused(rx.InvalidArgumentError, absent, w, x, batch_argnums=(1, 2))
     refused(TypeError, "got True", micro_batches=True)
     refused(TypeError, "'float' object", micro_batches=2.0)
     refused(ValueError, "'MAX' is not a valid ReduceOp", reduce_op="max")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import _thread
 import copy
+import gc
+import pickle
+import threading
+import time
+import weakref
 from typing import Any
 
 import jax
@@ -164,6 +170,32 @@ def test_a_component_that_is_assigned(packed):
     assert [component.numpy().tolist() for component in variables[1].values] == [[6.0] * 3] * 2
 
 
+@pytest.mark.parametrize("most", [0, 10**9])
+def test_replicas_whose_copies_differ(most, packed, monkeypatch):
+    """Without an aggregation each replica assigns its own copy."""
+    monkeypatch.setattr(_packs, "MOST_COPIES", most)
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = [rx.Variable(jnp.zeros(3)) for _ in range(4)]
+
+    @rx.function
+    def step():
+        strategy.run(lambda: [variable.assign_add(jnp.ones(3), read_value=False) for variable in variables] and None)
+
+    def assign(variable, tens):
+        for number, component in enumerate(variable.values):
+            component.assign(jnp.full(3, tens * 10.0 + number))
+
+    for tens, variable in enumerate(variables):
+        assign(variable, tens)
+    step()
+    assert [[c.numpy()[0] for c in v.values] for v in variables] == [[1, 2], [11, 12], [21, 22], [31, 32]]
+    assign(variables[1], 5)
+    variables[2].assign(jnp.zeros(3))
+    step()
+    assert [[c.numpy()[0] for c in v.values] for v in variables] == [[2, 3], [51, 52], [1, 1], [32, 33]]
+
+
 def test_a_gradient_tape_around_the_call_sees_the_variables(packed):
     variables = [rx.Variable(jnp.full(2, float(i + 1))) for i in range(4)]
 
@@ -278,6 +310,146 @@ def test_programs_that_share_a_shelf_or_take_a_part_of_it(packed):
     step(jnp.ones(2))
     assert [w.numpy()[0] for w in weights] == [11.0, 2.0, 11.0] and float(seen) == 2.0
     assert kept.tolist() == [9.0] * 3
+
+
+def stepping(n: int) -> tuple[list[Any], Any]:
+    """Small and large variables, and a function that adds 1 to each."""
+    strategy = strategy_of(n)
+    with strategy.scope():
+        variables = [rx.Variable(jnp.zeros(shape)) for shape in [(2,), (3,), (4,), (2, 2), (300, 300)]]
+
+    def replica():
+        product = variables[-1].value()
+        for _ in range(3):
+            product = product @ product  # which takes most of the time
+        for variable in variables:
+            variable.assign_add(jnp.ones(variable.shape) + 0 * product[0, 0], read_value=False)
+
+    return variables, rx.function(lambda: strategy.run(replica))
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_after_an_interrupt_the_variables_are_all_of_one_step(n, packed):
+    variables, step = stepping(n)
+    step()
+    for _ in range(4):
+
+        def interrupt():
+            time.sleep(0.01)
+            _thread.interrupt_main()
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                step()
+        thread.join()
+        values = [np.unique(variable.numpy()) for variable in variables]
+        assert len(np.unique(np.concatenate(values))) == 1
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_variables_are_used_while_another_thread_takes_steps(n, packed):
+    variables, step = stepping(n)
+    step()
+    stopped, failures = threading.Event(), []
+
+    def use():
+        try:
+            while not stopped.is_set():
+                for variable in variables:
+                    variable.assign_add(jnp.ones(variable.shape))
+                    variable.assign_sub(jnp.ones(variable.shape))
+                    repr(variable)
+                    assert len(np.unique(copy.deepcopy(variable).numpy())) == 1
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=use) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(60):
+        step()
+    stopped.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert [np.unique(variable.numpy()).tolist() for variable in variables] == [[61.0]] * len(variables)
+
+
+def test_after_a_program_that_failed_all_variables_can_be_assigned(packed):
+    variables = [rx.Variable(jnp.zeros(3)) for _ in range(4)]
+
+    def fail(x):
+        if failing:
+            raise ValueError("as it is told to")
+        return x
+
+    @rx.function
+    def step():
+        one = jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), jnp.float32(1))
+        for variable in variables:
+            variable.assign_add(jnp.ones(3) * one, read_value=False)
+
+    failing = False
+    step()
+    failing = True
+    with pytest.raises(Exception, match="as it is told to") as caught:
+        step()
+        jax.block_until_ready([variable.value() for variable in variables])
+    assert any("step failed" in note and "They are lost" in note for note in caught.value.__notes__)
+    failing = False
+    for number, variable in enumerate(variables):
+        variable.assign(jnp.full(3, float(number)))
+    step()
+    assert [variable.numpy()[0] for variable in variables] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_no_program_is_compiled_for_each_choice_of_variables_that_were_read():
+    variables = [rx.Variable(jnp.zeros((3, 7))) for _ in range(8)]
+
+    @rx.function
+    def step():
+        for number, variable in enumerate(variables):
+            variable.assign(jnp.roll(variable.value(), number), read_value=False)
+
+    step()
+    step()
+    before = _packs._copied._cache_size()
+    for chosen in range(8):
+        kept = [variable.value() for variable in variables[: chosen + 1]]
+        step()
+        assert len(kept) == chosen + 1
+    assert _packs._copied._cache_size() - before <= 2  # one array, and all of them
+
+
+def test_copies_of_a_variable(packed):
+    """A shallow one is the variable itself, and what is pickled has its value, wherever that stands."""
+    variables = [rx.Variable(jnp.zeros(2)) for _ in range(4)]
+
+    @rx.function
+    def step():
+        for variable in variables:
+            variable.assign_add(jnp.ones(2), read_value=False)
+
+    step()
+    read = pickle.loads(pickle.dumps(variables))
+    step()
+    assert copy.copy(variables[0]) is variables[0]
+    assert [v.numpy()[0] for v in variables] == [2.0] * 4 and [v.numpy()[0] for v in read] == [1.0] * 4
+    read[0].assign(jnp.zeros(2))
+    step()
+    assert variables[0].numpy()[0] == 3.0 and read[0].numpy()[0] == 0.0
+
+
+@pytest.mark.parametrize("n", [0, 2])
+def test_variables_go_with_those_who_use_them(n, packed):
+    variables, step = stepping(n)
+    step()
+    left = [weakref.ref(variable) for variable in variables]
+    del variables, step
+    gc.collect()
+    assert [variable() for variable in left] == [None] * len(left)
 
 
 def test_the_elements_of_pieces_in_any_order():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import time
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +103,31 @@ def test_an_error_inside_ends_the_profile_and_keeps_it(tmp_path):
         raise KeyError
     assert _profiling.active is None
     assert steps_of(events_of(profile.files[1])) == [("function", 0)]
+
+
+def test_an_interrupt_while_it_waits_for_the_devices_ends_the_trace(tmp_path, monkeypatch):
+    def interrupted(arrays):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), rx.profile(tmp_path):
+        monkeypatch.setattr(jax, "block_until_ready", interrupted)
+    monkeypatch.undo()
+    with rx.profile(tmp_path) as profile:
+        pass
+    assert profile.files
+
+
+def test_many_steps_are_told_apart_in_little_time():
+    args = [{"run_id": str(number)} for number in range(20_000)]
+    steps = [
+        {"pid": 1, "tid": 1, "ts": 10.0 * n, "dur": 5.0, "name": "f", "args": {"step_num": n}} for n in range(10_000)
+    ]
+    calls = [{"pid": 1, "tid": 1, "ts": 5.0 * n + 1, "args": arg} for n, arg in enumerate(args)]
+    elsewhere = [{"pid": 2, "tid": 1, "ts": 1.0, "args": {"run_id": "other"}}]
+    start = time.perf_counter()
+    found = _profiling._calls_of_steps([*reversed(steps), *calls, *elsewhere])
+    assert time.perf_counter() - start < 5
+    assert found == {str(2 * n): f"f {n}" for n in range(10_000)}  # every other call is made between two steps
 
 
 def test_there_is_one_profile_at_a_time(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -40,12 +40,12 @@ def accumulate_gradients(
             but the first, which is the parameters. Keyword arguments are not split.
 
     Returns:
-        A function. It raises `InvalidArgumentError` where an array to be split has no first axis or one that
-        `micro_batches` does not divide, and `TypeError` where the results are no arrays.
+        A function. It raises `InvalidArgumentError` where an array to be split is not there, or has no first axis or
+        one that `micro_batches` does not divide, and `TypeError` where the results are no arrays.
 
     Raises:
         ValueError: `micro_batches` is less than 1, or `reduce_op` is no `ReduceOp`.
-        TypeError: `micro_batches` is no int.
+        TypeError: `micro_batches` is no int, `batch_argnums` has others in it, or `value_and_grad_fn` is no function.
 
     >>> import jax, jax.numpy as jnp, replicax as rx
     >>> def loss(w, x, y):
@@ -63,10 +63,19 @@ def accumulate_gradients(
     count = operator.index(micro_batches)
     if count < 1:
         raise ValueError(f"`micro_batches` is at least 1, got {count}.")
-    named = (batch_argnums,) if isinstance(batch_argnums, int) else batch_argnums
+    if not callable(value_and_grad_fn):
+        raise TypeError(f"`value_and_grad_fn` is a function, got {value_and_grad_fn!r}.")
+    if isinstance(batch_argnums, SupportsIndex):
+        batch_argnums = (operator.index(batch_argnums),)
+    named = None if batch_argnums is None else [operator.index(place) for place in batch_argnums]
 
     @functools.wraps(value_and_grad_fn)
     def accumulated(*args: Any, **kwargs: Any) -> Any:
+        absent = [place for place in named or () if not -len(args) <= place < len(args)]
+        if absent:
+            raise InvalidArgumentError(
+                f"`batch_argnums` names the positional arguments {absent}, counted from 0, and there are {len(args)}."
+            )
         places = range(1, len(args)) if named is None else [range(len(args))[place] for place in named]
         leaves, tree = jax.tree.flatten([args[place] for place in places])
         if not leaves:

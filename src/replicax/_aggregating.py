@@ -187,8 +187,9 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
         return [lax.optimization_barrier(x) if isinstance(x, jax.core.Tracer) else x for x in self._get()]
 
     def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
-        new = [combine(old, leaf) for old, leaf in zip(self._get(), leaves)]
-        self._put(new)
+        with _levels.lock:
+            new = self._combined(combine, leaves)
+            self._put(new)
         return new
 
 

@@ -30,10 +30,27 @@ def benchmark(strategy: Any, step: Any, batch: Any, rounds: int, steps: int) -> 
     _context.require_cross_replica(strategy)
     if _levels.is_tracing():
         raise RuntimeError("A benchmark runs its step, which cannot be done while another function is traced.")
+    if _function.functions_run_eagerly():
+        raise RuntimeError(
+            "Functions run eagerly now, and a benchmark is of compiled ones: run_functions_eagerly(False)."
+        )
+    if not callable(step):
+        raise TypeError(f"A benchmark is of a function, the step; got {step!r} of type {type(step).__name__}.")
     function = step if _function.is_function(step) else _function.function(step)
+    if function._steps > 1:
+        raise ValueError(
+            f"A call of {function._name} takes {function._steps} steps (steps_per_call), and a benchmark is of one. "
+            "Give it the function without that."
+        )
     with contextlib.closing(_Feed(strategy, batch)) as feed:
         program = _Program(function, feed.again())
         feed.unused()
+        if program.takes != feed.gives:
+            raise ValueError(
+                f"{function._name} takes {program.takes} elements a call from iterators itself, of which a benchmark "
+                f"has {feed.gives} to give. Let it take one, and pass its iterator as an argument: benchmark(step, "
+                "(iterator,))."
+            )
         with program.variables_kept() as restore:
             measured = _measured(program, feed, restore, rounds, steps)
     return Benchmark(
@@ -129,9 +146,9 @@ class _Program:
 
     def __init__(self, function: Any, args: tuple[Any, ...]):
         self.function = function
-        self._programs, call = function._programs(args, {})
-        program = self._programs[0]
-        self._level = program.level
+        program, call = function._program(args, {})
+        self._program, self._level, self.takes = program, program.level, len(program.pulls)
+        self._entries = function._entries[call.key]
         self._compiled = program.lower(call).compile()
         self.collectives = _hlo.collectives(self._compiled.as_text())
         self.left: list[_hlo.Collective] = []  # those that cannot be taken out
@@ -147,11 +164,12 @@ class _Program:
     @contextlib.contextmanager
     def without_communication(self) -> Iterator[None]:
         """In it calls of the function run the program without its communication."""
-        before, self._programs[0] = self._programs[0], self._alone
+        place = self._entries.index(self._program)
+        self._entries[place] = self._alone
         try:
             yield
         finally:
-            self._programs[0] = before
+            self._entries[place] = self._program
 
     @contextlib.contextmanager
     def variables_kept(self) -> Iterator[Callable[[], None]]:
@@ -171,7 +189,7 @@ class _Program:
     def wait_for(self, result: Any) -> None:
         """Waits until a call has ended that returned this."""
         arrays = [x for x in element_arrays(result) if isinstance(x, jax.Array)]
-        jax.block_until_ready([self._programs[0].state(), arrays])
+        jax.block_until_ready([self._program.state(), arrays])
 
     def devices(self) -> list[str]:
         """The names of the devices of this process that it runs on."""
@@ -221,6 +239,11 @@ class _Feed:
         self._key = Call((self._first,), {}).key
 
     @property
+    def gives(self) -> int:
+        """How many elements a call takes itself."""
+        return int(self._given is not None)
+
+    @property
     def moves(self) -> bool:
         """Whether there are fresh elements."""
         return self._iterator is not None
@@ -258,7 +281,10 @@ class _Feed:
                 ) from None
             self._iterator.close()
             self._iterator = iter(self._dataset)
-            element = self._iterator._pull()
+            try:
+                element = self._iterator._pull()
+            except StopIteration:
+                raise ValueError("The dataset of a benchmark has no elements.") from None
         if self._taken is not None:
             self._taken.append(element)
         return element

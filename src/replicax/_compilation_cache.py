@@ -23,6 +23,7 @@ def set_compilation_cache(path: str | os.PathLike[str] | None) -> None:
 
     Raises:
         TypeError: `path` is no path.
+        ValueError: it is empty.
         NotADirectoryError: there is a file of that name, or on the way to it.
         OSError: the folder cannot be made.
 
@@ -35,6 +36,8 @@ def set_compilation_cache(path: str | os.PathLike[str] | None) -> None:
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"The compilation cache is given by the path of a folder, or None; got {path!r}.")
         path = os.fspath(path)
+        if not path:
+            raise ValueError("The path of the compilation cache is empty. None keeps nothing any more.")
         if "://" not in path:
             path = os.path.abspath(path)  # the program may change its folder
             try:

@@ -19,7 +19,7 @@ from replicax._types import (
     VariableSynchronization,
 )
 from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_global, own_component
-from replicax._variables import SCATTER, ResourceVariable, Variable, register
+from replicax._variables import SCATTER, ResourceVariable, Variable, register, replacing
 
 _NONE = VariableAggregation.NONE
 
@@ -214,8 +214,9 @@ class _Distributed(OfArrays, DistributedValues):
             return self._value_type.of_local(frame.read(self)[0], self._mesh)
         if isinstance(frame, _levels.Level):
             return self._value_type.of_array(frame.read(self)[0], self._mesh)
-        self._lent = True
-        return self._stored_values()[0]
+        with _levels.lock:
+            self._lent = True
+            return self._stored_values()[0]
 
     def _placed_leaf(self, leaf: Any, index: int) -> Any:
         """A converted value for one leaf in the form that the current frame has for this variable."""
@@ -231,8 +232,9 @@ class _Distributed(OfArrays, DistributedValues):
 
     def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
         placed = [self._placed_leaf(leaf, i) for i, leaf in enumerate(leaves)]
-        new = [combine(old, leaf) for old, leaf in zip(self._get(), placed)]
-        self._put(new)
+        with _levels.lock:
+            new = self._combined(combine, placed)
+            self._put(new)
         return new
 
     def _result(self, new: list[Any]) -> Any:
@@ -242,14 +244,16 @@ class _Distributed(OfArrays, DistributedValues):
             return self._of_leaves([Mirrored.of_local(leaf, mesh) for leaf in new])
         if isinstance(frame, _levels.Level):
             return self._of_leaves([self._value_type.of_array(leaf, mesh) for leaf in new])
-        self._lent = True
-        return self._of_leaves(self._stored_values())
+        with _levels.lock:
+            self._lent = True
+            return self._of_leaves(self._stored_values())
 
     def __repr__(self) -> str:
         show = []
         for index, component in enumerate(self.values):
             frame = _levels.frame()
-            leaves = component._get() if isinstance(frame, _levels.Level) else self._read_component(index)
+            with _levels.lock:
+                leaves = component._get() if isinstance(frame, _levels.Level) else self._read_component(index)
             show.append(f"  {index}: {self._text_of(component.name, leaves)}")
         return f"{type(self).__name__}:{{\n" + ",\n".join(show) + "\n}"
 
@@ -387,8 +391,9 @@ class MirroredVariable(_Distributed):
 
     def _scatter_here(self, method: str, slices: IndexedSlices) -> list[Any]:
         indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
-        new = [SCATTER[method](leaf, indices, values) for leaf in self._get()]
-        self._put(new)
+        with _levels.lock:
+            new = [SCATTER[method](leaf, indices, values) for leaf in self._get()]
+            self._put(new)
         return new
 
 
@@ -459,7 +464,7 @@ class SyncOnReadVariable(_Distributed):
             if op is VariableAggregation.SUM:
                 size = self._mesh.size  # type: ignore[union-attr]
                 leaves = [(leaf / size).astype(leaf.dtype) for leaf in leaves]
-            new = self._apply(lambda old, new: new, leaves)
+            new = self._apply(replacing, leaves)
         else:
             if self._aggregation is VariableAggregation.SUM:
                 raise ValueError(
@@ -467,7 +472,7 @@ class SyncOnReadVariable(_Distributed):
                     "to `tf.VariableAggregation.SUM`."
                 )
             sums = [combine(old, leaf) for old, leaf in zip(self._aggregated(), self._convert(value))]
-            new = self._apply(lambda old, new: new, sums)
+            new = self._apply(replacing, sums)
         return self._result(new) if read_value else None
 
     def _refuse_per_replica(self, value: Any) -> None:

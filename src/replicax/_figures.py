@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _TIMES = {
@@ -97,12 +97,21 @@ class Benchmarks:
         return {"figures": [one.as_dict() for one in self.figures]}
 
     def _title(self) -> str:
-        return f"{self.figures[0].step}, {self.figures[0].strategy}"
+        return ", ".join(dict.fromkeys([*(one.step for one in self.figures), *(one.strategy for one in self.figures)]))
+
+    def _names(self, replicas: Callable[[int], str]) -> list[str]:
+        """What each benchmark is called: the number of its replicas, and whatever else tells it from the others."""
+        names = [replicas(one.replicas) for one in self.figures]
+        for attribute in ("strategy", "step"):
+            values = [getattr(one, attribute) for one in self.figures]
+            if len(set(values)) > 1:
+                names = [f"{value}, {name}" for value, name in zip(values, names)]
+        return names
 
     def _rows(self) -> list[list[str]]:
         """The table: a head, and rows of a name and a text for each benchmark."""
         all_of_them = self.figures
-        rows = [["", *(f"{one.replicas} replica{'s' * (one.replicas > 1)}" for one in all_of_them)]]
+        rows = [["", *self._names(lambda count: f"{count} replica{'s' * (count > 1)}")]]
         for key, name in _TIMES.items():
             if any(one.seconds[key] is not None for one in all_of_them):
                 rows.append([name, *(_time(one.seconds[key], one.spread.get(key)) for one in all_of_them)])
@@ -120,7 +129,8 @@ class Benchmarks:
         return rows
 
     def _notes(self) -> list[str]:
-        notes = [f"medians of {self.figures[0].rounds} rounds of {self.figures[0].steps} steps ± spread"]
+        rounds = dict.fromkeys(f"{one.rounds} rounds of {one.steps} steps" for one in self.figures)
+        notes = [f"medians of {', '.join(rounds)} ± spread"]
         for one in self.figures:
             if one.collectives_left:
                 notes.append(
@@ -160,15 +170,18 @@ class Benchmarks:
         except ImportError as error:
             raise ImportError("A picture needs matplotlib: pip install 'replicax[bench]'.") from error
         left, right = figure.subplots(1, 2)
-        names = [str(one.replicas) for one in self.figures]
+        names = self._names(str)
+        all_seconds = [one.seconds for one in self.figures]
         times = {
-            "compute": [1e3 * _known(one.seconds["compute"], one.seconds["step"]) for one in self.figures],
-            "communication": [1e3 * _known(one.seconds["communication"]) for one in self.figures],
-            "input wait": [1e3 * _known(one.seconds["input"]) for one in self.figures],
+            "compute": [1e3 * (each["compute"] or 0) for each in all_seconds],
+            "communication": [1e3 * (each["communication"] or 0) for each in all_seconds],
+            "not told apart": [1e3 * (each["step"] or 0) * (each["compute"] is None) for each in all_seconds],
+            "input wait": [1e3 * (each["input"] or 0) for each in all_seconds],
         }
         _bars(left, names, times, "ms a step")
-        keys = [key for key in self.figures[0].bytes_per_device if key in ("variables", "temporary")]
-        sizes = {key: [one.bytes_per_device[key] / 1e6 for one in self.figures] for key in keys}
+        sizes = {
+            key: [one.bytes_per_device.get(key, 0) / 1e6 for one in self.figures] for key in ("variables", "temporary")
+        }
         _bars(right, names, sizes, "MB a device")
         figure.suptitle(self._title())
         figure.savefig(path, dpi=110)
@@ -177,20 +190,18 @@ class Benchmarks:
 def _bars(axes: Any, names: list[str], parts: dict[str, list[float]], unit: str) -> None:
     """Bars of parts that stand on each other, one bar a name."""
     ground = [0.0] * len(names)
+    places = range(len(names))  # two may have one name
     for label, heights in parts.items():
         if any(heights):
-            axes.bar(names, heights, 0.6, bottom=ground, label=label)
+            axes.bar(places, heights, 0.6, bottom=ground, label=label)
             ground = [low + height for low, height in zip(ground, heights)]
-    for name, top in zip(names, ground):
-        axes.annotate(f"{top:.3g}", (name, top), ha="center", va="bottom")
+    for place, top in zip(places, ground):
+        axes.annotate(f"{top:.3g}", (place, top), ha="center", va="bottom")
+    axes.set_xticks(places, names)
     axes.set(xlabel="replicas", ylabel=unit)
     axes.margins(y=0.15)
     axes.grid(axis="y", alpha=0.3)
     axes.legend()
-
-
-def _known(value: float | None, otherwise: float | None = None) -> float:
-    return value if value is not None else otherwise or 0.0
 
 
 def _time(seconds: float | None, spread: float | None) -> str:

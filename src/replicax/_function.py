@@ -275,17 +275,8 @@ class Function:
 
     def _run(self, call: Call, args: tuple, kwargs: dict) -> Any:
         entries = self._entries.setdefault(call.key, [])
-        pulled: list[Any] = []
-        entry = None
         try:
-            if entries:
-                try:
-                    for pull in entries[0].pulls:
-                        pulled.append(pull_from(pull.source(call.iterators)))
-                except StopIteration:
-                    push_back(entries[0].pulls, pulled, call.iterators)
-                    raise
-                entry = next((e for e in entries if same_elements(e.pulls, pulled)), None)
+            entry, pulled = self._pulled(entries, call)
             if entry is None:
                 queue = list(zip(entries[0].pulls, pulled)) if entries else []
                 entry, pulled = self._trace(call, args, kwargs, queue)
@@ -430,29 +421,45 @@ class Function:
         >>> rx.function(lambda x: x + 1).lower(jnp.ones(2)).compile().as_text().startswith("HloModule")
         True
         """
-        entries, call = self._programs(args, kwargs)
-        return entries[0].lower(call)
+        entry, call = self._program(args, kwargs)
+        return entry.lower(call)
 
-    def _programs(self, args: tuple, kwargs: dict) -> tuple[list[Program], Call]:
-        """The programs for these arguments, of which there is one at least, and the call of them."""
+    def _program(self, args: tuple, kwargs: dict) -> tuple[Program, Call]:
+        """The program for these arguments and the next elements of iterators, which stay there, and the call of it."""
         if self._input_signature is not None:
             args, kwargs = self._bind(args, kwargs)
         call = Call(args, kwargs)
         entries = self._entries.setdefault(call.key, [])
-        if not entries:
+        try:
+            if call.ragged:
+                raise RunEagerly
+            entry, elements = self._pulled(entries, call)
+            if entry is None:
+                queue = list(zip(entries[0].pulls, elements)) if entries else []
+                entry, elements = self._trace(call, args, kwargs, queue)
+                entries.append(entry)
+        except StopIteration:  # at the end of the data, what there was
+            entry, elements = entries[0], []
+        except Abort as abort:
+            raise RuntimeError(
+                f"{self._python_function!r} has no program of its own for these arguments: it makes variables on "
+                "its first call (call it once before), loops over a distributed dataset, or takes a batch of "
+                "uneven parts in a way that cannot be compiled."
+            ) from abort
+        push_back(entry.pulls, elements, call.iterators)
+        return entry, call
+
+    def _pulled(self, entries: list[Program], call: Call) -> tuple[Program | None, list[Any]]:
+        """The next elements, and the program that takes such; None where it is to be traced yet."""
+        pulled: list[Any] = []
+        if entries:
             try:
-                if call.ragged:
-                    raise RunEagerly
-                entry, elements = self._trace(call, args, kwargs, [])
-            except Abort as abort:
-                raise RuntimeError(
-                    f"{self._python_function!r} has no program of its own for these arguments: it makes variables on "
-                    "its first call (call it once before), loops over a distributed dataset, or takes a batch of "
-                    "uneven parts in a way that cannot be compiled."
-                ) from abort
-            push_back(entry.pulls, elements, call.iterators)
-            entries.append(entry)
-        return entries, call
+                for pull in entries[0].pulls:
+                    pulled.append(pull_from(pull.source(call.iterators)))
+            except StopIteration:
+                push_back(entries[0].pulls, pulled, call.iterators)
+                raise
+        return next((e for e in entries if same_elements(e.pulls, pulled)), None), pulled
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Arguments checked against the input signature; numbers and numpy arrays become arrays of its dtypes."""

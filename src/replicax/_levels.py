@@ -23,6 +23,7 @@ from jax.core import ShapedArray
 from replicax import _private, _tape
 
 _slots = itertools.count()
+_numbers = itertools.count()
 _input = _private.InputPrimitive("replicax_input")
 
 
@@ -60,7 +61,8 @@ class Frame:
     def write(self, variable: State, leaves: list[Any]) -> None:
         """Replaces them."""
         refuse_tracers(leaves)
-        variable._write_global(leaves)
+        with lock:
+            variable._write_global(leaves)
 
     def fetch(self, variable: State) -> list[Any]:
         """The leaves as a compiled program takes them, which moves them itself where they are stored elsewhere."""
@@ -80,17 +82,19 @@ class ReplicaFrame(Frame):
         self.mesh, self.replica = mesh, replica  # the replica's number among the local ones
 
     def read(self, variable: State) -> list[Any]:
-        if variable._mesh is not self.mesh:
-            return variable._read_global()
-        return variable._read_component(self.replica)
+        with lock:
+            if variable._mesh is not self.mesh:
+                return variable._read_global()
+            return variable._read_component(self.replica)
 
     fetch = read
 
     def write(self, variable: State, leaves: list[Any]) -> None:
         refuse_tracers(leaves)
-        if variable._mesh is not self.mesh:
-            return variable._write_global(leaves)
-        variable._write_component(self.replica, leaves)
+        with lock:
+            if variable._mesh is not self.mesh:
+                return variable._write_global(leaves)
+            variable._write_component(self.replica, leaves)
 
     store = write
 
@@ -99,7 +103,7 @@ class Level(Frame):
     """A level of tracing. `inputs` and `written` are what its function turned out to read and to write."""
 
     def __init__(self, local: bool, mesh: Any = None):
-        self.local, self.mesh = local, mesh
+        self.local, self.mesh, self.number = local, mesh, next(_numbers)
         self.trace: Any = None  # set when the tracing starts
         self.values: dict[int, list[Any]] = {}
         self.variables: dict[int, State] = {}
@@ -109,7 +113,6 @@ class Level(Frame):
         self.meshes: list[Any] = []  # of the strategies whose replicas run in it
         self.gathers: Any = None  # how values are gathered where replicas with other shapes are traced apart
         self.failures: list[str] = []  # messages of assertions that did not hold when the program ran
-        self.scope = object()  # what JAX's caches know it by, which would keep the variables if it were the level
 
     def is_local(self, variable: State) -> bool:
         """Whether the variable's leaves stand here as one replica's components."""
@@ -208,7 +211,8 @@ def refuse_tracers(leaves: list[Any]) -> None:
         )
 
 
-# Held while a compiled program takes variables' arrays and puts new ones in their place, and while a value is read.
+# Held while a compiled program takes variables' arrays and puts new ones in their place, and wherever else arrays that
+# are not lent are taken, until they were computed with: meanwhile another thread's program would take them over.
 lock = threading.RLock()
 
 
@@ -226,7 +230,8 @@ def frame() -> Frame:
 
 
 # JAX keeps what it traced of jitted functions and loop bodies, the values of variables that they read included. Its
-# caches tell user contexts apart, so that nothing that was traced at one level is taken for another.
+# caches tell user contexts apart, so that nothing that was traced at one level is taken for another. They keep the
+# contexts too, which therefore are numbers: a level has the variables.
 _cache_scope = jax.make_user_context(None)
 
 
@@ -235,7 +240,7 @@ class entered:
 
     def __init__(self, frame: Frame):
         self._frame = frame
-        self._caches = _cache_scope(frame.scope) if isinstance(frame, Level) else contextlib.nullcontext()
+        self._caches = _cache_scope(frame.number) if isinstance(frame, Level) else contextlib.nullcontext()
 
     def __enter__(self) -> Frame:
         self._caches.__enter__()

@@ -34,6 +34,7 @@ FEWEST = 4
 FEWEST_ON_SHELF = 4
 LARGEST = 1 << 14  # bytes
 LARGEST_PACK = 1 << 22
+MOST_COPIES = 1 << 12  # of arrays on replicas; the host takes longer for more than it takes to compile a program
 
 _nothing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
 
@@ -80,14 +81,29 @@ class Home:
     def __hash__(self) -> int:
         return hash(self._key)
 
-    def put(self, host: np.ndarray) -> Any:
-        """A vector of the host, brought here."""
-        if self.mesh is None:
-            vector = jax.device_put(host, self.sharding, may_alias=False)
-            return vector if self.committed else _private.uncommitted(vector)
-        if self.mesh.all_local:
-            return jax.device_put(host, self.sharding, may_alias=False)
-        return self.mesh.spread(host, self.sharding)
+    @property
+    def replicas(self) -> Sequence[int]:
+        """The numbers of the replicas of this process."""
+        return (0,) if self.mesh is None else self.mesh.local_ids
+
+    def copies(self, array: Any) -> list[np.ndarray]:
+        """What an array is on each replica of this process: they may have assigned different values."""
+        copies = [array] if self.mesh is None else self.mesh.copies(array)
+        return [np.asarray(copy) for copy in copies]
+
+    def put(self, copies: list[np.ndarray]) -> Any:
+        """A vector of the host for each of them, brought here."""
+        if self.mesh is not None:
+            return self.mesh.mirror(copies)
+        vector = jax.device_put(copies[0], self.sharding, may_alias=False)
+        return vector if self.committed else _private.uncommitted(vector)
+
+    def joined(self, arrays: list[Any]) -> Any:
+        """The vector of arrays that lie here."""
+        if self.mesh is not None and self.mesh.all_local and len(arrays) * self.mesh.size > MOST_COPIES:
+            return _joined(arrays, self)
+        by_array = [self.copies(array) for array in arrays]
+        return self.put([np.concatenate([np.ravel(copy) for copy in copies]) for copies in zip(*by_array)])
 
     def constrained(self, vector: Any) -> Any:
         """Inside of a program: a vector, to be returned to its home."""
@@ -107,6 +123,11 @@ class Home:
                 return _cut(vector, np.int32(slot.start), slot.shape)
             parts = [_cut(shard.data, np.int32(slot.start), slot.shape) for shard in vector.addressable_shards]
             return jax.make_array_from_single_device_arrays(slot.shape, self.sharding, parts)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _joined(arrays: list[Any], home: Home) -> Any:
+    return home.constrained(jnp.concatenate([jnp.ravel(array) for array in arrays]))
 
 
 @functools.partial(jax.jit, static_argnums=2)
@@ -134,16 +155,16 @@ class _Store:
     def _take_in(self, arrays: list[Any]) -> None:
         raise NotImplementedError
 
-    def _assigned(self) -> list[tuple[Slot, Any]]:
-        """What was assigned, which the variables give up."""
-        found = []
-        for slot in self.replaced:
-            variable = slot.variable()
-            if variable is not None:
-                found.append((slot, variable._own_leaves([slot.index])[0]))
-                variable._give_up(slot.index)
+    def _assigned(self) -> list[tuple[Slot, Any, Any]]:
+        """What was assigned: where it goes, the variable, and the leaf."""
+        there = [(slot, slot.variable()) for slot in self.replaced]
+        return [(slot, v, v._own_leaves([slot.index])[0]) for slot, v in there if v is not None]
+
+    def _taken_over(self, assigned: list[tuple[Slot, Any, Any]]) -> None:
+        """It is in the store now, so that the variables need not keep it."""
+        for slot, variable, _ in assigned:
+            variable._give_up(slot.index)
         self.replaced.clear()
-        return found
 
 
 class Pack(_Store):
@@ -155,7 +176,7 @@ class Pack(_Store):
         super().__init__(leaves)
 
     def _take_in(self, arrays: list[Any]) -> None:
-        self.array = self.home.put(np.concatenate([np.ravel(np.asarray(array)) for array in arrays]))
+        self.array = self.home.joined(arrays)
 
     def read(self, slot: Slot) -> Any:
         """A leaf, cut out."""
@@ -166,10 +187,18 @@ class Pack(_Store):
     def current(self) -> Any:
         """The vector, with all that was assigned."""
         if self.replaced:
-            host = np.array(self.array)
-            for slot, leaf in self._assigned():
-                host[slot.start : slot.start + slot.size] = np.ravel(np.asarray(leaf))
-            self.put(self.home.put(host))
+            assigned = self._assigned()
+            copies = [self.home.copies(leaf) for _, _, leaf in assigned]
+            left = (slot for slot in self.slots if slot not in self.replaced)
+            if any(slot.variable() is not None for slot in left):
+                vectors = [np.array(copy) for copy in self.home.copies(self.array)]
+            else:  # all anew, maybe as a program that failed has taken the vector with it
+                vectors = [np.zeros(self.array.shape, self.array.dtype) for _ in self.home.replicas]
+            for (slot, _, _), parts in zip(assigned, copies):
+                for vector, part in zip(vectors, parts):
+                    vector[slot.start : slot.start + slot.size] = np.ravel(part)
+            self.put(self.home.put(vectors))
+            self._taken_over(assigned)
         return self.array
 
     def put(self, vector: Any) -> None:
@@ -184,6 +213,7 @@ class Shelf(_Store):
     def _take_in(self, arrays: list[Any]) -> None:
         self.arrays = arrays
         self.lent = {slot.place for slot in self.slots if slot.variable()._lent}
+        self._copied_last: list[int] = sorted(self.lent)
 
     def read(self, slot: Slot) -> Any:
         """A leaf's array, which is lent from now on."""
@@ -193,15 +223,21 @@ class Shelf(_Store):
     def current(self) -> list[Any]:
         """The arrays, with all that was assigned, and copies of what is lent."""
         if self.replaced:
-            for slot, leaf in self._assigned():
+            assigned = self._assigned()
+            for slot, variable, leaf in assigned:
                 self.arrays[slot.place] = leaf
-                if slot.variable()._lent:
+                if variable._lent:
                     self.lent.add(slot.place)
+            self._taken_over(assigned)
         if self.lent:
             places = sorted(self.lent)
-            for place, copy in zip(places, copies([self.arrays[place] for place in places])):
+            lent = [self.arrays[place] for place in places]
+            # Together, which is a program for each choice of arrays, only where it is the same choice as last time.
+            together = places == self._copied_last
+            for place, copy in zip(places, copies(lent) if together else [copies([array])[0] for array in lent]):
                 self.arrays[place] = copy
             self.lent.clear()
+            self._copied_last = places
         return self.arrays
 
     def put(self, arrays: list[Any]) -> None:

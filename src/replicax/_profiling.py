@@ -6,6 +6,7 @@ trace for XProf; a second one for Perfetto is made of it, with the operations of
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import gzip
 import itertools
@@ -96,8 +97,10 @@ class profile(contextlib.AbstractContextManager):
         global active
         active = None
         try:
-            jax.block_until_ready(jax.live_arrays())
-            jax.profiler.stop_trace()
+            try:
+                jax.block_until_ready(jax.live_arrays())  # of which one may be that of a failed computation
+            finally:
+                jax.profiler.stop_trace()
             self._keep()
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -228,14 +231,20 @@ def _ordinal(process: str) -> int | None:
 
 def _calls_of_steps(events: list[dict[str, Any]]) -> dict[str, str]:
     """The name and number of the step in which each call of a program was made, by the call's number."""
-    steps = [event for event in events if "step_num" in event.get("args", {})]
+    steps: dict[Any, list[dict[str, Any]]] = {}  # by threads, in their order
+    for event in sorted((e for e in events if "step_num" in e.get("args", {})), key=_start):
+        steps.setdefault((event["pid"], event["tid"]), []).append(event)
     found = {}
     for event in events:
         run = event.get("args", {}).get("run_id")
-        if run is None or run in found:
+        own = steps.get((event.get("pid"), event.get("tid")), ())
+        if run is None or run in found or not own:
             continue
-        for step in steps:
-            same = (step["pid"], step["tid"]) == (event["pid"], event["tid"])
-            if same and step["ts"] <= event["ts"] <= step["ts"] + step["dur"]:
-                found[run] = f"{step['name']} {step['args']['step_num']}"
+        step = own[bisect.bisect(own, event["ts"], key=_start) - 1]
+        if step["ts"] <= event["ts"] <= step["ts"] + step["dur"]:
+            found[run] = f"{step['name']} {step['args']['step_num']}"
     return found
+
+
+def _start(event: dict[str, Any]) -> float:
+    return event["ts"]

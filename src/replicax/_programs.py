@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -163,8 +164,9 @@ class Program:
 
     def _arrange(self) -> None:
         """Makes the program for the packs that there are now, if they are others than before."""
-        self._arranged_at, before = _packs.changes, self._inputs
-        self._inputs = Inputs(self.level, self._spread)
+        with _levels.lock:
+            self._arranged_at, before = _packs.changes, self._inputs
+            self._inputs = Inputs(self.level, self._spread)
         if before is None or not self._inputs.are_as(before):
             self._compiled_at, self._several = -1, {}
             donated = () if self.level.local else (0, 1)
@@ -267,13 +269,11 @@ class Program:
                 if under_way is not None and chosen._compiled_at != _levels.layout_changes and not taped:
                     under_way.compile(program, *arguments)
                     chosen._compiled_at = _levels.layout_changes
-                new, results = program(*arguments)
+                new, results = program(*arguments) if taped else self._carried_out(program, arguments, frame)
             if taped:
                 for variable, start, stop in self._writes:
                     frame.store(variable, new[start:stop])
                     variable._lent = True  # the tape holds on to what it saw
-            else:
-                self._replace(frame, new)
             if under_way is not None:
                 under_way.output = results[chosen._token]
             if _observing.outputs is not None:
@@ -284,6 +284,27 @@ class Program:
                 message, level.failures[:] = level.failures[0], []
                 raise AssertionError(message)
         return self.results.rebuilt(results)
+
+    def _carried_out(self, program: Any, arguments: tuple[Any, ...], frame: _levels.Frame) -> tuple[Any, Any]:
+        """Runs a program that takes over arrays of variables, which have the new ones afterwards, come what may.
+
+        A KeyboardInterrupt comes as soon as the program has returned, since Python does nothing else most of the time.
+        By then what it returned is in a list, as both are one step for Python.
+        """
+        returned: list[tuple[Any, Any]] = []
+        try:
+            returned.extend(itertools.starmap(program, (arguments,)))
+            self._replace(frame, returned[0][0])
+        except BaseException as error:
+            if returned:
+                self._replace(frame, returned[0][0])
+            elif any(array.is_deleted() for arrays in arguments[:2] for array in arrays):
+                error.add_note(
+                    f"When {self._name} failed, its program had already taken over the values of the variables that it "
+                    "assigns. They are lost: restore them from a checkpoint, or assign all of them."
+                )
+            raise
+        return returned[0]
 
     def lower(self, call: Call) -> Any:
         """What JAX makes of it for these arguments; nothing is run."""

@@ -136,6 +136,11 @@ SCATTER: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
+def replacing(old: Any, new: Any) -> Any:
+    """How `assign` combines the old value with the new one."""
+    return new
+
+
 class Variable(_nest.Leaf, metaclass=_VariableType):
     """State that replicas share: an array, or a whole pytree such as Flax parameters or an Optax state.
 
@@ -328,7 +333,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
             ValueError: another shape, dtype or structure, or an aggregation that does not allow it.
             RuntimeError: a scope of another strategy, or a JAX transformation out of which the value cannot come.
         """
-        return self._updated(lambda old, new: new, value, read_value, "assign")
+        return self._updated(replacing, value, read_value, "assign")
 
     def assign_add(self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True):
         """Adds `delta`; see `assign`."""
@@ -447,15 +452,22 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     def __hash__(self) -> int:  # type: ignore[no-redef]
         raise TypeError(f"Variable is unhashable. Instead, use variable.ref() as the key. (Variable: {self!r})")
 
+    def __copy__(self) -> Variable:
+        return self  # as in TensorFlow: one variable, by another name
+
     def __deepcopy__(self, memo: dict) -> Variable:
         clone = type(self).__new__(type(self))
-        clone.__dict__.update(self.__dict__)
-        clone._lent = self._lent = True
-        if self._slots:
-            clone._slots = None
-            clone._write_global(self._read_global())
+        with _levels.lock:
+            clone.__dict__.update(self.__dict__)
+            clone._lent = self._lent = True
+            if self._slots:
+                clone._slots = None
+                clone._write_global(self._read_global())
         memo[id(self)] = clone
         return clone
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__deepcopy__({}).__dict__  # with leaves of its own, wherever they stand
 
     # Graphs and sessions, which there are none of.
 
@@ -642,6 +654,12 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     def _put(self, leaves: list[Any]) -> None:
         _levels.frame().write(self, leaves)
 
+    def _combined(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
+        """The leaves here and now, combined with these."""
+        if combine is replacing and not isinstance(_levels.frame(), _levels.Level):
+            return leaves  # what is packed is not cut out for nothing
+        return [combine(old, leaf) for old, leaf in zip(self._get(), leaves)]
+
     def _read(self) -> list[Any]:
         """The leaves as the user sees them here."""
         raise NotImplementedError
@@ -708,7 +726,9 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         return f"<Variable '{name}' pytree of {len(self._types)} arrays, {size} bytes>"
 
     def __repr__(self) -> str:
-        return self._text_of(self.name, self._read())
+        with _levels.lock:
+            leaves = self._read()
+        return self._text_of(self.name, leaves)
 
 
 def _traced(value: Any) -> bool:
@@ -846,11 +866,12 @@ class ResourceVariable(Variable):
         if any(isinstance(leaf, DistributedValues) for leaf in leaves):
             raise TypeError(f"{self.name} takes one value, got a {type(leaves[0]).__name__} value.")
         frame = _levels.frame()
-        if isinstance(frame, _levels.Level) and frame.local and self._parent is None:
-            leaves = self._in_turn(combine, leaves, method)
-        else:
-            leaves = [combine(old, new) for old, new in zip(self._get(), leaves)]
-        self._put(leaves)
+        with _levels.lock:
+            if isinstance(frame, _levels.Level) and frame.local and self._parent is None:
+                leaves = self._in_turn(combine, leaves, method)
+            else:
+                leaves = self._combined(combine, leaves)
+            self._put(leaves)
         return self._of_leaves(leaves) if read_value else None
 
     def _in_turn(self, combine: Callable[[Any, Any], Any], leaves: list[Any], method: str) -> list[Any]:
@@ -870,8 +891,9 @@ class ResourceVariable(Variable):
         if isinstance(frame, _levels.Level) and frame.local and self._parent is None:  # all replicas' in turn
             groups = frame.mesh.groups
             indices, values = (_collectives.local_gather(x, 0, groups) for x in (indices, values))
-        new = SCATTER[method](self._get()[0], indices, values)
-        self._put([new])
+        with _levels.lock:
+            new = SCATTER[method](self._get()[0], indices, values)
+            self._put([new])
         return new
 
 

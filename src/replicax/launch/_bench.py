@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
@@ -117,6 +118,11 @@ def _check(options: argparse.Namespace, replicas: int) -> None:
     for name, library in needed:
         if importlib.util.find_spec(library) is None:
             raise _Failed(f"{name} needs {library}: pip install 'replicax[bench]'.")
+    if options.plot:
+        kinds = importlib.import_module("matplotlib.figure").Figure().canvas.get_supported_filetypes()
+        if options.plot.suffix and options.plot.suffix[1:].lower() not in kinds:
+            known = ", ".join(sorted(kinds))
+            raise _Failed(f"--plot names a picture of a kind that matplotlib draws ({known}); got {options.plot}.")
 
 
 def _measured(options: argparse.Namespace, replicas: int, virtual: bool) -> Benchmark:
