@@ -79,9 +79,9 @@ class Call:
         if isinstance(leaf, (bool, int, str, bytes)):
             return (kind, leaf)
         if isinstance(leaf, ElementIterator):  # each call pulls from the one it was given
+            place = next((i for i, other in enumerate(self.iterators) if other is leaf), len(self.iterators))
             self.iterators.append(leaf)
-            self.statics.append(leaf._dataset)
-            return (kind, id(leaf._dataset))
+            return (kind, place)  # its elements are looked at when they are there
         self.statics.append(leaf)
         self.has_dataset |= isinstance(leaf, _input.DistributedDataset)
         return (kind, id(leaf))

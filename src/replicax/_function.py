@@ -43,6 +43,7 @@ from replicax._pulls import (
     pull_from,
     push_back,
     same_elements,
+    same_sources,
     shapes_of,
 )
 from replicax._uneven import UnevenCalls
@@ -275,7 +276,8 @@ class Function:
                 except StopIteration:
                     push_back(entries[0].pulls, pulled, call.iterators)
                     raise
-                entry = next((e for e in entries if same_elements(e.pulls, pulled)), None)
+                alike = (e for e in entries if same_sources(e.pulls, entries[0].pulls))
+                entry = next((e for e in alike if same_elements(e.pulls, pulled)), None)
             if entry is None:
                 queue = list(zip(entries[0].pulls, pulled)) if entries else []
                 entry, pulled = self._trace(call, args, kwargs, queue)
@@ -348,9 +350,15 @@ class Function:
         elements: list[Any] = []
         given: list[Any] = []
 
+        def give_back() -> None:
+            push_back([pull for pull, _ in queue], [element for _, element in queue], call.iterators)
+            queue.clear()
+
         def lift(iterator: Any) -> Any:
             if _levels.frame() is not level:
                 return NotImplemented
+            if queue and queue[0][0].source(call.iterators) is not iterator:  # other elements, taken in another order
+                give_back()
             try:
                 element = queue.pop(0)[1] if queue else pull_from(iterator)
             except StopIteration:  # which the function may catch: the end is no part of a program
@@ -393,13 +401,14 @@ class Function:
         try:
             jaxpr = jax.make_jaxpr(traced)(*[_aval(x) for x in call.dynamic])
         except BaseException as error:
-            push_back([pull for pull, _ in queue], [element for _, element in queue], call.iterators)
+            give_back()
             push_back(pulls, elements, call.iterators)
             self._uneven.failed(call, error, pulled=bool(elements))
             raise
         finally:
             lifts.stack.pop()
             _modes.no_creation = before
+        give_back()  # what this program does not take
         entry = Program(self._name, level, jaxpr, call, pulls, outputs[0])
         self._uneven.traced(call)
         outputs[0].leaves = []  # tracers, and with them all that was traced, are let go of
@@ -458,7 +467,10 @@ class Function:
         if self._traces < 5 or self._traces * 2 <= self._calls or self._traces < self._warned + 5:
             return
         self._warned = self._traces
-        cause = difference(before, (call._tree, call.keys)) if before is not None else ""
+        if self._entries.get(call.key):  # of the same arguments: other elements come from an iterator
+            cause = "The last time, elements of a dataset differed from those before in shape, dtype or structure. "
+        else:
+            cause = difference(before, (call._tree, call.keys)) if before is not None else ""
         warnings.warn(
             f"{self._traces} out of the last {self._calls} calls to {self._python_function!r} triggered retracing, "
             f"which is slow. {cause}Pass numbers that change as arrays, keep shapes the same, and define the function "
