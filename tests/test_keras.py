@@ -485,11 +485,14 @@ def test_a_compiled_model_is_saved_and_goes_on_under_another_strategy(tmp_path):
     np.testing.assert_allclose(trained(loaded, 2), losses, rtol=1e-5)
 
 
-def test_tapes_take_keras_variables_among_their_sources():
+def test_tapes_take_keras_variables_among_their_sources_and_variables_begin_as_they_are():
     kernel = keras.Variable(np.array([1.0, 2.0], np.float32))
     with rx.GradientTape() as tape:
         y = jnp.sum(kernel * kernel)
     assert tape.gradient(y, kernel).tolist() == [2.0, 4.0]
+    copies = [rx.Variable(kernel), rx.Variable({"kernel": kernel}).value()["kernel"], rx.Variable(lambda: kernel)]
+    kernel.assign([0.0, 0.0])  # which they are not
+    assert [copy.tolist() for copy in map(np.asarray, copies)] == [[1.0, 2.0]] * 3
     assert [watched is _adapters.variable_of(kernel) for watched in tape.watched_variables()] == [True]
 
 

@@ -45,7 +45,7 @@ def accumulate_gradients(
 
     Raises:
         ValueError: `micro_batches` is less than 1, or `reduce_op` is no `ReduceOp`.
-        TypeError: `micro_batches` is no int.
+        TypeError: `micro_batches` is no int, `batch_argnums` neither one nor several, or there is no function.
 
     >>> import jax, jax.numpy as jnp, replicax as rx
     >>> def loss(w, x, y):
@@ -58,15 +58,23 @@ def accumulate_gradients(
     [11.5, 28.0]
     """
     op = as_reduce_op(reduce_op)
-    if isinstance(micro_batches, bool):
+    if not callable(value_and_grad_fn):
+        raise TypeError(f"`value_and_grad_fn` is a function, such as jax.grad(loss), got {value_and_grad_fn!r}.")
+    if isinstance(micro_batches, bool) or not hasattr(micro_batches, "__index__"):
         raise TypeError(f"`micro_batches` is an int, got {micro_batches!r}.")
     count = operator.index(micro_batches)
     if count < 1:
         raise ValueError(f"`micro_batches` is at least 1, got {count}.")
     named = (batch_argnums,) if isinstance(batch_argnums, int) else batch_argnums
+    if named is not None and not all(isinstance(place, int) for place in named):
+        raise TypeError(f"`batch_argnums` is the number of a positional argument, or several, got {batch_argnums!r}.")
 
     @functools.wraps(value_and_grad_fn)
     def accumulated(*args: Any, **kwargs: Any) -> Any:
+        if any(not -len(args) <= place < len(args) for place in named or ()):
+            raise InvalidArgumentError(
+                f"`batch_argnums` is {batch_argnums!r}, and there are {len(args)} positional arguments, from 0 on."
+            )
         places = range(1, len(args)) if named is None else [range(len(args))[place] for place in named]
         leaves, tree = jax.tree.flatten([args[place] for place in places])
         if not leaves:
@@ -97,8 +105,9 @@ def _split(leaf: Any, count: int) -> Any:
     if leaf.ndim == 0 or leaf.shape[0] % count:
         raise InvalidArgumentError(
             f"A batch is split into {count} micro-batches along its first axis, which an array of shape {leaf.shape} "
-            "cannot be. Choose a number that divides each replica's part of the batch; pass what is not to be split by "
-            "keyword, or say which arguments to split: accumulate_gradients(..., batch_argnums=(1, 2))."
+            "cannot be. Choose a number that divides each replica's part of the batch, and leave out a smaller last "
+            "batch (drop_remainder=True); pass what is not to be split by keyword, or say which arguments to split: "
+            "accumulate_gradients(..., batch_argnums=(1, 2))."
         )
     return _context.as_array(leaf).reshape(count, leaf.shape[0] // count, *leaf.shape[1:])
 

@@ -152,7 +152,14 @@ def _is_dynamic(leaf: Any) -> bool:
 
 
 def _is_argument_leaf(value: Any) -> bool:
-    return _nest.is_leaf(value) or isinstance(value, (_input.DistributedDataset, ElementIterator))
+    if _nest.is_leaf(value) or isinstance(value, (_input.DistributedDataset, ElementIterator)):
+        return True
+    return is_python_iterator(value)
+
+
+def is_python_iterator(value: Any) -> bool:
+    """Whether `value` is an iterator of another kind than the datasets', which no program takes elements from."""
+    return hasattr(type(value), "__next__") and not isinstance(value, ElementIterator)
 
 
 class Results:

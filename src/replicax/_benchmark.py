@@ -31,9 +31,20 @@ def benchmark(strategy: Any, step: Any, batch: Any, rounds: int, steps: int) -> 
     if _levels.is_tracing():
         raise RuntimeError("A benchmark runs its step, which cannot be done while another function is traced.")
     function = step if _function.is_function(step) else _function.function(step)
+    if (count := function.steps_per_call) > 1:
+        raise ValueError(
+            f"A benchmark measures one step, and {function._name} takes {count} a call. Give it the "
+            "function without `steps_per_call`."
+        )
     with contextlib.closing(_Feed(strategy, batch)) as feed:
         program = _Program(function, feed.again())
         feed.unused()
+        sizes = {mesh.size for mesh in program.meshes}
+        if sizes and strategy.num_replicas_in_sync not in sizes:
+            raise ValueError(
+                f"{function._name} runs {max(sizes)} replicas of another strategy, and {strategy!r} has "
+                f"{strategy.num_replicas_in_sync}. Call `benchmark` of the strategy that the step is written for."
+            )
         with program.variables_kept() as restore:
             measured = _measured(program, feed, restore, rounds, steps)
     return Benchmark(
@@ -138,6 +149,11 @@ class _Program:
         if self.collectives:
             self._alone = program.computing(_alone.alone(program.jaxpr))
             self.left = _hlo.collectives(self._alone.lower(call).compile().as_text())
+
+    @property
+    def meshes(self) -> list[Any]:
+        """The meshes of the replicas that it runs."""
+        return self._level.meshes
 
     @property
     def separable(self) -> bool:
@@ -258,7 +274,10 @@ class _Feed:
                 ) from None
             self._iterator.close()
             self._iterator = iter(self._dataset)
-            element = self._iterator._pull()
+            try:
+                element = self._iterator._pull()
+            except StopIteration:
+                raise ValueError("The dataset has no elements to measure a step with.") from None
         if self._taken is not None:
             self._taken.append(element)
         return element

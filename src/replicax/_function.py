@@ -27,7 +27,7 @@ import numpy as np
 from jax.core import ShapedArray
 
 from replicax import _adapters, _conversion, _levels, _nest, _private, _profiling, _several, _specs
-from replicax._arguments import Call, Results, constrained, difference
+from replicax._arguments import Call, Results, constrained, difference, is_python_iterator
 from replicax._concrete import ConcreteFunction
 from replicax._errors import OutOfRangeError
 from replicax._programs import Program, meshes_of
@@ -153,6 +153,11 @@ class Function:
     def python_function(self) -> Callable[..., Any]:
         """The Python function itself."""
         return self._python_function
+
+    @property
+    def steps_per_call(self) -> int:
+        """How many times a call runs the function."""
+        return self._steps
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
         """This function for arguments of one kind: arrays or specs are its arguments, other values are kept.
@@ -409,6 +414,7 @@ class Function:
             lifts.stack.pop()
             _modes.no_creation = before
         give_back()  # what this program does not take
+        self._warn_of_what_stays(call, pulls)
         entry = Program(self._name, level, jaxpr, call, pulls, outputs[0])
         self._uneven.traced(call)
         outputs[0].leaves = []  # tracers, and with them all that was traced, are let go of
@@ -477,6 +483,23 @@ class Function:
             "outside of loops.",
             stacklevel=6,
         )
+
+    def _warn_of_what_stays(self, call: Call, pulls: Sequence[Pull]) -> None:
+        """Warns of data that are the same in every step, which is hardly what was meant."""
+        for leaf in call.statics:
+            if is_python_iterator(leaf):
+                warnings.warn(
+                    f"{self._python_function!r} is given a Python iterator, {leaf!r}. It is a constant of the compiled "
+                    "program: what next() gives while tracing is used in all calls. Pass the elements, or an iterator "
+                    "of `strategy.experimental_distribute_dataset(...)` or of an `rx.data.Dataset`.",
+                    stacklevel=6,
+                )
+        if self._steps > 1 and not pulls and call.meshes():
+            warnings.warn(
+                f"{self._python_function!r} takes {self._steps} steps a call, all of them with the batch that it was "
+                "given. For a fresh batch in each step pass the dataset's iterator, and call next(iterator) in it.",
+                stacklevel=6,
+            )
 
 
 def _aval(array: Any) -> ShapedArray:
@@ -548,6 +571,8 @@ def function(
     >>> several().tolist(), several().tolist()
     ([2, 3, 4], [5, 6])
     """
+    if isinstance(steps_per_call, bool) or not hasattr(steps_per_call, "__index__"):
+        raise TypeError(f"`steps_per_call` is an int, got {steps_per_call!r}.")
     steps = operator.index(steps_per_call)
     if steps < 1:
         raise ValueError(f"`steps_per_call` says how many steps a call takes, 1 or more; got {steps_per_call}.")

@@ -226,7 +226,8 @@ class Strategy(OlderMethods):
         Raises:
             RuntimeError: the step has no program of its own for these arguments: it makes variables on its first call,
                 loops over a dataset, or the parts of the batch are uneven; or this is not cross-replica context.
-            ValueError: `rounds` or `steps` is not a positive integer, or an iterator ends before the benchmark does.
+            ValueError: `rounds` or `steps` is not a positive integer, an iterator ends before the benchmark does, the
+                step takes several steps a call, or its replicas are another strategy's.
 
         >>> import jax.numpy as jnp, replicax as rx
         >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
