@@ -225,7 +225,7 @@ class Strategy(OlderMethods):
 
         Raises:
             RuntimeError: the step has no program of its own for these arguments: it makes variables on its first call,
-                loops over a dataset, or the parts of the batch are uneven; or this is not cross-replica context.
+                loops over a dataset, or can take uneven parts only eagerly; or this is not cross-replica context.
             ValueError: `rounds` or `steps` is not a positive integer, an iterator ends before the benchmark does, the
                 step takes several steps a call, or its replicas are another strategy's.
 
