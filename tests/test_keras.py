@@ -408,6 +408,23 @@ def test_a_step_of_its_own_may_return_all_metrics_as_keras_guides_have_it():
     np.testing.assert_allclose(logs["mae"], np.mean(np.abs(X[:8] @ KERNEL - Y[:8])), rtol=1e-5)  # of both replicas
 
 
+def test_a_step_of_its_own_may_return_some_metrics_and_what_is_none():
+    class Some(Own):
+        metrics = property(lambda self: [self.tracker, *self.others])
+        others = (keras.metrics.Mean(name="other"),)
+
+        def test_step(self, data):
+            self.tracker.update_state(data[0][:, 0])
+            return {"own": self.tracker.result(), "raw": jnp.mean(data[0][:, 0]), "rows": len(data[0])}
+
+    with mirrored(2).scope():
+        model = Some()
+        model.compile(keras.optimizers.SGD(0.1))
+    logs = model.evaluate(X[:9], Y[:9], batch_size=9, verbose=0, return_dict=True)  # the replicas have 5 rows and 4
+    assert logs["own"] == pytest.approx(np.mean(X[:9, 0]), rel=1e-5)
+    assert logs["raw"] == pytest.approx((np.mean(X[:5, 0]) + np.mean(X[5:9, 0])) / 2, rel=1e-5)
+
+
 def test_a_step_in_the_form_of_keras_on_jax_is_refused_under_a_strategy():
     class Stateless(Own):
         def train_step(self, state, data):
@@ -485,11 +502,14 @@ def test_a_compiled_model_is_saved_and_goes_on_under_another_strategy(tmp_path):
     np.testing.assert_allclose(trained(loaded, 2), losses, rtol=1e-5)
 
 
-def test_tapes_take_keras_variables_among_their_sources():
+def test_tapes_take_keras_variables_among_their_sources_and_variables_begin_as_they_are():
     kernel = keras.Variable(np.array([1.0, 2.0], np.float32))
     with rx.GradientTape() as tape:
         y = jnp.sum(kernel * kernel)
     assert tape.gradient(y, kernel).tolist() == [2.0, 4.0]
+    copies = [rx.Variable(kernel), rx.Variable({"kernel": kernel}).value()["kernel"], rx.Variable(lambda: kernel)]
+    kernel.assign([0.0, 0.0])  # which they are not
+    assert [copy.tolist() for copy in map(np.asarray, copies)] == [[1.0, 2.0]] * 3
     assert [watched is _adapters.variable_of(kernel) for watched in tape.watched_variables()] == [True]
 
 

@@ -209,6 +209,14 @@ def test_input_that_nobody_wants_any_more_ends():
     assert list(dataset._placed(Pass("", stopped), dataset._readings(), 0, Demand())) == []
 
 
+def test_a_batch_that_all_steps_get_warns():
+    strategy = mirrored(2)
+    step = rx.function(lambda x: strategy.reduce(SUM, x, axis=0), steps_per_call=2)
+    with pytest.warns(UserWarning, match=r"2 steps a call, all of them with the batch.*next\(iterator\)") as caught:
+        assert step(next(iter(batches(strategy, np.ones(4, np.float32))))).tolist() == [4.0, 4.0]
+    assert len(caught) == 1 and caught[0].filename == __file__
+
+
 def test_it_runs_inside_of_other_functions_and_eagerly():
     v = rx.Variable(0)
     traces = collections.Counter()
@@ -256,7 +264,7 @@ def test_variables_are_made_in_the_first_step():
 
 @pytest.mark.parametrize("steps, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), (None, TypeError)])
 def test_wrong_numbers_of_steps(steps, error):
-    with pytest.raises(error):
+    with pytest.raises(error, match=f"`steps_per_call`.*got {steps}"):
         rx.function(lambda: 0, steps_per_call=steps)
 
 

@@ -424,6 +424,16 @@ assert any("driven from the host" in str(w.message) for w in caught), [str(w.mes
 array = tf.TensorArray(tf.float32, size=1)
 array.write(0, 2.0)  # outside of compiled code the array itself has it, as TensorFlow's
 assert float(array.read(0)) == 2.0
+import jax.monitoring
+compiled = []  # a program for each power of two, not for each size
+jax.monitoring.register_event_duration_secs_listener(lambda name, *_, **__: compiled.append(name))
+array = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+for i in range(70):
+    array = array.write(i, float(i))
+assert len([name for name in compiled if name.endswith("backend_compile_duration")]) < 40, len(compiled)
+assert int(array.size()) == 70 and array.stack().numpy().tolist() == list(range(70))
+assert array.gather([69, 0]).numpy().tolist() == [69.0, 0.0] and float(array.read(69)) == 69.0
+raises(tf.errors.OutOfRangeError, lambda: array.read(70), "array size is: 70")
 raises(ValueError, lambda: tf.TensorArray(tf.float32, 1, infer_shape=False), "tf.concat")
 raises(tf.errors.OutOfRangeError, lambda: tf.TensorArray(tf.float32, 1).write(1, 1.0), "index 1", "dynamic_size=True")
 raises(tf.errors.InvalidArgumentError, lambda: tf.TensorArray(tf.float32, 1).stack(), "element_shape")

@@ -130,6 +130,35 @@ def test_weak_types_stay_weak():
     assert f(jnp.float32(2.0), jnp.ones(2, jnp.bfloat16)).dtype == jnp.float32
 
 
+def test_a_dataset_that_is_made_anew_takes_the_same_program_and_is_let_go_of(strategy):
+    step, gone = rx.function(lambda iterator: strategy.reduce("SUM", next(iterator), axis=0)), []
+    for epoch in range(3):
+        dataset = rx.data.Dataset.range(epoch, 4 + epoch).batch(2)
+        assert float(step(iter(strategy.experimental_distribute_dataset(dataset)))) == 2 * epoch + 1
+        gone.append(weakref.ref(dataset))
+    del dataset
+    gc.collect()
+    assert step.experimental_get_tracing_count() == 1 and gone[0]() is None
+
+
+def test_which_iterators_are_the_same_and_what_their_elements_are():
+    numbers = rx.data.Dataset.range(4)
+    pair = rx.function(lambda a, b: next(a) + 10 * next(b))
+    one = iter(numbers)
+    assert [int(pair(one, one)), int(pair(iter(numbers), iter(numbers))), int(next(one))] == [10, 0, 2]
+
+    @rx.function
+    def marked(a, b):
+        element = next(a)
+        return element["x"] + next(b) if "y" in element else element["x"]
+
+    one, x = iter(numbers), numbers.map(lambda x: {"x": x})
+    xy = x.map(lambda element: {**element, "y": 0})
+    # Without "y", nothing of the other iterator is taken.
+    assert [int(marked(iter(elements), one)) for elements in (xy, x, xy, x)] == [0, 0, 1, 0]
+    assert int(next(one)) == 2
+
+
 def test_an_iterator_as_an_argument_is_let_go_of(strategy):
     dataset = strategy.experimental_distribute_dataset([np.full(2, i, np.float32) for i in range(3)])
     step = rx.function(lambda iterator: strategy.reduce("SUM", next(iterator), axis=0))

@@ -58,7 +58,9 @@ def accumulate_gradients(
     [11.5, 28.0]
     """
     op = as_reduce_op(reduce_op)
-    if isinstance(micro_batches, bool):
+    if not callable(value_and_grad_fn):
+        raise TypeError(f"`value_and_grad_fn` is a function, such as jax.grad(loss), got {value_and_grad_fn!r}.")
+    if isinstance(micro_batches, bool) or not hasattr(micro_batches, "__index__"):
         raise TypeError(f"`micro_batches` is an int, got {micro_batches!r}.")
     count = operator.index(micro_batches)
     if count < 1:
@@ -106,8 +108,9 @@ def _split(leaf: Any, count: int) -> Any:
     if leaf.ndim == 0 or leaf.shape[0] % count:
         raise InvalidArgumentError(
             f"A batch is split into {count} micro-batches along its first axis, which an array of shape {leaf.shape} "
-            "cannot be. Choose a number that divides each replica's part of the batch; pass what is not to be split by "
-            "keyword, or say which arguments to split: accumulate_gradients(..., batch_argnums=(1, 2))."
+            "cannot be. Choose a number that divides each replica's part of the batch, and leave out a smaller last "
+            "batch (drop_remainder=True); pass what is not to be split by keyword, or say which arguments to split: "
+            "accumulate_gradients(..., batch_argnums=(1, 2))."
         )
     return _context.as_array(leaf).reshape(count, leaf.shape[0] // count, *leaf.shape[1:])
 

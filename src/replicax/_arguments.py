@@ -79,9 +79,9 @@ class Call:
         if isinstance(leaf, (bool, int, str, bytes)):
             return (kind, leaf)
         if isinstance(leaf, ElementIterator):  # each call pulls from the one it was given
+            place = next((i for i, other in enumerate(self.iterators) if other is leaf), len(self.iterators))
             self.iterators.append(leaf)
-            self.statics.append(leaf._dataset)
-            return (kind, id(leaf._dataset))
+            return (kind, place)  # its elements are looked at when they are there
         self.statics.append(leaf)
         self.has_dataset |= isinstance(leaf, _input.DistributedDataset)
         return (kind, id(leaf))
@@ -152,7 +152,14 @@ def _is_dynamic(leaf: Any) -> bool:
 
 
 def _is_argument_leaf(value: Any) -> bool:
-    return _nest.is_leaf(value) or isinstance(value, (_input.DistributedDataset, ElementIterator))
+    if _nest.is_leaf(value) or isinstance(value, (_input.DistributedDataset, ElementIterator)):
+        return True
+    return is_python_iterator(value)
+
+
+def is_python_iterator(value: Any) -> bool:
+    """Whether `value` is an iterator of another kind than the datasets', which no program takes elements from."""
+    return hasattr(type(value), "__next__") and not isinstance(value, ElementIterator)
 
 
 class Results:

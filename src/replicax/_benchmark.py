@@ -37,10 +37,10 @@ def benchmark(strategy: Any, step: Any, batch: Any, rounds: int, steps: int) -> 
     if not callable(step):
         raise TypeError(f"A benchmark is of a function, the step; got {step!r} of type {type(step).__name__}.")
     function = step if _function.is_function(step) else _function.function(step)
-    if function._steps > 1:
+    if function.steps_per_call > 1:
         raise ValueError(
-            f"A call of {function._name} takes {function._steps} steps (steps_per_call), and a benchmark is of one. "
-            "Give it the function without that."
+            f"A call of {function._name} takes {function.steps_per_call} steps, and a benchmark is of one. Give it the "
+            "function without `steps_per_call`."
         )
     with contextlib.closing(_Feed(strategy, batch)) as feed:
         program = _Program(function, feed.again())
@@ -50,6 +50,12 @@ def benchmark(strategy: Any, step: Any, batch: Any, rounds: int, steps: int) -> 
                 f"{function._name} takes {program.takes} elements a call from iterators itself, of which a benchmark "
                 f"has {feed.gives} to give. Let it take one, and pass its iterator as an argument: benchmark(step, "
                 "(iterator,))."
+            )
+        sizes = {mesh.size for mesh in program.meshes}
+        if sizes and strategy.num_replicas_in_sync not in sizes:
+            raise ValueError(
+                f"{function._name} runs {max(sizes)} replicas of another strategy, and {strategy!r} has "
+                f"{strategy.num_replicas_in_sync}. Call `benchmark` of the strategy that the step is written for."
             )
         with program.variables_kept() as restore:
             measured = _measured(program, feed, restore, rounds, steps)
@@ -155,6 +161,11 @@ class _Program:
         if self.collectives:
             self._alone = program.computing(_alone.alone(program.jaxpr))
             self.left = _hlo.collectives(self._alone.lower(call).compile().as_text())
+
+    @property
+    def meshes(self) -> list[Any]:
+        """The meshes of the replicas that it runs."""
+        return self._level.meshes
 
     @property
     def separable(self) -> bool:

@@ -27,7 +27,7 @@ import numpy as np
 from jax.core import ShapedArray
 
 from replicax import _adapters, _conversion, _levels, _nest, _private, _profiling, _several, _specs
-from replicax._arguments import Call, Results, constrained, difference
+from replicax._arguments import Call, Results, constrained, difference, is_python_iterator
 from replicax._concrete import ConcreteFunction
 from replicax._errors import OutOfRangeError
 from replicax._programs import Program, meshes_of
@@ -43,6 +43,7 @@ from replicax._pulls import (
     pull_from,
     push_back,
     same_elements,
+    same_sources,
     shapes_of,
 )
 from replicax._uneven import UnevenCalls
@@ -162,6 +163,11 @@ class Function:
     def python_function(self) -> Callable[..., Any]:
         """The Python function itself."""
         return self._python_function
+
+    @property
+    def steps_per_call(self) -> int:
+        """How many times a call runs the function."""
+        return self._steps
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
         """This function for arguments of one kind: arrays or specs are its arguments, other values are kept.
@@ -349,9 +355,15 @@ class Function:
         elements: list[Any] = []
         given: list[Any] = []
 
+        def give_back() -> None:
+            push_back([pull for pull, _ in queue], [element for _, element in queue], call.iterators)
+            queue.clear()
+
         def lift(iterator: Any) -> Any:
             if _levels.frame() is not level:
                 return NotImplemented
+            if queue and queue[0][0].source(call.iterators) is not iterator:  # other elements, taken in another order
+                give_back()
             try:
                 element = queue.pop(0)[1] if queue else pull_from(iterator)
             except StopIteration:  # which the function may catch: the end is no part of a program
@@ -395,13 +407,15 @@ class Function:
         try:
             jaxpr = jax.make_jaxpr(traced)(*[_aval(x) for x in call.dynamic])
         except BaseException as error:
-            push_back([pull for pull, _ in queue], [element for _, element in queue], call.iterators)
+            give_back()
             push_back(pulls, elements, call.iterators)
             self._uneven.failed(call, error, pulled=bool(elements))
             raise
         finally:
             lifts.stack.pop()
             _modes.no_creation = before
+        give_back()  # what this program does not take
+        self._warn_of_what_stays(call, pulls)
         self._warn_of_retracing(call)
         entry = Program(self._name, level, jaxpr, call, pulls, outputs[0])
         self._uneven.traced(call)
@@ -459,7 +473,8 @@ class Function:
             except StopIteration:
                 push_back(entries[0].pulls, pulled, call.iterators)
                 raise
-        return next((e for e in entries if same_elements(e.pulls, pulled)), None), pulled
+        alike = (e for e in entries if same_sources(e.pulls, entries[0].pulls))
+        return next((e for e in alike if same_elements(e.pulls, pulled)), None), pulled
 
     def _bind(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Arguments checked against the input signature; numbers and numpy arrays become arrays of its dtypes."""
@@ -482,13 +497,33 @@ class Function:
         if self._traces < 5 or self._traces * 2 <= self._calls or self._traces < self._warned + 5:
             return
         self._warned = self._traces
-        cause = difference(before, (call._tree, call.keys)) if before is not None else ""
+        if self._entries.get(call.key):  # of the same arguments: other elements come from an iterator
+            cause = "The last time, elements of a dataset differed from those before in shape, dtype or structure. "
+        else:
+            cause = difference(before, (call._tree, call.keys)) if before is not None else ""
         warnings.warn(
             f"{self._traces} out of the last {self._calls} calls to {self._python_function!r} triggered retracing, "
             f"which is slow. {cause}Pass numbers that change as arrays, keep shapes the same, and define the function "
             "outside of loops.",
             stacklevel=6,
         )
+
+    def _warn_of_what_stays(self, call: Call, pulls: Sequence[Pull]) -> None:
+        """Warns of data that are the same in every step, which is hardly what was meant."""
+        for leaf in call.statics:
+            if is_python_iterator(leaf):
+                warnings.warn(
+                    f"{self._python_function!r} is given a Python iterator, {leaf!r}. It is a constant of the compiled "
+                    "program: what next() gives while tracing is used in all calls. Pass the elements, or an iterator "
+                    "of `strategy.experimental_distribute_dataset(...)` or of an `rx.data.Dataset`.",
+                    stacklevel=6,
+                )
+        if self._steps > 1 and not pulls and call.meshes():
+            warnings.warn(
+                f"{self._python_function!r} takes {self._steps} steps a call, all of them with the batch that it was "
+                "given. For a fresh batch in each step pass the dataset's iterator, and call next(iterator) in it.",
+                stacklevel=6,
+            )
 
 
 def _aval(array: Any) -> ShapedArray:
@@ -560,6 +595,8 @@ def function(
     >>> several().tolist(), several().tolist()
     ([2, 3, 4], [5, 6])
     """
+    if isinstance(steps_per_call, bool) or not hasattr(steps_per_call, "__index__"):
+        raise TypeError(f"`steps_per_call` is an int, got {steps_per_call!r}.")
     steps = operator.index(steps_per_call)
     if steps < 1:
         raise ValueError(f"`steps_per_call` says how many steps a call takes, 1 or more; got {steps_per_call}.")

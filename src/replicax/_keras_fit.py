@@ -26,7 +26,7 @@ from replicax._errors import OutOfRangeError
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._keras import _scale_loss, _unscale_loss
 from replicax._tape import GradientTape
-from replicax._values import DistributedValues
+from replicax._values import DistributedValues, PerReplica
 
 
 class _Fitting(threading.local):
@@ -331,11 +331,23 @@ def _with_logs(model: Any, name: str, ours: Callable[..., Any], states: int) -> 
     strategy = strategy_of(model)
 
     def logs_of(logs: Any) -> Any:
-        # The metrics of all replicas together; what the model computes by itself, as the first replica has it.
+        # The metrics of all replicas together; of what the model computes by itself, the replicas' mean.
         whole = model.get_metrics_result() if isinstance(logs, dict) else {}
         if isinstance(logs, dict) and _log_names(logs) == set(whole):
             return whole
-        return _nest.map_structure(lambda x: strategy.experimental_local_results(x)[0], logs)
+
+        def together(log: Any, name: str = "") -> Any:
+            if isinstance(log, dict):
+                return {key: together(value, key) for key, value in log.items()}
+            return whole[name] if name in whole else _nest.map_structure(mean, log)
+
+        return together(logs)
+
+    def mean(log: Any) -> Any:
+        first = strategy.experimental_local_results(log)[0]
+        if not isinstance(log, PerReplica) or not jnp.issubdtype(getattr(first, "dtype", bool), jnp.number):
+            return first
+        return strategy.reduce("MEAN", log, axis=None)
 
     step = _run_on_replicas(model, _step_of(model, name, ours), logs_of)
     return _loop(model, step, None, states)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+import jax
 
 from replicax import _levels, _nest, _private
 from replicax._data import iterators
@@ -53,12 +56,22 @@ class Pull:
     def __init__(self, iterator: Any, arguments: list[Any], element: Any):
         self.element, self.slots = element, list[int]()
         # Which of the call's arguments the iterator is; another one is known by itself.
-        self._argument = next((i for i, argument in enumerate(arguments) if argument is iterator), None)
-        self._iterator = weakref.ref(iterator)
+        argument = next((i for i, argument in enumerate(arguments) if argument is iterator), None)
+        self.place: Any = weakref.ref(iterator) if argument is None else argument
+
+    @functools.cached_property
+    def kinds(self) -> tuple[Any, ...]:
+        """What elements are alike in that fit the same program."""
+        return _kinds(self.element)
 
     def source(self, arguments: list[Any]) -> Any:
         """The iterator, in a call whose iterators among the arguments are these; None where it is gone."""
-        return self._iterator() if self._argument is None else arguments[self._argument]
+        return arguments[self.place] if isinstance(self.place, int) else self.place()
+
+
+def same_sources(pulls: Sequence[Pull], others: Sequence[Pull]) -> bool:
+    """Whether all are from the same iterators, in the same order."""
+    return [pull.place for pull in pulls] == [other.place for other in others]
 
 
 def meshes_of(pulls: Sequence[Pull]) -> list[Any]:
@@ -137,14 +150,16 @@ def can_be_taken(element: Any) -> bool:
 
 
 def same_elements(pulls: Sequence[Pull], pulled: list[Any]) -> bool:
-    """Whether the elements have the shapes and dtypes of those that were pulled while tracing."""
+    """Whether the elements have the structure, shapes and dtypes of those that were pulled while tracing."""
     return all(can_be_taken(element) for element in pulled) and (
-        [_kinds(pull.element) for pull in pulls] == [_kinds(element) for element in pulled]
+        [pull.kinds for pull in pulls] == [_kinds(element) for element in pulled]
     )
 
 
 def _kinds(element: Any) -> tuple[Any, ...]:
-    return ([(x.shape, x.dtype) for x in element_arrays(element)], shapes_of(_nest.leaves(element)))
+    leaves = _nest.leaves(element)
+    arrays = [array_of(leaf) for leaf in leaves]
+    return (jax.tree.structure(element), [(x.shape, x.dtype) for x in arrays], shapes_of(leaves))
 
 
 def like(leaf: Any, array: Any) -> Any:

@@ -18,7 +18,7 @@ from jax import lax
 from replicax import _context, _nest, _private
 from replicax._blocks import strong
 from replicax._errors import OutOfRangeError
-from replicax._pulls import Pull, element_arrays, outside
+from replicax._pulls import Pull, element_arrays, outside, same_sources
 from replicax._values import Mirrored, PerReplica, is_array, is_text
 
 _TOKEN_SIZE = 256  # bytes; a larger result is not kept just to see whether its call has ended
@@ -125,7 +125,8 @@ def found(entries: Sequence[Any], count: int, arguments: list[Any], carries: boo
         elements = [several.element for several in pulled]
         entry = None
         if len(pulled) == len(sources):
-            entry = next((e for e in entries if _takes(e.pulls, elements)), None)
+            alike = (e for e in entries if same_sources(e.pulls, first.pulls))
+            entry = next((e for e in alike if _takes(e.pulls, elements)), None)
         if entry is None or not repeatable(entry):
             for source, several in zip(sources, pulled):
                 source._push_several_back(several)

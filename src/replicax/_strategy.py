@@ -225,11 +225,12 @@ class Strategy(OlderMethods):
 
         Raises:
             RuntimeError: the step has no program of its own for these arguments: it makes variables on its first call,
-                loops over a dataset, or the parts of the batch are uneven; this is not cross-replica context; or
+                loops over a dataset, or can take uneven parts only eagerly; this is not cross-replica context; or
                 functions run eagerly.
             TypeError: `step` is no function.
             ValueError: `rounds` or `steps` is not a positive integer, an iterator or a dataset has too few elements, a
-                call of `step` takes several steps, or it takes elements of iterators that it is not given.
+                call of `step` takes several steps, it takes elements of iterators that it is not given, or its
+                replicas are another strategy's.
 
         >>> import jax.numpy as jnp, replicax as rx
         >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])

@@ -86,8 +86,10 @@ def _initial_tree(initial_value: Any, dtype: Any) -> tuple[list[Any], Any, bool]
         if is_array(value) or _is_number_list(value):
             return [_new_array(value, dtype)], jax.tree.structure(0), isinstance(value, jax.Array)
         leaves, tree = jax.tree.flatten(value)
-        for leaf in leaves:
-            if not (is_array(leaf) or isinstance(leaf, (bool, int, float, complex))):
+        for number, leaf in enumerate(leaves):
+            if not is_array(leaf) and hasattr(leaf, "__jax_array__"):  # Keras's variables
+                leaves[number] = leaf.__jax_array__()
+            elif not (is_array(leaf) or isinstance(leaf, (bool, int, float, complex))):
                 raise TypeError(
                     f"A variable holds an array or a pytree of arrays; got a leaf {leaf!r} of type "
                     f"{type(leaf).__name__} in {type(value).__name__}."

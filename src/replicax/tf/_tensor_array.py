@@ -70,7 +70,8 @@ class TensorArray:
             )
         self._dtype, self._dynamic = as_dtype(dtype), bool(dynamic_size)
         self._size = 0 if size is None else as_int(size, "The size of a TensorArray")
-        self._tensors: Any = None  # stacked; None before the first shape is known
+        # Stacked, and zeros behind them, which spare a program for each size; None before the first shape is known.
+        self._tensors: Any = None
         shape = None if element_shape is None else TensorShape(element_shape)
         if shape is not None and shape.is_fully_defined():
             self._tensors = jnp.zeros((self._size, *shape), self._dtype)
@@ -85,10 +86,10 @@ class TensorArray:
         (array._tensors,) = children
         return array
 
-    def _with(self, tensors: Any) -> TensorArray:
+    def _with(self, tensors: Any, size: int) -> TensorArray:
         """This array with other tensors. Outside of compiled code it is the same object, as TensorFlow's."""
         array = copy.copy(self) if _levels.is_tracing() else self
-        array._tensors, array._size = tensors, len(tensors)
+        array._tensors, array._size = tensors, size
         return array
 
     @property
@@ -132,10 +133,13 @@ class TensorArray:
         """The array with `value` at that place."""
         index, value = convert_to_tensor(index), convert_to_tensor(value, dtype_hint=self._dtype)
         self._room_for(index)
-        tensors = self._stacked_like(value)
-        if self._dynamic and (more := int(known(index, "The place", _BOUND)) + 1 - len(tensors)) > 0:
+        tensors, size = self._stacked_like(value), self._size
+        if self._dynamic:
+            size = max(size, int(known(index, "The place", _BOUND)) + 1)
+        if size > len(tensors):
+            more = max(size, 2 * len(tensors)) - len(tensors)
             tensors = jnp.concatenate([tensors, jnp.zeros((more, *tensors.shape[1:]), tensors.dtype)])
-        return self._with(tensors.at[index].set(value))
+        return self._with(tensors.at[index].set(value), size)
 
     def _stacked_like(self, value: Any) -> Any:
         """The tensors there are, of the shape of `value`."""
@@ -157,7 +161,7 @@ class TensorArray:
                 f"Nothing has been written to this TensorArray of {self._size} tensors, so that their shape is not "
                 "known. Give it an `element_shape`."
             )
-        return self._tensors
+        return self._tensors if len(self._tensors) == self._size else self._tensors[: self._size]
 
     def read(self, index: Any, name: str | None = None) -> Any:
         """The tensor at that place."""
