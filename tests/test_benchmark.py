@@ -179,10 +179,6 @@ def test_what_cannot_be_measured_is_refused():
     finally:
         _function.run_functions_eagerly(False)
     assert len(list(iterator)) == 3 and float(total) == 1.0
-    with pytest.raises(ValueError, match="has no elements"):
-        strategy.benchmark(train_step, strategy.experimental_distribute_dataset([]))
-    with pytest.raises(ValueError, match="train_step takes 4 a call"):  # of which "a step" would be all four
-        strategy.benchmark(rx.function(train_step.python_function, steps_per_call=4), x)
     with pytest.raises(ValueError, match="train_step runs 2 replicas of another strategy.* has 1"):
         one_device().benchmark(train_step, x)
 

@@ -65,11 +65,10 @@ def accumulate_gradients(
     count = operator.index(micro_batches)
     if count < 1:
         raise ValueError(f"`micro_batches` is at least 1, got {count}.")
-    if not callable(value_and_grad_fn):
-        raise TypeError(f"`value_and_grad_fn` is a function, got {value_and_grad_fn!r}.")
-    if isinstance(batch_argnums, SupportsIndex):
-        batch_argnums = (operator.index(batch_argnums),)
-    named = None if batch_argnums is None else [operator.index(place) for place in batch_argnums]
+    named = (batch_argnums,) if isinstance(batch_argnums, SupportsIndex) else batch_argnums
+    if named is not None and not all(isinstance(place, SupportsIndex) for place in named):
+        raise TypeError(f"`batch_argnums` is the number of a positional argument, or several, got {batch_argnums!r}.")
+    named = None if named is None else [operator.index(place) for place in named]
 
     @functools.wraps(value_and_grad_fn)
     def accumulated(*args: Any, **kwargs: Any) -> Any:
