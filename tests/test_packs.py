@@ -261,6 +261,36 @@ def test_dtypes_and_large_arrays_stand_apart(packed):
     assert len(jax.tree.leaves(step.lower().in_avals)) == (4 if packed else 8)
 
 
+@pytest.mark.parametrize("n", [0, 2])
+def test_types_of_64_bits_stay(n, packed, tmp_path):
+    """Through packing, assigning and a checkpoint, where JAX has them only on demand."""
+    before = jax.config.jax_explicit_x64_dtypes
+    jax.config.update("jax_explicit_x64_dtypes", "allow")
+    try:
+        strategy = strategy_of(n)
+        with strategy.scope():
+            first = rx.VariableAggregation.ONLY_FIRST_REPLICA
+            counters = [rx.Variable(np.array([i, 2**40]), aggregation=first) for i in range(4)]
+
+        @rx.function
+        def step():
+            strategy.run(lambda: [counter.assign_add(np.array([1, 1])) for counter in counters] and None)
+
+        step()
+        counters[0].assign(np.array([7, 2**41]))
+        step()
+        checkpoint = rx.train.Checkpoint(**{f"counter{i}": counter for i, counter in enumerate(counters)})
+        path = checkpoint.save(str(tmp_path / "saved"))
+        counters[1].assign(np.array([0, 0]))
+        checkpoint.restore(path)
+        step()
+        assert [counter.numpy().tolist() for counter in counters] == [
+            [9, 2**41 + 2], [4, 2**40 + 3], [5, 2**40 + 3], [6, 2**40 + 3]
+        ]  # fmt: skip
+    finally:
+        jax.config.update("jax_explicit_x64_dtypes", before.name.lower())
+
+
 def test_a_pytree_in_one_variable(packed):
     """A variable's small leaves are packed and the others are not; the value stays one pytree."""
     large = _packs.LARGEST // 4 + 1

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -300,7 +299,7 @@ class MirroredVariable(_Distributed):
     def _pack_home(self, index: int) -> Any:
         return super()._pack_home(index) if self._layouts is None else None
 
-    def _take_from_host(self, arrays: list[np.ndarray]) -> None:
+    def _take_from_host(self, arrays: list[Any]) -> None:
         assert self._mesh is not None
         if self._layouts is not None or not self._mesh.all_local:
             return super()._take_from_host(arrays)

@@ -93,9 +93,10 @@ class Home:
 
     def put(self, copies: list[np.ndarray]) -> Any:
         """A vector of the host for each of them, brought here."""
+        arrays = [whole(copy) for copy in copies]
         if self.mesh is not None:
-            return self.mesh.mirror(copies)
-        vector = jax.device_put(copies[0], self.sharding, may_alias=False)
+            return self.mesh.mirror(arrays)
+        vector = jax.device_put(arrays[0], self.sharding, may_alias=False)
         return vector if self.committed else _private.uncommitted(vector)
 
     def joined(self, arrays: list[Any]) -> Any:
@@ -123,6 +124,11 @@ class Home:
                 return _cut(vector, np.int32(slot.start), slot.shape)
             parts = [_cut(shard.data, np.int32(slot.start), slot.shape) for shard in vector.addressable_shards]
             return jax.make_array_from_single_device_arrays(slot.shape, self.sharding, parts)
+
+
+def whole(array: np.ndarray) -> Any:
+    """An array of the host for `jax.device_put`, which cuts off 64 bits where JAX has such types only on demand."""
+    return jnp.asarray(array, dtype=array.dtype) if array.dtype.itemsize > 4 else array
 
 
 @functools.partial(jax.jit, static_argnums=1)
