@@ -152,9 +152,7 @@ def _is_dynamic(leaf: Any) -> bool:
 
 
 def _is_argument_leaf(value: Any) -> bool:
-    if _nest.is_leaf(value) or isinstance(value, (_input.DistributedDataset, ElementIterator)):
-        return True
-    return is_python_iterator(value)
+    return _nest.is_leaf(value) or isinstance(value, _input.DistributedDataset) or hasattr(type(value), "__next__")
 
 
 def is_python_iterator(value: Any) -> bool:
