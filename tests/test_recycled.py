@@ -14,6 +14,7 @@ import pytest
 
 import replicax as rx
 from replicax import _context
+from replicax._data.buffer import SMALL, SPARE
 from replicax._recycled import Pool, is_settled, settle
 from replicax.data import Dataset
 
@@ -141,10 +142,10 @@ def test_elements_of_datasets_that_are_kept_never_change(way):
 
 def test_batches_lie_in_few_places(strategy):
     batches, places = strategy.experimental_distribute_dataset(made("shuffle")), set()
-    for _ in range(6):
+    for _ in range(12):
         for rows, _ in batches:
             places.add(rows.array().addressable_shards[0].data.unsafe_buffer_pointer())
-    assert len(places) < 20  # of 60 batches
+    assert len(places) < 40  # of 120 batches
 
 
 class SameBuffer:
@@ -220,3 +221,17 @@ def test_no_value_changes_with_the_array_that_it_was_made_of(strategy, way):
     found = WAYS[way](strategy, value)
     value[:] = 5
     assert [float(np.max(np.asarray(x))) for x in found] == [0.0] * len(found)
+
+
+@pytest.mark.parametrize("rows, most", [(4, 3 + SPARE), (SMALL // 4, 3)])
+def test_a_few_more_of_small_batches_wait_where_their_rows_lie_in_arrays(strategy, rows, most):
+    options = rx.InputOptions(experimental_per_replica_buffer_size=3)
+    source = Dataset.range(4 * rows + 8).batch(rows + 2).repeat()  # of 4 or 8 bytes a number
+    iterator = iter(strategy.experimental_distribute_dataset(source, options))
+    assert next(iterator).values[0].shape == (rows // 2 + 1,)
+    buffer = iterator._buffer
+    with buffer._changed:
+        assert buffer._changed.wait_for(lambda: len(buffer._items) > max(2, most - 2), 30)
+        assert not buffer._changed.wait_for(lambda: len(buffer._items) > most, 0.1)
+    iterator.close()
+    assert not buffer.thread.is_alive()

@@ -98,7 +98,8 @@ class DistributedIterator(ElementIterator, Distributed):
             # Neither the thread nor what it calls may hold this iterator: see above.
             placed, topic = self._dataset._placed, self._topic
             arguments = self._readings, self._start, self._demand
-            buffer = Buffer(lambda stopped: placed(Pass(topic, stopped), *arguments), size)
+            at_hand = all(source.at_hand for source in self._dataset._sources)
+            buffer = Buffer(lambda stopped: placed(Pass(topic, stopped), *arguments), size, at_hand)
             weakref.finalize(self, buffer.stop).atexit = False
             buffer.start()
             self._buffer = buffer

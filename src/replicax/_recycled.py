@@ -23,8 +23,8 @@ from replicax import _private
 _ALIGNED = 64
 # Smaller arrays are not worth a place of their own size.
 _LEAST = 1 << 12
-# How many unused places of one size a pool keeps.
-_KEPT = 8
+# How many unused places of one size a pool keeps, and of small ones, of which buffers hold more.
+_KEPT, _KEPT_SMALL, _SMALL = 8, 32, 1 << 20
 
 _Places = collections.deque[np.ndarray]
 
@@ -55,7 +55,10 @@ class Pool:
         for n in shape:
             size *= n
         room = max(_LEAST, 1 << (size - 1).bit_length())
-        places = self._places.setdefault(room, collections.deque(maxlen=_KEPT))
+        places = self._places.get(room)
+        if places is None:
+            kept = _KEPT if room > _SMALL else _KEPT_SMALL
+            places = self._places.setdefault(room, collections.deque(maxlen=kept))
         try:
             place = places.pop()
         except IndexError:

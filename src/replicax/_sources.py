@@ -26,6 +26,7 @@ class Source(NamedTuple):
     policy: AutoShardPolicy
     files: int = 0  # how many files it reads
     nodes: tuple[Any, ...] = ()  # see Reading
+    at_hand: bool = False  # see Dataset
 
 
 _MAKE_DATASET = "Make batches of it: `rx.data.Dataset.from_tensor_slices(arrays).batch(global_batch_size)`."
@@ -42,7 +43,8 @@ def normalize_source(dataset: Any, ahead: bool = False) -> Source:
     if isinstance(dataset, Dataset):
         policy, size = dataset._options.experimental_distribute.auto_shard_policy, dataset._batch_size
         source = dataset._in_place if ahead and dataset._in_place is not None else dataset
-        return Source(source._make, dataset._spec, dataset._cardinality, size, policy, dataset._files, dataset._nodes)
+        known = dataset._spec, dataset._cardinality, size, policy, dataset._files, dataset._nodes
+        return Source(source._make, *known, source._at_hand)
     if hasattr(dataset, "as_numpy_iterator") and hasattr(dataset, "element_spec"):
         return _tf_source(dataset)
     if isinstance(dataset, (str, bytes, dict, tuple)) or hasattr(dataset, "__array__"):

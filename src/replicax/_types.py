@@ -124,7 +124,8 @@ class InputOptions(_InputOptions):
         experimental_replication_mode: with `distribute_datasets_from_function`, one dataset for each worker
             or for each replica.
         experimental_place_dataset_on_device: accepted for compatibility; datasets run on the host.
-        experimental_per_replica_buffer_size: how many batches are prefetched to the devices.
+        experimental_per_replica_buffer_size: how many batches are prefetched to the devices; a few more where they are
+            small and their rows lie in arrays, so that nobody sees it.
     """
 
     __slots__ = ()

@@ -1,5 +1,8 @@
 """Elements made ahead of their use, in a thread, as many as a bounded buffer holds.
 
+To wake a thread takes longer than to make a small element. So of elements that lie at hand, where nobody sees when they
+are made, a buffer holds some more than asked for, and its thread makes several of them each time it is woken.
+
 The thread knows the buffer and the source, never the iterator. So an iterator that nobody holds any more is collected,
 and its going stops the thread.
 """
@@ -8,19 +11,32 @@ from __future__ import annotations
 
 import atexit
 import collections
+import math
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+
+# Of elements at hand that have at most so many bytes, so many more are held.
+SMALL, SPARE = 1 << 20, 7
+
 
 class Buffer:
-    """A bounded queue that a thread fills. Who holds it may take from it and close it; the thread ends by itself."""
+    """A bounded queue that a thread fills. Who holds it may take from it and close it; the thread ends by itself.
 
-    def __init__(self, make: Callable[[Callable[[], bool]], Iterator[Any]], size: int):
-        self._make = make  # gets a function that tells whether the buffer was closed
-        self._size = size
+    Args:
+        make: gives the elements; it gets a function that tells whether the buffer was closed.
+        size: how many elements are held.
+        at_hand: whether a few more may be, while they are small; they are made once no more than `size` are left.
+    """
+
+    def __init__(self, make: Callable[[Callable[[], bool]], Iterator[Any]], size: int, at_hand: bool = False):
+        self._make = make
+        self._size, self._at_hand = size, at_hand
+        self._spare = 0  # how many more than `size` there is room for
         self._items: collections.deque[tuple[Any, BaseException | None]] = collections.deque()
         # A condition's lock can be taken again by its holder, so that `stop` may run anywhere, also in a garbage
         # collection that comes while this very thread holds the lock.
@@ -44,7 +60,10 @@ class Buffer:
         try:
             elements = self._make(lambda: self._stopped)
             while self._wait_for_room():
-                self._put(next(elements), None)
+                element = next(elements)
+                self._spare = SPARE if self._at_hand and _bytes(element) <= SMALL else 0
+                self._put(element, None)
+                del element
         except StopIteration:
             pass
         except BaseException as e:  # whatever it is, it is raised where `next` waits for it
@@ -59,8 +78,12 @@ class Buffer:
 
     def _wait_for_room(self) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._stopped or len(self._items) < self._size)
+            if len(self._items) >= self._size + self._spare:
+                self._changed.wait_for(lambda: self._stopped or self._is_low())
             return not self._stopped
+
+    def _is_low(self) -> bool:
+        return len(self._items) < self._size + bool(self._spare)
 
     def _put(self, element: Any, error: BaseException | None) -> None:
         with self._changed:
@@ -72,12 +95,13 @@ class Buffer:
         """The next element; StopIteration at the end, and the source's own exception where it raised one."""
         with self._changed:
             # In pieces: an interrupt that comes just before Python goes to sleep is seen only once it wakes up.
-            while not self._changed.wait_for(lambda: self._items or self._ended or self._stopped, timeout=0.2):
-                pass
+            while not (self._items or self._ended or self._stopped):
+                self._changed.wait(timeout=0.2)
             if not self._items:
                 raise StopIteration
             element, error = self._items.popleft()
-            self._changed.notify_all()
+            if self._is_low():
+                self._changed.notify_all()
         if error is None:
             return element
         try:
@@ -96,6 +120,10 @@ class Buffer:
         """Waits for the thread to end."""
         if self.thread is not threading.current_thread():
             self.thread.join(timeout)
+
+
+def _bytes(element: Any) -> float:
+    return sum(getattr(leaf, "nbytes", math.inf) for leaf in jax.tree.leaves(element))
 
 
 # The buffers whose threads run.

@@ -32,7 +32,7 @@ def made(*args: Any, **known: Any) -> Dataset:
 class Base(Nested):
     """A recipe for an iterator over elements, and what is known of these beforehand."""
 
-    _at_hand = False  # whether elements take next to nothing to make
+    _at_hand = False  # whether elements take next to nothing to make, and no code of the user's
     _in_place: Dataset | None = None  # the same elements, for who makes them ahead in a thread of their own anyway
     _recipe: Any = None  # the method that made it and with what, see fingerprint.py
 
@@ -102,7 +102,9 @@ class Base(Nested):
     def _reordered(self, make: Maker, on_rows: Callable[[Order], Order], cardinality: int, *nodes: Node) -> Dataset:
         """A dataset of the same elements in another number or order; `on_rows` does it to row numbers."""
         if self._rows is None:
-            return self._derived(make, cardinality, batch_size=self._batch_size, nodes=nodes)
+            dataset = self._derived(make, cardinality, batch_size=self._batch_size, nodes=nodes)
+            dataset._at_hand = self._at_hand
+            return dataset
         rows = Rows(self._rows.fetch, on_rows(self._rows.order))
         return self._derived(rows.elements, cardinality, batch_size=self._batch_size, rows=rows, nodes=nodes)
 
