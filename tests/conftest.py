@@ -31,6 +31,10 @@ if "jax" in sys.modules:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # What runs in the background of a script or under nohup ignores these signals, and so would what the tests start.
+    for number, handler in [(signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)]:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     # Registered by hand, because a fixture of this file would not reach the doctests in `src`.
     config.pluginmanager.register(_Everywhere(), "replicax-everywhere")
     if "REPLICAX_SUITE_WORKERS" not in os.environ:
