@@ -124,6 +124,28 @@ def test_reading_and_assigning_between_calls(n, packed):
     assert variables[4].numpy().tolist() == [8.0] * 5
 
 
+def test_what_is_read_lies_on_the_devices_of_its_replicas(packed):
+    strategy = strategy_of(2)
+    with strategy.scope():
+        variables = [rx.Variable(jnp.full(shape, float(i))) for i, shape in enumerate(SHAPES)]
+
+    @rx.function
+    def step():
+        for variable in variables:
+            variable.assign_add(jnp.ones(variable.shape), read_value=False)
+
+    step()
+    devices = [v.device for v in strategy.run(lambda: jnp.zeros(())).values]
+    for again in range(2):
+        assert variables[1].value().devices() == {devices[0]}
+        components = [variables[1].values[i].value() for i in (1, 0)]
+        assert [component.devices() for component in components] == [{devices[1]}, {devices[0]}]
+        everywhere = strategy.run(lambda: variables[1] * 1.0).values
+        assert [float(part.sum()) for part in (*components, *everywhere)] == [4 * (2.0 + again)] * 4
+        assert float(jnp.sum(components[0] + jnp.ones(4))) == 4 * (3.0 + again)  # free to move
+        step()
+
+
 @pytest.mark.parametrize("n", [0, 2])
 def test_programs_that_know_of_some_of_the_variables(n, packed):
     """One that reads them, compiled before they are packed, one that replaces a few, and one with other variables."""

@@ -192,8 +192,12 @@ class _Distributed(OfArrays, DistributedValues):
     def _read_component(self, replica: int) -> list[Any]:
         self._lent = True
         if self._values is None and not self._stacked and self._layouts is None:  # one copy, of however many
-            assert self._mesh is not None
-            return [self._mesh.copy(array, replica) for array in self._read_global()]
+            assert self._mesh is not None and self._arrays is not None
+            slots = self._slots or {}
+            return [
+                self._mesh.copy(array, replica) if array is not None else slots[i].read_copy(replica)
+                for i, array in enumerate(self._arrays)
+            ]
         return [value.values[replica] for value in self._stored_values()]
 
     def _write_component(self, replica: int, leaves: list[Any]) -> None:

@@ -63,6 +63,10 @@ class Slot:
         """The leaf as an array for anybody to keep."""
         return self.store.read(self)
 
+    def read_copy(self, replica: int) -> Any:
+        """One replica's copy of it, on that one's device."""
+        return self.store.read_copy(self, replica)
+
 
 def _gone() -> None:
     return None
@@ -109,6 +113,12 @@ class Home:
     def constrained(self, vector: Any) -> Any:
         """Inside of a program: a vector, to be returned to its home."""
         return vector if self.mesh is None else lax.with_sharding_constraint(vector, self.sharding)
+
+    def cut_copy(self, vector: Any, slot: Slot, replica: int) -> Any:
+        """A slot's part of one replica's copy of the vector; no other device takes part."""
+        copy = vector.addressable_shards[replica * self.mesh.logical_size].data  # committed to its device
+        with _private.at_once():
+            return _private.uncommitted(_cut(copy, np.int32(slot.start), slot.shape))
 
     def kept(self, vector: Any) -> Any:
         """A vector that a program returned, as it is kept."""
@@ -178,7 +188,8 @@ class Pack(_Store):
 
     def __init__(self, home: Home, leaves: Sequence[tuple[Any, int]]):
         self.home = home
-        self.views: dict[Slot, Any] = {}  # what was read since the vector was replaced
+        # What was read since the vector was replaced, and what of one replica's copy.
+        self.views: dict[Slot | tuple[Slot, int], Any] = {}
         super().__init__(leaves)
 
     def _take_in(self, arrays: list[Any]) -> None:
@@ -189,6 +200,14 @@ class Pack(_Store):
         if slot not in self.views:
             self.views[slot] = self.home.cut(self.array, slot)
         return self.views[slot]
+
+    def read_copy(self, slot: Slot, replica: int) -> Any:
+        """One replica's copy of a leaf, cut out."""
+        if slot in self.views:
+            return self.home.mesh.copy(self.views[slot], replica)
+        if (slot, replica) not in self.views:
+            self.views[slot, replica] = self.home.cut_copy(self.array, slot, replica)
+        return self.views[slot, replica]
 
     def current(self) -> Any:
         """The vector, with all that was assigned."""
@@ -225,6 +244,10 @@ class Shelf(_Store):
         """A leaf's array, which is lent from now on."""
         self.lent.add(slot.place)
         return self.arrays[slot.place]
+
+    def read_copy(self, slot: Slot, replica: int) -> Any:
+        """One replica's copy of a leaf's array, which is lent from now on."""
+        return slot.variable()._mesh.copy(self.read(slot), replica)
 
     def current(self) -> list[Any]:
         """The arrays, with all that was assigned, and copies of what is lent."""
