@@ -397,7 +397,7 @@ def test_help_names_every_option_with_its_default(tmp_path):
 
 
 def test_the_command_replicax_has_the_subcommand_launch(tmp_path):
-    command = (sys.executable, "-c", "import sys; from replicax.launch import main; sys.exit(main())", "launch")
+    command = (sys.executable, "-m", "replicax", "launch")
     with Launch(tmp_path, "--workers 2", "print('hello')", command=command) as launch:
         assert launch.wait() == 0, launch.output
     assert launch.out.count("hello") == 2

@@ -117,7 +117,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "tpu",
         "train",
     ),
-    "programs": ("launch",),
+    "programs": ("launch", "__main__"),
 }
 
 # The modules that may use what JAX does not document.
