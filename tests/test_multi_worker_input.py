@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
 from processes import Workers
@@ -249,7 +250,9 @@ def train(strategy, program):
         w = rx.Variable(np.zeros(3, np.float32), aggregation=rx.VariableAggregation.SUM)
         seen = rx.Variable(0, synchronization=rx.VariableSynchronization.ON_READ,
                            aggregation=rx.VariableAggregation.SUM)
+    ways = []  # of each run of the replica's Python code, whether it traces it
     def replica(x, y):
+        ways.append("traced" if isinstance(x, jax.core.Tracer) else "run")
         loss, gradient = jax.value_and_grad(lambda w: jnp.sum((x @ w - y) ** 2) / 8)(w.value())
         w.assign_sub(0.1 * gradient)
         seen.assign_add(x.shape[0])
@@ -258,27 +261,19 @@ def train(strategy, program):
         losses = strategy.run(replica, args=element)
         return strategy.reduce("SUM", losses, axis=None), strategy.reduce("MEAN", element[1], axis=0)
     numbers = []
-    if program == "eager":
-        for element in distributed:
-            numbers.append(step(element))
-    elif program == "compiled":
-        step = rx.function(step)
-        for element in distributed:
-            numbers.append(step(element))
-    elif program == "pulled":
-        iterator = iter(distributed)
-        pulled = rx.function(lambda: step(next(iterator)))
-        while True:
-            try:
-                numbers.append(pulled())
-            except rx.OutOfRangeError:
-                break
-    else:
-        @rx.function
-        def epoch(distributed):
-            return [step(element) for element in distributed]
-        numbers = epoch(distributed)
-    return [[float(a), float(b)] for a, b in numbers], w.numpy().tolist(), int(seen)
+    compiled, pulled = rx.function(step), rx.function(lambda iterator: step(next(iterator)))
+    epoch = rx.function(lambda distributed: [step(element) for element in distributed])
+    for _ in range(2):  # epochs, of which the last batch is uneven
+        if program == "eager":
+            numbers += [step(element) for element in distributed]
+        elif program == "compiled":
+            numbers += [compiled(element) for element in distributed]
+        elif program == "pulled":
+            iterator = iter(distributed)
+            numbers += [pulled(iterator) for _ in range(3)]
+        else:
+            numbers += epoch(distributed)
+    return [[float(a), float(b)] for a, b in numbers], w.numpy().tolist(), int(seen), ways
 """
 
 
@@ -297,13 +292,103 @@ def test_training_over_an_uneven_last_batch(job):
     space: dict[str, Any] = {}
     exec("import jax, jax.numpy as jnp, numpy as np, replicax as rx\n" + TRAINING, space)
     devices, told = job.devices, job.told["training"]
-    numbers, w, seen = space["train"](mirrored(2 * devices), "eager")
-    assert seen == 21 and len(numbers) == 3
+    numbers, w, seen, _ = space["train"](mirrored(2 * devices), "eager")
+    assert seen == 42 and len(numbers) == 6
+    shapes = {1: [4, 3, 2], 2: [2, 2, 1, 0]}[devices]  # rows of the parts of an even batch, and of the last one
     for worker in told:
         for way in WAYS:
             assert worker[way][2] == seen, way
+            assert worker[way][3] == (["run"] * 6 * devices if way == "eager" else ["traced"] * len(shapes)), way
             np.testing.assert_allclose(worker[way][0], numbers, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(worker[way][1], w, rtol=1e-5, atol=1e-6)
+
+
+PROGRAMS["uneven"] = """
+import warnings
+from replicax import _uneven
+
+def leaves(nest):
+    return [[np.asarray(leaf).tolist() for leaf in jax.tree.leaves(own)]
+            for own in strategy.experimental_local_results(nest)]
+
+def both(name, replica, elements, step=lambda run, element: run(element)):
+    calls = []
+    def noted(x, y):
+        calls.append(isinstance(x, jax.core.Tracer))
+        return replica(x, y)
+    run = lambda element: strategy.run(noted, args=element)
+    compiled = rx.function(lambda element: step(run, element))
+    for way, function in ("eager", lambda element: step(run, element)), ("compiled", compiled):
+        calls.clear()
+        told(f"{name} {way}", [leaves(function(element)) for _ in range(2) for element in elements])
+    told(f"{name} calls", [calls.count(True), calls.count(False)])
+
+def outputs(x, y):
+    context = rx.get_replica_context()
+    total = context.all_reduce("SUM", x.sum())
+    slices = rx.IndexedSlices(x, jnp.arange(x.shape[0]), (9, 2))
+    return {"rows": x.shape[0], "half": x.shape[0] / 2, "text": None, "twice": x * 2, "whole": (y * 3).astype(jnp.int8),
+            "all": [context.all_gather(x * total, axis=0)], "slices": slices}
+
+def around(run, element):
+    found = run(element)
+    again = strategy.run(lambda a, b: (a[:, 0] * b).sum(), args=(found["twice"], element[1]))
+    return strategy.gather(found["twice"], axis=0), strategy.reduce("MEAN", element[0], axis=0), again, element
+
+x, y = np.arange(16, dtype=np.float32).reshape(8, 2), np.arange(8, dtype=np.float32)
+rows = Dataset.from_tensor_slices((x, y))
+batches = strategy.experimental_distribute_dataset(rows.batch(5))
+both("outputs", outputs, batches)
+both("around", outputs, batches, around)
+
+# Each worker has its own, and one comes to its end before the other.
+own = strategy.distribute_datasets_from_function(lambda c: rows.take(3 if c.input_pipeline_id else 8).batch(2))
+both("own", lambda x, y: (x + 1, rx.get_replica_context().all_reduce("SUM", y.sum())), own)
+
+# What cannot be compiled is tried once for each kind of batch, on all workers.
+both("values", lambda x, y: x.sum() if float(y.sum()) > 3 else x, batches)
+
+def mapped(run, element):
+    return run(jax.tree.map(lambda leaf: leaf + 1, element))
+both("mapped", lambda x, y: x * 2, batches, mapped)
+step = rx.function(lambda element: strategy.run(lambda x, y: x * 2, args=element))
+told("mapped before", [leaves(step(jax.tree.map(lambda leaf: leaf + 1, element))) for element in batches])
+
+# Kinds of batches that keep changing: with programs for some, and eagerly for others.
+_uneven.PROGRAMS = 1
+sizes = [5, 7, 5, 7]
+changing = Dataset.from_generator(lambda: ((x[:n], y[:n]) for n in sizes),
+                                  output_signature=(rx.TensorSpec((None, 2), x.dtype), rx.TensorSpec((None,), y.dtype)))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    both("changing", lambda x, y: x * 2, strategy.experimental_distribute_dataset(changing))
+told("warned", [str(w.message) for w in caught if "runs eagerly" in str(w.message)])
+_uneven.PROGRAMS = 4
+"""
+
+
+def test_uneven_batches_are_compiled(job):
+    """The same as eagerly; each kind of parts is traced once, and the workers do the same where none can be."""
+    kinds = {1: [[3, 2], [2, 1]], 2: [[2, 2, 1, 0], [1, 1, 1, 0]]}[job.devices]  # rows of the replicas' parts
+    traces = sum(len(set(rows)) for rows in kinds)
+    for rank, worker in enumerate(job.told["uneven"]):
+        for name in ("outputs", "around", "own", "values", "mapped", "changing"):
+            eager, compiled = worker[f"{name} eager"], worker[f"{name} compiled"]
+            assert jax.tree.structure(eager) == jax.tree.structure(compiled), name
+            np.testing.assert_allclose(jax.tree.leaves(compiled), jax.tree.leaves(eager), rtol=1e-5, err_msg=name)
+        for part, n in zip(worker["outputs compiled"][0], kinds[0][rank::2], strict=True):
+            everyones, half, count, values, indices, twice, _ = part
+            assert (len(everyones), half, count, len(values), indices) == (5, n / 2, n, n, list(range(n)))
+            assert twice == [[2 * number for number in row] for row in values]
+        assert worker["mapped before"] == worker["mapped eager"][:2]
+        assert worker["mapped calls"] == [traces, 0]
+        # Once more, where they gather, when all that they gather is known.
+        assert worker["outputs calls"] == worker["around calls"] == [2 * traces, 0]
+        assert worker["own calls"] == [{1: 5, 2: 4}[job.devices], 0]  # of (2, 2), (2, 1), (2, 0); (2, 2, 2, 1), ...
+        assert worker["values calls"] == [2, 4 * job.devices]
+        assert worker["changing calls"] == [len(set(kinds[0])), 4 * job.devices]
+        (warning,) = worker["warned"]
+        assert "drop_remainder" in warning
 
 
 # The last one: the end of the job finds a thread at work.

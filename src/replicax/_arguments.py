@@ -184,12 +184,18 @@ class Results:
             return _Made(lambda arrays: leaf)
         if isinstance(leaf, (PerReplica, Mirrored)):
             kind, mesh, array = type(leaf), leaf.mesh, leaf.array()
-            if array is None and (shapes := shapes_of([leaf])):
+            if array is None and mesh is not None and (shapes := shapes_of([leaf])):
                 stacked = array_of(leaf)
-                place = self._add(stacked, None if mesh is None else mesh.result_sharding(stacked.ndim, True))
+                place = self._add(stacked, mesh.result_sharding(stacked.ndim, True))
+                if mesh.lone and id(stacked) not in self._given:
+                    return _Made(lambda arrays: PerReplica.of_padded(arrays[place], shapes[0], mesh).values[0])
                 return _Made(lambda arrays: PerReplica.of_padded(arrays[place], shapes[0], mesh))
             if array is None:
                 parts = [self._take(part) for part in leaf.values]
+                if mesh is not None and len(parts) > len(mesh.local_ids):  # those of other processes are in the program
+                    parts = [parts[i] for i in mesh.local_ids]
+                if mesh is not None and mesh.lone:
+                    return parts[0]
                 return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
             if isinstance(leaf, PerReplica) and mesh is not None and mesh.lone and id(array) not in self._given:
                 own = self._add(as_copies(array, mesh), mesh.mirrored)  # bare, as `run` returns it eagerly
