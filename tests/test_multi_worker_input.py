@@ -122,6 +122,11 @@ def test_sharding_by_data(job):
 PROGRAMS["off"] = """
 shown("even", with_policy(Dataset.range(8).batch(4), "OFF"))
 shown("uneven", with_policy(Dataset.range(10).batch(4), "OFF"))
+endless = with_policy(Dataset.range(10).batch(5, drop_remainder=True).repeat(), "OFF")  # of shapes that are all fixed
+iterator = iter(strategy.experimental_distribute_dataset(endless))
+step = rx.function(lambda x: strategy.reduce("SUM", x, axis=0))
+told("endless", [[len(part) for part in lists(next(iterator))], int(step(next(iterator)))])
+iterator.close()
 """
 
 
@@ -133,6 +138,10 @@ def test_without_sharding_every_worker_sees_all(job):
             shares = [share for shares in worker[name] for share in shares]
             assert [x for share in shares for x in share] == list(range(rows))
             assert {len(share) for share in shares[: rows * devices // (2 * devices)]} == {4 // (2 * devices)}
+    # Of its own five rows the first worker gets 0 to 2 and then 3 and 4, the other one 0 and 1 and then 2 to 4.
+    total = 3 + 4 + 2 + 3 + 4
+    first, other = {1: ([3], [2]), 2: ([2, 1], [1, 1])}[devices]
+    assert [worker["endless"] for worker in told] == [[first, total], [other, total]]
 
 
 PROGRAMS["file"] = """
