@@ -312,90 +312,101 @@ def test_training_over_an_uneven_last_batch(job):
             np.testing.assert_allclose(worker[way][1], w, rtol=1e-5, atol=1e-6)
 
 
-PROGRAMS["uneven"] = """
+ROWS = "x, y = np.arange(16, dtype=np.float32).reshape(8, 2), np.arange(8, dtype=np.float32)"
+PROGRAMS["uneven"] = (
+    f"""
 import warnings
 from replicax import _uneven
-
-def leaves(nest):
-    return [[np.asarray(leaf).tolist() for leaf in jax.tree.leaves(own)]
-            for own in strategy.experimental_local_results(nest)]
-
-def both(name, replica, elements, step=lambda run, element: run(element)):
+{ROWS}
+"""
+    + """
+def in_function(name, replica, elements, step=lambda run, element: run(element)):
     calls = []
     def noted(x, y):
-        calls.append(isinstance(x, jax.core.Tracer))
+        calls.append("traced" if isinstance(x, jax.core.Tracer) else "run")
         return replica(x, y)
-    run = lambda element: strategy.run(noted, args=element)
-    compiled = rx.function(lambda element: step(run, element))
-    for way, function in ("eager", lambda element: step(run, element)), ("compiled", compiled):
-        calls.clear()
-        told(f"{name} {way}", [leaves(function(element)) for _ in range(2) for element in elements])
-    told(f"{name} calls", [calls.count(True), calls.count(False)])
+    compiled = rx.function(lambda element: step(lambda element: strategy.run(noted, args=element), element))
+    told(name, [[[np.asarray(leaf).tolist() for leaf in jax.tree.leaves(own)]
+                 for own in strategy.experimental_local_results(compiled(element))]
+                for _ in range(2) for element in elements])
+    told(f"{name} calls", calls)
 
 def outputs(x, y):
     context = rx.get_replica_context()
-    total = context.all_reduce("SUM", x.sum())
     slices = rx.IndexedSlices(x, jnp.arange(x.shape[0]), (9, 2))
-    return {"rows": x.shape[0], "half": x.shape[0] / 2, "text": None, "twice": x * 2, "whole": (y * 3).astype(jnp.int8),
-            "all": [context.all_gather(x * total, axis=0)], "slices": slices}
+    return (x.shape[0], x.shape[0] / 2, None, x * 2, (y * 3).astype(jnp.int8), slices,
+            context.all_gather(x * context.all_reduce("SUM", y.sum()), axis=0))
 
 def around(run, element):
-    found = run(element)
-    again = strategy.run(lambda a, b: (a[:, 0] * b).sum(), args=(found["twice"], element[1]))
-    return strategy.gather(found["twice"], axis=0), strategy.reduce("MEAN", element[0], axis=0), again, element
+    twice = run(jax.tree.map(lambda leaf: leaf + 1, element))
+    again = strategy.run(lambda a, b: (a[:, 0] * b).sum(), args=(twice, element[1]))
+    return strategy.gather(twice, axis=0), strategy.reduce("MEAN", element[0], axis=0), again, element
 
-x, y = np.arange(16, dtype=np.float32).reshape(8, 2), np.arange(8, dtype=np.float32)
 rows = Dataset.from_tensor_slices((x, y))
-batches = strategy.experimental_distribute_dataset(rows.batch(5))
-both("outputs", outputs, batches)
-both("around", outputs, batches, around)
+batches = strategy.experimental_distribute_dataset(rows.take(5).batch(5))
+in_function("outputs", outputs, batches)
+in_function("around", lambda x, y: x * 2, batches, around)
 
 # Each worker has its own, and one comes to its end before the other.
-own = strategy.distribute_datasets_from_function(lambda c: rows.take(3 if c.input_pipeline_id else 8).batch(2))
-both("own", lambda x, y: (x + 1, rx.get_replica_context().all_reduce("SUM", y.sum())), own)
+own = strategy.distribute_datasets_from_function(lambda c: rows.take(1 if c.input_pipeline_id else 4).batch(2))
+in_function("own", lambda x, y: rx.get_replica_context().all_reduce("SUM", y.sum()), own)
 
-# What cannot be compiled is tried once for each kind of batch, on all workers.
-both("values", lambda x, y: x.sum() if float(y.sum()) > 3 else x, batches)
-
-def mapped(run, element):
-    return run(jax.tree.map(lambda leaf: leaf + 1, element))
-both("mapped", lambda x, y: x * 2, batches, mapped)
-step = rx.function(lambda element: strategy.run(lambda x, y: x * 2, args=element))
-told("mapped before", [leaves(step(jax.tree.map(lambda leaf: leaf + 1, element))) for element in batches])
+# What cannot be compiled is tried once, on all workers; and not where a worker knows its own shapes alone.
+in_function("values", lambda x, y: x.sum() if float(y.sum()) > 3 else x, batches)
+in_function("mapped", lambda x, y: x * 2, [jax.tree.map(lambda leaf: leaf + 1, element) for element in batches])
 
 # Kinds of batches that keep changing: with programs for some, and eagerly for others.
 _uneven.PROGRAMS = 1
-sizes = [5, 7, 5, 7]
-changing = Dataset.from_generator(lambda: ((x[:n], y[:n]) for n in sizes),
+changing = Dataset.from_generator(lambda: ((x[:n], y[:n]) for n in (5, 7)),
                                   output_signature=(rx.TensorSpec((None, 2), x.dtype), rx.TensorSpec((None,), y.dtype)))
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    both("changing", lambda x, y: x * 2, strategy.experimental_distribute_dataset(changing))
+    in_function("changing", lambda x, y: x * 2, strategy.experimental_distribute_dataset(changing))
 told("warned", [str(w.message) for w in caught if "runs eagerly" in str(w.message)])
 _uneven.PROGRAMS = 4
 """
+)
 
 
 def test_uneven_batches_are_compiled(job):
-    """The same as eagerly; each kind of parts is traced once, and the workers do the same where none can be."""
-    kinds = {1: [[3, 2], [2, 1]], 2: [[2, 2, 1, 0], [1, 1, 1, 0]]}[job.devices]  # rows of the replicas' parts
-    traces = sum(len(set(rows)) for rows in kinds)
-    for rank, worker in enumerate(job.told["uneven"]):
-        for name in ("outputs", "around", "own", "values", "mapped", "changing"):
-            eager, compiled = worker[f"{name} eager"], worker[f"{name} compiled"]
-            assert jax.tree.structure(eager) == jax.tree.structure(compiled), name
-            np.testing.assert_allclose(jax.tree.leaves(compiled), jax.tree.leaves(eager), rtol=1e-5, err_msg=name)
-        for part, n in zip(worker["outputs compiled"][0], kinds[0][rank::2], strict=True):
-            everyones, half, count, values, indices, twice, _ = part
-            assert (len(everyones), half, count, len(values), indices) == (5, n / 2, n, n, list(range(n)))
-            assert twice == [[2 * number for number in row] for row in values]
-        assert worker["mapped before"] == worker["mapped eager"][:2]
-        assert worker["mapped calls"] == [traces, 0]
-        # Once more, where they gather, when all that they gather is known.
-        assert worker["outputs calls"] == worker["around calls"] == [2 * traces, 0]
-        assert worker["own calls"] == [{1: 5, 2: 4}[job.devices], 0]  # of (2, 2), (2, 1), (2, 0); (2, 2, 2, 1), ...
-        assert worker["values calls"] == [2, 4 * job.devices]
-        assert worker["changing calls"] == [len(set(kinds[0])), 4 * job.devices]
+    """Each kind of parts is traced once; where there is no program, all workers run eagerly."""
+    space: dict[str, Any] = {"np": np}
+    exec(ROWS, space)
+    x, y, devices = space["x"], space["y"], job.devices
+
+    def by_worker(n):
+        """The rows of each replica's part of so many, by worker."""
+        size = -(-n // (2 * devices))
+        shares = [np.arange(n)[i * size : (i + 1) * size] for i in range(2 * devices)]
+        return [shares[0::2], shares[1::2]]
+
+    everyones = np.concatenate([rows for shares in by_worker(5) for rows in shares])
+    kinds = len({len(rows) for shares in by_worker(5) for rows in shares})
+    once, eagerly = ["traced"] * kinds, ["run"] * 2 * devices
+    for mine, of_seven, worker in zip(by_worker(5), by_worker(7), job.told["uneven"], strict=True):
+        expected: dict[str, list[list[list[Any]]]] = {
+            "outputs": [
+                [
+                    [len(r), len(r) / 2, x[r] * 2, y[r] * 3, x[r], np.arange(len(r)), x[everyones] * y[:5].sum()]
+                    for r in mine
+                ]
+            ],
+            "around": [
+                [[(x[everyones] + 1) * 2, x[:5].mean(0), ((x[r] + 1) * 2)[:, 0] @ y[r], x[r], y[r]] for r in mine]
+            ],
+            "own": [[[total]] * devices for total in {1: [0 + 1 + 0, 2 + 3], 2: [0 + 1 + 2 + 3 + 0]}[devices]],
+            "values": [[[x[r].sum() if y[r].sum() > 3 else x[r]] for r in mine]],
+            "mapped": [[[(x[r] + 1) * 2] for r in mine]],
+            "changing": [[[x[r] * 2] for r in mine], [[x[r] * 2] for r in of_seven]],
+        }
+        for name, elements in expected.items():
+            assert worker[name] == jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), elements * 2), name
+        assert worker["outputs calls"] == once * 2  # again, as they gather, when it is known what
+        assert worker["around calls"] == once
+        assert worker["own calls"] == ["traced"] * {1: 4, 2: 3}[devices]  # parts of 2 and 1, 2 and 0; 2, 2, 1 and 0
+        assert worker["values calls"] == ["traced", *eagerly]
+        assert worker["mapped calls"] == eagerly
+        assert worker["changing calls"] == [*once, *eagerly]
         (warning,) = worker["warned"]
         assert "drop_remainder" in warning
 

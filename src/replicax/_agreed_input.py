@@ -36,6 +36,7 @@ class Kind(NamedTuple):
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions."""
         return len(self.shape)
 
 

@@ -205,8 +205,12 @@ class Results:
             return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
         if isinstance(leaf, IndexedSlices):
             self.stackable = False
-            values, indices, shape = self._add(leaf.values), self._add(leaf.indices), leaf.dense_shape
-            return _Made(lambda arrays: IndexedSlices(arrays[values], arrays[indices], shape))
+            values, indices, shape = (
+                _OwnCopy(self._add(leaf.values)),
+                _OwnCopy(self._add(leaf.indices)),
+                leaf.dense_shape,
+            )
+            return _Made(lambda arrays: IndexedSlices(values(arrays), indices(arrays), shape))
         if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and not is_text(leaf)):
             place = self._add(_context.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
             return _Made(_OwnCopy(place))
