@@ -1,9 +1,11 @@
 """What a batch whose parts differ in size costs, against one of equal parts: the first call, and later ones.
 
     python benchmarks/uneven.py                             # 4 replicas, MLP and CNN
+    python benchmarks/uneven.py --workers 2                 # on two processes
 
-Batches of 64 are even; the last one of an epoch has 42 rows, of which the replicas get 11, 11, 11 and 9. Both go
-to one `rx.function`. The first calls are those of functions made anew for each round, the later ones take turns.
+Batches of 64 are even; the last one of an epoch has 42 rows, of which four replicas get 11, 11, 11 and 9 (or 41, of
+which two get 21 and 20). Both go to one `rx.function`. The first calls are those of functions made anew for each round,
+the later ones take turns.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from sides import Bar, Side, Table, finish, names, numbers, parsed, parser, rati
 BATCHES = ["even", "uneven"]
 
 
-def measure(model: str, replicas: int, side: Side, options: Any) -> dict[str, Any]:
+def measure(model: str, replicas: int | str, side: Side, options: Any) -> dict[str, Any]:
     first: dict[str, list[float]] = {name: [] for name in BATCHES}
     for _ in range(1 if options.quick else min(3, options.rounds)):
         made = side.ask(do="build", model=model)
@@ -31,11 +33,14 @@ def measure(model: str, replicas: int, side: Side, options: Any) -> dict[str, An
 
 def compare(options: Any) -> dict[str, Any]:
     results = []
-    for replicas in options.replicas:
-        with Side(sys.executable, "uneven_jax.py", str(replicas)) as side:
+    places = [(n, 1, n) for n in options.replicas]
+    if options.workers:
+        places = [(f"{options.workers} processes", options.workers, options.workers)]
+    for place, workers, replicas in places:
+        with Side(sys.executable, "uneven_jax.py", str(replicas), workers=workers) as side:
             for model in options.models:
-                results.append(measure(model, replicas, side, options))
-                print(f"{model}, {replicas} replicas: done", file=sys.stderr)
+                results.append(measure(model, place, side, options))
+                print(f"{model}, {place}: done", file=sys.stderr)
     return {"uneven": results}
 
 
@@ -64,6 +69,7 @@ def main() -> None:
     made = parser(__doc__)
     made.add_argument("--models", type=names, default=["mlp", "cnn"])
     made.add_argument("--replicas", type=numbers, metavar="N,N", default=[4])
+    made.add_argument("--workers", type=int, metavar="N", help="replicas on so many processes, a device each")
     options = parsed(made)
     found = compare(options)
     finish(options, "cpu", ("jax", "optax", "numpy"), found, tables(found), bars(found))

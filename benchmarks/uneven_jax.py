@@ -11,18 +11,18 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import serving
-from side_jax import OPS, devices, set_devices, transformation, warm_up
+from side_jax import OPS, join, set_devices, strategy_of, transformation, warm_up, workers
 
 import replicax as rx
 
-UNEVEN = 42  # rows of the 64 of an even batch
+UNEVEN = 42  # rows of the 64 of an even batch; one less for replicas that could share them evenly
 
 
 class Uneven:
     """The step as users write it who mind the last batch: losses are divided by the rows that there are."""
 
     def __init__(self, model: Any, replicas: int):
-        strategy = rx.MirroredStrategy(devices(replicas))
+        strategy = strategy_of(replicas)
         with strategy.scope():
             parameters = rx.Variable(model.parameters())
             optimizer = rx.Optimizer(transformation(model), parameters)
@@ -42,7 +42,8 @@ class Uneven:
             return strategy.reduce("SUM", strategy.run(replica, args=(x, y)), axis=None)
 
         whole = models.batch(model, replicas)
-        cut = tuple(part[:UNEVEN] for part in whole)
+        rows = UNEVEN if UNEVEN % replicas else UNEVEN - 1
+        cut = tuple(part[:rows] for part in whole)
         self.by_hand = float(models.loss(OPS, model, model.parameters(), *cut, 1))
         batches = [strategy.experimental_distribute_dataset([batch]) for batch in (whole, cut)]
         self.batches = {name: next(iter(batch)) for name, batch in zip(("even", "uneven"), batches)}
@@ -64,7 +65,10 @@ class Uneven:
 
 
 def answering(replicas: int) -> serving.Answering:
-    set_devices("cpu", replicas)
+    if workers() > 1:
+        join(alone=False)
+    else:
+        set_devices("cpu", replicas)
     warm_up()
     made: dict[str, Uneven] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
 from processes import Workers
@@ -121,6 +122,11 @@ def test_sharding_by_data(job):
 PROGRAMS["off"] = """
 shown("even", with_policy(Dataset.range(8).batch(4), "OFF"))
 shown("uneven", with_policy(Dataset.range(10).batch(4), "OFF"))
+endless = with_policy(Dataset.range(10).batch(5, drop_remainder=True).repeat(), "OFF")  # of shapes that are all fixed
+iterator = iter(strategy.experimental_distribute_dataset(endless))
+step = rx.function(lambda x: strategy.reduce("SUM", x, axis=0))
+told("endless", [[len(part) for part in lists(next(iterator))], int(step(next(iterator)))])
+iterator.close()
 """
 
 
@@ -132,6 +138,10 @@ def test_without_sharding_every_worker_sees_all(job):
             shares = [share for shares in worker[name] for share in shares]
             assert [x for share in shares for x in share] == list(range(rows))
             assert {len(share) for share in shares[: rows * devices // (2 * devices)]} == {4 // (2 * devices)}
+    # Of its own five rows the first worker gets 0 to 2 and then 3 and 4, the other one 0 and 1 and then 2 to 4.
+    total = 3 + 4 + 2 + 3 + 4
+    first, other = {1: ([3], [2]), 2: ([2, 1], [1, 1])}[devices]
+    assert [worker["endless"] for worker in told] == [[first, total], [other, total]]
 
 
 PROGRAMS["file"] = """
@@ -249,7 +259,9 @@ def train(strategy, program):
         w = rx.Variable(np.zeros(3, np.float32), aggregation=rx.VariableAggregation.SUM)
         seen = rx.Variable(0, synchronization=rx.VariableSynchronization.ON_READ,
                            aggregation=rx.VariableAggregation.SUM)
+    ways = []  # of each run of the replica's Python code, whether it traces it
     def replica(x, y):
+        ways.append("traced" if isinstance(x, jax.core.Tracer) else "run")
         loss, gradient = jax.value_and_grad(lambda w: jnp.sum((x @ w - y) ** 2) / 8)(w.value())
         w.assign_sub(0.1 * gradient)
         seen.assign_add(x.shape[0])
@@ -258,27 +270,19 @@ def train(strategy, program):
         losses = strategy.run(replica, args=element)
         return strategy.reduce("SUM", losses, axis=None), strategy.reduce("MEAN", element[1], axis=0)
     numbers = []
-    if program == "eager":
-        for element in distributed:
-            numbers.append(step(element))
-    elif program == "compiled":
-        step = rx.function(step)
-        for element in distributed:
-            numbers.append(step(element))
-    elif program == "pulled":
-        iterator = iter(distributed)
-        pulled = rx.function(lambda: step(next(iterator)))
-        while True:
-            try:
-                numbers.append(pulled())
-            except rx.OutOfRangeError:
-                break
-    else:
-        @rx.function
-        def epoch(distributed):
-            return [step(element) for element in distributed]
-        numbers = epoch(distributed)
-    return [[float(a), float(b)] for a, b in numbers], w.numpy().tolist(), int(seen)
+    compiled, pulled = rx.function(step), rx.function(lambda iterator: step(next(iterator)))
+    epoch = rx.function(lambda distributed: [step(element) for element in distributed])
+    for _ in range(2):  # epochs, of which the last batch is uneven
+        if program == "eager":
+            numbers += [step(element) for element in distributed]
+        elif program == "compiled":
+            numbers += [compiled(element) for element in distributed]
+        elif program == "pulled":
+            iterator = iter(distributed)
+            numbers += [pulled(iterator) for _ in range(3)]
+        else:
+            numbers += epoch(distributed)
+    return [[float(a), float(b)] for a, b in numbers], w.numpy().tolist(), int(seen), ways
 """
 
 
@@ -297,13 +301,114 @@ def test_training_over_an_uneven_last_batch(job):
     space: dict[str, Any] = {}
     exec("import jax, jax.numpy as jnp, numpy as np, replicax as rx\n" + TRAINING, space)
     devices, told = job.devices, job.told["training"]
-    numbers, w, seen = space["train"](mirrored(2 * devices), "eager")
-    assert seen == 21 and len(numbers) == 3
+    numbers, w, seen, _ = space["train"](mirrored(2 * devices), "eager")
+    assert seen == 42 and len(numbers) == 6
+    shapes = {1: [4, 3, 2], 2: [2, 2, 1, 0]}[devices]  # rows of the parts of an even batch, and of the last one
     for worker in told:
         for way in WAYS:
             assert worker[way][2] == seen, way
+            assert worker[way][3] == (["run"] * 6 * devices if way == "eager" else ["traced"] * len(shapes)), way
             np.testing.assert_allclose(worker[way][0], numbers, rtol=1e-5, atol=1e-6)
             np.testing.assert_allclose(worker[way][1], w, rtol=1e-5, atol=1e-6)
+
+
+ROWS = "x, y = np.arange(16, dtype=np.float32).reshape(8, 2), np.arange(8, dtype=np.float32)"
+PROGRAMS["uneven"] = (
+    f"""
+import warnings
+from replicax import _uneven
+{ROWS}
+"""
+    + """
+def in_function(name, replica, elements, step=lambda run, element: run(element)):
+    calls = []
+    def noted(x, y):
+        calls.append("traced" if isinstance(x, jax.core.Tracer) else "run")
+        return replica(x, y)
+    compiled = rx.function(lambda element: step(lambda element: strategy.run(noted, args=element), element))
+    told(name, [[[np.asarray(leaf).tolist() for leaf in jax.tree.leaves(own)]
+                 for own in strategy.experimental_local_results(compiled(element))]
+                for _ in range(2) for element in elements])
+    told(f"{name} calls", calls)
+
+def outputs(x, y):
+    context = rx.get_replica_context()
+    slices = rx.IndexedSlices(x, jnp.arange(x.shape[0]), (9, 2))
+    return (x.shape[0], x.shape[0] / 2, None, x * 2, (y * 3).astype(jnp.int8), slices,
+            context.all_gather(x * context.all_reduce("SUM", y.sum()), axis=0))
+
+def around(run, element):
+    twice = run(jax.tree.map(lambda leaf: leaf + 1, element))
+    again = strategy.run(lambda a, b: (a[:, 0] * b).sum(), args=(twice, element[1]))
+    return strategy.gather(twice, axis=0), strategy.reduce("MEAN", element[0], axis=0), again, element
+
+rows = Dataset.from_tensor_slices((x, y))
+batches = strategy.experimental_distribute_dataset(rows.take(5).batch(5))
+in_function("outputs", outputs, batches)
+in_function("around", lambda x, y: x * 2, batches, around)
+
+# Each worker has its own, and one comes to its end before the other.
+own = strategy.distribute_datasets_from_function(lambda c: rows.take(1 if c.input_pipeline_id else 4).batch(2))
+in_function("own", lambda x, y: rx.get_replica_context().all_reduce("SUM", y.sum()), own)
+
+# What cannot be compiled is tried once, on all workers; and not where a worker knows its own shapes alone.
+in_function("values", lambda x, y: x.sum() if float(y.sum()) > 3 else x, batches)
+in_function("mapped", lambda x, y: x * 2, [jax.tree.map(lambda leaf: leaf + 1, element) for element in batches])
+
+# Kinds of batches that keep changing: with programs for some, and eagerly for others.
+_uneven.PROGRAMS = 1
+changing = Dataset.from_generator(lambda: ((x[:n], y[:n]) for n in (5, 7)),
+                                  output_signature=(rx.TensorSpec((None, 2), x.dtype), rx.TensorSpec((None,), y.dtype)))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    in_function("changing", lambda x, y: x * 2, strategy.experimental_distribute_dataset(changing))
+told("warned", [str(w.message) for w in caught if "runs eagerly" in str(w.message)])
+_uneven.PROGRAMS = 4
+"""
+)
+
+
+def test_uneven_batches_are_compiled(job):
+    """Each kind of parts is traced once; where there is no program, all workers run eagerly."""
+    space: dict[str, Any] = {"np": np}
+    exec(ROWS, space)
+    x, y, devices = space["x"], space["y"], job.devices
+
+    def by_worker(n):
+        """The rows of each replica's part of so many, by worker."""
+        size = -(-n // (2 * devices))
+        shares = [np.arange(n)[i * size : (i + 1) * size] for i in range(2 * devices)]
+        return [shares[0::2], shares[1::2]]
+
+    everyones = np.concatenate([rows for shares in by_worker(5) for rows in shares])
+    kinds = len({len(rows) for shares in by_worker(5) for rows in shares})
+    once, eagerly = ["traced"] * kinds, ["run"] * 2 * devices
+    for mine, of_seven, worker in zip(by_worker(5), by_worker(7), job.told["uneven"], strict=True):
+        expected: dict[str, list[list[list[Any]]]] = {
+            "outputs": [
+                [
+                    [len(r), len(r) / 2, x[r] * 2, y[r] * 3, x[r], np.arange(len(r)), x[everyones] * y[:5].sum()]
+                    for r in mine
+                ]
+            ],
+            "around": [
+                [[(x[everyones] + 1) * 2, x[:5].mean(0), ((x[r] + 1) * 2)[:, 0] @ y[r], x[r], y[r]] for r in mine]
+            ],
+            "own": [[[total]] * devices for total in {1: [0 + 1 + 0, 2 + 3], 2: [0 + 1 + 2 + 3 + 0]}[devices]],
+            "values": [[[x[r].sum() if y[r].sum() > 3 else x[r]] for r in mine]],
+            "mapped": [[[(x[r] + 1) * 2] for r in mine]],
+            "changing": [[[x[r] * 2] for r in mine], [[x[r] * 2] for r in of_seven]],
+        }
+        for name, elements in expected.items():
+            assert worker[name] == jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), elements * 2), name
+        assert worker["outputs calls"] == once * 2  # again, as they gather, when it is known what
+        assert worker["around calls"] == once
+        assert worker["own calls"] == ["traced"] * {1: 4, 2: 3}[devices]  # parts of 2 and 1, 2 and 0; 2, 2, 1 and 0
+        assert worker["values calls"] == ["traced", *eagerly]
+        assert worker["mapped calls"] == eagerly
+        assert worker["changing calls"] == [*once, *eagerly]
+        (warning,) = worker["warned"]
+        assert "drop_remainder" in warning
 
 
 # The last one: the end of the job finds a thread at work.

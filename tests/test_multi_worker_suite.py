@@ -14,7 +14,7 @@ SHARED = [
     for path in sorted(TESTS.glob("test_*.py"))
     if "\nfrom test_ways import" in path.read_text()
     and "multi_worker" not in path.name  # which -k finds too
-    # test_checkpoint_workers.py has what a job of several needs; uneven batches are not compiled there.
+    # test_checkpoint_workers.py has what a job of several needs, and test_multi_worker_input.py uneven batches.
     and path.name not in ("test_checkpoint.py", "test_uneven.py")
 ]
 

@@ -20,7 +20,7 @@ from replicax._errors import InvalidArgumentError
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
 
-# In the workers of a job nobody knows all shapes, and such batches run eagerly there.
+# For jobs of several workers see test_multi_worker_input.py: nobody knows all shapes of values made by hand there.
 
 DATA = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
 

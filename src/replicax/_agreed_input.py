@@ -1,4 +1,4 @@
-"""What workers with input pipelines of their own agree on: when the data end, and whether a round's parts are alike.
+"""What workers with input pipelines of their own agree on: when the data end, and which shapes a round's parts have.
 
 The iteration goes on until every worker is at its end; those that are there already get empty batches. Where all
 shapes are fixed there are no empty batches, and the iteration ends for all where it ends for the first.
@@ -9,14 +9,16 @@ datasets know how many rounds they have, and the parts' shapes follow from that,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from replicax import _exchange
+from replicax import _exchange, _nest
 from replicax._data import INFINITE_CARDINALITY
+from replicax._values import is_array
 
 
 class Worker(NamedTuple):
@@ -26,21 +28,46 @@ class Worker(NamedTuple):
     rank: int = 0
 
 
+class Kind(NamedTuple):
+    """The shape and dtype of an array; of what is none, its type."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions."""
+        return len(self.shape)
+
+
+Kinds = list[list[Kind]]  # for each of some replicas, those of its part's leaves
+
+
 class Round(NamedTuple):
     """A host structure for each local replica, and whether those of all replicas have one shape."""
 
     parts: list[Any]
     alike: bool
+    everyones: Sequence[Kinds] = ()  # each worker's, where there are several and the parts differ
+
+
+def kinds_of(parts: Sequence[Any]) -> Kinds:
+    """The shapes and dtypes of the parts' leaves."""
+
+    def kind(leaf: Any) -> Kind:
+        return Kind(leaf.shape, str(leaf.dtype)) if is_array(leaf) else Kind((), type(leaf).__name__)
+
+    return [[kind(leaf) for leaf in _nest.leaves(part)] for part in parts]
+
+
+def _told(text: str) -> Kinds:
+    """What `json` made of kinds."""
+    return [[Kind(tuple(shape), dtype) for shape, dtype in part] for part in json.loads(text)]
 
 
 def empty(part: Any) -> Any:
     """No rows of the structure of `part`. A scalar becomes an empty vector: it has no other way to be nothing."""
     return jax.tree.map(lambda a: a.reshape(1)[:0] if not a.ndim else a[:0], part)
-
-
-def _signature(parts: list[Any]) -> str:
-    texts = {str([(a.shape, str(a.dtype)) for a in jax.tree.leaves(part)]) for part in parts}
-    return texts.pop() if len(texts) == 1 else "uneven"
 
 
 def _never() -> bool:
@@ -95,7 +122,7 @@ def _agreed(this, rounds, replicas, count, shapes_follow, spec):
     while True:
         own = next(rounds, None)
         parts = own.parts if own else parts
-        told_now = this.everyones(_signature(own.parts) if own else "")
+        told_now = this.everyones(json.dumps(kinds_of(own.parts)) if own else "")
         if not any(told_now):
             return
         if not all(told_now):
@@ -105,7 +132,12 @@ def _agreed(this, rounds, replicas, count, shapes_follow, spec):
                 return
         if own is None:
             parts = [empty(part) for part in parts] or [_nothing(spec())] * replicas
-        yield Round(parts, len(set(told_now)) == 1 and told_now[0] != "uneven")
+        if not all(told_now):  # those at their end tell what they have in place of data
+            told_now = this.everyones(json.dumps(kinds_of(parts)))
+        kinds = {text: _told(text) for text in told_now}
+        everyones = [kinds[text] for text in told_now]
+        alike = all(part == everyones[0][0] for worker in everyones for part in worker)
+        yield Round(parts, alike, () if alike else everyones)
 
 
 def all_static(spec: Any) -> bool:

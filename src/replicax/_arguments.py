@@ -184,12 +184,18 @@ class Results:
             return _Made(lambda arrays: leaf)
         if isinstance(leaf, (PerReplica, Mirrored)):
             kind, mesh, array = type(leaf), leaf.mesh, leaf.array()
-            if array is None and (shapes := shapes_of([leaf])):
+            if array is None and mesh is not None and (shapes := shapes_of([leaf])):
                 stacked = array_of(leaf)
-                place = self._add(stacked, None if mesh is None else mesh.result_sharding(stacked.ndim, True))
+                place = self._add(stacked, mesh.result_sharding(stacked.ndim, True))
+                if mesh.lone and id(stacked) not in self._given:
+                    return _Made(lambda arrays: PerReplica.of_padded(arrays[place], shapes[0], mesh).values[0])
                 return _Made(lambda arrays: PerReplica.of_padded(arrays[place], shapes[0], mesh))
             if array is None:
                 parts = [self._take(part) for part in leaf.values]
+                if mesh is not None and len(parts) > len(mesh.local_ids):  # those of other processes are in the program
+                    parts = [parts[i] for i in mesh.local_ids]
+                if mesh is not None and mesh.lone:
+                    return parts[0]
                 return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
             if isinstance(leaf, PerReplica) and mesh is not None and mesh.lone and id(array) not in self._given:
                 own = self._add(as_copies(array, mesh), mesh.mirrored)  # bare, as `run` returns it eagerly
@@ -199,8 +205,12 @@ class Results:
             return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
         if isinstance(leaf, IndexedSlices):
             self.stackable = False
-            values, indices, shape = self._add(leaf.values), self._add(leaf.indices), leaf.dense_shape
-            return _Made(lambda arrays: IndexedSlices(arrays[values], arrays[indices], shape))
+            values, indices, shape = (
+                _OwnCopy(self._add(leaf.values)),
+                _OwnCopy(self._add(leaf.indices)),
+                leaf.dense_shape,
+            )
+            return _Made(lambda arrays: IndexedSlices(values(arrays), indices(arrays), shape))
         if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and not is_text(leaf)):
             place = self._add(_context.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
             return _Made(_OwnCopy(place))

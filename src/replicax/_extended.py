@@ -8,6 +8,7 @@ and `_default` say where they differ.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from replicax import (
     _across,
+    _agreed_input,
     _collectives,
     _context,
     _conversion,
@@ -616,10 +618,13 @@ class StrategyExtended:
 
     def _place(self, this_round: _input.Round, fetch_to_device: bool) -> Any:
         """One element of a distributed dataset from each local replica's host arrays."""
-        parts, alike = this_round
+        parts, alike, everyones = this_round
         mesh = self._mesh
+        told = mesh.by_replica(everyones) if everyones else []
+        kinds = itertools.zip_longest(*told, fillvalue=_agreed_input.Kind((), ""))  # for each leaf, of all replicas
 
         def place(leaves: Sequence[Any]) -> Any:
+            of_all = next(kinds, leaves)
             if any(not is_array(leaf) or is_text(leaf) for leaf in leaves):
                 leaves = [_data.as_tensor(leaf) if is_array(leaf) else leaf for leaf in leaves]
                 return leaves[0] if mesh.size == 1 else PerReplica(leaves, mesh)
@@ -630,8 +635,8 @@ class StrategyExtended:
             wide = any(leaf.dtype.itemsize == 8 for leaf in leaves) and _context.has_64_bit_types()
             if mesh.size > 1 and alike and all(leaf.shape == leaves[0].shape for leaf in leaves):
                 return PerReplica.of_array(mesh.stack(leaves, wide), mesh)
-            if (padded := PerReplica.padded_from(leaves, mesh, wide)) is not None:
-                return padded
+            if mesh.size > 1 and (value := PerReplica.from_host(leaves, of_all, mesh, wide)) is not None:
+                return value
             components = mesh.components(leaves, wide)
             return components[0] if mesh.size == 1 else PerReplica(components, mesh, ragged=not alike)
 

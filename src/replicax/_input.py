@@ -257,7 +257,9 @@ class DistributedDataset(Distributed):
     def _shapes_follow(self) -> bool:
         """Whether this worker can tell by itself which shapes the parts of the others have."""
         spec = self._source.spec(False)
-        return self._batch_size is None or (spec is not None and all_static(spec))
+        if self._batch_size is None:
+            return True
+        return self._batch_size % self._total == 0 and spec is not None and all_static(spec)
 
     def _replica_spec(self) -> Any:
         """The spec of one replica's part, on the host."""

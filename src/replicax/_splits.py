@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np  # noqa: F401  for the examples
 
-from ._agreed_input import Round, Worker, empty
+from ._agreed_input import Round, Worker, empty, kinds_of
 from ._data import RowBatches, num_rows, regroup
 from ._errors import InvalidArgumentError
 from ._ragged import refuse_composites
@@ -45,8 +45,10 @@ class Shares(Iterator[Round]):
         element = next(self._batches)
         if self._replicas == 1:
             return Round([element], True)
-        shares = split_batch(element, self._replicas)[self._worker.rank :: self._worker.size]
-        return Round(shares, num_rows(element) % self._replicas == 0)
+        shares, (size, rank) = split_batch(element, self._replicas), self._worker
+        alike = num_rows(element) % self._replicas == 0
+        everyones = [] if alike or size == 1 else [kinds_of(shares[i::size]) for i in range(size)]
+        return Round(shares[rank::size], alike, everyones)
 
     def several(self, count: int) -> list[Any] | None:
         """Each replica's shares of the next batches as one, with a new first axis.

@@ -31,6 +31,7 @@ from replicax._values import (
     PerReplica,
     ReplicaMesh,
     filled,
+    is_array,
     is_text,
     largest_of,
     mapped,
@@ -267,7 +268,7 @@ class _Results:
             places = self._places_of(leaves)
             if places is None:
                 alike = all(_is_same(leaf, leaves[0]) for leaf in leaves)
-                return leaves[0] if alike else PerReplica([leaves[i] for i in self._which], mesh)
+                return leaves[0] if alike else _of_replicas([leaves[i] for i in self._which], mesh)
             place = self._places[places]
             if self.common[place]:
                 return stacked[place]
@@ -290,6 +291,20 @@ class _Results:
 
 def _is_same(one: Any, other: Any) -> bool:
     return one is other or (isinstance(one, (bool, int, float, str)) and type(one) is type(other) and one == other)
+
+
+def _of_replicas(parts: Sequence[Any], mesh: ReplicaMesh) -> PerReplica:
+    """What replicas returned that are no arrays of theirs, and differ."""
+    if mesh.all_local:
+        return PerReplica(parts, mesh)
+    numbers = [isinstance(x, (bool, int, float, complex)) or (is_array(x) and not is_text(x)) for x in parts]
+    if not any(numbers):
+        return PerReplica([parts[i] for i in mesh.local_ids], mesh)
+    # All processes have to make the same program, so that it holds everyone's.
+    arrays = [_context.as_array(x) if number else x for x, number in zip(parts, numbers)]
+    if not all(numbers) or len({(type(x), a.shape, a.dtype) for x, a in zip(parts, arrays)}) > 1:
+        raise _pieces.NotAlike("what the replicas return differs in type")
+    return PerReplica.of_array(lax.optimization_barrier(jnp.stack(arrays)), mesh)
 
 
 def _components(value: Any, mesh: ReplicaMesh) -> Sequence[Any]:
@@ -392,6 +407,7 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
         out_specs = [_STACKED if stacked else _MIRRORED for stacked in out_stacked]
         values = [current[key][i] for key, i in reads]
         found = mapped(program, mesh, (read_specs, list(in_specs)), out_specs)(values, arrays)
+        result = results.restored(found[: len(results.common)], mesh)
     except _pieces.NotAlike as error:
         raise refusal(error) from error
 
@@ -400,7 +416,7 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
         _levels.frame().write(variable, [next(new_values) for _ in variable._leaf_types(True)])
     for trace in traces:
         trace.level.values.clear()
-    return results.restored(found[: len(results.common)], mesh)
+    return result
 
 
 def _refuse_different(level: _levels.Level, written: Sequence[Any], differ: Sequence[bool]) -> None:

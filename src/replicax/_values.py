@@ -180,9 +180,13 @@ class ReplicaMesh:
         return jax.make_array_from_single_device_arrays((self.size, *shape), self.stacked, rows)
 
     def cut(self, array: jax.Array, shapes: Sequence[tuple[int, ...]]) -> tuple[jax.Array, ...]:
-        """The parts of these shapes that a padded array was made of, each on its replica's device."""
+        """The local ones of the parts that a padded array was made of, each on its replica's device.
+
+        `shapes` are those of all replicas' parts.
+        """
         blocks = self._blocks(jax.device_put(array, self.stacked))
-        return tuple(_private.uncommitted(_part_of_row(block, shape)) for block, shape in zip(blocks, shapes))
+        local = (shapes[i] for i in self.local_ids)
+        return tuple(_private.uncommitted(_part_of_row(block, shape)) for block, shape in zip(blocks, local))
 
 
 def _prime_factors(number: int) -> list[int]:
@@ -237,14 +241,17 @@ def is_array(value: Any) -> bool:
     return isinstance(value, _ARRAYS)
 
 
-def _can_be_padded(parts: Sequence[Any], mesh: ReplicaMesh) -> bool:
+def _can_be_padded(parts: Sequence[Any], kinds: Sequence[Any], mesh: ReplicaMesh) -> bool:
+    """Whether these components can be, where `kinds` tell the shapes and dtypes of those of all replicas.
+
+    All processes come to the same, since they compare what all of them know.
+    """
     return (
-        mesh.all_local
-        and not mesh.logical_axes
-        and len(parts) == mesh.size
+        not mesh.logical_axes
+        and len(kinds) == mesh.size
         and all(is_array(part) and not is_text(part) for part in parts)
         and not any(jax.dtypes.issubdtype(part.dtype, jax.dtypes.extended) for part in parts)
-        and all(part.dtype == parts[0].dtype and part.ndim == parts[0].ndim for part in parts)
+        and all(kind.dtype == kinds[0].dtype and kind.ndim == kinds[0].ndim for kind in kinds)
     )
 
 
@@ -365,28 +372,37 @@ class PerReplica(_Value):
 
     @classmethod
     def of_padded(cls, array: Any, shapes: Sequence[tuple[int, ...]], mesh: Any) -> PerReplica:
-        """The value with components of these shapes, with which the rows of `array` begin."""
+        """The value with components of these shapes, all replicas', with which the rows of `array` begin."""
         self = cls.of_local(None, mesh)
-        self._padded = array, tuple(shapes)
+        self._padded, self.ragged = (array, tuple(shapes)), not mesh.all_local
         return self
 
     @classmethod
-    def padded_from(cls, parts: Sequence[Any], mesh: ReplicaMesh, wide: bool) -> PerReplica | None:
-        """The value with these components of the host, put on the devices in padded form; None where they have none."""
-        shapes = [part.shape for part in parts]
-        if len(set(shapes)) == 1 or not _can_be_padded(parts, mesh):
+    def from_host(cls, parts: Sequence[Any], kinds: Sequence[Any], mesh: ReplicaMesh, wide: bool) -> PerReplica | None:
+        """The value with these components of the host, put on the devices stacked or padded; None where it cannot be.
+
+        Args:
+            parts: the components of this process.
+            kinds: what has the shapes and dtypes of those of all processes, in order of replica id.
+            mesh: where to put them.
+            wide: whether to keep numpy's 64 bits.
+        """
+        if not _can_be_padded(parts, kinds, mesh):
             return None
-        return cls.of_padded(mesh.stack([filled(part, largest_of(shapes)) for part in parts], wide), shapes, mesh)
+        shapes = [kind.shape for kind in kinds]
+        array = mesh.stack([filled(part, largest_of(shapes)) for part in parts], wide)
+        return cls.of_array(array, mesh) if len(set(shapes)) == 1 else cls.of_padded(array, shapes, mesh)
 
     def padded(self) -> tuple[Any, tuple[tuple[int, ...], ...]] | None:
         """The padded form of components that differ in shape, and the shapes; None where there is none.
 
-        There is one of numeric components with equal dtypes and ranks, all in this process and on a device each.
+        There is one of numeric components with equal dtypes and ranks, on a device each, where all shapes are known:
+        where all are in this process, or in what came of a dataset or out of a program.
         """
         parts, mesh = self._parts, self.mesh
         if self._padded is not None or self._array is not None or parts is None:
             return self._padded
-        if mesh is None or not _can_be_padded(parts, mesh):
+        if mesh is None or not _can_be_padded(parts, parts, mesh):
             return None
         shapes = tuple(tuple(part.shape) for part in parts)
         if any(isinstance(part, jax.core.Tracer) for part in parts):
@@ -398,7 +414,9 @@ class PerReplica(_Value):
     def shapes(self) -> list[tuple[int, ...]]:
         """The shapes of those components of this process that are arrays and not known to be alike."""
         if self._parts is None:
-            return [] if self._padded is None else list(self._padded[1])
+            if self._padded is None or self.mesh is None:
+                return []
+            return [self._padded[1][i] for i in self.mesh.local_ids]
         return [tuple(part.shape) for part in self._parts if is_array(part)]
 
     def _join(self, parts: Sequence[Any]) -> jax.Array:
