@@ -60,6 +60,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_shards",
         "_cross_device_ops",
         "_lockstep",
+        "_replica_results",
         "_spmd",
         "_creation",
         "_older",

@@ -25,15 +25,12 @@ from replicax import _collectives, _context, _control_flow, _convolutions, _leve
 from replicax._context import ReplicaContext
 from replicax._indexed_slices import IndexedSlices
 from replicax._pulls import RunEagerly, lifts
+from replicax._replica_results import Outputs, Results
 from replicax._values import (
     AXIS,
     Mirrored,
     PerReplica,
     ReplicaMesh,
-    filled,
-    is_array,
-    is_text,
-    largest_of,
     mapped,
     own_component,
     part_of,
@@ -113,36 +110,6 @@ class SpmdContext(ReplicaContext):
             return self._exchange(leaves, lambda own: [_collectives.local_gather(leaf, axis) for leaf in own])
 
 
-class _Outputs:
-    """The results of a traced replica function: arrays to bring out, and what stays as it is."""
-
-    def __init__(self, result: Any, context: SpmdContext):
-        self.result, self.context = result, context
-        self.leaves: list[Any] = []
-        self.common: list[bool] = []  # for each leaf, whether it is one value for all replicas
-        self.places: dict[int, int] = {}  # id of a leaf -> its place among the leaves
-        _nest.map_structure(self._add, result)
-
-    def _add(self, leaf: Any) -> None:
-        if isinstance(leaf, (PerReplica, Mirrored)):
-            raise TypeError(
-                f"A compiled replica function returned a {type(leaf).__name__} value, which has a component for each "
-                "replica already. Return the replica's own component, or make the value outside of `run`."
-            )
-        for array in (leaf.values, leaf.indices) if isinstance(leaf, IndexedSlices) else (leaf,):
-            if isinstance(array, np.ndarray) and not is_text(array):
-                array = _context.as_array(array)
-                array = lax.optimization_barrier(array)
-                self._bring_out(id(leaf), array)
-            elif id(array) not in self.places and (self.context._is_own(array) or self.context.is_common(array)):
-                self._bring_out(id(array), array)
-
-    def _bring_out(self, key: int, array: Any) -> None:
-        self.places[key] = len(self.leaves)
-        self.leaves.append(array)
-        self.common.append(self.context.is_common(array))
-
-
 class _Trace:
     """The replica function, traced as those replicas run it whose arguments have some shapes.
 
@@ -180,7 +147,7 @@ class _Trace:
         with _context.entered(self._strategy, self._context), _levels.entered(self.level):
             with jax.named_scope(f"replica/{_profiling.identifier(self._fn)}"):
                 result = self._fn(*own_args, **own_kwargs)
-            self.outputs = _Outputs(result, self._context)
+            self.outputs = Outputs(result, self._context)
             self.written.extend(self.level.written.values())
             self.new_values = [leaf for variable in self.written for leaf in self.level.values[id(variable)]]
         return [*self.outputs.leaves, *self.new_values]
@@ -213,102 +180,69 @@ class _Trace:
         return found, {id(v): [next(new_values) for _ in self.level.values[id(v)]] for v in self.written}
 
 
-class _Results:
-    """What comes out of all traces of a replica function: which of their arrays belong together.
+class _Inputs:
+    """The distributed values among the arguments of a call, as arrays that go into its program.
 
-    Args:
-        traces: they have the same results, but for shapes.
-        which: for each replica, which trace is its own.
-        written: all variables that they assign, by id.
+    `skeleton` are the arguments with a `_Place` for each of them. The replicas' parts may be of several `kinds`, which
+    are the shapes that a part of each value has (None where all parts are alike); `which` tells each replica's kind.
     """
 
-    def __init__(self, traces: Sequence[_Trace], which: Sequence[int], written: dict[int, Any]):
-        self._traces, self._which, self._written = traces, which, written
-        self._places: dict[tuple[int, ...], int] = {}  # places of a leaf in each trace's outputs -> its place here
-        _nest.merge(self._of_traces(), self._take)
-        self._leaves = [[t.outputs.leaves[i] for t, i in zip(traces, places)] for places in self._places]
-        self.common = [all(t.outputs.common[i] for t, i in zip(traces, places)) for places in self._places]
-        for leaves in self._leaves:
-            if len({(leaf.ndim, leaf.dtype) for leaf in leaves}) > 1:
-                raise _pieces.NotAlike("what the replicas return differs in rank or dtype")
+    def __init__(self, mesh: ReplicaMesh, arguments: Any):
+        self.values: list[Any] = []
+        self.arrays: list[Any] = []
+        self._shapes: list[Any] = []  # of all parts of each value, None where they are alike
+        self.skeleton = _nest.map_structure(self._split_off, arguments)
+        by_replica = [tuple(each and each[i] for each in self._shapes) for i in range(mesh.size)]
+        self.kinds = list(dict.fromkeys(by_replica))
+        self.which = [self.kinds.index(kind) for kind in by_replica]
+        self.stacked = [isinstance(value, PerReplica) for value in self.values]
 
-    def _of_traces(self) -> list[Any]:
-        return [trace.outputs.result for trace in self._traces]
+    def _split_off(self, leaf: Any) -> Any:
+        if not isinstance(leaf, (PerReplica, Mirrored)):
+            return leaf
+        array = leaf.array()
+        padded = leaf.padded() if array is None and isinstance(leaf, PerReplica) else None
+        if array is None and padded is None:
+            return _Parts(leaf)
+        self.values.append(leaf)
+        self.arrays.append(array if padded is None else padded[0])
+        self._shapes.append(None if padded is None else padded[1])
+        return _Place(len(self.values) - 1)
 
-    def _take(self, leaves: Sequence[Any]) -> None:
-        if all(isinstance(leaf, IndexedSlices) for leaf in leaves):
-            self._take([leaf.values for leaf in leaves])
-            self._take([leaf.indices for leaf in leaves])
-        elif (places := self._places_of(leaves)) is not None:
-            self._places.setdefault(places, len(self._places))
+    def rows(self, blocks: Sequence[Any]) -> list[Any]:
+        """A replica's own components, where `blocks` are its blocks of the arrays."""
+        return [block[0] if stacked else block for block, stacked in zip(blocks, self.stacked)]
 
-    def _places_of(self, leaves: Sequence[Any]) -> tuple[int, ...] | None:
-        places = [trace.outputs.places.get(id(leaf)) for trace, leaf in zip(self._traces, leaves)]
-        known = [place for place in places if place is not None]
-        if known and len(known) < len(places):
-            raise _pieces.NotAlike("what the replicas return is an array of their own on some of them only")
-        return tuple(known) if known else None
-
-    def of(self, trace: _Trace, reads: Sequence[tuple[int, int]], *args: Any) -> list[Any]:
-        """What comes out of one trace: arrays, those of other shapes padded, and the leaves of all variables."""
-        known = dict(zip(reads, args))
-        found, new_values = trace.replayed(known, args[len(reads) :])
-        number = self._traces.index(trace)
-        out = [found[places[number]] for places in self._places]
-        if len(self._traces) > 1:
-            out = [filled(x, largest_of([leaf.shape for leaf in leaves])) for x, leaves in zip(out, self._leaves)]
-        for key, variable in self._written.items():
-            out += new_values.get(key) or [known[key, i] for i in range(len(variable._leaf_types(True)))]
-        return [jnp.asarray(x) for x in out]
-
-    def restored(self, stacked: Sequence[Any], mesh: ReplicaMesh) -> Any:
-        """The function's result, its arrays replaced by what came out of the mapped program."""
-
-        def value_of(leaves: Sequence[Any]) -> Any:
-            places = self._places_of(leaves)
-            if places is None:
-                alike = all(_is_same(leaf, leaves[0]) for leaf in leaves)
-                return leaves[0] if alike else _of_replicas([leaves[i] for i in self._which], mesh)
-            place = self._places[places]
-            if self.common[place]:
-                return stacked[place]
-            shapes = [leaf.shape for leaf in self._leaves[place]]
-            if len(set(shapes)) > 1:
-                return PerReplica.of_padded(stacked[place], [shapes[i] for i in self._which], mesh)
-            return PerReplica.of_array(stacked[place], mesh)
-
-        def restore(leaves: Sequence[Any]) -> Any:
-            if all(isinstance(leaf, IndexedSlices) for leaf in leaves):
-                values, indices = value_of([x.values for x in leaves]), value_of([x.indices for x in leaves])
-                parts = zip(_components(values, mesh), _components(indices, mesh))
-                slices = [IndexedSlices(v, i, leaves[0].dense_shape) for v, i in parts]
-                return slices[0] if mesh.size == 1 else PerReplica(slices, mesh)
-            value = value_of(leaves)
-            return value.values[0] if mesh.size == 1 and isinstance(value, PerReplica) else value
-
-        return _nest.merge(self._of_traces(), restore)
+    def refusal(self, error: _pieces.NotAlike) -> BaseException:
+        """What to raise where parts that are not alike cannot be compiled."""
+        if lifts.stack:
+            return RunEagerly()
+        return _not_compiled(next(v for v, each in zip(self.values, self._shapes) if each), f" ({error})")
 
 
-def _is_same(one: Any, other: Any) -> bool:
-    return one is other or (isinstance(one, (bool, int, float, str)) and type(one) is type(other) and one == other)
+class _State:
+    """The variables that the traces read and write: `reads` names the leaves that go in, with their `values`."""
 
+    def __init__(self, traces: Sequence[_Trace]):
+        level, frame = traces[0].level, _levels.frame()
+        variables = {key: trace.level.variables[key] for trace in traces for key in trace.level.inputs}
+        for variable in variables.values():
+            _levels.warn_of_constant(variable.name, stacklevel=5)
+        self.written = {id(variable): variable for trace in traces for variable in trace.written}
+        if any(len(trace.written) < len(self.written) for trace in traces):
+            variables.update(self.written)  # what one trace leaves as it is
+        current = {key: list(frame.read(variable)) for key, variable in variables.items()}
+        self.reads = [(key, i) for key, leaves in current.items() for i in range(len(leaves))]
+        self.values = [current[key][i] for key, i in self.reads]
+        self.stacked = [_rows(level, variables[key], i) for key, i in self.reads]
+        written = [(v, i) for v in self.written.values() for i in range(len(v._leaf_types(True)))]
+        self.stacked_after = [_rows(level, variable, i) for variable, i in written]
 
-def _of_replicas(parts: Sequence[Any], mesh: ReplicaMesh) -> PerReplica:
-    """What replicas returned that are no arrays of theirs, and differ."""
-    if mesh.all_local:
-        return PerReplica(parts, mesh)
-    numbers = [isinstance(x, (bool, int, float, complex)) or (is_array(x) and not is_text(x)) for x in parts]
-    if not any(numbers):
-        return PerReplica([parts[i] for i in mesh.local_ids], mesh)
-    # All processes have to make the same program, so that it holds everyone's.
-    arrays = [_context.as_array(x) if number else x for x, number in zip(parts, numbers)]
-    if not all(numbers) or len({(type(x), a.shape, a.dtype) for x, a in zip(parts, arrays)}) > 1:
-        raise _pieces.NotAlike("what the replicas return differs in type")
-    return PerReplica.of_array(lax.optimization_barrier(jnp.stack(arrays)), mesh)
-
-
-def _components(value: Any, mesh: ReplicaMesh) -> Sequence[Any]:
-    return value.values if isinstance(value, PerReplica) else [value] * mesh.size
+    def write(self, new: Sequence[Any]) -> None:
+        """Replaces what is written by these leaves."""
+        leaves = iter(new)
+        for variable in self.written.values():
+            _levels.frame().write(variable, [next(leaves) for _ in variable._leaf_types(True)])
 
 
 def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dict) -> Any:
@@ -319,104 +253,65 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
     outer = _levels.frame()
     if isinstance(outer, _levels.Level):
         outer.meshes.append(mesh)
-    inputs: list[Any] = []
-    arrays: list[Any] = []
-    shapes: list[Any] = []  # of the components of each input, None where they are alike
-
-    def split_off(leaf: Any) -> Any:
-        if not isinstance(leaf, (PerReplica, Mirrored)):
-            return leaf
-        array = leaf.array()
-        padded = leaf.padded() if array is None and isinstance(leaf, PerReplica) else None
-        if array is None and padded is None:
-            return _Parts(leaf)
-        inputs.append(leaf)
-        arrays.append(array if padded is None else padded[0])
-        shapes.append(None if padded is None else padded[1])
-        return _Place(len(inputs) - 1)
-
-    skeleton = _nest.map_structure(split_off, (args, kwargs))
-    by_replica = [tuple(each and each[i] for each in shapes) for i in range(mesh.size)]
-    kinds = list(dict.fromkeys(by_replica))
-    which = [kinds.index(kind) for kind in by_replica]
-    in_specs = tuple(_STACKED if isinstance(leaf, PerReplica) else _MIRRORED for leaf in inputs)
-
-    def rows(blocks: Sequence[Any]) -> list[Any]:
-        return [block[0] if isinstance(leaf, PerReplica) else block for leaf, block in zip(inputs, blocks)]
-
-    # The first shard_map only lends its surroundings to the tracing of the function.
-    def traced(known: Any) -> list[_Trace]:
-        traces = [
-            _Trace(strategy, mesh, fn, skeleton, kind, None if len(kinds) == 1 else _pieces.Gathers(known))
-            for kind in kinds
-        ]
-
-        def surroundings(*blocks: Any) -> Any:
-            for trace in traces:
-                trace.take(rows(blocks))
-            return jnp.zeros(())
-
-        jax.eval_shape(mapped(surroundings, mesh, in_specs, _MIRRORED), *arrays)
-        return traces
-
-    def refusal(error: _pieces.NotAlike) -> BaseException:
-        if lifts.stack:
-            return RunEagerly()
-        return _not_compiled([leaf for leaf, each in zip(inputs, shapes) if each][0], f" ({error})")
-
+    inputs = _Inputs(mesh, (args, kwargs))
     try:
-        traces = traced([])
-        if len(kinds) > 1:
-            traces = _settled(traces, which, traced)
+        traces = _traces(strategy, mesh, fn, inputs)
     except _pieces.NotAlike as error:
-        raise refusal(error) from error
-
-    variables = {key: trace.level.variables[key] for trace in traces for key in trace.level.inputs}
-    for variable in variables.values():
-        _levels.warn_of_constant(variable.name, stacklevel=5)
-    written = {id(variable): variable for trace in traces for variable in trace.written}
-    if any(len(trace.written) < len(written) for trace in traces):
-        variables.update(written)  # what one trace leaves as it is
-    current = {key: list(_levels.frame().read(variable)) for key, variable in variables.items()}
-    reads = [(key, i) for key, leaves in current.items() for i in range(len(leaves))]
-    read_stacked = [_rows(traces[0].level, variables[key], i) for key, i in reads]
-    varying = {read for read, stacked in zip(reads, read_stacked) if stacked}
-    told = mesh.size > 1 and any(variable._equal_by_contract for variable in written.values())
+        raise inputs.refusal(error) from error
+    state = _State(traces)
+    varying = {read for read, stacked in zip(state.reads, state.stacked) if stacked}
+    told = mesh.size > 1 and any(variable._equal_by_contract for variable in state.written.values())
     for trace in traces:
-        trace.check([isinstance(leaf, PerReplica) for leaf in inputs], varying, told)
+        trace.check(inputs.stacked, varying, told)
 
     def program(values: Sequence[Any], blocks: Sequence[Any]) -> list[Any]:
-        own = [value[0] if stacked else value for value, stacked in zip(values, read_stacked)]
-        functions = [functools.partial(results.of, trace, reads) for trace in traces]
+        own = [value[0] if stacked else value for value, stacked in zip(values, state.stacked)]
+        functions = [functools.partial(results.of, trace, state.reads) for trace in traces]
         if len(traces) == 1:
-            found = functions[0](*own, *rows(blocks))
+            found = functions[0](*own, *inputs.rows(blocks))
         else:
-            mine = jnp.asarray(np.array(which, np.int32))[lax.axis_index(AXIS)]
-            found = _pieces.together(functions, mine, [*own, *rows(blocks)])
+            mine = jnp.asarray(np.array(inputs.which, np.int32))[lax.axis_index(AXIS)]
+            found = _pieces.together(functions, mine, [*own, *inputs.rows(blocks)])
         return [x[None] if stacked else x for x, stacked in zip(found, out_stacked)]
 
     try:
-        results = _Results(traces, which, written)
-        out_stacked = [not same for same in results.common]
-        out_stacked += [
-            _rows(traces[0].level, variable, i)
-            for variable in written.values()
-            for i in range(len(variable._leaf_types(True)))
-        ]
-        read_specs = [_STACKED if stacked else _MIRRORED for stacked in read_stacked]
-        out_specs = [_STACKED if stacked else _MIRRORED for stacked in out_stacked]
-        values = [current[key][i] for key, i in reads]
-        found = mapped(program, mesh, (read_specs, list(in_specs)), out_specs)(values, arrays)
+        results = Results(traces, inputs.which, state.written)
+        out_stacked = [*(not same for same in results.common), *state.stacked_after]
+        in_specs = _specs_of(state.stacked), _specs_of(inputs.stacked)
+        found = mapped(program, mesh, in_specs, _specs_of(out_stacked))(state.values, inputs.arrays)
         result = results.restored(found[: len(results.common)], mesh)
     except _pieces.NotAlike as error:
-        raise refusal(error) from error
-
-    new_values = iter(found[len(results.common) :])
-    for variable in written.values():
-        _levels.frame().write(variable, [next(new_values) for _ in variable._leaf_types(True)])
+        raise inputs.refusal(error) from error
+    state.write(found[len(results.common) :])
     for trace in traces:
         trace.level.values.clear()
     return result
+
+
+def _traces(strategy: Any, mesh: ReplicaMesh, fn: Callable, inputs: _Inputs) -> list[_Trace]:
+    """`fn`, traced for each kind of parts."""
+    several = len(inputs.kinds) > 1
+
+    def traced(known: Any) -> list[_Trace]:
+        traces = [
+            _Trace(strategy, mesh, fn, inputs.skeleton, kind, _pieces.Gathers(known) if several else None)
+            for kind in inputs.kinds
+        ]
+
+        # This shard_map only lends its surroundings to the tracing of the function.
+        def surroundings(*blocks: Any) -> Any:
+            for trace in traces:
+                trace.take(inputs.rows(blocks))
+            return jnp.zeros(())
+
+        jax.eval_shape(mapped(surroundings, mesh, tuple(_specs_of(inputs.stacked)), _MIRRORED), *inputs.arrays)
+        return traces
+
+    return _settled(traced([]), inputs.which, traced) if several else traced([])
+
+
+def _specs_of(stacked: Sequence[bool]) -> list[Any]:
+    return [_STACKED if each else _MIRRORED for each in stacked]
 
 
 def _refuse_different(level: _levels.Level, written: Sequence[Any], differ: Sequence[bool]) -> None:
