@@ -73,11 +73,14 @@ def _gone() -> None:
 
 
 class Home:
-    """Where the vector of a pack lies: on one device, to which JAX may hold it committed, or on all of a mesh."""
+    """Where the vector of a pack lies: on one device, to which JAX may hold it committed, or on all of a mesh.
 
-    def __init__(self, sharding: Any, mesh: Any = None, committed: bool = True):
-        self.sharding, self.mesh, self.committed = sharding, mesh, committed
-        self._key = sharding, mesh, committed
+    With `stays` it comes back to the device from programs that run on others.
+    """
+
+    def __init__(self, sharding: Any, mesh: Any = None, committed: bool = True, stays: bool = False):
+        self.sharding, self.mesh, self.committed, self._stays = sharding, mesh, committed, stays
+        self._key = sharding, mesh, committed, stays
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Home) and self._key == other._key
@@ -122,7 +125,7 @@ class Home:
 
     def kept(self, vector: Any) -> Any:
         """A vector that a program returned, as it is kept."""
-        return _private.single(vector) if self.mesh is None else vector
+        return vector if self.mesh is not None else on_one_device(vector, self.sharding if self._stays else None)
 
     def cut(self, vector: Any, slot: Slot) -> Any:
         """A slot's part of the vector."""
@@ -134,6 +137,15 @@ class Home:
                 return _cut(vector, np.int32(slot.start), slot.shape)
             parts = [_cut(shard.data, np.int32(slot.start), slot.shape) for shard in vector.addressable_shards]
             return jax.make_array_from_single_device_arrays(slot.shape, self.sharding, parts)
+
+
+def on_one_device(leaf: Any, place: Any) -> Any:
+    """A leaf from anywhere as a variable of one copy keeps it, which any program can take: there, or where it is."""
+    leaf = _private.single(leaf)  # a program over several devices leaves a copy on each
+    if place is None or place in leaf.devices():
+        return leaf
+    with _private.at_once():
+        return _private.uncommitted(jax.device_put(leaf, place))
 
 
 def whole(array: np.ndarray) -> Any:
