@@ -220,6 +220,12 @@ def test_wrong_arguments():
     for wrong in ([w, jnp.ones(1)], jnp.ones(1), [], {"a": 3.0}):
         with pytest.raises(TypeError, match="An Optimizer takes"):
             rx.Optimizer(optax.sgd(0.1), wrong)
+    with pytest.raises(
+        TypeError, match=r"takes an Optax transformation, such as optax.sgd\(0.1\).* got 0.1 of type float"
+    ):
+        rx.Optimizer(0.1, w)
+    with pytest.raises(TypeError, match=r"CommunicationOptions.* got \{'bytes_per_pack': 1\} of type dict"):
+        rx.Optimizer(optax.sgd(0.1), w, options={"bytes_per_pack": 1})
     optimizer = rx.Optimizer(optax.sgd(0.1), {"w": w})
     for way in (lambda f: f, rx.function):
         with pytest.raises(ValueError, match="structure"):
@@ -229,6 +235,36 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match="'MAX' is not a valid ReduceOp"):
         rx.Optimizer(optax.sgd(0.1), w, reduce_op="max")
     assert float(w) == 1.0
+
+
+@pytest.mark.parametrize("make", [lambda: mirrored(2), one_device], ids=["mirrored", "one device"])
+def test_it_is_made_once_outside_of_the_replicas(make):
+    strategy, made = make(), []
+    with strategy.scope():
+        w = rx.Variable(jnp.ones(2))
+
+    def new():
+        return rx.Optimizer(optax.sgd(0.1, momentum=0.9), w)
+
+    def step():
+        new().apply_gradients(w.value())
+
+    inside, outside = rx.function(step), rx.function(lambda: strategy.run(step))
+    for call in (lambda: strategy.run(step), lambda: strategy.run(inside), outside):
+        with pytest.raises(RuntimeError, match=r"made by a replica.*outside of `strategy.run`"):
+            call()
+    with pytest.raises(ValueError, match=r"created on the first call.*An Optimizer makes one for its state"):
+        rx.function(lambda: strategy.run(new().apply_gradients, args=(w.value(),)))()
+    w.assign(jnp.ones(2))  # the first call, which makes variables, has run
+
+    @rx.function
+    def first_call_makes_it():
+        made.extend([new()] if not made else [])
+        strategy.run(lambda: made[0].apply_gradients(w.value() / strategy.num_replicas_in_sync))
+
+    first_call_makes_it()
+    first_call_makes_it()
+    assert w.numpy().tolist() == pytest.approx([0.9 - 0.1 * (0.9 + 0.9)] * 2)
 
 
 @several_mirroring
@@ -583,8 +619,6 @@ def test_what_a_sharded_state_refuses():
         optimizer = rx.Optimizer(optax.sgd(0.1, momentum=0.9), w)
         with pytest.raises(ValueError, match="takes variables that have a copy on each replica"):
             rx.Optimizer(optax.sgd(0.1), [w, outside])
-    with pytest.raises(RuntimeError, match="is made by a replica"):
-        strategy.run(lambda: rx.Optimizer(optax.sgd(0.1), w))
     for way in (rx.function, lambda f: f):
         with pytest.raises(ValueError, match=r"A gradient has the shape \(2,\).*value \(4,\)"):
             way(lambda: strategy.run(lambda: optimizer.apply_gradients(replica_id() * jnp.ones(2))))()

@@ -47,6 +47,7 @@ from replicax._types import (
     VariableAggregation,
     VariableSynchronization,
     as_aggregation,
+    as_options,
     as_reduce_op,
     as_synchronization,
 )
@@ -414,7 +415,7 @@ class StrategyExtended:
     ) -> list[Any]:
         """`reduce_to` of several (value, destinations) pairs, in one collective; the results in their order."""
         _context.require_cross_replica(self._container)
-        op, options = as_reduce_op(reduce_op), options or self._options
+        op, options = as_reduce_op(reduce_op), as_options(options, self._options)
         with _context.entered(self._container, None):
             values = [self._as_value(op, value) for value, _ in value_destination_pairs]
             results: list[Any] = list(values)

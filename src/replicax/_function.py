@@ -118,7 +118,8 @@ def note_creation() -> None:
             raise ValueError(
                 "tf.function only supports singleton tf.Variables created on the first call. Make sure the tf.Variable "
                 "is only created once or created outside tf.function. See "
-                "https://www.tensorflow.org/guide/function#creating_tfvariables for more information."
+                "https://www.tensorflow.org/guide/function#creating_tfvariables for more information. An Optimizer "
+                "makes one for its state: make it once, too."
             )
         if any(isinstance(frame, _levels.Level) for frame in _levels._frames.stack):
             raise _CreatesVariables

@@ -52,6 +52,7 @@ class ShardedVariable(OfArrays):
         return types
 
     def _store(self, leaves: list[jax.Array]) -> None:
+        _levels.refuse_tracers(leaves)
         mesh = self._there
         if not mesh.all_local:  # all workers start from the first one's
             what = f"the initial value of {self._name}"
