@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from test_ways import (
 )
 
 import replicax as rx
-from replicax import _hlo, _shards
+from replicax import _hlo, _levels, _shards
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(8, 3)).astype(np.float32)
@@ -607,6 +608,24 @@ def test_a_sharded_state_is_read_assigned_and_saved_as_a_whole(tmp_path):
     assert parts(strategy, doubled()) == [np.ones((7, 5)).tolist()] * 4
     assert all((leaf == 3).all() for leaf in jax.tree.leaves(optimizer.state.numpy()))
     assert strategy.run(lambda: optimizer.state.value()[0].mu["b"]).values[2].tolist() == [3.0] * 5
+
+
+def test_no_other_thread_takes_over_what_eager_replicas_update():
+    """A compiled step of another thread would take the arrays away between reading and computing with them."""
+    strategy, free = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_optimizer_state=True), []
+    sgd = optax.sgd(1.0)
+
+    def update(gradients, state, parameters=None):
+        thread = threading.Thread(target=lambda: free.append(_levels.lock.acquire(blocking=False)))
+        thread.start()
+        thread.join()
+        return sgd.update(gradients, state, parameters)
+
+    with strategy.scope():
+        w = rx.Variable(jnp.ones(4))
+        optimizer = rx.Optimizer(optax.GradientTransformation(sgd.init, update), w)
+    strategy.run(lambda: optimizer.apply_gradients(replica_id() * jnp.ones(4)))
+    assert w.numpy().tolist() == [0.0] * 4 and free and not any(free)
 
 
 def test_what_a_sharded_state_refuses():

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _dispatch, _function, _nest, _shards, _spmd, _states
+from replicax import _context, _dispatch, _function, _levels, _nest, _shards, _spmd, _states
 from replicax._distributed_variables import MirroredVariable
 from replicax._sharded_variables import ShardedVariable
 from replicax._types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
@@ -191,13 +191,10 @@ class Optimizer:
 
     def _assign_parts(self, strategy: Any, gradients: Any) -> None:
         """In cross-replica context, with the reduced gradients of eager replicas: one program for all."""
-        mesh, flat = strategy.extended._mesh, jax.tree.flatten
-        gradients, tree = flat(gradients, is_leaf=lambda x: isinstance(x, PerReplica))
+        mesh = strategy.extended._mesh
+        gradients, tree = jax.tree.flatten(gradients, is_leaf=lambda x: isinstance(x, PerReplica))
         copies = [x.values if isinstance(x, PerReplica) else [x] * len(mesh.local_ids) for x in gradients]
-        parameters, parameter_tree = flat(
-            _nest.map_structure(lambda v: v if v is None else v._of_leaves(v._read_global()), self._variables)
-        )
-        state, rows = self.state.parts(), [self.state._has_rows(i) for i in range(len(self.state._types))]
+        rows = [self.state._has_rows(i) for i in range(len(self.state._types))]
 
         def program(gradients: Any, state: Any, parameters: Any) -> Any:
             own = [block[0] if cut else block for block, cut in zip(state, rows)]
@@ -207,11 +204,16 @@ class Optimizer:
         if tree not in self._programs:
             specs = [jax.P(AXIS) if cut else jax.P() for cut in rows]
             self._programs[tree] = jax.jit(mapped(program, mesh, (jax.P(), specs, jax.P()), (jax.P(), specs)))
-        with _dispatch.calling(mesh, "optimizer") as call:
+        for variable in (self.state, *self._flat):
+            variable._be_settled()  # by a thread that may want the lock
+        with _dispatch.calling(mesh, "optimizer") as call, _levels.lock:
+            values = _nest.map_structure(lambda v: v if v is None else v._of_leaves(v._read_global()), self._variables)
+            parameters, parameter_tree = jax.tree.flatten(values)
+            state = self.state.parts()
             new, state = self._programs[tree]([mesh.mirror(x) for x in copies], state, parameters)
             call.output = new[0]
-        self.state.put_parts(state)
-        self._assign_values(jax.tree.unflatten(parameter_tree, [Mirrored.of_array(x, mesh) for x in new]))
+            self.state.put_parts(state)
+            self._assign_values(jax.tree.unflatten(parameter_tree, [Mirrored.of_array(x, mesh) for x in new]))
 
     def _new_parts(self, gradients: list[Any], state: list[Any], parameters: list[Any], tree: Any) -> tuple[Any, Any]:
         """New parameters and this replica's part of the new state, from its part of the gradients or all of them."""

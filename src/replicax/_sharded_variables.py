@@ -127,7 +127,8 @@ class ShardedVariable(OfArrays):
             new = [_shards.as_rows(leaf, count) if self._has_rows(i) else leaf for i, leaf in enumerate(leaves)]
         else:
             new = self._spread(leaves)
-        self._put([combine(old, leaf) for old, leaf in zip(self._get(), new)])
+        with _levels.lock:
+            self._put([combine(old, leaf) for old, leaf in zip(self._get(), new)])
         return self.value() if read_value else None
 
     def _update_slices(self, method, slices):
