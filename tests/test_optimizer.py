@@ -615,8 +615,13 @@ def test_no_other_thread_takes_over_what_eager_replicas_update():
     strategy, free = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_optimizer_state=True), []
     sgd = optax.sgd(1.0)
 
+    def look():
+        free.append(_levels.lock.acquire(blocking=False))
+        if free[-1]:
+            _levels.lock.release()
+
     def update(gradients, state, parameters=None):
-        thread = threading.Thread(target=lambda: free.append(_levels.lock.acquire(blocking=False)))
+        thread = threading.Thread(target=look)
         thread.start()
         thread.join()
         return sgd.update(gradients, state, parameters)
