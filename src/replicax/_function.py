@@ -185,6 +185,17 @@ class Function:
         """The names, dtypes and shapes of the programs that there are, one a line."""
         return "\n".join(entry.label for entries in self._entries.values() for entry in entries)
 
+    def pretty_printed_loops(self) -> str:
+        """How each loop over a dataset in it ran last: how many iterations a call takes, or why only one; a line each.
+
+        docs/guide.md has an example. Where all of the function is one program, there is nothing to tell.
+
+        >>> import replicax as rx
+        >>> rx.function(lambda x: 2 * x).pretty_printed_loops()
+        ''
+        """
+        return "\n".join(map(str, self._loops.values()))
+
     def experimental_get_tracing_count(self) -> int:
         """How many times the Python code was traced."""
         return self._traces
