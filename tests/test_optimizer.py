@@ -503,9 +503,15 @@ def test_a_sharded_state_in_jobs_of_several_workers(make, n, way, monkeypatch):
     def adam():
         return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.05))
 
+    def of_this_worker(params):
+        return jnp.full((3, 2), jax.process_index())
+
     with strategy.scope():
         params = rx.Variable(START)
         optimizer = rx.Optimizer(adam(), params)
+        first = rx.Optimizer(optax.GradientTransformation(of_this_worker, adam().update), params)
+    assert not optimizer.state._lent  # made where it stays
+    assert not first.state.numpy().any()  # the first worker's
 
     def replica(x, y):
         gradients = jax.grad(lambda p: sum_of_squares(p, x, y) / len(X))(params.value())
