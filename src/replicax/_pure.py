@@ -226,6 +226,7 @@ class _Reading:
         for name in global_names(function.__code__):
             if name in function.__globals__ and name not in apart_from:
                 yield name, self._of(function.__globals__[name])
+        yield "", self._of([function.__defaults__, function.__kwdefaults__])
 
     def _of(self, value: Any) -> Any:
         """The value itself, and what may be read of it."""
