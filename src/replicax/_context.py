@@ -16,6 +16,7 @@ import numpy as np
 
 from replicax import _conversion, _errors, _nest
 from replicax._indexed_slices import IndexedSlices
+from replicax._specs import has_64_bit_types
 from replicax._types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
 from replicax._values import DistributedValues, is_array
 
@@ -192,13 +193,6 @@ def as_array(value: Any) -> jax.Array:
             dtype = jax.dtypes.canonicalize_dtype(value.dtype)
             return jnp.asarray(np.array(value, dtype), dtype=dtype)
     return jnp.asarray(value)
-
-
-def has_64_bit_types() -> bool:
-    """Whether arrays may be of 64-bit types when that is asked for."""
-    config: Any = jax.config
-    allowed = config.jax_explicit_x64_dtypes
-    return bool(config.jax_enable_x64) or str(getattr(allowed, "name", allowed)).lower() == "allow"
 
 
 class _Contexts(threading.local):

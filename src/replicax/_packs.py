@@ -27,6 +27,7 @@ import numpy as np
 from jax import lax
 
 from replicax import _levels, _private
+from replicax._recycled import put
 
 # Measured with benchmarks/step.py --variables: below this number the arrays of a call cost less than to take a vector
 # apart; larger arrays take longer to copy than to be handed over.
@@ -100,10 +101,9 @@ class Home:
 
     def put(self, copies: list[np.ndarray]) -> Any:
         """A vector of the host for each of them, brought here."""
-        arrays = [whole(copy) for copy in copies]
         if self.mesh is not None:
-            return self.mesh.mirror(arrays)
-        vector = jax.device_put(arrays[0], self.sharding, may_alias=False)
+            return self.mesh.mirror(copies)
+        (vector,) = put(copies, self.sharding, may_alias=False)
         return vector if self.committed else _private.uncommitted(vector)
 
     def joined(self, arrays: list[Any]) -> Any:
@@ -146,11 +146,6 @@ def on_one_device(leaf: Any, place: Any) -> Any:
         return leaf
     with _private.at_once():
         return _private.uncommitted(jax.device_put(leaf, place))
-
-
-def whole(array: np.ndarray) -> Any:
-    """An array of the host for `jax.device_put`, which cuts off 64 bits where JAX has such types only on demand."""
-    return jnp.asarray(array, dtype=array.dtype) if array.dtype.itemsize > 4 else array
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -23,7 +23,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax import _devices, _errors, _nest, _private
 from replicax._indexed_slices import IndexedSlices
-from replicax._recycled import Pool
+from replicax._recycled import Pool, keeps_bits, put
 
 AXIS = "replica"
 LOGICAL_AXIS = "logical"
@@ -108,11 +108,12 @@ class ReplicaMesh:
         placed = self._placed(parts)
         return jax.make_array_from_single_device_arrays(placed[0].shape, self.mirrored, placed)
 
-    def stack(self, parts: Sequence[Any], wide: bool = False) -> jax.Array:
-        """One array `[replicas, ...]` whose row on each local device is that part; `wide` keeps numpy's 64 bits."""
+    def stack(self, parts: Sequence[Any], wide: bool | None = None) -> jax.Array:
+        """One array `[replicas, ...]` whose row on each local device is that part; `wide` as of `keeps_bits`."""
         if all(isinstance(part, np.ndarray) and part.dtype == parts[0].dtype for part in parts):
             by_id = {i: self.pool.settled(part)[None] for i, part in zip(self.local_ids, parts)}
             shape = (self.size, *parts[0].shape)
+            wide = keeps_bits(*parts) if wide is None else wide
             return self._stack_of_host(shape, parts[0].dtype, lambda index: by_id[index[0].start or 0], wide)
         rows = [part[None] if np.ndim(part) else jnp.reshape(part, (1,)) for part in parts]
         placed = self._placed(rows)
@@ -122,10 +123,10 @@ class ReplicaMesh:
     def _placed(self, parts: Sequence[Any]) -> list[jax.Array]:
         """Each local replica's part on all of its devices, in the mesh's order."""
         settled = [self.pool.settled(part) for part in parts]
-        return jax.device_put([part for part in settled for _ in range(self.logical_size)], self._local_grid)
+        return put([part for part in settled for _ in range(self.logical_size)], self._local_grid)
 
-    def components(self, parts: Sequence[np.ndarray], wide: bool = False) -> list[jax.Array]:
-        """Each local replica's part on its device; `wide` keeps 64 bits."""
+    def components(self, parts: Sequence[np.ndarray], wide: bool | None = None) -> list[jax.Array]:
+        """Each local replica's part on its device; `wide` as of `keeps_bits`."""
         return [self.pool.on_device(part, device, wide) for part, device in zip(parts, self.local_devices)]
 
     def spread(self, array: Any, sharding: NamedSharding) -> jax.Array:
@@ -175,7 +176,7 @@ class ReplicaMesh:
 
     def pad(self, parts: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
         """One array `[replicas, *shape]` whose row on each local device is that part, filled up with zeros."""
-        placed = jax.device_put([self.pool.settled(part) for part in parts], self.local_devices)
+        placed = put([self.pool.settled(part) for part in parts], self.local_devices)
         rows = [_filled_row(part, shape) for part in placed]
         return jax.make_array_from_single_device_arrays((self.size, *shape), self.stacked, rows)
 

@@ -564,8 +564,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         """Replaces the leaves by arrays of the host that nobody writes any more: devices may share their memory."""
         self._be_settled()
         with _levels.lock:
-            host = [np.asarray(array, kind.dtype) for array, kind in zip(arrays, self._types)]
-            self._take_from_host([_packs.whole(array) for array in host])
+            self._take_from_host([np.asarray(array, kind.dtype) for array, kind in zip(arrays, self._types)])
             self._lent = False
 
     def _take_from_host(self, arrays: list[Any]) -> None:
