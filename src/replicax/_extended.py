@@ -633,12 +633,11 @@ class StrategyExtended:
                 with jax.default_device(mesh.local_devices[0]):
                     arrays = [_context.as_array(leaf) for leaf in leaves]
                 return arrays[0] if mesh.size == 1 else PerReplica(arrays, mesh, ragged=not alike)
-            wide = any(leaf.dtype.itemsize == 8 for leaf in leaves) and _context.has_64_bit_types()
             if mesh.size > 1 and alike and all(leaf.shape == leaves[0].shape for leaf in leaves):
-                return PerReplica.of_array(mesh.stack(leaves, wide), mesh)
-            if mesh.size > 1 and (value := PerReplica.from_host(leaves, of_all, mesh, wide)) is not None:
+                return PerReplica.of_array(mesh.stack(leaves), mesh)
+            if mesh.size > 1 and (value := PerReplica.from_host(leaves, of_all, mesh)) is not None:
                 return value
-            components = mesh.components(leaves, wide)
+            components = mesh.components(leaves)
             return components[0] if mesh.size == 1 else PerReplica(components, mesh, ragged=not alike)
 
         return _nest.merge(list(parts), place)
