@@ -68,6 +68,7 @@ def test_its_own_models_learn_what_they_are_given(model):
         (["--program", "absent.py:make_step"], "There is no file absent.py in "),
         (["--plot", "absent/bench.png"], "--plot names a file in a folder that can be written; got absent/bench.png."),
         (["--plot", "bench.doc"], "--plot names a picture of a kind that matplotlib draws ("),
+        (["--json", "train.py/a.json"], "--json names a file in a folder that can be written; got train.py/a.json."),
         (["--json", "."], "--json names a file in a folder that can be written; got ."),
         (["--program", "train.py:make_step", "--model", "cnn"], "not allowed with argument --program"),
     ],

@@ -236,6 +236,8 @@ def test_from_generator():
     by_types = Dataset.from_generator(generator, {"x": np.int32, "y": np.int32}, {"x": (), "y": (None,)})
     assert by_types.element_spec["y"] == TensorSpec((None,), "int32")
     assert Dataset.from_generator(generator, {"x": "int32", "y": "int32"}).element_spec["x"].shape.rank is None
+    arrays = Dataset.from_generator(lambda: [np.ones(2)], output_signature=jax.ShapeDtypeStruct((2,), "float32"))
+    assert arrays.batch(2).element_spec == TensorSpec((None, 2), "float32")
     plain = Dataset.from_generator(generator)
     assert plain.element_spec == {"x": TensorSpec((), "int32"), "y": TensorSpec((None,), "int32")}
 
@@ -258,6 +260,8 @@ def test_from_generator_checks_what_comes(element, signature, message):
 
 
 def test_from_generator_wants_a_function():
+    with pytest.raises(TypeError, match="`output_signature` is a TensorSpec.* has a leaf 'float32' of type str"):
+        Dataset.from_generator(generator=list, output_signature={"x": "float32"})
     with pytest.raises(TypeError, match="must be callable.*got list"):
         Dataset.from_generator([1])
     with pytest.raises(TypeError, match="drop them"):

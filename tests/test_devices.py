@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from test_ways import mirrored
+from test_ways import mirrored, one_device
 
 import replicax as rx
 
@@ -232,3 +234,32 @@ print(v.numpy().tolist(), events["/jax/compilation_cache/cache_misses"])
     env = {"REPLICAX_VIRTUAL_DEVICES": "GPU:2", "REPLICAX_COMPILATION_CACHE": folder}
     second = run_python(program, env=env)
     assert (second.returncode, second.stdout) == (0, "[25.0, 25.0, 25.0] 0\n"), second.stderr
+
+
+def test_a_variable_of_one_device_stays_on_it():
+    """Whoever assigns it what lies elsewhere; and in compiled functions, also outside of `run`."""
+    with one_device().scope():
+        several = [rx.Variable(jnp.full(3, float(i))) for i in range(6)]
+    with mirrored(2).scope():
+        other = rx.Variable(1.0)
+    v = several[0]
+
+    def places():
+        return {variable.device.removeprefix(FULL) for variable in several}
+
+    v.assign(jax.device_put(jnp.ones(3), jax.devices()[5]))
+    assert places() == {"GPU:1"} and v.value().devices() == {jax.devices()[1]}
+    v.assign(np.zeros(3))
+    v.assign_add(jnp.ones(3))
+    assert places() == {"GPU:1"} and v.numpy().tolist() == [1.0] * 3
+
+    def step(scale):
+        for variable in several:
+            variable.assign_add(scale() * jnp.ones(3))
+
+    inside = rx.function(lambda: one_device().run(lambda: step(lambda: 1.0)))
+    for function in (rx.function(lambda: step(lambda: 1.0)), inside, rx.function(lambda: step(other.value))):
+        for _ in range(2):
+            function()
+            assert places() == {"GPU:1"}
+    assert [variable.numpy().tolist() for variable in several] == [[6.0 + max(i, 1)] * 3 for i in range(6)]

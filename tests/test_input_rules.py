@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+import replicax as rx
 from replicax import _specs
 from replicax._data import AutoShardPolicy, Dataset, Options, as_tensor, iterators
 from replicax._errors import InvalidArgumentError, OutOfRangeError
@@ -293,6 +294,24 @@ def test_fact_102_spec_tells_what_comes_where_jax_has_no_int64():
     jax.config.update("jax_explicit_x64_dtypes", "warn")
     dataset = distribute(R(4).batch(2), replicas=1)
     assert dataset.element_spec.dtype == next(iter(dataset)).dtype == np.int32
+
+
+@pytest.mark.parametrize("way", [lambda f: f, rx.function], ids=["eager", "compiled"])
+@pytest.mark.parametrize("dtype", [np.int64, np.float64])
+@pytest.mark.parametrize("uneven", [0, 1])
+def test_numpys_64_bits_come_whole_to_the_devices(dtype, uneven, way):
+    """Where JAX has such types on demand alone, as after `import replicax.tf`."""
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    value = strategy.experimental_distribute_values_from_function(
+        lambda c: np.full(1 + uneven * c.replica_id_in_sync_group, 2**40, dtype)
+    )
+    found = way(lambda: strategy.run(lambda x: x + 1, args=(value,)))().values
+    assert [(x.dtype, x.tolist()) for x in found] == [(dtype, [2**40 + 1] * n) for n in (1, 1 + uneven)]
+    with strategy.scope():
+        v = rx.Variable(np.zeros(1, dtype))
+    alike = strategy.experimental_distribute_values_from_function(lambda _: np.full(1, 2**40, dtype))
+    v.assign(strategy.extended.reduce_to("SUM", alike, v))
+    assert v.numpy().tolist() == [2**41]
 
 
 def test_fact_103_structures():

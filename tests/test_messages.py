@@ -272,6 +272,30 @@ MISTAKES = {
         ValueError,
         ["FAST"],
     ),
+    "options that are a dict": (
+        lambda: run(lambda a: ctx().all_reduce(SUM, a, options={"reduction_dtype": "bfloat16"}), x()),
+        BOTH,
+        TypeError,
+        ["rx.CommunicationOptions(", "reduction_dtype", "dict"],
+    ),
+    "options that are a dict, to gather": (
+        lambda: run(lambda a: ctx().all_gather(a[None], 0, options={"bytes_per_pack": 1}), x()),
+        BOTH,
+        TypeError,
+        ["rx.CommunicationOptions(", "dict"],
+    ),
+    "options of a job that are a name": (
+        lambda: rx.MultiWorkerMirroredStrategy(communication_options="NCCL"),
+        [eager],
+        TypeError,
+        ["CommunicationOptions", "'NCCL'", "str"],
+    ),
+    "a word for a flag": (
+        lambda: rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_optimizer_state="no"),
+        [eager],
+        TypeError,
+        ["shard_optimizer_state", "True or False", "'no'", "str"],
+    ),
 }
 
 

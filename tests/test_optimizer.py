@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from test_ways import (
 )
 
 import replicax as rx
-from replicax import _hlo, _shards
+from replicax import _hlo, _levels, _shards
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(8, 3)).astype(np.float32)
@@ -220,6 +221,12 @@ def test_wrong_arguments():
     for wrong in ([w, jnp.ones(1)], jnp.ones(1), [], {"a": 3.0}):
         with pytest.raises(TypeError, match="An Optimizer takes"):
             rx.Optimizer(optax.sgd(0.1), wrong)
+    with pytest.raises(
+        TypeError, match=r"takes an Optax transformation, such as optax.sgd\(0.1\).* got 0.1 of type float"
+    ):
+        rx.Optimizer(0.1, w)
+    with pytest.raises(TypeError, match=r"CommunicationOptions.* got \{'bytes_per_pack': 1\} of type dict"):
+        rx.Optimizer(optax.sgd(0.1), w, options={"bytes_per_pack": 1})
     optimizer = rx.Optimizer(optax.sgd(0.1), {"w": w})
     for way in (lambda f: f, rx.function):
         with pytest.raises(ValueError, match="structure"):
@@ -229,6 +236,36 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match="'MAX' is not a valid ReduceOp"):
         rx.Optimizer(optax.sgd(0.1), w, reduce_op="max")
     assert float(w) == 1.0
+
+
+@pytest.mark.parametrize("make", [lambda: mirrored(2), one_device], ids=["mirrored", "one device"])
+def test_it_is_made_once_outside_of_the_replicas(make):
+    strategy, made = make(), []
+    with strategy.scope():
+        w = rx.Variable(jnp.ones(2))
+
+    def new():
+        return rx.Optimizer(optax.sgd(0.1, momentum=0.9), w)
+
+    def step():
+        new().apply_gradients(w.value())
+
+    inside, outside = rx.function(step), rx.function(lambda: strategy.run(step))
+    for call in (lambda: strategy.run(step), lambda: strategy.run(inside), outside):
+        with pytest.raises(RuntimeError, match=r"made by a replica.*outside of `strategy.run`"):
+            call()
+    with pytest.raises(ValueError, match=r"created on the first call.*An Optimizer makes one for its state"):
+        rx.function(lambda: strategy.run(new().apply_gradients, args=(w.value(),)))()
+    w.assign(jnp.ones(2))  # the first call, which makes variables, has run
+
+    @rx.function
+    def first_call_makes_it():
+        made.extend([new()] if not made else [])
+        strategy.run(lambda: made[0].apply_gradients(w.value() / strategy.num_replicas_in_sync))
+
+    first_call_makes_it()
+    first_call_makes_it()
+    assert w.numpy().tolist() == pytest.approx([0.9 - 0.1 * (0.9 + 0.9)] * 2)
 
 
 @several_mirroring
@@ -466,9 +503,15 @@ def test_a_sharded_state_in_jobs_of_several_workers(make, n, way, monkeypatch):
     def adam():
         return optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.05))
 
+    def of_this_worker(params):
+        return jnp.full((3, 2), jax.process_index())
+
     with strategy.scope():
         params = rx.Variable(START)
         optimizer = rx.Optimizer(adam(), params)
+        first = rx.Optimizer(optax.GradientTransformation(of_this_worker, adam().update), params)
+    assert not optimizer.state._lent  # made where it stays
+    assert not first.state.numpy().any()  # the first worker's
 
     def replica(x, y):
         gradients = jax.grad(lambda p: sum_of_squares(p, x, y) / len(X))(params.value())
@@ -573,6 +616,29 @@ def test_a_sharded_state_is_read_assigned_and_saved_as_a_whole(tmp_path):
     assert strategy.run(lambda: optimizer.state.value()[0].mu["b"]).values[2].tolist() == [3.0] * 5
 
 
+def test_no_other_thread_takes_over_what_eager_replicas_update():
+    """A compiled step of another thread would take the arrays away between reading and computing with them."""
+    strategy, free = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_optimizer_state=True), []
+    sgd = optax.sgd(1.0)
+
+    def look():
+        free.append(_levels.lock.acquire(blocking=False))
+        if free[-1]:
+            _levels.lock.release()
+
+    def update(gradients, state, parameters=None):
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+        return sgd.update(gradients, state, parameters)
+
+    with strategy.scope():
+        w = rx.Variable(jnp.ones(4))
+        optimizer = rx.Optimizer(optax.GradientTransformation(sgd.init, update), w)
+    strategy.run(lambda: optimizer.apply_gradients(replica_id() * jnp.ones(4)))
+    assert w.numpy().tolist() == [0.0] * 4 and free and not any(free)
+
+
 def test_what_a_sharded_state_refuses():
     with pytest.raises(ValueError, match="reduced and scattered in one.*HierarchicalCopyAllReduce"):
         rx.MirroredStrategy(["GPU:0", "GPU:1"], rx.HierarchicalCopyAllReduce(), shard_optimizer_state=True)
@@ -583,8 +649,6 @@ def test_what_a_sharded_state_refuses():
         optimizer = rx.Optimizer(optax.sgd(0.1, momentum=0.9), w)
         with pytest.raises(ValueError, match="takes variables that have a copy on each replica"):
             rx.Optimizer(optax.sgd(0.1), [w, outside])
-    with pytest.raises(RuntimeError, match="is made by a replica"):
-        strategy.run(lambda: rx.Optimizer(optax.sgd(0.1), w))
     for way in (rx.function, lambda f: f):
         with pytest.raises(ValueError, match=r"A gradient has the shape \(2,\).*value \(4,\)"):
             way(lambda: strategy.run(lambda: optimizer.apply_gradients(replica_id() * jnp.ones(2))))()

@@ -579,6 +579,52 @@ def test_a_loop_and_its_body_may_take_elements_of_one_iterator(at_once):
     assert float(epoch(iterator)) == sum(10 * (i + i + 1) + (i + 2 + i + 3) for i in range(0, 24, 4))
 
 
+def test_a_function_tells_how_its_loops_run(at_once, monkeypatch):
+    strategy, seen = mirrored(2), []
+
+    def replica(x):
+        return x.sum()
+
+    @rx.function(autograph=True)
+    def epoch(dataset):
+        total, count = 0.0, 0
+        for x in dataset:
+            total += strategy.reduce(SUM, x, axis=0)
+        for step, x in enumerate(dataset):
+            total += step * strategy.reduce(SUM, x, axis=0)
+        for x in dataset:
+            seen.append(strategy.reduce(SUM, x, axis=0))
+        for x in dataset:
+            count += 1
+            if count % 2 == 0:
+                total += strategy.reduce(SUM, x, axis=0)
+        for _ in dataset:
+            print(end="")
+        for x in dataset:
+            if strategy.reduce(SUM, x, axis=0) > 3:
+                break
+        for _ in range(3):
+            count += 1
+        return total
+
+    assert epoch.pretty_printed_loops() == ""
+    epoch(numbers(strategy, 36))
+    one, file = "one iteration a call: ", __file__
+    lines = epoch.pretty_printed_loops().splitlines()
+    first = epoch.python_function.__code__.co_firstlineno
+    assert lines == [
+        f"{file}:{first + 3}: 4 iterations a call",
+        f"{file}:{first + 5}: {one}it goes over enumerate, and not over a distributed dataset itself",
+        f"{file}:{first + 7}: {one}it calls list.append, which may do more than compute, or asks for a value",
+        f"{file}:{first + 9}: {one}it asks for the value of an integer that it counts",
+        f"{file}:{first + 13}: {one}it assigns attributes, items or globals, or has `with`, `yield` or `print`",
+        f"{file}:{first + 15}: {one}it has a break or a return",
+    ]
+    monkeypatch.setattr(_function, "_join_steps", False)
+    epoch(numbers(strategy, 36))
+    assert f":{first + 3}: {one}rx.config.join_short_steps(False) holds" in epoch.pretty_printed_loops()
+
+
 def test_loops_in_one_program_keep_nothing_alive(at_once, programs):
     strategy = mirrored(2)
     distributed = numbers(strategy, 24)

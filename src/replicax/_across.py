@@ -35,7 +35,7 @@ def _everyones(mesh: ReplicaMesh, call: str, values: Sequence[Sequence[Any]]) ->
     """
     mine = [";".join(_described(part) for part in parts) for parts in zip(*values)]
     text = f"{call}\n{'|'.join(mine)}"
-    if _is_everyones(mesh, text, alike=len(set(mine)) == 1):
+    if is_everyones(mesh, text, alike=len(set(mine)) == 1):
         return None
     told = [text.split("\n", 1) for text in _exchange.everyones(text)]
     workers = [[described.split(";") for described in what.split("|")] for _, what in told]
@@ -49,7 +49,7 @@ def _everyones(mesh: ReplicaMesh, call: str, values: Sequence[Sequence[Any]]) ->
     return [list(described) for described in zip(*mesh.by_replica(workers))]
 
 
-def _is_everyones(mesh: ReplicaMesh, text: str, alike: bool) -> bool:
+def is_everyones(mesh: ReplicaMesh, text: str, alike: bool) -> bool:
     """Whether all workers come with the same text, and each says the same of all its replicas (`alike`: this one).
 
     A small collective tells, in a fraction of the time that messages between the processes take.

@@ -90,7 +90,7 @@ def converted_call(f: Any, args: tuple, kwargs: dict | None, scope: Any = None, 
         return converted_call(f.func, (*f.args, *args), {**f.keywords, **kwargs}, scope)
     if id(f) in _IN_CONTEXT:
         if _pure.is_watched():
-            _pure.refuse()
+            _pure.refuse(f"it calls {f.__name__}")
         return _IN_CONTEXT[id(f)](args, scope)
     if id(f) in _BUILTINS:
         return _BUILTINS[id(f)](*args, **kwargs)

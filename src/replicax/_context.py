@@ -16,7 +16,8 @@ import numpy as np
 
 from replicax import _conversion, _errors, _nest
 from replicax._indexed_slices import IndexedSlices
-from replicax._types import CommunicationOptions, ReduceOp, as_reduce_op
+from replicax._specs import has_64_bit_types
+from replicax._types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
 from replicax._values import DistributedValues, is_array
 
 if TYPE_CHECKING:
@@ -96,10 +97,10 @@ class ReplicaContext:
             InvalidArgumentError: shapes or dtypes differ between the replicas.
             TypeError: a leaf is no array.
         """
-        op = as_reduce_op(reduce_op)
+        op, options = as_reduce_op(reduce_op), as_options(options, self._strategy.extended._options)
         self._check_current()
         leaves = [_tensor(leaf, "all_reduce") for leaf in _nest.leaves(value)]
-        results = iter(self._all_reduce(op, leaves, options or self._strategy.extended._options) if leaves else [])
+        results = iter(self._all_reduce(op, leaves, options) if leaves else [])
         return _nest.map_structure(lambda _: next(results), value)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
@@ -115,9 +116,10 @@ class ReplicaContext:
             InvalidArgumentError: scalars, an axis out of range, or shapes or dtypes that do not fit.
             TypeError: a leaf is no array of a numeric type.
         """
+        options = as_options(options, self._strategy.extended._options)
         self._check_current()
         leaves = [_tensor(leaf, "all_gather", sparse=False) for leaf in _nest.leaves(value)]
-        results = iter(self._all_gather(leaves, axis, options or self._strategy.extended._options) if leaves else [])
+        results = iter(self._all_gather(leaves, axis, options) if leaves else [])
         return _nest.map_structure(lambda _: next(results), value)
 
     # How the replicas meet: one implementation for each way to run.
@@ -191,13 +193,6 @@ def as_array(value: Any) -> jax.Array:
             dtype = jax.dtypes.canonicalize_dtype(value.dtype)
             return jnp.asarray(np.array(value, dtype), dtype=dtype)
     return jnp.asarray(value)
-
-
-def has_64_bit_types() -> bool:
-    """Whether arrays may be of 64-bit types when that is asked for."""
-    config: Any = jax.config
-    allowed = config.jax_explicit_x64_dtypes
-    return bool(config.jax_enable_x64) or str(getattr(allowed, "name", allowed)).lower() == "allow"
 
 
 class _Contexts(threading.local):

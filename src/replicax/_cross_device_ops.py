@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 
 from replicax import _across, _collectives, _devices, _dispatch, _nest, _private, _shards
 from replicax._indexed_slices import IndexedSlices
-from replicax._types import CommunicationOptions, ReduceOp
+from replicax._types import CommunicationOptions, ReduceOp, as_options
 from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, mapped
 
 _DESTINATIONS = "destinations must be one of a `DistributedValues` object, a tf.Variable object, or a device string."
@@ -86,7 +86,7 @@ class CrossDeviceOps:
         _check_op(reduce_op)
         check_destinations(destinations)
         value = _as_per_replica(per_replica_value)
-        return self.reduce_implementation(reduce_op, value, destinations, options or CommunicationOptions())
+        return self.reduce_implementation(reduce_op, value, destinations, as_options(options, CommunicationOptions()))
 
     def batch_reduce(
         self,
@@ -103,7 +103,8 @@ class CrossDeviceOps:
         pairs = [(_as_per_replica(value), destinations) for value, destinations in value_destination_pairs]
         for _, destinations in pairs:
             check_destinations(destinations)
-        return self.batch_reduce_implementation(reduce_op, pairs, options or CommunicationOptions()) if pairs else []
+        options = as_options(options, CommunicationOptions())
+        return self.batch_reduce_implementation(reduce_op, pairs, options) if pairs else []
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
         """A copy of `tensor` at the destinations."""

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _across, _collectives, _context, _errors, _late, _levels, _nest, _packs
 from replicax._indexed_slices import IndexedSlices
+from replicax._recycled import put
 from replicax._types import (
     ReduceOp,
     VariableAggregation,
@@ -307,7 +308,7 @@ class MirroredVariable(_Distributed):
         assert self._mesh is not None
         if self._layouts is not None or not self._mesh.all_local:
             return super()._take_from_host(arrays)
-        self._write_global(jax.device_put(arrays, self._mesh.mirrored))
+        self._write_global(put(arrays, self._mesh.mirrored))
 
     def _global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
         mesh = self._mesh

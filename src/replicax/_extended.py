@@ -47,6 +47,7 @@ from replicax._types import (
     VariableAggregation,
     VariableSynchronization,
     as_aggregation,
+    as_options,
     as_reduce_op,
     as_synchronization,
 )
@@ -414,7 +415,7 @@ class StrategyExtended:
     ) -> list[Any]:
         """`reduce_to` of several (value, destinations) pairs, in one collective; the results in their order."""
         _context.require_cross_replica(self._container)
-        op, options = as_reduce_op(reduce_op), options or self._options
+        op, options = as_reduce_op(reduce_op), as_options(options, self._options)
         with _context.entered(self._container, None):
             values = [self._as_value(op, value) for value, _ in value_destination_pairs]
             results: list[Any] = list(values)
@@ -632,12 +633,11 @@ class StrategyExtended:
                 with jax.default_device(mesh.local_devices[0]):
                     arrays = [_context.as_array(leaf) for leaf in leaves]
                 return arrays[0] if mesh.size == 1 else PerReplica(arrays, mesh, ragged=not alike)
-            wide = any(leaf.dtype.itemsize == 8 for leaf in leaves) and _context.has_64_bit_types()
             if mesh.size > 1 and alike and all(leaf.shape == leaves[0].shape for leaf in leaves):
-                return PerReplica.of_array(mesh.stack(leaves, wide), mesh)
-            if mesh.size > 1 and (value := PerReplica.from_host(leaves, of_all, mesh, wide)) is not None:
+                return PerReplica.of_array(mesh.stack(leaves), mesh)
+            if mesh.size > 1 and (value := PerReplica.from_host(leaves, of_all, mesh)) is not None:
                 return value
-            components = mesh.components(leaves, wide)
+            components = mesh.components(leaves)
             return components[0] if mesh.size == 1 else PerReplica(components, mesh, ragged=not alike)
 
         return _nest.merge(list(parts), place)

@@ -118,7 +118,8 @@ def note_creation() -> None:
             raise ValueError(
                 "tf.function only supports singleton tf.Variables created on the first call. Make sure the tf.Variable "
                 "is only created once or created outside tf.function. See "
-                "https://www.tensorflow.org/guide/function#creating_tfvariables for more information."
+                "https://www.tensorflow.org/guide/function#creating_tfvariables for more information. An Optimizer "
+                "makes one for its state: make it once, too."
             )
         if any(isinstance(frame, _levels.Level) for frame in _levels._frames.stack):
             raise _CreatesVariables
@@ -183,6 +184,17 @@ class Function:
     def pretty_printed_concrete_signatures(self, verbose: bool = True) -> str:
         """The names, dtypes and shapes of the programs that there are, one a line."""
         return "\n".join(entry.label for entries in self._entries.values() for entry in entries)
+
+    def pretty_printed_loops(self) -> str:
+        """How each loop over a dataset in it ran last: how many iterations a call takes, or why only one; a line each.
+
+        docs/guide.md has an example. Where all of the function is one program, there is nothing to tell.
+
+        >>> import replicax as rx
+        >>> rx.function(lambda x: 2 * x).pretty_printed_loops()
+        ''
+        """
+        return "\n".join(map(str, self._loops.values()))
 
     def experimental_get_tracing_count(self) -> int:
         """How many times the Python code was traced."""

@@ -79,7 +79,7 @@ def _program(function: Any, call: Call, arguments: tuple[Any, ...], watch: _pure
 
 
 class _Reads:
-    """What functions read of the Python objects around them: numbers, strings, and what libraries export.
+    """What functions read of the Python objects around them: plain values, and what libraries export.
 
     Raises:
         Impure: it is something else, which may change unnoticed.
@@ -97,36 +97,17 @@ class _Reads:
         except Impure:
             return False
 
-    def _now(self) -> list[Any]:
-        found: list[Any] = []
-        for function in self._functions:
-            names = _pure.global_names(function.__code__)
-            found += [self._key(function.__globals__[name]) for name in names if name in function.__globals__]
-            found += [self._key(cell.cell_contents) for cell in function.__closure__ or () if _is_filled(cell)]
-            found += map(self._key, (function.__defaults__, function.__kwdefaults__))
-        return found
+    def _now(self) -> Any:
+        return _pure.depends_on([(function, set()) for function in self._functions], self._key)
 
     def _key(self, value: Any) -> Any:
         if isinstance(value, _CONSTANT):
             return type(value), repr(value)
-        if isinstance(value, (list, tuple)):
-            return type(value), [self._key(item) for item in value]
-        if isinstance(value, dict):
-            return [(repr(key), self._key(item)) for key, item in value.items()]
-        if any(value is function for function in self._functions):
-            return id(value)
         name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "")
         library = str(name).partition(".")[0] in _LIBRARIES and not isinstance(value, _function.Function)
         if library and (callable(value) or isinstance(value, types.ModuleType)):
             return id(value)
         raise Impure
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:
-        raise Impure from None
 
 
 arithmetic.computed = computed

@@ -34,6 +34,7 @@ class State(Protocol):
     _types: list[jax.ShapeDtypeStruct]
     _slots: dict[int, Any] | None
     _lent: bool
+    _place: Any
 
     @property
     def name(self) -> str: ...

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
-from replicax import _function, _levels, _operators, _private, _programs, _pure, _several, _tape
+from replicax import _blocks, _function, _levels, _operators, _private, _programs, _pure, _several, _tape
 from replicax._arguments import Call
-from replicax._blocks import Undefined, UndefinedReturnValue
+from replicax._blocks import DynamicRange, Undefined, UndefinedReturnValue
 from replicax._data import ElementIterator
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._pure import Counter, Impure
@@ -32,32 +33,48 @@ LEAST = 0.2  # seconds that it is taken to take at least
 TRACES = 4  # of one body; where more would be needed, the loop goes on as it is
 
 _END = object()
+_WRITES = "it assigns attributes, items or globals, or has `with`, `yield` or `print`"
 
 
 def for_stmt(
     iter_: Any, extra_test: Any, body: Any, get_state: Callable, set_state: Callable, names: Any, opts: Any
 ) -> None:
     """A `for` statement of converted code."""
-    may_join = (
-        extra_test is None
-        and isinstance(iter_, (DistributedDataset, DistributedIterator))
-        and _function.host_driven()
-        and _function.short_steps_join()
-        and type(_levels.frame()) is _levels.Frame
-        and _private.is_eager(_private.current_trace())  # else a tape follows what is computed
-        and jax.process_count() == 1  # workers that decide by the time would not decide alike
-    )
-    if may_join and not (known := _body_of(body, names)).refused:
+    known = None
+    if _function.host_driven() and type(_levels.frame()) is _levels.Frame and not isinstance(iter_, _NO_DATASETS):
+        known = _body_of(body, names)
+        known.apart = _apart(iter_, extra_test)
+    if known is not None and not known.apart and not known.refused:
         _Loop(known, iter(iter_), body, get_state, set_state).run()
     else:
         _operators.for_stmt(iter_, extra_test, body, get_state, set_state, names, opts)
 
 
+_NO_DATASETS = list, tuple, dict, set, range, str, np.ndarray, jax.Array, DynamicRange  # loops over these are left out
+
+
+def _apart(iter_: Any, extra_test: Any) -> str:
+    """Why a loop runs as it is now, whatever its body does; empty where nothing speaks against one program."""
+    if not isinstance(iter_, (DistributedDataset, DistributedIterator)):
+        return f"it goes over {type(iter_).__name__}, and not over a distributed dataset itself"
+    if extra_test is not None:
+        return "it has a break or a return"
+    if not _function.short_steps_join():
+        return "rx.config.join_short_steps(False) holds"
+    if not _private.is_eager(_private.current_trace()):
+        return "a gradient tape follows what it computes"
+    if jax.process_count() > 1:  # workers that decide by the time would not decide alike
+        return "the job has several workers"
+    return ""
+
+
 class _Body:
     """What is known of the body of a loop, from one time that it runs to the next."""
 
-    def __init__(self, refused: bool):
-        self.refused = refused  # whether it is to run as it is
+    def __init__(self, refused: str):
+        self.where = _blocks.where()  # in the user's code
+        self.refused = refused  # why it is to run as it is, whatever it goes over; empty where it need not
+        self.apart = ""  # and why it does where it ran last
         self.first: float | None = None  # how long the first iteration took, which compiles
         self.times: list[float] = []
         self.spent = 0.0  # how long those took that were not measured
@@ -72,23 +89,31 @@ class _Body:
             self.first = seconds
         elif len(self.times) < MEASURED:
             self.times.append(seconds)
-            if len(self.times) == MEASURED:
-                self.refused = min(self.times) > SHORT
+            if len(self.times) == MEASURED and min(self.times) > SHORT:
+                self.refuse(f"an iteration takes {1e3 * min(self.times):.1f} ms, which is long beside its calls")
         else:
             self.spent += seconds
             # What one program takes to be compiled is about what the first iteration took.
             if self.spent >= PATIENCE * max(self.first, LEAST) and not self.count:
                 self.count = self._count(iterator, element)
-                self.refused = self.count < 2
+                if self.count < 2:
+                    self.refuse("there are few iterations, or their elements are large")
 
     def program(self, loop: _Loop, state: _State) -> _Program | None:
         """One that computes what the loop does now."""
         return next((one for one in self.programs if one.takes(state) and one.fits(loop)), None)
 
-    def refuse(self) -> None:
+    def refuse(self, why: str) -> None:
         """It is to run as it is from now on."""
-        self.refused = True
+        self.refused = why
         self.programs.clear()
+
+    def __str__(self) -> str:
+        if self.apart or self.refused:
+            return f"{self.where}one iteration a call: {self.apart or self.refused}"
+        if self.count:
+            return f"{self.where}{self.count} iterations a call"
+        return f"{self.where}one iteration a call, while it is found out how long they take"
 
     def _count(self, iterator: Any, element: Any) -> int:
         size = sum(x.nbytes for x in jax.tree.leaves(element) if isinstance(x, jax.Array))
@@ -106,8 +131,8 @@ def _body_of(body: Any, names: Any) -> _Body:
     bodies = _function.loops()
     known = bodies.get(body.__code__)
     if known is None:
-        simple = all(name.isidentifier() for name in names)
-        known = bodies[body.__code__] = _Body(not simple or _pure.writes(body.__code__, names))
+        plain = all(name.isidentifier() for name in names) and not _pure.writes(body.__code__, names)
+        known = bodies[body.__code__] = _Body("" if plain else _WRITES)
     return known
 
 
@@ -155,14 +180,14 @@ class _Loop:
             program = program or known.program(self, state)
             if program is None:
                 if known.traces >= TRACES:
-                    known.refuse()
+                    known.refuse("what it reads, or the kinds of its variables, keep changing")
                     return False
                 program = _Program(state, known)
             before = program.entered
             found = program.found(self, state, known.count)
             known.traces += program.entered - before
             if program.failed:
-                known.refuse()
+                known.refuse(program.why())
             if found is None:
                 return False
             self._program = program
@@ -248,6 +273,10 @@ class _Program:
         self._feed = _Feed()
         self._key: Any = None  # what it depends on
         self._objects: list[Any] = []  # that this knows by their id; without them it is of no use
+
+    def why(self) -> str:
+        """Why it failed, in so far as it is known."""
+        return self._watch.refused or "it cannot be compiled as a whole: its variables change, or it reads too much"
 
     def takes(self, state: _State) -> bool:
         """Whether the loop's variables are of the kinds that it was made for."""

@@ -9,6 +9,7 @@ from replicax import _devices
 from replicax._cross_device_ops import CollectiveAllReduce, CrossDeviceOps, NcclAllReduce
 from replicax._extended import StrategyExtended
 from replicax._strategy import Strategy
+from replicax._types import as_flag
 from replicax._values import ReplicaMesh
 
 
@@ -23,13 +24,13 @@ class MirroredExtended(StrategyExtended):
         shard_optimizer_state: bool = False,
     ):
         super().__init__(container_strategy)
+        self._shards_optimizer_state = as_flag("shard_optimizer_state", shard_optimizer_state)
         scatters = cross_device_ops is None or isinstance(cross_device_ops, (CollectiveAllReduce, NcclAllReduce))
         if shard_optimizer_state and not scatters:
             raise ValueError(
                 "With shard_optimizer_state=True gradients are reduced and scattered in one, for which "
                 f"cross_device_ops is NcclAllReduce(...) or None, got {cross_device_ops!r}."
             )
-        self._shards_optimizer_state = bool(shard_optimizer_state)
         self._mesh = ReplicaMesh(_devices.find_devices(devices))
         self._cross_device_ops = cross_device_ops or CollectiveAllReduce()
 
@@ -57,6 +58,7 @@ class MirroredStrategy(Strategy):
     Raises:
         DeviceError: a name does not parse, or there is no such device.
         AssertionError: a device is named twice.
+        TypeError: `shard_optimizer_state` is not True or False.
         ValueError: `shard_optimizer_state` with `cross_device_ops` that cannot reduce and scatter in one.
 
     >>> import jax.numpy as jnp, replicax as rx

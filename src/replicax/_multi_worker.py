@@ -10,7 +10,7 @@ import jax
 from replicax import _across, _devices, _exchange, _runtime
 from replicax._mirrored import MirroredExtended
 from replicax._strategy import Strategy
-from replicax._types import CommunicationImplementation, CommunicationOptions
+from replicax._types import CommunicationImplementation, CommunicationOptions, as_flag, as_options
 
 if TYPE_CHECKING:
     from replicax._cluster.resolver import ClusterResolver
@@ -28,7 +28,8 @@ class MultiWorkerMirroredExtended(MirroredExtended):
         options: CommunicationOptions | None,
         shard_optimizer_state: bool = False,
     ):
-        self._cluster_resolver, self._options = resolver, options or CommunicationOptions()
+        as_flag("shard_optimizer_state", shard_optimizer_state)  # before anybody joins
+        self._cluster_resolver, self._options = resolver, as_options(options, CommunicationOptions())
         tasks, addresses = _tasks(resolver)
         me = (resolver.task_type, resolver.task_id)
         if tasks:
@@ -130,6 +131,7 @@ class MultiWorkerMirroredStrategy(ExperimentalMultiWorkerMirroredStrategy):
         shard_optimizer_state: see `MirroredStrategy`.
 
     Raises:
+        TypeError: `communication_options` or `shard_optimizer_state` of another type.
         ValueError: no resolver, or a task that the cluster does not have.
         RuntimeError: JAX has started already.
 

@@ -44,6 +44,7 @@ class OneDeviceExtended(SingleReplicaExtended):
         with jax.default_device(self._mesh.devices[0]):
             variable = super()._new_variable(**kwargs)
             variable._leaves = [self._mesh.copies(self._mesh.mirror([leaf]))[0] for leaf in variable._leaves]
+            variable._place = self._mesh.devices[0]
         return variable
 
     def _device_text(self):

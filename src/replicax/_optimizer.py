@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _dispatch, _function, _nest, _shards, _spmd, _states
+from replicax import _context, _dispatch, _function, _levels, _nest, _shards, _spmd, _states
 from replicax._distributed_variables import MirroredVariable
 from replicax._sharded_variables import ShardedVariable
-from replicax._types import CommunicationOptions, ReduceOp, as_reduce_op
+from replicax._types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
 from replicax._values import AXIS, Mirrored, PerReplica, mapped
 from replicax._variables import Variable
 
@@ -33,9 +33,10 @@ class Optimizer:
         options: of the all-reduce; see `CommunicationOptions`.
 
     Raises:
-        TypeError: `variables` has something else in it than variables.
+        TypeError: `transformation` is no Optax transformation, `variables` has something else in it than variables, or
+            `options` are no `CommunicationOptions`.
         ValueError: the state is to be sharded, and a variable has no copy on each replica of the strategy.
-        RuntimeError: the state is to be sharded, and the optimizer is made by a replica.
+        RuntimeError: it is made by a replica.
 
     >>> import jax.numpy as jnp, optax, replicax as rx
     >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
@@ -57,14 +58,24 @@ class Optimizer:
         reduce_op: ReduceOp | str = ReduceOp.SUM,
         options: CommunicationOptions | None = None,
     ):
+        if not all(callable(getattr(transformation, method, None)) for method in ("init", "update")):
+            raise TypeError(
+                "An Optimizer takes an Optax transformation, such as optax.sgd(0.1), with methods `init` and `update`; "
+                f"got {transformation!r} of type {type(transformation).__name__}."
+            )
         self._transformation, self._variables = transformation, variables
-        self._reduce_op, self._options = as_reduce_op(reduce_op), options
+        self._reduce_op, self._options = as_reduce_op(reduce_op), as_options(options, None)
         self._flat = [leaf for leaf in _nest.leaves(variables) if leaf is not None]
         for leaf in self._flat:
             if not isinstance(leaf, Variable):
                 raise TypeError(f"An Optimizer takes variables, got {leaf!r} of type {type(leaf).__name__}.")
         if not self._flat:
             raise TypeError("An Optimizer takes at least one variable, got none.")
+        if _context.get_replica_context() is not None and _context.has_strategy():
+            raise RuntimeError(
+                "An Optimizer is made by a replica. Make it outside of `strategy.run`, in the strategy's scope, and "
+                "call its `apply_gradients` in the replica function."
+            )
         self._strategy = self._flat[0].distribute_strategy
         self._update = jax.jit(self._new_values)  # one program, also where replicas run eagerly
         self._programs: dict[Any, Any] = {}  # for eager replicas, where the state is sharded
@@ -158,11 +169,6 @@ class Optimizer:
                     "An Optimizer whose state is sharded (shard_optimizer_state=True) takes variables that have a copy "
                     f"on each replica of its strategy, got {variable!r}."
                 )
-        if _context.get_replica_context() is not None and _context.has_strategy():
-            raise RuntimeError(
-                "An Optimizer whose state is sharded over the replicas is made by a replica. Make it outside of "
-                "`strategy.run`, in the strategy's scope."
-            )
         return True
 
     def _apply_parts(self, replica_context: Any, gradients: Any, parameters: Any) -> None:
@@ -185,13 +191,10 @@ class Optimizer:
 
     def _assign_parts(self, strategy: Any, gradients: Any) -> None:
         """In cross-replica context, with the reduced gradients of eager replicas: one program for all."""
-        mesh, flat = strategy.extended._mesh, jax.tree.flatten
-        gradients, tree = flat(gradients, is_leaf=lambda x: isinstance(x, PerReplica))
+        mesh = strategy.extended._mesh
+        gradients, tree = jax.tree.flatten(gradients, is_leaf=lambda x: isinstance(x, PerReplica))
         copies = [x.values if isinstance(x, PerReplica) else [x] * len(mesh.local_ids) for x in gradients]
-        parameters, parameter_tree = flat(
-            _nest.map_structure(lambda v: v if v is None else v._of_leaves(v._read_global()), self._variables)
-        )
-        state, rows = self.state.parts(), [self.state._has_rows(i) for i in range(len(self.state._types))]
+        rows = [self.state._has_rows(i) for i in range(len(self.state._types))]
 
         def program(gradients: Any, state: Any, parameters: Any) -> Any:
             own = [block[0] if cut else block for block, cut in zip(state, rows)]
@@ -201,11 +204,16 @@ class Optimizer:
         if tree not in self._programs:
             specs = [jax.P(AXIS) if cut else jax.P() for cut in rows]
             self._programs[tree] = jax.jit(mapped(program, mesh, (jax.P(), specs, jax.P()), (jax.P(), specs)))
-        with _dispatch.calling(mesh, "optimizer") as call:
+        for variable in (self.state, *self._flat):
+            variable._be_settled()  # by a thread that may want the lock
+        with _dispatch.calling(mesh, "optimizer") as call, _levels.lock:
+            values = _nest.map_structure(lambda v: v if v is None else v._of_leaves(v._read_global()), self._variables)
+            parameters, parameter_tree = jax.tree.flatten(values)
+            state = self.state.parts()
             new, state = self._programs[tree]([mesh.mirror(x) for x in copies], state, parameters)
             call.output = new[0]
-        self.state.put_parts(state)
-        self._assign_values(jax.tree.unflatten(parameter_tree, [Mirrored.of_array(x, mesh) for x in new]))
+            self.state.put_parts(state)
+            self._assign_values(jax.tree.unflatten(parameter_tree, [Mirrored.of_array(x, mesh) for x in new]))
 
     def _new_parts(self, gradients: list[Any], state: list[Any], parameters: list[Any], tree: Any) -> tuple[Any, Any]:
         """New parameters and this replica's part of the new state, from its part of the gradients or all of them."""

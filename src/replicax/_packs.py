@@ -27,6 +27,7 @@ import numpy as np
 from jax import lax
 
 from replicax import _levels, _private
+from replicax._recycled import put
 
 # Measured with benchmarks/step.py --variables: below this number the arrays of a call cost less than to take a vector
 # apart; larger arrays take longer to copy than to be handed over.
@@ -73,11 +74,14 @@ def _gone() -> None:
 
 
 class Home:
-    """Where the vector of a pack lies: on one device, to which JAX may hold it committed, or on all of a mesh."""
+    """Where the vector of a pack lies: on one device, to which JAX may hold it committed, or on all of a mesh.
 
-    def __init__(self, sharding: Any, mesh: Any = None, committed: bool = True):
-        self.sharding, self.mesh, self.committed = sharding, mesh, committed
-        self._key = sharding, mesh, committed
+    With `stays` it comes back to the device from programs that run on others.
+    """
+
+    def __init__(self, sharding: Any, mesh: Any = None, committed: bool = True, stays: bool = False):
+        self.sharding, self.mesh, self.committed, self._stays = sharding, mesh, committed, stays
+        self._key = sharding, mesh, committed, stays
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Home) and self._key == other._key
@@ -97,10 +101,9 @@ class Home:
 
     def put(self, copies: list[np.ndarray]) -> Any:
         """A vector of the host for each of them, brought here."""
-        arrays = [whole(copy) for copy in copies]
         if self.mesh is not None:
-            return self.mesh.mirror(arrays)
-        vector = jax.device_put(arrays[0], self.sharding, may_alias=False)
+            return self.mesh.mirror(copies)
+        (vector,) = put(copies, self.sharding, may_alias=False)
         return vector if self.committed else _private.uncommitted(vector)
 
     def joined(self, arrays: list[Any]) -> Any:
@@ -122,7 +125,7 @@ class Home:
 
     def kept(self, vector: Any) -> Any:
         """A vector that a program returned, as it is kept."""
-        return _private.single(vector) if self.mesh is None else vector
+        return vector if self.mesh is not None else on_one_device(vector, self.sharding if self._stays else None)
 
     def cut(self, vector: Any, slot: Slot) -> Any:
         """A slot's part of the vector."""
@@ -136,9 +139,13 @@ class Home:
             return jax.make_array_from_single_device_arrays(slot.shape, self.sharding, parts)
 
 
-def whole(array: np.ndarray) -> Any:
-    """An array of the host for `jax.device_put`, which cuts off 64 bits where JAX has such types only on demand."""
-    return jnp.asarray(array, dtype=array.dtype) if array.dtype.itemsize > 4 else array
+def on_one_device(leaf: Any, place: Any) -> Any:
+    """A leaf from anywhere as a variable of one copy keeps it, which any program can take: there, or where it is."""
+    leaf = _private.single(leaf)  # a program over several devices leaves a copy on each
+    if place is None or place in leaf.devices():
+        return leaf
+    with _private.at_once():
+        return _private.uncommitted(jax.device_put(leaf, place))
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -178,8 +178,9 @@ def _rewrite(source: Path, target: Path, cpus: dict[int, str], others: dict[int,
     """A trace for Perfetto, in which the operations of each device stand under its name, with the steps above them."""
     with gzip.open(source, "rt", encoding="utf-8") as file:
         events = json.load(file)["traceEvents"]
-    with gzip.open(target, "wt", encoding="utf-8") as file:
-        json.dump({"traceEvents": named(events, cpus, others), "displayTimeUnit": "ns"}, file)
+    trace = {"traceEvents": named(events, cpus, others), "displayTimeUnit": "ns"}
+    with gzip.open(target, "wb", compresslevel=1) as file:
+        file.write(json.dumps(trace).encode())  # `json.dump` takes ten times as long
 
 
 _FIRST, _STEPS = 1 << 20, 1  # numbers of processes for CPU devices, and of the thread that shows the steps

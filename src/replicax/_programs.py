@@ -116,7 +116,11 @@ class Program:
         self.level, self.jaxpr, self.pulls, self.results = level, jaxpr, pulls, results
         self._keep_alive = call.statics  # the objects whose identity is part of the key
         meshes = meshes_of(level, call, pulls)
-        self._spread = any(mesh.mesh.size > 1 for mesh in meshes)
+        # A program that no strategy has put elsewhere runs where the variables are that stay on a device.
+        places = {v._place for v in level.variables.values() if v._place is not None}
+        if level.device is None and len(places) == 1:
+            (level.device,) = places
+        self._spread = any(mesh.mesh.size > 1 for mesh in meshes) or not places <= {level.device}
         meshes = [] if level.local else meshes
         # Of replicas whose calls in flight are bounded, or watched by the workers of a job; these count first.
         meshes = sorted((mesh for mesh in meshes if mesh.needs_bound or not mesh.all_local), key=lambda m: m.all_local)

@@ -53,32 +53,37 @@ class Counter:
 
     def __add__(self, number: Any) -> Counter:
         if type(number) is not int:
-            refuse()
+            _refuse_value()
         return Counter(self.added + number)
 
     __radd__ = __add__
 
     def __sub__(self, number: Any) -> Counter:
-        return self + -number if type(number) is int else refuse()
+        return self + -number if type(number) is int else _refuse_value()
 
 
-def refuse(*_: Any, **__: Any) -> Any:
-    """Ends the tracing."""
+def refuse(why: str) -> Any:
+    """Ends the tracing, for this reason."""
     if _watch.on is not None:
-        _watch.on.refused = True
+        _watch.on.refused = why
     raise Impure
 
 
-_METHODS = "eq ne lt le gt ge bool hash str repr format index int float complex len iter call getitem"
+def _refuse_value(*_: Any, **__: Any) -> Any:
+    refuse("it asks for the value of an integer that it counts")
+
+
+_METHODS = "eq ne lt le gt ge bool hash str repr format index int float complex len iter call getitem neg rsub"
+_METHODS += " mul rmul mod rmod floordiv rfloordiv truediv rtruediv divmod rdivmod pow rpow"
 for _name in _METHODS.split():
-    setattr(Counter, f"__{_name}__", refuse)
+    setattr(Counter, f"__{_name}__", _refuse_value)
 
 
 class Watch:
     """What the code that is traced turned out to call."""
 
     def __init__(self) -> None:
-        self.refused = False
+        self.refused = ""  # why it may do more than compute; empty where it does not
         self.functions: list[types.FunctionType] = []  # of the user's
 
 
@@ -113,7 +118,7 @@ def entering(function: types.FunctionType) -> None:
     """A function of the user's is called, converted."""
     if _watch.on is not None:
         if writes(function.__code__, allowed=()):
-            refuse()
+            refuse(f"it calls {_named(function)}, which does more than compute")
         depends_on([(function, {"ag__"})], id)  # it is not even called where it takes elements of an iterator, say
         _watch.on.functions.append(function)
 
@@ -125,13 +130,17 @@ def call(f: Any, args: tuple, kwargs: dict, again: Callable[..., Any]) -> Any:
     calls them. What is compiled and what compiles them traces them once in any case.
     """
     if not _is_pure(f) or any(isinstance(x, Counter) for x in jax.tree.leaves((args, kwargs))):
-        refuse()
+        refuse(f"it calls {_named(f)}, which may do more than compute, or asks for a value")
     calls = types.FunctionType, types.MethodType, types.BuiltinFunctionType, type
     if isinstance(f, calls) and f.__name__ not in _COMPILING:
         args = tuple(_followed(x, again) for x in args)
         kwargs = {name: _followed(x, again) for name, x in kwargs.items()}
     with watching(None):
         return f(*args, **kwargs)
+
+
+def _named(f: Any) -> str:
+    return getattr(f, "__qualname__", None) or type(f).__name__
 
 
 def _followed(value: Any, again: Callable[..., Any]) -> Any:
@@ -217,6 +226,7 @@ class _Reading:
         for name in global_names(function.__code__):
             if name in function.__globals__ and name not in apart_from:
                 yield name, self._of(function.__globals__[name])
+        yield "", self._of([function.__defaults__, function.__kwdefaults__])
 
     def _of(self, value: Any) -> Any:
         """The value itself, and what may be read of it."""

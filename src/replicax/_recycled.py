@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from replicax import _private
+from replicax._specs import has_64_bit_types
 
 # What arrays begin at a multiple of for JAX to share their memory, in bytes.
 _ALIGNED = 64
@@ -75,9 +76,10 @@ class Pool:
         np.copyto(copy, array)
         return settle(copy)
 
-    def on_device(self, array: np.ndarray, device: jax.Device, wide: bool = False) -> jax.Array:
-        """An array of numbers as a JAX array on one device, free to move; `wide` keeps 64 bits."""
+    def on_device(self, array: np.ndarray, device: jax.Device, wide: bool | None = None) -> jax.Array:
+        """An array of numbers as a JAX array on one device, free to move; `wide` as of `keeps_bits`."""
         settled = self.settled(array)
+        wide = keeps_bits(array) if wide is None else wide
         return _private.onto(device)(array.shape, array.dtype, lambda _: settled, wide)
 
     def rows(self, array: np.ndarray, numbers: np.ndarray) -> np.ndarray:
@@ -91,6 +93,23 @@ class Pool:
         else:
             found[...] = array[numbers]  # `take` would copy all of the array
         return settle(found)
+
+
+def keeps_bits(*arrays: Any) -> bool:
+    """Whether one of these is an array of numpy whose 64 bits JAX has to be told to keep, being set to have such types.
+
+    (Where `jax_explicit_x64_dtypes` allows them, JAX has them on demand, and cuts them off where it only moves arrays.)
+    """
+    wide = any(isinstance(array, np.ndarray) and array.dtype.itemsize >= 8 for array in arrays)
+    return wide and has_64_bit_types()
+
+
+def put(arrays: list[Any], where: Any, **options: Any) -> list[Any]:
+    """`jax.device_put`, which keeps numpy's 64 bits where JAX is set to have such types."""
+    if not keeps_bits(*arrays):
+        return jax.device_put(arrays, where, **options)
+    with jax.enable_x64(True):
+        return jax.device_put(arrays, where, **options)
 
 
 def settle(array: np.ndarray) -> np.ndarray:

@@ -52,6 +52,7 @@ class ShardedVariable(OfArrays):
         return types
 
     def _store(self, leaves: list[jax.Array]) -> None:
+        _levels.refuse_tracers(leaves)
         mesh = self._there
         if not mesh.all_local:  # all workers start from the first one's
             what = f"the initial value of {self._name}"
@@ -126,7 +127,8 @@ class ShardedVariable(OfArrays):
             new = [_shards.as_rows(leaf, count) if self._has_rows(i) else leaf for i, leaf in enumerate(leaves)]
         else:
             new = self._spread(leaves)
-        self._put([combine(old, leaf) for old, leaf in zip(self._get(), new)])
+        with _levels.lock:
+            self._put([combine(old, leaf) for old, leaf in zip(self._get(), new)])
         return self.value() if read_value else None
 
     def _update_slices(self, method, slices):

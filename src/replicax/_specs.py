@@ -267,6 +267,13 @@ def _leaf_spec(value: Any) -> TensorSpec:
     )
 
 
+def has_64_bit_types() -> bool:
+    """Whether arrays may be of 64-bit types when that is asked for."""
+    config: Any = jax.config  # its options are not declared
+    allowed = config.jax_explicit_x64_dtypes
+    return bool(config.jax_enable_x64) or str(getattr(allowed, "name", allowed)).lower() == "allow"
+
+
 def spec_of(value: Any) -> Any:
     """The specs of a structure of arrays, numbers and strings, in the same structure.
 

@@ -6,14 +6,17 @@ whole of a state that is cut, and no buffer is anybody else's, so that the first
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 
-from replicax import _creation, _late, _levels, _nest, _shards
+from replicax import _across, _creation, _dispatch, _late, _levels, _nest, _shards
 from replicax._distributed_variables import MirroredVariable
 from replicax._values import ReplicaMesh
 from replicax._variables import ResourceVariable
@@ -49,9 +52,10 @@ def made(init: Callable[[Any], Any], variables: Any, cut: bool) -> Made | None:
         # Unlike `value()`, this does not lend the arrays: the program keeps none of them.
         values = _nest.map_structure(lambda v: v if v is None else v._of_leaves(v._read_global()), variables)
         with jax.default_device(device):
-            try:
+            program = state = None
+            with contextlib.suppress(Exception):  # it needs concrete values, or fails on these too and says why
                 program, state = jax.make_jaxpr(init, return_shape=True)(values)
-            except Exception:  # it needs concrete values, or fails on these too, with the right message
+            if not _everyones(program, mesh):
                 return None
             kinds, tree = jax.tree.flatten(state)
             kinds = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in kinds]
@@ -63,12 +67,22 @@ def _place(variables: list[Any]) -> tuple[jax.Device, ReplicaMesh | None] | None
     """The one device that all variables lie on, or the devices of the mesh that have copies of them all."""
     mesh = variables[0]._mesh
     if all(isinstance(v, MirroredVariable) and v._mesh is mesh and v._layouts is None for v in variables):
-        return (mesh.local_devices[0], mesh) if mesh.all_local else None
+        return mesh.local_devices[0], mesh
     if not all(type(v) is ResourceVariable and v._parent is None for v in variables):
         return None
     leaves = [leaf for v in variables for leaf in v._read_global()]
     devices = {device for leaf in leaves for device in leaf.devices()}
     return (devices.pop(), None) if len(devices) == 1 and not any(leaf.committed for leaf in leaves) else None
+
+
+def _everyones(program: Any, mesh: ReplicaMesh | None) -> bool:
+    """Whether there is a program, and every worker has the same one, so that their states begin alike."""
+    if mesh is None or mesh.all_local:
+        return program is not None
+    text = ""  # all workers compare, also one that has none
+    with contextlib.suppress(Exception):  # constants that have no bytes
+        text = f"{program}\n" + "\n".join(hashlib.sha256(np.asarray(x).tobytes()).hexdigest() for x in program.consts)
+    return _across.is_everyones(mesh, f"initial state\n{text}", alike=True) and text != ""
 
 
 def _run(program: Any, leaves: list[Any], kinds: list[Any], mesh: ReplicaMesh | None, cut: bool) -> list[jax.Array]:
@@ -80,7 +94,14 @@ def _run(program: Any, leaves: list[Any], kinds: list[Any], mesh: ReplicaMesh | 
     def arrays(leaves: list[Any]) -> list[Any]:
         return [_shards.as_rows(x, mesh.size) if is_cut else x for x, is_cut in zip(state(leaves), rows)]
 
-    return jax.jit(arrays, out_shardings=[mesh.stacked if is_cut else mesh.mirrored for is_cut in rows])(leaves)
+    whole = jax.jit(arrays, out_shardings=[mesh.stacked if is_cut else mesh.mirrored for is_cut in rows])
+    if mesh.all_local:
+        return whole(leaves)
+    with _dispatch.calling(mesh, "initial state") as call:
+        call.compile(whole, leaves)
+        made = whole(leaves)
+        call.output = made[0]
+    return made
 
 
 def _firm(program: Any, kinds: list[Any]) -> Callable[[list[Any]], list[Any]]:

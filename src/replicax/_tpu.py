@@ -12,6 +12,7 @@ from replicax._cross_device_ops import AllReduceCrossDeviceOps, CollectiveAllRed
 from replicax._extended import StrategyExtended
 from replicax._strategy import Strategy
 from replicax._topology import DeviceAssignment
+from replicax._types import as_flag
 from replicax._values import PerReplica, ReplicaMesh
 
 
@@ -27,11 +28,11 @@ class TPUExtended(StrategyExtended):
         shard_optimizer_state: bool = False,
     ):
         super().__init__(container_strategy)
+        self._shards_optimizer_state = as_flag("shard_optimizer_state", shard_optimizer_state)
         self._refuses_assignment = spmd
         _tpu_system.check_hosts(resolver)
         self._cluster_resolver = resolver
         self._mesh = ReplicaMesh(_tpu_system.replica_devices(assignment))
-        self._shards_optimizer_state = bool(shard_optimizer_state)
         if shard_optimizer_state and self._mesh.logical_axes:
             raise ValueError(
                 "shard_optimizer_state=True divides the state among replicas of one device each, and the assignment "

@@ -218,6 +218,23 @@ class CommunicationOptions:
 CommunicationOptions.__name__ = "Options"
 
 
+def as_options(options: Any, default: Any) -> Any:
+    """`options` where they are CommunicationOptions, the default for None; else `TypeError`."""
+    if options is None or isinstance(options, CommunicationOptions):
+        return default if options is None else options
+    raise TypeError(
+        "Options of a collective are CommunicationOptions, such as rx.CommunicationOptions(bytes_per_pack=1 << 20), "
+        f"got {options!r} of type {type(options).__name__}."
+    )
+
+
+def as_flag(name: str, value: Any) -> bool:
+    """`value` where it is True or False; else `TypeError`, naming the argument."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):  # numpy's too
+        return bool(value)
+    raise TypeError(f"`{name}` is True or False, got {value!r} of type {type(value).__name__}.")
+
+
 class CollectiveHints:
     """The older spelling of `CommunicationOptions`; calling it makes one of those."""
 

@@ -23,7 +23,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax import _devices, _errors, _nest, _private
 from replicax._indexed_slices import IndexedSlices
-from replicax._recycled import Pool
+from replicax._recycled import Pool, keeps_bits, put
 
 AXIS = "replica"
 LOGICAL_AXIS = "logical"
@@ -108,11 +108,12 @@ class ReplicaMesh:
         placed = self._placed(parts)
         return jax.make_array_from_single_device_arrays(placed[0].shape, self.mirrored, placed)
 
-    def stack(self, parts: Sequence[Any], wide: bool = False) -> jax.Array:
-        """One array `[replicas, ...]` whose row on each local device is that part; `wide` keeps numpy's 64 bits."""
+    def stack(self, parts: Sequence[Any]) -> jax.Array:
+        """One array `[replicas, ...]` whose row on each local device is that part."""
         if all(isinstance(part, np.ndarray) and part.dtype == parts[0].dtype for part in parts):
             by_id = {i: self.pool.settled(part)[None] for i, part in zip(self.local_ids, parts)}
             shape = (self.size, *parts[0].shape)
+            wide = keeps_bits(parts[0])
             return self._stack_of_host(shape, parts[0].dtype, lambda index: by_id[index[0].start or 0], wide)
         rows = [part[None] if np.ndim(part) else jnp.reshape(part, (1,)) for part in parts]
         placed = self._placed(rows)
@@ -122,11 +123,11 @@ class ReplicaMesh:
     def _placed(self, parts: Sequence[Any]) -> list[jax.Array]:
         """Each local replica's part on all of its devices, in the mesh's order."""
         settled = [self.pool.settled(part) for part in parts]
-        return jax.device_put([part for part in settled for _ in range(self.logical_size)], self._local_grid)
+        return put([part for part in settled for _ in range(self.logical_size)], self._local_grid)
 
-    def components(self, parts: Sequence[np.ndarray], wide: bool = False) -> list[jax.Array]:
-        """Each local replica's part on its device; `wide` keeps 64 bits."""
-        return [self.pool.on_device(part, device, wide) for part, device in zip(parts, self.local_devices)]
+    def components(self, parts: Sequence[np.ndarray]) -> list[jax.Array]:
+        """Each local replica's part on its device."""
+        return [self.pool.on_device(part, device) for part, device in zip(parts, self.local_devices)]
 
     def spread(self, array: Any, sharding: NamedSharding) -> jax.Array:
         """An array of which every process has all, spread over the mesh in this way."""
@@ -175,7 +176,7 @@ class ReplicaMesh:
 
     def pad(self, parts: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
         """One array `[replicas, *shape]` whose row on each local device is that part, filled up with zeros."""
-        placed = jax.device_put([self.pool.settled(part) for part in parts], self.local_devices)
+        placed = put([self.pool.settled(part) for part in parts], self.local_devices)
         rows = [_filled_row(part, shape) for part in placed]
         return jax.make_array_from_single_device_arrays((self.size, *shape), self.stacked, rows)
 
@@ -378,19 +379,18 @@ class PerReplica(_Value):
         return self
 
     @classmethod
-    def from_host(cls, parts: Sequence[Any], kinds: Sequence[Any], mesh: ReplicaMesh, wide: bool) -> PerReplica | None:
+    def from_host(cls, parts: Sequence[Any], kinds: Sequence[Any], mesh: ReplicaMesh) -> PerReplica | None:
         """The value with these components of the host, put on the devices stacked or padded; None where it cannot be.
 
         Args:
             parts: the components of this process.
             kinds: what has the shapes and dtypes of those of all processes, in order of replica id.
             mesh: where to put them.
-            wide: whether to keep numpy's 64 bits.
         """
         if not _can_be_padded(parts, kinds, mesh):
             return None
         shapes = [kind.shape for kind in kinds]
-        array = mesh.stack([filled(part, largest_of(shapes)) for part in parts], wide)
+        array = mesh.stack([filled(part, largest_of(shapes)) for part in parts])
         return cls.of_array(array, mesh) if len(set(shapes)) == 1 else cls.of_padded(array, shapes, mesh)
 
     def padded(self) -> tuple[Any, tuple[tuple[int, ...], ...]] | None:

@@ -176,6 +176,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     _equal_by_contract = False  # whether it is an error that replicas assign different values, where that can be told
     _slots: dict[int, Any] | None = None  # the places of leaves that stand in packs (see _packs.py)
     _late: bool | None = False  # whether a restored checkpoint may have a value for it (see _late.py)
+    _place: Any = None  # the one device that it stays on, where its strategy has one
     __hash__: Any
     __array_priority__ = 100
 
@@ -563,8 +564,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         """Replaces the leaves by arrays of the host that nobody writes any more: devices may share their memory."""
         self._be_settled()
         with _levels.lock:
-            host = [np.asarray(array, kind.dtype) for array, kind in zip(arrays, self._types)]
-            self._take_from_host([_packs.whole(array) for array in host])
+            self._take_from_host([np.asarray(array, kind.dtype) for array, kind in zip(arrays, self._types)])
             self._lent = False
 
     def _take_from_host(self, arrays: list[Any]) -> None:
@@ -809,7 +809,7 @@ class ResourceVariable(Variable):
         if self._parent is not None or type(self) is not ResourceVariable or not leaf.is_fully_addressable:
             return None
         (device, *others) = leaf.devices()
-        return None if others else _packs.Home(device, committed=leaf.committed)
+        return None if others else _packs.Home(device, committed=leaf.committed, stays=self._place is not None)
 
     def _own_leaves(self, indices: Sequence[int]) -> list[Any]:
         return [self._leaves[index] for index in indices]
@@ -817,7 +817,7 @@ class ResourceVariable(Variable):
     def _write_own(self, indices: Sequence[int], leaves: Sequence[Any]) -> None:
         self._leaves = list(self._leaves)
         for index, leaf in zip(indices, leaves):
-            self._leaves[index] = _packs.stored(self._slots, index, _private.single(leaf))
+            self._leaves[index] = _packs.stored(self._slots, index, _packs.on_one_device(leaf, self._place))
 
     def _is_shelvable(self, spread: bool) -> bool:
         return self._parent is None and type(self) is ResourceVariable and not spread
@@ -827,8 +827,7 @@ class ResourceVariable(Variable):
 
     def _write_global(self, leaves: list[Any]) -> None:
         self._leave_packs()
-        # A program over several devices leaves a copy on each; one is kept, which any other program can take.
-        self._leaves, self._lent = [_private.single(leaf) for leaf in leaves], True
+        self._leaves, self._lent = [_packs.on_one_device(leaf, self._place) for leaf in leaves], True
 
     def _get(self) -> list[Any]:
         if self._parent is None:

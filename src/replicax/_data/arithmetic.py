@@ -19,9 +19,9 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 
-from replicax._data.elements import wide_dtypes
 from replicax._data.iterators import call, call_to_host
 from replicax._recycled import Pool, settle
+from replicax._specs import has_64_bit_types
 
 _SAME_ELEMENTS = {"reshape", "squeeze", "broadcast_in_dim", "copy", "copy_p"}
 _OPERATIONS: dict[str, Any] = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative}
@@ -226,4 +226,4 @@ class _Simple:
 
 def _kind(element: Any) -> Any:
     leaves, structure = jax.tree.flatten(element)
-    return structure, [(getattr(a, "shape", None), getattr(a, "dtype", None)) for a in leaves], wide_dtypes()
+    return structure, [(getattr(a, "shape", None), getattr(a, "dtype", None)) for a in leaves], has_64_bit_types()

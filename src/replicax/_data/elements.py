@@ -15,18 +15,12 @@ from replicax import _display
 from replicax._errors import InvalidArgumentError
 from replicax._ragged import refuse_composites
 from replicax._recycled import is_settled
-from replicax._specs import PYTHON_DTYPES, TensorShape
-
-
-def wide_dtypes() -> bool:
-    """Whether JAX keeps an explicit 64-bit dtype."""
-    config: Any = jax.config  # its options are not declared
-    return bool(config.jax_enable_x64) or getattr(config.jax_explicit_x64_dtypes, "name", "") == "ALLOW"
+from replicax._specs import PYTHON_DTYPES, TensorShape, has_64_bit_types
 
 
 def tensor_dtype(dtype: Any) -> Any:
     """The dtype that `as_tensor` gives to an array of `dtype`."""
-    return dtype if dtype == np.dtype(object) or wide_dtypes() else jax.dtypes.canonicalize_dtype(dtype)
+    return dtype if dtype == np.dtype(object) or has_64_bit_types() else jax.dtypes.canonicalize_dtype(dtype)
 
 
 class Strings(np.ndarray):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._data.elements import Nested, as_host, as_tensor, host_structure, wide_dtypes
+from replicax._data.elements import Nested, as_host, as_tensor, host_structure
 from replicax._data.reading import Reading, packed, unpacked
 from replicax._data.several import Several, together
 from replicax._data.specs import host_spec, tensor_spec
@@ -275,12 +275,12 @@ def call(function: Callable[..., Any], element: Any, pool: Pool | None = None) -
         device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # a process may have been started without the CPU backend
         return _applied(function, jax.tree.map(as_tensor, element))
-    pool, wide = pool or Pool(), wide_dtypes()
+    pool = pool or Pool()
 
     def tensor(array: Any) -> Any:
         if isinstance(array, Nested) or array.dtype.hasobject:
             return as_tensor(array)
-        return pool.on_device(array, device, wide)
+        return pool.on_device(array, device)
 
     with jax.default_device(device):
         return _applied(function, jax.tree.map(tensor, element))

@@ -18,7 +18,7 @@ from replicax._data.reading import Reading, Seeds, replayed
 from replicax._data.rows import CHUNK, fetch_from, plain_rows
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, first_spec, without_batch
 from replicax._errors import InvalidArgumentError
-from replicax._specs import TensorSpec, as_dtype, dtype_name, spec_of
+from replicax._specs import TensorShape, TensorSpec, as_dtype, dtype_name, spec_of
 
 if TYPE_CHECKING:
     from replicax._data import Dataset
@@ -150,8 +150,8 @@ class Sources(Base):
             output_types: the elements' dtypes, in their structure.
             output_shapes: their shapes, in the same structure; None where not known.
             args: arguments for `generator`.
-            output_signature: `TensorSpec`s in the structure of the elements, in place of the two. Without any of
-                these, elements are taken as they come.
+            output_signature: `TensorSpec`s (or `jax.ShapeDtypeStruct`s) in the structure of the elements, in place of
+                the two. Without any of these, elements are taken as they come.
 
         Raises:
             TypeError: `generator` is not callable, or (at iteration) yielded something else than was declared.
@@ -165,7 +165,7 @@ class Sources(Base):
             raise TypeError(
                 "The `output_types` and `output_shapes` arguments are ignored with `output_signature`: drop them."
             )
-        spec = output_signature
+        spec = jax.tree.map(_as_spec, output_signature)
         if output_types is not None:
             structure: Any = jax.tree.structure(output_types)
             shapes = [None] * structure.num_leaves if output_shapes is None else structure.flatten_up_to(output_shapes)
@@ -198,6 +198,18 @@ def names_of(files: Any) -> list[bytes]:
         return [bytes(name) for name in files.as_numpy_iterator()]
     paths = [os.fspath(f) for f in files] if isinstance(files, list | tuple) else files
     return np.ravel(host_structure(os.fspath(paths) if isinstance(paths, os.PathLike) else paths)).tolist()
+
+
+def _as_spec(spec: Any) -> Any:
+    """A leaf of a signature, where that is one."""
+    if isinstance(getattr(spec, "shape", None), TensorShape):
+        return spec
+    if hasattr(spec, "shape") and hasattr(spec, "dtype"):
+        return TensorSpec.from_spec(spec)
+    raise TypeError(
+        "`output_signature` is a TensorSpec, or a nest of them in the structure of the elements; it has a leaf "
+        f"{spec!r:.80} of type {type(spec).__name__}."
+    )
 
 
 def _checked(value: Any, spec: Any) -> Any:

@@ -104,7 +104,7 @@ def _check(options: argparse.Namespace, replicas: int) -> None:
     if options.batch_size and options.batch_size < replicas:
         raise _Failed(f"{replicas} replicas cannot share a batch of {options.batch_size} examples.")
     for name, path in (("--plot", options.plot), ("--json", options.json)):
-        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        if path is not None and not _can_be_written(path):
             raise _Failed(f"{name} names a file in a folder that can be written; got {path}.")
     needed = [("--plot", "matplotlib")] if options.plot else []
     if options.program:
@@ -123,6 +123,13 @@ def _check(options: argparse.Namespace, replicas: int) -> None:
         if options.plot.suffix and options.plot.suffix[1:].lower() not in kinds:
             known = ", ".join(sorted(kinds))
             raise _Failed(f"--plot names a picture of a kind that matplotlib draws ({known}); got {options.plot}.")
+
+
+def _can_be_written(path: Path) -> bool:
+    """Whether this can become a file, or is one that may be replaced."""
+    if path.exists():
+        return not path.is_dir() and os.access(path, os.W_OK)
+    return path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK)
 
 
 def _measured(options: argparse.Namespace, replicas: int, virtual: bool) -> Benchmark:
