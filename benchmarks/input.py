@@ -90,7 +90,8 @@ def main() -> None:
     made.add_argument("--datasets", type=names, metavar="NAME;NAME", help=f"some of {'; '.join(PIPELINES)}")
     made.add_argument("--steps", type=numbers, metavar="MS,MS", default=[5], help="of so many milliseconds")
     options = parsed(made)
-    chosen = PIPELINES if options.datasets is None else [n.strip() for n in ",".join(options.datasets).split(";") if n.strip()]
+    told = PIPELINES if options.datasets is None else ",".join(options.datasets).split(";")
+    chosen = [name.strip() for name in told if name.strip()]
     found, stepped, versions = [], [], {}
     for replicas in options.replicas:
         with contextlib.ExitStack() as stack:
@@ -102,9 +103,7 @@ def main() -> None:
                 versions["tensorflow"] = sides[TENSORFLOW].ask(do="version")["version"]
             results = [measure(name, sides, options.rounds) for name in chosen]
             steps = [
-                measure_step(ours, kind, ms, options.rounds, options.seconds)
-                for ms in options.steps
-                for kind in KINDS
+                measure_step(ours, kind, ms, options.rounds, options.seconds) for ms in options.steps for kind in KINDS
             ]
         show(f"Milliseconds of a pass with {replicas} replicas", *table(results, list(sides)))
         show(f"Milliseconds of a step with {replicas} replicas", *step_table(steps))

@@ -6,6 +6,7 @@ Arrays begin at a multiple of 64 bytes here: from there on JAX can share their m
 from __future__ import annotations
 
 import gc
+import time
 
 import jax
 import jax.numpy as jnp
@@ -230,8 +231,11 @@ def test_a_few_more_of_small_batches_wait_where_their_rows_lie_in_arrays(strateg
     iterator = iter(strategy.experimental_distribute_dataset(source, options))
     assert next(iterator).values[0].shape == (rows // 2 + 1,)
     buffer = iterator._buffer
-    with buffer._changed:
-        assert buffer._changed.wait_for(lambda: len(buffer._items) > max(2, most - 2), 30)
-        assert not buffer._changed.wait_for(lambda: len(buffer._items) > most, 0.1)
+    end = time.monotonic() + 30
+    while buffer._items.qsize() <= max(2, most - 2):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert buffer._items.qsize() <= most
     iterator.close()
     assert not buffer.thread.is_alive()
