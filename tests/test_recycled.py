@@ -149,6 +149,17 @@ def test_batches_lie_in_few_places(strategy):
     assert len(places) < 40  # of 120 batches
 
 
+def test_components_share_the_memory_of_their_value_and_outlive_it(strategy):
+    donating = jax.jit(lambda x: x * 2.0, donate_argnums=0)
+    for rows, numbers in strategy.experimental_distribute_dataset(made("shuffle").take(3)):
+        value = rx.PerReplica.of_array(jax.block_until_ready(donating(rows.array())), rows.mesh)
+        shards = [shard.data.unsafe_buffer_pointer() for shard in value.array().addressable_shards]
+        assert [part.unsafe_buffer_pointer() for part in value.values] == shards  # no program has copied them
+        assert [part.devices() for part in value.values] == [{device} for device in rows.mesh.devices]
+        donating(value.array()), donating(value.values[0] + 0)
+        assert is_right(np.concatenate(value.values) / 2, np.concatenate(numbers.values))
+
+
 class SameBuffer:
     """Batches that come in one and the same array, filled anew for each."""
 
