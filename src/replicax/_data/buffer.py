@@ -65,7 +65,7 @@ class Buffer:
             elements = self._make(lambda: self._stopped)
             while self._is_wanted():
                 element = next(elements)
-                self._spare = SPARE if self._at_hand and _bytes(element) <= SMALL else 0
+                self._spare = SPARE if self._at_hand and is_small(element) else 0
                 self._put((element, None))
                 del element
         except StopIteration:
@@ -92,13 +92,9 @@ class Buffer:
 
     def take(self) -> Any:
         """The next element; StopIteration at the end, and the source's own exception where it raised one."""
-        with self._lock:  # an interrupt in here may have some more made, but never less
-            self._ordered -= 1
-            if self._ordered < self._size + bool(self._spare):
-                more = self._size + self._spare - self._ordered
-                self._orders.put(more)
-                self._ordered += more
+        self._order(taken=1)  # before it is taken: after an interrupt some more may be made, but never less
         item = self._next()
+        self._order(taken=0)  # the first element has told whether they are small
         if item is None:
             self._items.put(None)  # for whoever asks again
             raise StopIteration
@@ -110,6 +106,14 @@ class Buffer:
             raise error
         finally:
             del error  # its traceback holds this frame: a cycle, which would keep the iterator
+
+    def _order(self, taken: int) -> None:
+        with self._lock:
+            self._ordered -= taken
+            if self._ordered < self._size + bool(self._spare):
+                more = self._size + self._spare - self._ordered
+                self._orders.put(more)
+                self._ordered += more
 
     def _next(self) -> tuple[Any, BaseException | None] | None:
         while True:
@@ -138,8 +142,9 @@ class Buffer:
             self.thread.join(timeout)
 
 
-def _bytes(element: Any) -> float:
-    return sum(getattr(leaf, "nbytes", math.inf) for leaf in jax.tree.leaves(element))
+def is_small(element: Any) -> bool:
+    """Whether a structure of arrays has at most `SMALL` bytes."""
+    return sum(getattr(leaf, "nbytes", math.inf) for leaf in jax.tree.leaves(element)) <= SMALL
 
 
 # The buffers whose threads run.
