@@ -151,9 +151,12 @@ def answering(replicas: int) -> serving.Answering:
             work = functools.partial(multiplying, products)
             step = stepped(work)
             steps(step, itertools.repeat(element))
-            start = time.perf_counter()
-            steps(step, itertools.repeat(element))
-            took = (time.perf_counter() - start) / pipelines.STEPS
+            times = []
+            for _ in range(3):
+                start = time.perf_counter()
+                steps(step, itertools.repeat(element))
+                times.append((time.perf_counter() - start) / pipelines.STEPS)
+            took = min(times)
         return work
 
     dataset = strategy.experimental_distribute_dataset(pipelines.dataset(tf, "shuffle all").repeat())

@@ -69,7 +69,9 @@ class FromHost:
     def __init__(self, sharding: Any, committed: bool):
         self._sharding, self._committed = sharding, committed
         self._known: dict[Any, Any] = {}
-        self._put: Any = None
+        from jax._src.lib import xla_client
+
+        self._put = xla_client.batched_device_put
 
     def __call__(self, shape: tuple[int, ...], dtype: Any, part: Any, wide: bool = False) -> jax.Array:
         """The array of this shape whose part on a device, a numpy array of `dtype`, is `part(index)`.
@@ -85,10 +87,6 @@ class FromHost:
                 self._known.clear()
             places = self._sharding.addressable_devices_indices_map(shape)
             self._known[key] = array.aval, list(places), tuple(places.values())
-            if self._put is None:  # not before JAX has started
-                from jax._src.lib import xla_client
-
-                self._put = xla_client.batched_device_put
             return array if self._committed else uncommitted(array)
         aval, devices, indices = known
         parts = list(map(part, indices))
