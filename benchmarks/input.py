@@ -7,7 +7,9 @@ The data are 60,000 images of 28 x 28 float32 numbers (188 MB) with their labels
 replica gets its half on its device. All sides take turns in one run, round by round. A round is a pass, and includes
 what a pass needs first, such as to fill the buffer of `shuffle`.
 
-Then a step of some milliseconds, in a loop over the dataset and over a batch that is on the devices already.
+Then steps of some milliseconds, in a loop over the dataset and over a batch that is on the devices already: one that
+computes on the cores, and one that waits in a callback, as for an accelerator. By hand is the same step in plain JAX,
+whose batches come from a thread that is two ahead.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import statistics
 import sys
 from typing import Any
 
-from pipelines import BATCH, PIPELINES, ROWS, STEPS
+from pipelines import BATCH, KINDS, PIPELINES, ROWS, STEPS
 from sides import TENSORFLOW, Side, finish, names, numbers, parsed, parser, ratio, show, take_turns
 
 
@@ -36,26 +38,38 @@ def measure(name: str, sides: dict[str, Side], rounds: int) -> dict[str, Any]:
     return {"dataset": name, "pass": medians, "rounds": times, "faults": faults}
 
 
-def measure_step(side: Side, milliseconds: float, rounds: int, seconds: float) -> dict[str, Any]:
-    """A step of about so long in a loop over a distributed dataset, and over a batch that is on the devices already."""
-    names = ("with input", "batch at hand")
+def measure_step(side: Side, kind: str, milliseconds: float, rounds: int, seconds: float) -> dict[str, Any]:
+    """A step of about so long in a loop over a dataset, and over a batch that is on the devices already."""
+    names = [f"{who}, {what}" for who in ("replicax", "by hand") for what in ("batch at hand", "with input")]
     for name in names:
-        side.ask(do="build", contender=name, payload=str(milliseconds))
+        side.ask(do="build", contender=name, payload=f"{kind} {milliseconds}")
     times = take_turns(dict.fromkeys(names, side), rounds, seconds, least=1)
     faults = {name: side.ask(do="run", contender=name, steps=2)["faults"] / STEPS for name in names}
     side.ask(do="drop")
     medians = {name: statistics.median(values) / STEPS for name, values in times.items()}
-    return {"step": milliseconds, "took": medians, "rounds": times, "faults": faults}
+    return {"kind": kind, "step": milliseconds, "took": medians, "rounds": times, "faults": faults}
+
+
+def added(result: dict[str, Any], who: str) -> str:
+    """The time of a step with its input, to that of the step alone."""
+    return ratio(result["rounds"], f"{who}, with input", f"{who}, batch at hand")
 
 
 def step_table(results: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    head = ["step", "batch at hand", "with input", "ratio", "faults a batch"]
+    sides = ("replicax", "by hand")
+    head = ["step", *(f"{who}: {what}" for who in sides for what in ("batch at hand", "with input", "ratio"))]
     rows = []
     for r in results:
-        cells = [f"{1e3 * r['took'][name]:.2f}" for name in ("batch at hand", "with input")]
-        added = ratio(r["rounds"], "with input", "batch at hand")
-        rows.append([f"{r['step']:g} ms", *cells, added, f"{r['faults']['with input']:.1f}"])
-    return head, rows
+        cells = []
+        for who in sides:
+            took = [f"{1e3 * r['took'][f'{who}, {what}']:.2f}" for what in ("batch at hand", "with input")]
+            cells += [*took, added(r, who)]
+        rows.append([case(r), *cells, f"{r['faults']['replicax, with input']:.1f}"])
+    return [*head, "faults a batch"], rows
+
+
+def case(result: dict[str, Any]) -> str:
+    return f"{result['step']:g} ms {result['kind']}"
 
 
 def table(results: list[dict[str, Any]], sides: list[str]) -> tuple[list[str], list[list[str]]]:
@@ -76,7 +90,8 @@ def main() -> None:
     made.add_argument("--datasets", type=names, metavar="NAME;NAME", help=f"some of {'; '.join(PIPELINES)}")
     made.add_argument("--steps", type=numbers, metavar="MS,MS", default=[5], help="of so many milliseconds")
     options = parsed(made)
-    chosen = PIPELINES if options.datasets is None else [n.strip() for n in ",".join(options.datasets).split(";")]
+    told = PIPELINES if options.datasets is None else ",".join(options.datasets).split(";")
+    chosen = [name.strip() for name in told if name.strip()]
     found, stepped, versions = [], [], {}
     for replicas in options.replicas:
         with contextlib.ExitStack() as stack:
@@ -87,7 +102,9 @@ def main() -> None:
                 sides[TENSORFLOW] = stack.enter_context(theirs)
                 versions["tensorflow"] = sides[TENSORFLOW].ask(do="version")["version"]
             results = [measure(name, sides, options.rounds) for name in chosen]
-            steps = [measure_step(ours, ms, options.rounds, options.seconds) for ms in options.steps]
+            steps = [
+                measure_step(ours, kind, ms, options.rounds, options.seconds) for ms in options.steps for kind in KINDS
+            ]
         show(f"Milliseconds of a pass with {replicas} replicas", *table(results, list(sides)))
         show(f"Milliseconds of a step with {replicas} replicas", *step_table(steps))
         stepped += [{"replicas": replicas, **result} for result in steps]

@@ -14,6 +14,7 @@ import payloads
 ROWS, PIXELS, BATCH = 60_000, 28 * 28, 256
 PIPELINES = ("batch", "shuffle 1000", "shuffle all", "shuffle all, map", "shuffle all, compiled map")
 STEPS = 20  # in a call of what input.py takes the steps of
+KINDS = ON_CORES, ELSEWHERE = "on the cores", "elsewhere"  # where a step computes
 
 
 def arrays() -> tuple[np.ndarray, np.ndarray]:

@@ -79,7 +79,8 @@ def input_bars(found: dict[str, Any]) -> list[Bar]:
         if r["dataset"].startswith("shuffle")
     }
     made = [Bar("shuffled batches a second against TensorFlow's", 5, shuffled, least=True)]
-    steps = {f"{r['step']:g} ms": ratio(r["rounds"], "with input", "batch at hand") for r in found.get("steps", [])}
+    module = importlib.import_module("input")
+    steps = {module.case(r): module.added(r, "replicax") for r in found.get("steps", [])}
     return [*made, Bar("a step with its input against that step alone", 1.02, steps)] if steps else made
 
 

@@ -123,9 +123,9 @@ def table_of(strategy, dataset, parameters):
     sizes = [[len(part) for part in strategy.experimental_local_results(images)] for images, _ in dataset]
     table = rich.table.Table("replica", "device", "images of a batch", "of the last batch", "parameters")
     for copy, *images in zip(parameters.values, sizes[0], sizes[-1]):
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(copy.value()))
+        count = sum(map(np.prod, jax.tree.leaves(copy.shape)))
         device = copy.device.rpartition("device:")[2]
-        table.add_row(str(len(table.rows)), device, *map(str, images), f"{size:,} bytes")
+        table.add_row(str(len(table.rows)), device, *map(str, images), f"{count:,}")
     return table
 
 
@@ -204,7 +204,7 @@ def main(arguments=None):
     else:
         strategy = rx.MirroredStrategy(devices_for(options, parser))
     first = strategy.extended.should_checkpoint  # whether this process is the one that writes
-    console = rich.console.Console(highlight=False, soft_wrap=True, quiet=not first)
+    console = rich.console.Console(highlight=False, emoji=False, soft_wrap=True, quiet=not first)
     history, tested = train(strategy, options, console)
     if first:
         draw(options.output, history, *tested)

@@ -8,6 +8,7 @@ import collections.abc
 import gc
 import signal
 import threading
+import time
 
 import jax
 import numpy as np
@@ -633,8 +634,10 @@ def test_the_buffer_is_bounded(size):
     source = Counted()
     iterator = iter(distribute(source, options=InputOptions(experimental_per_replica_buffer_size=size)))
     assert [next(iterator).lists() for _ in range(3)] == [[[i], [i]] for i in (1, 2, 3)]
-    with iterator._buffer._changed:
-        assert iterator._buffer._changed.wait_for(lambda: len(iterator._buffer._items) == size, LIMIT)
+    end = time.monotonic() + LIMIT
+    while iterator._buffer._items.qsize() < size:
+        assert time.monotonic() < end
+        time.sleep(0.01)
     assert source.made == 3 + size
     iterator.close()
     assert not iterator._buffer.thread.is_alive()
@@ -697,6 +700,16 @@ def test_an_error_of_place_and_of_iter_come_up_too():
 
     with pytest.raises(MemoryError):
         next(iter(DistributedDataset(R(2).batch(2), 2, failing)))
+
+
+def test_all_batches_come_where_several_are_made_in_a_row():
+    arrays = Dataset.from_tensor_slices(np.zeros((64, 8), np.float32))
+    for dataset in (arrays.batch(4), arrays.batch(48), arrays.batch(4, drop_remainder=True).take(3).repeat(5)):
+        expected = [batch.shape[0] for batch in dataset.as_numpy_iterator()]
+        iterator = iter(distribute(dataset))
+        assert [sum(map(len, batch.lists())) for batch in iterator] == expected
+        with pytest.raises(StopIteration):
+            next(iterator)
 
 
 def test_a_dropped_iterator_in_a_cycle_stops_its_thread():

@@ -6,6 +6,7 @@ Arrays begin at a multiple of 64 bytes here: from there on JAX can share their m
 from __future__ import annotations
 
 import gc
+import time
 
 import jax
 import jax.numpy as jnp
@@ -148,6 +149,17 @@ def test_batches_lie_in_few_places(strategy):
     assert len(places) < 40  # of 120 batches
 
 
+def test_components_share_the_memory_of_their_value_and_outlive_it(strategy):
+    donating = jax.jit(lambda x: x * 2.0, donate_argnums=0)
+    for rows, numbers in strategy.experimental_distribute_dataset(made("shuffle").take(3)):
+        value = rx.PerReplica.of_array(jax.block_until_ready(donating(rows.array())), rows.mesh)
+        shards = [shard.data.unsafe_buffer_pointer() for shard in value.array().addressable_shards]
+        assert [part.unsafe_buffer_pointer() for part in value.values] == shards  # no program has copied them
+        assert [part.devices() for part in value.values] == [{device} for device in rows.mesh.devices]
+        donating(value.array()), donating(value.values[0] + 0)
+        assert is_right(np.concatenate(value.values) / 2, np.concatenate(numbers.values))
+
+
 class SameBuffer:
     """Batches that come in one and the same array, filled anew for each."""
 
@@ -230,8 +242,11 @@ def test_a_few_more_of_small_batches_wait_where_their_rows_lie_in_arrays(strateg
     iterator = iter(strategy.experimental_distribute_dataset(source, options))
     assert next(iterator).values[0].shape == (rows // 2 + 1,)
     buffer = iterator._buffer
-    with buffer._changed:
-        assert buffer._changed.wait_for(lambda: len(buffer._items) > max(2, most - 2), 30)
-        assert not buffer._changed.wait_for(lambda: len(buffer._items) > most, 0.1)
+    end = time.monotonic() + 30
+    while buffer._items.qsize() <= max(2, most - 2):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert buffer._items.qsize() <= most
     iterator.close()
     assert not buffer.thread.is_alive()

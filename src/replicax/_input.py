@@ -32,7 +32,7 @@ from ._data import (
     iterators,
     tensor_spec,
 )
-from ._data.buffer import Buffer
+from ._data.buffer import Buffer, is_small
 from ._data.reading import packed, unpacked
 from ._data.several import Demand, Several, together_on_host
 from ._errors import InvalidArgumentError
@@ -98,8 +98,8 @@ class DistributedIterator(ElementIterator, Distributed):
             # Neither the thread nor what it calls may hold this iterator: see above.
             placed, topic = self._dataset._placed, self._topic
             arguments = self._readings, self._start, self._demand
-            at_hand = all(source.at_hand for source in self._dataset._sources)
-            buffer = Buffer(lambda stopped: placed(Pass(topic, stopped), *arguments), size, at_hand)
+            make = lambda stopped: placed(Pass(topic, stopped), *arguments)  # noqa: E731
+            buffer = Buffer(make, size, self._dataset._is_at_hand())
             weakref.finalize(self, buffer.stop).atexit = False
             buffer.start()
             self._buffer = buffer
@@ -288,10 +288,12 @@ class DistributedDataset(Distributed):
 
     def _on_devices(self, this: Pass, rounds: Iterator[Round], position: int, demand: Demand) -> Iterator[Any]:
         """The elements made of the rounds, `Several` where they are asked for and the rounds are alike."""
-        fetch = self._options.experimental_fetch_to_device
+        fetch, in_a_row = self._options.experimental_fetch_to_device, 1
         while not this.stopped():
             count, whole = demand.at(position)
             together = whole and count > 1 and fetch
+            if whole and count == 1:
+                count = in_a_row
             if together and isinstance(rounds, Shares) and (parts := rounds.several(count)) is not None:
                 yield Several(self._place(Round(parts, True), fetch), count)
                 position += count
@@ -311,6 +313,8 @@ class DistributedDataset(Distributed):
             else:
                 yield from (self._place(this_round, fetch) for this_round in taken)
             position += len(taken)
+            # The rows that are taken for a batch drive out of the processor's caches how one goes to the devices.
+            in_a_row = _IN_A_ROW if taken and self._is_at_hand() and is_small(taken[-1].parts) else 1
             if isinstance(end, StopIteration):
                 return
             if end is not None:
@@ -318,6 +322,10 @@ class DistributedDataset(Distributed):
                     raise end
                 finally:
                     del end  # its traceback holds this frame
+
+    def _is_at_hand(self) -> bool:
+        """Whether elements take next to nothing to make, and no code of the user's."""
+        return all(source.at_hand for source in self._sources)
 
     def _next_topic(self) -> str:
         """What the workers call the iteration that begins."""
@@ -450,6 +458,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         return np.int64(UNKNOWN_CARDINALITY if spec is None else rounds if all_static(spec) else rounds + 1)
 
 
+_IN_A_ROW = 4  # small batches that are taken before the first of them goes to the devices
 _NO_MORE = object()
 _numbers = itertools.count()
 _nothing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()

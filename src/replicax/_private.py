@@ -64,11 +64,14 @@ class FromHost:
         committed: whether they stay on their devices; see `uncommitted`.
     """
 
-    __slots__ = ("_committed", "_known", "_sharding")
+    __slots__ = ("_committed", "_known", "_put", "_sharding")
 
     def __init__(self, sharding: Any, committed: bool):
         self._sharding, self._committed = sharding, committed
         self._known: dict[Any, Any] = {}
+        from jax._src.lib import xla_client
+
+        self._put = xla_client.batched_device_put
 
     def __call__(self, shape: tuple[int, ...], dtype: Any, part: Any, wide: bool = False) -> jax.Array:
         """The array of this shape whose part on a device, a numpy array of `dtype`, is `part(index)`.
@@ -83,12 +86,11 @@ class FromHost:
             if len(self._known) >= 256:  # shapes that keep changing
                 self._known.clear()
             places = self._sharding.addressable_devices_indices_map(shape)
-            self._known[key] = array.aval, tuple(places), tuple(places.values())
+            self._known[key] = array.aval, list(places), tuple(places.values())
             return array if self._committed else uncommitted(array)
-        from jax._src.interpreters import pxla
-
         aval, devices, indices = known
-        return pxla.batched_device_put(aval, self._sharding, list(map(part, indices)), devices, self._committed, key[2])
+        parts = list(map(part, indices))
+        return self._put(aval, self._sharding, parts, devices, self._committed, enable_x64=key[2])
 
 
 @functools.cache

@@ -237,6 +237,8 @@ def is_composite(value: Any) -> bool:
 
 def refuse_composites(element: Any, what: str) -> None:
     """`InvalidArgumentError` where an element has a ragged or sparse batch in it."""
+    if type(element) is tuple and all(type(part) is np.ndarray for part in element):
+        return  # as most are
     for leaf in jax.tree.leaves(element, is_leaf=is_composite):
         if is_composite(leaf):
             raise InvalidArgumentError(

@@ -167,7 +167,7 @@ class ReplicaMesh:
         """The local rows of a stacked array, each on its replica's device."""
         if not array.sharding.is_equivalent_to(self.stacked, array.ndim):
             array = jax.device_put(array, self.stacked)
-        return tuple(_private.uncommitted(_first_row(block)) for block in self._blocks(array))
+        return tuple(self._part(block, block.shape[1:]) for block in self._blocks(array))
 
     def _blocks(self, array: jax.Array) -> list[Any]:
         """The blocks of one row of a stacked array, each on its replica's device."""
@@ -186,8 +186,16 @@ class ReplicaMesh:
         `shapes` are those of all replicas' parts.
         """
         blocks = self._blocks(jax.device_put(array, self.stacked))
-        local = (shapes[i] for i in self.local_ids)
-        return tuple(_private.uncommitted(_part_of_row(block, shape)) for block, shape in zip(blocks, local))
+        return tuple(map(self._part, blocks, (shapes[i] for i in self.local_ids)))
+
+    def _part(self, block: Any, shape: tuple[int, ...]) -> jax.Array:
+        """The part of this shape that the row in a block begins with, on its device."""
+        (device,) = block.devices()
+        is_key = jax.dtypes.issubdtype(block.dtype, jax.dtypes.extended)
+        if device.platform == "cpu" and not (is_key or block.weak_type) and block.is_ready():
+            # It shares the memory. A program would have to be compiled for each shape and each device.
+            return self.pool.on_device(part_of(np.asarray(block)[0], shape), device, wide=True)
+        return _private.uncommitted(_part_of_row(block, shape))
 
 
 def _prime_factors(number: int) -> list[int]:
@@ -199,11 +207,6 @@ def _prime_factors(number: int) -> list[int]:
             factors.append(divisor)
             number //= divisor
     return factors
-
-
-@jax.jit
-def _first_row(block: jax.Array) -> jax.Array:
-    return jnp.reshape(block, block.shape[1:])
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -10,8 +10,9 @@ and its going stops the thread.
 from __future__ import annotations
 
 import atexit
-import collections
+import contextlib
 import math
+import queue
 import threading
 import time
 import weakref
@@ -37,11 +38,14 @@ class Buffer:
         self._make = make
         self._size, self._at_hand = size, at_hand
         self._spare = 0  # how many more than `size` there is room for
-        self._items: collections.deque[tuple[Any, BaseException | None]] = collections.deque()
-        # A condition's lock can be taken again by its holder, so that `stop` may run anywhere, also in a garbage
-        # collection that comes while this very thread holds the lock.
-        self._changed = threading.Condition()
-        self._ended = False  # nothing more will be put in
+        # Queues of C's: Python's conditions take several times as long, once for each batch, while the devices may need
+        # the core. `stop` may run anywhere, also in a garbage collection that comes while this very thread is in `put`.
+        self._items: queue.SimpleQueue[tuple[Any, BaseException | None] | None] = queue.SimpleQueue()  # None: the end
+        self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()  # how many elements to make
+        self._orders.put(size)
+        self._to_make = 0  # of the last order
+        self._ordered = size  # how many that are not taken yet
+        self._lock = threading.Lock()  # several threads may take
         self._stopped = False  # nothing more will be taken out
         self.thread = threading.Thread(target=self._fill, name="replicax-input", daemon=True)
 
@@ -59,49 +63,43 @@ class Buffer:
         elements = None
         try:
             elements = self._make(lambda: self._stopped)
-            while self._wait_for_room():
+            while self._is_wanted():
                 element = next(elements)
-                self._spare = SPARE if self._at_hand and _bytes(element) <= SMALL else 0
-                self._put(element, None)
+                self._spare = SPARE if self._at_hand and is_small(element) else 0
+                self._put((element, None))
                 del element
         except StopIteration:
             pass
         except BaseException as e:  # whatever it is, it is raised where `next` waits for it
-            self._put(None, e)
+            self._put((None, e))
         finally:
             # A generator ends in its own thread and before the thread does, with whatever it has open.
             del elements
-            with self._changed:
-                self._ended = True
-                self._changed.notify_all()
+            self._put(None)
             _running.discard(self)
 
-    def _wait_for_room(self) -> bool:
-        with self._changed:
-            if len(self._items) >= self._size + self._spare:
-                self._changed.wait_for(lambda: self._stopped or self._is_low())
-            return not self._stopped
+    def _is_wanted(self) -> bool:
+        """Waits until one more element is ordered; whether anybody wants it."""
+        if not self._to_make:
+            self._to_make = self._orders.get()
+        self._to_make -= 1
+        return not self._stopped
 
-    def _is_low(self) -> bool:
-        return len(self._items) < self._size + bool(self._spare)
-
-    def _put(self, element: Any, error: BaseException | None) -> None:
-        with self._changed:
-            if not self._stopped:
-                self._items.append((element, error))
-                self._changed.notify_all()
+    def _put(self, item: tuple[Any, BaseException | None] | None) -> None:
+        self._items.put(item)
+        if self._stopped:
+            self._clear()
 
     def take(self) -> Any:
         """The next element; StopIteration at the end, and the source's own exception where it raised one."""
-        with self._changed:
-            # In pieces: an interrupt that comes just before Python goes to sleep is seen only once it wakes up.
-            while not (self._items or self._ended or self._stopped):
-                self._changed.wait(timeout=0.2)
-            if not self._items:
-                raise StopIteration
-            element, error = self._items.popleft()
-            if self._is_low():
-                self._changed.notify_all()
+        self._order(taken=1)  # before it is taken: after an interrupt some more may be made, but never less
+        item = self._next()
+        self._order(taken=0)  # the first element has told whether they are small
+        if item is None:
+            self._items.put(None)  # for whoever asks again
+            raise StopIteration
+        element, error = item
+        del item
         if error is None:
             return element
         try:
@@ -109,12 +107,34 @@ class Buffer:
         finally:
             del error  # its traceback holds this frame: a cycle, which would keep the iterator
 
+    def _order(self, taken: int) -> None:
+        with self._lock:
+            self._ordered -= taken
+            if self._ordered < self._size + bool(self._spare):
+                more = self._size + self._spare - self._ordered
+                self._orders.put(more)
+                self._ordered += more
+
+    def _next(self) -> tuple[Any, BaseException | None] | None:
+        while True:
+            try:
+                # In pieces: an interrupt that comes just before Python goes to sleep is seen only once it wakes up.
+                return self._items.get(timeout=0.2)
+            except queue.Empty:
+                pass
+
     def stop(self) -> None:
         """Lets the thread end as soon as it has the element at which it is."""
-        with self._changed:
-            self._stopped = True
-            self._items.clear()
-            self._changed.notify_all()
+        self._stopped = True
+        self._orders.put(0)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Drops what nobody will take, and ends whoever waits for it."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._items.get_nowait()
+        self._items.put(None)
 
     def join(self, timeout: float | None = None) -> None:
         """Waits for the thread to end."""
@@ -122,8 +142,9 @@ class Buffer:
             self.thread.join(timeout)
 
 
-def _bytes(element: Any) -> float:
-    return sum(getattr(leaf, "nbytes", math.inf) for leaf in jax.tree.leaves(element))
+def is_small(element: Any) -> bool:
+    """Whether a structure of arrays has at most `SMALL` bytes."""
+    return sum(getattr(leaf, "nbytes", math.inf) for leaf in jax.tree.leaves(element)) <= SMALL
 
 
 # The buffers whose threads run.
