@@ -105,6 +105,8 @@ class ReplicaMesh:
 
     def mirror(self, parts: Sequence[Any]) -> jax.Array:
         """One replicated array whose copy on each local device is that part."""
+        if self.all_local and all(part is parts[0] for part in parts):
+            return put([self.pool.settled(parts[0])], self.mirrored)[0]
         placed = self._placed(parts)
         return jax.make_array_from_single_device_arrays(placed[0].shape, self.mirrored, placed)
 
