@@ -83,6 +83,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_pure",
         "_several",
         "_programs",
+        "_tracing",
         "_function",
         "_loops",
         "_host_maps",

@@ -22,30 +22,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray
 
-from replicax import _adapters, _conversion, _levels, _nest, _private, _profiling, _several, _specs
-from replicax._arguments import Call, Results, constrained, difference, is_python_iterator
+from replicax import _adapters, _conversion, _levels, _private, _profiling, _several, _specs
+from replicax._arguments import Call, difference, is_python_iterator
 from replicax._concrete import ConcreteFunction
 from replicax._errors import OutOfRangeError
-from replicax._programs import Program, meshes_of
+from replicax._programs import Program
 from replicax._pulls import (
     Abort,
     DrivenFromHost,
     Pull,
     RunEagerly,
-    as_inputs,
-    can_be_taken,
-    element_arrays,
-    lifts,
     pull_from,
     push_back,
     same_elements,
     same_sources,
-    shapes_of,
 )
+from replicax._tracing import Tracing
 from replicax._uneven import UnevenCalls
 
 
@@ -360,80 +354,22 @@ class Function:
             raise RunEagerly
         self._traces += 1
         _adapters.join()
-        frame = _levels.frame()
-        level = _levels.Level(local=frame.local, mesh=frame.mesh)
-        outputs: list[Results] = []
-        pulls: list[Pull] = []
-        elements: list[Any] = []
-        given: list[Any] = []
-
-        def give_back() -> None:
-            push_back([pull for pull, _ in queue], [element for _, element in queue], call.iterators)
-            queue.clear()
-
-        def lift(iterator: Any) -> Any:
-            if _levels.frame() is not level:
-                return NotImplemented
-            if queue and queue[0][0].source(call.iterators) is not iterator:  # other elements, taken in another order
-                give_back()
-            try:
-                element = queue.pop(0)[1] if queue else pull_from(iterator)
-            except StopIteration:  # which the function may catch: the end is no part of a program
-                raise DrivenFromHost(always=False) from None
-            elements.append(element)
-            pull = Pull(iterator, call.iterators, element)
-            pulls.append(pull)
-            call.uneven += shapes_of(_nest.leaves(element))
-            if not can_be_taken(element) or self._uneven.run_eagerly(call):
-                self._traces -= 1  # it was hardly begun
-                raise RunEagerly(decided=True)
-            inputs = as_inputs(element, level, pull.slots)
-            given.extend(element_arrays(inputs))
-            return inputs
-
-        def traced(*dynamic: Any) -> list[Any]:
-            level.trace = _levels.untaped_trace()
-            own_args, own_kwargs = call.rebuilt(dynamic)
-            with _levels.entered(level):
-                result = _conversion.call(self._autograph, self._python_function, own_args, own_kwargs)
-                outputs.append(Results(result, [*dynamic, *given]))
-            # JAX lets donated inputs and outputs of one shape share buffers in their order. In the same order, with the
-            # results behind, each variable keeps its own, and nothing is copied.
-            first = [key for key in level.inputs if key in level.written]
-            level.written = {key: level.written[key] for key in dict.fromkeys([*first, *level.written])}
-            state = [leaf for variable in level.written.values() for leaf in level.values[id(variable)]]
-            known = {id(leaf) for leaf in state}
-            known.update(id(leaf) for leaves in level.values.values() for leaf in leaves)
-            # A result that is a variable's array gets a buffer of its own, so that donating the one keeps the other.
-            results = [jnp.copy(leaf) if id(leaf) in known else leaf for leaf in outputs[0].leaves]
-            spanning = next((mesh for mesh in meshes_of(level, call, pulls) if not mesh.all_local), None)
-            common = None if spanning is None or level.local else spanning.mirrored
-            outputs[0].shardings = [kind or common for kind in outputs[0].shardings]
-            results = [constrained(leaf, kind) for leaf, kind in zip(results, outputs[0].shardings)]
-            if not level.local:
-                state = [leaf for v in level.written.values() for leaf in v._leaving(level.values[id(v)])]
-            return [*state, *results]
-
-        lifts.stack.append(lift)
+        tracing = Tracing(call, queue, lambda: self._uneven.run_eagerly(call))
         before, _modes.no_creation = _modes.no_creation, _modes.no_creation or not creation
         try:
-            jaxpr = jax.make_jaxpr(traced)(*[_aval(x) for x in call.dynamic])
+            jaxpr = tracing.run(lambda a, k: _conversion.call(self._autograph, self._python_function, a, k))
         except BaseException as error:
-            give_back()
-            push_back(pulls, elements, call.iterators)
-            self._uneven.failed(call, error, pulled=bool(elements))
+            self._traces -= tracing.hardly_begun
+            self._uneven.failed(call, error, pulled=bool(tracing.elements))
             raise
         finally:
-            lifts.stack.pop()
             _modes.no_creation = before
-        give_back()  # what this program does not take
-        self._warn_of_what_stays(call, pulls)
+        self._warn_of_what_stays(call, tracing.pulls)
         self._warn_of_retracing(call)
-        entry = Program(self._name, level, jaxpr, call, pulls, outputs[0])
+        entry = Program(self._name, tracing.level, jaxpr, call, tracing.pulls, tracing.results)
         self._uneven.traced(call)
-        outputs[0].leaves = []  # tracers, and with them all that was traced, are let go of
-        level.values.clear()
-        return entry, elements
+        tracing.close()
+        return entry, tracing.elements
 
     def program_of(self, call: Call) -> Program | None:
         """The program that such calls have run so far, each as one step; None where there is not one."""
@@ -536,11 +472,6 @@ class Function:
                 "given. For a fresh batch in each step pass the dataset's iterator, and call next(iterator) in it.",
                 stacklevel=6,
             )
-
-
-def _aval(array: Any) -> ShapedArray:
-    # Of a `jax.ShapeDtypeStruct` JAX 0.10 takes int64 for int32, where types of 64 bits are allowed.
-    return ShapedArray(array.shape, array.dtype, weak_type=getattr(array, "weak_type", False))
 
 
 class _Method:

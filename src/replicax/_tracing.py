@@ -1,0 +1,119 @@
+"""One trace of a function's Python code: what it reads, assigns and pulls turns into inputs and outputs of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import ShapedArray
+
+from replicax import _levels, _nest
+from replicax._arguments import Call, Results, constrained
+from replicax._programs import meshes_of
+from replicax._pulls import (
+    DrivenFromHost,
+    Pull,
+    RunEagerly,
+    as_inputs,
+    can_be_taken,
+    element_arrays,
+    lifts,
+    pull_from,
+    push_back,
+    shapes_of,
+)
+
+
+class Tracing:
+    """A trace that is to be made for a call.
+
+    Args:
+        call: its arguments.
+        queue: elements that were pulled for it already, and how; those that it does not take go back.
+        runs_eagerly: whether calls with such parts as came are not to be compiled, asked at each element.
+    """
+
+    results: Results
+
+    def __init__(self, call: Call, queue: list[tuple[Pull, Any]], runs_eagerly: Callable[[], bool]):
+        frame = _levels.frame()
+        self.level = _levels.Level(local=frame.local, mesh=frame.mesh)
+        self.pulls: list[Pull] = []
+        self.elements: list[Any] = []
+        self.hardly_begun = False  # when it failed
+        self._call, self._queue, self._runs_eagerly = call, queue, runs_eagerly
+        self._given: list[Any] = []
+
+    def run(self, function: Callable[[tuple, dict], Any]) -> Any:
+        """The jaxpr of `function(args, kwargs)`. Where that raises, all elements go back to where they came from."""
+        lifts.stack.append(self._lift)
+        try:
+            return jax.make_jaxpr(lambda *dynamic: self._traced(function, dynamic))(*map(_aval, self._call.dynamic))
+        except BaseException:
+            self._give_back()
+            push_back(self.pulls, self.elements, self._call.iterators)
+            raise
+        finally:
+            lifts.stack.pop()
+            self._give_back()  # what the program does not take
+
+    def close(self) -> None:
+        """Lets go of the tracers, and with them of all that was traced."""
+        self.results.leaves = []
+        self.level.values.clear()
+
+    def _give_back(self) -> None:
+        push_back([pull for pull, _ in self._queue], [element for _, element in self._queue], self._call.iterators)
+        self._queue.clear()
+
+    def _lift(self, iterator: Any) -> Any:
+        """The iterator's next element, as inputs of the program."""
+        call, queue = self._call, self._queue
+        if _levels.frame() is not self.level:
+            return NotImplemented
+        if queue and queue[0][0].source(call.iterators) is not iterator:  # other elements, taken in another order
+            self._give_back()
+        try:
+            element = queue.pop(0)[1] if queue else pull_from(iterator)
+        except StopIteration:  # which the function may catch: the end is no part of a program
+            raise DrivenFromHost(always=False) from None
+        self.elements.append(element)
+        pull = Pull(iterator, call.iterators, element)
+        self.pulls.append(pull)
+        call.uneven += shapes_of(_nest.leaves(element))
+        if not can_be_taken(element) or self._runs_eagerly():
+            self.hardly_begun = True
+            raise RunEagerly(decided=True)
+        inputs = as_inputs(element, self.level, pull.slots)
+        self._given.extend(element_arrays(inputs))
+        return inputs
+
+    def _traced(self, function: Callable[[tuple, dict], Any], dynamic: tuple[Any, ...]) -> list[Any]:
+        level, call = self.level, self._call
+        level.trace = _levels.untaped_trace()
+        with _levels.entered(level):
+            result = function(*call.rebuilt(dynamic))
+            self.results = Results(result, [*dynamic, *self._given])
+        # JAX lets donated inputs and outputs of one shape share buffers in their order. In the same order, with the
+        # results behind, each variable keeps its own, and nothing is copied.
+        first = [key for key in level.inputs if key in level.written]
+        level.written = {key: level.written[key] for key in dict.fromkeys([*first, *level.written])}
+        state = [leaf for variable in level.written.values() for leaf in level.values[id(variable)]]
+        known = {id(leaf) for leaf in state}
+        known.update(id(leaf) for leaves in level.values.values() for leaf in leaves)
+        # A result that is a variable's array gets a buffer of its own, so that donating the one keeps the other.
+        results = [jnp.copy(leaf) if id(leaf) in known else leaf for leaf in self.results.leaves]
+        spanning = next((mesh for mesh in meshes_of(level, call, self.pulls) if not mesh.all_local), None)
+        common = None if spanning is None or level.local else spanning.mirrored
+        self.results.shardings = [kind or common for kind in self.results.shardings]
+        results = [constrained(leaf, kind) for leaf, kind in zip(results, self.results.shardings)]
+        if not level.local:
+            state = [leaf for v in level.written.values() for leaf in v._leaving(level.values[id(v)])]
+        return [*state, *results]
+
+
+def _aval(array: Any) -> ShapedArray:
+    # Of a `jax.ShapeDtypeStruct` JAX 0.10 takes int64 for int32, where types of 64 bits are allowed.
+    return ShapedArray(array.shape, array.dtype, weak_type=getattr(array, "weak_type", False))
