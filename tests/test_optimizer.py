@@ -308,6 +308,33 @@ def test_named_tuples_and_mixed_dtypes(make, way):
     assert value.w.tolist() == [0.5, 0.5] and float(value.b["x"]) == 0.5
 
 
+@ways
+def test_replicas_update_variables_alike_whatever_their_aggregation(way):
+    strategy = mirrored(2)
+    with strategy.scope():
+        variables = [rx.Variable(4.0, aggregation=aggregation) for aggregation in rx.VariableAggregation]
+        optimizer = rx.Optimizer(optax.sgd(0.5), variables)
+    step = way(lambda: strategy.run(lambda: optimizer.apply_gradients([v * 0 + 1 for v in variables])))
+    step()
+    step()
+    assert [float(v) for v in variables] == [2.0] * 4
+
+
+@ways
+def test_a_state_keeps_its_dtypes_and_gradients_have_the_shapes_of_variables(way):
+    strategy = mirrored(2)
+    with strategy.scope():
+        both = [rx.Variable(1.0), rx.Variable(jnp.ones(3, jnp.bfloat16))]
+        optimizer = rx.Optimizer(optax.inject_hyperparams(optax.adam)(0.5), both)  # hyperparameters are float32
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(optimizer.state.value())]
+    for _ in range(2):
+        way(lambda: strategy.run(lambda: optimizer.apply_gradients([v * 0 + 1 for v in both])))()
+    assert [leaf.dtype for leaf in jax.tree.leaves(optimizer.state.value())] == dtypes
+    np.testing.assert_allclose(both[1].numpy().astype(float), 0.0, atol=0.02)
+    with pytest.raises(ValueError, match=r"A gradient has the shape \(\), and its variable's value \(3,\)"):
+        way(lambda: strategy.run(lambda: optimizer.apply_gradients([both[0] * 1, both[1].value().sum()])))()
+
+
 def test_one_device_state_lies_on_its_device():
     one = one_device()
     with one.scope():
