@@ -342,6 +342,8 @@ def test_input_signature():
     ):
         with pytest.raises(TypeError, match="Binding inputs to tf.function failed due to `"):
             f(*wrong)
+    with pytest.raises(TypeError, match=r"a list or tuple with a spec for each argument, got TensorSpec\(.*\[spec\]"):
+        rx.function(f, input_signature=rx.TensorSpec([None, 2], np.float32))
 
 
 def test_a_per_replica_spec_as_input_signature():
