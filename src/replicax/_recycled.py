@@ -27,6 +27,9 @@ _LEAST = 1 << 12
 # How many unused places of one size a pool keeps, and of small ones, of which buffers hold more.
 _KEPT, _KEPT_SMALL, _SMALL = 8, 32, 1 << 20
 
+# Bytes of an array that is worth a place of a pool; of smaller ones many may be kept, as by `shuffle`.
+LARGE = 1 << 16
+
 _Places = collections.deque[np.ndarray]
 
 
@@ -75,6 +78,14 @@ class Pool:
         copy = self.empty(array.shape, array.dtype)
         np.copyto(copy, array)
         return settle(copy)
+
+    def kept(self, array: Any) -> Any:
+        """The same for what users hand in, of which much may be kept: the copy of a small array has its own size."""
+        if not isinstance(array, np.ndarray) or array.nbytes >= LARGE or array.dtype.hasobject or is_settled(array):
+            return self.settled(array)
+        copy = array.copy()
+        copy.flags.writeable = False
+        return copy
 
     def on_device(self, array: np.ndarray, device: jax.Device, wide: bool | None = None) -> jax.Array:
         """An array of numbers as a JAX array on one device, free to move; `wide` as of `keeps_bits`."""
