@@ -66,9 +66,7 @@ class Pool:
         try:
             place = places.pop()
         except IndexError:
-            whole = np.empty(room + _ALIGNED, np.uint8)
-            start = -whole.ctypes.data % _ALIGNED
-            place = whole[start : start + room]
+            place = _new_place(room)
         return np.asarray(_Lease(places, place))[:size].view(dtype).reshape(shape)
 
     def settled(self, array: Any) -> Any:
@@ -78,14 +76,6 @@ class Pool:
         copy = self.empty(array.shape, array.dtype)
         np.copyto(copy, array)
         return settle(copy)
-
-    def kept(self, array: Any) -> Any:
-        """The same for what users hand in, of which much may be kept: the copy of a small array has its own size."""
-        if not isinstance(array, np.ndarray) or array.nbytes >= LARGE or array.dtype.hasobject or is_settled(array):
-            return self.settled(array)
-        copy = array.copy()
-        copy.flags.writeable = False
-        return copy
 
     def on_device(self, array: np.ndarray, device: jax.Device, wide: bool | None = None) -> jax.Array:
         """An array of numbers as a JAX array on one device, free to move; `wide` as of `keeps_bits`."""
@@ -121,6 +111,31 @@ def put(arrays: list[Any], where: Any, **options: Any) -> list[Any]:
         return jax.device_put(arrays, where, **options)
     with jax.enable_x64(True):
         return jax.device_put(arrays, where, **options)
+
+
+def _new_place(room: int) -> np.ndarray:
+    whole = np.empty(room + _ALIGNED, np.uint8)
+    start = -whole.ctypes.data % _ALIGNED
+    return whole[start : start + room]
+
+
+_nowhere: _Places = collections.deque(maxlen=0)
+
+
+def kept(array: Any) -> Any:
+    """The same as `Pool.settled` for arrays of which many may be kept: a copy has its own size and is used once.
+
+    A small copy is not settled, as that costs more than to copy it again.
+    """
+    if not isinstance(array, np.ndarray) or array.dtype.hasobject or is_settled(array):
+        return array
+    if array.nbytes < LARGE:
+        copy = array.copy()
+        copy.flags.writeable = False
+        return copy
+    copy = np.asarray(_Lease(_nowhere, _new_place(array.nbytes))).view(array.dtype).reshape(array.shape)
+    np.copyto(copy, array)
+    return settle(copy)
 
 
 def settle(array: np.ndarray) -> np.ndarray:

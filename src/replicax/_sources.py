@@ -70,7 +70,7 @@ def _foreign_source(dataset: Any) -> Source:
     @replayed
     def make(reading: Reading) -> Iterator[Any]:
         for element in dataset:
-            host = jax.tree.map(pool.kept, _host_element(element))  # others may fill one buffer again and again
+            host = jax.tree.map(pool.settled, _host_element(element))  # others may fill one buffer again and again
             if not seen:
                 seen.append(shown_spec(host))
             yield host

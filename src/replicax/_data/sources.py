@@ -18,7 +18,7 @@ from replicax._data.reading import Reading, Seeds, replayed
 from replicax._data.rows import CHUNK, fetch_from, plain_rows
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, first_spec, without_batch
 from replicax._errors import InvalidArgumentError
-from replicax._recycled import Pool
+from replicax._recycled import kept
 from replicax._specs import TensorShape, TensorSpec, as_dtype, dtype_name, spec_of
 
 if TYPE_CHECKING:
@@ -171,11 +171,11 @@ class Sources(Base):
             structure: Any = jax.tree.structure(output_types)
             shapes = [None] * structure.num_leaves if output_shapes is None else structure.flatten_up_to(output_shapes)
             spec = structure.unflatten(list(map(TensorSpec, shapes, jax.tree.leaves(output_types))))
-        arguments, pool = tuple(args or ()), Pool()
+        arguments = tuple(args or ())
 
         def host(value: Any) -> Any:
             # It may be a buffer that the generator fills again for the next element.
-            return jax.tree.map(pool.kept, host_structure(value) if spec is None else _checked(value, spec))
+            return jax.tree.map(kept, host_structure(value) if spec is None else _checked(value, spec))
 
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
