@@ -63,6 +63,8 @@ def test_one_replica_has_no_communication(make):
     figures = make().benchmark(train_step, jnp.ones(3), rounds=1, steps=1)
     assert figures.seconds["compute"] == figures.seconds["step"] and figures.seconds["communication"] == 0.0
     assert figures.collectives == [] and figures.spread == {} and float(total) == 1.0
+    data = rx.data.Dataset.from_tensor_slices(np.ones((6, 3), np.float32))  # which starts anew on the way
+    assert make().benchmark(train_step, data, rounds=2, steps=3).seconds["input"] >= 0.0
 
 
 def test_without_communication_each_replica_takes_its_own_value():

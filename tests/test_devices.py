@@ -71,6 +71,8 @@ def test_things_that_are_no_devices():
         rx.OneDeviceStrategy()
     with pytest.raises(rx.DeviceError, match=r"the string 'GPU:0'. For one device write \['GPU:0'\]"):
         rx.MirroredStrategy("GPU:0")
+    with pytest.raises(rx.DeviceError, match="is a list of devices; got 2. For so many write"):
+        rx.MirroredStrategy(2)
 
 
 @pytest.mark.parametrize(

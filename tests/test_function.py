@@ -342,6 +342,8 @@ def test_input_signature():
     ):
         with pytest.raises(TypeError, match="Binding inputs to tf.function failed due to `"):
             f(*wrong)
+    with pytest.raises(TypeError, match=r"a list or tuple with a spec for each argument, got TensorSpec\(.*\[spec\]"):
+        rx.function(f, input_signature=rx.TensorSpec([None, 2], np.float32))
 
 
 def test_a_per_replica_spec_as_input_signature():
@@ -849,3 +851,30 @@ def test_one_device_functions_run_on_their_device():
     one = one_device()
     x = rx.function(lambda: one.run(lambda: jnp.ones(3) * 2))()
     assert x.devices() == mirrored(2).run(lambda: jnp.ones(2) + 1).values[1].devices()
+
+
+@pytest.mark.parametrize("make", [one_device, rx.get_strategy], ids=["one device", "default"])
+def test_what_the_host_drives_on_one_replica_is_compiled_too(make):
+    strategy, traces = make(), []
+    with strategy.scope():
+        total = rx.Variable(0.0)
+
+    def replica(x):
+        traces.append(x.dtype)
+        if x.dtype != np.dtype(object):
+            total.assign_add(x.sum())
+        return x
+
+    @rx.function
+    def epoch(dataset):
+        for x in dataset:
+            x = strategy.run(replica, args=(x,))
+        return x
+
+    data = rx.data.Dataset.range(12).map(float).batch(3)
+    last = epoch(strategy.experimental_distribute_dataset(data))
+    assert last.tolist() == [9.0, 10.0, 11.0] and float(total) == 66.0 and len(traces) == 1
+    if strategy is one_device():
+        assert last.devices() == total.value().devices() == {jax.devices()[1]}
+    words = rx.data.Dataset.from_tensor_slices(np.array([b"one", b"two"], object)).batch(1)
+    assert epoch(strategy.experimental_distribute_dataset(words)).tolist() == [b"two"]

@@ -188,6 +188,22 @@ def test_a_generator_may_fill_one_buffer_again_and_again(strategy, way):
     assert [{float(x) for part in own for x in np.ravel(part)} for own in parts] == [{0.0}, {1.0}, {2.0}, {3.0}]
 
 
+def test_so_it_may_where_several_elements_are_kept(strategy):
+    buffer = np.zeros(3)
+
+    def filled(_):
+        return np.add(buffer, 1.0, out=buffer)
+
+    for source in (SameBuffer(), Dataset.from_generator(SameBuffer)):
+        iterator = iter(strategy.experimental_distribute_dataset(source))
+        step = rx.function(lambda it: strategy.reduce("MEAN", next(it), axis=(0, 1)), steps_per_call=4)
+        assert step(iterator).tolist() == [0.0, 1.0, 2.0, 3.0]
+    (batch,) = Dataset.from_generator(SameBuffer).batch(4)
+    assert batch[:, 0, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
+    (batch,) = Dataset.range(4).map(filled).batch(4)
+    assert batch[:, 0].tolist() == [1.0, 2.0, 3.0, 4.0]
+
+
 @pytest.mark.parametrize("allowed", [False, True])
 def test_64_bits_stay_where_they_are_allowed_and_only_there(strategy, allowed):
     numbers = np.arange(8) + (1 << 40)

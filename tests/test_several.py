@@ -118,6 +118,24 @@ def test_results_of_other_sizes_are_a_list():
             step(iterator)
 
 
+def test_none_in_an_element_is_a_part_of_its_structure():
+    strategy, traces = mirrored(2), []
+    data = [(np.full(4, i, np.float32), None) for i in range(9)]
+    iterator = iter(strategy.experimental_distribute_dataset(data))
+
+    def step():
+        x, mask = next(iterator)
+        traces.append(mask)
+        return strategy.reduce(SUM, x, axis=0)
+
+    single, several = rx.function(step), rx.function(step, steps_per_call=3)
+    found = [float(single()), float(single()), *several().tolist()]
+    x, mask = next(iterator)  # one of the next three
+    found += [float(strategy.reduce(SUM, x, axis=0)), *several().tolist()]
+    assert found == [4.0 * i for i in range(9)]
+    assert mask is None and traces == [None, None]
+
+
 def test_an_exception_in_the_data_comes_after_the_steps_before_it(programs):
     def made():
         yield from np.arange(12, dtype=np.float32).reshape(6, 2)

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax import _collectives, _context, _levels
+from replicax import _blocks, _collectives, _context, _levels
 from replicax._errors import InvalidArgumentError
+from replicax._indexed_slices import IndexedSlices
 from replicax._types import ReduceOp, as_reduce_op
 from replicax._values import is_array
 
@@ -31,7 +32,9 @@ def accumulate_gradients(
 
     Args:
         value_and_grad_fn: such as `jax.value_and_grad(loss)`, with `has_aux` or not, or any other function, with a
-            `GradientTape` in it too. It returns a pytree of arrays that have the same shapes for each micro-batch.
+            `GradientTape` in it too. It returns a pytree of arrays that have the same shapes for each micro-batch;
+            `IndexedSlices` in it become whole arrays. Variables that it assigns, such as a layer's statistics, go on
+            from one micro-batch to the next.
         micro_batches: how many there are.
         reduce_op: what becomes of the results of all micro-batches, of values and auxiliary ones as of gradients. SUM,
             for losses divided by the *global* batch size, or MEAN, for losses that are means over their micro-batch;
@@ -90,11 +93,20 @@ def accumulate_gradients(
             given = list(args)
             for place, piece in zip(places, jax.tree.unflatten(tree, pieces)):
                 given[place] = piece
-            return value_and_grad_fn(*given, **kwargs)
+            return jax.tree.map(_dense, value_and_grad_fn(*given, **kwargs), is_leaf=_is_sparse)
 
         return _looped(results_of, leaves, count, op) if _levels.is_tracing() else _one_by_one(results_of, leaves, op)
 
     return accumulated
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, IndexedSlices)
+
+
+def _dense(value: Any) -> Any:
+    """Of rows at indices the whole array, which can be added up."""
+    return value.to_dense() if _is_sparse(value) else value
 
 
 def _split(leaf: Any, count: int) -> Any:
@@ -126,16 +138,25 @@ def _one_by_one(results_of: Callable[..., Any], leaves: list[Any], op: ReduceOp)
 
 
 def _looped(results_of: Callable[..., Any], leaves: list[Any], count: int, op: ReduceOp) -> Any:
-    first = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-    kinds, tree = jax.tree.flatten(jax.eval_shape(results_of, first))
-    dtypes = [_dtype(kind) for kind in kinds]
+    traced: list[Any] = []  # the tree of the results, and their dtypes
 
-    def add(totals: list[Any], pieces: list[Any]) -> tuple[list[Any], None]:
-        results = jax.tree.leaves(results_of(pieces))
-        return [total + _kept(x, dtype) for total, x, dtype in zip(totals, results, dtypes)], None
+    def kept(*pieces: Any) -> list[list[Any]]:
+        results, tree = jax.tree.flatten(results_of(pieces))
+        traced[:] = tree, [_dtype(x) for x in results]
+        return [[_kept(x, dtype) for x, dtype in zip(results, traced[1])]]
 
-    start = [jnp.zeros(kind.shape, _kept_dtype(dtype)) for kind, dtype in zip(kinds, dtypes)]
-    totals, _ = lax.scan(add, start, leaves)
+    block = _blocks.Block(["the results of micro-batches"], kept, [leaf[0] for leaf in leaves])
+    state, written = _blocks.state_of(block)
+
+    def add(carry: Any, pieces: list[Any]) -> tuple[Any, None]:
+        totals, changing = carry
+        results, after = block.run(pieces, {**state, **changing})
+        return ([total + x for total, x in zip(totals, results)], {key: after[key] for key in written}), None
+
+    start = [jnp.zeros(kind.shape, kind.dtype) for kind in block.jaxpr.out_avals[: block.count]]
+    (totals, after), _ = lax.scan(add, (start, {key: state[key] for key in written}), leaves)
+    _blocks.write(written, after)
+    tree, dtypes = traced
     return jax.tree.unflatten(tree, [_finished(x, count, op, dtype) for x, dtype in zip(totals, dtypes)])
 
 

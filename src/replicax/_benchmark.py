@@ -241,7 +241,7 @@ class _Feed:
         if isinstance(batch, _data.Dataset):
             batch = strategy.experimental_distribute_dataset(batch)
         iterators = [x for x in batch if isinstance(x, ElementIterator)] if isinstance(batch, tuple) else []
-        if isinstance(batch, _input.DistributedDataset):
+        if isinstance(batch, (_input.DistributedDataset, _data.Dataset)):
             self._dataset, self._iterator = batch, iter(batch)
         elif isinstance(batch, ElementIterator) or len(iterators) == 1:
             self._given = batch if iterators else None
@@ -290,7 +290,7 @@ class _Feed:
                     "The iterator has too few elements for a benchmark. Give its dataset, which starts anew at its "
                     "end, or fewer `rounds` and `steps`."
                 ) from None
-            self._iterator.close()
+            self._end()
             self._iterator = iter(self._dataset)
             try:
                 element = self._iterator._pull()
@@ -305,6 +305,10 @@ class _Feed:
         for element in reversed(self._taken or ()):
             self._iterator._push_back(element)
         if self._dataset is not None:
+            self._end()
+
+    def _end(self) -> None:
+        if isinstance(self._iterator, _input.DistributedIterator):  # which has a thread
             self._iterator.close()
 
 

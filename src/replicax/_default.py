@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from replicax import _collectives, _context, _function, _nest, _variables
+from replicax import _collectives, _context, _function, _levels, _nest, _variables
 from replicax._context import ReplicaContext
 from replicax._extended import StrategyExtended
 from replicax._strategy import Strategy
 from replicax._types import InputContext, ValueContext
+from replicax._values import is_array, is_text
 
 
 class SingleReplicaContext(ReplicaContext):
@@ -32,6 +33,16 @@ class SingleReplicaExtended(StrategyExtended):
     @property
     def _num_replicas_in_sync(self):
         return 1
+
+    def _run(self, fn, args, kwargs):
+        outermost = type(_levels.frame()) is _levels.Frame and not _levels.is_tracing()
+        if _function.host_driven() and outermost and not any(map(_is_text, _nest.leaves((args, kwargs)))):
+            return _function.run_compiled(self._container, fn, args, kwargs)
+        return self._call(fn, args, kwargs)
+
+    def _call(self, fn, args, kwargs):
+        """Calls a replica function here and now."""
+        return fn(*args, **kwargs)
 
     def _reduce(self, op, value, axis):
         if axis is None:
@@ -88,9 +99,6 @@ class DefaultExtended(SingleReplicaExtended):
     def _scope_context(self):
         return contextlib.nullcontext()
 
-    def _run(self, fn, args, kwargs):
-        return fn(*args, **kwargs)
-
     def _distribute_dataset(self, dataset, options):
         return dataset
 
@@ -126,6 +134,10 @@ class _DefaultDistributionStrategy(Strategy):
 
     def __init__(self) -> None:
         super().__init__(DefaultExtended(self))
+
+
+def _is_text(value: Any) -> bool:
+    return is_array(value) and is_text(value)
 
 
 _context.set_default_strategy(_DefaultDistributionStrategy())

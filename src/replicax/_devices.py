@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -168,6 +168,11 @@ def find_devices(devices: Sequence[Any] | None) -> list[jax.Device]:
     if isinstance(devices, str):
         raise DeviceError(
             f"`devices` is a list of devices; got the string {devices!r}. For one device write [{devices!r}]."
+        )
+    if devices is not None and not isinstance(devices, Iterable):
+        raise DeviceError(
+            f'`devices` is a list of devices; got {devices!r}. For so many write ["GPU:0", "GPU:1", ...]; without '
+            "`devices` all accelerators are taken."
         )
     names, table = list(devices) if devices else default_devices(), device_table()
     found = [find_device(name, table) for name in names]

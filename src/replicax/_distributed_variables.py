@@ -333,6 +333,13 @@ class MirroredVariable(_Distributed):
         new = self._apply(combine, self._spread_tree(value))
         return self._result(new) if read_value else None
 
+    def _assign_alike(self, value: Any) -> None:
+        if not self._in_own_replica():
+            return super()._assign_alike(value)
+        self._check_strategy()
+        self._be_settled()
+        self._apply(replacing, self._convert(value))
+
     def _spread_tree(self, value: Any) -> list[Any]:
         """The converted leaves of a value whose pytree may have distributed leaves."""
         if isinstance(value, MirroredVariable) and value._mesh is self._mesh and len(self._types) == 1:

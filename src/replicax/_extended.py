@@ -626,6 +626,8 @@ class StrategyExtended:
 
         def place(leaves: Sequence[Any]) -> Any:
             of_all = next(kinds, leaves)
+            if all(leaf is None for leaf in leaves):  # a part of the structure
+                return None
             if any(not is_array(leaf) or is_text(leaf) for leaf in leaves):
                 leaves = [_data.as_tensor(leaf) if is_array(leaf) else leaf for leaf in leaves]
                 return leaves[0] if mesh.size == 1 else PerReplica(leaves, mesh)

@@ -522,7 +522,8 @@ def function(
             batch may, come as a list. Where the data end before, there are fewer runs.
 
     Raises:
-        TypeError: an argument does not fit the input signature, or `steps_per_call` is no integer.
+        TypeError: an argument does not fit the input signature, which is no list or tuple, or `steps_per_call` is no
+            integer.
         ValueError: a call after the first makes a variable, or `steps_per_call` is not positive.
 
     >>> import jax.numpy as jnp, replicax as rx
@@ -543,6 +544,11 @@ def function(
     steps = operator.index(steps_per_call)
     if steps < 1:
         raise ValueError(f"`steps_per_call` says how many steps a call takes, 1 or more; got {steps_per_call}.")
+    if not isinstance(input_signature, (list, tuple, type(None))):
+        raise TypeError(
+            f"`input_signature` is a list or tuple with a spec for each argument, got {input_signature!r}. For one "
+            "argument write [spec]."
+        )
     if func is None:
         return lambda f: function(f, input_signature, autograph, steps_per_call=steps)
     return Function(func, input_signature, autograph, steps_per_call=steps)

@@ -32,7 +32,7 @@ class OneDeviceExtended(SingleReplicaExtended):
         super().__init__(container_strategy)
         self._mesh = ReplicaMesh([_devices.find_device(device)])
 
-    def _run(self, fn, args, kwargs):
+    def _call(self, fn, args, kwargs):
         strategy, frame = self._container, _levels.frame()
         if isinstance(frame, _levels.Level):
             frame.device = self._mesh.devices[0]

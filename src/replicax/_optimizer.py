@@ -133,6 +133,11 @@ class Optimizer:
         got: Any = jax.tree.structure(gradients)
         if wanted != got:
             raise ValueError(f"The gradients' structure is {got}, that of the variables' values is {wanted}.")
+        for leaf, parameter in zip(jax.tree.leaves(gradients), jax.tree.leaves(parameters)):
+            if jnp.shape(leaf) != jnp.shape(parameter):
+                raise ValueError(
+                    f"A gradient has the shape {jnp.shape(leaf)}, and its variable's value {jnp.shape(parameter)}."
+                )
         replica_context = _context.get_replica_context()
         if self._sharded:
             return self._apply_parts(replica_context, gradients, parameters)
@@ -155,7 +160,7 @@ class Optimizer:
 
     def _assign_values(self, new: Any) -> None:
         for variable, value in zip(self._flat, _values_of(self._variables, new)):
-            variable.assign(value)
+            variable._assign_alike(value)
 
     # With the state sharded over the replicas.
 
@@ -173,11 +178,6 @@ class Optimizer:
 
     def _apply_parts(self, replica_context: Any, gradients: Any, parameters: Any) -> None:
         leaves, tree = jax.tree.flatten(gradients)
-        for leaf, parameter in zip(leaves, jax.tree.leaves(parameters)):
-            if jnp.shape(leaf) != jnp.shape(parameter):
-                raise ValueError(
-                    f"A gradient has the shape {jnp.shape(leaf)}, and its variable's value {jnp.shape(parameter)}."
-                )
         options = self._options_of_parts()
         if isinstance(replica_context, _spmd.SpmdContext):
             leaves = [_context._tensor(leaf, "apply_gradients", sparse=False) for leaf in leaves]
@@ -254,8 +254,11 @@ class Optimizer:
         return self._options or self._strategy.extended._options
 
     def _new_values(self, gradients: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
-        updates, state = self._transformation.update(gradients, state, parameters)
-        return jax.tree.map(lambda p, u: jnp.asarray(p + u).astype(p.dtype), parameters, updates), state
+        updates, after = self._transformation.update(gradients, state, parameters)
+        structure: Any = jax.tree.structure(after)
+        if structure == jax.tree.structure(state):  # otherwise it is refused when it is assigned
+            after = jax.tree.map(_of_dtype, after, state)
+        return jax.tree.map(lambda p, u: jnp.asarray(p + u).astype(p.dtype), parameters, updates), after
 
     def _in_order(self, gradients: Any) -> Any:
         """The gradients in the structure of the variables' values, zeros for None."""
@@ -287,6 +290,13 @@ class Optimizer:
             self._parameters(),
             is_leaf=is_none,
         )
+
+
+def _of_dtype(new: Any, old: Any) -> Any:
+    """A floating point number of the state, which arithmetic with others may have made wider."""
+    new = jnp.asarray(new)
+    floating = all(jnp.issubdtype(x.dtype, jnp.floating) for x in (new, old))
+    return new.astype(old.dtype) if floating else new
 
 
 def _values_of(variables: Any, values: Any) -> list[Any]:

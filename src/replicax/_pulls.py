@@ -124,8 +124,13 @@ def push_back(pulls: Sequence[Pull], elements: Sequence[Any], arguments: list[An
             iterator._push_back(element)
 
 
+def element_leaves(element: Any) -> list[Any]:
+    """The values in an element. None is a part of its structure, as JAX has it."""
+    return [leaf for leaf in _nest.leaves(element) if leaf is not None]
+
+
 def element_arrays(element: Any) -> list[Any]:
-    return [array_of(leaf) for leaf in _nest.leaves(element)]
+    return [array_of(leaf) for leaf in element_leaves(element)]
 
 
 def array_of(leaf: Any) -> Any:
@@ -157,7 +162,7 @@ def same_elements(pulls: Sequence[Pull], pulled: list[Any]) -> bool:
 
 
 def _kinds(element: Any) -> tuple[Any, ...]:
-    leaves = _nest.leaves(element)
+    leaves = element_leaves(element)
     arrays = [array_of(leaf) for leaf in leaves]
     return (jax.tree.structure(element), [(x.shape, x.dtype) for x in arrays], shapes_of(leaves))
 
@@ -173,6 +178,8 @@ def like(leaf: Any, array: Any) -> Any:
 
 def as_inputs(element: Any, level: _levels.Level, slots: list[int]) -> Any:
     def make(leaf: Any) -> Any:
+        if leaf is None:
+            return None
         slot, tracer = level.new_input(array_of(leaf))
         slots.append(slot)
         return like(leaf, tracer)

@@ -27,6 +27,9 @@ _LEAST = 1 << 12
 # How many unused places of one size a pool keeps, and of small ones, of which buffers hold more.
 _KEPT, _KEPT_SMALL, _SMALL = 8, 32, 1 << 20
 
+# Bytes of an array that is worth a place of a pool; of smaller ones many may be kept, as by `shuffle`.
+LARGE = 1 << 16
+
 _Places = collections.deque[np.ndarray]
 
 
@@ -63,9 +66,7 @@ class Pool:
         try:
             place = places.pop()
         except IndexError:
-            whole = np.empty(room + _ALIGNED, np.uint8)
-            start = -whole.ctypes.data % _ALIGNED
-            place = whole[start : start + room]
+            place = _new_place(room)
         return np.asarray(_Lease(places, place))[:size].view(dtype).reshape(shape)
 
     def settled(self, array: Any) -> Any:
@@ -110,6 +111,31 @@ def put(arrays: list[Any], where: Any, **options: Any) -> list[Any]:
         return jax.device_put(arrays, where, **options)
     with jax.enable_x64(True):
         return jax.device_put(arrays, where, **options)
+
+
+def _new_place(room: int) -> np.ndarray:
+    whole = np.empty(room + _ALIGNED, np.uint8)
+    start = -whole.ctypes.data % _ALIGNED
+    return whole[start : start + room]
+
+
+_nowhere: _Places = collections.deque(maxlen=0)
+
+
+def kept(array: Any) -> Any:
+    """The same as `Pool.settled` for arrays of which many may be kept: a copy has its own size and is used once.
+
+    A small copy is not settled, as that costs more than to copy it again.
+    """
+    if not isinstance(array, np.ndarray) or array.dtype.hasobject or is_settled(array):
+        return array
+    if array.nbytes < LARGE:
+        copy = array.copy()
+        copy.flags.writeable = False
+        return copy
+    copy = np.asarray(_Lease(_nowhere, _new_place(array.nbytes))).view(array.dtype).reshape(array.shape)
+    np.copyto(copy, array)
+    return settle(copy)
 
 
 def settle(array: np.ndarray) -> np.ndarray:

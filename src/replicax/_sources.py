@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ._data import UNKNOWN_CARDINALITY, Dataset, Maker, Reading, as_host, first_spec, replayed, shown_spec
+from ._recycled import Pool
 from ._specs import TensorSpec
 from ._types import AutoShardPolicy
 
@@ -64,11 +65,12 @@ def normalize_source(dataset: Any, ahead: bool = False) -> Source:
 def _foreign_source(dataset: Any) -> Source:
     """Anything else that can be iterated over: its spec is known once an element has been seen."""
     seen: list[Any] = []
+    pool = Pool()
 
     @replayed
     def make(reading: Reading) -> Iterator[Any]:
         for element in dataset:
-            host = _host_element(element)
+            host = jax.tree.map(pool.settled, _host_element(element))  # others may fill one buffer again and again
             if not seen:
                 seen.append(shown_spec(host))
             yield host

@@ -346,6 +346,10 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         """Subtracts `delta`; see `assign`."""
         return self._updated(lambda old, new: old - new, delta, read_value, "assign_sub")
 
+    def _assign_alike(self, value: Any) -> None:
+        """Assigns what every replica assigns, so that there is nothing to combine."""
+        self.assign(value, read_value=False)
+
     def _updated(self, combine: Callable[[Any, Any], Any], value: Any, read_value: bool, method: str) -> Any:
         self._be_settled()
         return self._update(combine, value, read_value, method)

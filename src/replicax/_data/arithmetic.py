@@ -20,7 +20,7 @@ import jax.extend.core as jex
 import numpy as np
 
 from replicax._data.iterators import call, call_to_host
-from replicax._recycled import Pool, settle
+from replicax._recycled import LARGE, Pool, settle
 from replicax._specs import has_64_bit_types
 
 _SAME_ELEMENTS = {"reshape", "squeeze", "broadcast_in_dim", "copy", "copy_p"}
@@ -28,7 +28,6 @@ _OPERATIONS: dict[str, Any] = {"add": np.add, "sub": np.subtract, "mul": np.mult
 _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 PATIENCE = 0.2  # seconds that calls of a function take before it is looked at
-LARGE = 1 << 16  # bytes of an array that is worth a place of a pool; of smaller ones many may be kept, as by `shuffle`
 
 _Step = Callable[[list[Any], Pool], None]  # computes one of a list of values
 

@@ -14,7 +14,7 @@ from replicax._data.reading import Reading, packed, unpacked
 from replicax._data.several import Several, together
 from replicax._data.specs import host_spec, tensor_spec
 from replicax._errors import InvalidArgumentError, OutOfRangeError
-from replicax._recycled import Pool
+from replicax._recycled import Pool, kept
 
 if TYPE_CHECKING:
     from replicax._data.core import Base
@@ -294,7 +294,7 @@ def call_to_host(function: Callable[..., Any], pool: Pool, element: Any) -> Any:
     """What the user's function makes of an element, on the host."""
     result = call(function, element, pool)
     # As in tf.data, a list of results is several tensors, and deeper down a list is one.
-    return host_structure(tuple(result) if isinstance(result, list) else result)
+    return jax.tree.map(kept, host_structure(tuple(result) if isinstance(result, list) else result))
 
 
 def truth(predicate: Callable[..., Any], element: Any) -> bool:

@@ -18,6 +18,7 @@ from replicax._data.reading import Reading, Seeds, replayed
 from replicax._data.rows import CHUNK, fetch_from, plain_rows
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, first_spec, without_batch
 from replicax._errors import InvalidArgumentError
+from replicax._recycled import kept
 from replicax._specs import TensorShape, TensorSpec, as_dtype, dtype_name, spec_of
 
 if TYPE_CHECKING:
@@ -172,10 +173,14 @@ class Sources(Base):
             spec = structure.unflatten(list(map(TensorSpec, shapes, jax.tree.leaves(output_types))))
         arguments = tuple(args or ())
 
+        def host(value: Any) -> Any:
+            # It may be a buffer that the generator fills again for the next element.
+            return jax.tree.map(kept, host_structure(value) if spec is None else _checked(value, spec))
+
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
             values = (value for value in generator(*arguments))
-            yield from reading.guarded(map(host_structure if spec is None else lambda v: _checked(v, spec), values))
+            yield from reading.guarded(map(host, values))
 
         def find(probe: bool) -> Any:
             return first_spec(make) if spec is None and probe else spec
