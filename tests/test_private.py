@@ -309,6 +309,20 @@ def test_arrays_from_the_host_are_as_jax_makes_them(shape, dtype):
     assert len(traces) == len(set(map(str, traces)))  # a program for the one is that for the other
 
 
+def test_arrays_from_the_host_follow_what_jax_is_set_to():
+    onto, before = _private.onto(DEVICES[1]), jax.config.jax_explicit_x64_dtypes
+    host = np.full((3, 7), 1 << 40)
+    try:
+        for setting in ("warn", "allow", "warn"):
+            jax.config.update("jax_explicit_x64_dtypes", setting)
+            for _ in range(2):
+                made = onto(host.shape, host.dtype, lambda _: host)
+                assert made.dtype == jax.make_array_from_callback(host.shape, made.sharding, lambda _: host).dtype
+                assert np.asarray(made).itemsize == made.dtype.itemsize
+    finally:
+        jax.config.update("jax_explicit_x64_dtypes", before.name.lower())
+
+
 def test_parts_of_a_jaxpr_and_shard_map_again():
     """`named_axis_effect` is what the jaxpr of replicas has where it uses their axis."""
     mesh = jax.sharding.Mesh(DEVICES[:2], "x")

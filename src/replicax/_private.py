@@ -78,7 +78,8 @@ class FromHost:
 
         `wide` keeps 64 bits where JAX is set to cut them off.
         """
-        key = shape, dtype, wide or jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        config: Any = jax.config
+        key = shape, dtype, wide or config.jax_enable_x64, config.jax_explicit_x64_dtypes
         known = self._known.get(key)
         if known is None:
             with jax.enable_x64(key[2]):

@@ -101,7 +101,7 @@ def keeps_bits(*arrays: Any) -> bool:
 
     (Where `jax_explicit_x64_dtypes` allows them, JAX has them on demand, and cuts them off where it only moves arrays.)
     """
-    wide = any(isinstance(array, np.ndarray) and array.dtype.itemsize >= 8 for array in arrays)
+    wide = any(isinstance(array, (np.ndarray, np.generic)) and array.dtype.itemsize >= 8 for array in arrays)
     return wide and has_64_bit_types()
 
 

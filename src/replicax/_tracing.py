@@ -1,4 +1,4 @@
-"""One trace of a function's Python code: what it reads, assigns and pulls turns into inputs and outputs of a program."""
+"""One trace of a function's Python code: what it reads, assigns and pulls become inputs and outputs of a program."""
 
 from __future__ import annotations
 
