@@ -309,9 +309,9 @@ def test_arrays_from_the_host_are_as_jax_makes_them(shape, dtype):
     assert len(traces) == len(set(map(str, traces)))  # a program for the one is that for the other
 
 
-def test_arrays_from_the_host_follow_what_jax_is_set_to():
+@pytest.mark.parametrize("host", [np.full((3, 7), 1 << 40), np.int64(1 << 40)])
+def test_arrays_from_the_host_follow_what_jax_is_set_to(host):
     onto, before = _private.onto(DEVICES[1]), jax.config.jax_explicit_x64_dtypes
-    host = np.full((3, 7), 1 << 40)
     try:
         for setting in ("warn", "allow", "warn"):
             jax.config.update("jax_explicit_x64_dtypes", setting)
