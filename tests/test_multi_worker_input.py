@@ -411,6 +411,44 @@ def test_uneven_batches_are_compiled(job):
         assert "drop_remainder" in warning
 
 
+PROGRAMS["tape"] = """
+with strategy.scope():
+    v = rx.Variable(3.0)
+def replica(x):
+    return (x * v.value() ** 2).sum()
+def total(x, replica=replica):
+    return strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None)
+def with_tape(x, total=total):
+    with rx.GradientTape() as tape:
+        value = 2 * total(x)
+    return value, tape.gradient(value, v)
+summed = lambda x: rx.get_replica_context().all_reduce("SUM", replica(x))
+whole = lambda x: strategy.experimental_local_results(strategy.run(summed, args=(x,)))[0]
+compiled, step = rx.function(total), rx.function(lambda x: strategy.run(replica, args=(x,)))
+for rows in (8, 5):
+    (x,) = strategy.experimental_distribute_dataset(Dataset.range(rows).map(lambda x: x * 1.0).batch(rows))
+    told(f"inside {rows}", jax.tree.map(float, rx.function(with_tape)(x)))
+    told(f"outside {rows}", jax.tree.map(float, with_tape(x, compiled)))
+    told(f"summed {rows}", jax.tree.map(float, rx.function(lambda x: with_tape(x, whole))(x)))
+    ways = (total, whole, lambda x: strategy.experimental_local_results(step(x))[0])
+    for name, way in zip(("reduce", "all_reduce", "component"), ways):
+        try:
+            told(f"{name} {rows}", jax.tree.map(float, with_tape(x, way)))
+        except RuntimeError as error:
+            told(f"{name} {rows}", str(error))
+"""
+
+
+def test_a_tape_around_run_sees_what_the_replicas_of_all_workers_compute(job):
+    """Where it does not, as they run eagerly, `gradient` says so."""
+    for worker in job.told["tape"]:
+        for rows, total in ((8, 28), (5, 10)):
+            for name in ("inside", "outside", "summed"):
+                assert worker[f"{name} {rows}"] == [2 * total * 9, 2 * total * 6]  # of twice the sum times v squared
+            for name in ("reduce", "all_reduce", "component"):
+                assert "A gradient is asked for" in worker[f"{name} {rows}"]
+
+
 # The last one: the end of the job finds a thread at work.
 PROGRAMS["leaving"] = """
 import gc, time

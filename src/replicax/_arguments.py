@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _input, _levels, _nest, _private
+from replicax import _context, _input, _levels, _nest, _private, _tape
 from replicax._blocks import DynamicRange
 from replicax._data import ElementIterator
 from replicax._indexed_slices import IndexedSlices
@@ -200,7 +200,13 @@ class Results:
             if isinstance(leaf, PerReplica) and mesh is not None and mesh.lone and id(array) not in self._given:
                 own = self._add(as_copies(array, mesh), mesh.mirrored)  # bare, as `run` returns it eagerly
                 component = _private.Singles()
-                return _Made(lambda arrays: PerReplica.bare(component(arrays[own]), mesh))
+
+                def bare(arrays: Sequence[Any]) -> Any:
+                    value = PerReplica.bare(component(arrays[own]), mesh)
+                    _tape.lost(_BARE, [arrays[own]], [value])
+                    return value
+
+                return _Made(bare)
             place = self._add(array, _sharding_of(leaf), leaf)
             return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
         if isinstance(leaf, IndexedSlices):
@@ -231,6 +237,12 @@ class Results:
         return _nest.map_structure(lambda made: made.make(arrays), self._skeleton)
 
 
+_BARE = (
+    "A gradient is asked for from one worker's component of what a compiled function returned, of a GradientTape that "
+    "was entered outside of it. Reduce or gather the replicas' values in the function, or enter the tape in it."
+)
+
+
 class _OwnCopy:
     """A result that other processes may have as well, as an array of this one."""
 
@@ -242,7 +254,7 @@ class _OwnCopy:
         array = arrays[self._place]
         if self._shared is None:
             self._shared = not array.is_fully_addressable
-        return self._single(array) if self._shared else array
+        return _tape.renamed(array, self._single(array)) if self._shared else array
 
 
 class _Made:

@@ -34,6 +34,7 @@ from replicax import (
     _lockstep,
     _nest,
     _spmd,
+    _tape,
     _variables,
 )
 from replicax._collectives import check_numeric, gather_axis
@@ -298,7 +299,7 @@ class StrategyExtended:
         else:
             with _dispatch.calling(mesh, "reduce", [stacked]) as call:
                 call.output = total = _sum_of_rows(stacked, axes)
-            total = mesh.copies(total)[0]
+            total = _tape.renamed(total, mesh.copies(total)[0])
         count = stacked.shape[0] * int(np.prod([row.shape[a] for a in axes], dtype=np.int64))
         return _collectives.divided(total, count, row.dtype) if op is ReduceOp.MEAN else total
 

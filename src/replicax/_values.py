@@ -570,6 +570,18 @@ def mapped(function: Callable[..., Any], mesh: ReplicaMesh, in_specs: Any, out_s
     return jax.jit(over_all) if mesh.logical_axes else over_all  # over logical devices only the compiler spreads it
 
 
+def arrays_of(nest: Any) -> list[Any]:
+    """The arrays in a structure, whatever forms its values have: what a gradient tape may know them by."""
+    found: list[Any] = []
+    for leaf in _nest.leaves(nest):
+        forms = [leaf]
+        if isinstance(leaf, _Value):
+            forms = [leaf._array, leaf._padded and leaf._padded[0], *(leaf._parts or ())]
+        for form in forms:
+            found += [form.values, form.indices] if isinstance(form, IndexedSlices) else [form]
+    return [array for array in found if isinstance(array, jax.Array)]
+
+
 def regroup(results: Sequence[Any], mesh: ReplicaMesh, merging: bool = False) -> Any:
     """One structure from each replica's: leaves become PerReplica, unless all replicas gave the very same object.
 
