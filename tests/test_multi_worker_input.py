@@ -351,9 +351,21 @@ in_function("around", lambda x, y: x * 2, batches, around)
 own = strategy.distribute_datasets_from_function(lambda c: rows.take(1 if c.input_pipeline_id else 4).batch(2))
 in_function("own", lambda x, y: rx.get_replica_context().all_reduce("SUM", y.sum()), own)
 
-# What cannot be compiled is tried once, on all workers; and not where a worker knows its own shapes alone.
-in_function("values", lambda x, y: x.sum() if float(y.sum()) > 3 else x, batches)
+# Those that a worker does not know are told.
 in_function("mapped", lambda x, y: x * 2, [jax.tree.map(lambda leaf: leaf + 1, element) for element in batches])
+by_hand = strategy.experimental_distribute_values_from_function(
+    lambda c: (x[: 1 + c.replica_id_in_sync_group], y[: 1 + c.replica_id_in_sync_group]))
+in_function("by hand", lambda x, y: rx.get_replica_context().all_reduce("SUM", y.sum()), [by_hand])
+in_function("of other ranks", lambda x, y: y.size, [strategy.experimental_distribute_values_from_function(
+    lambda c: (x, np.ones([2] * c.replica_id_in_sync_group)))])
+of_program = rx.function(lambda element: strategy.run(lambda x, y: (x, y * 2), args=element))(next(iter(batches)))
+in_function("of a program", lambda x, y: rx.get_replica_context().all_reduce("SUM", y.sum()), [of_program])
+on_host = rx.InputOptions(experimental_fetch_to_device=False)
+on_host = strategy.experimental_distribute_dataset(rows.take(5).batch(5), on_host)
+in_function("on the host", lambda x, y: x * 2, on_host)
+
+# What cannot be compiled is tried once, on all workers.
+in_function("values", lambda x, y: x.sum() if float(y.sum()) > 3 else x, batches)
 
 # Kinds of batches that keep changing: with programs for some, and eagerly for others.
 _uneven.PROGRAMS = 1
@@ -383,7 +395,8 @@ def test_uneven_batches_are_compiled(job):
     everyones = np.concatenate([rows for shares in by_worker(5) for rows in shares])
     kinds = len({len(rows) for shares in by_worker(5) for rows in shares})
     once, eagerly = ["traced"] * kinds, ["run"] * 2 * devices
-    for mine, of_seven, worker in zip(by_worker(5), by_worker(7), job.told["uneven"], strict=True):
+    for rank, worker in enumerate(job.told["uneven"]):
+        mine, of_seven = by_worker(5)[rank], by_worker(7)[rank]
         expected: dict[str, list[list[list[Any]]]] = {
             "outputs": [
                 [
@@ -397,6 +410,10 @@ def test_uneven_batches_are_compiled(job):
             "own": [[[total]] * devices for total in {1: [0 + 1 + 0, 2 + 3], 2: [0 + 1 + 2 + 3 + 0]}[devices]],
             "values": [[[x[r].sum() if y[r].sum() > 3 else x[r]] for r in mine]],
             "mapped": [[[(x[r] + 1) * 2] for r in mine]],
+            "by hand": [[[sum(y[:n].sum() for n in range(1, 2 * devices + 1))]] * devices],
+            "of other ranks": [[[2**i] for i in range(2 * devices)][rank::2]],
+            "of a program": [[[2 * y[:5].sum()]] * devices],
+            "on the host": [[[x[r] * 2] for r in mine]],
             "changing": [[[x[r] * 2] for r in mine], [[x[r] * 2] for r in of_seven]],
         }
         for name, elements in expected.items():
@@ -405,7 +422,10 @@ def test_uneven_batches_are_compiled(job):
         assert worker["around calls"] == once
         assert worker["own calls"] == ["traced"] * {1: 4, 2: 3}[devices]  # parts of 2 and 1, 2 and 0; 2, 2, 1 and 0
         assert worker["values calls"] == ["traced", *eagerly]
-        assert worker["mapped calls"] == eagerly
+        assert worker["mapped calls"] == worker["on the host calls"] == once
+        assert worker["by hand calls"] == ["traced"] * 2 * devices
+        assert worker["of other ranks calls"] == eagerly
+        assert worker["of a program calls"] == (eagerly if devices == 1 else once)  # where results come bare
         assert worker["changing calls"] == [*once, *eagerly]
         (warning,) = worker["warned"]
         assert "drop_remainder" in warning

@@ -625,6 +625,13 @@ class StrategyExtended:
         told = mesh.by_replica(everyones) if everyones else []
         kinds = itertools.zip_longest(*told, fillvalue=_agreed_input.Kind((), ""))  # for each leaf, of all replicas
 
+        def in_parts(components: Sequence[Any], of_all: Sequence[Any]) -> Any:
+            if mesh.size == 1:
+                return components[0]
+            if alike and not mesh.all_local:
+                of_all = list(components[:1]) * mesh.size
+            return PerReplica.of_kinds(components, of_all, mesh)
+
         def place(leaves: Sequence[Any]) -> Any:
             of_all = next(kinds, leaves)
             if all(leaf is None for leaf in leaves):  # a part of the structure
@@ -635,13 +642,12 @@ class StrategyExtended:
             if not fetch_to_device:
                 with jax.default_device(mesh.local_devices[0]):
                     arrays = [_context.as_array(leaf) for leaf in leaves]
-                return arrays[0] if mesh.size == 1 else PerReplica(arrays, mesh, ragged=not alike)
+                return in_parts(arrays, of_all)
             if mesh.size > 1 and alike and all(leaf.shape == leaves[0].shape for leaf in leaves):
                 return PerReplica.of_array(mesh.stack(leaves), mesh)
             if mesh.size > 1 and (value := PerReplica.from_host(leaves, of_all, mesh)) is not None:
                 return value
-            components = mesh.components(leaves)
-            return components[0] if mesh.size == 1 else PerReplica(components, mesh, ragged=not alike)
+            return in_parts(mesh.components(leaves), of_all)
 
         return _nest.merge(list(parts), place)
 
