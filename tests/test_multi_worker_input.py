@@ -357,7 +357,7 @@ by_hand = strategy.experimental_distribute_values_from_function(
     lambda c: (x[: 1 + c.replica_id_in_sync_group], y[: 1 + c.replica_id_in_sync_group]))
 in_function("by hand", lambda x, y: rx.get_replica_context().all_reduce("SUM", y.sum()), [by_hand])
 in_function("of other ranks", lambda x, y: y.size, [strategy.experimental_distribute_values_from_function(
-    lambda c: (x, np.ones([2] * c.replica_id_in_sync_group)))])
+    lambda c: (x, np.ones([2] * (1 + c.replica_id_in_sync_group))))])
 of_program = rx.function(lambda element: strategy.run(lambda x, y: (x, y * 2), args=element))(next(iter(batches)))
 in_function("of a program", lambda x, y: rx.get_replica_context().all_reduce("SUM", y.sum()), [of_program])
 on_host = rx.InputOptions(experimental_fetch_to_device=False)
@@ -411,7 +411,7 @@ def test_uneven_batches_are_compiled(job):
             "values": [[[x[r].sum() if y[r].sum() > 3 else x[r]] for r in mine]],
             "mapped": [[[(x[r] + 1) * 2] for r in mine]],
             "by hand": [[[sum(y[:n].sum() for n in range(1, 2 * devices + 1))]] * devices],
-            "of other ranks": [[[2**i] for i in range(2 * devices)][rank::2]],
+            "of other ranks": [[[2 ** (1 + i)] for i in range(2 * devices)][rank * devices :][:devices]],
             "of a program": [[[2 * y[:5].sum()]] * devices],
             "on the host": [[[x[r] * 2] for r in mine]],
             "changing": [[[x[r] * 2] for r in mine], [[x[r] * 2] for r in of_seven]],
