@@ -249,6 +249,32 @@ def test_a_dataset_of_unknown_length_is_sharded_by_data(job):
         assert worker["generator"] == worker["foreign"] == of_worker(rank, reference)
 
 
+PROGRAMS["chance"] = """
+rows = Dataset.range(9)
+datasets = {
+    "rows": rows.shuffle(9).batch(4),
+    "padded": rows.map(lambda k: np.full(int(k) + 1, k)).shuffle(9).padded_batch(4),
+    "batches": rows.batch(4).shuffle(3),
+    "kept": rows.shuffle(9).cache().batch(4),
+    "inner": Dataset.range(1).flat_map(lambda _: rows.shuffle(9)).batch(4),
+}
+first = rx.function(lambda x: strategy.run(lambda x: x if x.ndim == 1 else x[:, 0], args=(x,)))
+for name, dataset in datasets.items():
+    if me == 1:
+        next(iter(dataset))  # another order than that of the other worker begins here
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    told(name, [[row for element in distributed for part in lists(first(element)) for row in part] for _ in range(2)])
+"""
+
+
+def test_where_chance_decides_the_workers_share_one_order(job):
+    """So each example comes once in an epoch, and parts are of the shapes that each worker expects of the others."""
+    one, other = job.told["chance"]
+    for name in ("rows", "padded", "batches", "kept", "inner"):
+        for mine, theirs in zip(one[name], other[name], strict=True):
+            assert sorted(mine + theirs) == list(range(9)), name
+
+
 # A linear model on batches of which the last is uneven: with two replicas one has fewer rows, with four one has none.
 TRAINING = """
 def train(strategy, program):
