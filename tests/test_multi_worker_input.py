@@ -475,6 +475,9 @@ for rows in (8, 5):
     (x,) = strategy.experimental_distribute_dataset(Dataset.range(rows).map(lambda x: x * 1.0).batch(rows))
     told(f"inside {rows}", jax.tree.map(float, rx.function(with_tape)(x)))
     told(f"outside {rows}", jax.tree.map(float, with_tape(x, compiled)))
+    with rx.GradientTape() as outer:
+        _, slope = with_tape(x, compiled)
+    told(f"second {rows}", float(outer.gradient(slope, v)))
     told(f"summed {rows}", jax.tree.map(float, rx.function(lambda x: with_tape(x, whole))(x)))
     ways = (total, whole, lambda x: strategy.experimental_local_results(step(x))[0])
     for name, way in zip(("reduce", "all_reduce", "component"), ways):
@@ -491,6 +494,7 @@ def test_a_tape_around_run_sees_what_the_replicas_of_all_workers_compute(job):
         for rows, total in ((8, 28), (5, 10)):
             for name in ("inside", "outside", "summed"):
                 assert worker[f"{name} {rows}"] == [2 * total * 9, 2 * total * 6]  # of twice the sum times v squared
+            assert worker[f"second {rows}"] == 2 * total * 2
             for name in ("reduce", "all_reduce", "component"):
                 assert "A gradient is asked for" in worker[f"{name} {rows}"]
 

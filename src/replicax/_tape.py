@@ -670,7 +670,7 @@ def _own(gradient: Any) -> Any:
     """A gradient that other processes have as well, as an array of this one."""
     if gradient is None or isinstance(gradient, jax.core.Tracer) or gradient.is_fully_addressable:
         return gradient
-    return single(gradient)
+    return renamed(gradient, single(gradient))
 
 
 def _is_inexact(value: Any) -> bool:
