@@ -249,6 +249,32 @@ def test_a_dataset_of_unknown_length_is_sharded_by_data(job):
         assert worker["generator"] == worker["foreign"] == of_worker(rank, reference)
 
 
+PROGRAMS["chance"] = """
+rows = Dataset.range(9)
+datasets = {
+    "rows": rows.shuffle(9).batch(4),
+    "padded": rows.map(lambda k: np.full(int(k) + 1, k)).shuffle(9).padded_batch(4),
+    "batches": rows.batch(4).shuffle(3),
+    "kept": rows.shuffle(9).cache().batch(4),
+    "inner": Dataset.range(1).flat_map(lambda _: rows.shuffle(9)).batch(4),
+}
+first = rx.function(lambda x: strategy.run(lambda x: x if x.ndim == 1 else x[:, 0], args=(x,)))
+for name, dataset in datasets.items():
+    if me == 1:
+        next(iter(dataset))  # another order than that of the other worker begins here
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    told(name, [[row for element in distributed for part in lists(first(element)) for row in part] for _ in range(2)])
+"""
+
+
+def test_where_chance_decides_the_workers_share_one_order(job):
+    """So each example comes once in an epoch, and parts are of the shapes that each worker expects of the others."""
+    one, other = job.told["chance"]
+    for name in ("rows", "padded", "batches", "kept", "inner"):
+        for mine, theirs in zip(one[name], other[name], strict=True):
+            assert sorted(mine + theirs) == list(range(9)), name
+
+
 # A linear model on batches of which the last is uneven: with two replicas one has fewer rows, with four one has none.
 TRAINING = """
 def train(strategy, program):
@@ -351,9 +377,21 @@ in_function("around", lambda x, y: x * 2, batches, around)
 own = strategy.distribute_datasets_from_function(lambda c: rows.take(1 if c.input_pipeline_id else 4).batch(2))
 in_function("own", lambda x, y: rx.get_replica_context().all_reduce("SUM", y.sum()), own)
 
-# What cannot be compiled is tried once, on all workers; and not where a worker knows its own shapes alone.
-in_function("values", lambda x, y: x.sum() if float(y.sum()) > 3 else x, batches)
+# Those that a worker does not know are told.
 in_function("mapped", lambda x, y: x * 2, [jax.tree.map(lambda leaf: leaf + 1, element) for element in batches])
+by_hand = strategy.experimental_distribute_values_from_function(
+    lambda c: (x[: 1 + c.replica_id_in_sync_group], y[: 1 + c.replica_id_in_sync_group]))
+in_function("by hand", lambda x, y: rx.get_replica_context().all_reduce("SUM", y.sum()), [by_hand])
+in_function("of other ranks", lambda x, y: y.size, [strategy.experimental_distribute_values_from_function(
+    lambda c: (x, np.ones([2] * (1 + c.replica_id_in_sync_group))))])
+of_program = rx.function(lambda element: strategy.run(lambda x, y: (x, y * 2), args=element))(next(iter(batches)))
+in_function("of a program", lambda x, y: rx.get_replica_context().all_reduce("SUM", y.sum()), [of_program])
+on_host = rx.InputOptions(experimental_fetch_to_device=False)
+on_host = strategy.experimental_distribute_dataset(rows.take(5).batch(5), on_host)
+in_function("on the host", lambda x, y: x * 2, on_host)
+
+# What cannot be compiled is tried once, on all workers.
+in_function("values", lambda x, y: x.sum() if float(y.sum()) > 3 else x, batches)
 
 # Kinds of batches that keep changing: with programs for some, and eagerly for others.
 _uneven.PROGRAMS = 1
@@ -383,7 +421,8 @@ def test_uneven_batches_are_compiled(job):
     everyones = np.concatenate([rows for shares in by_worker(5) for rows in shares])
     kinds = len({len(rows) for shares in by_worker(5) for rows in shares})
     once, eagerly = ["traced"] * kinds, ["run"] * 2 * devices
-    for mine, of_seven, worker in zip(by_worker(5), by_worker(7), job.told["uneven"], strict=True):
+    for rank, worker in enumerate(job.told["uneven"]):
+        mine, of_seven = by_worker(5)[rank], by_worker(7)[rank]
         expected: dict[str, list[list[list[Any]]]] = {
             "outputs": [
                 [
@@ -397,6 +436,10 @@ def test_uneven_batches_are_compiled(job):
             "own": [[[total]] * devices for total in {1: [0 + 1 + 0, 2 + 3], 2: [0 + 1 + 2 + 3 + 0]}[devices]],
             "values": [[[x[r].sum() if y[r].sum() > 3 else x[r]] for r in mine]],
             "mapped": [[[(x[r] + 1) * 2] for r in mine]],
+            "by hand": [[[sum(y[:n].sum() for n in range(1, 2 * devices + 1))]] * devices],
+            "of other ranks": [[[2 ** (1 + i)] for i in range(2 * devices)][rank * devices :][:devices]],
+            "of a program": [[[2 * y[:5].sum()]] * devices],
+            "on the host": [[[x[r] * 2] for r in mine]],
             "changing": [[[x[r] * 2] for r in mine], [[x[r] * 2] for r in of_seven]],
         }
         for name, elements in expected.items():
@@ -405,10 +448,55 @@ def test_uneven_batches_are_compiled(job):
         assert worker["around calls"] == once
         assert worker["own calls"] == ["traced"] * {1: 4, 2: 3}[devices]  # parts of 2 and 1, 2 and 0; 2, 2, 1 and 0
         assert worker["values calls"] == ["traced", *eagerly]
-        assert worker["mapped calls"] == eagerly
+        assert worker["mapped calls"] == worker["on the host calls"] == once
+        assert worker["by hand calls"] == ["traced"] * 2 * devices
+        assert worker["of other ranks calls"] == eagerly
+        assert worker["of a program calls"] == (eagerly if devices == 1 else once)  # where results come bare
         assert worker["changing calls"] == [*once, *eagerly]
         (warning,) = worker["warned"]
         assert "drop_remainder" in warning
+
+
+PROGRAMS["tape"] = """
+with strategy.scope():
+    v = rx.Variable(3.0)
+def replica(x):
+    return (x * v.value() ** 2).sum()
+def total(x, replica=replica):
+    return strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None)
+def with_tape(x, total=total):
+    with rx.GradientTape() as tape:
+        value = 2 * total(x)
+    return value, tape.gradient(value, v)
+summed = lambda x: rx.get_replica_context().all_reduce("SUM", replica(x))
+whole = lambda x: strategy.experimental_local_results(strategy.run(summed, args=(x,)))[0]
+compiled, step = rx.function(total), rx.function(lambda x: strategy.run(replica, args=(x,)))
+for rows in (8, 5):
+    (x,) = strategy.experimental_distribute_dataset(Dataset.range(rows).map(lambda x: x * 1.0).batch(rows))
+    told(f"inside {rows}", jax.tree.map(float, rx.function(with_tape)(x)))
+    told(f"outside {rows}", jax.tree.map(float, with_tape(x, compiled)))
+    with rx.GradientTape() as outer:
+        _, slope = with_tape(x, compiled)
+    told(f"second {rows}", float(outer.gradient(slope, v)))
+    told(f"summed {rows}", jax.tree.map(float, rx.function(lambda x: with_tape(x, whole))(x)))
+    ways = (total, whole, lambda x: strategy.experimental_local_results(step(x))[0])
+    for name, way in zip(("reduce", "all_reduce", "component"), ways):
+        try:
+            told(f"{name} {rows}", jax.tree.map(float, with_tape(x, way)))
+        except RuntimeError as error:
+            told(f"{name} {rows}", str(error))
+"""
+
+
+def test_a_tape_around_run_sees_what_the_replicas_of_all_workers_compute(job):
+    """Where it does not, as they run eagerly, `gradient` says so."""
+    for worker in job.told["tape"]:
+        for rows, total in ((8, 28), (5, 10)):
+            for name in ("inside", "outside", "summed"):
+                assert worker[f"{name} {rows}"] == [2 * total * 9, 2 * total * 6]  # of twice the sum times v squared
+            assert worker[f"second {rows}"] == 2 * total * 2
+            for name in ("reduce", "all_reduce", "component"):
+                assert "A gradient is asked for" in worker[f"{name} {rows}"]
 
 
 # The last one: the end of the job finds a thread at work.

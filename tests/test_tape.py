@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+import replicax as rx
 from replicax import _tape
 from replicax._tape import GradientTape, UnconnectedGradients
 
@@ -904,6 +905,25 @@ def test_assignment_ends_the_way_of_the_gradient(run):
 
     dx, dv = run(f, X)
     assert dx is None and dv.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_a_tape_around_run():
+    """It sees what compiled replicas compute; where they run eagerly, `gradient` says so."""
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    with strategy.scope():
+        v = rx.Variable(3.0)
+    x = strategy.experimental_distribute_values_from_function(lambda c: jnp.float32(c.replica_id_in_sync_group + 1))
+
+    def gradients(x, replica=lambda x: v.value() * x):
+        with rx.GradientTape() as tape:
+            y = strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None) + v.value()
+        return tape.gradient(y, v)
+
+    assert float(rx.function(gradients)(x)) == 1 + 2 + 1
+    assert float(gradients(x, rx.function(lambda x: v.value() * x))) == 1 + 2 + 1
+    with pytest.raises(RuntimeError, match="from what eager replicas computed"):
+        gradients(x)
+    assert float(gradients(x, lambda x: x)) == 1  # which depends on `v` beside the replicas alone
 
 
 def test_second_derivative_of_a_variable():

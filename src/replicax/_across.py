@@ -21,7 +21,7 @@ from replicax import _collectives, _dispatch, _exchange, _private, _quiet, _runt
 from replicax._errors import ReplicaError
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import ReduceOp
-from replicax._values import AXIS, ReplicaMesh, as_rows, is_array
+from replicax._values import AXIS, PerReplica, ReplicaMesh, as_rows, is_array
 
 
 def _described(part: Any) -> str:
@@ -67,6 +67,15 @@ def agree(mesh: ReplicaMesh, call: str, *values: Sequence[Any]) -> None:
     """
     for everyone in _everyones(mesh, call, values) or ():
         _collectives.check_alike([_Shape(text) for text in everyone])
+
+
+def compare(value: PerReplica) -> None:
+    """Tells a value of which shapes and dtypes its components in all processes are."""
+    parts, mesh = value.values, value.mesh
+    assert mesh is not None
+    with _private.at_once():
+        everyones = _everyones(mesh, "the comparison of a PerReplica argument", [parts])
+    value.know([_Shape(text) for text in everyones[0]] if everyones else [parts[0]] * mesh.size)
 
 
 class _Shape:

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from replicax import _exchange, _nest
-from replicax._data import INFINITE_CARDINALITY
+from replicax._data import INFINITE_CARDINALITY, Reading
 from replicax._values import is_array
 
 
@@ -83,6 +83,20 @@ class Pass(NamedTuple):
     def everyones(self, message: str) -> list[str]:
         """What each worker says."""
         return _exchange.everyones(message, self.topic, self.stopped)
+
+
+def one_order(this: Pass, reading: Reading, rounds: Callable[[], Iterator[Round]]) -> Iterator[Round]:
+    """The rounds of a reading, in which chance decides as in worker 0's.
+
+    So the workers have the same batches to take their parts of, and those are of the shapes that each one expects.
+    """
+    try:
+        told = this.everyones(json.dumps(reading.state()))
+    except _exchange.Stopped:
+        return
+    if told[0] != told[jax.process_index()]:
+        reading.go_along(json.loads(told[0]))
+    yield from rounds()
 
 
 def agreed(

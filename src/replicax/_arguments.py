@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _input, _levels, _nest, _private
+from replicax import _across, _context, _input, _levels, _nest, _private, _tape
 from replicax._blocks import DynamicRange
 from replicax._data import ElementIterator
 from replicax._indexed_slices import IndexedSlices
@@ -57,6 +57,8 @@ class Call:
     def _take(self, leaf: Any) -> Any:
         kind = type(leaf)
         if kind is PerReplica or kind is Mirrored:
+            if kind is PerReplica and leaf.to_be_compared():
+                _across.compare(leaf)
             array = array_of(leaf)
             if array is None:
                 self.ragged = True
@@ -71,6 +73,7 @@ class Call:
             shape = None if leaf.dense_shape is None else tuple(int(n) for n in leaf.dense_shape)
             return (IndexedSlices, *((x.shape, x.dtype) for x in self.dynamic[-2:]), shape)
         if _is_dynamic(leaf):
+            self.ragged |= PerReplica.is_uneven(leaf)  # as the array that it is here, it would be another one elsewhere
             array = leaf if isinstance(leaf, jax.Array) else _context.as_array(leaf)
             self.dynamic.append(array)
             return (array.shape, array.dtype, getattr(array, "weak_type", False))  # keys of random numbers have none
@@ -187,9 +190,8 @@ class Results:
             if array is None and mesh is not None and (shapes := shapes_of([leaf])):
                 stacked = array_of(leaf)
                 place = self._add(stacked, mesh.result_sharding(stacked.ndim, True))
-                if mesh.lone and id(stacked) not in self._given:
-                    return _Made(lambda arrays: PerReplica.of_padded(arrays[place], shapes[0], mesh).values[0])
-                return _Made(lambda arrays: PerReplica.of_padded(arrays[place], shapes[0], mesh))
+                make = PerReplica.padded_bare if mesh.lone and id(stacked) not in self._given else PerReplica.of_padded
+                return _Made(lambda arrays: make(arrays[place], shapes[0], mesh))
             if array is None:
                 parts = [self._take(part) for part in leaf.values]
                 if mesh is not None and len(parts) > len(mesh.local_ids):  # those of other processes are in the program
@@ -200,7 +202,13 @@ class Results:
             if isinstance(leaf, PerReplica) and mesh is not None and mesh.lone and id(array) not in self._given:
                 own = self._add(as_copies(array, mesh), mesh.mirrored)  # bare, as `run` returns it eagerly
                 component = _private.Singles()
-                return _Made(lambda arrays: PerReplica.bare(component(arrays[own]), mesh))
+
+                def bare(arrays: Sequence[Any]) -> Any:
+                    value = PerReplica.bare(component(arrays[own]), mesh)
+                    _tape.lost(_BARE, [arrays[own]], [value])
+                    return value
+
+                return _Made(bare)
             place = self._add(array, _sharding_of(leaf), leaf)
             return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
         if isinstance(leaf, IndexedSlices):
@@ -231,6 +239,12 @@ class Results:
         return _nest.map_structure(lambda made: made.make(arrays), self._skeleton)
 
 
+_BARE = (
+    "A gradient is asked for from one worker's component of what a compiled function returned, of a GradientTape that "
+    "was entered outside of it. Reduce or gather the replicas' values in the function, or enter the tape in it."
+)
+
+
 class _OwnCopy:
     """A result that other processes may have as well, as an array of this one."""
 
@@ -242,7 +256,7 @@ class _OwnCopy:
         array = arrays[self._place]
         if self._shared is None:
             self._shared = not array.is_fully_addressable
-        return self._single(array) if self._shared else array
+        return _tape.renamed(array, self._single(array)) if self._shared else array
 
 
 class _Made:

@@ -34,6 +34,7 @@ from replicax import (
     _lockstep,
     _nest,
     _spmd,
+    _tape,
     _variables,
 )
 from replicax._collectives import check_numeric, gather_axis
@@ -298,7 +299,7 @@ class StrategyExtended:
         else:
             with _dispatch.calling(mesh, "reduce", [stacked]) as call:
                 call.output = total = _sum_of_rows(stacked, axes)
-            total = mesh.copies(total)[0]
+            total = _tape.renamed(total, mesh.copies(total)[0])
         count = stacked.shape[0] * int(np.prod([row.shape[a] for a in axes], dtype=np.int64))
         return _collectives.divided(total, count, row.dtype) if op is ReduceOp.MEAN else total
 
@@ -624,6 +625,13 @@ class StrategyExtended:
         told = mesh.by_replica(everyones) if everyones else []
         kinds = itertools.zip_longest(*told, fillvalue=_agreed_input.Kind((), ""))  # for each leaf, of all replicas
 
+        def in_parts(components: Sequence[Any], of_all: Sequence[Any]) -> Any:
+            if mesh.size == 1:
+                return components[0]
+            if alike and not mesh.all_local:
+                of_all = list(components[:1]) * mesh.size
+            return PerReplica.of_kinds(components, of_all, mesh)
+
         def place(leaves: Sequence[Any]) -> Any:
             of_all = next(kinds, leaves)
             if all(leaf is None for leaf in leaves):  # a part of the structure
@@ -634,13 +642,12 @@ class StrategyExtended:
             if not fetch_to_device:
                 with jax.default_device(mesh.local_devices[0]):
                     arrays = [_context.as_array(leaf) for leaf in leaves]
-                return arrays[0] if mesh.size == 1 else PerReplica(arrays, mesh, ragged=not alike)
+                return in_parts(arrays, of_all)
             if mesh.size > 1 and alike and all(leaf.shape == leaves[0].shape for leaf in leaves):
                 return PerReplica.of_array(mesh.stack(leaves), mesh)
             if mesh.size > 1 and (value := PerReplica.from_host(leaves, of_all, mesh)) is not None:
                 return value
-            components = mesh.components(leaves)
-            return components[0] if mesh.size == 1 else PerReplica(components, mesh, ragged=not alike)
+            return in_parts(mesh.components(leaves), of_all)
 
         return _nest.merge(list(parts), place)
 

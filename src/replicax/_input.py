@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from . import _runtime
-from ._agreed_input import Pass, Round, Worker, agreed, all_static, empty
+from ._agreed_input import Pass, Round, Worker, agreed, all_static, empty, one_order
 from ._data import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -254,6 +254,10 @@ class DistributedDataset(Distributed):
             return (Round(parts, True) for parts in itertools.islice(cut, start, None))
         return Shares(self._source.make(reading, start), self._total, self._worker)
 
+    def _shares_one_order(self) -> bool:
+        """Whether each worker takes its parts of the very batches that the others take theirs of."""
+        return self._worker.size > 1 and self._batch_size is None and self._share == (1, 0)
+
     def _shapes_follow(self) -> bool:
         """Whether this worker can tell by itself which shapes the parts of the others have."""
         spec = self._source.spec(False)
@@ -274,7 +278,10 @@ class DistributedDataset(Distributed):
 
     def _placed(self, this: Pass, readings: list[Reading], start: int, demand: Demand) -> Iterator[Any]:
         # The bound method of a dataset, with no reference to an iterator.
-        rounds = self._rounds(readings, start)
+        if self._shares_one_order():
+            rounds = one_order(this, readings[0], lambda: self._rounds(readings, start))
+        else:
+            rounds = self._rounds(readings, start)
         if self._worker.size > 1:
             rounds = agreed(
                 this,
@@ -419,6 +426,9 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             contexts = [InputContext(count, first + i, context.num_replicas_in_sync) for i in range(num_replicas)]
         ahead = _is_buffered(options) and len(contexts) == 1
         self._sources = [normalize_source(dataset_fn(c), ahead) for c in contexts]
+
+    def _shares_one_order(self) -> bool:
+        return False
 
     def _shapes_follow(self) -> bool:
         specs = [source.spec(False) for source in self._sources]

@@ -19,9 +19,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _collectives, _context, _creation, _errors, _levels, _nest, _private, _profiling
+from replicax import _collectives, _context, _creation, _errors, _levels, _nest, _private, _profiling, _tape
 from replicax._context import ReplicaContext
-from replicax._values import Mirrored, PerReplica, ReplicaMesh, regroup, select
+from replicax._values import Mirrored, PerReplica, ReplicaMesh, arrays_of, regroup, select
 
 _PACKAGE = __name__.rpartition(".")[0]
 
@@ -168,6 +168,8 @@ class _Replica:
                 _creation.state.names = list(run.names)
             stack.enter_context(_context.entered(run.strategy, context))
             stack.enter_context(_levels.entered(frame))
+            if run.tapes and run.mesh.size > 1:
+                stack.enter_context(_tape.beside_replicas(run.tapes))
             stack.enter_context(jax.default_device(run.mesh.local_devices[self.index]))
             if _profiling.active is not None:
                 stack.enter_context(_profiling.active.replica(run.mesh, self.id))
@@ -219,6 +221,7 @@ class Lockstep:
         self.abandoned = False
         self.settings = {name: getattr(jax.config, name) for name in _SETTINGS}
         self.names = list(_creation.state.names)
+        self.tapes = _tape.entered()
 
     def call(self, fn: Callable, args: tuple, kwargs: dict) -> list[Any]:
         """Each local replica's result."""
@@ -305,4 +308,14 @@ def _user_line() -> str:
 
 def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dict) -> Any:
     """`fn` on every local replica, eagerly; the results put together."""
-    return regroup(Lockstep(strategy, mesh).call(fn, args, kwargs), mesh)
+    result = regroup(Lockstep(strategy, mesh).call(fn, args, kwargs), mesh)
+    if mesh.size > 1 and _tape.entered():
+        _tape.lost(_NOT_SEEN, arrays_of((args, kwargs)), arrays_of(result), variables=True)
+    return result
+
+
+_NOT_SEEN = (
+    "A gradient is asked for from what eager replicas computed, of a GradientTape that was entered outside of "
+    "`strategy.run`. It sees compiled replicas alone. Put the tape and `strategy.run` into a `replicax.function` "
+    "or enter the tape in the replica function."
+)

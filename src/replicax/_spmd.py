@@ -21,7 +21,18 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _collectives, _context, _control_flow, _convolutions, _levels, _nest, _pieces, _private, _profiling
+from replicax import (
+    _collectives,
+    _context,
+    _control_flow,
+    _convolutions,
+    _levels,
+    _nest,
+    _pieces,
+    _private,
+    _profiling,
+    _tape,
+)
 from replicax._context import ReplicaContext
 from replicax._indexed_slices import IndexedSlices
 from replicax._pulls import RunEagerly, lifts
@@ -231,7 +242,7 @@ class _State:
         self.written = {id(variable): variable for trace in traces for variable in trace.written}
         if any(len(trace.written) < len(self.written) for trace in traces):
             variables.update(self.written)  # what one trace leaves as it is
-        current = {key: list(frame.read(variable)) for key, variable in variables.items()}
+        current = {key: _tape.on_read(variable, frame.read(variable)) for key, variable in variables.items()}
         self.reads = [(key, i) for key, leaves in current.items() for i in range(len(leaves))]
         self.values = [current[key][i] for key, i in self.reads]
         self.stacked = [_rows(level, variables[key], i) for key, i in self.reads]

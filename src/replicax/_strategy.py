@@ -6,12 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from replicax import (
-    _adapters,
-    _context,
-    _conversion,
-    _nest,
-)
+from replicax import _adapters, _context, _conversion, _nest, _tape
 from replicax._extended import StrategyExtended
 from replicax._figures import Benchmark
 from replicax._older import OlderMethods
@@ -22,6 +17,7 @@ from replicax._types import (
     ValueContext,
     as_reduce_op,
 )
+from replicax._values import arrays_of
 
 _GATHER_NEEDED = (
     "tf.distribute.Strategy.gather method requires cross-replica context, use "
@@ -133,7 +129,7 @@ class Strategy(OlderMethods):
         ([1.0, 3.0], 1.0)
         """
         _context.require_cross_replica(self)
-        return self._extended._reduce(as_reduce_op(reduce_op), value, axis)
+        return _followed("reduce", value, self._extended._reduce(as_reduce_op(reduce_op), value, axis))
 
     def gather(self, value: Any, axis: int) -> Any:
         """The components of a per-replica value, concatenated along `axis`, as a plain array.
@@ -149,14 +145,14 @@ class Strategy(OlderMethods):
             TypeError: components that are not floating or integer.
         """
         _context.require_cross_replica(self, _GATHER_NEEDED)
-        return _nest.map_structure(lambda leaf: self._extended._gather(leaf, axis), value)
+        return _followed("gather", value, _nest.map_structure(lambda leaf: self._extended._gather(leaf, axis), value))
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """The components of this process's replicas, as a tuple.
 
         Of a nest: a tuple with one nest for each replica. Of a value that is not distributed: the one-tuple of it.
         """
-        return self._extended._local_results(value)
+        return _followed("experimental_local_results", value, self._extended._local_results(value))
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """A per-replica value, made by calling `value_fn` for each replica.
@@ -266,6 +262,18 @@ class Strategy(OlderMethods):
 
     def __reduce__(self) -> Any:
         raise TypeError(f"cannot pickle {type(self).__name__!r}: it stands for devices of this process")
+
+
+def _followed(name: str, value: Any, result: Any) -> Any:
+    """`result`, made of `value`; gradient tapes that did not see how are told."""
+    if _tape.entered():
+        _tape.lost(
+            f"A gradient is asked for through `strategy.{name}`, called eagerly with values that replicas of several "
+            "devices computed, of which a GradientTape sees nothing. Call it, with the tape, in a `replicax.function`.",
+            arrays_of(value),
+            arrays_of(result),
+        )
+    return result
 
 
 class _Scope(contextlib.AbstractContextManager):

@@ -23,7 +23,7 @@ from jax.extend.core.primitives import jit_p
 from jax.interpreters.ad import Zero
 
 from replicax import _adapters, _nest
-from replicax._private import current_trace
+from replicax._private import current_trace, single
 
 
 class UnconnectedGradients(enum.Enum):
@@ -211,6 +211,7 @@ def _raiser(error: Exception) -> Callable[[list[Any]], Sequence[Any]]:
 class _Tapes(threading.local):
     def __init__(self):
         self.entered: list[GradientTape] = []
+        self.outside: Sequence[GradientTape] = ()  # of the eager replica that runs here
 
 
 _tapes = _Tapes()  # JAX's current trace, too, is one for each thread
@@ -265,6 +266,7 @@ class GradientTape:
         self._watched: dict[int, Any] = {}  # variables
         self._reads: dict[int, list[set[int]]] = {}  # for each variable and leaf, the arrays it was read as
         self._copies: dict[tuple[int, int, int], tuple[Any, jax.Array]] = {}  # what `on_read` made
+        self._read_beside: dict[int, list[jax.Array]] = {}  # what stands for each variable that eager replicas read
 
     def _start(self) -> None:
         if self._records is None:
@@ -577,7 +579,8 @@ class GradientTape:
 
         if not self._persistent:
             self._recording = False
-            self._records, self._tracked, self._reads, self._copies = None, {}, {}, {}
+            self._records = None
+            self._tracked, self._reads, self._copies, self._read_beside = {}, {}, {}, {}
 
         def pull(seeds):
             pull_record = _Record.pull_again if self._recording else _Record.pull
@@ -597,8 +600,16 @@ class GradientTape:
             elif all(part is None for part in parts):
                 results.append(None)
             else:
-                results.append(jax.tree.unflatten(leaf._treedef, parts))
+                results.append(jax.tree.unflatten(leaf._treedef, [_own(part) for part in parts]))
         return rebuilt(results)
+
+    def _add_record(self, inputs: Sequence[Any], outputs: Sequence[Any], pullback: Any) -> None:
+        """Keeps that `outputs`, which are not tracked, were made of `inputs`."""
+        assert self._records is not None
+        self._tracked.update((id(x), x) for x in outputs)
+        zeros = [Zero(jax.typeof(x).to_tangent_aval()) for x in outputs]
+        made: list[int | None] = [id(x) for x in outputs]
+        self._records.append(_Record([id(x) for x in inputs], made, zeros, pullback, True, lambda: pullback))
 
     # Variables.
 
@@ -655,6 +666,13 @@ def _sum(parts: Iterator[Any]) -> Any:
     return total
 
 
+def _own(gradient: Any) -> Any:
+    """A gradient that other processes have as well, as an array of this one."""
+    if gradient is None or isinstance(gradient, jax.core.Tracer) or gradient.is_fully_addressable:
+        return gradient
+    return renamed(gradient, single(gradient))
+
+
 def _is_inexact(value: Any) -> bool:
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jnp.inexact)
 
@@ -693,6 +711,11 @@ def on_read(variable: Any, leaves: Sequence[jax.Array]) -> list[jax.Array]:
     assigned, for which no gradient is wanted.
     """
     leaves = list(leaves)
+    for tape in _tapes.outside:
+        if tape._recording and tape._follows(variable) and id(variable) not in tape._read_beside:
+            stand_ins = [jnp.zeros((), leaf.dtype) for leaf in leaves]
+            tape._mark(variable, stand_ins)
+            tape._read_beside[id(variable)] = stand_ins
     tapes = followers(variable)
     if not tapes:
         return leaves
@@ -733,6 +756,41 @@ def entered() -> list[GradientTape]:
 def followers(variable: Any) -> list[GradientTape]:
     """The thread's tapes that record and follow `variable`, the outermost first."""
     return [tape for tape in _tapes.entered if tape._recording and tape._follows(variable)]
+
+
+@contextlib.contextmanager
+def beside_replicas(tapes: Sequence[GradientTape]) -> Iterator[None]:
+    """Where an eager replica of several runs: `tapes`, entered outside of it, learn of reads and of nothing else."""
+    before = _tapes.entered, _tapes.outside
+    _tapes.entered, _tapes.outside = [], tapes
+    try:
+        with jex.set_current_trace(_below(current_trace())):
+            yield
+    finally:
+        _tapes.entered, _tapes.outside = before
+
+
+def renamed(array: Any, alias: Any) -> Any:
+    """`alias`, which is the same values as `array` and made where no tape saw it."""
+    for tape in _tapes.entered:
+        if tape._recording and id(array) in tape._tracked:
+            tape._add_record([array], [alias], _identity)
+    return alias
+
+
+def lost(why: str, inputs: Sequence[Any], outputs: Sequence[Any], variables: bool = False) -> None:
+    """Has `gradient` say why there is none where `outputs` were made of `inputs` and no tape saw how.
+
+    Otherwise it would be None, as if they did not depend on them. `variables`: those that eager replicas read count
+    among the inputs.
+    """
+    for tape in _tapes.entered:
+        if tape._recording:
+            reads = [x for leaves in tape._read_beside.values() for x in leaves] if variables else []
+            known = [x for x in (*inputs, *reads) if id(x) in tape._tracked]
+            unknown = [x for x in outputs if _is_inexact(x) and id(x) not in tape._tracked]
+            if known and unknown:
+                tape._add_record(known, unknown, _raiser(RuntimeError(why)))
 
 
 def on_write(variable: Any) -> None:

@@ -295,14 +295,16 @@ class DistributedValues(_nest.Leaf):
 class _Value(DistributedValues):
     """What `PerReplica` and `Mirrored` share: parts, a global array, and the mesh to go between them."""
 
-    __slots__ = ("__weakref__", "_array", "_local", "_padded", "_parts", "mesh", "ragged", "whole")
+    __slots__ = ("__weakref__", "_array", "_local", "_padded", "_parts", "kinds", "mesh", "ragged", "whole")
+
+    kinds: Sequence[Any] | None  # what has the shapes and dtypes of all replicas' components, where that is known
 
     ragged: bool  # whether components in other processes are known to differ in shape from those here
     whole: bool  # whether it was made as one array, so that all processes know it to be one
 
     def __init__(self, values: Sequence[Any], mesh: ReplicaMesh | None = None, ragged: bool = False):
         self._parts: tuple[Any, ...] | None = tuple(values)
-        self.ragged, self.whole = ragged, False
+        self.ragged, self.whole, self.kinds = ragged, False, None
         self._array: Any = None
         self._local: Any = None
         self._padded: Any = None
@@ -313,7 +315,7 @@ class _Value(DistributedValues):
         """The value whose global form this array is."""
         self = cls.__new__(cls)
         self._parts, self._array, self._local, self.mesh, self.ragged = None, array, None, mesh, False
-        self._padded, self.whole = None, True
+        self._padded, self.kinds, self.whole = None, None, True
         return self
 
     @classmethod
@@ -321,7 +323,7 @@ class _Value(DistributedValues):
         """The value as one replica sees it while a replica function is traced: its own component, symbolically."""
         self = cls.__new__(cls)
         self._parts, self._array, self._local, self.mesh, self.ragged = None, None, component, mesh, False
-        self._padded, self.whole = None, False
+        self._padded, self.kinds, self.whole = None, None, False
         return self
 
     def uniform(self) -> bool:
@@ -359,6 +361,8 @@ class _Value(DistributedValues):
 # Components that came bare out of compiled programs, by id: there is one of that shape on every replica of the mesh.
 _bare: dict[int, tuple[weakref.ref, ReplicaMesh]] = {}
 
+_uneven: dict[int, weakref.ref] = {}  # and those of which other replicas have some of other shapes
+
 
 class PerReplica(_Value):
     """A value with a component of its own for each replica.
@@ -375,6 +379,26 @@ class PerReplica(_Value):
     """
 
     __slots__ = ()
+
+    @classmethod
+    def of_kinds(cls, values: Sequence[Any], kinds: Sequence[Any], mesh: ReplicaMesh) -> PerReplica:
+        """The value with these components here, where `kinds` have the shapes and dtypes of those of all replicas."""
+        self = cls(values, mesh)
+        if not mesh.all_local:  # else they are there to be looked at
+            self.know(kinds)
+        return self
+
+    def know(self, kinds: Sequence[Any]) -> None:
+        """Takes note of the shapes and dtypes of all replicas' components."""
+        self.kinds, self.ragged = kinds, len({(kind.shape, str(kind.dtype)) for kind in kinds}) > 1
+
+    def to_be_compared(self) -> bool:
+        """Whether these are arrays of which other processes might have some of other shapes."""
+        parts, mesh = self._parts, self.mesh
+        if parts is None or mesh is None or mesh.all_local or len(parts) != len(mesh.local_ids):
+            return False
+        known = self.kinds is not None or self._array is not None or self._padded is not None
+        return not known and all(is_array(p) and not is_text(p) and not isinstance(p, jax.core.Tracer) for p in parts)
 
     @classmethod
     def of_padded(cls, array: Any, shapes: Sequence[tuple[int, ...]], mesh: Any) -> PerReplica:
@@ -407,9 +431,10 @@ class PerReplica(_Value):
         parts, mesh = self._parts, self.mesh
         if self._padded is not None or self._array is not None or parts is None:
             return self._padded
-        if mesh is None or not _can_be_padded(parts, parts, mesh):
+        kinds = parts if self.kinds is None else self.kinds
+        if mesh is None or not _can_be_padded(parts, kinds, mesh):
             return None
-        shapes = tuple(tuple(part.shape) for part in parts)
+        shapes = tuple(tuple(kind.shape) for kind in kinds)
         if any(isinstance(part, jax.core.Tracer) for part in parts):
             return jnp.stack([filled(jnp.asarray(part), largest_of(shapes)) for part in parts]), shapes
         with _private.at_once():
@@ -461,6 +486,19 @@ class PerReplica(_Value):
         key = id(component)
         _bare[key] = weakref.ref(component, lambda _: _bare.pop(key, None)), mesh
         return component
+
+    @classmethod
+    def padded_bare(cls, array: Any, shapes: Sequence[tuple[int, ...]], mesh: Any) -> Any:
+        """The only component of this process of the value that `of_padded` makes."""
+        (component,) = cls.of_padded(array, shapes, mesh).values
+        key = id(component)
+        _uneven[key] = weakref.ref(component, lambda _: _uneven.pop(key, None))
+        return component
+
+    @staticmethod
+    def is_uneven(component: Any) -> bool:
+        """Whether this came from `padded_bare`."""
+        return id(component) in _uneven
 
     @classmethod
     def of_bare(cls, component: Any, mesh: ReplicaMesh) -> PerReplica:
@@ -568,6 +606,18 @@ def mapped(function: Callable[..., Any], mesh: ReplicaMesh, in_specs: Any, out_s
         function, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, axis_names={AXIS}, check_vma=False
     )
     return jax.jit(over_all) if mesh.logical_axes else over_all  # over logical devices only the compiler spreads it
+
+
+def arrays_of(nest: Any) -> list[Any]:
+    """The arrays in a structure, whatever forms its values have: what a gradient tape may know them by."""
+    found: list[Any] = []
+    for leaf in _nest.leaves(nest):
+        forms = [leaf]
+        if isinstance(leaf, _Value):
+            forms = [leaf._array, leaf._padded and leaf._padded[0], *(leaf._parts or ())]
+        for form in forms:
+            found += [form.values, form.indices] if isinstance(form, IndexedSlices) else [form]
+    return [array for array in found if isinstance(array, jax.Array)]
 
 
 def regroup(results: Sequence[Any], mesh: ReplicaMesh, merging: bool = False) -> Any:

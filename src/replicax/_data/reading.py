@@ -69,9 +69,17 @@ class Reading:
         if saved is None:
             saved = {"entropy": np.random.SeedSequence().entropy, "path": [], "met": {}}
         self._entropy, self._path, self._met = saved["entropy"], saved["path"], dict(saved["met"])
-        for node, state in zip(self.nodes, saved.get("nodes", ())):
+        self._stand(saved.get("nodes", ()))
+
+    def _stand(self, states: Sequence[Any]) -> None:
+        for node, state in zip(self.nodes, states):
             node.restore(state)
             self._begun[node] = state
+
+    def go_along(self, state: dict[str, Any]) -> None:
+        """Leaves to chance what another process does, whose reading of the same dataset begins in `state`."""
+        self._entropy = state["entropy"]
+        self._stand(state["nodes"])
 
     def child(self, share: tuple[int, int] | None = None) -> Reading:
         """A part of this reading: of a dataset that a function made, or one to fill a cache."""
