@@ -42,6 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
+    if "replicax.tf" in sys.modules:
+        raise pytest.UsageError(
+            "A test file imports replicax.tf, which changes settings of JAX and how arrays are shown for all tests of "
+            "its process: do it in a program of its own (`run_python`)."
+        )
     gc.collect()
     gc.freeze()  # what is there by now stays: the collector need not look at it again and again
 
