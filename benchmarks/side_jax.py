@@ -231,10 +231,13 @@ class Compiling:
 
     def __init__(self) -> None:
         self.seconds: collections.Counter[str] = collections.Counter()
+        self.ended = 0.0  # when XLA compiled last
         jax.monitoring.register_event_duration_secs_listener(self._heard)
 
     def _heard(self, event: str, duration: float, **_: Any) -> None:
         self.seconds[event.rsplit("/", 1)[-1]] += duration
+        if event.endswith("backend_compile_duration"):
+            self.ended = time.perf_counter()
 
     def of(self, function: Callable[[], Any]) -> tuple[float, float]:
         """The seconds of XLA's compiling, and those of lowering to it, while the function runs."""
@@ -244,22 +247,21 @@ class Compiling:
 
 
 def first_step(name: str, model_name: str, replicas: int) -> dict[str, Any]:
-    """The time to the first step, in parts. The part that is not compiling, lowering or running is tracing."""
+    """The time to the first step, in parts. The part that is not compiling, lowering or running is tracing.
+
+    Running is what follows when the step has been compiled: the devices take longer for it than for later ones, as its
+    memory is touched for the first time.
+    """
     warm_up()
     compiling = Compiling()
     start = time.perf_counter()
     contender = CONTENDERS[name](models.MODELS[model_name], replicas)
-    jax.block_until_ready(jax.tree.leaves(contender.__dict__))
+    jax.block_until_ready(jax.live_arrays())  # of variables, their values would be handed out, and be copied at once
     setup = time.perf_counter() - start
     start = time.perf_counter()
     compile_, lower = compiling.of(lambda: contender().block_until_ready())
-    total = time.perf_counter() - start
-    runs = []
-    for _ in range(5):
-        start = time.perf_counter()
-        contender().block_until_ready()
-        runs.append(time.perf_counter() - start)
-    run = float(np.median(runs))
+    end = time.perf_counter()
+    total, run = end - start, end - compiling.ended
     text = contender.lower().compile().as_text()
     return {
         "setup": setup,
