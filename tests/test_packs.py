@@ -36,6 +36,20 @@ def strategy_of(n: int) -> Any:
     return mirrored(n) if n else one_device()
 
 
+def counting(n: int) -> tuple[Any, list[Any], Any]:
+    """A strategy, variables full of their numbers, and a function that adds 1 to each."""
+    strategy = strategy_of(n)
+    with strategy.scope():
+        variables = [rx.Variable(jnp.full(shape, float(i))) for i, shape in enumerate(SHAPES)]
+
+    @rx.function
+    def step():
+        for variable in variables:
+            variable.assign_add(jnp.ones(variable.shape), read_value=False)
+
+    return strategy, variables, step
+
+
 def numbers(seed: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     return [rng.standard_normal(shape).astype(np.float32) for shape in SHAPES]
@@ -97,15 +111,7 @@ def test_a_packed_step_has_few_arrays_and_few_operations(n, packed):
 
 @pytest.mark.parametrize("n", [0, 2])
 def test_reading_and_assigning_between_calls(n, packed):
-    strategy = strategy_of(n)
-    with strategy.scope():
-        variables = [rx.Variable(jnp.full(shape, float(i))) for i, shape in enumerate(SHAPES)]
-
-    @rx.function
-    def step():
-        for variable in variables:
-            variable.assign_add(jnp.ones(variable.shape), read_value=False)
-
+    strategy, variables, step = counting(n)
     step()
     before = [variable.value() for variable in variables]
     same = variables[1].value()
@@ -125,15 +131,7 @@ def test_reading_and_assigning_between_calls(n, packed):
 
 
 def test_what_is_read_lies_on_the_devices_of_its_replicas(packed):
-    strategy = strategy_of(2)
-    with strategy.scope():
-        variables = [rx.Variable(jnp.full(shape, float(i))) for i, shape in enumerate(SHAPES)]
-
-    @rx.function
-    def step():
-        for variable in variables:
-            variable.assign_add(jnp.ones(variable.shape), read_value=False)
-
+    strategy, variables, step = counting(2)
     step()
     devices = [v.device for v in strategy.run(lambda: jnp.zeros(())).values]
     for again in range(2):
