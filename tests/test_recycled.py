@@ -15,8 +15,8 @@ import pytest
 
 import replicax as rx
 from replicax import _context
-from replicax._data.buffer import SMALL, SPARE
-from replicax._recycled import Pool, is_settled, settle
+from replicax._data.buffer import SPARE
+from replicax._recycled import SMALL, Pool, is_settled, settle
 from replicax.data import Dataset
 
 ROWS, WIDTH, BATCH = 320, 32, 32

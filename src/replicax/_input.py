@@ -295,7 +295,7 @@ class DistributedDataset(Distributed):
 
     def _on_devices(self, this: Pass, rounds: Iterator[Round], position: int, demand: Demand) -> Iterator[Any]:
         """The elements made of the rounds, `Several` where they are asked for and the rounds are alike."""
-        fetch, in_a_row = self._options.experimental_fetch_to_device, 1
+        fetch, at_hand, in_a_row = self._options.experimental_fetch_to_device, self._is_at_hand(), 1
         while not this.stopped():
             count, whole = demand.at(position)
             together = whole and count > 1 and fetch
@@ -321,7 +321,7 @@ class DistributedDataset(Distributed):
                 yield from (self._place(this_round, fetch) for this_round in taken)
             position += len(taken)
             # The rows that are taken for a batch drive out of the processor's caches how one goes to the devices.
-            in_a_row = _IN_A_ROW if taken and self._is_at_hand() and is_small(taken[-1].parts) else 1
+            in_a_row = _IN_A_ROW if taken and at_hand and is_small(taken[-1].parts) else 1
             if isinstance(end, StopIteration):
                 return
             if end is not None:

@@ -119,9 +119,8 @@ class Home:
 
     def cut_copy(self, vector: Any, slot: Slot, replica: int) -> Any:
         """A slot's part of one replica's copy of the vector; no other device takes part."""
-        copy = vector.addressable_shards[replica * self.mesh.logical_size].data  # committed to its device
         with _private.at_once():
-            return _private.uncommitted(_cut(copy, np.int32(slot.start), slot.shape))
+            return _private.uncommitted(_cut(self.mesh.shard(vector, replica), np.int32(slot.start), slot.shape))
 
     def kept(self, vector: Any) -> Any:
         """A vector that a program returned, as it is kept."""

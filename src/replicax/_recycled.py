@@ -25,7 +25,7 @@ _ALIGNED = 64
 # Smaller arrays are not worth a place of their own size.
 _LEAST = 1 << 12
 # How many unused places of one size a pool keeps, and of small ones, of which buffers hold more.
-_KEPT, _KEPT_SMALL, _SMALL = 8, 32, 1 << 20
+_KEPT, _KEPT_SMALL, SMALL = 8, 32, 1 << 20
 
 # Bytes of an array that is worth a place of a pool; of smaller ones many may be kept, as by `shuffle`.
 LARGE = 1 << 16
@@ -61,7 +61,7 @@ class Pool:
         room = max(_LEAST, 1 << (size - 1).bit_length())
         places = self._places.get(room)
         if places is None:
-            kept = _KEPT if room > _SMALL else _KEPT_SMALL
+            kept = _KEPT if room > SMALL else _KEPT_SMALL
             places = self._places.setdefault(room, collections.deque(maxlen=kept))
         try:
             place = places.pop()

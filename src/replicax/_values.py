@@ -162,8 +162,12 @@ class ReplicaMesh:
         """One of `copies`."""
         if not array.sharding.is_equivalent_to(self.mirrored, array.ndim):
             array = jax.device_put(array, self.mirrored)
+        return _private.uncommitted(self.shard(array, replica))
+
+    def shard(self, array: jax.Array, replica: int) -> jax.Array:
+        """The same of an array that lies as `mirrored` says, committed to its device."""
         # Of a replicated array `addressable_data` is always the first.
-        return _private.uncommitted(array.addressable_shards[replica * self.logical_size].data)
+        return array.addressable_shards[replica * self.logical_size].data
 
     def rows(self, array: jax.Array) -> tuple[jax.Array, ...]:
         """The local rows of a stacked array, each on its replica's device."""

@@ -21,8 +21,9 @@ from typing import Any
 
 import jax
 
-# Of elements at hand that have at most so many bytes, so many more are held.
-SMALL, SPARE = 1 << 20, 7
+from replicax._recycled import SMALL
+
+SPARE = 7  # of small elements at hand, so many more are held
 
 
 class Buffer:
