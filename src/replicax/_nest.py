@@ -63,6 +63,16 @@ def leaves(nest: Any) -> list[Any]:
     return found
 
 
+def values(nest: Any) -> list[Any]:
+    """Every leaf but None, which is a part of the structure here, as JAX has it."""
+    return [leaf for leaf in leaves(nest) if leaf is not None]
+
+
+def map_values(fn: Callable[[Any], Any], nest: Any) -> Any:
+    """`fn` of each of `values`, in the same structure."""
+    return map_structure(lambda leaf: None if leaf is None else fn(leaf), nest)
+
+
 def merge(nests: Sequence[Any], fn: Callable[[Sequence[Any]], Any]) -> Any:
     """One structure from several alike: `fn` of the leaves that stand in the same place.
 

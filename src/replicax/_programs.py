@@ -17,9 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _dispatch, _levels, _packs, _pieces, _pulls, _several, _stages, _tape, _vectors
+from replicax import _dispatch, _levels, _nest, _packs, _pieces, _pulls, _several, _stages, _tape, _vectors
 from replicax._arguments import Call, Results
-from replicax._pulls import Pull, element_arrays, element_leaves
+from replicax._pulls import Pull, element_arrays
 from replicax._values import PerReplica
 
 _nowhere = contextlib.nullcontext()
@@ -237,7 +237,7 @@ class Program:
             inputs, donors = self._inputs, {id(variable) for variable, _ in self._inputs.donors}
             fresh = [(v, own) for v, own in inputs.written if id(v) not in donors]
             types = [v._leaf_types(False)[i] for v, own in fresh for i in own or range(len(v._types))]
-            rows = [isinstance(leaf, PerReplica) for pull in self.pulls for leaf in element_leaves(pull.element)]
+            rows = [isinstance(leaf, PerReplica) for pull in self.pulls for leaf in _nest.values(pull.element)]
             kinds = self.jaxpr.out_avals[self._state_count :]
             repeated = _several.Repeated(steps, kinds, self._mesh is not None)
             slow = jax.default_backend() == "cpu" and _pieces.convolves(self.jaxpr)

@@ -124,13 +124,8 @@ def push_back(pulls: Sequence[Pull], elements: Sequence[Any], arguments: list[An
             iterator._push_back(element)
 
 
-def element_leaves(element: Any) -> list[Any]:
-    """The values in an element. None is a part of its structure, as JAX has it."""
-    return [leaf for leaf in _nest.leaves(element) if leaf is not None]
-
-
 def element_arrays(element: Any) -> list[Any]:
-    return [array_of(leaf) for leaf in element_leaves(element)]
+    return [array_of(leaf) for leaf in _nest.values(element)]
 
 
 def array_of(leaf: Any) -> Any:
@@ -162,7 +157,7 @@ def same_elements(pulls: Sequence[Pull], pulled: list[Any]) -> bool:
 
 
 def _kinds(element: Any) -> tuple[Any, ...]:
-    leaves = element_leaves(element)
+    leaves = _nest.values(element)
     arrays = [array_of(leaf) for leaf in leaves]
     return (jax.tree.structure(element), [(x.shape, x.dtype) for x in arrays], shapes_of(leaves))
 
@@ -178,13 +173,11 @@ def like(leaf: Any, array: Any) -> Any:
 
 def as_inputs(element: Any, level: _levels.Level, slots: list[int]) -> Any:
     def make(leaf: Any) -> Any:
-        if leaf is None:
-            return None
         slot, tracer = level.new_input(array_of(leaf))
         slots.append(slot)
         return like(leaf, tracer)
 
-    return _nest.map_structure(make, element)
+    return _nest.map_values(make, element)
 
 
 def _on_iterate() -> None:

@@ -18,7 +18,7 @@ from jax import lax
 from replicax import _context, _nest, _private
 from replicax._blocks import strong
 from replicax._errors import OutOfRangeError
-from replicax._pulls import Pull, element_arrays, element_leaves, outside, same_sources
+from replicax._pulls import Pull, element_arrays, outside, same_sources
 from replicax._values import Mirrored, PerReplica, is_array, is_text
 
 _TOKEN_SIZE = 256  # bytes; a larger result is not kept just to see whether its call has ended
@@ -140,7 +140,7 @@ def _takes(pulls: Sequence[Pull], elements: Sequence[Any]) -> bool:
         before: Any = jax.tree.structure(pull.element)
         if before != jax.tree.structure(element):
             return False
-        for one, several, leaf in zip(element_arrays(pull.element), element_arrays(element), element_leaves(element)):
+        for one, several, leaf in zip(element_arrays(pull.element), element_arrays(element), _nest.values(element)):
             axis = 1 if isinstance(leaf, PerReplica) else 0
             shape = (*several.shape[:axis], *several.shape[axis + 1 :])
             if (one.shape, one.dtype) != (shape, several.dtype):
