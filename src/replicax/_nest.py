@@ -64,7 +64,7 @@ def leaves(nest: Any) -> list[Any]:
 
 
 def values(nest: Any) -> list[Any]:
-    """Every leaf but None, which is a part of the structure here, as JAX has it."""
+    """Every leaf but None, which JAX, too, takes for a part of the structure."""
     return [leaf for leaf in leaves(nest) if leaf is not None]
 
 

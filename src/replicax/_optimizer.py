@@ -65,7 +65,7 @@ class Optimizer:
             )
         self._transformation, self._variables = transformation, variables
         self._reduce_op, self._options = as_reduce_op(reduce_op), as_options(options, None)
-        self._flat = [leaf for leaf in _nest.leaves(variables) if leaf is not None]
+        self._flat = _nest.values(variables)
         for leaf in self._flat:
             if not isinstance(leaf, Variable):
                 raise TypeError(f"An Optimizer takes variables, got {leaf!r} of type {type(leaf).__name__}.")
@@ -106,7 +106,7 @@ class Optimizer:
         return {"state": self.state}
 
     def _parameters(self) -> Any:
-        return _nest.map_structure(lambda v: v if v is None else v.value(), self._variables)
+        return _nest.map_values(lambda v: v.value(), self._variables)
 
     def apply_gradients(self, gradients: Any) -> None:
         """Reduces the gradients over the replicas and updates the variables.
@@ -207,7 +207,7 @@ class Optimizer:
         for variable in (self.state, *self._flat):
             variable._be_settled()  # by a thread that may want the lock
         with _dispatch.calling(mesh, "optimizer") as call, _levels.lock:
-            values = _nest.map_structure(lambda v: v if v is None else v._of_leaves(v._read_global()), self._variables)
+            values = _nest.map_values(lambda v: v._of_leaves(v._read_global()), self._variables)
             parameters, parameter_tree = jax.tree.flatten(values)
             state = self.state.parts()
             new, state = self._programs[tree]([mesh.mirror(x) for x in copies], state, parameters)

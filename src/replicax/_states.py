@@ -38,7 +38,7 @@ def made(init: Callable[[Any], Any], variables: Any, cut: bool) -> Made | None:
         variables: a nest of variables.
         cut: whether large arrays are cut, a part for each replica (see `_shards`).
     """
-    flat = [leaf for leaf in _nest.leaves(variables) if leaf is not None]
+    flat = _nest.values(variables)
     if type(_levels.frame()) is not _levels.Frame or _levels.is_tracing() or _creation.state.creators:
         return None
     for variable in flat:
@@ -50,7 +50,7 @@ def made(init: Callable[[Any], Any], variables: Any, cut: bool) -> Made | None:
             return None
         device, mesh = place
         # Unlike `value()`, this does not lend the arrays: the program keeps none of them.
-        values = _nest.map_structure(lambda v: v if v is None else v._of_leaves(v._read_global()), variables)
+        values = _nest.map_values(lambda v: v._of_leaves(v._read_global()), variables)
         with jax.default_device(device):
             program = state = None
             with contextlib.suppress(Exception):  # it needs concrete values, or fails on these too and says why

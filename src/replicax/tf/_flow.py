@@ -25,7 +25,7 @@ def _traced(*values: Any) -> bool:
 
 
 def _tensors(nest: Any) -> Any:
-    return _nest.map_structure(lambda x: x if x is None else convert_to_tensor(x), nest)
+    return _nest.map_values(convert_to_tensor, nest)
 
 
 # Branches and loops. Where the condition is known, Python takes the way; in compiled code it is JAX's own operation.
