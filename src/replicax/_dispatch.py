@@ -9,6 +9,7 @@ processes are also told to the job's watch (see _runtime.py).
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import threading
 from collections.abc import Iterable, Sequence
@@ -88,7 +89,10 @@ def _bound(output: jax.Array, call: Call | None, small: bool) -> None:
             return
         older = [_in_flight.popleft() for _ in range(LIMIT // 2)]
     for array, its_call in older:
-        if not array.is_deleted():
+        if array.is_deleted():
+            continue
+        # Whoever reads an output of a call that failed gets its error. This thread makes another call.
+        with contextlib.suppress(RuntimeError):
             array.block_until_ready()
-            if its_call is not None:
-                its_call.ended()
+        if its_call is not None:
+            its_call.ended()
