@@ -33,6 +33,7 @@ from ._data import (
     tensor_spec,
 )
 from ._data.buffer import Buffer, is_small
+from ._data.iterators import call_user
 from ._data.reading import packed, unpacked
 from ._data.several import Demand, Several, together_on_host
 from ._errors import InvalidArgumentError
@@ -425,7 +426,10 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             count, first = context.num_input_pipelines * num_replicas, context.input_pipeline_id * num_replicas
             contexts = [InputContext(count, first + i, context.num_replicas_in_sync) for i in range(num_replicas)]
         ahead = _is_buffered(options) and len(contexts) == 1
-        self._sources = [normalize_source(dataset_fn(c), ahead) for c in contexts]
+        self._sources = [
+            normalize_source(call_user("`dataset_fn` of `distribute_datasets_from_function`", dataset_fn, c), ahead)
+            for c in contexts
+        ]
 
     def _shares_one_order(self) -> bool:
         return False

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from ._data import UNKNOWN_CARDINALITY, Dataset, Maker, Reading, as_host, first_spec, replayed, shown_spec
+from ._data.iterators import call_user
 from ._recycled import Pool
 from ._specs import TensorSpec
 from ._types import AutoShardPolicy
@@ -69,7 +70,7 @@ def _foreign_source(dataset: Any) -> Source:
 
     @replayed
     def make(reading: Reading) -> Iterator[Any]:
-        for element in dataset:
+        for element in call_user("The `__iter__` of the dataset", iter, dataset):
             host = jax.tree.map(pool.settled, _host_element(element))  # others may fill one buffer again and again
             if not seen:
                 seen.append(shown_spec(host))

@@ -169,6 +169,9 @@ class Computed(NamedTuple):
 computed: Callable[..., Computed | None] | None = None
 
 
+_ROLE = "`map_func` of `Dataset.map`"
+
+
 class Mapped:
     """A function of elements, on the host. Once its calls have taken a while, numpy does it, if it is as simple."""
 
@@ -189,7 +192,7 @@ class Mapped:
         if simple is not None and simple.takes(element):
             return simple.result(element, self._pool)
         begin = time.perf_counter()
-        result = call_to_host(self._function, self._pool, element)
+        result = call_to_host(_ROLE, self._function, self._pool, element)
         self._spent += time.perf_counter() - begin
         if self._spent > PATIENCE and computed is not None:
             self._spent = -math.inf  # it is looked at once
@@ -199,7 +202,7 @@ class Mapped:
     def _as_simple(self, element: Any) -> _Simple | None:
         assert computed is not None
         found, function = computed, self._function
-        known = call(lambda *tensors: found(function, *tensors), element, self._pool)
+        known = call(_ROLE, lambda *tensors: found(function, *tensors), element, self._pool)
         arithmetic = None if known is None else Arithmetic(known.jaxpr)
         return None if arithmetic is None or arithmetic.steps is None else _Simple(element, known, arithmetic)
 

@@ -15,7 +15,7 @@ import numpy as np
 from replicax._data.arithmetic import Mapped
 from replicax._data.core import Base, made
 from replicax._data.elements import as_tensor, host_structure, positive
-from replicax._data.iterators import call, fold, tensors, truth
+from replicax._data.iterators import call, call_user, fold, tensors, truth
 from replicax._data.parallel import ParallelMap
 from replicax._data.reading import Reading, replayed
 from replicax._data.specs import AUTOTUNE, UNKNOWN_CARDINALITY, first_spec, host_spec, result_spec
@@ -86,7 +86,7 @@ class Functions(Base):
 
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
-            return filter(functools.partial(truth, predicate), self._make(reading))
+            return filter(functools.partial(truth, "filter", predicate), self._make(reading))
 
         return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size)
 
@@ -100,7 +100,7 @@ class Functions(Base):
 
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
-            return itertools.takewhile(functools.partial(truth, predicate), self._make(reading))
+            return itertools.takewhile(functools.partial(truth, "take_while", predicate), self._make(reading))
 
         return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size)
 
@@ -130,7 +130,7 @@ class Functions(Base):
 
             def step(element: Any) -> Any:
                 nonlocal state
-                found = call(scan_func, (state, element))
+                found = call("`scan_func` of `Dataset.scan`", scan_func, (state, element))
                 if not isinstance(found, tuple | list) or len(found) != 2:
                     raise TypeError(
                         "`scan_func` should return a pair consisting of the new state and the output value, but it "
@@ -146,7 +146,7 @@ class Functions(Base):
 
     def flat_map(self, map_func: Callable[..., Dataset], name: str | None = None) -> Dataset:
         """The elements of the datasets that `map_func` makes of each element, one dataset after the other."""
-        return self.interleave(map_func, cycle_length=1)
+        return self._interleaved("flat_map", map_func, 1, 1)
 
     def interleave(
         self,
@@ -160,13 +160,17 @@ class Functions(Base):
         """The elements of the datasets that `map_func` makes, taken from `cycle_length` of them in turn."""
         cycle = _CYCLE_LENGTH if cycle_length in (None, AUTOTUNE) else positive("cycle_length", cycle_length)
         block = 1 if block_length is None else positive("block_length", block_length)
+        return self._interleaved("interleave", map_func, cycle, block)
+
+    def _interleaved(self, method: str, map_func: Callable[..., Dataset], cycle: int, block: int) -> Dataset:
+        role = f"`map_func` of `Dataset.{method}`"
 
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
             def opened(element: Any) -> Iterator[Any]:
                 # Where the inputs have been divided among workers, what they name belongs to this one as a whole.
                 part = reading.child((1, 0) if self._files else reading.share)
-                return returned_dataset("map_func", call(map_func, element))._make(part)
+                return returned_dataset("map_func", call(role, map_func, element))._make(part)
 
             inputs = reading.guarded(map(opened, self._make(reading)))
             slots = [next(inputs, None) for _ in range(cycle)]
@@ -194,7 +198,10 @@ class Functions(Base):
 
     def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
         """`transformation_func` of this dataset."""
-        return returned_dataset("transformation_func", transformation_func(self._with(self._options)))
+        made_of_it = call_user(
+            "`transformation_func` of `Dataset.apply`", transformation_func, self._with(self._options)
+        )
+        return returned_dataset("transformation_func", made_of_it)
 
     def get_single_element(self, name: str | None = None) -> Any:
         """The only element.

@@ -12,7 +12,7 @@ import numpy as np
 from replicax._data.core import Base
 from replicax._data.elements import as_host, flatten, padded_shape, positive
 from replicax._data.functions import returned_dataset
-from replicax._data.iterators import call
+from replicax._data.iterators import call, call_user
 from replicax._data.reading import Reading, Seeds, replayed
 from replicax._data.sources import of_list
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, DatasetSpec, first_spec
@@ -102,8 +102,11 @@ class Grouping(Base):
         if (window_size is None) == (window_size_func is None):
             raise ValueError("Give either `window_size` or `window_size_func`, and not both.")
 
+        def called(name: str, function: Callable[..., Any], element: Any) -> Any:
+            return call(f"`{name}` of `Dataset.group_by_window`", function, element)
+
         def size_of(key: np.ndarray) -> int:
-            size = window_size if window_size_func is None else int(call(window_size_func, key))
+            size = window_size if window_size_func is None else int(called("window_size_func", window_size_func, key))
             return positive("Window size", size)
 
         @replayed
@@ -113,12 +116,13 @@ class Grouping(Base):
             def reduced(key: int) -> Iterator[Any]:
                 window = of_list(groups.pop(key), self._spec(True))
                 tensor = np.asarray(key, np.int64)
-                return returned_dataset("reduce_func", call(reduce_func, (tensor, window)))._make(reading.child())
+                reduced_window = called("reduce_func", reduce_func, (tensor, window))
+                return returned_dataset("reduce_func", reduced_window)._make(reading.child())
 
             sizes: dict[int, int] = {}
 
             def keyed(element: Any) -> tuple[int, Any]:
-                return integer("key_func", call(key_func, element)), element
+                return integer("key_func", called("key_func", key_func, element)), element
 
             for key, element in reading.guarded(map(keyed, self._make(reading))):
                 if key not in groups:
@@ -174,8 +178,10 @@ class Grouping(Base):
                 f"{len(sizes)} and {len(bounds)}."
             )
 
+        role = "`element_length_func` of `Dataset.bucket_by_sequence_length`"
+
         def bucket(*element: Any) -> int:
-            length = integer("element_length_func", element_length_func(*element))
+            length = integer("element_length_func", call_user(role, element_length_func, *element))
             number = int(np.searchsorted(bounds, length, side="right"))
             if pad_to_bucket_boundary and number == len(bounds):
                 raise InvalidArgumentError(
@@ -262,14 +268,14 @@ class Grouping(Base):
             raise ValueError(f"`initial_dist` has {len(initial)} classes, and `target_dist` {len(target)}.")
         if initial is not None and not (target * initial).any():
             raise ValueError(f"No class that there is ({initial.tolist()}) is wanted ({target.tolist()}).")
-        seeds = Seeds(seed)
+        seeds, role = Seeds(seed), "`class_func` of `Dataset.rejection_resample`"
 
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
             draw = reading.generator(seeds).random
             counts = np.ones(len(target))
             for element in self._make(reading):
-                label = integer("class_func", call(class_func, element))
+                label = integer("class_func", call(role, class_func, element))
                 if not 0 <= label < len(target):
                     raise InvalidArgumentError(f"`class_func` returned {label}, of {len(target)} classes from 0 on.")
                 counts[label] += 1

@@ -265,16 +265,32 @@ class NumpyIterator(DatasetIterator):
     _shown = staticmethod(_as_numpy)
 
 
-def call(function: Callable[..., Any], element: Any, pool: Pool | None = None) -> Any:
+def call_user(role: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a user's function; `role` says which one it is, such as "`map_func` of `Dataset.map`".
+
+    Raises:
+        RuntimeError: the function raised StopIteration. Whoever iterates would take that for the end of the data, and
+            so it becomes another exception, as in Python's generators (PEP 479).
+    """
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        raise RuntimeError(
+            f"{role}, {function!r}, raised StopIteration, which would end the data as if there were no more of them. "
+            "Catch it in the function, or give `next` a default: `next(iterator, None)`."
+        ) from error
+
+
+def call(role: str, function: Callable[..., Any], element: Any, pool: Pool | None = None) -> Any:
     """The user's function on an element: a tuple is passed as several arguments, anything else as one.
 
     Functions of datasets run on the CPU, whatever the default device: their results go back to the host. The pool has
-    memory for the arguments.
+    memory for the arguments; `role` is for errors, see `call_user`.
     """
     try:
         device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # a process may have been started without the CPU backend
-        return _applied(function, jax.tree.map(as_tensor, element))
+        return _applied(role, function, jax.tree.map(as_tensor, element))
     pool = pool or Pool()
 
     def tensor(array: Any) -> Any:
@@ -283,23 +299,23 @@ def call(function: Callable[..., Any], element: Any, pool: Pool | None = None) -
         return pool.on_device(array, device)
 
     with jax.default_device(device):
-        return _applied(function, jax.tree.map(tensor, element))
+        return _applied(role, function, jax.tree.map(tensor, element))
 
 
-def _applied(function: Callable[..., Any], tensors: Any) -> Any:
-    return function(*tensors) if type(tensors) is tuple else function(tensors)
+def _applied(role: str, function: Callable[..., Any], tensors: Any) -> Any:
+    return call_user(role, function, *(tensors if type(tensors) is tuple else (tensors,)))
 
 
-def call_to_host(function: Callable[..., Any], pool: Pool, element: Any) -> Any:
+def call_to_host(role: str, function: Callable[..., Any], pool: Pool, element: Any) -> Any:
     """What the user's function makes of an element, on the host."""
-    result = call(function, element, pool)
+    result = call(role, function, element, pool)
     # As in tf.data, a list of results is several tensors, and deeper down a list is one.
     return jax.tree.map(kept, host_structure(tuple(result) if isinstance(result, list) else result))
 
 
-def truth(predicate: Callable[..., Any], element: Any) -> bool:
+def truth(method: str, predicate: Callable[..., Any], element: Any) -> bool:
     """What the user's predicate says of an element."""
-    found = np.asarray(call(predicate, element))
+    found = np.asarray(call(f"`predicate` of `Dataset.{method}`", predicate, element))
     if found.dtype != np.bool_ or found.ndim:
         raise ValueError(
             f"`predicate` must return a scalar of bool, but it returned one of dtype {found.dtype} and shape "
@@ -317,5 +333,5 @@ def fold(elements: Iterable[Any], initial_state: Any, reduce_func: Callable[[Any
     """`reduce` of datasets: `reduce_func(state, element)` over the elements, with tensors for states."""
     state = tensors(initial_state)
     for element in elements:
-        state = tensors(reduce_func(state, element))
+        state = tensors(call_user("`reduce_func` of `reduce`", reduce_func, state, element))
     return state

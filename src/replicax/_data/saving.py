@@ -13,7 +13,7 @@ import jax
 from replicax._data.core import Base, made
 from replicax._data.functions import returned_dataset
 from replicax._data.grouping import integer
-from replicax._data.iterators import call
+from replicax._data.iterators import call, call_user
 from replicax._data.reading import Reading, replayed
 from replicax._data.sources import of_list
 from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec
@@ -139,7 +139,9 @@ def _while_saving(
 
 
 def _shard_of(function: Callable[..., Any] | None) -> Callable[[Any], int] | None:
-    return None if function is None else lambda element: integer("shard_func", call(function, element))
+    if function is None:
+        return None
+    return lambda element: integer("shard_func", call("`shard_func` of the dataset to save", function, element))
 
 
 def _loaded(saved: Saved, spec: Any, reader_func: Callable[[Dataset], Dataset] | None) -> Dataset:
@@ -159,6 +161,6 @@ def _loaded(saved: Saved, spec: Any, reader_func: Callable[[Dataset], Dataset] |
         return files[0]
     datasets = of_list(files, DatasetSpec(spec))
     if reader_func is not None:
-        return returned_dataset("reader_func", reader_func(datasets))
+        return returned_dataset("reader_func", call_user("`reader_func` of the saved dataset", reader_func, datasets))
     together = datasets.interleave(lambda file: file, cycle_length=len(files))
     return made(together._make, lambda probe: spec, sum(saved.shards.values()))

@@ -14,6 +14,7 @@ import numpy as np
 from replicax._data.combined import counted
 from replicax._data.core import Base, made
 from replicax._data.elements import as_host, host_structure, num_rows, read_only
+from replicax._data.iterators import call_user
 from replicax._data.reading import Reading, Seeds, replayed
 from replicax._data.rows import CHUNK, fetch_from, plain_rows
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, first_spec, without_batch
@@ -179,7 +180,8 @@ class Sources(Base):
 
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
-            values = (value for value in generator(*arguments))
+            iterable = call_user("`generator` of `Dataset.from_generator`", generator, *arguments)
+            values = (value for value in iterable)
             yield from reading.guarded(map(host, values))
 
         def find(probe: bool) -> Any:

@@ -1,0 +1,152 @@
+"""What goes wrong in input is an exception where it happened, and never the end of the data."""
+
+import operator
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax.data import Dataset
+
+R = Dataset.range
+
+
+def ends(x):
+    """Returns `x`, but for 7, where the iterator of nothing that it asks is at its end."""
+    if int(x) == 7:
+        next(iter(()))
+    return x
+
+
+def one(x):
+    return Dataset.from_tensors(ends(x))
+
+
+class Source:
+    """A source of the user's, whose `__iter__` asks an iterator that is at its end."""
+
+    def __iter__(self):
+        next(iter(()))
+
+
+def group(which):
+    functions = {
+        "key_func": lambda x: x % 2,
+        "reduce_func": lambda key, window: window.batch(2),
+        "window_size_func": lambda key: 2,
+    }
+    fails = {
+        "key_func": ends,
+        "reduce_func": lambda key, window: next(iter(())),
+        "window_size_func": lambda key: next(iter(())),
+    }
+    return R(12).group_by_window(**(functions | {which: fails[which]}))
+
+
+# The datasets whose function raises StopIteration, and what the error calls the function. The elements are scalars.
+DATASETS = {
+    "map": (lambda: R(12).map(ends), "`map_func` of `Dataset.map`, <function ends at"),
+    "map in threads": (lambda: R(12).map(ends, num_parallel_calls=3), "`map_func` of `Dataset.map`"),
+    "map in threads, in any order": (
+        lambda: R(12).map(ends, num_parallel_calls=3, deterministic=False),
+        "`map_func` of `Dataset.map`",
+    ),
+    "map and prefetch": (lambda: R(12).map(ends).prefetch(2), "`map_func` of `Dataset.map`"),
+    "filter": (lambda: R(12).filter(lambda x: bool(ends(x)) or True), "`predicate` of `Dataset.filter`"),
+    "take_while": (lambda: R(12).take_while(lambda x: ends(x) >= 0), "`predicate` of `Dataset.take_while`"),
+    "scan": (lambda: R(12).scan(0, lambda s, x: (s, ends(x))), "`scan_func` of `Dataset.scan`"),
+    "flat_map": (lambda: R(12).flat_map(one), "`map_func` of `Dataset.flat_map`, <function one at"),
+    "interleave": (lambda: R(12).interleave(one, cycle_length=2), "`map_func` of `Dataset.interleave`"),
+    "bucket_by_sequence_length": (
+        lambda: R(12).map(lambda x: jnp.zeros(1)).bucket_by_sequence_length(lambda x: next(iter(())), [2], [2, 2]),
+        "`element_length_func` of `Dataset.bucket_by_sequence_length`",
+    ),
+    "rejection_resample": (
+        lambda: R(12).rejection_resample(lambda x: ends(x) * 0, [1.0]).map(lambda label, x: x),
+        "`class_func` of `Dataset.rejection_resample`",
+    ),
+    "generator": (
+        lambda: Dataset.from_generator(lambda: next(iter(())), output_signature=rx.TensorSpec((), np.int64)),
+        "`generator` of `Dataset.from_generator`",
+    ),
+} | {
+    f"group_by_window, {which}": (lambda which=which: group(which), f"`{which}` of `Dataset.group_by_window`")
+    for which in ("key_func", "reduce_func", "window_size_func")
+}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_stop_iteration_in_a_users_function_is_an_error_that_names_the_function(name):
+    make, message = DATASETS[name]
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+
+    def passes(dataset):
+        yield lambda: list(dataset)
+        yield lambda: list(dataset.as_numpy_iterator())
+        if name.startswith(("group_by_window", "bucket")):
+            batches = dataset
+        else:
+            batches = dataset.batch(2)
+            yield lambda: list(batches)
+        for buffered in (1, 0):
+            options = rx.InputOptions(experimental_per_replica_buffer_size=buffered)
+            distributed = strategy.experimental_distribute_dataset(batches, options)
+            yield lambda distributed=distributed: list(distributed)
+
+    for run in passes(make()):
+        with pytest.raises(RuntimeError) as caught:
+            run()
+        assert message in str(caught.value) and "raised StopIteration" in str(caught.value)
+        assert isinstance(caught.value.__cause__, StopIteration)
+
+
+def test_stop_iteration_in_a_users_function_comes_out_of_a_compiled_loop():
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    batches = strategy.experimental_distribute_dataset(R(12).map(ends).batch(2))
+
+    @rx.function
+    def total():
+        sums = 0
+        for batch in batches:
+            sums += strategy.reduce("SUM", strategy.run(jnp.sum, args=(batch,)), axis=None)
+        return sums
+
+    with pytest.raises(RuntimeError, match="`map_func` of `Dataset.map`"):
+        total()
+
+
+def test_stop_iteration_elsewhere_in_input_names_its_function(tmp_path):
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    ended = lambda *args: next(iter(()))  # noqa: E731
+    R(4).save(str(tmp_path / "saved"))
+    cases = {
+        "`reduce_func` of `reduce`": lambda: R(3).reduce(np.int64(0), ended),
+        "`transformation_func` of `Dataset.apply`": lambda: R(3).apply(ended),
+        "`shard_func`": lambda: R(3).save(str(tmp_path / "other"), shard_func=ended),
+        "`reader_func`": lambda: Dataset.load(str(tmp_path / "saved"), reader_func=ended),
+        "`dataset_fn` of `distribute_datasets_from_function`": lambda: strategy.distribute_datasets_from_function(
+            ended
+        ),
+        "The `__iter__` of the dataset": lambda: list(strategy.experimental_distribute_dataset(Source())),
+    }
+    for name, run in cases.items():
+        with pytest.raises(RuntimeError) as caught:
+            run()
+        assert name in str(caught.value) and "raised StopIteration" in str(caught.value)
+    distributed = strategy.experimental_distribute_dataset(R(4).batch(2))
+    with pytest.raises(RuntimeError, match="`reduce_func` of `reduce`"):
+        distributed.reduce(np.int64(0), ended)
+
+
+def test_iterators_that_end_in_their_own_next_just_end():
+    class Once:
+        def __iter__(self):
+            self.left = iter(range(3))
+            return self
+
+        def __next__(self):
+            return np.int64(next(self.left))
+
+    found = Dataset.from_generator(Once, output_signature=rx.TensorSpec((), np.int64))
+    assert list(map(operator.index, found.as_numpy_iterator())) == [0, 1, 2]
