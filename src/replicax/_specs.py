@@ -20,15 +20,25 @@ dtype_prefix = ""
 PYTHON_DTYPES = {bool: np.bool_, int: np.int32, float: np.float32, complex: np.complex64}
 
 
+# What stands for a dtype besides what numpy takes for one. replicax.tf adds TensorFlow's numbers and Python's types.
+dtype_aliases: dict[Any, np.dtype] = {"string": np.dtype(object)}
+
+# numpy's own object of each dtype. Pickled and copied dtypes are equal to it, but other objects.
+_SINGLE = {np.dtype(code): np.dtype(code) for code in np.typecodes["All"] if code not in "SUVMm"}
+
+
+def single_dtype(dtype: Any) -> Any:
+    """The one object that programs compare by identity (`x.dtype is tf.float32`) for any that equals it."""
+    return _SINGLE.get(dtype, dtype)
+
+
 def as_dtype(dtype: Any) -> Any:
     """`dtype` as a numpy dtype. Strings of any length are the dtype object, written "string"."""
-    if isinstance(dtype, str) and dtype == "string":
-        return np.dtype(object)
     try:
-        dtype = np.dtype(dtype)
+        dtype = np.dtype(dtype_aliases.get(dtype, dtype))
     except TypeError:
         return dtype  # JAX has dtypes that numpy has not, such as those of random keys
-    return np.dtype(object) if dtype.kind in "SU" else dtype
+    return np.dtype(object) if dtype.kind in "SU" else single_dtype(dtype)
 
 
 def dtype_name(dtype: Any) -> str:

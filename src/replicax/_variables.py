@@ -34,7 +34,7 @@ from replicax import (
     _tape,
 )
 from replicax._indexed_slices import IndexedSlices
-from replicax._specs import TensorShape
+from replicax._specs import TensorShape, as_dtype
 from replicax._types import (
     VariableAggregation,
     VariableSynchronization,
@@ -105,6 +105,7 @@ def _is_number_list(value: Any) -> bool:
 
 
 def _new_array(value: Any, dtype: Any) -> jax.Array:
+    dtype = None if dtype is None else as_dtype(dtype)
     if dtype is not None and not isinstance(value, jax.Array):
         return _context.own_array(value, dtype)
     array = _context.as_array(value)

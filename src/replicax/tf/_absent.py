@@ -132,7 +132,7 @@ ABSENT: dict[str, str] = {
 
 # How a name differs from TensorFlow's.
 DIFFERS: dict[str, str] = {
-    "DType": "a tensor's `dtype` is numpy's, which equals it: ask `tf.as_dtype(x.dtype).is_floating` and the like",
+    "DType": "numpy's dtypes, which have TensorFlow's attributes and print as numpy's",
     "TensorArray": "tensors of one shape; one that grows in a compiled loop has the function run from the host",
     "Tensor": "`jax.Array`; arithmetic of tensors of different dtypes promotes them, where TensorFlow refuses",
     "boolean_mask": "outside of compiled code, whose shapes are static",

@@ -1,4 +1,4 @@
-"""What `replicax.tf` gives JAX's arrays: TensorFlow's methods, shapes and way of printing."""
+"""What `replicax.tf` gives JAX's arrays: TensorFlow's methods, shapes, dtypes and way of printing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from replicax import _display, _private, _specs
 from replicax._specs import TensorShape
 from replicax._variables import Variable
+from replicax.tf import _dtypes
 
 
 def numpy(self: Any) -> Any:
@@ -39,6 +40,12 @@ def tensor_shape(shape: Any) -> property:
     return property(lambda self: make(TensorShape, get(self)), doc=shape.__doc__)
 
 
+def single_dtype(dtype: Any) -> property:
+    """JAX's property `dtype`, which gives the same object also where an array was made of a pickled or copied one."""
+    get, single = dtype.__get__, _specs.single_dtype
+    return property(lambda self: single(get(self)), doc=dtype.__doc__)
+
+
 def magnitude(x: Any) -> Any:
     """The absolute value. Its gradient at 0 is 0, as TensorFlow's; JAX's is 1."""
     return x * jnp.sign(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.abs(x)
@@ -51,7 +58,8 @@ def dress() -> None:
     kinds: list[Any] = [array_type, jax.core.Tracer]
     for kind in kinds:
         kind.get_shape, kind.set_shape, kind.__abs__ = get_shape, set_shape, magnitude
-        kind.shape = tensor_shape(kind.shape)
+        kind.shape, kind.dtype = tensor_shape(kind.shape), single_dtype(kind.dtype)
     array_type.__str__, array_type.__repr__ = _display.tensor_str, _display.tensor_repr
     _display.style, _specs.dtype_prefix = "tensorflow", "tf."
+    _dtypes.dress()
     jax.config.update("jax_explicit_x64_dtypes", "allow")

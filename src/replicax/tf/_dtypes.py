@@ -1,7 +1,16 @@
-"""`tf.float32` and its like: numpy's dtypes, with TensorFlow's questions about them."""
+"""`tf.float32` and its like: numpy's own dtypes, to which this module gives TensorFlow's attributes.
+
+The dtype of an array of JAX is one of numpy's dtype objects. Programs written for TensorFlow ask `x.dtype is
+tf.float32` and `x.dtype.is_floating`: so `tf.float32` has to be that object, and the object has to answer. A subclass
+or a proxy cannot stand in for it, since numpy allows no subclasses and JAX asks for the type itself. numpy's class
+takes no new attributes from Python, so `dress` writes into its dictionary: only names that numpy has not, so that
+nothing that numpy defines changes its meaning.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,125 +21,165 @@ from replicax import _specs
 
 class _DTypeType(type):
     def __instancecheck__(cls, value: Any) -> bool:
-        return type.__instancecheck__(cls, value) or isinstance(value, np.dtype)
+        return isinstance(value, np.dtype)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, np.dtype)
+
+    def __call__(cls, type_value: Any) -> Any:
+        return as_dtype(type_value)
 
 
 class DType(metaclass=_DTypeType):
-    """A dtype. It equals numpy's, which a tensor's `dtype` is, and stands for it wherever one is expected."""
+    """The class of dtypes, which are numpy's: `isinstance` holds for them, and a call is `as_dtype`.
 
-    __slots__ = ("dtype",)
-
-    def __init__(self, type_value: Any):
-        self.dtype = np.dtype(_specs.as_dtype(type_value))
+    What is defined here, numpy's dtypes have as well once `replicax.tf` is imported; `self` is one of them.
+    """
 
     @property
-    def __numpy_dtype__(self) -> np.dtype:
-        return self.dtype
-
-    @property
-    def name(self) -> str:
-        """Such as "float32"; "string" for strings."""
-        return "string" if self.dtype == np.dtype(object) else self.dtype.name
-
-    @property
-    def size(self) -> int:
+    def size(self: Any) -> int:
         """The bytes of one element; 0 for strings."""
-        return 0 if self.dtype == np.dtype(object) else self.dtype.itemsize
+        return 0 if _is_string(self) else self.itemsize
 
     @property
-    def as_numpy_dtype(self) -> Any:
-        """The type of one element, as numpy has it."""
-        return self.dtype.type
+    def as_numpy_dtype(self: Any) -> Any:
+        """The type of one element, as numpy has it; `object` for strings."""
+        return object if _is_string(self) else self.type
 
     @property
-    def base_dtype(self) -> DType:
-        """The dtype itself."""
+    def as_datatype_enum(self: Any) -> int:
+        """TensorFlow's number of the dtype, which stands for it wherever a dtype is expected.
+
+        Raises:
+            TypeError: TensorFlow has no such dtype.
+        """
+        try:
+            return _NUMBERS[self]
+        except KeyError:
+            raise TypeError(f"TensorFlow has no dtype {self}.") from None
+
+    @property
+    def base_dtype(self: Any) -> Any:
+        """The dtype itself: there are no references."""
         return self
 
     @property
-    def real_dtype(self) -> DType:
+    def real_dtype(self: Any) -> Any:
         """The dtype of a complex number's parts; else the dtype itself."""
-        return DType(np.finfo(self.dtype).dtype) if self.is_complex else self
+        return jnp.finfo(self).dtype if self.is_complex else self
 
     @property
-    def is_floating(self) -> bool:
-        """Whether it has numbers with a point that are not complex."""
-        return bool(jnp.issubdtype(self.dtype, jnp.floating))
+    def is_floating(self: Any) -> bool:
+        """Whether it is a real floating-point dtype."""
+        return bool(jnp.issubdtype(self, jnp.floating))
 
     @property
-    def is_integer(self) -> bool:
-        """Whether it has whole numbers, with a sign or without."""
-        return bool(jnp.issubdtype(self.dtype, jnp.integer))
+    def is_integer(self: Any) -> bool:
+        """Whether it is an integer dtype, signed or unsigned."""
+        return bool(jnp.issubdtype(self, jnp.integer))
 
     @property
-    def is_unsigned(self) -> bool:
-        """Whether it has whole numbers without a sign."""
-        return bool(jnp.issubdtype(self.dtype, jnp.unsignedinteger))
+    def is_unsigned(self: Any) -> bool:
+        """Whether it is an unsigned integer dtype."""
+        return bool(jnp.issubdtype(self, jnp.unsignedinteger))
 
     @property
-    def is_complex(self) -> bool:
-        """Whether it has complex numbers."""
-        return self.dtype.kind == "c"
+    def is_complex(self: Any) -> bool:
+        """Whether it is a complex dtype."""
+        return self.kind == "c"
 
     @property
-    def is_bool(self) -> bool:
-        """Whether it is that of truth values."""
-        return self.dtype.kind == "b"
+    def is_bool(self: Any) -> bool:
+        """Whether it is the dtype of truth values."""
+        return self.kind == "b"
 
     @property
-    def is_numeric(self) -> bool:
-        """Whether it has numbers."""
+    def is_numeric(self: Any) -> bool:
+        """Whether it is a dtype of numbers."""
         return self.is_floating or self.is_integer or self.is_complex
 
     @property
-    def min(self) -> Any:
-        """The smallest number; `TypeError` where there is no order."""
-        return self._info("minimum").min
+    def is_quantized(self: Any) -> bool:
+        """False: there are no quantized dtypes."""
+        return False
 
     @property
-    def max(self) -> Any:
+    def is_numpy_compatible(self: Any) -> bool:
+        """True: every dtype is numpy's."""
+        return True
+
+    @property
+    def min(self: Any) -> Any:
+        """The smallest number; `TypeError` where there is no order."""
+        return _limits(self, "minimum").min
+
+    @property
+    def max(self: Any) -> Any:
         """The largest number; `TypeError` where there is no order."""
-        return self._info("maximum").max
+        return _limits(self, "maximum").max
 
-    def _info(self, what: str) -> Any:
-        if not (self.is_floating or self.is_integer):
-            raise TypeError(f"Cannot find {what} value of {self}.")
-        return (jnp.finfo if self.is_floating else jnp.iinfo)(self.dtype)
+    @property
+    def limits(self: Any) -> tuple[Any, Any]:
+        """The range that images of this dtype have: 0 to 1, or to the largest integer.
 
-    def is_compatible_with(self, other: Any) -> bool:
-        """Whether it is the same dtype."""
-        return self == other
+        Raises:
+            ValueError: TensorFlow has no images of this dtype.
+        """
+        if not (self.is_bool or self.is_integer or self in (np.float32, np.float64)):
+            raise ValueError(f"{self} does not have defined limits.")
+        return 0, self.max if self.is_integer else True if self.is_bool else 1
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.dtype, name)
+    def is_compatible_with(self: Any, other: Any) -> bool:
+        """Whether `other` stands for the same dtype."""
+        return bool(self == as_dtype(other))
 
-    def __eq__(self, other: object) -> bool:
-        return bool(self.dtype == (other.dtype if type(other) is DType else other))
+    is_subtype_of = is_compatible_with
 
-    def __hash__(self) -> int:
-        return hash(self.dtype)
-
-    def __str__(self) -> str:
-        return f"<dtype: '{self.name}'>"
-
-    def __repr__(self) -> str:
-        return f"tf.{self.name}"
-
-    def __reduce__(self) -> Any:
-        return DType, (self.name,)
+    def most_specific_common_supertype(self: Any, types: Any) -> Any:
+        """The dtype itself where all of `types` are the same, else None."""
+        return self if all(self == other for other in types) else None
 
 
-def as_dtype(type_value: Any) -> DType:
-    """A dtype from a name, a type or numpy's dtype; `TypeError` where it is none."""
-    try:
-        return type_value if type(type_value) is DType else DType(type_value)
-    except TypeError:
-        raise TypeError(f"Cannot convert the argument `type_value`: {type_value!r} to a TensorFlow DType.") from None
+def _is_string(dtype: Any) -> bool:
+    return bool(dtype == np.dtype(object))
+
+
+def _limits(dtype: Any, what: str) -> Any:
+    if not (dtype.is_floating or dtype.is_integer):
+        raise TypeError(f"Cannot find {what} value of {dtype}.")
+    return (jnp.finfo if dtype.is_floating else jnp.iinfo)(dtype)
+
+
+def as_dtype(type_value: Any) -> Any:
+    """A dtype from a name, a type, TensorFlow's number or numpy's dtype; `TypeError` where it is none."""
+    dtype = None if type_value is None else _specs.as_dtype(type_value)
+    if not isinstance(dtype, np.dtype):
+        raise TypeError(f"Cannot convert the argument `type_value`: {type_value!r} to a TensorFlow DType.")
+    return dtype
 
 
 _NAMES = """bfloat16 bool complex64 complex128 float16 float32 float64 int8 int16 int32 int64 string uint8 uint16 uint32
 uint64"""
-DTYPES: dict[str, DType] = {name: DType(name) for name in _NAMES.split()}
+DTYPES: dict[str, Any] = {name: _specs.as_dtype(name) for name in _NAMES.split()}
 DTYPES |= {"double": DTYPES["float64"], "half": DTYPES["float16"]}
+
+# The numbers of TensorFlow's `DataType`; those that stand for no dtype here are left out.
+_NUMBERED = """- float32 float64 int32 uint8 int16 int8 string complex64 int64 bool - - - bfloat16 - - uint16 complex128
+float16 - - uint32 uint64 float8_e5m2 float8_e4m3fn float8_e4m3fnuz float8_e4m3b11fnuz float8_e5m2fnuz int4 uint4
+int2 uint2 float4_e2m1fn"""
+_BY_NUMBER = {i: _specs.as_dtype(name) for i, name in enumerate(_NUMBERED.split()) if name != "-"}
+_NUMBERS = {dtype: i for i, dtype in _BY_NUMBER.items()}
+
+
+def dress() -> None:
+    """Gives numpy's dtypes the members of `DType`, and lets numbers and Python's types stand for TensorFlow's dtypes.
+
+    `np.dtype.__dict__` is a read-only view; the garbage collector knows the dictionary behind it. Python has to be told
+    that a class has changed, since it remembers what it has not found there.
+    """
+    (members,) = gc.get_referents(np.dtype.__dict__)
+    members.update((name, value) for name, value in vars(DType).items() if not name.startswith("_"))
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(np.dtype))
+    _specs.dtype_aliases.update(_BY_NUMBER)
+    _specs.dtype_aliases.update({kind: np.dtype(dtype) for kind, dtype in _specs.PYTHON_DTYPES.items()})
+    _specs.dtype_aliases["float"] = DTYPES["float32"]
