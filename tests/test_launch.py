@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -315,17 +316,83 @@ def test_what_was_started_before_the_launcher_lives_on(tmp_path):
         launch.wait_for("done beside")
 
 
-def test_the_launcher_ends_when_nobody_reads_its_output(tmp_path):
-    endless = "import time\nwhile True:\n    print('more')\n    time.sleep(0.01)\n"
-    (tmp_path / "program.py").write_text(HEAD + endless, encoding="utf-8")
-    command = [sys.executable, "-m", "replicax.launch", "--workers", "1", "program.py"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ}, text=True
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        assert process.stdout.readline() == "[worker 0] more\n"
-    assert process.wait(60.0) == 128 + signal.SIGHUP
+def test_a_launcher_whose_output_cannot_be_written_goes_on_and_ends_with_the_workers_status(tmp_path):
+    program = """
+    for k in range(3000):
+        print("line", k, "x" * 100)
+    print("to the other stream", file=sys.stderr)
+    Path(f"trained.{task}").touch()
+    sys.exit(7)
+    """
+    (tmp_path / "program.py").write_text(HEAD + textwrap.dedent(program), encoding="utf-8")
+    launcher = f"{sys.executable} -m replicax.launch --workers 2 ../program.py"
+    reader_gone = f'exec {sys.executable} -c "import os; print(os.read(0, 5))"'
+    redirections = {
+        ">&-": "", ">&- 2>&- <&-": "", ">/dev/full": "standard output: No space left on device",
+        "2>/dev/full": "line 2999", ">/dev/full 2>&1": "", f"| ({reader_gone})": "standard output: Broken pipe",
+    }  # fmt: skip
+    running = []
+    for index, redirection in enumerate(redirections):
+        (tmp_path / str(index)).mkdir()
+        script = ["bash", "-c", f"set -o pipefail; {launcher} {redirection}"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        running.append(subprocess.Popen(script, cwd=tmp_path / str(index), text=True, **pipes))
+    for index, (process, (redirection, told)) in enumerate(zip(running, redirections.items())):
+        output = process.communicate(timeout=120)[0]
+        assert process.returncode == 7, (redirection, output[-2000:])
+        assert told in output, (redirection, output[-2000:])
+        assert {path.name for path in (tmp_path / str(index)).iterdir()} == {"trained.0", "trained.1"}, redirection
+
+
+def test_a_log_that_can_be_written_again_goes_on_and_says_what_is_missing(tmp_path):
+    # A pipe whose reader has gone, and comes again, as a file on a disk that is full for a while.
+    program = """
+    print("one")
+    while not os.path.exists("gone"):
+        time.sleep(0.01)
+    print("two"), print("three")
+    while not os.path.exists("back"):
+        time.sleep(0.01)
+    print("four")
+    """
+    os.mkfifo(tmp_path / "log")
+    reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
+    command = ("sh", "-c", f'exec "$@" > {tmp_path}/log', "sh", sys.executable, "-m", "replicax.launch")
+    with Launch(tmp_path, "--workers 1", program, command=command) as launch:
+        launch.until(lambda: reading(reader) == "[worker 0] one\n", "the first line")
+        os.close(reader)
+        (launch.folder / "gone").touch()
+        launch.wait_for("standard output: Broken pipe; what the workers print is lost")
+        reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
+        (launch.folder / "back").touch()
+        assert launch.wait() == 0, launch.output
+    lines = reading(reader).splitlines()
+    os.close(reader)
+    assert lines[-2:] == ["replicax launch: 2 lines are missing here: Broken pipe", "[worker 0] four"]
+
+
+def reading(descriptor: int) -> str:
+    """What has come to a pipe."""
+    try:
+        return os.read(descriptor, 4096).decode()
+    except BlockingIOError:
+        return ""
+
+
+def test_a_reader_that_does_not_read_delays_neither_signals_nor_the_end(tmp_path):
+    program = """
+    print("x" * 1_000_000)
+    Path("blocked").touch()
+    for_ever()
+    """
+    os.mkfifo(tmp_path / "log")
+    reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
+    command = ("sh", "-c", f'exec "$@" > {tmp_path}/log', "sh", sys.executable, "-m", "replicax.launch")
+    with Launch(tmp_path, "--workers 1", program, command=command) as launch:
+        launch.until((launch.folder / "blocked").exists, "a worker that has printed more than the pipe holds")
+        launch.signal(signal.SIGTERM)
+        assert launch.wait() == 128 + signal.SIGTERM, launch.output
+    os.close(reader)
 
 
 @pytest.mark.parametrize("no_colour", ["", "1"])
@@ -367,6 +434,12 @@ def test_each_worker_sees_its_share_of_the_gpus(options, gpus, expected, tmp_pat
     "options, env, message",
     [
         ("--workers 0", {}, "argument --workers: expected a whole number, at least 1; got '0'"),
+        (
+            "--workers 99999999999999999999",
+            {},
+            "argument --workers: expected a whole number, at least 1 and of 9 digits",
+        ),
+        ("--workers 999999999", {}, "workers on one machine need 3000000061 open files, and the limit is "),
         ("--workers 2 --max-restarts -1", {}, "argument --max-restarts: expected"),
         ("--workers 2 --grace soon", {}, "argument --grace: expected seconds, at least 0; got 'soon'"),
         ("", {}, "the following arguments are required: --workers"),

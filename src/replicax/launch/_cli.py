@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from replicax.launch._bench import bench
-from replicax.launch._cluster import LaunchError, split_address
+from replicax.launch._cluster import LaunchError, check_open_files, split_address
 from replicax.launch._launcher import Launcher, Plan
 from replicax.launch._output import Screen
 
@@ -117,8 +117,10 @@ def _not_negative(text: str) -> int:
 
 
 def _number(text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"expected a whole number, at least {least}; got {text!r}")
+    # No job has so many of anything, and Python does not read numbers of thousands of digits.
+    if not text.isdecimal() or len(text) > 9 or int(text) < least:
+        limit = " and of 9 digits at most" if text.isdecimal() and len(text) > 9 else ""
+        raise argparse.ArgumentTypeError(f"expected a whole number, at least {least}{limit}; got {text[:80]!r}")
     return int(text)
 
 
@@ -156,6 +158,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
                 f"--workers {options.workers} are numbered 0 to {options.workers - 1}, but --worker-rank {first} and "
                 f"--workers-here {here} ask for {first} to {first + here - 1} on this machine."
             )
+    check_open_files(here)
     return Plan(
         command=_command(options),
         workers=options.workers,
@@ -205,14 +208,20 @@ def launch(arguments: Sequence[str], program: str) -> int:
         The exit status.
     """
     screen = Screen()
-    if os.name != "posix":
-        screen.say("error: this command needs Linux or macOS. Set TF_CONFIG for each worker and start them by hand.")
-        return 2
+    launcher = None
     try:
-        return Launcher(plan_of(parser(program).parse_args(arguments)), screen).run()
+        if os.name != "posix":
+            raise LaunchError(
+                "this command needs Linux or macOS. Set TF_CONFIG for each worker and start them by hand."
+            )
+        launcher = Launcher(plan_of(parser(program).parse_args(arguments)), screen)
+        status = launcher.run()
     except LaunchError as error:
         screen.say(f"error: {error}", alarm=True)
-        return 2
+        status = 2
+    # Who has asked the launcher to end does not wait for a reader who may never read.
+    screen.close(5.0 if launcher is not None and launcher.interrupted else None)
+    return status
 
 
 _COMMANDS = {"launch": launch, "bench": bench}

@@ -10,6 +10,10 @@ import re
 import socket
 from collections.abc import Mapping, Sequence
 
+# Of a worker: its output, its errors, and the connection to its guard. Beside them: connections of other launchers.
+_FILES_PER_WORKER = 3
+_FILES_BESIDE = 64
+
 
 class LaunchError(Exception):
     """Something that the user has to change; its text is all that is shown."""
@@ -68,6 +72,20 @@ def _hold(port: int, held: list[socket.socket]) -> None:
         held.append(candidate)
     except OSError:
         candidate.close()
+
+
+def check_open_files(workers: int) -> None:
+    """Raises LaunchError where this process may not open as many files as so many workers on this machine need."""
+    import resource  # not on Windows, where the command says so
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _FILES_PER_WORKER * workers + _FILES_BESIDE
+    if limit != resource.RLIM_INFINITY and needed > limit:
+        raise LaunchError(
+            f"{workers} workers on one machine need {needed} open files, and the limit is {limit} (`ulimit -n`), which "
+            f"suffices for {max(0, limit - _FILES_BESIDE) // _FILES_PER_WORKER}. Give fewer --workers (with "
+            f"--coordinator: --workers-here), or raise the limit."
+        )
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -39,6 +39,8 @@ class Worker:
 
     def __init__(self, number: int, command: Sequence[str], environment: Mapping[str, str], screen: Screen, width: int):
         self.number = number
+        self._screen = screen
+        self._ended = False
         self.asked_to_end: float | None = None  # when
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._lines = [
@@ -68,11 +70,11 @@ class Worker:
     async def wait(self) -> tuple[int | None, float, float | None]:
         """Passes its output on until it has ended: its exit status, when that was, and when it was asked to."""
         streams = (self._process.stdout, self._process.stderr)
-        pumps = [asyncio.create_task(_pump(stream, lines)) for stream, lines in zip(streams, self._lines)]
+        pumps = [asyncio.create_task(self._pump(stream, lines)) for stream, lines in zip(streams, self._lines)]
         reader, writer = await asyncio.open_unix_connection(sock=self._control)
         try:
             words = (await reader.readline()).split()
-            asked = self.asked_to_end
+            asked, self._ended = self.asked_to_end, True
             # Everything below the guard has ended: nobody but a process that nobody found can hold the pipes.
             await asyncio.wait(pumps, timeout=2.0)
         finally:
@@ -87,16 +89,17 @@ class Worker:
             return int(words[0]), float(words[1]), asked
         return self._process.returncode, time.time(), asked  # the guard itself was killed, and the worker with it
 
-
-async def _pump(stream, lines: Lines) -> None:
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
-    try:
-        while data := await reader.read(1 << 16):
-            lines.feed(data)
-    finally:
-        transport.close()
+    async def _pump(self, stream, lines: Lines) -> None:
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
+        try:
+            while data := await reader.read(1 << 16):
+                lines.feed(data)
+                while self._screen.behind and not self._ended:  # the worker waits in its own `print` then
+                    await asyncio.sleep(0.01)
+        finally:
+            transport.close()
 
 
 class Gang:

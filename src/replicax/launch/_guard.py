@@ -158,6 +158,6 @@ def _guard(control: socket.socket, command: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    _socket = socket.socket(fileno=int(sys.argv[1]))
-    _socket.set_inheritable(False)
+    with socket.socket(fileno=int(sys.argv[1])) as _given:
+        _socket = _given.dup()  # a small number, for `select`, and not inherited
     _guard(_socket, sys.argv[2:])

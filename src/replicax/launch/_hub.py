@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import itertools
 import json
 import os
 import socket
@@ -34,6 +35,7 @@ Message = dict[str, Any]
 
 _LONGEST_MESSAGE = 1 << 24
 _RETRY = 0.25
+_NAMED = 50  # missing workers that are named one by one
 # A machine that is gone without a word (no power, no network) is noticed after about half a minute.
 _KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
 
@@ -130,7 +132,10 @@ class Hub:
 
     def _give_up(self) -> None:
         came = {number: self._host(peer) for peer in self._joined for number in _numbers(self._joined[peer])}
-        missing = [f"worker {number}" for number in range(self._workers) if number not in came]
+        absent = (f"worker {number}" for number in range(self._workers) if number not in came)
+        missing = list(itertools.islice(absent, _NAMED))
+        if (more := self._workers - len(came) - len(missing)) > 0:
+            missing.append(f"{more} more")
         there = [f"worker {number} ({came[number]})" for number in sorted(came)]
         self._finished = True
         self._tell_all(

@@ -80,6 +80,11 @@ class Launcher:
         self._gang: Gang | None = None
         self._interrupts: list[int] = []
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal has asked it to end."""
+        return bool(self._interrupts)
+
     def run(self) -> int:
         """Runs everything; the exit status."""
         # Where a shell has started something else and then become the launcher, that is its child.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import os
 import select
-import signal
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -13,6 +16,8 @@ from collections.abc import Callable, Mapping
 LONGEST_LINE = 1 << 20
 # The least time in seconds between two states of a progress bar, each of which becomes a line.
 PROGRESS_INTERVAL = 2.0
+# Bytes that wait to be written before the workers' output is left in their pipes.
+_MOST_PENDING = 1 << 20
 
 _COLOURS = (36, 33, 35, 32, 34, 96, 93, 95, 92, 94)
 
@@ -77,13 +82,21 @@ def _last_state(line: bytes) -> bytes:
 class Screen:
     """Standard output and standard error of the launcher.
 
+    A thread of its own does the writing, so that a reader who does not read holds up neither signals nor the messages
+    of other launchers. What cannot be written is dropped: the workers go on.
+
     Args:
         environment: the variables that say whether colours are wanted.
     """
 
     def __init__(self, environment: Mapping[str, str] = os.environ):
         plain = bool(environment.get("NO_COLOR")) or environment.get("TERM") == "dumb"
-        self._colours = {stream: not plain and os.isatty(stream) for stream in (1, 2)}
+        self._streams = {number: _Stream(descriptor) for number, descriptor in _standard_streams().items()}
+        self._colours = {number: not plain and stream.is_terminal for number, stream in self._streams.items()}
+        self._pending: list[tuple[int, bytes]] = []
+        self._size = 0  # bytes that are not written yet
+        self._changed = threading.Condition()
+        threading.Thread(target=self._write_all, name="launch-output", daemon=True).start()
 
     def writer(self, worker: int, width: int, stream: int, tail: deque[bytes] | None = None) -> Callable[[bytes], None]:
         """A function that writes a line of a worker's.
@@ -103,7 +116,7 @@ class Screen:
                 tail.append(line)
             # A colour that the worker left on would run on into the next worker's line.
             reset = b"\x1b[0m" if self._colours[stream] and b"\x1b[" in line else b""
-            _write_all(stream, b"%b%b%b\n" % (prefix, line, reset))
+            self._put(stream, b"%b%b%b\n" % (prefix, line, reset))
 
         return write
 
@@ -112,16 +125,71 @@ class Screen:
         first, newline, others = f"replicax launch: {text}".partition("\n")
         if alarm and self._colours[2]:
             first = f"\x1b[1;31m{first}\x1b[0m"
-        _write_all(2, f"{first}{newline}{others}\n".encode(errors="backslashreplace"))
+        self._put(2, f"{first}{newline}{others}\n".encode(errors="backslashreplace"))
+
+    @property
+    def behind(self) -> bool:
+        """Whether so much is still to be written that nothing more should be read."""
+        return self._size > _MOST_PENDING
+
+    def close(self, timeout: float | None = None) -> None:
+        """Waits until everything is written, for so many seconds at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._size, timeout)
+
+    def _put(self, stream: int, data: bytes) -> None:
+        with self._changed:
+            self._pending.append((stream, data))
+            self._size += len(data)
+            self._changed.notify_all()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending)
+                batch, self._pending = self._pending, []
+            for number, group in itertools.groupby(batch, key=operator.itemgetter(0)):
+                problem = self._streams[number].write(b"".join(data for _, data in group))
+                if problem and number == 1:
+                    text = "what the workers print is lost until it can be written again; the workers go on."
+                    self._streams[2].write(f"replicax launch: standard output: {problem}; {text}\n".encode())
+            with self._changed:
+                self._size -= sum(len(data) for _, data in batch)
+                self._changed.notify_all()
 
 
-def _write_all(stream: int, data: bytes) -> None:
-    """Writes everything. Where nobody reads any more the launcher ends, as if its terminal had been closed."""
-    while data:
-        try:
-            data = data[os.write(stream, data) :]
-        except BlockingIOError:  # another program has made the terminal or pipe that it shares with us so
-            select.select([], [stream], [])
-        except OSError:
-            os.kill(os.getpid(), signal.SIGHUP)
-            return
+class _Stream:
+    """Whole lines to a file descriptor that may fail, and may work again later."""
+
+    def __init__(self, descriptor: int):
+        self._descriptor = descriptor
+        self._problem = ""
+        self._lost = 0  # lines that could not be written since the last one that could
+        self._torn = False  # the last line that was written has no end
+        self.is_terminal = os.isatty(descriptor)
+
+    def write(self, lines: bytes) -> str:
+        """Writes lines or drops them: why, where the ones before could still be written; else an empty text."""
+        note = f"replicax launch: {self._lost} lines are missing here: {self._problem}\n" if self._lost else ""
+        data = (b"\n" if self._torn else b"") + note.encode() + lines
+        while data:
+            try:
+                written = os.write(self._descriptor, data)
+                self._torn, data = data[written - 1 : written] != b"\n", data[written:]
+            except BlockingIOError:  # another program has made the terminal or pipe that it shares with us so
+                select.select([], [self._descriptor], [])
+            except OSError as error:
+                new, self._problem = not self._problem, error.strerror or str(error)
+                left, of_these = data.count(b"\n"), lines.count(b"\n")
+                self._lost = left if left <= of_these else self._lost + of_these
+                return self._problem if new else ""
+        self._lost, self._problem = 0, ""
+        return ""
+
+
+def _standard_streams() -> dict[int, int]:
+    """The descriptors of standard output and error. Nothing else may get a number that the caller has closed."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    while nowhere <= 2:
+        nowhere = os.dup(nowhere)
+    return {1: 1 if sys.__stdout__ is not None else nowhere, 2: 2 if sys.__stderr__ is not None else nowhere}
