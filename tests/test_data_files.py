@@ -93,9 +93,11 @@ def test_damaged_files_are_named(tmp_path):
     whole = path.read_bytes()
     for damaged, message in [
         (whole[:-12], "ends in the middle of an element"),
-        (whole[:-8] + bytes(8), "should have 0 elements, and 3 were found"),
+        (whole[:-25], "ends after 3 elements, before its end"),
+        (whole + b"\x00", "ends in the middle of an element"),
+        (whole[:-30] + bytes([whole[-30] ^ 1]) + whole[-29:], "a checksum does not fit"),
         (b"hello", "is no file of elements that replicax wrote"),
-        (b'{"format": "another"}\n', "the format is 'another'"),
+        (b"", "is no file of elements that replicax wrote"),
     ]:
         path.write_bytes(damaged)
         with pytest.raises(DataLossError, match=message):
@@ -174,7 +176,7 @@ def test_compressions_that_there_are(tmp_path, wrong):
 
 def test_damaged_folders_are_named(tmp_path):
     R(3).save(tmp_path / "saved")
-    (tmp_path / "saved" / "spec.json").write_text("{}")
+    (tmp_path / "saved" / "replicax-dataset.json").write_text("{}")
     with pytest.raises(DataLossError, match="is no dataset that replicax saved"):
         Dataset.load(tmp_path / "saved")
     with pytest.raises(FileNotFoundError, match="There is no saved dataset"):

@@ -22,6 +22,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_recycled",
         "_dispatch",
         "_adapters",
+        "_atomic_files",
         "_private",
         "_profiling",
         "_figures",

@@ -14,6 +14,7 @@ import numpy as np
 
 from replicax import _adapters, _context, _exchange, _late, _levels, _tracking
 from replicax import _checkpoint_files as _files
+from replicax._atomic_files import path_text
 from replicax._errors import CheckpointError
 from replicax._input import DistributedIterator
 from replicax._restoring import (
@@ -220,9 +221,11 @@ class Checkpoint:
 
         Raises:
             RuntimeError: inside of a compiled function or of `run`.
-            CheckpointError: another worker of the job could not write it.
+            FileExistsError: there is something at the path that is no checkpoint, or has other files in it.
+            InvalidArgumentError: the path is empty, or is the working folder or one above it.
+            CheckpointError: this or another worker of the job could not write it.
         """
-        path = os.fspath(file_prefix)
+        path = path_text(file_prefix, "checkpoint")
         self._write(path, "write")
         return path
 
@@ -240,18 +243,19 @@ class Checkpoint:
 
         Raises:
             RuntimeError: inside of a compiled function or of `run`.
-            CheckpointError: another worker of the job could not write it.
+            FileExistsError: there is something at that path that is no checkpoint, or has other files in it.
+            CheckpointError: this or another worker of the job could not write it.
         """
         _refuse_replicas("save")
-        prefix = os.fspath(file_prefix)
+        prefix = path_text(file_prefix, "checkpoint")
         directory = os.path.dirname(prefix) or "."
         before = _files.recorded(directory)
 
         def record(path: str, wrote: bool) -> None:
             if wrote:
-                paths = {} if before is None else {p: at for p, at in before.paths.items() if os.path.isdir(p)}
-                paths.pop(os.path.join(directory, os.path.basename(path)), None)
-                _files.record(directory, _files.State({**paths, path: os.path.getmtime(path)}))
+                path = os.path.join(directory, os.path.basename(path))
+                new = _files.State({path: os.path.getmtime(path)})
+                _files.record(directory, new, lambda other: other == path, before)
 
         return self._save_numbered(prefix, None, record)
 
@@ -298,7 +302,7 @@ class Checkpoint:
         _refuse_replicas(method)
         if save_path is None:
             return InitializationOnlyStatus()
-        restoration = Restoration(os.fspath(save_path), self._parts())
+        restoration = Restoration(path_text(save_path, "checkpoint"), self._parts())
         if counting:
             self.save_counter  # noqa: B018  # makes it
         try:

@@ -1,33 +1,36 @@
 """Checkpoints on disk: folders that Orbax writes, and the small file beside them that names them in order.
 
 To what Orbax writes a record is added: the objects that the arrays belong to, and a checksum of each file, so that a
-damaged checkpoint is known. It is all written under another name and renamed, so that a path has a whole checkpoint or
-none.
+damaged checkpoint is known. It is put in place as a whole (see `_atomic_files`), so that a path has a whole checkpoint
+or none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
-import hashlib
-import json
 import os
-import shutil
-import uuid
+import re
+import tempfile
+import time
 import warnings
 import zlib
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._atomic_files import Kind, between_renames, changing, existing, read_record, replacing, write_record
+from replicax._atomic_files import remove as _remove
 from replicax._errors import CheckpointError
 from replicax._quiet import without_logs
 
 _FORMAT = 1
 _RECORD = "replicax.json"  # the record in a checkpoint's folder
 STATE = "checkpoint"  # the name of the file that names the checkpoints of a folder
+CHECKPOINT, INDEX = Kind("checkpoint", _RECORD), Kind("list of checkpoints")
 
 
 class Saved(NamedTuple):
@@ -82,53 +85,41 @@ def write(path: str, saved: Saved) -> None:
 
     Raises:
         FileExistsError: there is something else.
+        InvalidArgumentError: the path is empty, or is the working folder or one above it.
+        CheckpointError: it could not be written, as on a full disk.
     """
-    if os.path.lexists(path) and not os.path.isdir(path):
-        raise FileExistsError(f"A checkpoint is a folder, and {path} is a file. Remove it or choose another path.")
     args, checkpointer = _orbax()
-    path = os.path.abspath(path)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    for left in glob.glob(glob.escape(path) + ".unfinished-*"):  # by a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    unfinished = f"{path}.unfinished-{saved.token}"
     stored = {key: array for key, array in saved.arrays.items() if array.size}  # Orbax takes no empty ones
-    try:
-        with contextlib.closing(checkpointer):
-            if stored:
-                with without_logs("absl", "Skipping merge of OCDBT checkpoints"):
-                    checkpointer.save(unfinished, args.PyTreeSave(stored))
-        os.makedirs(unfinished, exist_ok=True)
-        with open(os.path.join(unfinished, _RECORD), "w", encoding="utf-8") as file:
-            json.dump(_recorded_of(saved, _checksums(unfinished)), file)
-        _put(unfinished, path)
-    except BaseException:
-        for left in glob.glob(glob.escape(unfinished) + "*"):
-            shutil.rmtree(left, ignore_errors=True)
-        raise
+    with contextlib.closing(checkpointer), replacing(path, CHECKPOINT) as new:
+        if stored:
+            folder, name = os.path.split(new)
+            with _known_to_tensorstore(folder) as known, without_logs("absl", "Skipping merge of OCDBT checkpoints"):
+                try:
+                    checkpointer.save(os.path.join(known, name), args.PyTreeSave(stored))
+                except (ValueError, RuntimeError) as error:  # as tensorstore says that the disk is full
+                    raise CheckpointError(
+                        f"The checkpoint {path} could not be written, and what was there is as before: {error}"
+                    ) from error
+        os.makedirs(new, exist_ok=True)
+        write_record(os.path.join(new, _RECORD), _content_of(saved, _checksums(new)))
 
 
-def _put(unfinished: str, path: str) -> None:
-    """Renames a folder, in place of one that is there, which stays where this fails."""
-    before = f"{path}.unfinished-{uuid.uuid4().hex}"
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(path, before)
-    try:
-        os.rename(unfinished, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(before, path)
-        raise
-    shutil.rmtree(before, ignore_errors=True)
+@contextlib.contextmanager
+def _known_to_tensorstore(folder: str) -> Iterator[str]:
+    """Yields a path of a folder that tensorstore takes, which does not take all: a link, where it has to be."""
+    if "\\" not in folder and all(not "\ud800" <= character <= "\udfff" for character in folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as other:
+        link = os.path.join(other, "link")
+        os.symlink(folder, link)
+        yield link
 
 
-def _recorded_of(saved: Saved, files: dict[str, int]) -> dict[str, Any]:
+def _content_of(saved: Saved, files: dict[str, int]) -> dict[str, Any]:
     arrays = {key: {"shape": list(array.shape), "dtype": array.dtype.name} for key, array in saved.arrays.items()}
-    content = {"format": _FORMAT, "token": saved.token, "nodes": saved.nodes, "arrays": arrays, "files": files}
-    return {"content": content, "digest": _digest(content)}
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    about = {"format": _FORMAT, "token": saved.token, "time": time.time()}
+    return {**about, "nodes": saved.nodes, "arrays": arrays, "files": files}
 
 
 def _checksums(folder: str) -> dict[str, int]:
@@ -157,7 +148,8 @@ def check(path: str) -> dict[str, Any]:
         FileNotFoundError: nothing is there.
         CheckpointError: it is damaged, or of another format.
     """
-    if not os.path.isdir(path):
+    place = existing(path)
+    if not os.path.isdir(place):
         if os.path.exists(path + ".index"):
             raise CheckpointError(
                 f"{path} is a checkpoint in TensorFlow's own format, which replicax does not read. Load it in "
@@ -167,7 +159,7 @@ def check(path: str) -> dict[str, Any]:
             f"There is no checkpoint at {path}. Is the number at its end missing, as the '-1' of 'path/to/ckpt-1'?"
         )
     try:
-        content = _record_at(path)
+        content = read_record(os.path.join(place, _RECORD))
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{path} was not written by replicax: it has no {_RECORD}. Orbax may be able to read it."
@@ -178,7 +170,7 @@ def check(path: str) -> dict[str, Any]:
         raise CheckpointError(f"{path} has format {content['format']}, which a newer replicax writes and reads.")
     for name, checksum in content["files"].items():
         try:
-            if _checksum(os.path.join(path, name)) != checksum:
+            if _checksum(os.path.join(place, name)) != checksum:
                 raise _damaged(path, f"the checksum of {name} does not fit")
         except OSError as error:
             raise _damaged(path, f"{name} cannot be read ({error})") from error
@@ -189,18 +181,10 @@ def _damaged(path: str, what: str) -> CheckpointError:
     return CheckpointError(f"The checkpoint {path} is damaged: {what}. Restore an older one.")
 
 
-def _record_at(path: str) -> dict[str, Any]:
-    with open(os.path.join(path, _RECORD), encoding="utf-8") as file:
-        record = json.load(file)
-    if _digest(record["content"]) != record["digest"]:
-        raise ValueError("its checksum does not fit")
-    return record["content"]
-
-
 def token_at(path: str) -> str | None:
     """Which call has written the checkpoint at `path`; None where there is no record."""
     try:
-        return _record_at(path)["token"]
+        return read_record(os.path.join(existing(path), _RECORD))["token"]
     except (ValueError, KeyError, TypeError, OSError):
         return None
 
@@ -211,8 +195,8 @@ def read(path: str) -> Saved:
     stored: dict[str, Any] = {}
     if any(0 not in kind["shape"] for kind in content["arrays"].values()):
         args, checkpointer = _orbax()
-        with contextlib.closing(checkpointer):
-            stored = checkpointer.restore(os.path.abspath(path), args.PyTreeRestore())
+        with contextlib.closing(checkpointer), _known_to_tensorstore(existing(os.path.abspath(path))) as known:
+            stored = checkpointer.restore(known, args.PyTreeRestore())
     arrays = {}
     for key, kind in content["arrays"].items():
         array = np.asarray(stored[key] if key in stored else np.zeros(kind["shape"]), jnp.dtype(kind["dtype"]))
@@ -220,12 +204,39 @@ def read(path: str) -> Saved:
     return Saved(content["nodes"], arrays, content["token"])
 
 
+def is_there(path: str) -> bool:
+    """Whether there is a folder at `path`, or the content of one that is being replaced."""
+    return os.path.isdir(existing(path))
+
+
+def is_numbered(path: str, directory: str, name: str | None = None) -> bool:
+    """Whether a path is that of a numbered checkpoint directly in a folder: `name-NUMBER`, any name for None."""
+    directly = os.path.dirname(os.path.abspath(path)) == os.path.abspath(directory)
+    pattern = ".+" if name is None else re.escape(name)
+    return directly and re.fullmatch(rf"{pattern}--?\d+", os.path.basename(path)) is not None
+
+
+def found(directory: str, name: str | None = None) -> dict[str, float]:
+    """The numbered checkpoints that are in a folder, whatever its index says, with their times, the oldest first."""
+    names = os.listdir(directory) if os.path.isdir(directory) else []
+    names += [os.path.basename(path) for path in between_renames(directory)]
+    paths = [path for path in (os.path.join(directory, n) for n in names) if is_numbered(path, directory, name)]
+    times = {path: _time_of(path) for path in paths if os.path.isfile(os.path.join(existing(path), _RECORD))}
+    return dict(sorted(times.items(), key=lambda item: (item[1], int(item[0].rpartition("-")[2]))))
+
+
+def _time_of(path: str) -> float:
+    """When a checkpoint was written: copies have other times of their files, so its record says it."""
+    place = existing(path)
+    try:
+        return float(read_record(os.path.join(place, _RECORD))["time"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return os.path.getmtime(place)
+
+
 def remove(path: str) -> None:
-    """Deletes a checkpoint; one that is only half deleted is none any more."""
-    gone = f"{path}.unfinished-{uuid.uuid4().hex}"
-    with contextlib.suppress(FileNotFoundError):
-        os.rename(path, gone)
-        shutil.rmtree(gone, ignore_errors=True)
+    """Deletes a checkpoint; one that is only half deleted is none any more. Other folders are left alone."""
+    _remove(path, CHECKPOINT)
 
 
 class State(NamedTuple):
@@ -235,19 +246,26 @@ class State(NamedTuple):
     last_preserved: float | None = None
 
 
-def record(directory: str, state: State, name: str = STATE) -> None:
-    """Writes which checkpoints there are, in place of what is there. Names are kept relative to the folder."""
-    content = {
-        "model_checkpoint_path": next((_relative(path, directory) for path in reversed(state.paths)), None),
-        "all_model_checkpoint_paths": [_relative(path, directory) for path in state.paths],
-        "all_model_checkpoint_timestamps": list(state.paths.values()),
-        "last_preserved_timestamp": state.last_preserved,
-    }
-    file = os.path.join(directory, name)
-    unfinished = f"{file}.unfinished"
-    with open(unfinished, "w", encoding="utf-8") as out:
-        json.dump(content, out, indent=1)
-    os.replace(unfinished, file)
+def record(directory: str, state: State, is_ours: Callable[[str], bool], before: State | None = None) -> None:
+    """Writes which checkpoints there are: these, and after what the index has of others, or `before` where it is lost.
+
+    Names are kept relative to the folder.
+    """
+    with changing(directory):
+        try:
+            there = _indexed(directory, STATE)
+        except _NO_INDEX:
+            there = before or State({})
+        paths = {path: at for path, at in there.paths.items() if not is_ours(path) and is_there(path)} | state.paths
+        names = [_relative(path, directory) for path in paths]
+        content = {
+            "model_checkpoint_path": names[-1] if names else None,
+            "all_model_checkpoint_paths": names,
+            "all_model_checkpoint_timestamps": list(paths.values()),
+            "last_preserved_timestamp": state.last_preserved or there.last_preserved,
+        }
+        with replacing(os.path.join(directory, STATE), INDEX) as new:
+            write_record(new, content)
 
 
 def _relative(path: str, directory: str) -> str:
@@ -255,27 +273,39 @@ def _relative(path: str, directory: str) -> str:
     return os.path.basename(path) if inside else os.path.abspath(path)
 
 
+_NO_INDEX = (ValueError, KeyError, TypeError, OSError)  # what `_indexed` raises where the file is lost or damaged
+
+
+def _indexed(directory: str, name: str) -> State:
+    told = read_record(os.path.join(directory, name))
+    paths = [os.path.join(directory, path) for path in told["all_model_checkpoint_paths"]]
+    times = [float(stamp) for stamp in told["all_model_checkpoint_timestamps"]]
+    return State(dict(zip(paths, times, strict=True)), told["last_preserved_timestamp"])
+
+
 def recorded(directory: str, name: str = STATE) -> State | None:
-    """What `record` has written; None where it has not. Where its file is damaged, a warning, and what is there."""
+    """What `record` has written. Where its file is lost or damaged, a warning, and what is there; None for nothing."""
     file = os.path.join(directory, name)
     try:
-        with open(file, encoding="utf-8") as text:
-            told = json.load(text)
-        paths = [os.path.join(directory, path) for path in told["all_model_checkpoint_paths"]]
-        times = [float(stamp) for stamp in told["all_model_checkpoint_timestamps"]]
-        return State(dict(zip(paths, times, strict=True)), told["last_preserved_timestamp"])
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
+        return _indexed(directory, name)
+    except FileNotFoundError:  # a link that leads nowhere, too
+        there, problem = found(directory) if name == STATE else {}, "is missing"
+        if not there:
+            return None
+    except _NO_INDEX as error:
         if glob.glob(os.path.join(glob.escape(directory), "*.index")):
             raise CheckpointError(
                 f"{directory} has checkpoints in TensorFlow's own format, which replicax does not read. Choose another "
                 "folder."
             ) from error
-        warnings.warn(f"{file} is damaged ({error}); the checkpoints beside it are looked for.", stacklevel=3)
-    found = [os.path.dirname(path) for path in glob.glob(f"{glob.escape(directory)}/*-*/{_RECORD}")]
-    whole = [path for path in found if ".unfinished-" not in path]
-    return State({path: os.path.getmtime(path) for path in sorted(whole, key=os.path.getmtime)})
+        there, problem = found(directory), f"is damaged ({error})"
+    names = ", ".join(map(os.path.basename, there)) or "none"
+    warnings.warn(
+        f"{file} {problem}, so the folder's checkpoints are looked for; there are: {names}. The next save writes the "
+        "file anew.",
+        stacklevel=3,
+    )
+    return State(there)
 
 
 def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -> str | None:
@@ -300,7 +330,9 @@ def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -
     """
     directory = os.fspath(checkpoint_dir)
     state = recorded(directory, latest_filename or STATE)
-    return newest_whole(state.paths) if state is not None else None
+    if state is None:
+        return None
+    return newest_whole(state.paths) or newest_whole(path for path in found(directory) if path not in state.paths)
 
 
 def newest_whole(paths: Any) -> str | None:

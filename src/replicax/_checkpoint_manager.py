@@ -10,7 +10,10 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from replicax import _checkpoint_files as _files
+from replicax._atomic_files import make_folders, path_text
 from replicax._checkpoint import Checkpoint
 from replicax._errors import CheckpointError
 
@@ -106,17 +109,36 @@ class CheckpointManager:
             raise ValueError("`step_counter` should be passed if `checkpoint_interval` is not None.")
         if not isinstance(checkpoint, Checkpoint):
             raise TypeError(f"`checkpoint` is a Checkpoint, got {checkpoint!r} of type {type(checkpoint).__name__}.")
-        self._checkpoint, self._directory, self._max_to_keep = checkpoint, os.fspath(directory), max_to_keep
+        self._checkpoint, self._max_to_keep = checkpoint, max_to_keep
+        self._directory = path_text(directory, "folder of checkpoints")
         self._hours, self._name, self._init_fn = keep_checkpoint_every_n_hours, checkpoint_name, init_fn
         self._step_counter, self._interval, self._last_step = step_counter, checkpoint_interval, last_checkpoint_step
         self._checked: dict[str, bool] = {}  # which checkpoints were found whole or damaged
-        os.makedirs(self._directory, exist_ok=True)
-        state = _files.recorded(self._directory)
+        make_folders(self._directory)
         self._paths: dict[str, float] = {}  # with the times of their making, the oldest first
+        self._others: dict[str, float] = {}  # those of other names, which are only restored, and where it has none
         self._last_preserved = time.time()  # when the last one was made that is kept for good
-        if state is not None:
-            self._paths = {path: at for path, at in state.paths.items() if os.path.isdir(path)}
-            self._last_preserved = state.last_preserved or self._last_preserved
+        self._look()
+
+    def _look(self) -> None:
+        """Finds the checkpoints that are there already."""
+        state = _files.recorded(self._directory)
+        if state is None:
+            return
+        self._last_preserved = state.last_preserved or self._last_preserved
+        for path, made in state.paths.items():
+            if _files.is_there(path):
+                (self._paths if self._is_ours(path) else self._others)[path] = made
+        if not self._paths and (found := _files.found(self._directory, self._name)):
+            warnings.warn(
+                f"{os.path.join(self._directory, _files.STATE)} names no checkpoint {self._name}-* that is there, so "
+                f"the folder's are looked for; there are: {', '.join(map(os.path.basename, found))}.",
+                stacklevel=3,
+            )
+            self._paths = found
+
+    def _is_ours(self, path: str) -> bool:
+        return _files.is_numbered(path, self._directory, self._name)
 
     @property
     def directory(self) -> str:
@@ -144,7 +166,7 @@ class CheckpointManager:
 
         One that this manager has not written itself is read through the first time, and a warning names a damaged one.
         """
-        for path in reversed(self._paths):
+        for path in reversed(self._paths or self._others):
             if path not in self._checked:
                 self._checked[path] = _files.newest_whole([path]) is not None
             if self._checked[path]:
@@ -170,7 +192,7 @@ class CheckpointManager:
             wait = self._interval if check_interval else 1
             if self._last_step <= step < self._last_step + wait:
                 return None
-        number = None if checkpoint_number is None else operator.index(checkpoint_number)
+        number = None if checkpoint_number is None else _integer(checkpoint_number)
         prefix = os.path.join(self._directory, self._name)
         path = self._checkpoint._save_numbered(prefix, number, self._saved)
         if step is not None:
@@ -203,7 +225,7 @@ class CheckpointManager:
         return gone
 
     def _record(self) -> None:
-        _files.record(self._directory, _files.State(self._paths, self._last_preserved))
+        _files.record(self._directory, _files.State(self._paths, self._last_preserved), self._is_ours)
 
     def restore_or_initialize(self) -> str | None:
         """Restores the newest checkpoint that is whole; where there is none, calls `init_fn`.
@@ -217,7 +239,7 @@ class CheckpointManager:
             CheckpointError: all checkpoints are damaged.
         """
         damaged: CheckpointError | None = None
-        for path in reversed(list(self._paths)):
+        for path in reversed(list(self._paths or self._others)):
             try:
                 self._checkpoint.restore(path)
             except CheckpointError as error:
@@ -240,3 +262,13 @@ class CheckpointManager:
 
     def sync(self) -> None:
         """Does nothing: what is saved is on the disk when `save` returns."""
+
+
+def _integer(number: Any) -> int:
+    """An int, or the value of an integer variable or array of any library, as an int."""
+    if not hasattr(number, "__index__"):
+        array = np.asarray(number)
+        if array.ndim or array.dtype.kind not in "iu":
+            raise TypeError(f"`checkpoint_number` is an integer or an integer variable, got {number!r:.80}.")
+        return int(array)
+    return operator.index(number)

@@ -18,6 +18,7 @@ import jax
 
 from replicax import _exchange
 from replicax._adapters import around
+from replicax._atomic_files import Kind, make_folders, replacing
 from replicax._keras_fit import strategy_of
 
 
@@ -93,8 +94,9 @@ def _one_for_all(save: Callable[..., Any], model: Any, filepath: Any, *args: Any
         aside = os.path.join(folder, os.path.basename(path))
         save(model, aside, *args, **kwargs)
         if _everyones(path)[first][1] != _stamp(path):  # the same name on another machine's disk
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            shutil.move(aside, path)
+            make_folders(os.path.dirname(path))
+            with replacing(path, Kind("Keras file")) as new:
+                shutil.move(aside, new)
 
 
 def _first_one_then_the_others(end: Callable[..., Any], callback: Any, logs: Any = None) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from replicax._atomic_files import path_text, replacing
 from replicax._data.core import Base, made
 from replicax._data.functions import returned_dataset
 from replicax._data.grouping import integer
@@ -17,7 +18,7 @@ from replicax._data.iterators import call, call_user
 from replicax._data.reading import Reading, replayed
 from replicax._data.sources import of_list
 from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec
-from replicax._data.stored import SPEC, Saved, Spread, checked_compression, new_folder
+from replicax._data.stored import DATASET, Saved, Spread, checked_compression, is_saved
 from replicax._errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Saving(Base):
 
         Raises:
             InvalidArgumentError: the dataset has no end.
-            FileExistsError: there is something else in the folder.
+            FileExistsError: there is something at the path that is no saved dataset, or has other files in it.
 
         >>> import tempfile
         >>> from replicax.data import Dataset
@@ -57,7 +58,7 @@ class Saving(Base):
             raise InvalidArgumentError(
                 "A dataset without end cannot be saved: take as many elements as you need before."
             )
-        folder, compression = Path(os.fspath(path)), checked_compression(compression)
+        folder, compression = path_text(path, "saved dataset"), checked_compression(compression)
         saving = _while_saving(self, Reading(self._nodes), folder, compression, _shard_of(shard_func))
         collections.deque(saving, maxlen=0)
 
@@ -82,10 +83,10 @@ class Saving(Base):
         Raises:
             FileNotFoundError: there is nothing saved there.
             InvalidArgumentError: the elements are others than `element_spec` says.
-            DataLossError: the files are damaged, or of something else; at iteration too.
+            DataLossError: files are damaged, missing, or of something else; at iteration too.
         """
         checked_compression(compression, "AUTO")
-        saved = Saved(Path(os.fspath(path)))
+        saved = Saved(Path(path_text(path, "saved dataset")))
         return _loaded(saved, saved.check(element_spec), reader_func)
 
     def snapshot(
@@ -107,13 +108,13 @@ class Saving(Base):
             shard_func: see `save`.
             name: accepted for compatibility.
         """
-        folder, shard_of = Path(os.fspath(path)), _shard_of(shard_func)
+        folder, shard_of = path_text(path, "snapshot"), _shard_of(shard_func)
         compression = checked_compression(compression, "AUTO")
 
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
-            if (folder / SPEC).is_file():
-                saved = Saved(folder)
+            if is_saved(Path(folder)):
+                saved = Saved(Path(folder))
                 yield from _loaded(saved, saved.check(self._spec(True)), reader_func)._make(reading.child())
             elif reading.probing:
                 yield from self._make(reading)
@@ -124,11 +125,10 @@ class Saving(Base):
 
 
 def _while_saving(
-    dataset: Base, reading: Reading, path: Path, compression: str | None, shard_of: Callable[[Any], int] | None
+    dataset: Base, reading: Reading, path: str, compression: str | None, shard_of: Callable[[Any], int] | None
 ) -> Iterator[Any]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with new_folder(path) as folder:
-        spreading = Spread(folder, compression, shard_of, dataset._spec(True))
+    with replacing(path, DATASET) as folder:
+        spreading = Spread(Path(folder), compression, shard_of, dataset._spec(True))
         try:
             for element in dataset._make(reading):
                 spreading.write(element)

@@ -1,21 +1,23 @@
 """Elements on disk: caches, snapshots and saved datasets.
 
-A file has a line of JSON, which tells the elements' structure, dtypes and shapes, and then the elements. One begins
-with a byte 1, and has for each array its rank and dimensions as 64-bit numbers, and its bytes; strings have their
-lengths before them. A byte 0 and the number of elements end the file. All numbers are little-endian. Files come into
-place whole: they are written beside it, and renamed.
+A file has a first line that tells the format, and then records. A record is the length of its bytes (64 bits), a
+checksum, the bytes, and a checksum again. A checksum is the CRC-32 of all lengths and bytes of the file up to there, so
+that a length is not believed before it is checked, and records that have changed places are noticed. The first record is
+JSON: the elements' structure, dtypes and shapes, and to which saving the file belongs. One for an element begins with a
+byte 1, and has for each array its rank and dimensions as 64-bit numbers, and its bytes; strings have their lengths
+before them. The last record has a byte 0 and the number of elements. All numbers are little-endian. Files and folders
+come into place whole (see `_atomic_files`).
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import gzip
 import json
 import os
-import shutil
 import struct
-import tempfile
+import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import jax
 import numpy as np
 
+from replicax._atomic_files import Kind, existing, read_record, replacing, write_record
 from replicax._data.elements import flatten, tensor_dtype
 from replicax._data.reading import Maker, Reading, replayed
 from replicax._errors import DataLossError, InvalidArgumentError
@@ -31,8 +34,11 @@ from replicax._specs import TensorSpec, as_dtype, spec_of
 if TYPE_CHECKING:
     from replicax._data.core import Base
 
-_FORMAT = "replicax dataset 1"
-SPEC = "spec.json"
+_FORMAT = "replicax dataset 2"  # 1 had no checksums; no release wrote it
+_BEGINNING = b"replicax elements 2\n"
+RECORD = "replicax-dataset.json"
+DATASET, _CACHE = Kind("saved dataset", RECORD), Kind("cache")
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, struct.error)  # what no writer wrote
 
 
 # --- structures as JSON ----------------------------------------------------------------------------------------------
@@ -82,13 +88,13 @@ def checked_compression(compression: str | None, *further: str) -> str | None:
 
 
 class Writer:
-    """A file that elements are written to. It is there once `finish` was called, and not at all before."""
+    """A file that elements are written to; it is complete once `finish` was called."""
 
-    def __init__(self, path: Path, compression: str | None):
-        self._path, self.count = path, 0
-        self._temporary = _beside(path)
-        self._file = opened(self._temporary, compression, "wb")
-        self._spec: Any = None
+    def __init__(self, path: str | os.PathLike[str], compression: str | None, **about: Any):
+        self.count = 0
+        self._about, self._spec, self._checksum = about, None, 0
+        self._file = opened(path, compression, "wb")
+        self._file.write(_BEGINNING)
 
     def write(self, element: Any) -> None:
         """Writes one element."""
@@ -108,79 +114,125 @@ class Writer:
                     parts += [struct.pack("<q", len(text)), text]
             else:
                 parts.append(array.tobytes())
-        self._file.write(b"".join(parts))
+        self._record(b"".join(parts))
         self.count += 1
 
     def _begin(self, spec: Any) -> None:
         self._spec = spec
-        self._file.write(json.dumps({"format": _FORMAT, "spec": described(spec)}).encode() + b"\n")
+        self._record(json.dumps({"spec": described(spec), **self._about}).encode())
+
+    def _record(self, content: bytes) -> None:
+        length = struct.pack("<Q", len(content))
+        before = zlib.crc32(length, self._checksum)
+        self._checksum = zlib.crc32(content, before)
+        self._file.write(b"".join([length, struct.pack("<I", before), content, struct.pack("<I", self._checksum)]))
 
     def finish(self) -> None:
-        """Puts the file in its place."""
+        """Ends the file."""
         if self._spec is None:
             self._begin(())
-        self._file.write(b"\x00" + struct.pack("<q", self.count))
+        self._record(b"\x00" + struct.pack("<q", self.count))
         self._file.close()
-        os.replace(self._temporary, self._path)
 
     def abandon(self) -> None:
-        """Leaves no file, unless `finish` was called."""
+        """Closes the file where it stands, unless `finish` was called."""
         self._file.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(self._temporary)
 
 
-def read_elements(path: Path, compression: str | None) -> Iterator[Any]:
-    """The elements of a file that `Writer` wrote."""
-    with opened(path, compression) as file:
-        try:
-            header = json.loads(file.readline())
-            if header["format"] != _FORMAT:
-                raise ValueError(f"the format is {header['format']!r}")
-        except (ValueError, TypeError, KeyError, OSError) as e:
-            raise DataLossError(f"{path} is no file of elements that replicax wrote: {e}") from e
-        specs, structure = flatten(read_description(header["spec"]))
-        count = 0
-        while (mark := _bytes(file, 1, path)) == b"\x01":
-            yield structure.unflatten([_array(file, s.dtype, path) for s in specs])
-            count += 1
-        (expected,) = struct.unpack("<q", _bytes(file, 8, path))
-        if mark != b"\x00" or count != expected:
-            raise DataLossError(f"{path} should have {expected} elements, and {count} were found. Write it anew.")
+def read_elements(path: str | os.PathLike[str], compression: str | None, **about: Any) -> Iterator[Any]:
+    """The elements of a file that `Writer` wrote, with the same `about`.
 
-
-def _array(file: BinaryIO, dtype: Any, path: Path) -> np.ndarray:
-    (rank,) = struct.unpack("<q", _bytes(file, 8, path))
-    shape = struct.unpack(f"<{rank}q", _bytes(file, 8 * rank, path))
-    size = int(np.prod(shape, dtype=np.int64))
-    if dtype != np.dtype(object):
-        return np.frombuffer(_bytes(file, size * dtype.itemsize, path), dtype).reshape(shape)
-    texts = np.empty(size, object)
-    for i in range(size):
-        (length,) = struct.unpack("<q", _bytes(file, 8, path))
-        texts[i] = _bytes(file, length, path)
-    return texts.reshape(shape)
-
-
-def _bytes(file: BinaryIO, count: int, path: Path) -> bytes:
+    Raises:
+        DataLossError: it is missing or damaged.
+    """
+    records = _records(path, compression)
     try:
-        found = file.read(count)
-    except (EOFError, OSError) as e:  # as gzip says it
+        told = json.loads(next(records, b""))
+        specs, structure = flatten(read_description(told["spec"]))
+    except _UNREADABLE as e:
+        raise DataLossError(f"{path} is no file of elements that replicax wrote: {e}") from e
+    if any(told.get(name) != value for name, value in about.items()):
+        raise DataLossError(f"{path} belongs to another saved dataset, or was saved anew since this one was loaded.")
+    count = 0
+    for content in records:
+        if content[:1] == b"\x00":
+            if content[1:] != struct.pack("<q", count) or next(records, None) is not None:
+                raise DataLossError(f"{path} does not have the elements that it should have. Write it anew.")
+            return
+        try:
+            element = structure.unflatten(_arrays(content, specs))
+        except _UNREADABLE as e:
+            raise DataLossError(f"{path} cannot be read at element {count}: {e}") from e
+        yield element
+        count += 1
+    raise DataLossError(f"{path} ends after {count} elements, before its end. Write it anew.")
+
+
+def _records(path: str | os.PathLike[str], compression: str | None) -> Iterator[bytes]:
+    """The records of a file, each once its checksum was found right."""
+    with _opened_whole(path, compression) as file:
+        if _bytes(file, len(_BEGINNING), path) != _BEGINNING:
+            raise DataLossError(
+                f"{path} is no file of elements that replicax wrote. Delete it to have it written anew."
+            )
+        checksum = 0
+        while length := _bytes(file, 8, path):
+            (size,) = struct.unpack("<Q", _checked(length, file, checksum, path))
+            checksum = zlib.crc32(length, checksum)
+            content = _checked(_bytes(file, size, path), file, checksum, path, size)
+            checksum = zlib.crc32(content, checksum)
+            yield content
+
+
+def _opened_whole(path: str | os.PathLike[str], compression: str | None) -> BinaryIO:
+    try:
+        return opened(path, compression)
+    except PermissionError:
+        raise
+    except OSError as e:
         raise DataLossError(f"{path} cannot be read: {e}") from e
-    if len(found) < count:
+
+
+def _checked(content: bytes, file: BinaryIO, checksum: int, path: Any, size: int = 8) -> bytes:
+    """What was read, if it is complete and the checksum that comes next is that of it."""
+    told = _bytes(file, 4, path)
+    if len(content) < size or len(told) < 4:
         raise DataLossError(f"{path} ends in the middle of an element. Write it anew.")
-    return found
+    if told != struct.pack("<I", zlib.crc32(content, checksum)):
+        raise DataLossError(f"{path} is damaged: a checksum does not fit. Write it anew.")
+    return content
 
 
-def _beside(path: Path) -> Path:
-    """A new file in the folder of `path`."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder. Give the name of a file.")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"There is no folder {path.parent} for the file {path.name}. Make it before.")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    return Path(name)
+def _bytes(file: BinaryIO, count: int, path: Any) -> bytes:
+    try:
+        return file.read(count)
+    except (EOFError, OSError, zlib.error) as e:  # as gzip says it
+        raise DataLossError(f"{path} cannot be read: {e}") from e
+
+
+def _arrays(content: bytes, specs: list[TensorSpec]) -> list[np.ndarray]:
+    arrays, place, view = [], 1, memoryview(content)
+
+    def numbers(count: int) -> tuple[int, ...]:
+        nonlocal place
+        place += 8 * count
+        return struct.unpack_from(f"<{count}q", content, place - 8 * count)
+
+    def taken(count: int) -> bytes:
+        nonlocal place
+        place += count
+        return bytes(view[place - count : place])  # a copy, which is aligned
+
+    for spec in specs:
+        shape = numbers(*numbers(1))
+        size = int(np.prod(shape, dtype=np.int64))
+        if spec.dtype != np.dtype(object):
+            arrays.append(np.frombuffer(taken(size * spec.dtype.itemsize), spec.dtype).reshape(shape))
+            continue
+        texts = np.empty(size, object)
+        texts[:] = [taken(*numbers(1)) for _ in range(size)]
+        arrays.append(texts.reshape(shape))
+    return arrays
 
 
 # --- datasets --------------------------------------------------------------------------------------------------------
@@ -198,14 +250,17 @@ def written_once(filename: str | os.PathLike[str], source: Base) -> Maker:
         if reading.probing:
             yield from source._make(reading)
             return
-        writer = Writer(path, None)
-        try:
-            for element in source._make(reading):
-                writer.write(element)
-                yield element
-            writer.finish()
-        finally:
-            writer.abandon()
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"There is no folder {path.parent} for the file {path.name}. Make it before.")
+        with replacing(path, _CACHE) as new:
+            writer = Writer(new, None)
+            try:
+                for element in source._make(reading):
+                    writer.write(element)
+                    yield element
+                writer.finish()
+            finally:
+                writer.abandon()
 
     return make
 
@@ -216,21 +271,30 @@ class Spread:
     def __init__(self, folder: Path, compression: str | None, shard_of: Callable[[Any], int] | None, spec: Any):
         self._folder, self._compression, self._shard_of, self._spec = folder, compression, shard_of, spec
         self._writers: dict[int, Writer] = {}
+        self._token = uuid.uuid4().hex
+        folder.mkdir()
 
     def write(self, element: Any) -> None:
         """Writes one element to its file."""
         number = 0 if self._shard_of is None else self._shard_of(element)
         if number not in self._writers:
-            self._writers[number] = Writer(self._folder / _name(number), self._compression)
+            about = {"token": self._token, "number": number}
+            self._writers[number] = Writer(self._folder / _name(number), self._compression, **about)
         self._writers[number].write(element)
 
     def finish(self) -> None:
-        """Puts the files in their places."""
+        """Ends the files, and writes what they are."""
         for writer in self._writers.values():
             writer.finish()
-        shards = {str(number): writer.count for number, writer in sorted(self._writers.items())}
-        about = {"format": _FORMAT, "spec": described(self._spec), "compression": self._compression, "shards": shards}
-        (self._folder / SPEC).write_text(json.dumps(about))
+        about = {
+            "format": _FORMAT,
+            "token": self._token,
+            "spec": described(self._spec),
+            "compression": self._compression,
+            "shards": {str(number): writer.count for number, writer in sorted(self._writers.items())},
+            "files": [_name(number) for number in sorted(self._writers)],
+        }
+        write_record(os.path.join(self._folder, RECORD), about)
 
     def abandon(self) -> None:
         """Closes what is open."""
@@ -242,25 +306,16 @@ def _name(number: int) -> str:
     return f"{number:05d}.elements"
 
 
-@contextlib.contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
-    """A folder that takes the place of `path` at the end, and goes where an exception comes before."""
-    folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
-        yield folder
-        if path.exists():
-            if not (path / SPEC).exists() and any(path.iterdir()):
-                raise FileExistsError(
-                    f"{path} is there and is no saved dataset: it is left as it is. Take another path."
-                )
-            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-            os.replace(path, old / "old")
-            os.replace(folder, path)
-            shutil.rmtree(old)
-        else:
-            os.replace(folder, path)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def is_saved(path: Path) -> bool:
+    """Whether there is a folder that `Spread` wrote.
+
+    Raises:
+        DataLossError: there is one, and its record is not.
+    """
+    place = Path(existing(str(path)))
+    if not (place / RECORD).is_file() and next(place.glob("*.elements"), None):
+        raise DataLossError(f"{path} is a saved dataset of which the file {RECORD} is missing. Save it anew elsewhere.")
+    return (place / RECORD).is_file()
 
 
 class Saved:
@@ -268,25 +323,27 @@ class Saved:
 
     Raises:
         FileNotFoundError: there is none.
-        DataLossError: it is of something else.
+        DataLossError: it is damaged.
     """
 
     def __init__(self, path: Path):
-        if not (path / SPEC).is_file():
-            raise FileNotFoundError(f"There is no saved dataset at {path}: the file {SPEC} is not there.")
+        if not is_saved(path):
+            raise FileNotFoundError(f"There is no saved dataset at {path}: the file {RECORD} is not there.")
+        self._path = Path(existing(str(path)))
         try:
-            about = json.loads((path / SPEC).read_text())
+            about = read_record(str(self._path / RECORD))
             if about["format"] != _FORMAT:
                 raise ValueError(f"the format is {about['format']!r}")
             self.spec, self._compression = read_description(about["spec"]), about["compression"]
             self.shards = {int(number): int(count) for number, count in about["shards"].items()}
-        except (ValueError, TypeError, KeyError) as e:
-            raise DataLossError(f"{path} is no dataset that replicax saved: {e}") from e
-        self._path = path
+            self._token = about["token"]
+        except (*_UNREADABLE, OSError) as e:
+            raise DataLossError(f"{path} is no dataset that replicax saved, or is damaged: {e}") from e
 
     def elements(self, number: int, structure: Any) -> Iterator[Any]:
         """The elements of one file, in the structure `structure`."""
-        for element in read_elements(self._path / _name(number), self._compression):
+        file = self._path / _name(number)
+        for element in read_elements(file, self._compression, token=self._token, number=number):
             yield structure.unflatten(jax.tree.leaves(element))
 
     def check(self, spec: Any) -> Any:

@@ -1,0 +1,362 @@
+"""Replacing files and folders so that a path has the whole old content or the whole new content at every instant.
+
+All that replicax replaces on disk goes through `replacing`, and all that it deletes through `remove`. New content is
+made in a staging folder beside the target, flushed to the disk, and moved into place by one system call: a file is
+renamed over the old one, and a folder changes places with it (`renameat2` with RENAME_EXCHANGE). Where the file system
+cannot exchange, the old folder is renamed into the staging folder first. If the process is killed between these two
+renames, `existing` finds the content there, and `clean_up` puts it in place.
+
+A staging folder has a file that names the target, and that the process which made the folder keeps locked. The lock
+ends with the process, so that `clean_up` can tell what a killed process has left from work that goes on.
+
+Only what replicax wrote is replaced or deleted. A folder is known by its record: a JSON file that lists the folder's
+files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import hashlib
+import json
+import os
+import shutil
+import uuid
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from replicax._errors import InvalidArgumentError
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing tells whether a process still works, and what killed ones leave stays
+    fcntl = None  # type: ignore[assignment]
+
+_STAGING = ".replicax-unfinished-"  # what the names of staging folders begin with
+_TARGET = "target"  # the locked file in a staging folder, which has the name of what is replaced
+_NEW, _OLD, _DELETED = "new", "old", "deleted"
+_AT_WORKING_FOLDER, _EXCHANGE = -100, 2  # of renameat2
+_renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
+_OF_THE_SYSTEM = (".DS_Store", ".nfs")  # files that macOS and NFS put into any folder
+
+
+class Kind(NamedTuple):
+    """What is replaced: a folder with a record of this name, or a single file, which has none."""
+
+    noun: str
+    record: str | None = None
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+def write_record(path: str, content: dict[str, Any]) -> None:
+    """Writes JSON with a checksum of itself."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump({"content": content, "digest": _digest(content)}, file, indent=1)
+
+
+def read_record(path: str) -> dict[str, Any]:
+    """Returns what `write_record` wrote.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged.
+    """
+    with open(path, encoding="utf-8") as file:
+        record = json.load(file)
+    if not isinstance(record, dict) or record.get("digest") != _digest(record.get("content")):
+        raise ValueError("its checksum does not fit")
+    return record["content"]
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+# --- what may be replaced --------------------------------------------------------------------------------------------
+
+
+def path_text(path: Any, noun: str) -> str:
+    """Returns a path of a user, text or bytes, as text that can be the name of a file.
+
+    Raises:
+        InvalidArgumentError: it is empty, or has characters that no file's name has.
+    """
+    text = os.fsdecode(os.fspath(path))
+    if not text:
+        raise InvalidArgumentError(f"The path of the {noun} is empty. Give the name that it is to have.")
+    try:
+        possible = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        possible = False
+    if not possible:
+        raise InvalidArgumentError(f"{text!r} cannot be the path of a {noun}: it has characters that no file name has.")
+    return text
+
+
+def _target(path: Any, kind: Kind) -> str:
+    """Returns the absolute path to write at, if nothing that belongs to the user is replaced by that.
+
+    A link to a folder stands for the folder; a link to a file is replaced itself.
+    """
+    given = path_text(path, kind.noun)
+    if kind.record is None:
+        if os.path.isdir(given):
+            raise IsADirectoryError(f"{given} is a folder. Give the name of a file.")
+        return os.path.abspath(given)
+    target, here = os.path.realpath(given), os.path.realpath(os.getcwd())
+    if os.path.commonpath([target, here]) == target:
+        which = "is the working folder" if target == here else "has the working folder in it"
+        raise InvalidArgumentError(
+            f"{given!r} {which}, which a {kind.noun} would replace. Give the path of a new folder, such as 'run/model'."
+        )
+    if os.path.isdir(target):
+        _refuse_other_folders(target, kind)
+    elif os.path.lexists(target):
+        raise FileExistsError(f"A {kind.noun} is a folder, and {given} is a file. Remove it or choose another path.")
+    return target
+
+
+def _refuse_other_folders(folder: str, kind: Kind) -> None:
+    """Raises FileExistsError for a folder that is not empty and not of this kind, or has files of the user in it."""
+    assert kind.record is not None
+    names = os.listdir(folder)
+    if names and kind.record not in names:
+        raise FileExistsError(
+            f"{folder} is there and is no {kind.noun}: it is left as it is. Choose another path, or delete the folder "
+            "yourself."
+        )
+    if others := _unlisted(folder, kind.record):
+        raise FileExistsError(
+            f"{folder} is a {kind.noun} in which there are files that do not belong to it, such as {others[0]}: it is "
+            "left as it is. Choose another path, or move those files elsewhere."
+        )
+
+
+def _unlisted(folder: str, record: str) -> list[str]:
+    """The files in a folder that its record does not list; none where the record is damaged."""
+    try:
+        listed = {record, *read_record(os.path.join(folder, record))["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    found = []
+    for inner, folders, files in os.walk(folder):
+        links = [name for name in folders if os.path.islink(os.path.join(inner, name))]
+        files = [name for name in files if not name.startswith(_OF_THE_SYSTEM)]
+        found += [os.path.relpath(os.path.join(inner, name), folder) for name in (*links, *files)]
+    return sorted(set(found) - listed)
+
+
+# --- staging folders -------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _staging(target: str) -> Iterator[str]:
+    """Yields a new, locked staging folder beside `target`, which is removed at the end with all that is in it."""
+    staging, lock = _new_staging(target)
+    try:
+        try:
+            yield staging
+        finally:
+            _settle(staging, target)
+    finally:
+        os.close(lock)
+
+
+def _new_staging(target: str) -> tuple[str, int]:
+    while True:
+        staging = os.path.join(os.path.dirname(target), _STAGING + uuid.uuid4().hex)
+        os.mkdir(staging)
+        name = os.path.join(staging, _TARGET)
+        try:
+            lock = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
+        except FileNotFoundError:  # another process has just taken the empty folder for abandoned
+            continue
+        with contextlib.suppress(OSError):  # a file system without locks
+            _lock(lock)
+        os.write(lock, os.fsencode(os.path.basename(target)))
+        if os.path.exists(name):
+            return staging, lock
+        os.close(lock)  # another process has taken it for abandoned before it was locked
+
+
+def _lock(file: int) -> None:
+    """Locks an open file for this process; OSError where another one has it, or there are no locks."""
+    if fcntl is None:
+        raise OSError(errno.ENOTSUP, "there are no locks")
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _stagings(folder: str) -> list[str]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+        return [e.path for e in entries if e.name.startswith(_STAGING) and e.is_dir(follow_symlinks=False)]
+    return []
+
+
+def _target_of(staging: str) -> str | None:
+    """The path that a staging folder is for; None where it does not say."""
+    try:
+        with open(os.path.join(staging, _TARGET), "rb") as file:
+            name = os.fsdecode(file.read())
+    except OSError:
+        return None
+    plain = os.path.basename(name) == name and name not in ("", os.curdir, os.pardir)
+    return os.path.join(os.path.dirname(staging), name) if plain else None
+
+
+def _settle(staging: str, target: str | None) -> None:
+    """Puts a folder in place that was caught between two renames, and removes the staging folder."""
+    old, new = os.path.join(staging, _OLD), os.path.join(staging, _NEW)
+    if target is not None and os.path.isdir(old) and not os.path.lexists(target):
+        os.rename(new if os.path.isdir(new) else old, target)
+        _flush(os.path.dirname(target))
+    with contextlib.suppress(OSError):  # what cannot be removed is for the next one
+        for name in os.listdir(staging):
+            path = os.path.join(staging, name)
+            if name != _TARGET:
+                shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
+        os.remove(os.path.join(staging, _TARGET))  # last, since only a folder that has it is known as ours
+        os.rmdir(staging)
+
+
+def clean_up(folder: str) -> None:
+    """Finishes what killed processes have begun in a folder: replaces what they were replacing, deletes the rest.
+
+    What living processes are at is left alone, and so are leftovers where the file system has no locks.
+    """
+    for staging in _stagings(folder):
+        with contextlib.suppress(OSError):
+            _take_over(staging)
+
+
+def _take_over(staging: str) -> None:
+    try:
+        lock = os.open(os.path.join(staging, _TARGET), os.O_RDWR)
+    except FileNotFoundError:
+        os.rmdir(staging)  # killed right after it was made, and so empty
+        return
+    try:
+        _lock(lock)
+        _settle(staging, _target_of(staging))
+    finally:
+        os.close(lock)
+
+
+# --- replacing, reading and removing ---------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def replacing(path: Any, kind: Kind) -> Iterator[str]:
+    """Yields a path for the block to make a new file or folder at, which then takes the place of `path`.
+
+    If the block raises, or the process ends, what was at `path` is there still. Folders above a folder are made.
+
+    Raises:
+        InvalidArgumentError: the path is empty, or is the working folder or one above it.
+        FileExistsError, IsADirectoryError: there is something that is not of this kind.
+    """
+    target = _target(path, kind)
+    parent = os.path.dirname(target)
+    if kind.record is not None:
+        make_folders(parent)
+    clean_up(parent)
+    with _staging(target) as staging:
+        yield os.path.join(staging, _NEW)
+        _put(staging, _target(path, kind))
+
+
+def _put(staging: str, target: str) -> None:
+    new, old = os.path.join(staging, _NEW), os.path.join(staging, _OLD)
+    for inner, _, files in os.walk(staging, topdown=False):
+        for name in files:
+            _flush(os.path.join(inner, name))
+        _flush(inner)
+    if not os.path.isdir(new):
+        os.replace(new, target)
+    elif not os.path.isdir(target):
+        os.rename(new, target)
+    elif not _exchanged(new, target):
+        os.rename(target, old)
+        try:
+            os.rename(new, target)
+        except OSError:
+            os.rename(old, target)
+            raise
+    _flush(os.path.dirname(target))
+
+
+def _exchanged(one: str, other: str) -> bool:
+    """Whether two folders have changed places, which not every system and file system can do."""
+    return _renameat2 is not None and not _renameat2(
+        _AT_WORKING_FOLDER, os.fsencode(one), _AT_WORKING_FOLDER, os.fsencode(other), _EXCHANGE
+    )
+
+
+def _flush(path: str) -> None:
+    """Waits until a file or folder is on the disk, as it is now."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not os.path.isdir(path):  # some cannot flush folders
+            raise
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def changing(folder: str) -> Iterator[None]:
+    """Has other processes wait that change a file of this folder too, where the file system has locks."""
+    with contextlib.ExitStack() as stack:
+        if fcntl is not None:
+            file = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, file)
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def make_folders(folder: str) -> None:
+    """Makes a folder and those above it, as far as they are missing, and flushes them to the disk."""
+    if not os.path.isdir(folder):
+        make_folders(os.path.dirname(os.path.abspath(folder)))
+        os.makedirs(folder, exist_ok=True)
+        _flush(os.path.dirname(os.path.abspath(folder)))
+
+
+def existing(path: str) -> str:
+    """Returns where the content of `path` lies: there, or, if a process was killed while it put it in place, aside."""
+    if not os.path.lexists(path):
+        target = os.path.realpath(path)
+        for staging in _stagings(os.path.dirname(target)):
+            old, new = os.path.join(staging, _OLD), os.path.join(staging, _NEW)
+            if _target_of(staging) == target and os.path.isdir(old):
+                return new if os.path.isdir(new) else old
+    return path
+
+
+def between_renames(folder: str) -> list[str]:
+    """The paths in a folder that `existing` finds aside."""
+    targets = [_target_of(staging) for staging in _stagings(folder)]
+    return [target for target in targets if target is not None and existing(target) != target]
+
+
+def remove(path: str, kind: Kind) -> None:
+    """Deletes a folder of this kind, of which nothing is left under its name at once. Does nothing if there is none.
+
+    A folder that has files of the user in it is kept, with a warning; anything else is left alone.
+    """
+    assert kind.record is not None
+    if os.path.islink(path) or not os.path.isfile(os.path.join(path, kind.record)):
+        return
+    try:
+        _refuse_other_folders(path, kind)
+    except FileExistsError as error:
+        warnings.warn(f"A {kind.noun} that was to be deleted is kept. {error}", stacklevel=2)
+        return
+    target = os.path.abspath(path)
+    with contextlib.suppress(FileNotFoundError), _staging(target) as staging:
+        os.rename(target, os.path.join(staging, _DELETED))

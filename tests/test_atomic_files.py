@@ -1,0 +1,382 @@
+"""What is replaced and deleted on disk: nothing of the user's, nothing of another process, and what was left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_ways import WORKERS
+
+import replicax as rx
+from replicax import _atomic_files as atomic
+from replicax import _checkpoint_files as files
+
+pytestmark = pytest.mark.skipif(WORKERS > 1, reason="jobs have tests of their own")
+
+Checkpoint, CheckpointManager, Dataset = rx.train.Checkpoint, rx.train.CheckpointManager, rx.data.Dataset
+LEFT = ".replicax-unfinished-"
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+def tree(folder):
+    return {str(path.relative_to(folder)): path.is_file() and path.read_bytes() for path in Path(folder).rglob("*")}
+
+
+def restored(manager_of, folder, **options):
+    v = rx.Variable(0.0)
+    return manager_of(Checkpoint(v=v), folder, **options).restore_or_initialize(), float(v)
+
+
+def saved(folder, *values, max_to_keep=9, name="ckpt"):
+    v = rx.Variable(0.0)
+    manager = CheckpointManager(Checkpoint(v=v), folder, max_to_keep, checkpoint_name=name)
+    for value in values:
+        v.assign(value)
+        manager.save()
+    return manager
+
+
+# Files of the user.
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The working folder, which has a file, an empty folder, a checkpoint, and a manager's folder."""
+    folder = tmp_path / "project"
+    (folder / "work" / "here").mkdir(parents=True)
+    (folder / "precious.txt").write_text("x")
+    (folder / "run-1").mkdir()
+    (folder / "run-1" / "notes").write_text("mine")
+    (folder / "empty").mkdir()
+    monkeypatch.chdir(folder / "work")
+    Checkpoint(v=rx.Variable(1.0)).write(folder / "model")
+    saved(folder / "managed", 1.0)
+    shutil.copytree(folder / "model", folder / "mine too")
+    (folder / "mine too" / "notes").write_text("mine")
+    (folder / "linked").symlink_to(folder / "mine too")
+    return folder
+
+
+def test_neither_a_checkpoint_nor_a_dataset_replaces_what_is_something_else(project):
+    before = tree(project)
+    checkpoint, dataset = Checkpoint(v=rx.Variable(2.0)), Dataset.range(3)
+    refused = rx.InvalidArgumentError
+    cases = [
+        (refused, "is empty", ""),
+        (refused, "is empty", b""),
+        (refused, "is the working folder", "."),
+        (refused, "is the working folder", str(project / "work" / "..") + "/work/"),
+        (refused, "has the working folder in it", ".."),
+        (refused, "has the working folder in it", "/"),
+        (refused, "characters that no file name has", "a\ud800b"),
+        (refused, "characters that no file name has", "a\0b"),
+        (FileExistsError, "is there and is no .*: it is left as it is", project / "managed"),
+        (FileExistsError, "is there and is no .*: it is left as it is", project / "run-1"),
+        (FileExistsError, "such as notes|is no saved dataset", project / "mine too"),
+        (FileExistsError, "such as notes|is no saved dataset", project / "linked"),
+        (FileExistsError, "precious.txt is a file", project / "precious.txt"),
+    ]
+    for kind, message, path in cases:
+        for write in (checkpoint.write, dataset.save):
+            with pytest.raises(kind, match=message):
+                write(path)
+    with pytest.raises(FileExistsError, match="run-1 is there and is no checkpoint"):
+        checkpoint.save(project / "run")
+    with pytest.raises(FileExistsError, match="is there and is no saved dataset"):
+        dataset.save(project / "model")
+    with pytest.raises(ValueError, match="is empty"):
+        checkpoint.save("")
+    assert tree(project) == before and int(checkpoint.save_counter) == 0
+    checkpoint.write(project / "empty")
+    dataset.save(project / "work" / "here")
+    checkpoint.write(project / "model")
+    assert tree(project) != before and set(names(project)) == {name.split("/")[0] for name in before}
+
+
+def test_a_path_may_be_bytes_or_a_link_or_have_any_character(tmp_path):
+    v = rx.Variable(0.0)
+    checkpoint = Checkpoint(v=v)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "to come").symlink_to("new")
+    paths = [
+        "bytes",
+        "link",
+        "to come",
+        "back\\slash",
+        "in a back\\slash/ckpt",
+        "not \udcff utf-8",
+        "\udcff/ckpt",
+        "日 本%?#",
+    ]
+    for number, name in enumerate(paths, 1):
+        v.assign(number)
+        path = os.fsencode(tmp_path / name) if number == 1 else str(tmp_path / name)
+        assert checkpoint.write(path) == str(tmp_path / name)
+        checkpoint.write(path)  # and over it
+        v.assign(0)
+        checkpoint.read(path).assert_consumed()
+        assert float(v) == number
+    assert (
+        (tmp_path / "link").is_symlink() and files._RECORD in names(tmp_path / "real") and (tmp_path / "new").is_dir()
+    )
+    assert not [name for name in names(tmp_path) if name.startswith(LEFT)]
+
+
+def test_a_full_disk_is_a_clear_error_and_changes_nothing(run_python, tmp_path):
+    done = run_python(f"""
+        import os, resource, signal
+        import numpy as np
+        import replicax as rx
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        v = rx.Variable(np.random.default_rng(0).normal(size=100_000).astype(np.float32))
+        checkpoint = rx.train.Checkpoint(v=v)
+        checkpoint.save({str(tmp_path / "ckpt")!r})
+        before = sorted(os.listdir({str(tmp_path)!r}))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+        for path in ({str(tmp_path / "new")!r}, {str(tmp_path / "ckpt-1")!r}):
+            try:
+                checkpoint.write(path)
+            except rx.CheckpointError as error:
+                assert "could not be written, and what was there is as before" in str(error), error
+                assert "File too large" in str(error), error
+        try:
+            rx.data.Dataset.range(100_000).batch(50_000).save({str(tmp_path / "saved")!r})
+        except OSError as error:
+            assert "File too large" in str(error), error
+        assert sorted(os.listdir({str(tmp_path)!r})) == before
+        checkpoint.restore({str(tmp_path / "ckpt-1")!r}).assert_consumed()
+        print("done")
+    """)
+    assert done.stdout.endswith("done\n"), done.stderr
+
+
+# The file that names the checkpoints.
+
+
+def lost(file):
+    file.unlink()
+
+
+def dangling(file):
+    file.unlink()
+    file.symlink_to("nowhere")
+
+
+def a_folder(file):
+    file.unlink()
+    file.mkdir()
+
+
+def of_nothing_that_is_there(file):
+    files.write_record(
+        file,
+        {
+            "all_model_checkpoint_paths": ["ckpt-7"],
+            "all_model_checkpoint_timestamps": [1.0],
+            "last_preserved_timestamp": None,
+        },
+    )
+
+
+@pytest.mark.parametrize("lose", [lost, dangling, a_folder, of_nothing_that_is_there])
+def test_training_does_not_begin_anew_where_the_list_of_checkpoints_is_lost(lose, tmp_path):
+    saved(tmp_path, 1.0, 2.0, 3.0)
+    lose(tmp_path / "checkpoint")
+    for number in (3, 2, 1):  # as copies have them
+        os.utime(tmp_path / f"ckpt-{number}" / files._RECORD)
+    with pytest.warns(UserWarning, match=r"checkpoint (is|names).*looked for.*: ckpt-1, ckpt-2, ckpt-3"):
+        assert restored(CheckpointManager, tmp_path, max_to_keep=3) == (str(tmp_path / "ckpt-3"), 3.0)
+    with pytest.warns(UserWarning):
+        assert rx.train.latest_checkpoint(tmp_path) == str(tmp_path / "ckpt-3")
+    v = rx.Variable(4.0)
+    checkpoint = Checkpoint(v=v)
+    with pytest.warns(UserWarning):
+        manager = CheckpointManager(checkpoint, tmp_path, 3, init_fn=lambda: pytest.fail("begun anew"))
+    manager.restore_or_initialize()
+    if lose is a_folder:
+        with pytest.raises(IsADirectoryError, match="checkpoint is a folder"):
+            manager.save()
+        (tmp_path / "checkpoint").rmdir()
+    manager.save()
+    assert names(tmp_path) == ["checkpoint", "ckpt-2", "ckpt-3", "ckpt-4"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert restored(CheckpointManager, tmp_path, max_to_keep=3)[1] == 3.0
+
+
+def test_where_nothing_is_there_training_begins_without_a_warning(tmp_path):
+    begun = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        manager = CheckpointManager(
+            Checkpoint(v=rx.Variable(1.0)), tmp_path / "new", 2, init_fn=lambda: begun.append(1)
+        )
+        assert manager.restore_or_initialize() is None and begun == [1]
+        assert rx.train.latest_checkpoint(tmp_path) is rx.train.get_checkpoint_state(tmp_path) is None
+        manager.save()
+        Checkpoint(v=rx.Variable(1.0)).save(tmp_path / "other" / "ckpt")
+
+
+def test_a_manager_deletes_only_checkpoints_of_its_name_in_its_folder(tmp_path):
+    folder = tmp_path / "run"
+    saved(folder, 1.0)
+    others = [
+        tmp_path / "precious",
+        tmp_path / "elsewhere" / "ckpt-1",
+        folder / "ckpt-8",
+        folder / "notes",
+        folder / "ckpt-x",
+    ]
+    for other in others:
+        other.mkdir(parents=True)
+        (other / "thesis").write_text("x")
+    Checkpoint(v=rx.Variable(5.0)).write(tmp_path / "outside" / "ckpt-4")
+    Checkpoint(v=rx.Variable(5.0)).write(folder / "model-4")
+    Checkpoint(v=rx.Variable(5.0)).write(folder / "sub" / "ckpt-4")
+    Checkpoint(v=rx.Variable(5.0)).write(folder / "ckpt-9")
+    (folder / "ckpt-9" / "notes").write_text("x")
+    os.symlink(tmp_path / "outside" / "ckpt-4", folder / "ckpt-5")
+    before = tree(tmp_path)
+    index = files.read_record(folder / "checkpoint")
+    crafted = ["../precious", str(tmp_path / "precious"), "../elsewhere/ckpt-1", "../outside/ckpt-4", "sub/ckpt-4"]
+    crafted += ["ckpt-5", "ckpt-8", "ckpt-9", "ckpt-x", "notes", "model-4", "", ".", "..", "ckpt-1"]
+    index["all_model_checkpoint_paths"] = crafted
+    index["all_model_checkpoint_timestamps"] = [1.0] * len(crafted)
+    files.write_record(folder / "checkpoint", index)
+    manager = CheckpointManager(Checkpoint(v=rx.Variable(6.0)), folder, 1)
+    with pytest.warns(
+        UserWarning, match="is kept. .*ckpt-9 is a checkpoint in which there are files that do not belong"
+    ):
+        manager.save(100)
+    after = tree(tmp_path)
+    gone = {name.split("/")[1] for name in before if name not in after}
+    assert gone == {"ckpt-1"} and names(tmp_path / "precious") == ["thesis"]
+
+
+def test_managers_of_two_names_share_a_folder(tmp_path):
+    a, b = saved(tmp_path, 1.0, 2.0, name="a"), saved(tmp_path, 11.0, 12.0, 13.0, max_to_keep=2, name="b")
+    Checkpoint(v=rx.Variable(21.0)).save(tmp_path / "c")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert restored(CheckpointManager, tmp_path, max_to_keep=1, checkpoint_name="a") == (str(tmp_path / "a-2"), 2.0)
+        assert restored(CheckpointManager, tmp_path, max_to_keep=1, checkpoint_name="b") == (
+            str(tmp_path / "b-3"),
+            13.0,
+        )
+        # One without any of its own goes on from the newest of the others, as TensorFlow's does.
+        assert restored(CheckpointManager, tmp_path, max_to_keep=1)[1] == 21.0
+    assert names(tmp_path) == ["a-1", "a-2", "b-2", "b-3", "c-1", "checkpoint"]
+    a.save()
+    assert [Path(path).name for path in rx.train.get_checkpoint_state(tmp_path).all_model_checkpoint_paths] == [
+        "b-2", "b-3", "c-1", "a-1", "a-2", "a-3"]  # fmt: skip
+    assert b.latest_checkpoint == str(tmp_path / "b-3")
+
+
+class KerasVariable:
+    """An integer variable as Keras has them: an array can be made of it, and it is no index."""
+
+    def __init__(self, value):
+        self._value = value
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self._value, dtype)
+
+
+def test_the_number_of_a_checkpoint_may_be_a_variable_of_any_library(tmp_path):
+    manager = saved(tmp_path)
+    for number in (KerasVariable(7), rx.Variable(8), np.int64(9), np.array(10), 11):
+        assert manager.save(checkpoint_number=number).endswith(f"ckpt-{int(np.asarray(number))}")
+    for wrong in (KerasVariable(7.5), "7", KerasVariable([1])):
+        with pytest.raises(TypeError, match="`checkpoint_number` is an integer or an integer variable"):
+            manager.save(checkpoint_number=wrong)
+
+
+# What is left behind, and what is not.
+
+
+def left(folder, target, **content):
+    """What a killed process has left: a staging folder that nobody has locked."""
+    staging = folder / f"{LEFT}{target}"
+    staging.mkdir(parents=True)
+    (staging / atomic._TARGET).write_text(target)
+    for name, source in content.items():
+        shutil.copytree(source, staging / name)
+    return staging
+
+
+def test_what_a_killed_process_left_is_removed_and_what_lives_is_not(tmp_path):
+    manager = saved(tmp_path, 1.0, 2.0)
+    whole = tmp_path / "ckpt-2"
+    left(tmp_path, "ckpt-1", deleted=whole)
+    left(tmp_path, "ckpt-3", new=whole)
+    left(tmp_path, "other-3", new=whole)
+    (tmp_path / f"{LEFT}just made").mkdir()
+    mine = tmp_path / f"{LEFT}mine"  # has not what ours have
+    mine.mkdir()
+    (mine / "notes").write_text("x")
+    os.symlink(mine, tmp_path / f"{LEFT}link")
+    with atomic.replacing(tmp_path / "ckpt-9", files.CHECKPOINT) as lives:
+        os.mkdir(lives)
+        manager.save()
+        assert os.path.isdir(lives)
+        assert names(tmp_path) == sorted(
+            [f"{LEFT}link", f"{LEFT}mine", Path(lives).parent.name, "checkpoint", "ckpt-1", "ckpt-2", "ckpt-3"]
+        )
+
+
+def test_a_checkpoint_that_was_caught_between_two_renames_is_found_and_put_in_place(tmp_path):
+    """As on file systems where two folders cannot change places."""
+    saved(tmp_path / "a", 1.0)
+    saved(tmp_path / "b", 2.0)
+    for content, value in [({"old": "a", "new": "b"}, 2.0), ({"old": "a"}, 1.0)]:
+        folder = tmp_path / f"run {value}"
+        left(folder, "ckpt-1", **{name: tmp_path / of / "ckpt-1" for name, of in content.items()})
+        before = tree(folder)
+        with pytest.warns(UserWarning, match="is missing"):
+            assert rx.train.latest_checkpoint(folder) == str(folder / "ckpt-1")
+        with pytest.warns(UserWarning, match="is missing"):
+            assert restored(CheckpointManager, folder, max_to_keep=1) == (str(folder / "ckpt-1"), value)
+        assert tree(folder) == before  # reading changes nothing
+        Checkpoint(v=rx.Variable(0.0)).write(folder / "other")
+        v = rx.Variable(0.0)
+        Checkpoint(v=v).restore(folder / "ckpt-1").assert_consumed()
+        assert names(folder) == ["ckpt-1", "other"] and float(v) == value
+
+
+def test_a_staging_folder_that_names_a_place_elsewhere_is_not_believed(tmp_path):
+    saved(tmp_path / "a", 1.0)
+    run = tmp_path / "run"
+    for number, target in enumerate(["../stolen", str(tmp_path / "stolen"), "..", ""]):
+        staging = left(run, f"x{number}", old=tmp_path / "a" / "ckpt-1")
+        (staging / atomic._TARGET).write_text(target)
+    Checkpoint(v=rx.Variable(0.0)).write(run / "other")
+    assert names(run) == ["other"] and names(tmp_path) == ["a", "run"]
+
+
+def test_an_interrupt_between_two_renames_puts_the_new_one_in_place(tmp_path, monkeypatch):
+    v = rx.Variable(1.0)
+    path = Checkpoint(v=v).write(tmp_path / "ckpt")
+    v.assign(2.0)
+    rename = os.rename
+
+    def interrupted(source, destination):
+        rename(source, destination)
+        if destination.endswith("old"):
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(atomic, "_exchanged", lambda one, other: False)
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Checkpoint(v=v).write(path)
+    v.assign(0.0)
+    Checkpoint(v=v).read(path).assert_consumed()
+    assert float(v) == 2.0 and names(tmp_path) == ["ckpt"]
