@@ -1,12 +1,12 @@
 """Elements on disk: caches, snapshots and saved datasets.
 
 A file has a first line that tells the format, and then records. A record is the length of its bytes (64 bits), a
-checksum, the bytes, and a checksum again. A checksum is the CRC-32 of all lengths and bytes of the file up to there, so
-that a length is not believed before it is checked, and records that have changed places are noticed. The first record is
-JSON: the elements' structure, dtypes and shapes, and to which saving the file belongs. One for an element begins with a
-byte 1, and has for each array its rank and dimensions as 64-bit numbers, and its bytes; strings have their lengths
-before them. The last record has a byte 0 and the number of elements. All numbers are little-endian. Files and folders
-come into place whole (see `_atomic_files`).
+checksum, the bytes, and a checksum again. A checksum is the CRC-32 of all lengths and bytes of the file up to there,
+so that a length is not believed before it is checked, and records that have changed places are noticed. The first
+record is JSON: the elements' structure, dtypes and shapes, and to which saving the file belongs. One for an element
+begins with a byte 1, and has for each array its rank and dimensions as 64-bit numbers, and its bytes; strings have
+their lengths before them. The last record has a byte 0 and the number of elements. All numbers are little-endian.
+Files and folders come into place whole (see `_atomic_files`).
 """
 
 from __future__ import annotations
