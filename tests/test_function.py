@@ -654,6 +654,33 @@ def test_a_function_without_meeting_points_inside_of_an_eager_replica(make, n):
         assert parts(strategy, result) == [2 * k * (r + 1.0) for r in range(n)]
 
 
+@pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint])
+def test_what_jax_traced_in_a_function_is_traced_again_for_a_variable_that_changed(wrap):
+    """JAX keeps what it traced of `times`, in which the variable's value and what tapes follow are constants."""
+    v = rx.Variable([1.0, 2.0])
+    times = wrap(lambda x: x * v)
+
+    @rx.function
+    def f(x):
+        first = times(x)
+        v.assign_add([4.0, 4.0])
+        gradients = []
+        for _ in range(2):
+            with rx.GradientTape() as tape:
+                y = times(x) + times(x)
+            gradients.append(tape.gradient(y, v))
+        return first, y, *gradients
+
+    for offset in (0.0, 4.0):
+        assert [x.tolist() for x in f(jnp.ones(2))] == [
+            [1.0 + offset, 2.0 + offset],
+            [10.0 + 2 * offset, 12.0 + 2 * offset],
+            [2.0, 2.0],
+            [2.0, 2.0],
+        ]
+    assert f.experimental_get_tracing_count() == 1
+
+
 def test_methods_have_a_cache_for_each_instance():
     traces = []
 
@@ -675,6 +702,7 @@ def test_methods_have_a_cache_for_each_instance():
     assert float(a.step(jnp.float32(1))) == 2.0 and float(b.step(jnp.float32(1))) == 11.0
     assert float(a.step(jnp.float32(2), k=1)) == 6.0 and float(b.step(jnp.float32(2))) == 24.0
     assert len(traces) <= 4 and float(a.signed(jnp.float32(1))) == 4.0 and float(b.signed(1)) == 13.0
+    assert a.step is a.step and a.step == a.step and a.step != b.step and {a.step: 1}[a.step] == 1
     dead = weakref.ref(a)
     del a
     gc.collect()

@@ -137,6 +137,7 @@ class Function:
         self._entries: dict[Any, list[Program]] = {}
         self._host: dict[Any, list[Any]] = {}  # signatures that are driven from the host, and objects they know by id
         self._methods: dict[int, Function] = {}
+        self._bound = weakref.WeakValueDictionary[int, _Method]()  # `instance.method is instance.method`
         self._runs: dict[Any, tuple[Function, list[Any]]] = {}  # what it has `strategy.run` compile
         self._loops: dict[types.CodeType, Any] = {}  # what is known of its loops that the host drives (see `_loops`)
         self._uneven = UnevenCalls(python_function)
@@ -210,14 +211,19 @@ class Function:
             target = self._python_function
 
             @functools.wraps(target)
-            def method(*args: Any, **kwargs: Any) -> Any:
+            def for_instance(*args: Any, **kwargs: Any) -> Any:
                 return _conversion.converted(target)(reference(), *args, **kwargs)
 
             parameters = list(inspect.signature(target).parameters.values())
-            method.__signature__ = inspect.Signature(parameters[1:])  # type: ignore[attr-defined]
-            self._methods[key] = Function(method, self._input_signature, self._autograph, steps_per_call=self._steps)
+            for_instance.__signature__ = inspect.Signature(parameters[1:])  # type: ignore[attr-defined]
+            self._methods[key] = Function(
+                for_instance, self._input_signature, self._autograph, steps_per_call=self._steps
+            )
             weakref.finalize(instance, self._methods.pop, key, None)
-        return _Method(self._methods[key], instance)
+        method = self._bound.get(key)
+        if method is None:
+            method = self._bound[key] = _Method(self._methods[key], instance)
+        return method
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._input_signature is not None:

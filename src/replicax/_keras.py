@@ -29,7 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _adapters, _context, _creation, _levels, _private, _staging
+from replicax import _adapters, _context, _creation, _levels, _staging
 from replicax._types import VariableAggregation, VariableSynchronization
 from replicax._variables import Variable
 
@@ -154,7 +154,7 @@ def _new_variable(variable: Any, value: Any) -> Variable:
 
 def _made_at_once(make: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any) -> None:
     """A variable that comes into being inside of a traced step has a value, not a tracer."""
-    with _private.at_once():
+    with _creation.outside():  # an initializer may draw from a generator, whose state is not the step's then
         make(variable, *args, **kwargs)
 
 
@@ -194,9 +194,10 @@ def _build_optimizer(build: Callable[..., Any], optimizer: Any, *args: Any, **kw
 
 
 def _build_layer(build: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
-    # A layer's own `build` is told shapes alone, and computes variables' first values, which must not be traced ones.
+    # A layer's own `build` is told shapes alone, and computes variables' first values, which must not be traced ones:
+    # nor is the state of the generator from which they may be drawn.
     own = not getattr(layer.build, "_is_default", False)
-    with _private.at_once() if own else contextlib.nullcontext():
+    with _creation.outside() if own else contextlib.nullcontext():
         return _one_at_a_time(build, layer, *args, **kwargs)
 
 

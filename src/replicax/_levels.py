@@ -20,10 +20,9 @@ import jax
 import jax.extend.core as jex
 from jax.core import ShapedArray
 
-from replicax import _private, _tape
+from replicax import _private, _tape, _trace_caches
 
 _slots = itertools.count()
-_numbers = itertools.count()
 _input = _private.InputPrimitive("replicax_input")
 
 
@@ -104,7 +103,7 @@ class Level(Frame):
     """A level of tracing. `inputs` and `written` are what its function turned out to read and to write."""
 
     def __init__(self, local: bool, mesh: Any = None):
-        self.local, self.mesh, self.number = local, mesh, next(_numbers)
+        self.local, self.mesh = local, mesh
         self.trace: Any = None  # set when the tracing starts
         self.values: dict[int, list[Any]] = {}
         self.variables: dict[int, State] = {}
@@ -132,6 +131,8 @@ class Level(Frame):
             self.variables[key] = variable
             self.inputs[key] = [slot for slot, _ in pairs]
             self.values[key] = [tracer for _, tracer in pairs]
+        if untaped_trace() is not self.trace:
+            _trace_caches.note_read(key)
         return self.values[key]
 
     fetch = read
@@ -146,6 +147,7 @@ class Level(Frame):
         key = id(variable)
         self.variables[key] = self.written[key] = variable
         self.values[key] = list(leaves)
+        _trace_caches.note_change(key)
 
     store = write
 
@@ -230,18 +232,12 @@ def frame() -> Frame:
     return _frames.stack[-1]
 
 
-# JAX keeps what it traced of jitted functions and loop bodies, the values of variables that they read included. Its
-# caches tell user contexts apart, so that nothing that was traced at one level is taken for another. They keep the
-# contexts too, which therefore are numbers: a level has the variables.
-_cache_scope = jax.make_user_context(None)
-
-
 class entered:
     """A context in which this frame is the current one."""
 
     def __init__(self, frame: Frame):
         self._frame = frame
-        self._caches = _cache_scope(frame.number) if isinstance(frame, Level) else contextlib.nullcontext()
+        self._caches = _trace_caches.own() if isinstance(frame, Level) else contextlib.nullcontext()
 
     def __enter__(self) -> Frame:
         self._caches.__enter__()

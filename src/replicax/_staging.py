@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax import _pulls, _while
+from replicax import _levels, _pulls, _tape, _while
 from replicax._blocks import (
     Block,
     Tensor,
@@ -150,6 +150,43 @@ def _same_object(a: Any, b: Any) -> bool:
 
 def _described(leaf: Any) -> str:
     return f"a tensor of {leaf.dtype}" if isinstance(leaf, Tensor) else repr(leaf)
+
+
+# What is computed again for its gradient.
+
+
+def recomputed(f: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
+    """What `f(*args, **kwargs)` returns; its gradient computes what `f` computes again. Eagerly, a call and no more.
+
+    Each call traces `f` anew: `jax.checkpoint` keeps what it traced, the values of variables that were read included.
+    """
+    if not _levels.is_tracing():
+        return f(*args, **kwargs)
+    if not isinstance(_levels.frame(), _levels.Level):  # in a `jax.jit` of the user's
+        return jax.checkpoint(lambda *args, **kwargs: f(*args, **kwargs))(*args, **kwargs)
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_whole)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+
+    def code(*tracers: Any) -> tuple[Any]:
+        given = dict(zip(places, tracers))
+        own_args, own_kwargs = jax.tree.unflatten(tree, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
+        return (f(*own_args, **own_kwargs),)
+
+    arrays = [leaves[i] for i in places]
+    block = Block(("the result",), code, arrays)
+    state, written = state_of(block)
+
+    def run(arrays: Any, state: Any) -> Any:
+        results, after = block.run(arrays, state)
+        return results, {key: after[key] for key in written}
+
+    results, after = jax.checkpoint(run)(arrays, state)
+    write(written, after)
+    return block.values[0].rebuilt(results)
+
+
+def _is_whole(leaf: Any) -> bool:
+    return leaf is None or _tape.is_variable(leaf)
 
 
 # Loops.

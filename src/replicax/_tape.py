@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.extend.core.primitives import jit_p
 from jax.interpreters.ad import Zero
 
-from replicax import _adapters, _nest
+from replicax import _adapters, _nest, _trace_caches
 from replicax._private import current_trace, single
 
 
@@ -273,6 +273,7 @@ class GradientTape:
             self._records = []
             self._clear()
         self._recording = True
+        _trace_caches.note_change()
 
     def __enter__(self) -> GradientTape:
         _adapters.join()
@@ -316,6 +317,7 @@ class GradientTape:
         for leaf in leaves:
             if is_variable(leaf):
                 self._watched[id(leaf)] = leaf
+                _trace_caches.note_change()
             elif _is_inexact(leaf):
                 self._tracked[id(leaf)] = leaf
             else:
@@ -340,6 +342,7 @@ class GradientTape:
         if not self._recording:
             raise ValueError("Attempted to stop recording on a tape which is not recording.")
         self._recording = False
+        _trace_caches.note_change()
         try:
             yield
         finally:

@@ -267,8 +267,16 @@ def _packed(pull: Callable[[Any], Any], example: Any) -> Any:
 
 
 def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose intermediate results are computed again for its gradient, to save memory."""
-    return jax.checkpoint(f)
+    """The function, whose intermediate results are computed again for its gradient, to save memory in compiled code.
+
+    It may read and assign variables. What runs eagerly keeps its intermediate results.
+    """
+
+    @functools.wraps(f)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return _staging.recomputed(f, args, kwargs)
+
+    return call
 
 
 def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,57 @@
+"""JAX's caches of what it traced: one set for each level of tracing, replaced where it would go stale.
+
+JAX keeps what it traced of jitted functions, checkpointed functions and loop bodies, and takes it again for the same
+function. What they read of variables is part of it. Its caches tell user contexts apart, so each level of tracing has
+one of its own, and gets another as soon as a variable that such a function read is assigned or a tape follows other
+variables. JAX keeps the contexts as well, which therefore are numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import jax
+
+_scope: Any = jax.make_user_context(None)
+_numbers = itertools.count()
+
+
+class own:
+    """A context in which nothing is taken that was traced outside of it."""
+
+    def __enter__(self) -> None:
+        self.read: set[int] = set()  # ids of the variables that functions read which JAX has traced
+        self._current = _scope(next(_numbers))
+        self._current.__enter__()
+        _entered.stack.append(self)
+
+    def __exit__(self, *error: Any) -> None:
+        _entered.stack.pop()
+        self._current.__exit__(*error)
+
+    def renew(self) -> None:
+        """From now on, nothing is taken that was traced before. For the innermost context only."""
+        self.__exit__(None, None, None)
+        self.__enter__()
+
+
+class _Entered(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[own] = []
+
+
+_entered = _Entered()
+
+
+def note_read(variable: int) -> None:
+    """A variable of this id is read in a function that JAX is tracing."""
+    if _entered.stack:
+        _entered.stack[-1].read.add(variable)
+
+
+def note_change(variable: int | None = None) -> None:
+    """A variable of this id, or what is known of all of them, is another from now on."""
+    if _entered.stack and (variable in (read := _entered.stack[-1].read) or (variable is None and read)):
+        _entered.stack[-1].renew()

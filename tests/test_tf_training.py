@@ -1,0 +1,134 @@
+"""What training programs of `replicax.tf` rely on: layers built in functions, recomputed gradients, methods."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+START = """
+import warnings; warnings.simplefilter("error", UserWarning)
+import contextlib, numpy as np, replicax.tf as tf
+mirrored = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+strategies = {"none": None, "mirrored": mirrored, "one": tf.distribute.OneDeviceStrategy("CPU:0"),
+              "central": tf.distribute.experimental.CentralStorageStrategy(["CPU:0", "CPU:1"])}
+def scope(strategy):
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
+def run(strategy, f, *args):
+    return f(*args) if strategy is None else strategy.run(f, args=args)
+def last(value):
+    return np.asarray(value.values[-1] if hasattr(value, "values") else value).tolist()
+"""
+
+
+@pytest.fixture
+def run(run_python):
+    def run(program):
+        done = run_python(START + textwrap.dedent(program), timeout=240, env={"REPLICAX_VIRTUAL_DEVICES": "CPU:2"})
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    return run
+
+
+def test_layers_and_modules_draw_their_first_values_in_functions_and_the_stream_goes_on_after_them(run):
+    """The initial value is the first draw after the seed, and the next draw is the second one, however it is built."""
+    run("""
+    class Layer(tf.keras.layers.Layer):
+        def __init__(self, make):
+            super().__init__()
+            self.make = make
+        def build(self, shape):
+            self.w = self.make(self)
+        def call(self, x):
+            return x * self.w
+    class Module(tf.Module):
+        def __init__(self, make):
+            super().__init__()
+            self.make, self.w = make, None
+        def __call__(self, x):
+            if self.w is None:
+                self.w = self.make(self)
+            return x * self.w
+    normal, uniform = lambda: tf.random.normal([3]), lambda: tf.random.uniform([3])
+    initial = lambda: 20.0 * tf.random_normal_initializer()([3])  # its standard deviation is 0.05
+    makers = {
+        "value": (normal, lambda layer: tf.Variable(tf.random.normal([3]))),
+        "function": (normal, lambda layer: tf.Variable(lambda: tf.random.normal([3]))),
+        "initializer": (initial, lambda layer: tf.Variable(20.0 * tf.random_normal_initializer()(shape=(3,)))),
+        "add_weight": (uniform, lambda layer: layer.add_weight(
+            shape=(3,), initializer=lambda shape, dtype=None: tf.random.uniform(shape))),
+    }
+    for name, (draw, make) in makers.items():
+        tf.random.set_seed(1)
+        expected = [draw().numpy(), tf.random.normal([2]).numpy()]
+        for kind in (Layer, Module)[:1 if name == "add_weight" else 2]:
+            for key, strategy in strategies.items():
+                for way in (tf.function, lambda f: f):
+                    tf.random.set_seed(1)
+                    with scope(strategy):
+                        layer = kind(make)
+                    y = way(lambda x: run(strategy, layer, x))(tf.ones([2, 3]))
+                    case = name, kind.__name__, key, way is tf.function
+                    np.testing.assert_allclose(layer.w.numpy(), expected[0], rtol=1e-6, err_msg=str(case))
+                    np.testing.assert_allclose(last(y), [expected[0]] * 2, rtol=1e-6, err_msg=str(case))
+                    if kind is Layer or strategy is None:  # a module's replicas each draw a value, the first's counts
+                        np.testing.assert_allclose(tf.random.normal([2]).numpy(), expected[1], err_msg=str(case))
+    # In the function that builds a layer, other draws are others, and no number comes twice.
+    for strategy in (None, mirrored):
+        tf.random.set_seed(2)
+        expected = [tf.random.normal([3]).numpy().tolist() for _ in range(4)]
+        tf.random.set_seed(2)
+        with scope(strategy):
+            layer = Layer(makers["value"][1])
+        @tf.function
+        def f():
+            def replica():
+                before = tf.random.normal([3])
+                return before, layer(tf.ones([3])), tf.random.normal([3])
+            return run(strategy, replica)
+        numbers = [np.asarray(getattr(x, "values", [x])[0]).tolist() for x in [*f(), tf.random.normal([3])]]
+        assert len({tuple(x) for x in numbers}) == 4, numbers
+        assert numbers[1] == expected[0] and (strategy or sorted(numbers) == sorted(expected)), (numbers, expected)
+    """)
+
+
+def test_a_recomputed_function_reads_and_assigns_variables_as_they_are_at_each_call(run):
+    """Y = 2 sin(x v) and dy/dv = 2 x cos(x v), with v = [1, 2] and then [5, 6]."""
+    run("""
+    def program(strategy, way):
+        with scope(strategy):
+            v = tf.Variable([1.0, 2.0])
+            calls = tf.Variable(0.0, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        def body(x, scale, doubled=False):
+            calls.assign_add(1.0)
+            return {"y": tf.sin(x * v) * (scale if doubled else 1.0) + 0.0 * tf.random.normal([2]), "none": None}
+        f = tf.recompute_grad(body)
+        def replica(x):
+            with tf.GradientTape() as tape:
+                y = f(x, 2.0, doubled=True)["y"]
+            return y, tape.gradient(y, v)
+        step, found = way(lambda x: run(strategy, replica, x)), []
+        for value in ([1.0, 2.0], [5.0, 6.0]):
+            v.assign(value)
+            found.append([last(part) for part in step(tf.ones([2]))])
+        assert calls.numpy() == 2.0, calls
+        return found
+    expected = [[2 * np.sin(v), 2 * np.cos(v)] for v in (np.array([1.0, 2.0]), np.array([5.0, 6.0]))]
+    for key in ("none", "mirrored"):
+        for way in (tf.function, lambda f: f):
+            np.testing.assert_allclose(program(strategies[key], way), expected, rtol=1e-5, err_msg=key)
+    # Twice in one function, with an assignment between.
+    v = tf.Variable([1.0, 2.0])
+    f = tf.recompute_grad(lambda x: x * v)
+    @tf.function
+    def twice(x):
+        found = []
+        for value in ([1.0, 2.0], [5.0, 6.0]):
+            v.assign(value)
+            with tf.GradientTape() as tape:
+                y = f(x)
+            found.append([y, tape.gradient(y, v)])
+        return found
+    assert [[x.numpy().tolist() for x in pair] for pair in twice(tf.ones([2]))] == [
+        [[1.0, 2.0], [1.0, 1.0]], [[5.0, 6.0], [1.0, 1.0]]]
+    """)
