@@ -532,6 +532,77 @@ if n in (2, 3):
     err(lambda: s.run(lambda x: ctx().all_reduce(SUM, x), args=(pr([1.], [1., 2.], [1.]),)))
 """
 
+# `letters` has one letter for each value, the same for the same value: "ABA" is a value that comes again.
+PROGRAMS["random numbers that come again"] = """
+def letters(*values):
+    keys = [np.asarray(x).tobytes() for x in values]
+    return "".join(chr(65 + keys.index(key)) for key in keys)
+
+def results(seed):
+    u = lambda: tf.random.uniform([3], seed=seed)
+    begin = lambda: tf.random.set_seed(1)
+    two = lambda: (u(), u())
+    begin(); f, g = tf.function(two), tf.function(two)
+    put(letters(u(), u(), *f(), *f(), *g(), *g(), u()))
+    begin(); put(letters(u(), u(), *f(), *f(), *g(), *tf.function(two)()))
+    begin(); first = u(); begin(); put(letters(first, u(), u()))
+    inner = tf.function(u); outer = tf.function(lambda: inner())
+    begin(); put(letters(inner(), outer(), outer(), inner()))
+    begin(); h = tf.function(u); c = h.get_concrete_function(); put(letters(h(), c(), h(), c()))
+    @tf.function
+    def loop():
+        body = lambda i, rows: (i + 1, tf.concat([rows[1:], u()[None]], 0))
+        return tf.while_loop(lambda i, rows: i < 3, body, [0, tf.zeros([3, 3])])[1]
+    begin(); put(letters(*loop(), *loop()))
+    drop = lambda: tf.nn.dropout(tf.ones([30]), 0.5, seed=seed)
+    d = tf.function(drop); begin(); put(letters(drop(), drop(), d(), d()))
+    shuffle = lambda: tf.random.shuffle(tf.range(30), seed=seed)
+    d = tf.function(shuffle); begin(); put(letters(shuffle(), shuffle(), d(), d()))
+    make = tf.random_uniform_initializer(seed=seed)
+    begin(); put(letters(make([3]), make([3]), tf.function(lambda: make([3]))()))
+    rows = lambda: list(tf.data.Dataset.range(30).shuffle(30, seed=seed).as_numpy_iterator())
+    orders = []
+    for _ in range(2):
+        begin(); orders += [rows(), rows()]
+    put(letters(*orders))
+    passes = tf.data.Dataset.range(30).shuffle(30, seed=seed)
+    put(letters(*[list(passes.as_numpy_iterator()) for _ in range(2)]))
+    one = D.MirroredStrategy(["CPU:0"])
+    begin(); put(letters(u(), one.run(u), tf.function(lambda: one.run(u))(), one.run(u)))
+    whole = lambda: tf.random.uniform([3], 0, 10000, tf.int32, seed=seed)
+    begin(); put(letters(u(), whole(), whole(), tf.random.uniform([3], dtype=tf.float64, seed=seed), u()))
+    tf.random.set_seed(2); put(letters(first, u()))
+
+def made_in(seed):
+    made = []
+    @tf.function
+    def f():
+        if not made:
+            made.append(tf.Variable(0.0))
+        return tf.random.uniform([3], seed=seed)
+    tf.random.set_seed(1); put(letters(f(), f(), f(), tf.random.uniform([3], seed=seed)))
+
+if n == 2:
+    for seed in (42, None):
+        results(seed)
+    made_in(42)
+    g1, g2 = tf.random.Generator.from_seed(3), tf.random.Generator.from_seed(3)
+    f = tf.function(lambda: (g2.uniform([3]), g2.uniform([3])))
+    put(letters(g1.uniform([3]), g1.uniform([3]), g1.uniform([3]), *f(), *f()))
+    x = tf.random.stateless_uniform([3], [1, 2])
+    put(letters(x, tf.function(lambda: tf.random.stateless_uniform([3], [1, 2]))()))
+    tf.random.set_seed(5); a = tf.random.uniform([3])
+    tf.random.set_global_generator(tf.random.Generator.from_seed(3))
+    tf.random.set_seed(5); put(letters(a, tf.random.uniform([3]), tf.random.get_global_generator().uniform([3])))
+    ops = []
+    for _ in range(2):
+        tf.random.set_seed(None)
+        ops += [tf.random.uniform([3]), tf.random.uniform([3]), tf.random.uniform([3], seed=1)]
+    put(letters(*ops))
+    f = tf.function(lambda: tf.random.uniform([3])); put(letters(f(), f(), tf.random.uniform([3])))
+    tf.random.set_seed(1)
+"""
+
 
 COUNTS = ["1", "2", "3", "one"]
 
@@ -540,7 +611,7 @@ def ways_of(name, n):
     """Reading a dataset and cutting a variable are the same both ways, and one replica is tried in one way with each of
     its strategies: TensorFlow needs half a second for many a program.
     """
-    if name.startswith(("dataset of", "partitioners")):
+    if name.startswith(("dataset of", "partitioners", "random numbers")):
         return ["eager"]
     return {"1": ["eager"], "one": ["function"]}.get(n, ["eager", "function"])
 

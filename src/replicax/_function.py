@@ -11,6 +11,9 @@ distributed dataset, with each `strategy.run` in it compiled.
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import contextvars
 import functools
 import inspect
 import operator
@@ -18,7 +21,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -53,6 +56,27 @@ class _Modes(threading.local):
 
 
 _modes = _Modes()
+
+
+class Running:
+    """A function whose Python code is being traced, or runs as it is."""
+
+    def __init__(self, function: Function):
+        self.function = function
+        self._numbers: collections.Counter[Any] = collections.Counter()
+
+    def number(self, what: Any) -> int:
+        """How often this was asked for the same thing before."""
+        self._numbers[what] += 1
+        return self._numbers[what] - 1
+
+
+_running: contextvars.ContextVar[Running | None] = contextvars.ContextVar("running", default=None)
+
+
+def running() -> Running | None:
+    """The function whose Python code is being traced, or runs as it is; the innermost that does so by itself."""
+    return _running.get()
 
 
 _run_eagerly = False
@@ -144,6 +168,7 @@ class Function:
         self._traces = self._calls = 0
         self._last_call: tuple[Any, Any] | None = None  # structure and keys of the call that was traced last
         self._warned = 0
+        self.random_numbers: Any = None  # what `replicax.tf` counts its random numbers with
         functools.update_wrapper(self, python_function, updated=())
 
     @property
@@ -230,7 +255,8 @@ class Function:
             args, kwargs = self._bind(args, kwargs)
         taped = not _private.is_eager(_private.current_trace())  # what stands there may also be a `jax.jit`
         if _run_eagerly:
-            return self._repeated(lambda: self._python_function(*args, **kwargs))
+            with self._runs_now(inside=True):
+                return self._repeated(lambda: self._python_function(*args, **kwargs))
         if taped and _levels.is_tracing():
             return self._repeated(lambda: _conversion.call(self._autograph, self._python_function, args, kwargs))
         self._calls += 1
@@ -324,13 +350,23 @@ class Function:
             return self._first_call_with_variables(call, args, kwargs)
         return entry.run(call, pulled, not _private.is_eager(_private.current_trace()))
 
+    @contextlib.contextmanager
+    def _runs_now(self, inside: bool = False) -> Iterator[None]:
+        """A context in which it is `running()`; with `inside`, only if no other one is."""
+        token = _running.set((_running.get() if inside else None) or Running(self))
+        try:
+            yield
+        finally:
+            _running.reset(token)
+
     def _run_python(self, args: tuple, kwargs: dict, host: bool) -> Any:
         before = _modes.host_driven, _modes.host_converts, _modes.driven
         _modes.host_driven, _modes.host_converts, _modes.driven = host, self._autograph, self
         try:
-            if host and self._autograph:
-                return _conversion.call(True, self._python_function, args, kwargs)
-            return self._python_function(*args, **kwargs)
+            with self._runs_now():
+                if host and self._autograph:
+                    return _conversion.call(True, self._python_function, args, kwargs)
+                return self._python_function(*args, **kwargs)
         except StopIteration as error:  # of a `next(iterator)` in it
             raise OutOfRangeError("End of sequence") from error
         finally:
@@ -363,7 +399,8 @@ class Function:
         tracing = Tracing(call, queue, lambda: self._uneven.run_eagerly(call))
         before, _modes.no_creation = _modes.no_creation, _modes.no_creation or not creation
         try:
-            jaxpr = tracing.run(lambda a, k: _conversion.call(self._autograph, self._python_function, a, k))
+            with self._runs_now():
+                jaxpr = tracing.run(lambda a, k: _conversion.call(self._autograph, self._python_function, a, k))
         except BaseException as error:
             self._traces -= tracing.hardly_begun
             self._uneven.failed(call, error, pulled=bool(tracing.elements))

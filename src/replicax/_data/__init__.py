@@ -23,7 +23,7 @@ from replicax._data.grouping import Grouping
 from replicax._data.iterators import DatasetIterator, ElementIterator, NumpyIterator, Optional, fold
 from replicax._data.options import DistributeOptions, Options
 from replicax._data.order import Order
-from replicax._data.reading import Maker, Reading, replayed
+from replicax._data.reading import Maker, Reading, replayed, use_default_seed
 from replicax._data.rows import RowBatches
 from replicax._data.saving import Saving
 from replicax._data.sources import Sources
@@ -69,6 +69,7 @@ __all__ = [
     "shown_spec",
     "tensor_spec",
     "to_variant",
+    "use_default_seed",
 ]
 
 

@@ -163,10 +163,21 @@ def replayed(make: Callable[[Reading], Iterator[Any]]) -> Maker:
     return elements
 
 
+def _default_seed() -> int | None:
+    return None
+
+
+def use_default_seed(seed: Callable[[], int | None]) -> None:
+    """Has random choices without a seed take this one; where it is None, they are left to chance."""
+    global _default_seed
+    _default_seed = seed
+
+
 class Seeds(Node):
     """The random numbers of each pass: new ones, unless `reshuffle` is False."""
 
     def __init__(self, seed: int | None, reshuffle: bool = True):
+        seed = _default_seed() if seed is None else seed
         self._seed = None if seed is None else int(seed) % 2**64
         self.passes, self.reshuffle = 0, reshuffle
         self.first = self.state()

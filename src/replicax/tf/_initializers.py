@@ -35,20 +35,24 @@ class constant_initializer:
 
 
 class random_normal_initializer:
-    """Makes normally distributed numbers."""
+    """Makes normally distributed numbers; the same ones in each call where a seed is given."""
 
     def __init__(self, mean: Any = 0.0, stddev: Any = 0.05, seed: Any = None):
         self.mean, self.stddev, self.seed = mean, stddev, seed
 
     def __call__(self, shape: Any, dtype: Any = np.float32, **kwargs: Any) -> Any:
-        return _random.normal(shape, self.mean, self.stddev, dtype, self.seed)
+        if self.seed is not None:
+            return _random.stateless_normal(shape, [self.seed, 0], self.mean, self.stddev, dtype)
+        return _random.normal(shape, self.mean, self.stddev, dtype)
 
 
 class random_uniform_initializer:
-    """Makes uniformly distributed numbers."""
+    """Makes uniformly distributed numbers; the same ones in each call where a seed is given."""
 
     def __init__(self, minval: Any = -0.05, maxval: Any = 0.05, seed: Any = None):
         self.minval, self.maxval, self.seed = minval, maxval, seed
 
     def __call__(self, shape: Any, dtype: Any = np.float32, **kwargs: Any) -> Any:
-        return _random.uniform(shape, self.minval, self.maxval, dtype, self.seed)
+        if self.seed is not None:
+            return _random.stateless_uniform(shape, [self.seed, 0], self.minval, self.maxval, dtype)
+        return _random.uniform(shape, self.minval, self.maxval, dtype)

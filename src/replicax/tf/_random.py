@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from typing import Any
 
@@ -10,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _private
 from replicax._specs import as_dtype
-from replicax._variables import ResourceVariable, Variable
+from replicax._variables import Variable
+from replicax.tf import _random_keys as keys
 from replicax.tf._ops import as_int, as_shape, convert_to_tensor, of_dtype
 
 
@@ -24,69 +25,131 @@ class Algorithm(enum.Enum):
     AUTO_SELECT = 3
 
 
-# From a key to numbers.
+# From a key's words to numbers. Each kind is one program for each shape and dtype, called alone or within another.
 
 
-def _normal(key: Any, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32) -> Any:
-    dtype = as_dtype(dtype)
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _drawn(sample: Any, words: Any, shape: Any, dtype: Any, *parameters: Any) -> Any:
+    return sample(keys.wrapped(words), shape, dtype, *parameters)
+
+
+def _flat(draw: Any, key: Any, shape: tuple[int, ...], *parameters: Any) -> Any:
+    """The same numbers as `draw(key, shape)`, for which XLA takes several times as long to compile."""
+    return draw(key, (math.prod(shape),), *parameters).reshape(shape)
+
+
+def _normal_of(key: Any, shape: Any, dtype: Any, mean: Any, stddev: Any) -> Any:
     if dtype == np.float64:  # `jax.random.normal` fails for it, as `jax.random.truncated_normal` does, see below
-        part = jax.random.uniform(key, as_shape(shape), dtype, np.nextafter(-1.0, 0.0), 1.0)
+        part = _flat(jax.random.uniform, key, shape, dtype, np.nextafter(-1.0, 0.0), 1.0)
         drawn = math.sqrt(2) * jax.lax.erf_inv(part)
     else:
-        drawn = jax.random.normal(key, as_shape(shape), dtype)
-    return drawn * _like(stddev, dtype) + _like(mean, dtype)
+        drawn = _flat(jax.random.normal, key, shape, dtype)
+    return drawn * stddev + mean
 
 
-def _truncated(key: Any, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32) -> Any:
+def _normal(words: Any, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32) -> Any:
     dtype = as_dtype(dtype)
+    return _drawn(_normal_of, words, as_shape(shape), dtype, _like(mean, dtype), _like(stddev, dtype))
+
+
+def _truncated_of(key: Any, shape: Any, dtype: Any, mean: Any, stddev: Any) -> Any:
     # `jax.random.truncated_normal` fails for float64 where 64-bit types are had only on request (0.10 to 0.12).
     within = math.erf(math.sqrt(2))  # the part of a normal distribution within two standard deviations
-    part = jax.random.uniform(key, as_shape(shape), dtype, -within, within)
-    return math.sqrt(2) * jax.lax.erf_inv(part) * _like(stddev, dtype) + _like(mean, dtype)
+    part = _flat(jax.random.uniform, key, shape, dtype, -within, within)
+    return math.sqrt(2) * jax.lax.erf_inv(part) * stddev + mean
 
 
-def _uniform(key: Any, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32) -> Any:
+def _truncated(words: Any, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32) -> Any:
     dtype = as_dtype(dtype)
-    if jnp.issubdtype(dtype, jnp.integer):
-        if maxval is None:
+    return _drawn(_truncated_of, words, as_shape(shape), dtype, _like(mean, dtype), _like(stddev, dtype))
+
+
+def _uniform_of(key: Any, shape: Any, dtype: Any, low: Any, high: Any) -> Any:
+    if not jnp.issubdtype(dtype, jnp.integer):
+        return jnp.maximum(low, _flat(jax.random.uniform, key, shape, dtype) * (high - low) + low)
+    if np.dtype(dtype).itemsize < 8:
+        draw = _flat if low.ndim == high.ndim == 0 else lambda draw, *arguments: draw(*arguments)
+        return draw(jax.random.randint, key, shape, low, high, dtype)
+    # `randint` cuts wide bounds off where 64-bit types are had only on request (0.10 to 0.12).
+    span = jnp.maximum(high - low, 1).astype(np.uint64)
+    return low + (_flat(jax.random.bits, key, shape, np.uint64) % span).astype(dtype)
+
+
+def _uniform(words: Any, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32) -> Any:
+    dtype = as_dtype(dtype)
+    if maxval is None:
+        if jnp.issubdtype(dtype, jnp.integer):
             raise ValueError(f"Must specify maxval for integer dtype {dtype}.")
-        low, high = _like(minval, dtype), _like(maxval, dtype)
-        if np.dtype(dtype).itemsize < 8:
-            return jax.random.randint(key, as_shape(shape), low, high, dtype)
-        # `randint` cuts wide bounds off where 64-bit types are had only on request (0.10 to 0.12).
-        span = jnp.maximum(high - low, 1).astype(np.uint64)
-        return low + (jax.random.bits(key, as_shape(shape), np.uint64) % span).astype(dtype)
-    low, high = _like(minval, dtype), _like(1 if maxval is None else maxval, dtype)
-    return jax.random.uniform(key, as_shape(shape), dtype, low, high)
+        maxval = 1
+    return _drawn(_uniform_of, words, as_shape(shape), dtype, _like(minval, dtype), _like(maxval, dtype))
 
 
-def _gamma(key: Any, shape: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32) -> Any:
-    """`shape` draws for each of the distributions."""
-    alpha = jnp.asarray(alpha, as_dtype(dtype))
-    beta = jnp.asarray(1 if beta is None else beta, alpha.dtype)
-    shape = as_shape(shape) + np.broadcast_shapes(alpha.shape, beta.shape)
-    return jax.random.gamma(key, alpha, shape, alpha.dtype) / beta
+def _full_of(key: Any, shape: Any, dtype: Any) -> Any:
+    bits = _flat(jax.random.bits, key, shape, np.dtype(f"u{dtype.itemsize}"))
+    return jax.lax.bitcast_convert_type(bits, dtype)
 
 
-def _poisson(key: Any, shape: Any, lam: Any, dtype: Any = np.float32) -> Any:
-    lam = jnp.asarray(lam, np.float32)
-    return jax.random.poisson(key, lam, as_shape(shape) + lam.shape, np.int32).astype(as_dtype(dtype))
+def _gamma_of(key: Any, shape: Any, dtype: Any, alpha: Any, beta: Any) -> Any:
+    return jax.random.gamma(key, alpha, shape, dtype) / beta
 
 
-def _categorical(key: Any, logits: Any, num_samples: Any, dtype: Any = np.int64) -> Any:
+def _gamma(words: Any, shape: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32, whole: bool = False) -> Any:
+    """`shape` draws for each of the distributions, unless it is the `whole` shape."""
+    dtype = as_dtype(dtype)
+    alpha, beta = _like(alpha, dtype), _like(1 if beta is None else beta, dtype)
+    shape = as_shape(shape) + (() if whole else np.broadcast_shapes(alpha.shape, beta.shape))
+    return _drawn(_gamma_of, words, shape, dtype, alpha, beta)
+
+
+def _poisson_of(key: Any, shape: Any, dtype: Any, lam: Any) -> Any:
+    return jax.random.poisson(key, lam, shape, np.int32).astype(dtype)
+
+
+def _poisson(words: Any, shape: Any, lam: Any, dtype: Any = np.float32, whole: bool = False) -> Any:
+    lam = _like(lam, np.float32)
+    return _drawn(_poisson_of, words, as_shape(shape) + (() if whole else lam.shape), as_dtype(dtype), lam)
+
+
+def _categorical_of(key: Any, shape: Any, dtype: Any, logits: Any) -> Any:
+    return jax.random.categorical(key, logits[:, None, :], shape=shape).astype(dtype)
+
+
+def _categorical(words: Any, logits: Any, num_samples: Any, dtype: Any = np.int64) -> Any:
     """`[batch, num_samples]` classes from logits `[batch, classes]`."""
     logits, count = convert_to_tensor(logits), as_int(num_samples, "num_samples")
-    classes = jax.random.categorical(key, logits[:, None, :], shape=(logits.shape[0], count))
-    return classes.astype(np.int64 if dtype is None else as_dtype(dtype))
+    dtype = np.dtype(np.int64) if dtype is None else as_dtype(dtype)
+    return _drawn(_categorical_of, words, (logits.shape[0], count), dtype, logits)
 
 
-def _binomial(key: Any, shape: Any, counts: Any, probs: Any, dtype: Any = np.int32) -> Any:
-    counts, probs = jnp.asarray(counts, np.float32), jnp.asarray(probs, np.float32)
-    return jax.random.binomial(key, counts, probs, as_shape(shape)).astype(as_dtype(dtype))
+def _binomial_of(key: Any, shape: Any, dtype: Any, counts: Any, probs: Any) -> Any:
+    return jax.random.binomial(key, counts, probs, shape).astype(dtype)
+
+
+def _binomial(words: Any, shape: Any, counts: Any, probs: Any, dtype: Any = np.int32) -> Any:
+    counts, probs = _like(counts, np.float32), _like(probs, np.float32)
+    return _drawn(_binomial_of, words, as_shape(shape), as_dtype(dtype), counts, probs)
+
+
+def _shuffled_of(key: Any, shape: Any, dtype: Any, value: Any) -> Any:
+    return jax.random.permutation(key, value)
+
+
+def _shuffled(words: Any, value: Any) -> Any:
+    return _drawn(_shuffled_of, words, None, None, convert_to_tensor(value))
 
 
 def _like(value: Any, dtype: Any) -> Any:
-    return of_dtype(convert_to_tensor(value) if isinstance(value, Variable) else value, dtype)
+    """A parameter in the dtype of what is drawn. What is on the host stays there, for the program to take."""
+    value = convert_to_tensor(value) if isinstance(value, Variable) else value
+    if isinstance(value, jax.Array):
+        return value if value.dtype == dtype else value.astype(dtype)
+    return np.asarray(value).astype(dtype) if np.dtype(dtype).itemsize < 8 else of_dtype(value, dtype)
+
+
+@jax.jit
+def _after(state: Any) -> Any:
+    """The state of a generator after a draw."""
+    return state.at[1].add(np.uint32(1))
 
 
 class Generator:
@@ -149,20 +212,17 @@ class Generator:
 
     def split(self, count: int = 1) -> list[Generator]:
         """So many generators with streams of their own."""
-        seeds = np.asarray(jax.random.bits(self._key(), (count, 2), np.uint32))
+        seeds = np.asarray(_drawn(_full_of, self._key(), (count, 2), np.dtype(np.uint32)))
         return [type(self)(state=seed) for seed in seeds]
 
     def make_seeds(self, count: int = 1) -> Any:
         """`[2, count]` seeds, of which each column is one for the stateless functions."""
-        return jax.random.bits(self._key(), (2, count), np.uint32).astype(np.int64)
+        return _drawn(_full_of, self._key(), (2, count), np.dtype(np.uint32)).astype(np.int64)
 
     def _key(self) -> Any:
         state = self._state.value()
-        self._state.assign_add(np.asarray([0, 1], np.uint32))
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), state[0]), state[1])
-        replica_context = _context.get_replica_context()
-        replica = 0 if replica_context is None else replica_context.replica_id_in_sync_group
-        return jax.random.fold_in(key, replica)
+        self._state.assign(_after(state), read_value=False)
+        return keys.of_state(state)
 
     def normal(self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, name: Any = None) -> Any:
         """Normally distributed numbers."""
@@ -183,8 +243,7 @@ class Generator:
     def uniform_full_int(self, shape: Any, dtype: Any = np.uint64, name: Any = None) -> Any:
         """Integers of all values that the dtype has."""
         dtype = np.dtype(as_dtype(dtype))
-        bits = jax.random.bits(self._key(), as_shape(shape), np.dtype(f"u{dtype.itemsize}"))
-        return jax.lax.bitcast_convert_type(bits, dtype)
+        return _drawn(_full_of, self._key(), as_shape(shape), dtype)
 
     def binomial(self, shape: Any, counts: Any, probs: Any, dtype: Any = np.int32, name: Any = None) -> Any:
         """How many of `counts` trials succeed, each with a probability."""
@@ -200,88 +259,86 @@ def _variable(state: Any) -> Variable:
     return Variable(lambda: _as_state(state), trainable=False, name="generator")
 
 
-# The module's own generators: one, and one more for each `seed` that a call names.
+# The functions of the module, which draw with counters of their own (see `_random_keys`).
 
-_generators: dict[int | None, Generator] = {}
-_seed: list[int] = []
-
-
-def _generator(seed: int | None = None) -> Generator:
-    if seed not in _generators:
-        if seed is not None:
-            sequence = np.random.SeedSequence([*_seed, abs(int(seed)), int(seed < 0)])
-        else:
-            sequence = np.random.SeedSequence(_seed[0] if _seed else None)
-        start = int(sequence.generate_state(1)[0]) if seed is not None or not _seed else _seed[0]
-        with _private.at_once():  # the first call may be traced
-            state = ResourceVariable(_as_state([start, 0]), trainable=False, name="seed")
-        _generators[seed] = Generator(state)
-    return _generators[seed]
+_global: dict[str, Generator] = {}  # the generator that all can ask for, once it was set or asked for
 
 
 def get_global_generator() -> Generator:
-    """The generator of the functions of this module."""
-    return _generator()
+    """A generator for all parts of a program. The functions of this module draw from other streams, as TensorFlow's."""
+    if not _global:
+        seed = keys.global_seed()
+        _global["by default"] = Generator.from_non_deterministic_state() if seed is None else Generator.from_seed(seed)
+    return next(iter(_global.values()))
 
 
 def set_global_generator(generator: Generator) -> None:
-    """Has the functions of this module draw from this generator."""
-    _generators[None] = generator
+    """Sets what `get_global_generator` returns."""
+    _global.clear()
+    _global["set"] = generator
 
 
-def set_seed(seed: int) -> None:
-    """Fixes the stream of the functions of this module."""
-    _seed[:] = [int(seed)]
-    _generators.clear()
+def set_seed(seed: int | None) -> None:
+    """Fixes the numbers of the functions of this module, and of what is shuffled without a seed, from now on.
+
+    Each eager call draws other numbers, and those of two functions of the same code are the same. A call with a seed
+    of its own draws the same numbers eagerly and in each function. All begin anew, functions that were compiled before
+    too. With None the numbers are other ones in each run of a program.
+    """
+    keys.set_seed(seed)
+    _global.pop("by default", None)
 
 
 def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, seed: Any = None, name: Any = None):
     """Normally distributed numbers."""
-    return _normal(_generator(seed)._key(), shape, mean, stddev, dtype)
+    return _normal(keys.of_op("normal", as_dtype(dtype), seed), shape, mean, stddev, dtype)
 
 
 def truncated_normal(
     shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, seed: Any = None, name: Any = None
 ) -> Any:
     """Normally distributed numbers, none further than two standard deviations from the mean."""
-    return _truncated(_generator(seed)._key(), shape, mean, stddev, dtype)
+    return _truncated(keys.of_op("truncated_normal", as_dtype(dtype), seed), shape, mean, stddev, dtype)
 
 
 def uniform(
     shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32, seed: Any = None, name: Any = None
 ):
     """Uniformly distributed numbers from `minval` to before `maxval` (1 by default)."""
-    return _uniform(_generator(seed)._key(), shape, minval, maxval, dtype)
+    return _uniform(keys.of_op("uniform", as_dtype(dtype), seed), shape, minval, maxval, dtype)
 
 
 def gamma(shape: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32, seed: Any = None, name: Any = None) -> Any:
     """`shape` draws from each of the gamma distributions."""
-    return _gamma(_generator(seed)._key(), shape, alpha, beta, dtype)
+    return _gamma(keys.of_op("gamma", as_dtype(dtype), seed), shape, alpha, beta, dtype)
 
 
 def poisson(shape: Any, lam: Any, dtype: Any = np.float32, seed: Any = None, name: Any = None) -> Any:
     """`shape` draws from each of the Poisson distributions."""
-    return _poisson(_generator(seed)._key(), shape, lam, dtype)
+    return _poisson(keys.of_op("poisson", as_dtype(dtype), seed), shape, lam, dtype)
 
 
 def categorical(logits: Any, num_samples: Any, dtype: Any = None, seed: Any = None, name: Any = None) -> Any:
     """`[batch, num_samples]` classes drawn by their logits, `[batch, classes]`."""
-    return _categorical(_generator(seed)._key(), logits, num_samples, dtype)
+    return _categorical(keys.of_op("categorical", dtype, seed), logits, num_samples, dtype)
 
 
 def shuffle(value: Any, seed: Any = None, name: Any = None) -> Any:
     """The rows in a random order."""
-    return jax.random.permutation(_generator(seed)._key(), convert_to_tensor(value))
+    return _shuffled(keys.of_op("shuffle", None, seed), value)
 
 
 # Without a state: what they give depends on `seed`, two integers, alone.
 
 
 def _stateless_key(seed: Any) -> Any:
-    seed = convert_to_tensor(seed)
+    if isinstance(seed, (list, tuple)) and all(isinstance(n, (int, np.integer)) for n in seed):
+        seed = np.asarray([int(n) & 0xFFFFFFFF for n in seed], np.uint32)
+    else:
+        seed = convert_to_tensor(seed)
     if seed.shape != (2,):
         raise ValueError(f"seed must have shape [2], got {list(seed.shape)}.")
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(0), seed[0]), seed[1])
+    return keys.of_seed(seed)
 
 
 def stateless_uniform(
@@ -327,15 +384,12 @@ def stateless_gamma(
     shape: Any, seed: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32, name: Any = None
 ) -> Any:
     """Draws from gamma distributions that depend on `seed` (two integers) alone; their shape ends with alpha's."""
-    alpha = jnp.asarray(alpha, as_dtype(dtype))
-    beta = jnp.asarray(1 if beta is None else beta, alpha.dtype)
-    return jax.random.gamma(_stateless_key(seed), alpha, as_shape(shape), alpha.dtype) / beta
+    return _gamma(_stateless_key(seed), shape, alpha, beta, dtype, whole=True)
 
 
 def stateless_poisson(shape: Any, seed: Any, lam: Any, dtype: Any = np.int32, name: Any = None) -> Any:
     """Draws from Poisson distributions that depend on `seed` (two integers) alone; their shape ends with lam's."""
-    lam = jnp.asarray(lam, np.float32)
-    return jax.random.poisson(_stateless_key(seed), lam, as_shape(shape), np.int32).astype(as_dtype(dtype))
+    return _poisson(_stateless_key(seed), shape, lam, dtype, whole=True)
 
 
 def stateless_binomial(
@@ -352,18 +406,18 @@ def stateless_categorical(logits: Any, num_samples: Any, seed: Any, dtype: Any =
 
 def stateless_shuffle(value: Any, seed: Any, alg: Any = "auto_select", name: Any = None) -> Any:
     """The rows in an order that depends on `seed` (two integers) alone."""
-    return jax.random.permutation(_stateless_key(seed), convert_to_tensor(value))
+    return _shuffled(_stateless_key(seed), value)
 
 
 def split(seed: Any, num: int = 2, alg: Any = "auto_select") -> Any:
     """`[num, 2]` seeds that depend on `seed` (two integers) alone."""
-    keys = jax.random.split(_stateless_key(seed), num)
-    return jax.random.key_data(keys).view(np.int32).astype(convert_to_tensor(seed).dtype)
+    split_keys = jax.random.split(keys.wrapped(_stateless_key(seed)), num)
+    return jax.random.key_data(split_keys).view(np.int32).astype(convert_to_tensor(seed).dtype)
 
 
 def fold_in(seed: Any, data: Any, alg: Any = "auto_select") -> Any:
     """A seed that depends on `seed` (two integers) and on a number."""
-    key = jax.random.fold_in(_stateless_key(seed), convert_to_tensor(data))
+    key = jax.random.fold_in(keys.wrapped(_stateless_key(seed)), convert_to_tensor(data))
     return jax.random.key_data(key).view(np.int32).astype(convert_to_tensor(seed).dtype)
 
 

@@ -1,0 +1,209 @@
+"""Keys of random numbers: of a seed, of a generator's state, and of counters that users do not see.
+
+Each function of `tf.random` that takes no generator draws with the next number of a counter. Code that runs eagerly has
+one counter for all calls without a seed, and one for each op, dtype and seed. A `tf.function` has counters of its own,
+which begin at 0: one for all calls without a seed, and one for each call in its code that names a seed. Two functions
+of the same code therefore draw the same numbers. `tf.random.set_seed` sets all counters back.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+import zlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax import _context, _data, _function, _levels, _private
+from replicax._variables import ResourceVariable
+
+# Named, so that the numbers do not depend on JAX's setting for its default generator.
+_IMPLEMENTATION = "threefry2x32"
+_ZERO = np.zeros(2, np.uint32)
+_OF_OPS = 87654321  # the global seed where an op names a seed and `set_seed` was not called, as in TensorFlow
+
+
+@jax.jit
+def _folded(start: Any, numbers: Any, replica: Any = None) -> Any:
+    """The words of a key: `start`, in which the numbers and then the replica are folded."""
+    key = wrapped(start)
+    for i in range(numbers.shape[0]):
+        key = jax.random.fold_in(key, numbers[i])
+    return jax.random.key_data(key if replica is None else jax.random.fold_in(key, replica))
+
+
+def wrapped(words: Any) -> Any:
+    """The key of these words, a `[2]` array of uint32, as functions of `jax.random` take it."""
+    return jax.random.wrap_key_data(words, impl=_IMPLEMENTATION)
+
+
+def of_seed(seed: Any) -> Any:
+    """The key's words for a stateless function, from its two integers."""
+    return _folded(_ZERO, seed)
+
+
+def of_state(state: Any) -> Any:
+    """The key's words for a generator in this state, other ones for each replica."""
+    context = _context.get_replica_context()
+    return _folded(_ZERO, state, np.int32(0) if context is None else context.replica_id_in_sync_group)
+
+
+def of_op(op: str, dtype: Any, seed: Any) -> Any:
+    """The key's words for the next call of an op without a generator, other ones for each replica."""
+    tag = () if seed is None else (op, dtype, int(seed))
+    running = _function.running()
+    if isinstance(_levels.frame(), _levels.Level) and not _private.is_eager(_levels.untaped_trace()):
+        state = _of_function(running).state(tag, 0 if running is None or not tag else running.number(tag))
+        value = state.value()
+        state.assign_add(_NEXT, read_value=False)
+        context = _context.get_replica_context()
+        return _folded(value[:2], value[2:], np.int32(0) if context is None else context.replica_id_in_sync_group)
+    replica = _replica()
+    start, count = (_eager if running is None else _of_function(running)).take(tag, replica)
+    words = _folded(start, np.asarray([count], np.uint32), np.int32(replica))
+    _levels.refuse_tracers([words])  # inside of `jax.jit` it would be the same in each call
+    return words
+
+
+def _replica() -> int:
+    """The number of the replica that runs eagerly, 0 outside of replicas."""
+    context = _context.get_replica_context()
+    number = 0 if context is None else context.replica_id_in_sync_group
+    # An initial value that is lifted out of a compiled replica is one for all of them.
+    return 0 if isinstance(number, jax.core.Tracer) else int(number)
+
+
+_seed: int | None = None
+_lock = threading.RLock()
+_NEXT = np.asarray([0, 0, 1], np.uint32)
+
+
+def _start(tag: tuple[Any, ...], chance: int, stream: int) -> np.ndarray:
+    """The words that a counter's numbers are folded in."""
+    if tag:
+        op, dtype, seed = tag
+        numbers = [_OF_OPS if _seed is None else _seed, zlib.crc32(f"{op} {dtype}".encode()), seed]
+    else:
+        numbers = [chance if _seed is None else _seed, stream]
+    return np.random.SeedSequence([part for n in numbers for part in (abs(n), int(n < 0))]).generate_state(2)
+
+
+def _by_chance() -> int:
+    return int(np.random.SeedSequence().generate_state(1)[0])
+
+
+class _Eager:
+    """The counters of code that runs eagerly outside of functions, for each replica."""
+
+    def __init__(self, stream: int):
+        self._stream = stream
+        self.reset()
+
+    def reset(self) -> None:
+        self._chance = _by_chance()
+        self._counters: dict[Any, tuple[np.ndarray, dict[int, int]]] = {}
+
+    def take(self, tag: tuple[Any, ...], replica: int) -> tuple[np.ndarray, int]:
+        with _lock:
+            counter = self._counters.get(tag)
+            if counter is None:
+                counter = self._counters[tag] = _start(tag, self._chance, self._stream), {}
+            start, counts = counter
+            counts[replica] = counts.get(replica, 0) + 1
+            return start, counts[replica] - 1
+
+
+class _OfFunction:
+    """The counters of a function, in variables, since its programs have to count as well."""
+
+    def __init__(self) -> None:
+        self._states: dict[Any, ResourceVariable] = {}
+        self._taken: dict[Any, tuple[int, dict[int, int]]] = {}  # by eager replicas, from which number on
+        self._chance = _by_chance()
+
+    def reset(self) -> None:
+        """Begins anew, with the seed that holds now."""
+        self._taken.clear()
+        self._chance = _by_chance()
+        for (tag, _), state in self._states.items():
+            self._write(state, self._first(tag))
+
+    def state(self, tag: tuple[Any, ...], number: int) -> ResourceVariable:
+        """The variable of a call that names a seed, the `number`th of its kind, or that of all other calls."""
+        with _lock:
+            if (tag, number) not in self._states:
+                with _private.at_once():  # the function may be traced
+                    state = ResourceVariable(self._first(tag), trainable=False, name="seed")
+                state._late = False  # no checkpoint has it
+                self._states[tag, number] = state
+            return self._states[tag, number]
+
+    def take(self, tag: tuple[Any, ...], replica: int) -> tuple[np.ndarray, int]:
+        """The same where the function's Python code runs eagerly, as its first call may: each replica counts alone."""
+        state = self.state(tag, 0)
+        with _lock:
+            with _levels.lock:
+                value = np.asarray(state._read_global()[0])
+            begun, counts = self._taken.get(tag, (0, {}))
+            if begun + max(counts.values(), default=0) != value[2]:  # a program has counted on
+                begun, counts = self._taken[tag] = int(value[2]), {}
+            count = counts[replica] = counts.get(replica, 0) + 1
+            if begun + count > value[2]:
+                self._write(state, np.append(value[:2], np.uint32(begun + count)))
+                self._taken[tag] = begun, counts
+            return value[:2], begun + count - 1
+
+    def _first(self, tag: tuple[Any, ...]) -> np.ndarray:
+        return np.append(_start(tag, self._chance, 1), np.uint32(0))
+
+    def _write(self, state: ResourceVariable, value: np.ndarray) -> None:
+        with _private.at_once():
+            _levels.Frame().write(state, [_context.as_array(value)])
+
+
+_eager = _Eager(stream=0)
+_datasets = _Eager(stream=2)
+_functions: weakref.WeakSet[_OfFunction] = weakref.WeakSet()
+_outside = _OfFunction()  # of what is traced outside of functions, where no variable can be counted up
+
+
+def _of_function(running: Any) -> _OfFunction:
+    if running is None:
+        return _outside
+    with _lock:
+        if running.function.random_numbers is None:
+            running.function.random_numbers = _OfFunction()
+            _functions.add(running.function.random_numbers)
+    return running.function.random_numbers
+
+
+def global_seed() -> int | None:
+    """What `set_seed` was last called with."""
+    return _seed
+
+
+def set_seed(seed: int | None) -> None:
+    """Fixes the numbers of the functions of this module, and of what is shuffled without a seed, from now on.
+
+    All counters begin anew, those of functions as well. None has numbers that other runs of a program do not draw.
+    """
+    global _seed
+    with _lock:
+        _seed = None if seed is None else int(seed)
+        _eager.reset()
+        _datasets.reset()
+        for numbers in list(_functions):
+            numbers.reset()
+
+
+def _dataset_seed() -> int | None:
+    """A seed for a dataset's random choices that are made without one, once `set_seed` was called."""
+    if _seed is None:
+        return None
+    start, count = _datasets.take((), 0)
+    return int(np.random.SeedSequence([*start.tolist(), count]).generate_state(1, np.uint64)[0])
+
+
+_data.use_default_seed(_dataset_seed)
