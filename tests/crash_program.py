@@ -1,0 +1,119 @@
+"""Saves in every way that there is, for `crash_points` to look at; see test_crash_points.py, which restores."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import replicax as rx
+from replicax import _atomic_files as atomic
+
+Dataset = rx.data.Dataset
+v = rx.Variable(0.0)
+
+
+def checkpoint() -> Any:
+    return rx.train.Checkpoint(v=v)
+
+
+def write(folder: Path, saves: int) -> Callable[[int], Any]:
+    one = checkpoint()
+    return lambda number: one.write(folder / "model")
+
+
+def save(folder: Path, saves: int) -> Callable[[int], Any]:
+    one = checkpoint()
+    return lambda number: one.save(folder / "ckpt")
+
+
+def manager(folder: Path, saves: int, max_to_keep: int, same: bool = False) -> Callable[[int], Any]:
+    one = rx.train.CheckpointManager(checkpoint(), folder, max_to_keep)
+    return lambda number: one.save(1 if same else None)
+
+
+def dataset(number: int) -> Any:
+    return Dataset.range(4).map(lambda i: i * 0 + number)
+
+
+def saved_dataset(folder: Path, saves: int) -> Callable[[int], Any]:
+    return lambda number: dataset(number).enumerate().save(str(folder / "saved"), shard_func=lambda i, _: i % 2)
+
+
+def cache(folder: Path, saves: int) -> Callable[[int], Any]:
+    return lambda number: list(dataset(number).cache(str(folder / "cache")))
+
+
+def snapshot(folder: Path, saves: int) -> Callable[[int], Any]:
+    return lambda number: list(dataset(number).snapshot(str(folder / "snapshot")))
+
+
+def after_a_kill(folder: Path, saves: int) -> Callable[[int], Any]:
+    """What a process has left that was killed between two renames, and another while it deleted."""
+    staging = folder / ".replicax-unfinished-1"
+    for name, value in [("old", 0.0), ("new", 0.5)]:
+        v.assign(value)
+        checkpoint().write(staging / name)
+    (staging / "target").write_text("ckpt-1")
+    deleted = folder / ".replicax-unfinished-2"
+    shutil.copytree(staging / "old" / "d", deleted / "deleted")
+    (deleted / "target").write_text("ckpt-0")
+    one = checkpoint()
+    return lambda number: one.write(folder / "ckpt-1")
+
+
+OVER = {
+    "write": write,
+    "manager, the same number": functools.partial(manager, max_to_keep=2, same=True),
+    "Dataset.save": saved_dataset,
+    "write after a kill": after_a_kill,
+}
+WAYS: dict[str, Callable[[Path, int], Callable[[int], Any]]] = {
+    **OVER,
+    "save": save,
+    "manager, max_to_keep=1": functools.partial(manager, max_to_keep=1),
+    "manager, max_to_keep=2": functools.partial(manager, max_to_keep=2),
+    "cache": cache,
+    "snapshot": snapshot,
+    **{f"{name}, two renames": make for name, make in OVER.items()},
+}
+
+
+def times(name: str, saves: int) -> int:
+    """How many times to save: one more for managers, which then delete, and once what is written once."""
+    return 1 if name in ("cache", "snapshot") else saves + name.startswith("manager, max")
+
+
+def main() -> None:
+    """Saves the numbers 1, 2, 3 ... in each way, and says after each which one is there."""
+    out, saves = Path(sys.argv[1]), int(sys.argv[2])
+    for name, make in WAYS.items():  # so that all is imported that is to be
+        (folder := out / "before" / name).mkdir(parents=True)
+        make(folder, saves)(1)
+    print("ready", flush=True)
+    input()
+    exchange = atomic._renameat2
+    for name, make in WAYS.items():
+        atomic._renameat2 = None if name.endswith("two renames") else exchange
+        (folder := out / "saved" / name).mkdir(parents=True)
+        one = make(folder, saves)
+
+        def returned(number: int, name: str = name, folder: Path = folder) -> None:
+            (out / "next").write_text(json.dumps({"folder": str(folder), "way": name, "returned": number}))
+            os.replace(out / "next", out / "now")
+
+        returned(0)
+        for number in range(1, times(name, saves) + 1):
+            v.assign(number)
+            one(number)
+            returned(number)
+        (folder / "end").touch()  # so that the last state is seen
+
+
+if __name__ == "__main__":
+    main()
