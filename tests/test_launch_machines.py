@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,14 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for proce
 
 
 @contextlib.contextmanager
-def machines(folder: Path, ranks: list[str], program: str, options: str = "") -> Iterator[list[Launch]]:
+def machines(
+    folder: Path, ranks: list[str], program: str, options: str = "", env: Mapping[str, str | None] | None = None
+) -> Iterator[list[Launch]]:
     """A launcher for each of `ranks`: the number of its first worker and options of its own."""
     coordinator = f"--coordinator 127.0.0.1:{free_ports(1)[0]}"
     with contextlib.ExitStack() as stack:
         yield [
-            stack.enter_context(Launch(folder, f"{options} {coordinator} --worker-rank {rank}", program))
+            stack.enter_context(Launch(folder, f"{options} {coordinator} --worker-rank {rank}", program, env=env))
             for rank in ranks
         ]
 
@@ -168,6 +171,52 @@ def test_a_launcher_that_dies_ends_all(rank, tmp_path):
         assert "worker 1 failed first: its launcher was lost" in other.err
     else:
         assert "The launcher of worker 0, at 127.0.0.1:" in other.err
+
+
+SOON = {"REPLICAX_HEARTBEAT_TIMEOUT": "4"}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_launcher_that_is_stopped_is_noticed_and_ends_when_it_is_continued(rank, tmp_path):
+    """SIGSTOP: the system of its machine goes on to answer for it."""
+    with machines(tmp_path, ["0", "1"], "print('ready')\nfor_ever()", "--workers 2", SOON) as launches:
+        for launch in launches:
+            launch.wait_for("ready")
+        stopped, other = launches[rank], launches[1 - rank]
+        stopped.signal(signal.SIGSTOP)
+        assert other.wait() == (1 if rank else 2), other.output
+        stopped.signal(signal.SIGCONT)
+        assert stopped.wait() == 1, stopped.output
+    if rank:
+        assert "worker 1 failed first: its launcher has not answered for " in other.err
+        assert "worker 1 failed first: its launcher has not answered for " in stopped.err
+    else:
+        assert "The launcher of worker 0, at 127.0.0.1:" in other.err and "has not answered for " in other.err
+        assert "worker 1 failed first: its launcher was lost" in stopped.err
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_a_launcher_ends_its_own_workers_though_the_launcher_of_worker_0_is_stopped(name, tmp_path):
+    """On a signal to the launcher itself (SIGTERM), and when its worker is killed (SIGKILL)."""
+    number = getattr(signal, name)
+    program = "print('I am', os.getpid(), 'here')\nfor_ever()"
+    with machines(tmp_path, ["0", "1"], program, "--workers 2 --grace 5", SOON) as launches:
+        for launch in launches:
+            launch.wait_for("here")
+        zero, one = launches
+        zero.signal(signal.SIGSTOP)
+        if name == "SIGTERM":
+            one.signal(signal.SIGTERM)
+        else:
+            os.kill(int(one.out.split("I am ")[1].split()[0]), signal.SIGKILL)
+        assert one.wait() == 128 + number, one.output
+        zero.signal(signal.SIGCONT)
+        assert zero.wait() in (1, 128 + number), zero.output
+    assert "The launcher of worker 0, at 127.0.0.1:" in one.err and "has not answered for " in one.err
+    assert {
+        "SIGTERM": "interrupted by SIGTERM; all workers here have ended.",
+        "SIGKILL": "worker 1 failed first: killed by SIGKILL",
+    }[name] in one.err
 
 
 @pytest.mark.parametrize("rank", [0, 1])

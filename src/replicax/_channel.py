@@ -14,6 +14,15 @@ from typing import Any
 _LONGEST = 1 << 22  # bytes of a line; who sends more is not one of us
 
 
+def read_message(line: bytes) -> dict[str, Any] | None:
+    """The message that a line holds; None where it is none, whatever it is."""
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return message if isinstance(message, dict) else None
+
+
 class Channel:
     """One connection. `closed` is true once the other side is gone or has sent what no process of a job sends."""
 
@@ -61,11 +70,7 @@ class Channel:
         *lines, self._incoming = self._incoming.split(b"\n")
         messages = []
         for line in lines:
-            try:
-                message = json.loads(line)
-            except ValueError:
-                message = None
-            if not isinstance(message, dict):
+            if (message := read_message(line)) is None:
                 self.closed = True
                 break
             messages.append(message)
@@ -105,22 +110,40 @@ def parse(address: str) -> tuple[str, int]:
 
 
 def interface(host: str) -> str:
-    """The address to listen at so that others reach `host`: the loopback for itself, every interface for the rest.
+    """The address to listen at so that others reach `host`: its own, if this machine has it, else every interface.
 
-    A name may stand for the loopback on its own machine and for something else on the others, so names are not trusted.
+    A name may stand for the loopback on its own machine (127.0.1.1 in Debian's /etc/hosts) and for something else on
+    the others, so a name that stands for the loopback here is not trusted, nor one that stands for several addresses.
+
+    >>> interface("localhost"), interface("127.0.0.1"), interface("::1"), interface("192.0.2.1")
+    ('127.0.0.1', '127.0.0.1', '::1', '0.0.0.0')
     """
+    host = "127.0.0.1" if host == "localhost" else host
     try:
-        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+        addresses = [ipaddress.ip_address(host)]
     except ValueError:
-        return "0.0.0.0" if socket.AF_INET in _families(host) else "::"
-    return str(address) if address.is_loopback else "0.0.0.0" if address.version == 4 else "::"
+        addresses = [address for address in _resolved(host) if not address.is_loopback]
+    fourth = [address for address in addresses if address.version == 4]
+    if len(own := list(filter(is_own, map(str, fourth or addresses)))) == 1:
+        return own[0]
+    return "0.0.0.0" if fourth or not addresses else "::"
 
 
-def _families(host: str) -> set[int]:
+def is_own(address: str) -> bool:
+    """Whether this machine has an address."""
     try:
-        return {info[0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        listen(address, 0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _resolved(name: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:  # not known yet
-        return {socket.AF_INET}
+        return []
+    return [ipaddress.ip_address(address) for address in sorted(found)]
 
 
 def listen(host: str, port: int) -> socket.socket:

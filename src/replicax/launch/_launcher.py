@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from replicax import _runtime
 from replicax._channel import join_address
+from replicax._errors import JobError
 from replicax.launch import _guard
 from replicax.launch._cluster import (
     LaunchError,
@@ -22,10 +24,11 @@ from replicax.launch._cluster import (
     visible_gpus,
     worker_environment,
 )
+from replicax.launch._connection import Connection, Listener, connect
 from replicax.launch._gang import SETTLE, Gang, Worker
-from replicax.launch._hub import Connection, Hub, Listener, LocalLink, Message, connect
+from replicax.launch._hub import Hub, LocalLink, Message
 from replicax.launch._output import Screen
-from replicax.launch._report import exit_status, signal_name
+from replicax.launch._report import Outcome, exit_status, signal_name, verdict
 
 # Seconds from the request to end to SIGKILL: after a failure, and when the launcher was asked to end, where a worker
 # may want to save its state.
@@ -79,6 +82,10 @@ class Launcher:
         self._gpus = share_gpus(visible_gpus(os.environ), plan.here, plan.devices)
         self._gang: Gang | None = None
         self._interrupts: list[int] = []
+        try:
+            self._timeout = _runtime.timeouts()["heartbeat"] or 30.0
+        except JobError as error:
+            raise LaunchError(str(error)) from None
 
     @property
     def interrupted(self) -> bool:
@@ -103,9 +110,9 @@ class Launcher:
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         with self._signals():
             async with self._link() as (link, host):
-                while (verdict := await self._attempt(link, host))["again"]:
+                while (found := await self._attempt(link, host))["again"]:
                     pass
-                return verdict["status"]
+                return found["status"]
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
@@ -117,7 +124,7 @@ class Launcher:
             if self._gang is None:
                 task.cancel()
             else:
-                self._inbox.put_nowait({"op": "signal", "number": number})
+                self._inbox.put_nowait({"op": "signal", "interrupt": number})
 
         def handle(number: int, frame: object) -> None:
             self._interrupts.append(number)
@@ -142,7 +149,7 @@ class Launcher:
         plan = self._plan
         if plan.first > 0:
             assert plan.coordinator is not None
-            connection = await connect(*split_address(plan.coordinator), plan.start_timeout, self._inbox)
+            connection = await connect(*split_address(plan.coordinator), plan.start_timeout, self._timeout, self._inbox)
             try:
                 yield connection, plan.host or connection.host
             finally:
@@ -154,7 +161,7 @@ class Launcher:
                 yield LocalLink(hub, self._inbox), "127.0.0.1"
             else:
                 host, port = split_address(plan.coordinator)
-                async with Listener(hub, host, port):
+                async with Listener(hub, host, port, self._timeout):
                     yield LocalLink(hub, self._inbox), plan.host or host
         finally:
             hub.close()
@@ -184,12 +191,12 @@ class Launcher:
             link.send_to_hub({"op": "failed", "interrupt": self._interrupts[0]})
         now = time.time()
         link.send_to_hub({"op": "done", "outcomes": [outcome.to_message(now) for outcome in outcomes]})
-        verdict = await self._message("verdict")
-        if verdict["text"]:
-            self._screen.say(verdict["text"], alarm=True)
-        if verdict["again"]:
-            self._screen.say(f"restart {verdict['attempt'] + 1} of at most {verdict['max_restarts']}")
-        return verdict
+        found = await self._verdict(outcomes)
+        if found["text"]:
+            self._screen.say(found["text"], alarm=True)
+        if found["again"]:
+            self._screen.say(f"restart {found['attempt'] + 1} of at most {found['max_restarts']}")
+        return found
 
     async def _message(self, kind: str) -> Message:
         """The hub's next message of that kind."""
@@ -197,8 +204,29 @@ class Launcher:
             if message["op"] == "refused":
                 raise LaunchError(message["message"])
             if message["op"] == "lost":
-                raise LaunchError(f"The launcher of worker 0, at {self._plan.coordinator}, has gone.")
+                raise LaunchError(f"The launcher of worker 0, at {self._plan.coordinator}, {message['how']}.")
         return message
+
+    async def _verdict(self, outcomes: list[Outcome]) -> Message:
+        """The hub's verdict on all workers or, where that does not come, one on the workers of this machine."""
+        # The others have as long to end their workers as this launcher had, and then it waits for them no longer.
+        patience = self._grace(_GRACE_AFTER_SIGNAL) + self._timeout if self._interrupts else None
+        problem = "What has become of the workers of other machines is not known."
+        try:
+            async with asyncio.timeout(patience):
+                return await self._message("verdict")
+        except TimeoutError:
+            pass
+        except LaunchError as error:
+            problem = f"{error} {problem}"
+        if self._interrupts:
+            number = self._interrupts[0]
+            status, text = exit_status(-number), f"interrupted by {signal_name(number)}; all workers here have ended."
+        else:
+            status, text = verdict(outcomes)
+            of_itself = any(o.failed and (o.report is None or o.report["caused_by"] is None) for o in outcomes)
+            status = status if of_itself else 2
+        return {"op": "verdict", "status": status, "text": f"{problem}\n{text}".rstrip(), "again": False}
 
     def _worker(self, index: int, start: Message, folder: str) -> Worker:
         plan = self._plan
@@ -216,25 +244,22 @@ class Launcher:
         return Worker(plan.first + index, plan.command, environment, self._screen, width)
 
     async def _follow(self, gang: Gang, link: LocalLink | Connection) -> None:
-        """Does what the hub and signals say, while the workers run."""
-        while True:
-            message = await self._inbox.get()
-            if message["op"] == "signal":  # the hub has the workers of all machines end in the same way
-                link.send_to_hub({"op": "failed", "interrupt": message["number"]})
-            elif message["op"] == "stop" and message["interrupt"] is not None:
-                # A worker knows Ctrl-C and a request to end; the other signals are the launcher's business.
-                number = signal.SIGINT if message["interrupt"] == signal.SIGINT else signal.SIGTERM
-                grace = self._grace(_GRACE_AFTER_SIGNAL)
-                more = "; press Ctrl-C again to kill them now" if self._interrupts == [signal.SIGINT] else ""
-                self._screen.say(f"{signal_name(message['interrupt'])}: the workers have {grace:g} s to end{more}.")
-                await gang.end(number, settle=0.0, grace=grace)
-            else:
-                lost = message["op"] == "lost"
-                if lost:
-                    self._inbox.put_nowait(message)  # for whoever will wait for the verdict
-                await gang.end(signal.SIGTERM, settle=SETTLE, grace=self._grace(_GRACE_AFTER_FAILURE))
-                if lost:
-                    return
+        """Ends the workers when the hub or a signal says so, or when the hub is lost."""
+        while (message := await self._inbox.get())["op"] not in ("signal", "stop", "lost"):
+            pass
+        if message["op"] == "lost":
+            self._inbox.put_nowait(message)  # for whoever will wait for the verdict
+        if message["op"] == "signal":  # the hub has the workers of other machines end in the same way
+            link.send_to_hub({"op": "failed", "interrupt": message["interrupt"]})
+        if message.get("interrupt") is None:
+            await gang.end(signal.SIGTERM, settle=SETTLE, grace=self._grace(_GRACE_AFTER_FAILURE))
+            return
+        # A worker knows Ctrl-C and a request to end; the other signals are the launcher's business.
+        number = signal.SIGINT if message["interrupt"] == signal.SIGINT else signal.SIGTERM
+        grace = self._grace(_GRACE_AFTER_SIGNAL)
+        more = "; press Ctrl-C again to kill them now" if self._interrupts == [signal.SIGINT] else ""
+        self._screen.say(f"{signal_name(message['interrupt'])}: the workers have {grace:g} s to end{more}.")
+        await gang.end(number, settle=0.0, grace=grace)
 
     def _grace(self, usual: float) -> float:
         return usual if self._plan.grace is None else self._plan.grace

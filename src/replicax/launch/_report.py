@@ -30,6 +30,7 @@ class Outcome:
         ended: whether the launcher ended it.
         report: what it wrote of its failure, if it did.
         tail: the last lines of its standard error.
+        lost: where nobody knows: why.
     """
 
     worker: int
@@ -39,6 +40,7 @@ class Outcome:
     ended: bool = False
     report: dict[str, Any] | None = None
     tail: list[str] = field(default_factory=list)
+    lost: str = ""
 
     @property
     def failed(self) -> bool:
@@ -59,29 +61,44 @@ class Outcome:
 
     @classmethod
     def from_message(cls, message: dict[str, Any], now: float) -> Outcome:
-        """The reverse of `to_message`."""
-        outcome = cls(**message)
-        outcome.when = now - outcome.when
-        if outcome.report:
-            outcome.report["time"] = now - outcome.report["time"]
+        """The reverse of `to_message`; ValueError where it is not from there."""
+        try:
+            outcome = cls(**message)
+            outcome.when = now - float(outcome.when)
+            if outcome.report is not None:
+                outcome.report = _report(outcome.report)
+                outcome.report["time"] = now - outcome.report["time"]
+        except _NOT_SO as error:
+            raise ValueError("no outcome of a worker") from error
+        texts = [outcome.host, outcome.lost, *outcome.tail] if isinstance(outcome.tail, list) else [None]
+        numbers = [outcome.worker] + [outcome.status] * (outcome.status is not None)
+        if {*map(type, texts)} != {str} or {*map(type, numbers)} != {int} or type(outcome.ended) is not bool:
+            raise ValueError("no outcome of a worker")
         return outcome
+
+
+_NOT_SO = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
+
+
+def _report(fields: Any) -> dict[str, Any]:
+    """A worker's report with fields of the right types; one of `_NOT_SO` where it is none."""
+    caused_by, step = fields.get("caused_by"), fields.get("step")
+    return {
+        "time": float(fields["time"]),
+        "kind": str(fields["kind"]),
+        "message": str(fields["message"])[:_LINE],
+        "traceback": str(fields.get("traceback") or "")[-_TRACEBACK:],
+        "step": None if step is None else int(step),
+        "call": None if fields.get("call") is None else str(fields["call"])[:_LINE],
+        "caused_by": None if caused_by is None else int(caused_by),
+    }
 
 
 def read_report(folder: Path, worker: int) -> dict[str, Any] | None:
     """The report of a worker that failed, if it wrote one that can be read."""
     try:
-        report = json.loads((folder / f"{worker}.json").read_text(encoding="utf-8", errors="replace"))
-        caused_by, step = report.get("caused_by"), report.get("step")
-        return {
-            "time": float(report["time"]),
-            "kind": str(report["kind"]),
-            "message": str(report["message"])[:_LINE],
-            "traceback": str(report.get("traceback") or "")[-_TRACEBACK:],
-            "step": None if step is None else int(step),
-            "call": None if report.get("call") is None else str(report["call"])[:_LINE],
-            "caused_by": None if caused_by is None else int(caused_by),
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _report(json.loads((folder / f"{worker}.json").read_text(encoding="utf-8", errors="replace")))
+    except (OSError, *_NOT_SO):
         return None
 
 
@@ -102,7 +119,7 @@ def describe(outcome: Outcome) -> str:
     """How a worker ended, in a few words."""
     status = outcome.status
     if status is None:
-        return "its launcher was lost"
+        return outcome.lost or "its launcher was lost"
     if status == 0:
         return "ended with exit status 0"
     how = f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"

@@ -1,0 +1,238 @@
+"""The connections between the launchers of several machines: lines of JSON over TCP, and a sign of life every second.
+
+The system of a machine answers for a launcher that is stopped, so launchers themselves say that they are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+
+from replicax._channel import interface, join_address, read_message
+from replicax.launch._cluster import LaunchError
+from replicax.launch._hub import FROM_HUB, Hub, Message, checked
+
+_LONGEST_MESSAGE = 1 << 24
+_LONGEST_OF_A_STRANGER = 1 << 20
+_STRANGERS = 256  # connections that have not said who they are; one more, and the oldest is closed
+_SPEAKS = 10.0  # seconds that such a connection has
+_RETRY = 0.25
+# A machine that is gone (no power, no network): where something is sent, the system gives up after half a minute.
+_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
+
+_ALIVE = {"op": "alive"}
+
+
+class Connection:
+    """A member's connection to the hub, or the hub's to a member or a stranger.
+
+    Args:
+        writer: sends over the connection.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter):
+        self._writer = writer
+        self.since = self.heard = time.monotonic()
+        self.tasks: tuple[asyncio.Task[None], ...] = ()  # what listens
+        self.known = False  # a launcher of this job is at the other end
+        self.host: str = writer.get_extra_info("sockname")[0]
+        connection = writer.get_extra_info("socket")
+        with contextlib.suppress(OSError):  # it has ended already
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                if hasattr(socket, name):
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def send(self, message: Message) -> None:
+        """Sends a message, without waiting."""
+        if not self._writer.is_closing():
+            self._writer.write(json.dumps(message).encode() + b"\n")
+
+    send_to_hub = send
+
+    async def messages(self, reader: asyncio.StreamReader, receive: Callable[[Message], object]) -> None:
+        """Passes on what comes, until the connection ends or something comes that no launcher sends."""
+        rest = bytearray()
+        with contextlib.suppress(OSError, ValueError):
+            while data := await reader.read(1 << 16):
+                self.heard = time.monotonic()
+                *lines, last = data.split(b"\n")
+                if lines:
+                    lines[0], rest = bytes(rest) + lines[0], bytearray()
+                rest += last
+                for line in lines:
+                    if (message := read_message(line)) is None:
+                        return
+                    if message != _ALIVE:
+                        receive(message)
+                if len(rest) > (_LONGEST_MESSAGE if self.known else _LONGEST_OF_A_STRANGER):
+                    return
+
+    def abort(self) -> None:
+        """Ends the connection at once."""
+        self._writer.transport.abort()
+
+    async def close(self) -> None:
+        """Closes the connection when everything is sent."""
+        self._writer.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            await asyncio.wait_for(self._writer.wait_closed(), 5.0)
+
+
+async def _watch(
+    connections: Callable[[], Iterable[Connection]], timeout: float, silent: Callable[[Connection, float], None]
+) -> None:
+    """Gives signs of life over connections, and calls `silent` for one over which nothing has come for `timeout` s."""
+    interval = min(1.0, timeout / 6)
+    looked = time.monotonic()
+    while True:
+        await asyncio.sleep(interval)
+        now = time.monotonic()
+        stood_still, looked = now - looked - interval, now
+        for connection in list(connections()):
+            if stood_still > 2.0:  # this process itself was stopped: what the others have sent is still to be read
+                connection.heard += stood_still
+            connection.send(_ALIVE)
+            if now - connection.heard > timeout:
+                silent(connection, now - connection.heard)
+
+
+class Listener:
+    """Takes the connections of members on other machines. What does not speak as a member is a stranger, and is closed.
+
+    Args:
+        hub: gets their messages.
+        host: where to listen.
+        port: the port there.
+        timeout: seconds after which a member that is silent is given up.
+
+    Raises:
+        LaunchError: on entering the context, where it cannot listen there.
+    """
+
+    def __init__(self, hub: Hub, host: str, port: int, timeout: float):
+        self._hub = hub
+        self._address = host, port
+        self._timeout = timeout
+        self._connections: dict[Connection, None] = {}  # the oldest first
+
+    async def __aenter__(self) -> None:
+        host, port = self._address
+        where = join_address(host, port)
+        try:
+            # A name may stand for a loopback address here (in /etc/hosts) and for another one on the other machines.
+            probe = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            with socket.socket(probe[0], socket.SOCK_STREAM) as candidate:
+                candidate.bind(probe[4])
+        except OSError as error:
+            raise LaunchError(
+                f"The coordinator {where} is not an address of this machine ({error}). --coordinator names the machine "
+                f"where --worker-rank 0 is started."
+            ) from None
+        at = interface(host)
+        try:
+            self._server = await asyncio.start_server(self._serve, None if at in ("0.0.0.0", "::") else at, port)
+        except OSError as error:
+            raise LaunchError(
+                f"Cannot listen at the coordinator's address {where}: {error.strerror or error}. Another launcher may "
+                f"be using that port; give --coordinator another one on all machines."
+            ) from None
+        self._watching = asyncio.create_task(_watch(self._present, self._timeout, self._silent))
+
+    def _present(self) -> Iterable[Connection]:
+        """The members; strangers that have been here for too long are closed."""
+        for connection in list(self._connections):
+            if not connection.known and time.monotonic() - connection.since > _SPEAKS:
+                connection.abort()
+        return (connection for connection in self._connections if connection.known)
+
+    def _silent(self, connection: Connection, seconds: float) -> None:
+        # Its connection stays: a launcher that is continued reads there that the job is over.
+        self._hub.lost(connection, f"its launcher has not answered for {seconds:.0f} s")
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(writer)
+        self._connections[connection] = None
+        strangers = [other for other in self._connections if not other.known]
+        if len(strangers) > _STRANGERS + self._hub.workers:
+            strangers[0].abort()
+
+        def receive(message: Message) -> None:
+            connection.known = self._hub.receive(connection, message) or connection.known
+
+        try:
+            await connection.messages(reader, receive)
+        finally:
+            del self._connections[connection]
+            self._hub.left(connection)
+            await connection.close()
+
+    async def __aexit__(self, *error: object) -> None:
+        self._watching.cancel()
+        self._server.close()
+        await asyncio.gather(*(connection.close() for connection in self._connections))
+
+
+async def connect(
+    host: str, port: int, start_timeout: float, timeout: float, inbox: asyncio.Queue[Message]
+) -> Connection:
+    """Connects to the hub, trying until it is there.
+
+    Args:
+        host: the coordinator's machine.
+        port: its port.
+        start_timeout: seconds after which to give up.
+        timeout: seconds after which a hub that is silent is given up.
+        inbox: gets the hub's messages and, when the connection ends or the hub is silent, one whose "op" is "lost" and
+            whose "how" says which.
+
+    Raises:
+        LaunchError: nobody answers.
+    """
+    deadline = time.monotonic() + start_timeout
+    while True:
+        try:
+            async with asyncio.timeout(max(deadline - time.monotonic(), 0.01)):
+                reader, writer = await asyncio.open_connection(host, port)
+            break
+        except OSError as error:  # TimeoutError is one too
+            if time.monotonic() + _RETRY > deadline:
+                reason = os.strerror(error.errno) if error.errno else str(error) or "no answer"
+                raise LaunchError(
+                    f"Nobody answers at the coordinator's address {join_address(host, port)} for {start_timeout:g} s "
+                    f"({reason}). Is `replicax launch ... --worker-rank 0` running there, and is the port open?"
+                ) from None
+            await asyncio.sleep(_RETRY)
+
+    connection = Connection(writer)
+    _follow(connection, reader, timeout, inbox)
+    return connection
+
+
+def _follow(
+    connection: Connection, reader: asyncio.StreamReader, timeout: float, inbox: asyncio.Queue[Message]
+) -> None:
+    """Puts what the hub says into the inbox, until the connection ends or the hub is silent."""
+
+    def receive(message: Message) -> None:
+        inbox.put_nowait(checked(message, FROM_HUB))
+        connection.known = True
+
+    async def listen() -> None:
+        await connection.messages(reader, receive)
+        watching.cancel()
+        inbox.put_nowait({"op": "lost", "how": "has gone" if connection.known else "is not one: it speaks otherwise"})
+
+    def silent(connection: Connection, seconds: float) -> None:
+        listening.cancel()
+        watching.cancel()
+        inbox.put_nowait({"op": "lost", "how": f"has not answered for {seconds:.0f} s"})
+
+    listening = asyncio.create_task(listen())
+    watching = asyncio.create_task(_watch(lambda: [connection], timeout, silent))
+    connection.tasks = listening, watching  # or nobody would hold them
