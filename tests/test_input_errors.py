@@ -150,3 +150,34 @@ def test_iterators_that_end_in_their_own_next_just_end():
 
     found = Dataset.from_generator(Once, output_signature=rx.TensorSpec((), np.int64))
     assert list(map(operator.index, found.as_numpy_iterator())) == [0, 1, 2]
+
+
+def test_wrong_arguments_are_named():
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    batches = strategy.experimental_distribute_dataset(R(4).batch(2))
+    value = strategy.experimental_distribute_values_from_function(lambda context: jnp.ones(2))
+    gathered = lambda x: rx.get_replica_context().all_gather(x, axis="x")  # noqa: E731
+    dataset_fn = lambda context: R(4)  # noqa: E731
+    cases = [
+        (lambda: R(4).concatenate(5), "`dataset` is a Dataset, got 5 of type int"),
+        (lambda: R(4).with_options(5), "`options` is an `rx.data.Options`, got 5 of type int"),
+        (lambda: type(iter(R(4)))(5), "made of a Dataset, got 5 of type int"),
+        (lambda: type(iter(batches))(5), "made of a distributed dataset, got 5 of type int"),
+        (
+            lambda: strategy.experimental_distribute_dataset(R(4).batch(2), options=5),
+            "`options` is an `InputOptions` or None, got 5 of type int",
+        ),
+        (
+            lambda: strategy.distribute_datasets_from_function(dataset_fn, options=5),
+            "`options` is an `InputOptions` or None, got 5 of type int",
+        ),
+        (lambda: strategy.gather(value, axis=None), "`axis` is the number of a dimension, an int, got None"),
+        (lambda: strategy.run(gathered, args=(value,)), "`axis` is the number of a dimension, an int, got 'x'"),
+        (
+            lambda: strategy.reduce("SUM", value, axis=[0, 1]),
+            r"`axis` is None, an int or a tuple of ints, got \[0, 1\] of type list",
+        ),
+    ]
+    for run, message in cases:
+        with pytest.raises(TypeError, match=message):
+            run()

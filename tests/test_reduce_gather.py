@@ -192,7 +192,7 @@ def test_wrong_axes(make, n, way):
         for value, axis in ((x, 2), (x, -3), (x, (0, 2)), (scalar, 0)):
             with pytest.raises(ValueError, match="Invalid reduction dimension"):
                 way(lambda v, op=op, axis=axis: strategy.reduce(op, v, axis=axis))(value)
-        with pytest.raises(TypeError, match="unhashable type: 'list'"):
+        with pytest.raises(TypeError, match=r"an int or a tuple of ints, got \[0\]"):
             way(lambda v, op=op: strategy.reduce(op, v, axis=[0]))(x)
         with pytest.raises(TypeError):
             way(lambda v, op=op: strategy.reduce(op, v, axis="0"))(x)

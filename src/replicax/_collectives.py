@@ -18,7 +18,7 @@ from replicax import _levels
 from replicax._context import as_array, has_64_bit_types
 from replicax._errors import InvalidArgumentError
 from replicax._indexed_slices import IndexedSlices
-from replicax._types import ReduceOp
+from replicax._types import ReduceOp, check_reduction_axis
 from replicax._values import AXIS, PerReplica, is_array
 
 
@@ -134,15 +134,13 @@ def reduce_parts(
 
 def reduce_along(op: ReduceOp, parts: Sequence[Any], axis: int | tuple[int, ...]) -> Any:
     """Each component reduced along `axis`, then all of them; the mean weighs every element equally."""
-    hash(axis)  # a list or an array is a TypeError
+    check_reduction_axis(axis)
     axes = axis if isinstance(axis, tuple) else (axis,)
     sums, count = [], 0
     for part in parts:
         part = as_array(part)
         check_numeric(part.dtype)
         for one in axes:
-            if not isinstance(one, (int, np.integer)) or isinstance(one, bool):
-                raise TypeError(f"`axis` is an int or a tuple of ints, got {axis!r}.")
             if not -part.ndim <= one < part.ndim:
                 raise ValueError(
                     f"Invalid reduction dimension {one} for input with {part.ndim} dimensions (shape {part.shape})."

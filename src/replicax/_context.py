@@ -17,7 +17,7 @@ import numpy as np
 from replicax import _conversion, _errors, _nest
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import has_64_bit_types
-from replicax._types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
+from replicax._types import CommunicationOptions, ReduceOp, as_axis, as_options, as_reduce_op
 from replicax._values import DistributedValues, is_array
 
 if TYPE_CHECKING:
@@ -114,9 +114,9 @@ class ReplicaContext:
 
         Raises:
             InvalidArgumentError: scalars, an axis out of range, or shapes or dtypes that do not fit.
-            TypeError: a leaf is no array of a numeric type.
+            TypeError: a leaf is no array of a numeric type, or `axis` is no int.
         """
-        options = as_options(options, self._strategy.extended._options)
+        options, axis = as_options(options, self._strategy.extended._options), as_axis(axis)
         self._check_current()
         leaves = [_tensor(leaf, "all_gather", sparse=False) for leaf in _nest.leaves(value)]
         results = iter(self._all_gather(leaves, axis, options) if leaves else [])

@@ -67,9 +67,15 @@ class DistributedIterator(ElementIterator, Distributed):
         self._open(*args, **kwargs)
 
     def _open(self, dataset: DistributedDataset) -> None:
+        if not isinstance(dataset, DistributedDataset):
+            raise TypeError(
+                f"An iterator is made of a distributed dataset, got {dataset!r:.80} of type {type(dataset).__name__}. "
+                "Call `iter(strategy.experimental_distribute_dataset(dataset))`."
+            )
         self._dataset = dataset
         self._begin(dataset._readings(), 0)
 
+    @iterators.exclusive
     def _begin(self, readings: list[Reading], position: int) -> None:
         self._readings, self._start, self._position = readings, position, position
         self._topic = self._dataset._next_topic()
@@ -133,8 +139,9 @@ class DistributedIterator(ElementIterator, Distributed):
         >>> [batch.tolist() for batch in iterator]
         [[2, 3], [4, 5]]
         """
+        self._refuse_own_functions()
         position, saved = unpacked(state, self._readings)
-        self.close(timeout=0)
+        self.close(timeout=0)  # so that a thread that waits for an element ends its waiting
         self._begin(self._dataset._readings(saved), position)
 
     def close(self, timeout: float | None = None) -> None:

@@ -15,7 +15,10 @@ from replicax._types import (
     ReduceOp,
     RunOptions,
     ValueContext,
+    as_axis,
+    as_input_options,
     as_reduce_op,
+    check_reduction_axis,
 )
 from replicax._values import arrays_of
 
@@ -119,6 +122,7 @@ class Strategy(OlderMethods):
         Raises:
             RuntimeError: in replica context.
             ValueError: SUM of a value that is not distributed, or an axis that the components do not have.
+            TypeError: `axis` is not None, an int or a tuple of ints.
             InvalidArgumentError: the components differ in shape or dtype, or are not numeric.
 
         >>> import numpy as np, replicax as rx
@@ -129,6 +133,7 @@ class Strategy(OlderMethods):
         ([1.0, 3.0], 1.0)
         """
         _context.require_cross_replica(self)
+        check_reduction_axis(axis)
         return _followed("reduce", value, self._extended._reduce(as_reduce_op(reduce_op), value, axis))
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -142,9 +147,10 @@ class Strategy(OlderMethods):
         Raises:
             RuntimeError: in replica context; use `ReplicaContext.all_gather` there.
             InvalidArgumentError: scalars, an axis out of range, or components that do not fit.
-            TypeError: components that are not floating or integer.
+            TypeError: components that are not floating or integer, or an axis that is no int.
         """
         _context.require_cross_replica(self, _GATHER_NEEDED)
+        axis = as_axis(axis)
         return _followed("gather", value, _nest.map_structure(lambda leaf: self._extended._gather(leaf, axis), value))
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
@@ -177,7 +183,7 @@ class Strategy(OlderMethods):
             An iterable of elements with `PerReplica` leaves. A batch of n goes to r replicas in parts of ceil(n/r) in
             order, until none is left; the last parts may be smaller or empty.
         """
-        return self._extended._distribute_dataset(dataset, options or InputOptions())
+        return self._extended._distribute_dataset(dataset, as_input_options(options))
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[Any], Any], options: InputOptions | None = None
@@ -189,7 +195,7 @@ class Strategy(OlderMethods):
                 consecutive batches go to the replicas in turn.
             options: see `InputOptions`.
         """
-        return self._extended._datasets_from_function(dataset_fn, options or InputOptions())
+        return self._extended._datasets_from_function(dataset_fn, as_input_options(options))
 
     def benchmark(self, step: Callable[..., Any], batch: Any, rounds: int = 20, steps: int = 5) -> Benchmark:
         """Measures where the time of a compiled step goes, and what it holds in memory.

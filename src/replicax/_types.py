@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import numbers
+import operator
 from typing import Any, NamedTuple
 
 
@@ -41,6 +43,20 @@ def as_reduce_op(reduce_op: Any) -> ReduceOp:
         f"reduce_op must be a ReduceOp or one of the names 'SUM' and 'MEAN', got {reduce_op!r} "
         f"of type {type(reduce_op).__name__}."
     )
+
+
+def as_axis(axis: Any) -> int:
+    """`axis` as an int; `TypeError` if it is none."""
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+        raise TypeError(f"`axis` is the number of a dimension, an int, got {axis!r} of type {type(axis).__name__}.")
+    return operator.index(axis)
+
+
+def check_reduction_axis(axis: Any) -> None:
+    """`TypeError` for what is not None, an int or a tuple of ints."""
+    for one in axis if isinstance(axis, tuple) else () if axis is None else (axis,):
+        if isinstance(one, bool) or not isinstance(one, numbers.Integral):
+            raise TypeError(f"`axis` is None, an int or a tuple of ints, got {axis!r} of type {type(axis).__name__}.")
 
 
 class VariableSynchronization(enum.Enum):
@@ -145,6 +161,17 @@ class InputOptions(_InputOptions):
             experimental_place_dataset_on_device,
             experimental_per_replica_buffer_size,
         )
+
+
+def as_input_options(options: Any) -> InputOptions:
+    """`options`, or the defaults for None; `TypeError` for what is no `InputOptions`."""
+    if options is None:
+        return InputOptions()
+    if not all(hasattr(options, name) for name in InputOptions._fields):
+        raise TypeError(
+            f"`options` is an `InputOptions` or None, got {options!r:.80} of type {type(options).__name__}."
+        )
+    return options
 
 
 class CommunicationImplementation(enum.Enum):

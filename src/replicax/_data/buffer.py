@@ -23,6 +23,27 @@ import jax
 
 from replicax._recycled import SMALL
 
+
+class _Advancing(threading.local):
+    """The iterators, by their locks, for which this thread makes an element."""
+
+    def __init__(self) -> None:
+        self.locks: tuple[Any, ...] = ()
+
+
+advancing = _Advancing()
+
+
+@contextlib.contextmanager
+def on_behalf_of(locks: tuple[Any, ...]) -> Iterator[None]:
+    """A context in which this thread makes elements of the iterators that have these locks."""
+    before, advancing.locks = advancing.locks, locks
+    try:
+        yield
+    finally:
+        advancing.locks = before
+
+
 SPARE = 7  # of small elements at hand, so many more are held
 
 
@@ -48,10 +69,12 @@ class Buffer:
         self._ordered = size  # how many that are not taken yet
         self._lock = threading.Lock()  # several threads may take
         self._stopped = False  # nothing more will be taken out
+        self._locks: tuple[Any, ...] = ()  # of the iterators for which it makes elements
         self.thread = threading.Thread(target=self._fill, name="replicax-input", daemon=True)
 
     def start(self) -> None:
         """Starts the thread."""
+        self._locks = advancing.locks
         _running.add(self)
         try:
             self.thread.start()
@@ -61,6 +84,7 @@ class Buffer:
             raise
 
     def _fill(self) -> None:
+        advancing.locks = self._locks
         elements = None
         try:
             elements = self._make(lambda: self._stopped)

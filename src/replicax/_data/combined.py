@@ -72,7 +72,13 @@ class Combined(Base):
         return self.zip(counted(start, 1, np.dtype(np.int64)), self)._with(self._options)
 
     def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
-        """These elements and then those of `dataset`; `TypeError` if they are known to be of another kind."""
+        """These elements and then those of `dataset`.
+
+        Raises:
+            TypeError: `dataset` is no Dataset, or its elements are known to be of another kind.
+        """
+        if not isinstance(dataset, Base):
+            raise TypeError(f"`dataset` is a Dataset, got {dataset!r:.80} of type {type(dataset).__name__}.")
 
         def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
             return in_turn((self, dataset), reading, start)

@@ -115,7 +115,9 @@ class Base(Nested):
     # Facts
 
     def with_options(self, options: Options, name: str | None = None) -> Dataset:
-        """This dataset with `options` set, on top of those that it has."""
+        """This dataset with `options` set, on top of those that it has; `TypeError` if they are no `Options`."""
+        if not isinstance(options, Options):
+            raise TypeError(f"`options` is an `rx.data.Options`, got {options!r:.80} of type {type(options).__name__}.")
         return self._with(self._options.merge(options))
 
     def _with(self, options: Options) -> Dataset:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._data.buffer import advancing
 from replicax._data.elements import Nested, as_host, as_tensor, host_structure
 from replicax._data.reading import Reading, packed, unpacked
 from replicax._data.several import Several, together
@@ -78,17 +81,59 @@ class _Failure:
         self.error = error
 
 
+def exclusive(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator for what only one thread at a time may do with an iterator.
+
+    Raises:
+        RuntimeError: the iterator is making an element, and this is asked by a function of its own dataset, here or in
+            a thread that makes elements for it. Waiting for the element would never end.
+    """
+
+    @functools.wraps(method)
+    def locked(self: ElementIterator, *args: Any) -> Any:
+        self._refuse_own_functions()
+        with self._lock:
+            return method(self, *args)
+
+    return locked
+
+
 class ElementIterator(Iterator[Any]):
-    """The three ways to ask for the next element. A subclass says where it comes from, in `_next_element`."""
+    """The three ways to ask for the next element. A subclass says where it comes from, in `_next_element`.
+
+    Several threads may ask one iterator: each element goes to one of them.
+    """
 
     _dataset: Any
+    _lock: Any  # held while an element is taken
     _position: int  # how many elements it has given
     _pushed_back: list[Any]
     _several: Several | None = None  # elements that were made as one, of which some are still to come
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> ElementIterator:
+        iterator = super().__new__(cls)
+        iterator._lock = threading.RLock()
+        return iterator
+
     def _next_element(self) -> Any:
         """The next element, or `Several`."""
         raise NotImplementedError
+
+    def _refuse_own_functions(self) -> None:
+        if self._lock in advancing.locks:
+            raise RuntimeError(
+                "A function of a dataset asks for the next element of the very iterator for which it is making one. "
+                "Use another iterator there: iter(dataset) makes one."
+            )
+
+    def _advanced(self) -> Any:
+        """`_next_element`, in which the users' functions run."""
+        before = advancing.locks
+        advancing.locks = (*before, self._lock)
+        try:
+            return self._next_element()
+        finally:
+            advancing.locks = before
 
     def _itself(self) -> ElementIterator:
         """The iterator whose elements it gives."""
@@ -97,6 +142,7 @@ class ElementIterator(Iterator[Any]):
     def _ask_for(self, count: int, after: int = 0) -> None:
         """Elements are taken so many at a time from now on, `after` so many single ones."""
 
+    @exclusive
     def _pull(self) -> Any:
         """The next element from the host, never from a compiled function; StopIteration at the end."""
         element = self._pushed_back.pop() if self._pushed_back else self._made_next()
@@ -107,18 +153,20 @@ class ElementIterator(Iterator[Any]):
 
     def _made_next(self) -> Any:
         if self._several is None or self._several.given == self._several.count:
-            self._several, element = None, self._next_element()
+            self._several, element = None, self._advanced()
             if not isinstance(element, Several):
                 return element
             self._several = element
         return self._several.take()
 
+    @exclusive
     def _push_back(self, element: Any) -> None:
         """Makes `element` the next one: for a function that took it and then was to be run in another way."""
         if self._pushed_back or self._several is None or not self._several.take_back(element):
             self._pushed_back.append(element)
         self._position -= 1
 
+    @exclusive
     def _has_next(self, count: int) -> bool:
         """Whether there are so many elements more; an exception in their place counts as one."""
         taken, failed = self._pull_up_to(count)
@@ -126,6 +174,7 @@ class ElementIterator(Iterator[Any]):
             self._push_back(element)
         return len(taken) == count or failed
 
+    @exclusive
     def _pull_several(self, count: int) -> Several | None:
         """The next `count` elements as one; None where there are fewer or they differ, and then all are to come yet."""
         self._ask_for(count)
@@ -133,7 +182,7 @@ class ElementIterator(Iterator[Any]):
             self._several = None
         if not self._pushed_back and self._several is None:
             try:
-                element = self._next_element()
+                element = self._advanced()
             except StopIteration:
                 return None
             except Exception as error:
@@ -175,6 +224,7 @@ class ElementIterator(Iterator[Any]):
             raise
         return taken, False
 
+    @exclusive
     def _push_several_back(self, several: Several) -> None:
         """Makes what `_pull_several` gave the next elements."""
         if self._pushed_back or self._several is not None:  # which come after it
@@ -221,9 +271,15 @@ class DatasetIterator(ElementIterator):
     _shown: Callable[[Any], Any] = staticmethod(as_tensor)
 
     def __init__(self, dataset: Base):
+        if not hasattr(dataset, "_nodes"):
+            raise TypeError(
+                f"An iterator is made of a Dataset, got {dataset!r:.80} of type {type(dataset).__name__}. Call "
+                "`iter(dataset)`."
+            )
         self._dataset = dataset
         self._begin(Reading(dataset._nodes), 0)
 
+    @exclusive
     def _begin(self, reading: Reading, position: int) -> None:
         self._reading, self._position, self._pushed_back, self._several = reading, position, [], None
         self._elements = self._dataset._make(reading, position)

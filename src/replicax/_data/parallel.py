@@ -8,6 +8,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from replicax._data.buffer import advancing, on_behalf_of
+
 _END = object()
 _Future = concurrent.futures.Future[Any]
 
@@ -55,9 +57,13 @@ class ParallelMap(Iterator[Any]):
             self._calls.appendleft(first)
         return self._calls.popleft().result()
 
+    def _called(self, locks: tuple[Any, ...], element: Any) -> Any:
+        with on_behalf_of(locks):
+            return self._function(element)
+
     def _call_next(self) -> None:
         try:
-            self._calls.append(self._executor.submit(self._function, next(self._elements)))
+            self._calls.append(self._executor.submit(self._called, advancing.locks, next(self._elements)))
         except StopIteration:
             self._ended = True
         except Exception as e:  # it belongs here in the order
