@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -848,15 +849,10 @@ def test_errors_of_the_users_own_point_at_their_lines():
     with pytest.raises(KeyError) as caught:
         converted(failing)(jnp.float32(1))
     assert caught.value.args == ("mine",)
-    note, *_ = caught.value.__notes__
-    assert note.splitlines() == [
-        "In user code:",
-        f'  File "{__file__}", line {failing.__code__.co_firstlineno + 1}, in failing',
-        "    if x > 0:",
-        f'  File "{__file__}", line {failing.__code__.co_firstlineno + 2}, in failing',
-        "    x = helper_that_fails(x)",
-        f'  File "{__file__}", line {helper_that_fails.__code__.co_firstlineno + 1}, in helper_that_fails',
-        '    raise KeyError("mine")',
+    assert [(frame.filename, frame.lineno, frame.name) for frame in traceback.extract_tb(caught.tb)[1:]] == [
+        (__file__, failing.__code__.co_firstlineno + 1, "failing"),
+        (__file__, failing.__code__.co_firstlineno + 2, "failing"),
+        (__file__, helper_that_fails.__code__.co_firstlineno + 1, "helper_that_fails"),
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import threading
 import warnings
 import weakref
 
@@ -906,3 +907,76 @@ def test_what_the_host_drives_on_one_replica_is_compiled_too(make):
         assert last.devices() == total.value().devices() == {jax.devices()[1]}
     words = rx.data.Dataset.from_tensor_slices(np.array([b"one", b"two"], object)).batch(1)
     assert epoch(strategy.experimental_distribute_dataset(words)).tolist() == [b"two"]
+
+
+# Threads.
+
+
+def in_threads(call, count):
+    """What `call(i)` returns or raises in so many threads, which begin at once."""
+    begin, results = threading.Barrier(count), [None] * count
+
+    def body(i):
+        begin.wait()
+        try:
+            results[i] = call(i)
+        except Exception as error:
+            results[i] = error
+
+    threads = [threading.Thread(target=body, args=(i,), daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a thread waits for ever"
+    return results
+
+
+@pytest.mark.parametrize("signature", [None, [rx.TensorSpec([], jnp.float32)]])
+def test_threads_that_call_a_function_first_trace_it_once(signature):
+    made, entered, another = [], [], threading.Event()
+
+    @functools.partial(rx.function, input_signature=signature)
+    def step(x):
+        if not made:
+            entered.append(threading.get_ident())
+            if len(set(entered)) > 1:
+                another.set()
+            another.wait(0.3)  # in which another thread would come in
+            made.append(rx.Variable(1.0))
+        return made[0] + x
+
+    class Model:
+        traces = 0
+
+        @rx.function
+        def method(self, x):
+            Model.traces += 1
+            return x * 2
+
+    assert in_threads(lambda i: float(step(jnp.float32(i))), 8) == [1.0 + i for i in range(8)]
+    assert len(made) == 1 and step.experimental_get_tracing_count() <= 2  # with the variable, and then without
+    model = Model()
+    assert in_threads(lambda i: float(model.method(jnp.float32(i))), 8) == [2.0 * i for i in range(8)]
+    assert Model.traces == 1
+
+
+def test_functions_that_call_each_other_in_their_first_calls_from_two_threads_end():
+    inside, variables = threading.Barrier(2), []
+
+    def entered(n):
+        if len(variables) < 2:  # the first call of each, which runs the Python code to make the variable
+            variables.append(rx.Variable(0.0))
+            inside.wait(30)
+
+    @rx.function
+    def one(n):
+        entered(n)
+        return other(n - 1) + 1 if n else jnp.float32(0)
+
+    @rx.function
+    def other(n):
+        entered(n)
+        return one(n - 1) + 1 if n else jnp.float32(0)
+
+    assert [float(x) for x in in_threads(lambda i: (one, other)[i](4), 2)] == [4.0, 4.0]

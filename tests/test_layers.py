@@ -25,6 +25,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_atomic_files",
         "_private",
         "_profiling",
+        "_tracebacks",
         "_figures",
         "_hlo",
         "_channel",
@@ -79,12 +80,14 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_while",
         "_staging",
         "_operators",
+        "_rewriting",
         "_autograph",
         "_concrete",
         "_pure",
         "_several",
         "_programs",
         "_tracing",
+        "_turns",
         "_function",
         "_loops",
         "_host_maps",
@@ -145,7 +148,7 @@ NOT_AT_TOP_LEVEL = {
 }
 NEVER = {"tensorflow"}
 # Modules that are imported where they are used as well, and the libraries that they may therefore import.
-IMPORTED_WHERE_USED = {"_autograph": {"malt"}}
+IMPORTED_WHERE_USED = {"_autograph": {"malt"}, "_rewriting": {"malt"}}
 
 
 class Import(NamedTuple):
@@ -245,7 +248,7 @@ def test_optional_libraries_are_imported_where_they_are_used():
         for found in all_of_them
         if (library := found.module.partition(".")[0]) in NEVER
         or (library in NOT_AT_TOP_LEVEL - IMPORTED_WHERE_USED.get(module, set()) and found.top_level)
-        or (own_module(found.module) in IMPORTED_WHERE_USED and found.top_level)
+        or (own_module(found.module) in IMPORTED_WHERE_USED and module not in IMPORTED_WHERE_USED and found.top_level)
     ]
     assert not wrong, f"Libraries that replicax does not need are imported: {wrong}"
 

@@ -8,7 +8,6 @@ The operators are in `_operators`.
 from __future__ import annotations
 
 import functools
-import importlib.util  # noqa: F401  malt uses it without importing it
 import inspect
 import itertools
 import sys
@@ -20,10 +19,9 @@ from typing import Any
 
 import jax
 from malt.core import converter
-from malt.impl import api
 from malt.operators import function_wrappers, py_builtins
 
-from replicax import _blocks, _conversion, _loops, _operators, _pure
+from replicax import _blocks, _conversion, _loops, _operators, _pure, _rewriting
 from replicax._blocks import Undefined, UndefinedReturnValue
 
 # Libraries whose functions are called as they are: written for JAX, or with no tensors in their control flow.
@@ -104,7 +102,7 @@ def converted_call(f: Any, args: tuple, kwargs: dict | None, scope: Any = None, 
 
 
 def _watched_call(f: Any, args: tuple, kwargs: dict) -> Any:
-    if isinstance(f, types.FunctionType) and f.__code__.co_filename in _origins:  # defined in converted code
+    if isinstance(f, types.FunctionType) and _rewriting.is_rewritten(f.__code__):  # defined in converted code
         _pure.entering(f)
         return f(*args, **kwargs)
     return _pure.call(f, args, kwargs, converted_call)
@@ -152,15 +150,9 @@ _OPERATORS = types.SimpleNamespace(
 )
 
 
-class _Transpiler(api.PyToPy):
-    def get_extra_locals(self) -> dict[str, Any]:
-        return {"ag__": _OPERATORS}
-
-
 _OPTIONS = converter.ConversionOptions(recursive=True, optional_features=converter.Feature.ASSERT_STATEMENTS)
 _OPERATORS.STD = _OPTIONS
-_transpiler = _Transpiler()
-_origins: dict[str, dict[Any, Any]] = {}  # of each file of rewritten code, what its lines were made of
+_transpiler = _rewriting.Transpiler(_OPERATORS, _OPTIONS)
 _reasons: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()  # why code is not converted
 
 
@@ -169,12 +161,10 @@ def _rewritten(function: types.FunctionType) -> Callable[..., Any] | None:
     if function.__code__ in _reasons:
         return None
     try:
-        rewritten, module, source_map = _transpiler.transform(function, converter.ProgramContext(_OPTIONS))
+        return _transpiler.rewritten(function)
     except Exception as error:
         _reasons[function.__code__] = f"{type(error).__name__}: {error}".strip()
         return None
-    _origins[module.__file__] = source_map
-    return rewritten
 
 
 def reason(error: BaseException) -> str:
@@ -186,52 +176,24 @@ def reason(error: BaseException) -> str:
 
 
 def call(fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
-    """Calls `fn` converted. An error that leaves it says where in the user's code it was raised."""
+    """Calls `fn` converted."""
     outermost = not _conversion.is_on()
     try:
         with _conversion.switched(True):
             return converted_call(fn, args, kwargs)
-    except Exception as error:
-        if outermost:
-            _add_lines(error)
+    except jax.errors.ConcretizationTypeError as error:
+        if outermost and (why := reason(error)) and why not in getattr(error, "__notes__", ()):
+            error.add_note(why)
         raise
     finally:
         _operators.forget_negation()
 
 
-def _origin(frame: types.FrameType, line: int) -> Any:
-    """What a line of rewritten code, or the nearest one above it, was made of; None for other code."""
-    name = frame.f_code.co_filename
-    origins = _origins.get(name)
-    if origins is None:
-        return None
-    return next((origins[name, n] for n in range(line, 0, -1) if (name, n) in origins), None)
-
-
-def _add_lines(error: Exception) -> None:
-    lines = ["In user code:"]
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        origin = _origin(frame, line)
-        if origin is None:
-            continue
-        text = f'  File "{origin.loc.filename}", line {origin.loc.lineno}, in {origin.function_name or "<lambda>"}\n'
-        text += f"    {origin.source_code_line.strip()}"
-        if text != lines[-1]:
-            lines.append(text)
-    if any(note.startswith(lines[0]) for note in getattr(error, "__notes__", ())):
-        return
-    if len(lines) > 1:
-        error.add_note("\n".join(lines))
-    if isinstance(error, jax.errors.ConcretizationTypeError) and reason(error):
-        error.add_note(reason(error))
-
-
 def _where() -> str:
     """The line of the user's code that runs, for the beginning of a message."""
     for frame, line in itertools.islice(traceback.walk_stack(sys._getframe(1)), 200):
-        origin = _origin(frame, line)
-        if origin is not None:
-            return f"{origin.loc.filename}:{origin.loc.lineno}: "
+        if _rewriting.is_rewritten(frame.f_code):
+            return f"{frame.f_code.co_filename}:{line}: "
     return ""
 
 

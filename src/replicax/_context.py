@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _conversion, _errors, _nest
+from replicax import _conversion, _errors, _nest, _tracebacks
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import has_64_bit_types
 from replicax._types import CommunicationOptions, ReduceOp, as_axis, as_options, as_reduce_op
@@ -62,6 +62,7 @@ class ReplicaContext:
         """The full names of the replica's devices."""
         return self._strategy.extended._replica_devices(self)
 
+    @_tracebacks.boundary
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
         """Calls `merge_fn(strategy, *args, **kwargs)` once, in cross-replica context, for all replicas together.
 
@@ -79,6 +80,7 @@ class ReplicaContext:
         self._check_current()
         return self._merge(_conversion.converted(merge_fn), tuple(args), kwargs or {}, ("merge_call",))
 
+    @_tracebacks.boundary
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         """The sum or the mean of all replicas' values, on every replica.
 
@@ -103,6 +105,7 @@ class ReplicaContext:
         results = iter(self._all_reduce(op, leaves, options) if leaves else [])
         return _nest.map_structure(lambda _: next(results), value)
 
+    @_tracebacks.boundary
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """All replicas' values, concatenated along `axis` in replica order, on every replica.
 

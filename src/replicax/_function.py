@@ -19,7 +19,6 @@ import inspect
 import operator
 import threading
 import types
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -27,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import _adapters, _conversion, _levels, _private, _profiling, _several, _specs
+from replicax import _adapters, _conversion, _levels, _private, _profiling, _several, _specs, _tracebacks, _turns
 from replicax._arguments import Call, difference, is_python_iterator
 from replicax._concrete import ConcreteFunction
 from replicax._errors import OutOfRangeError
@@ -241,15 +240,15 @@ class Function:
 
             parameters = list(inspect.signature(target).parameters.values())
             for_instance.__signature__ = inspect.Signature(parameters[1:])  # type: ignore[attr-defined]
-            self._methods[key] = Function(
-                for_instance, self._input_signature, self._autograph, steps_per_call=self._steps
-            )
+            made = Function(for_instance, self._input_signature, self._autograph, steps_per_call=self._steps)
+            self._methods.setdefault(key, made)  # another thread may have been first
             weakref.finalize(instance, self._methods.pop, key, None)
         method = self._bound.get(key)
         if method is None:
             method = self._bound[key] = _Method(self._methods[key], instance)
         return method
 
+    @_tracebacks.boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._input_signature is not None:
             args, kwargs = self._bind(args, kwargs)
@@ -308,46 +307,56 @@ class Function:
             return several
         for iterator in call.iterators:
             iterator._ask_for(count)
-        try:
-            entry, elements = self._trace(call, args, kwargs, [])
-        except (Abort, StopIteration, jax.errors.ConcretizationTypeError):
-            return None  # as the call of one step finds out as well, and answers
-        push_back(entry.pulls, elements, call.iterators)
-        entries.append(entry)
+        known = len(entries)
+        with self._turn():
+            if len(entries) == known:
+                try:
+                    entry, elements = self._trace(call, args, kwargs, [])
+                except (Abort, StopIteration, jax.errors.ConcretizationTypeError):
+                    return None  # as the call of one step finds out as well, and answers
+                push_back(entry.pulls, elements, call.iterators)
+                entries.append(entry)
         several = _several.found(entries, count, call.iterators, carries)
         return None if several is _several.NOT_TRACED else several  # other elements come than were just pushed back
 
     def _run(self, call: Call, args: tuple, kwargs: dict) -> Any:
-        entries = self._entries.setdefault(call.key, [])
+        with contextlib.ExitStack() as turn:
+            return self._run_or_trace(call, args, kwargs, turn)
+
+    def _run_or_trace(self, call: Call, args: tuple, kwargs: dict, turn: contextlib.ExitStack) -> Any:
+        """Runs the program of such calls, which is traced in this function's turn; the turn ends with the tracing.
+
+        A first call that makes variables is part of the turn: other threads find the variables there.
+        """
         try:
-            entry, pulled = self._pulled(entries, call)
-            if entry is None:
-                queue = list(zip(entries[0].pulls, pulled)) if entries else []
-                entry, pulled = self._trace(call, args, kwargs, queue)
-                entries.append(entry)
+            entry, pulled = self._pulled_or_traced(call, args, kwargs, turn)
         except StopIteration:
+            turn.close()
             # The data end in the middle of the function: run it as it is, so that what it did until then stays.
             return self._run_python(args, kwargs, host=True)
         except DrivenFromHost as abort:
+            turn.close()
             if abort.always:
                 self._host[call.key] = call.statics
             return self._run_python(args, kwargs, host=True)
         except RunEagerly:
+            turn.close()
             with self._uneven.explained(call):
                 return self._run_python(args, kwargs, host=False)
         except jax.errors.ConcretizationTypeError as error:
+            turn.close()
             if not self._falls_back:
                 raise
-            warnings.warn(
+            _tracebacks.warn(
                 f"{self._python_function!r} needs the value of an array while it is traced, so it is driven from the "
                 f"host, with each `strategy.run` in it compiled. {_conversion.hint(error)} JAX says: "
                 f"{str(error).splitlines()[0]}",
-                stacklevel=4,
             )
             self._host[call.key] = call.statics
             return self._run_python(args, kwargs, host=True)
         except _CreatesVariables:
             return self._first_call_with_variables(call, args, kwargs)
+        turn.close()
         return entry.run(call, pulled, not _private.is_eager(_private.current_trace()))
 
     @contextlib.contextmanager
@@ -358,6 +367,29 @@ class Function:
             yield
         finally:
             _running.reset(token)
+
+    def _pulled_or_traced(
+        self, call: Call, args: tuple, kwargs: dict, turn: contextlib.ExitStack
+    ) -> tuple[Program, list[Any]]:
+        """The program of such calls and the elements for it; traced, in this function's turn, where there is none."""
+        entries = self._entries.setdefault(call.key, [])
+        known = len(entries)
+        entry, pulled = self._pulled(entries, call)
+        if entry is None:
+            turn.enter_context(self._turn())
+            if len(entries) > known:  # another thread has traced one meanwhile
+                push_back(entries[0].pulls if known else [], pulled, call.iterators)
+                entry, pulled = self._pulled(entries, call)
+        if entry is None:
+            queue = list(zip(entries[0].pulls, pulled)) if entries else []
+            entry, pulled = self._trace(call, args, kwargs, queue)
+            entries.append(entry)
+        return entry, pulled
+
+    def _turn(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which no other thread traces this function. Eager replicas run one at a time as it is."""
+        eager_replica = isinstance(_levels.frame(), _levels.ReplicaFrame)
+        return contextlib.nullcontext() if eager_replica else _turns.turn(self)
 
     def _run_python(self, args: tuple, kwargs: dict, host: bool) -> Any:
         before = _modes.host_driven, _modes.host_converts, _modes.driven
@@ -434,17 +466,13 @@ class Function:
         if self._input_signature is not None:
             args, kwargs = self._bind(args, kwargs)
         call = Call(args, kwargs)
-        entries = self._entries.setdefault(call.key, [])
         try:
             if call.ragged:
                 raise RunEagerly
-            entry, elements = self._pulled(entries, call)
-            if entry is None:
-                queue = list(zip(entries[0].pulls, elements)) if entries else []
-                entry, elements = self._trace(call, args, kwargs, queue)
-                entries.append(entry)
+            with contextlib.ExitStack() as turn:
+                entry, elements = self._pulled_or_traced(call, args, kwargs, turn)
         except StopIteration:  # at the end of the data, what there was
-            entry, elements = entries[0], []
+            entry, elements = self._entries[call.key][0], []
         except Abort as abort:
             raise RuntimeError(
                 f"{self._python_function!r} has no program of its own for these arguments: it makes variables on "
@@ -492,28 +520,25 @@ class Function:
             cause = "The last time, elements of a dataset differed from those before in shape, dtype or structure. "
         else:
             cause = difference(before, (call._tree, call.keys)) if before is not None else ""
-        warnings.warn(
+        _tracebacks.warn(
             f"{self._traces} out of the last {self._calls} calls to {self._python_function!r} triggered retracing, "
             f"which is slow. {cause}Pass numbers that change as arrays, keep shapes the same, and define the function "
             "outside of loops.",
-            stacklevel=6,
         )
 
     def _warn_of_what_stays(self, call: Call, pulls: Sequence[Pull]) -> None:
         """Warns of data that are the same in every step, which is hardly what was meant."""
         for leaf in call.statics:
             if is_python_iterator(leaf):
-                warnings.warn(
+                _tracebacks.warn(
                     f"{self._python_function!r} is given a Python iterator, {leaf!r}. It is a constant of the compiled "
                     "program: what next() gives while tracing is used in all calls. Pass the elements, or an iterator "
                     "of `strategy.experimental_distribute_dataset(...)` or of an `rx.data.Dataset`.",
-                    stacklevel=6,
                 )
         if self._steps > 1 and not pulls and call.meshes():
-            warnings.warn(
+            _tracebacks.warn(
                 f"{self._python_function!r} takes {self._steps} steps a call, all of them with the batch that it was "
                 "given. For a fresh batch in each step pass the dataset's iterator, and call next(iterator) in it.",
-                stacklevel=6,
             )
 
 
@@ -619,7 +644,7 @@ def run_compiled(strategy: Any, fn: Any, args: tuple, kwargs: dict) -> Any:
 
         run.__name__ = getattr(fn, "__name__", "run")
         objects = [weakly(value, lambda _: runs.pop(key, None)) for value in keep]
-        runs[key] = Function(run, None, autograph, compiled_only=True), objects
+        runs.setdefault(key, (Function(run, None, autograph, compiled_only=True), objects))
     before, _modes.running = _modes.running, getattr(fn, "python_function", fn) if is_function(fn) else fn
     try:
         return runs[key][0](args, kwargs)

@@ -22,14 +22,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from replicax import _adapters, _context, _creation, _levels, _staging
+from replicax import _adapters, _context, _creation, _levels, _staging, _tracebacks
 from replicax._types import VariableAggregation, VariableSynchronization
 from replicax._variables import Variable
 
@@ -185,10 +184,9 @@ def _one_at_a_time(build: Callable[..., Any], thing: Any, *args: Any, **kwargs: 
 
 def _build_optimizer(build: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     if _context.get_strategy().extended._shards_optimizer_state and not getattr(optimizer, "built", False):
-        warnings.warn(
+        _tracebacks.warn(
             f"shard_optimizer_state has no effect on Keras's optimizers: all state of {type(optimizer).__name__} is on "
             "each replica. `rx.Optimizer` with an Optax optimizer shards its state.",
-            stacklevel=4,
         )
     return _one_at_a_time(build, optimizer, *args, **kwargs)
 

@@ -13,14 +13,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-import warnings
 from typing import Any, Protocol
 
 import jax
 import jax.extend.core as jex
 from jax.core import ShapedArray
 
-from replicax import _private, _tape, _trace_caches
+from replicax import _private, _tape, _trace_caches, _tracebacks
 
 _slots = itertools.count()
 _input = _private.InputPrimitive("replicax_input")
@@ -180,13 +179,12 @@ def is_staging() -> bool:
     return _private.is_staging(untaped_trace())
 
 
-def warn_of_constant(name: str, stacklevel: int) -> None:
+def warn_of_constant(name: str) -> None:
     """Warns where a variable's value becomes a constant of a program that JAX records by itself."""
     if not isinstance(frame(), Level) and is_staging():
-        warnings.warn(
+        _tracebacks.warn(
             f"{name} is read inside of jax.jit or the like, which keeps the value that it has now as a constant. Use "
             "replicax.function in place of jax.jit, or pass the value as an argument.",
-            stacklevel=stacklevel + 1,
         )
 
 

@@ -238,7 +238,7 @@ class _State:
         level, frame = traces[0].level, _levels.frame()
         variables = {key: trace.level.variables[key] for trace in traces for key in trace.level.inputs}
         for variable in variables.values():
-            _levels.warn_of_constant(variable.name, stacklevel=5)
+            _levels.warn_of_constant(variable.name)
         self.written = {id(variable): variable for trace in traces for variable in trace.written}
         if any(len(trace.written) < len(self.written) for trace in traces):
             variables.update(self.written)  # what one trace leaves as it is

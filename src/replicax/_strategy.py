@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from replicax import _adapters, _context, _conversion, _nest, _tape
+from replicax import _adapters, _context, _conversion, _nest, _tape, _tracebacks
 from replicax._extended import StrategyExtended
 from replicax._figures import Benchmark
 from replicax._older import OlderMethods
@@ -65,6 +65,7 @@ class Strategy(OlderMethods):
         """
         return _Scope(self)
 
+    @_tracebacks.boundary
     def run(
         self,
         fn: Callable[..., Any],
@@ -107,6 +108,7 @@ class Strategy(OlderMethods):
         _context.require_cross_replica(self)
         return self._extended._run(_conversion.converted(fn), tuple(args), kwargs or {})
 
+    @_tracebacks.boundary
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None) -> Any:
         """The sum or the mean of a per-replica value, as a plain array.
 
@@ -136,6 +138,7 @@ class Strategy(OlderMethods):
         check_reduction_axis(axis)
         return _followed("reduce", value, self._extended._reduce(as_reduce_op(reduce_op), value, axis))
 
+    @_tracebacks.boundary
     def gather(self, value: Any, axis: int) -> Any:
         """The components of a per-replica value, concatenated along `axis`, as a plain array.
 
@@ -160,6 +163,7 @@ class Strategy(OlderMethods):
         """
         return _followed("experimental_local_results", value, self._extended._local_results(value))
 
+    @_tracebacks.boundary
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """A per-replica value, made by calling `value_fn` for each replica.
 
@@ -171,6 +175,7 @@ class Strategy(OlderMethods):
         """
         return self._extended._values_from_function(value_fn)
 
+    @_tracebacks.boundary
     def experimental_distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> Any:
         """Splits each batch of a dataset among the replicas.
 
@@ -185,6 +190,7 @@ class Strategy(OlderMethods):
         """
         return self._extended._distribute_dataset(dataset, as_input_options(options))
 
+    @_tracebacks.boundary
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[Any], Any], options: InputOptions | None = None
     ) -> Any:
@@ -197,6 +203,7 @@ class Strategy(OlderMethods):
         """
         return self._extended._datasets_from_function(dataset_fn, as_input_options(options))
 
+    @_tracebacks.boundary
     def benchmark(self, step: Callable[..., Any], batch: Any, rounds: int = 20, steps: int = 5) -> Benchmark:
         """Measures where the time of a compiled step goes, and what it holds in memory.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ import jax.numpy as jnp
 from jax.extend.core.primitives import jit_p
 from jax.interpreters.ad import Zero
 
-from replicax import _adapters, _nest, _trace_caches
+from replicax import _adapters, _nest, _trace_caches, _tracebacks
 from replicax._private import current_trace, single
 
 
@@ -322,7 +321,7 @@ class GradientTape:
                 self._tracked[id(leaf)] = leaf
             else:
                 message = f"The dtype of the watched tensor must be floating (e.g. float32), got {leaf.dtype}"
-                warnings.warn(message, stacklevel=2)
+                _tracebacks.warn(message)
 
     @contextlib.contextmanager
     def stop_recording(self) -> Iterator[None]:
@@ -521,10 +520,9 @@ class GradientTape:
         targets, seeds = [], []
         for leaf, weight in zip(leaves, given):
             if not _is_inexact(leaf):
-                warnings.warn(
+                _tracebacks.warn(
                     "The dtype of the target tensor must be floating (e.g. float32) when calling "
                     f"GradientTape.gradient, got {leaf.dtype}",
-                    stacklevel=3,
                 )
                 continue
             if weight is not None and jnp.shape(weight) != leaf.shape:

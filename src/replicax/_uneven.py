@@ -7,10 +7,10 @@ same way or for any other reason, and where the shapes are others all the time, 
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from replicax import _tracebacks
 from replicax._pulls import RunEagerly
 
 PROGRAMS = 4  # a function has these for batches with parts of different shapes; for further ones it runs eagerly
@@ -39,13 +39,12 @@ class UnevenCalls:
             return False
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            _tracebacks.warn(
                 f"{self._python_function!r} is called with batches whose parts differ in shape from replica to replica "
                 f"and from call to call, the last time of shapes {', '.join(map(str, call.uneven[-1]))}. "
                 f"{PROGRAMS} of such kinds have programs; with others it runs eagerly, which is slow. Choose a batch "
                 "size that the number of replicas divides, leave out the rest of the data with "
                 "`batch(size, drop_remainder=True)`, or bring examples to few shapes with `padded_batch`.",
-                stacklevel=6,
             )
         return True
 

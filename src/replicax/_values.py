@@ -10,7 +10,6 @@ replicated array, or its copies. Each form is made from another when it is first
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -21,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from replicax import _devices, _errors, _nest, _private
+from replicax import _devices, _errors, _nest, _private, _tracebacks
 from replicax._indexed_slices import IndexedSlices
 from replicax._recycled import Pool, keeps_bits, put
 
@@ -67,12 +66,11 @@ class ReplicaMesh:
         self.needs_bound = grid.size > 1 and self.devices[0].platform == "cpu"
         self.crowded = self.needs_bound and len(self._local_grid) > THREADS
         if self.crowded:
-            warnings.warn(
+            _tracebacks.warn(
                 f"{len(self._local_grid)} CPU devices of one process are more than the {THREADS} threads that XLA has "
                 "for parts of their programs. A program with much to do beside a collective may stand still, until XLA "
                 f"ends the process. With at most {THREADS} devices that cannot happen.",
                 RuntimeWarning,
-                stacklevel=4,
             )
 
     @property

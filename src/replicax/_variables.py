@@ -279,7 +279,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
             _late.settle(self)
         with _levels.lock:
             leaves = self._read()
-        _levels.warn_of_constant(self.name, stacklevel=2)
+        _levels.warn_of_constant(self.name)
         return self._of_leaves(_tape.on_read(self, leaves))
 
     def read_value(self) -> Any:

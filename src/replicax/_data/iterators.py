@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax import _tracebacks
 from replicax._data.buffer import advancing
 from replicax._data.elements import Nested, as_host, as_tensor, host_structure
 from replicax._data.reading import Reading, packed, unpacked
@@ -233,6 +234,7 @@ class ElementIterator(Iterator[Any]):
             self._several = several
         self._position -= several.count
 
+    @_tracebacks.boundary
     def __next__(self) -> Any:
         element = NotImplemented if lift is None else lift(self)
         return self._pull() if element is NotImplemented else element

@@ -1,0 +1,97 @@
+"""Errors and warnings as seen from the user's program: its frames and lines, without those of replicax and JAX.
+
+Public functions that call a user's code are wrapped in `boundary`. An error that leaves one has the frames of the
+user's code, and so have its causes. `JAX_TRACEBACK_FILTERING=off` in the environment, or
+`jax.config.update("jax_traceback_filtering", "off")`, keeps all frames: it is the switch of JAX's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import sys
+import traceback
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import jax
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _folder_of(package: str) -> str:
+    spec = importlib.util.find_spec(package)
+    return os.path.dirname(spec.origin) + os.sep if spec is not None and spec.origin else os.devnull
+
+
+_HIDDEN = (*map(_folder_of, ("replicax", "jax", "jaxlib", "malt")), contextlib.__file__, functools.__file__)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_hidden_file(filename: str) -> bool:
+    return filename.startswith(_HIDDEN)
+
+
+def is_users(code: types.CodeType) -> bool:
+    """Whether a function with this code belongs to the user's program or to a library other than replicax and JAX."""
+    return not _is_hidden_file(code.co_filename)
+
+
+def _of_the_user(tb: types.TracebackType | None) -> types.TracebackType | None:
+    kept = None
+    for frame, line in reversed(list(traceback.walk_tb(tb))):
+        if is_users(frame.f_code):
+            kept = types.TracebackType(kept, frame, frame.f_lasti, line)
+    return kept
+
+
+def _filter(error: BaseException) -> None:
+    """Leaves the user's frames in the tracebacks of an error, its causes and what was handled when it was raised."""
+    if jax.config.jax_traceback_filtering == "off":  # type: ignore[attr-defined]
+        return
+    seen: list[BaseException] = []
+    chain: list[BaseException | None] = [error]
+    while chain:
+        found = chain.pop()
+        if found is not None and not any(found is other for other in seen):
+            seen.append(found)
+            found.__traceback__ = _of_the_user(found.__traceback__)
+            chain += [found.__cause__, found.__context__]
+
+
+def boundary(function: _F) -> _F:
+    """Has errors that leave a public function show the frames of the user's code alone; a decorator."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            _filter(error)
+            raise  # JAX_TRACEBACK_FILTERING=off shows the frames of replicax and JAX too
+
+    return cast(_F, call)
+
+
+def users_frame() -> types.FrameType:
+    """The innermost frame of this thread that is the user's; the outermost of all where none is."""
+    frame = sys._getframe(1)
+    while not is_users(frame.f_code) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warns of the line of the user's code that runs now."""
+    frame = users_frame()
+    module, registry = (
+        frame.f_globals.get("__name__", "<unknown>"),
+        frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+    warnings.warn_explicit(
+        message, category, frame.f_code.co_filename, frame.f_lineno, module, registry, frame.f_globals
+    )
