@@ -146,12 +146,6 @@ def _like(value: Any, dtype: Any) -> Any:
     return np.asarray(value).astype(dtype) if np.dtype(dtype).itemsize < 8 else of_dtype(value, dtype)
 
 
-@jax.jit
-def _after(state: Any) -> Any:
-    """The state of a generator after a draw."""
-    return state.at[1].add(np.uint32(1))
-
-
 class Generator:
     """A stream of random numbers. Made in a strategy's scope, it gives each replica a stream of its own."""
 
@@ -220,9 +214,9 @@ class Generator:
         return _drawn(_full_of, self._key(), (2, count), np.dtype(np.uint32)).astype(np.int64)
 
     def _key(self) -> Any:
-        state = self._state.value()
-        self._state.assign(_after(state), read_value=False)
-        return keys.of_state(state)
+        words, state = keys.of_state(self._state.value(), keys.replica())
+        self._state.assign(state, read_value=False)
+        return words
 
     def normal(self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, name: Any = None) -> Any:
         """Normally distributed numbers."""
@@ -331,14 +325,15 @@ def shuffle(value: Any, seed: Any = None, name: Any = None) -> Any:
 # Without a state: what they give depends on `seed`, two integers, alone.
 
 
-def _stateless_key(seed: Any) -> Any:
+def _words(seed: Any) -> Any:
+    """The words of a key, which are the two integers of `seed`."""
     if isinstance(seed, (list, tuple)) and all(isinstance(n, (int, np.integer)) for n in seed):
         seed = np.asarray([int(n) & 0xFFFFFFFF for n in seed], np.uint32)
     else:
         seed = convert_to_tensor(seed)
     if seed.shape != (2,):
         raise ValueError(f"seed must have shape [2], got {list(seed.shape)}.")
-    return keys.of_seed(seed)
+    return seed
 
 
 def stateless_uniform(
@@ -351,7 +346,7 @@ def stateless_uniform(
     alg: Any = "auto_select",
 ) -> Any:
     """Uniformly distributed numbers that depend on `seed` (two integers) alone."""
-    return _uniform(_stateless_key(seed), shape, minval, maxval, dtype)
+    return _uniform(_words(seed), shape, minval, maxval, dtype)
 
 
 def stateless_normal(
@@ -364,7 +359,7 @@ def stateless_normal(
     alg: Any = "auto_select",
 ) -> Any:
     """Normally distributed numbers that depend on `seed` (two integers) alone."""
-    return _normal(_stateless_key(seed), shape, mean, stddev, dtype)
+    return _normal(_words(seed), shape, mean, stddev, dtype)
 
 
 def stateless_truncated_normal(
@@ -377,47 +372,47 @@ def stateless_truncated_normal(
     alg: Any = "auto_select",
 ) -> Any:
     """Normally distributed numbers within two standard deviations that depend on `seed` (two integers) alone."""
-    return _truncated(_stateless_key(seed), shape, mean, stddev, dtype)
+    return _truncated(_words(seed), shape, mean, stddev, dtype)
 
 
 def stateless_gamma(
     shape: Any, seed: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32, name: Any = None
 ) -> Any:
     """Draws from gamma distributions that depend on `seed` (two integers) alone; their shape ends with alpha's."""
-    return _gamma(_stateless_key(seed), shape, alpha, beta, dtype, whole=True)
+    return _gamma(_words(seed), shape, alpha, beta, dtype, whole=True)
 
 
 def stateless_poisson(shape: Any, seed: Any, lam: Any, dtype: Any = np.int32, name: Any = None) -> Any:
     """Draws from Poisson distributions that depend on `seed` (two integers) alone; their shape ends with lam's."""
-    return _poisson(_stateless_key(seed), shape, lam, dtype, whole=True)
+    return _poisson(_words(seed), shape, lam, dtype, whole=True)
 
 
 def stateless_binomial(
     shape: Any, seed: Any, counts: Any, probs: Any, output_dtype: Any = np.int32, name: Any = None
 ) -> Any:
     """How many of `counts` trials succeed, which depends on `seed` (two integers) alone."""
-    return _binomial(_stateless_key(seed), shape, counts, probs, output_dtype)
+    return _binomial(_words(seed), shape, counts, probs, output_dtype)
 
 
 def stateless_categorical(logits: Any, num_samples: Any, seed: Any, dtype: Any = np.int64, name: Any = None) -> Any:
     """Classes drawn by their logits, which depend on `seed` (two integers) alone."""
-    return _categorical(_stateless_key(seed), logits, num_samples, dtype)
+    return _categorical(_words(seed), logits, num_samples, dtype)
 
 
 def stateless_shuffle(value: Any, seed: Any, alg: Any = "auto_select", name: Any = None) -> Any:
     """The rows in an order that depends on `seed` (two integers) alone."""
-    return _shuffled(_stateless_key(seed), value)
+    return _shuffled(_words(seed), value)
 
 
 def split(seed: Any, num: int = 2, alg: Any = "auto_select") -> Any:
     """`[num, 2]` seeds that depend on `seed` (two integers) alone."""
-    split_keys = jax.random.split(keys.wrapped(_stateless_key(seed)), num)
+    split_keys = jax.random.split(keys.wrapped(_words(seed)), num)
     return jax.random.key_data(split_keys).view(np.int32).astype(convert_to_tensor(seed).dtype)
 
 
 def fold_in(seed: Any, data: Any, alg: Any = "auto_select") -> Any:
     """A seed that depends on `seed` (two integers) and on a number."""
-    key = jax.random.fold_in(keys.wrapped(_stateless_key(seed)), convert_to_tensor(data))
+    key = jax.random.fold_in(keys.wrapped(_words(seed)), convert_to_tensor(data))
     return jax.random.key_data(key).view(np.int32).astype(convert_to_tensor(seed).dtype)
 
 

@@ -8,12 +8,14 @@ of the same code therefore draw the same numbers. `tf.random.set_seed` sets all 
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 import zlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from replicax import _context, _data, _function, _levels, _private
@@ -21,58 +23,47 @@ from replicax._variables import ResourceVariable
 
 # Named, so that the numbers do not depend on JAX's setting for its default generator.
 _IMPLEMENTATION = "threefry2x32"
-_ZERO = np.zeros(2, np.uint32)
+_MASK = 0xFFFFFFFF
 _OF_OPS = 87654321  # the global seed where an op names a seed and `set_seed` was not called, as in TensorFlow
 
 
-@jax.jit
-def _folded(start: Any, numbers: Any, replica: Any = None) -> Any:
-    """The words of a key: `start`, in which the numbers and then the replica are folded."""
-    key = wrapped(start)
-    for i in range(numbers.shape[0]):
-        key = jax.random.fold_in(key, numbers[i])
-    return jax.random.key_data(key if replica is None else jax.random.fold_in(key, replica))
-
-
 def wrapped(words: Any) -> Any:
-    """The key of these words, a `[2]` array of uint32, as functions of `jax.random` take it."""
-    return jax.random.wrap_key_data(words, impl=_IMPLEMENTATION)
+    """The key of these words, two integers, as functions of `jax.random` take it."""
+    return jax.random.wrap_key_data(words.astype(np.uint32), impl=_IMPLEMENTATION)
 
 
-def of_seed(seed: Any) -> Any:
-    """The key's words for a stateless function, from its two integers."""
-    return _folded(_ZERO, seed)
-
-
-def of_state(state: Any) -> Any:
-    """The key's words for a generator in this state, other ones for each replica."""
-    context = _context.get_replica_context()
-    return _folded(_ZERO, state, np.int32(0) if context is None else context.replica_id_in_sync_group)
+@functools.partial(jax.jit, inline=True)
+def of_state(state: Any, replica: Any) -> tuple[Any, Any]:
+    """The key's words for a generator in this state, other ones for each replica, and the state after that."""
+    # Keys need no more than to be different: seeds that a user takes for two generators are not so far apart.
+    words = state + jnp.stack([jnp.asarray(replica, np.uint32) * np.uint32(0x9E3779B9), np.uint32(0)])
+    return words, state + np.asarray([0, 1], np.uint32)
 
 
 def of_op(op: str, dtype: Any, seed: Any) -> Any:
-    """The key's words for the next call of an op without a generator, other ones for each replica."""
+    """The key's words for the next call of an op without a generator, other ones for each replica.
+
+    They are the 64 bits by chance that a counter starts from, to which the replica and the count are added.
+    """
     tag = () if seed is None else (op, dtype, int(seed))
     running = _function.running()
     if isinstance(_levels.frame(), _levels.Level) and not _private.is_eager(_levels.untaped_trace()):
         state = _of_function(running).state(tag, 0 if running is None or not tag else running.number(tag))
         value = state.value()
         state.assign_add(_NEXT, read_value=False)
-        context = _context.get_replica_context()
-        return _folded(value[:2], value[2:], np.int32(0) if context is None else context.replica_id_in_sync_group)
-    replica = _replica()
-    start, count = (_eager if running is None else _of_function(running)).take(tag, replica)
-    words = _folded(start, np.asarray([count], np.uint32), np.int32(replica))
-    _levels.refuse_tracers([words])  # inside of `jax.jit` it would be the same in each call
-    return words
-
-
-def _replica() -> int:
-    """The number of the replica that runs eagerly, 0 outside of replicas."""
-    context = _context.get_replica_context()
-    number = 0 if context is None else context.replica_id_in_sync_group
+        return value[:2] + jnp.stack([jnp.asarray(replica(), np.uint32), value[2]])
     # An initial value that is lifted out of a compiled replica is one for all of them.
-    return 0 if isinstance(number, jax.core.Tracer) else int(number)
+    who = 0 if isinstance(number := replica(), jax.core.Tracer) else int(number)
+    start, count = (_eager if running is None else _of_function(running)).take(tag, who)
+    if not _private.is_eager(_levels.untaped_trace()):
+        _levels.refuse_tracers([jnp.asarray(count) + 0])  # inside of `jax.jit` it would be the same in each call
+    return np.asarray([(start[0] + who) & _MASK, (start[1] + count) & _MASK], np.uint32)
+
+
+def replica() -> Any:
+    """The number of the replica that draws, 0 outside of replicas."""
+    context = _context.get_replica_context()
+    return 0 if context is None else context.replica_id_in_sync_group
 
 
 _seed: int | None = None
@@ -80,14 +71,14 @@ _lock = threading.RLock()
 _NEXT = np.asarray([0, 0, 1], np.uint32)
 
 
-def _start(tag: tuple[Any, ...], chance: int, stream: int) -> np.ndarray:
-    """The words that a counter's numbers are folded in."""
+def _start(tag: tuple[Any, ...], chance: int, stream: int) -> list[int]:
+    """The two words that a counter starts from."""
     if tag:
         op, dtype, seed = tag
         numbers = [_OF_OPS if _seed is None else _seed, zlib.crc32(f"{op} {dtype}".encode()), seed]
     else:
         numbers = [chance if _seed is None else _seed, stream]
-    return np.random.SeedSequence([part for n in numbers for part in (abs(n), int(n < 0))]).generate_state(2)
+    return np.random.SeedSequence([part for n in numbers for part in (abs(n), int(n < 0))]).generate_state(2).tolist()
 
 
 def _by_chance() -> int:
@@ -103,9 +94,9 @@ class _Eager:
 
     def reset(self) -> None:
         self._chance = _by_chance()
-        self._counters: dict[Any, tuple[np.ndarray, dict[int, int]]] = {}
+        self._counters: dict[Any, tuple[list[int], dict[int, int]]] = {}
 
-    def take(self, tag: tuple[Any, ...], replica: int) -> tuple[np.ndarray, int]:
+    def take(self, tag: tuple[Any, ...], replica: int) -> tuple[list[int], int]:
         with _lock:
             counter = self._counters.get(tag)
             if counter is None:
@@ -140,7 +131,7 @@ class _OfFunction:
                 self._states[tag, number] = state
             return self._states[tag, number]
 
-    def take(self, tag: tuple[Any, ...], replica: int) -> tuple[np.ndarray, int]:
+    def take(self, tag: tuple[Any, ...], replica: int) -> tuple[list[int], int]:
         """The same where the function's Python code runs eagerly, as its first call may: each replica counts alone."""
         state = self.state(tag, 0)
         with _lock:
@@ -153,10 +144,10 @@ class _OfFunction:
             if begun + count > value[2]:
                 self._write(state, np.append(value[:2], np.uint32(begun + count)))
                 self._taken[tag] = begun, counts
-            return value[:2], begun + count - 1
+            return value[:2].tolist(), begun + count - 1
 
     def _first(self, tag: tuple[Any, ...]) -> np.ndarray:
-        return np.append(_start(tag, self._chance, 1), np.uint32(0))
+        return np.asarray([*_start(tag, self._chance, 1), 0], np.uint32)
 
     def _write(self, state: ResourceVariable, value: np.ndarray) -> None:
         with _private.at_once():
@@ -203,7 +194,7 @@ def _dataset_seed() -> int | None:
     if _seed is None:
         return None
     start, count = _datasets.take((), 0)
-    return int(np.random.SeedSequence([*start.tolist(), count]).generate_state(1, np.uint64)[0])
+    return int(np.random.SeedSequence([*start, count]).generate_state(1, np.uint64)[0])
 
 
 _data.use_default_seed(_dataset_seed)
