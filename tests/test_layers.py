@@ -26,6 +26,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_private",
         "_profiling",
         "_tracebacks",
+        "_signatures",
         "_figures",
         "_hlo",
         "_channel",

@@ -8,6 +8,7 @@ import traceback
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from test_ways import mirrored
 
@@ -121,3 +122,87 @@ def test_rewritten_code_leaves_no_files_and_has_the_users_lines(tmp_path, monkey
     program = rx.function(branch, autograph=True).lower(jnp.float32(1)).as_text(debug_info=True)
     assert not list(tmp_path.iterdir())
     assert f'{os.path.basename(__file__)}":{branch.__code__.co_firstlineno + 2}:' in program
+
+
+# Errors while tracing, and warnings.
+
+
+def condition(x, n):
+    return n if x > 0 else x
+
+
+def number(batch, *more, scale):
+    return float(batch["image"]) + scale
+
+
+def loop(x, *more):
+    return [x for _ in range(more[1])]
+
+
+def as_numpy(x):
+    return np.asarray(x[0])
+
+
+def index(x):
+    return [1, 2][x]
+
+
+class Model:
+    @rx.function
+    def call(self, x):
+        return 1 if x else 2
+
+
+def in_a_replica(x):
+    return mirrored(2).run(condition, args=(x,), kwargs={"n": x})
+
+
+X = np.int32(1)
+NEEDS_VALUES = [
+    (rx.function(condition), (X, 3), {}, "condition", None, "autograph=True"),
+    (rx.function(number), ({"image": X, "label": X}, X), {"scale": X}, "number", "batch['image']", "return it"),
+    (rx.function(loop), (X, X, X), {}, "loop", "more[1]", "tf.range"),
+    (rx.function(as_numpy), ([X],), {}, "as_numpy", "x[0]", "run_functions_eagerly"),
+    (rx.function(index), (X,), {}, "index", "x", "return it"),
+    (Model().call, (X,), {}, "call", "x", "autograph=True"),
+    (rx.function(in_a_replica), (X,), {}, "condition", None, "tf.function"),
+    (jax.jit(in_a_replica), (X,), {}, "condition", None, "tf.function"),
+]
+
+
+@pytest.mark.parametrize(("function", "args", "kwargs", "name", "argument", "advice"), NEEDS_VALUES)
+def test_an_error_while_tracing_names_the_users_function_and_argument(function, args, kwargs, name, argument, advice):
+    args, kwargs = jax.tree.map(lambda leaf: jnp.asarray(leaf) if leaf is X else leaf, (args, kwargs))
+    with pytest.raises((jax.errors.JAXTypeError, jax.errors.JAXIndexError)) as caught:
+        function(*args, **kwargs)
+    text = "\n".join([str(caught.value), *caught.value.__notes__])
+    assert f"while tracing the function {name} at {__file__}:" in text and "replicax/" not in text
+    assert argument is None or f"the value of the argument {argument}." in text
+    assert advice in text
+
+
+def test_a_replica_function_is_named_with_its_arguments():
+    def replica_step(batch, scale):
+        return [1, 2][batch["i"]] * scale
+
+    with pytest.raises(jax.errors.JAXTypeError) as caught:
+        rx.function(lambda x: mirrored(2).run(replica_step, args=({"i": x},), kwargs={"scale": 2}))(
+            mirrored(2).experimental_distribute_values_from_function(lambda context: jnp.int32(1))
+        )
+    place = f"{__file__}:{replica_step.__code__.co_firstlineno}"
+    assert f"the function replica_step at {place} for jit" in str(caught.value)
+    assert "the argument batch['i']." in str(caught.value)
+
+
+def test_the_warning_of_a_function_driven_from_the_host_is_about_its_line():
+    def step(x):
+        y = x + 1
+        return y * [1, 2, 3][int(np.asarray(0) + float_of(y))]
+
+    def float_of(y):
+        return float.__add__(y.item(), 0.0)
+
+    with pytest.warns(UserWarning, match="step needs the value of a tensor at") as caught:
+        assert rx.function(step, autograph=True)(jnp.float32(0)) == 2
+    line = float_of.__code__.co_firstlineno + 1
+    assert (caught[0].filename, caught[0].lineno) == (__file__, line) and f"{__file__}:{line}" in str(caught[0].message)

@@ -93,6 +93,17 @@ class Call:
         """The meshes of the distributed values among the arguments."""
         return [leaf.mesh for leaf in self._leaves if isinstance(leaf, (PerReplica, Mirrored))]
 
+    def paths(self) -> list[Any]:
+        """Where each of the dynamic arrays stands in `(args, kwargs)`."""
+        places = jax.tree_util.tree_leaves_with_path(self._tree.unflatten(range(len(self._leaves))))
+        found = []
+        for (path, _), leaf in zip(places, self._leaves):
+            if isinstance(leaf, IndexedSlices):
+                found += [(*path, jax.tree_util.GetAttrKey(name)) for name in ("values", "indices")]
+            elif isinstance(leaf, (PerReplica, Mirrored)) or _is_dynamic(leaf):
+                found.append(path)
+        return found
+
     def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple, dict]:
         """The arguments with these arrays for the dynamic ones."""
         queue = iter(arrays)

@@ -12,6 +12,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+
+from replicax import _tracebacks
+
 MARK = "_replicax_converted"  # on functions that are called as they are, having been converted or not to be
 
 
@@ -61,8 +65,38 @@ def hint(error: Exception) -> str:
     from replicax import _autograph
 
     return _autograph.reason(error) or (
-        "Use lax.cond, lax.scan and the like, or tf.cond, where AutoGraph does not convert the code."
+        "For one program, take the value from a Python number or a shape, give a `tf.TensorArray` its size, and use "
+        "`tf.cond` or `lax.cond` for what AutoGraph does not convert."
     )
+
+
+_BRANCH = (
+    "Python's `if`, `while`, `and`, `or` and `not` need a value, and this one is known only when the compiled program "
+    "runs. To compile them, decorate the function with `replicax.function(autograph=True)`, or with `tf.function` of "
+    "replicax.tf; or use `jax.lax.cond`, `jax.lax.while_loop` or `jax.numpy.where`."
+)
+_VALUE = (
+    "This value is known only when the compiled program runs. Compute with jax.numpy or tf operations, return it, and "
+    "convert it to a number or NumPy array outside of the function. For `range` on tensors, decorate the function with "
+    "`replicax.function(autograph=True)`, or use `tf.range` in a `tf.function`. To look at values, run eagerly: "
+    "`replicax.config.run_functions_eagerly(True)`."
+)
+_NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def _advise(error: BaseException) -> None:
+    """Adds to an error about a value that is not known while tracing what to do, once."""
+    if isinstance(error, _NEEDS_VALUES):
+        text = _BRANCH if isinstance(error, jax.errors.TracerBoolConversionError) and not is_on() else _VALUE
+        if not {_BRANCH, _VALUE} & set(getattr(error, "__notes__", ())):
+            error.add_note(text)
+
+
+_tracebacks.advise = _advise
 
 
 def converted(fn: Callable[..., Any]) -> Callable[..., Any]:

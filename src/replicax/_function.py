@@ -347,10 +347,11 @@ class Function:
             turn.close()
             if not self._falls_back:
                 raise
-            _tracebacks.warn(
-                f"{self._python_function!r} needs the value of an array while it is traced, so it is driven from the "
-                f"host, with each `strategy.run` in it compiled. {_conversion.hint(error)} JAX says: "
-                f"{str(error).splitlines()[0]}",
+            _tracebacks.warn_of(
+                error,
+                f"{self._name} needs the value of a tensor at {{line}}, which is not known while it is traced, so it "
+                f"is driven from the host, with each `strategy.run` in it compiled: it is right, but slower than one "
+                f"program. {_conversion.hint(error)} JAX says: {str(error).splitlines()[0]}",
             )
             self._host[call.key] = call.statics
             return self._run_python(args, kwargs, host=True)
@@ -432,7 +433,9 @@ class Function:
         before, _modes.no_creation = _modes.no_creation, _modes.no_creation or not creation
         try:
             with self._runs_now():
-                jaxpr = tracing.run(lambda a, k: _conversion.call(self._autograph, self._python_function, a, k))
+                jaxpr = tracing.run(
+                    lambda a, k: _conversion.call(self._autograph, self._python_function, a, k), self._python_function
+                )
         except BaseException as error:
             self._traces -= tracing.hardly_begun
             self._uneven.failed(call, error, pulled=bool(tracing.elements))

@@ -31,6 +31,7 @@ from replicax import (
     _pieces,
     _private,
     _profiling,
+    _signatures,
     _tape,
 )
 from replicax._context import ReplicaContext
@@ -144,7 +145,8 @@ class _Trace:
 
     def take(self, rows: Sequence[Any]) -> None:
         """Traces the function, in the surroundings that it runs in."""
-        self._jaxpr = jax.make_jaxpr(self._function)(*self._components(rows))
+        function = _signatures.named(self._function, self._fn, _paths(self._skeleton))
+        self._jaxpr = jax.make_jaxpr(function)(*self._components(rows))
 
     def _function(self, *components: Any) -> list[Any]:
         self.level.trace = _levels.untaped_trace()
@@ -373,6 +375,12 @@ class _Place:
 
     def __init__(self, index: int):
         self.index = index
+
+
+def _paths(skeleton: Any) -> list[Any]:
+    """Where each `_Place` stands in the arguments."""
+    leaves = jax.tree_util.tree_leaves_with_path(skeleton, is_leaf=_nest.is_leaf)
+    return [path for path, _ in sorted(((p, x.index) for p, x in leaves if isinstance(x, _Place)), key=lambda y: y[1])]
 
 
 class _Parts:

@@ -71,10 +71,18 @@ def boundary(function: _F) -> _F:
         try:
             return function(*args, **kwargs)
         except Exception as error:
+            advise(error)
             _filter(error)
             raise  # JAX_TRACEBACK_FILTERING=off shows the frames of replicax and JAX too
 
     return cast(_F, call)
+
+
+def _no_advice(error: BaseException) -> None:
+    pass
+
+
+advise: Callable[[BaseException], None] = _no_advice  # adds what helps to an error; see `_conversion`
 
 
 def users_frame() -> types.FrameType:
@@ -88,10 +96,20 @@ def users_frame() -> types.FrameType:
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns of the line of the user's code that runs now."""
     frame = users_frame()
+    _warn_at(frame, frame.f_lineno, message, category)
+
+
+def warn_of(error: BaseException, message: str) -> None:
+    """Warns of the line of the user's code that an error came from; `{line}` in the message stands for it."""
+    frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_users(frame.f_code)]
+    frame, line = frames[-1] if frames else (users_frame(), users_frame().f_lineno)
+    place = f"{frame.f_code.co_filename}:{line}"
+    _warn_at(frame, line, message.replace("{line}", place), UserWarning)
+
+
+def _warn_at(frame: types.FrameType, line: int, message: str, category: type[Warning]) -> None:
     module, registry = (
         frame.f_globals.get("__name__", "<unknown>"),
         frame.f_globals.setdefault("__warningregistry__", {}),
     )
-    warnings.warn_explicit(
-        message, category, frame.f_code.co_filename, frame.f_lineno, module, registry, frame.f_globals
-    )
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, line, module, registry, frame.f_globals)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 
-from replicax import _levels, _nest
+from replicax import _levels, _nest, _signatures
 from replicax._arguments import Call, Results, constrained
 from replicax._programs import meshes_of
 from replicax._pulls import (
@@ -46,11 +46,12 @@ class Tracing:
         self._call, self._queue, self._runs_eagerly = call, queue, runs_eagerly
         self._given: list[Any] = []
 
-    def run(self, function: Callable[[tuple, dict], Any]) -> Any:
-        """The jaxpr of `function(args, kwargs)`. Where that raises, all elements go back to where they came from."""
+    def run(self, function: Callable[[tuple, dict], Any], users: Callable[..., Any]) -> Any:
+        """The jaxpr of `function(args, kwargs)`, which calls the user's. Where it raises, all elements go back."""
         lifts.stack.append(self._lift)
         try:
-            return jax.make_jaxpr(lambda *dynamic: self._traced(function, dynamic))(*map(_aval, self._call.dynamic))
+            flat = _signatures.named(lambda *dynamic: self._traced(function, dynamic), users, self._call.paths())
+            return jax.make_jaxpr(flat)(*map(_aval, self._call.dynamic))
         except BaseException:
             self._give_back()
             push_back(self.pulls, self.elements, self._call.iterators)

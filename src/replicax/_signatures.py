@@ -1,0 +1,57 @@
+"""What JAX calls a traced function and its inputs in its messages: the user's function and its arguments."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+
+class _Text(str):
+    """The name of a parameter that may be any text, such as "batch['image']"."""
+
+    def isidentifier(self) -> bool:
+        return True
+
+
+def named(flat: Callable[..., Any], function: Callable[..., Any], paths: Sequence[Any]) -> Callable[..., Any]:
+    """`flat`, which takes arrays alone, with the name and place of `function`, and names of its arguments.
+
+    Args:
+        flat: what JAX is to trace.
+        function: the user's function that it calls.
+        paths: for each parameter of `flat`, where it stands in `(args, kwargs)` of `function`.
+    """
+
+    @functools.wraps(function, updated=())
+    def traced(*arrays: Any) -> Any:
+        return flat(*arrays)
+
+    parameters = [inspect.Parameter(_Text(name), inspect.Parameter.POSITIONAL_ONLY) for name in _names(function, paths)]
+    traced.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return traced
+
+
+def _names(function: Callable[..., Any], paths: Sequence[Any]) -> list[str]:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
+
+    def name(path: Any) -> str:
+        group, first, *inside = path
+        if group.idx == 1:
+            root = str(first.key)
+        elif first.idx < len(positional):
+            root = positional[first.idx]
+        else:
+            root = f"{rest}[{first.idx - len(positional)}]"
+        return root + jax.tree_util.keystr(tuple(inside))
+
+    names = [name(path) for path in paths]
+    return [n if names.count(n) == 1 else f"{n}.{names[:i].count(n)}" for i, n in enumerate(names)]
