@@ -884,7 +884,8 @@ def test_an_assertion_on_a_tensor():
     assert float(f(jnp.float32(1))) == 1
     with pytest.raises(AssertionError, match=rf"{__file__}:\d+: must be positive"):
         f(jnp.float32(-1))
-    assert float(f(jnp.float32(2))) == 2 and float(v) == 2
+    assert float(v) == 1  # as before the call that failed
+    assert float(f(jnp.float32(2))) == 2 and float(v) == 3
 
 
 # What is left as it is.

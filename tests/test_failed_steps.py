@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from test_ways import MEAN, SUM, ctx, mirrored
+from flax import nnx
+from jax.experimental import io_callback
+from test_ways import MEAN, SUM, ctx, mirrored, one_device
 
 import replicax as rx
+
+SUM_UP = rx.VariableAggregation.SUM
 
 
 def out_of_memory(x):
@@ -36,3 +44,172 @@ def test_the_error_of_a_failed_step_does_not_come_out_of_later_calls():
         np.asarray(fails(jnp.float32(1)).values[0])
     for _ in range(40):  # eager ones
         assert [float(x) for x in strategy.run(lambda: ctx().all_reduce(SUM, jnp.float32(3))).values] == [6.0, 6.0]
+
+
+@functools.cache
+def sharding(n):
+    return rx.MirroredStrategy([f"GPU:{i}" for i in range(n)], shard_optimizer_state=True)
+
+
+class Boom(Exception):
+    pass
+
+
+ONE = jax.ShapeDtypeStruct((), np.float32)
+
+
+def called_back(kind, function, x):
+    """A number of `x` that goes through a function of Python, if that is how this kind of callback works."""
+    if kind == "pure_callback":
+        return jax.pure_callback(function, ONE, x)
+    if kind == "io_callback":
+        return io_callback(function, ONE, x)
+    jax.debug.callback(function, x)
+    return x
+
+
+class Everything:
+    """Variables of every kind, and a step that changes all of them and calls a function of Python."""
+
+    def __init__(self, n, kind, steps=1):
+        self.fails = False
+        self.strategy = strategy = sharding(n) if n else one_device()
+        with strategy.scope():
+            self.small = [rx.Variable(jnp.full(3, float(i))) for i in range(4)]  # of which a pack is made
+            self.large = rx.Variable(jnp.ones((200, 200)))
+            self.tree = rx.Variable({"a": jnp.zeros(2), "b": [jnp.ones(())]})
+            self.on_read = rx.Variable(0.0, synchronization=rx.VariableSynchronization.ON_READ, aggregation=SUM_UP)
+            self.model = nnx.Linear(2, 1, rngs=nnx.Rngs(dropout=0, params=1))
+            self.parameter = rx.Variable(jnp.ones(5))
+            self.optimizer = rx.Optimizer(optax.adam(0.1), self.parameter)
+
+        def record(x):
+            if self.fails:
+                raise Boom(f"record {x:g} is bad")
+            return x
+
+        def replica(x):
+            x = called_back(kind, record, x + 1)
+            total = ctx().all_reduce(MEAN, x)
+            for variable in [*self.small, self.large]:
+                variable.assign_add(jnp.ones(variable.shape) * total, read_value=False)
+            self.tree.assign(jax.tree.map(lambda leaf: leaf + total, self.tree.value()))
+            self.on_read.assign_add(x)
+            self.model.kernel[...] += total
+            self.optimizer.apply_gradients([(jnp.ones(5) * x, self.parameter)])
+            return total
+
+        self.step = rx.function(lambda x: strategy.run(replica, args=(x,)), steps_per_call=steps)
+        self.plain = rx.function(lambda: [v.assign_add(jnp.ones(v.shape)) for v in self.small][:0])
+
+    def state(self):
+        """All values, as numpy arrays."""
+        values = [v.numpy() for v in [*self.small, self.large, self.tree, self.on_read, self.parameter]]
+        values += [self.optimizer.state.numpy(), np.asarray(self.model.kernel[...])]
+        return jax.tree.leaves(values)
+
+
+@pytest.mark.parametrize(
+    "n, kind, steps",
+    [
+        *itertools.product([0, 2], ["pure_callback", "io_callback", "debug_callback"], [1]),
+        (2, "pure_callback", 3),  # as one program
+        (0, "io_callback", 3),  # one step after the other
+    ],
+)
+def test_what_a_step_assigns_keeps_its_value_where_a_callback_raises(n, kind, steps):
+    both = [Everything(n, kind, steps) for _ in range(2)]  # the second one never fails
+    for each in both:
+        each.plain()
+        each.step(jnp.float32(1))
+    tried, other = both
+    before = tried.state()
+    for _ in range(2):
+        tried.fails = True
+        with pytest.raises(Boom, match="record 2 is bad") as caught:
+            tried.step(jnp.float32(1))
+        assert any("calls back, whose variables keep the values" in note for note in caught.value.__notes__)
+        tried.fails = False
+        for after, value in zip(tried.state(), before, strict=True):
+            np.testing.assert_array_equal(after, value)
+    for each in both:
+        each.step(jnp.float32(1))
+    for one, another in zip(tried.state(), other.state(), strict=True):
+        np.testing.assert_array_equal(one, another)
+
+
+TENSORFLOW = """
+import numpy as np
+import replicax.tf as tf
+
+strategy = tf.distribute.MirroredStrategy(["GPU:0", "GPU:1"])
+with strategy.scope():
+    v = tf.Variable(tf.ones([3]))
+    generator = tf.random.Generator.from_seed(1)
+one = tf.TensorSpec((), tf.float32)
+
+def boom(x):
+    raise KeyError("record 57")
+
+class Closed:
+    def write(self, text):
+        raise BrokenPipeError("nobody reads")
+
+cases = {
+    "py_function": lambda x: tf.py_function(boom, [x], Tout=one),
+    "numpy_function": lambda x: tf.numpy_function(boom, [x], Tout=one),
+    "shape": lambda x: tf.py_function(lambda x: np.ones(3), [x], Tout=one),
+    "stop": lambda x: tf.py_function(lambda x: next(iter(())), [x], Tout=one),
+    "assert_less": lambda x: (tf.debugging.assert_less(x, 0.0), x)[1],
+    "check_numerics": lambda x: tf.debugging.check_numerics(x / 0.0, "loss"),
+    "assert": None,
+    "print": lambda x: (tf.print(x, output_stream=Closed()), x)[1],
+}
+for name, call in cases.items():
+
+    @tf.function
+    def step(x):
+        def replica(x):
+            y = x + 0.0
+            if call is None:
+                assert y < 0, "negative"
+            else:
+                y = call(y)
+            total = tf.distribute.get_replica_context().all_reduce("SUM", y)
+            v.assign_add(tf.ones([3]) * total)
+            return generator.normal([]) + y
+
+        return strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None)
+
+    state = np.asarray(generator.state)
+    for _ in range(2):
+        try:
+            step(tf.constant(1.0))
+        except Exception as error:
+            kept = (np.asarray(generator.state) == state).all()
+            print(name, type(error).__name__, str(error).splitlines()[0], v.numpy().tolist(), kept, sep="|")
+"""
+
+
+def test_every_callback_of_tensorflows_names_raises_from_its_own_step_over_several_devices(run_python):
+    """Facts of callbacks in a program whose replicas meet: none of them waits for the one whose callback raised."""
+    done = run_python(TENSORFLOW, timeout=240.0)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("|") for line in done.stdout.splitlines()]
+    found = {name: (kind, text) for name, kind, text, _, _ in lines}
+    assert len(lines) == 2 * len(found)
+    assert found == {
+        "py_function": ("KeyError", "'record 57'"),
+        "numpy_function": ("KeyError", "'record 57'"),
+        "shape": ("ValueError", "cannot reshape array of size 3 into shape ()"),
+        "stop": ("RuntimeError", "A function that the compiled step calls back raised StopIteration."),
+        "assert_less": ("InvalidArgumentError", "Condition x < y did not hold. x = [1.0], y = [0.0]"),
+        "check_numerics": ("InvalidArgumentError", "loss : Tensor had Inf values"),
+        "assert": ("AssertionError", found["assert"][1]),
+        "print": ("BrokenPipeError", "nobody reads"),
+    }
+    assert found["assert"][1].endswith("negative")
+    assert [line[3:] for line in lines[:-2]] == [["[1.0, 1.0, 1.0]", "True"]] * (len(lines) - 2)
+    # Where nothing but a print fails, the step is done.
+    assert [line[3] for line in lines[-2:]] == ["[3.0, 3.0, 3.0]", "[5.0, 5.0, 5.0]"]
+    assert "Assertion failed" not in done.stderr

@@ -50,6 +50,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "data": ("_data", "_files", "_sources", "_agreed_input", "_splits", "_input"),
     "engine": (
         "_levels",
+        "_step_failures",
         "_packs",
         "_vectors",
         "_stages",

@@ -433,7 +433,7 @@ def test_variables_are_used_while_another_thread_takes_steps(n, packed):
     assert [np.unique(variable.numpy()).tolist() for variable in variables] == [[61.0]] * len(variables)
 
 
-def test_after_a_program_that_failed_all_variables_can_be_assigned(packed):
+def test_after_a_callback_that_failed_the_variables_have_the_values_that_they_had(packed):
     variables = [rx.Variable(jnp.zeros(3)) for _ in range(4)]
 
     def fail(x):
@@ -442,19 +442,63 @@ def test_after_a_program_that_failed_all_variables_can_be_assigned(packed):
         return x
 
     @rx.function
+    def plain():
+        for variable in variables:
+            variable.assign_add(jnp.ones(3), read_value=False)
+
+    @rx.function
     def step():
         one = jax.pure_callback(fail, jax.ShapeDtypeStruct((), jnp.float32), jnp.float32(1))
         for variable in variables:
             variable.assign_add(jnp.ones(3) * one, read_value=False)
 
+    plain()
     failing = False
     step()
     failing = True
-    with pytest.raises(Exception, match="as it is told to") as caught:
+    with pytest.raises(ValueError, match="as it is told to") as caught:
         step()
-        jax.block_until_ready([variable.value() for variable in variables])
-    assert any("step failed" in note and "They are lost" in note for note in caught.value.__notes__)
+    assert any("the compiled step calls back" in note for note in caught.value.__notes__)
+    assert [variable.numpy().tolist() for variable in variables] == [[2.0] * 3] * 4
     failing = False
+    variables[0].assign(jnp.full(3, 7.0))
+    step()
+    plain()
+    assert [variable.numpy()[0] for variable in variables] == [9.0, 4.0, 4.0, 4.0]
+
+
+def test_variables_that_a_failed_program_took_over_say_so_until_they_are_assigned(packed, tmp_path, monkeypatch):
+    variables = [rx.Variable(jnp.zeros(3), name=f"v{i}") for i in range(4)]
+
+    @rx.function
+    def step():
+        for variable in variables:
+            variable.assign_add(jnp.ones(3), read_value=False)
+
+    step()
+    ((program,),) = step._entries.values()
+    compiled = program._compiled
+
+    def fail(*args):
+        compiled(*args)  # which takes over the variables' arrays
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: as on a device that is full")
+
+    monkeypatch.setattr(program, "_compiled", fail)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED") as caught:
+        step()
+    assert any("step failed" in note and "They are lost" in note for note in caught.value.__notes__)
+    monkeypatch.setattr(program, "_compiled", compiled)
+    variables[0].assign(jnp.full(3, 5.0))  # that one is whole again
+    assert variables[0].numpy().tolist() == [5.0] * 3
+    reads = [
+        lambda v: v.numpy(), lambda v: v.value(), lambda v: v + 1, float, repr, copy.deepcopy, pickle.dumps,
+        lambda v: v.assign_add(jnp.ones(3)), lambda v: step(), lambda v: rx.function(lambda: v + 1)(),
+        lambda v: rx.train.Checkpoint(v=v).write(str(tmp_path / "checkpoint")),
+    ]  # fmt: skip
+    for read in reads:
+        with pytest.raises(rx.StepError, match=r"v\d:0 has no value: step, .*assign all of the value") as refused:
+            read(variables[1])
+        assert "RESOURCE_EXHAUSTED" in str(refused.value.__cause__)
     for number, variable in enumerate(variables):
         variable.assign(jnp.full(3, float(number)))
     step()

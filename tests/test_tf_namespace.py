@@ -210,7 +210,7 @@ assert {row[0] for row in found} - {row[0] for row in scalars} == {"scope/h", "p
 """)
 
 
-def test_assertions_in_compiled_code_are_raised_when_a_result_is_read(run):
+def test_assertions_in_compiled_code_are_raised_by_the_call(run):
     done = run("""
 @tf.function
 def f(x):
@@ -218,7 +218,7 @@ def f(x):
     tf.debugging.assert_rank(x, 1)
     return x * 2
 assert f(tf.constant([1.0])).numpy() == [2.0]
-raises(tf.errors.InvalidArgumentError, lambda: f(tf.constant([-1.0])).numpy(), "losses are positive", "-1.0")
+raises(tf.errors.InvalidArgumentError, lambda: f(tf.constant([-1.0])), "losses are positive", "-1.0")
 assert f(tf.constant([1.0])).numpy() == [2.0]  # it is raised once
 raises(ValueError, lambda: f(tf.constant(1.0)), "rank 1")
 
@@ -227,9 +227,13 @@ def replica(x):
     return x
 parts = strategy.experimental_distribute_values_from_function(
     lambda c: tf.constant(float(c.replica_id_in_sync_group) + 1))
-results = tf.function(lambda x: strategy.run(replica, args=(x,)))(parts)
-raises(tf.errors.InvalidArgumentError, lambda: [part.numpy() for part in results.values], "x < y")
+compiled = tf.function(lambda x: strategy.run(replica, args=(x,)))
+raises(tf.errors.InvalidArgumentError, lambda: compiled(parts), "x < y")
 raises(Exception, lambda: strategy.run(replica, args=(parts,)), "x < y")  # eagerly in the replica
+
+import jax
+of_jax = jax.jit(lambda x: (tf.debugging.assert_positive(x, message="losses are positive"), x)[1])
+raises(tf.errors.InvalidArgumentError, lambda: of_jax(tf.constant(-1.0)).numpy(), "losses are positive")
 """)
     assert "Assertion failed in compiled code: losses are positive" in done.stderr
 

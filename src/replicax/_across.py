@@ -60,6 +60,11 @@ def is_everyones(mesh: ReplicaMesh, text: str, alike: bool) -> bool:
     return bool((np.asarray(everyones) == row).all())
 
 
+def any_worker(mesh: ReplicaMesh, here: bool, label: str) -> bool:
+    """Whether something is so on any worker, asked on all of them."""
+    return bool(np.asarray(_run(_collectives.sum_of_rows, label, mesh, [np.int32(here)] * len(mesh.local_ids))))
+
+
 def agree(mesh: ReplicaMesh, call: str, *values: Sequence[Any]) -> None:
     """Raises, on all workers alike, unless each value's components have one shape and dtype everywhere.
 

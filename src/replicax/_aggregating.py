@@ -126,9 +126,13 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
         self._write_global(leaves)
 
     def _stored_global(self) -> list[Any]:
+        if _levels.any_lost:
+            _levels.refuse_lost(self)
         return self._leaves
 
     def _read_global(self) -> list[Any]:
+        if _levels.any_lost:
+            _levels.refuse_lost(self)
         with _private.at_once():
             return [self._home.spread(leaf) for leaf in self._leaves]
 
@@ -146,6 +150,8 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
         return [self._home.copied(leaf) for leaf in leaves]
 
     def _read_on(self, device: Any) -> list[Any]:
+        if _levels.any_lost:
+            _levels.refuse_lost(self)
         self._lent = self._lent or self._home.lends
         with _private.at_once():
             return [self._home.read(leaf, device) for leaf in self._leaves]

@@ -115,7 +115,7 @@ class DefaultExtended(SingleReplicaExtended):
         return self._new_variable(**kwargs)
 
     def variable_created_in_scope(self, v):
-        return _variables.container_of(v)._strategy is None
+        return _levels.container_of(v)._strategy is None
 
     def _cross_device_ops_for(self, options):
         raise RuntimeError("The default strategy has one replica and combines nothing.")

@@ -72,6 +72,8 @@ class OfArrays(OfReplicas):
     _values: list[Any] | None = None  # the same as distributed values, where they were asked for
 
     def _read_global(self) -> list[Any]:
+        if _levels.any_lost:
+            _levels.refuse_lost(self)
         assert self._arrays is not None
         if self._slots:
             return [self._slots[i].read() if array is None else array for i, array in enumerate(self._arrays)]
@@ -191,6 +193,8 @@ class _Distributed(OfArrays, DistributedValues):
         super()._write_global(self._laid_out(leaves))
 
     def _read_component(self, replica: int) -> list[Any]:
+        if _levels.any_lost:
+            _levels.refuse_lost(self)
         self._lent = True
         if self._values is None and not self._stacked and self._layouts is None:  # one copy, of however many
             assert self._mesh is not None and self._arrays is not None

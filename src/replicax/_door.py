@@ -30,6 +30,7 @@ from replicax._errors import (
     OutOfRangeError,
     ReplicaError,
     ReplicaxError,
+    StepError,
 )
 from replicax._extended import StrategyExtended
 from replicax._figures import Benchmark, Benchmarks
@@ -100,6 +101,7 @@ __all__ = [
     "ReplicaError",
     "ReplicaxError",
     "RunOptions",
+    "StepError",
     "Strategy",
     "StrategyExtended",
     "TPUStrategy",

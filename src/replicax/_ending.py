@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from replicax._errors import FailedElsewhere
+
 BECAUSE_OF_ANOTHER = 70  # the exit status of a process that ends because of another one
 _REPORTS = "REPLICAX_REPORT_DIR"
 
@@ -37,6 +39,8 @@ def caused_by_another(error: BaseException) -> bool:
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
+        if isinstance(current, FailedElsewhere):
+            return True
         if _STATUS.match(str(current)) and _OF_ANOTHER.search(str(current)):
             return True
         current = current.__cause__ or current.__context__

@@ -6,6 +6,7 @@ ReplicaxError
 ├── DataLossError (OSError)              a file is damaged, or of something else
 ├── DeviceError (ValueError)             a device that is not there, or is named twice
 ├── ReplicaError (RuntimeError)          replicas went different ways
+├── StepError (RuntimeError)             a variable whose value a failed step has taken with it
 ├── JobError (RuntimeError)              the processes of a job did not come together
 └── CheckpointError (RuntimeError)       a checkpoint is damaged, or of another format, or was not written
 """
@@ -37,8 +38,16 @@ class ReplicaError(ReplicaxError, RuntimeError):
     """Replicas went different ways: they met in different calls, or one returned while others waited."""
 
 
+class StepError(ReplicaxError, RuntimeError):
+    """A variable has no value: the step that was to assign it failed, for its cause."""
+
+
 class JobError(ReplicaxError, RuntimeError):
     """The processes of a job did not come together: one is missing, or does not fit."""
+
+
+class FailedElsewhere(JobError):
+    """A step failed on another worker, so that it counts for none."""
 
 
 class CheckpointError(ReplicaxError, RuntimeError):

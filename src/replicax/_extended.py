@@ -558,11 +558,11 @@ class StrategyExtended:
         """Whether the variable, or the one that it is a component of, was made in this strategy's scope."""
         if not isinstance(v, _variables.Variable):
             raise AttributeError(f"{v!r} is no variable and has no strategy.")
-        return _variables.container_of(v)._strategy is self._container
+        return _levels.container_of(v)._strategy is self._container
 
     def value_container(self, value: Any) -> Any:
         """The distributed variable that a component belongs to; anything else itself."""
-        return _variables.container_of(value)
+        return _levels.container_of(value)
 
     def read_var(self, v: Any) -> Any:
         """The variable's value."""

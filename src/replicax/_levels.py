@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import weakref
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import jax
@@ -20,6 +22,7 @@ import jax.extend.core as jex
 from jax.core import ShapedArray
 
 from replicax import _private, _tape, _trace_caches, _tracebacks
+from replicax._errors import StepError
 
 _slots = itertools.count()
 _input = _private.InputPrimitive("replicax_input")
@@ -33,6 +36,7 @@ class State(Protocol):
     _slots: dict[int, Any] | None
     _lent: bool
     _place: Any
+    _lost: Any
 
     @property
     def name(self) -> str: ...
@@ -45,6 +49,57 @@ class State(Protocol):
     def _stored_global(self) -> list[Any]: ...
     def _entering(self, leaf: Any) -> Any: ...
     def _leaving(self, leaves: list[Any]) -> list[Any]: ...
+
+
+any_lost = False  # whether a failed step has ever taken the values of variables with it
+programs: weakref.WeakSet[Any] = weakref.WeakSet()  # the compiled programs that there are
+
+
+def lose(variables: Iterable[Any], step: str, error: BaseException) -> None:
+    """The values of these variables are gone, since this step failed with that error."""
+    global any_lost
+    any_lost = True
+    for variable in variables:
+        variable._lost = step, error
+
+
+def refuse_lost(variable: Any) -> None:
+    """`StepError` for a variable whose value is gone."""
+    if variable._lost is not None:
+        step, error = variable._lost
+        raise _lost_error(variable, step) from error
+
+
+class explaining:
+    """A context in which the value of a variable is waited for: where the step that assigned it failed, a `StepError`.
+
+    Only a program that has no callback, and fails all the same, leaves such values behind.
+    """
+
+    def __init__(self, variable: Any):
+        self._variable = variable
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if isinstance(error, jax.errors.JaxRuntimeError):
+            key = id(container_of(self._variable))
+            steps = sorted({program.name for program in programs if key in program.level.written})
+            raise _lost_error(self._variable, " or ".join(steps) or "a computation") from error
+
+
+def _lost_error(variable: Any, step: str) -> StepError:
+    return StepError(
+        f"{variable.name} has no value: {step}, which assigns it, failed while it ran (see the error above). Restore a "
+        "checkpoint, or assign all of the value, before it is read."
+    )
+
+
+def container_of(variable: Any) -> Any:
+    """The distributed variable that a component belongs to, else the argument itself."""
+    parent = getattr(variable, "_parent", None)
+    return variable if parent is None else parent
 
 
 class Frame:
@@ -62,6 +117,7 @@ class Frame:
         refuse_tracers(leaves)
         with lock:
             variable._write_global(leaves)
+            variable._lost = None
 
     def fetch(self, variable: State) -> list[Any]:
         """The leaves as a compiled program takes them, which moves them itself where they are stored elsewhere."""
@@ -111,7 +167,6 @@ class Level(Frame):
         self.device: Any = None  # where a strategy of one device wants the program to run
         self.meshes: list[Any] = []  # of the strategies whose replicas run in it
         self.gathers: Any = None  # how values are gathered where replicas with other shapes are traced apart
-        self.failures: list[str] = []  # messages of assertions that did not hold when the program ran
 
     def is_local(self, variable: State) -> bool:
         """Whether the variable's leaves stand here as one replica's components."""
@@ -215,6 +270,24 @@ def refuse_tracers(leaves: list[Any]) -> None:
 # Held while a compiled program takes variables' arrays and puts new ones in their place, and wherever else arrays that
 # are not lent are taken, until they were computed with: meanwhile another thread's program would take them over.
 lock = threading.RLock()
+
+# The ids of variables, and of the packs and shelves that they stand in, whose new values a program computes that may
+# fail: it is waited for without the lock. Other programs of this process that assign them wait for the end of it.
+awaited: set[int] = set()
+_free = threading.Condition(lock)
+
+
+def wait_until_free(ids: set[int]) -> None:
+    """Waits, with the lock, until no program computes new values of these."""
+    while not awaited.isdisjoint(ids):
+        _free.wait()
+
+
+def free(ids: set[int]) -> None:
+    """Ends the wait for these."""
+    with lock:
+        awaited.difference_update(ids)
+        _free.notify_all()
 
 
 class _Frames(threading.local):

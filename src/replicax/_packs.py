@@ -221,9 +221,9 @@ class Pack(_Store):
             assigned = self._assigned()
             copies = [self.home.copies(leaf) for _, _, leaf in assigned]
             left = (slot for slot in self.slots if slot not in self.replaced)
-            if any(slot.variable() is not None for slot in left):
+            if not self.array.is_deleted() and any(slot.variable() is not None for slot in left):
                 vectors = [np.array(copy) for copy in self.home.copies(self.array)]
-            else:  # all anew, maybe as a program that failed has taken the vector with it
+            else:  # all anew, or a program that failed has taken the vector with it
                 vectors = [np.zeros(self.array.shape, self.array.dtype) for _ in self.home.replicas]
             for (slot, _, _), parts in zip(assigned, copies):
                 for vector, part in zip(vectors, parts):

@@ -288,3 +288,77 @@ def leave_distributed() -> None:
         if held is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
     state.preemption_sync_manager = state.client = state.service = None
+
+
+def wait_for_effects() -> None:
+    """Waits for what programs print or write. Where one of them failed, its error is left to who reads its outputs.
+
+    `jax.effects_barrier` raises the error of any program, and again in each later call.
+    """
+    from jax._src import dispatch
+
+    try:
+        jax.effects_barrier()
+    except jax.errors.JaxRuntimeError:
+        dispatch.runtime_tokens.clear()
+
+
+_CALLBACKS = {"pure_callback", "io_callback", "debug_callback", "debug_print"}
+
+
+def with_callbacks(closed, around):
+    """A jaxpr whose callbacks, inner ones too, are others, and the names of the primitives in it.
+
+    "callback" stands for all kinds of callbacks among the names. What the parameters of these primitives are called is
+    documented nowhere, nor how a jaxpr's equations are replaced.
+
+    Args:
+        closed: the jaxpr.
+        around: of a Python function that is called back, the types of what it returns and whether it only shows
+            something, makes the one that is to be called.
+    """
+    known: dict[int, Any] = {}  # by the ids of jaxprs, which are often the same object many times
+    names: set[str] = set()
+
+    def of_params(value):
+        if hasattr(value, "eqns") and not hasattr(value, "consts"):
+            return of_jaxpr(value)
+        if hasattr(value, "jaxpr") and hasattr(value, "consts"):
+            inner = of_jaxpr(value.jaxpr)
+            return value if inner is value.jaxpr else jex.ClosedJaxpr(inner, value.consts)
+        if type(value) in (tuple, list):
+            items = [of_params(item) for item in value]
+            return value if all(one is other for one, other in zip(items, value)) else type(value)(items)
+        return value
+
+    def of_jaxpr(jaxpr):
+        if id(jaxpr) not in known:
+            eqns = [of_eqn(eqn) for eqn in jaxpr.eqns]
+            changed = any(one is not other for one, other in zip(eqns, jaxpr.eqns))
+            known[id(jaxpr)] = jaxpr.replace(eqns=eqns) if changed else jaxpr
+        return known[id(jaxpr)]
+
+    def of_eqn(eqn):
+        name, params = eqn.primitive.name, eqn.params
+        names.add("callback" if name in _CALLBACKS else name)
+        if name == "debug_print":
+            from jax._src.debugging import debug_callback_p
+
+            (effect,) = eqn.effects
+            function = around(functools.partial(eqn.primitive.impl, **params), [], True)
+            params = {"callback": function, "effect": effect, "partitioned": params["partitioned"]}
+            return eqn.replace(primitive=debug_callback_p, params=params)
+        if name in _CALLBACKS:
+            function = params["callback"]
+            shows = any(
+                getattr(cell.cell_contents, "_replicax_only_shows", False)
+                for cell in getattr(function, "__closure__", None) or ()
+            )
+            return eqn.replace(params={**params, "callback": around(function, params.get("result_avals", ()), shows)})
+        if name == "pallas_call":  # what a kernel prints is no Python
+            return eqn
+        changed = {key: of_params(value) for key, value in params.items()}
+        same = all(changed[key] is value for key, value in params.items())
+        return eqn if same else eqn.replace(params=changed)
+
+    return of_params(closed), names

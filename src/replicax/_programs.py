@@ -17,7 +17,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _dispatch, _levels, _nest, _packs, _pieces, _pulls, _several, _stages, _tape, _vectors
+from replicax import (
+    _across,
+    _dispatch,
+    _errors,
+    _levels,
+    _nest,
+    _packs,
+    _pieces,
+    _pulls,
+    _several,
+    _stages,
+    _step_failures,
+    _tape,
+    _vectors,
+)
 from replicax._arguments import Call, Results
 from replicax._pulls import Pull, element_arrays
 from replicax._values import PerReplica
@@ -113,7 +127,10 @@ class Program:
     """One compiled program: of one signature, in one context."""
 
     def __init__(self, name: str, level: _levels.Level, jaxpr: Any, call: Call, pulls: list[Pull], results: Results):
-        self.level, self.jaxpr, self.pulls, self.results = level, jaxpr, pulls, results
+        self.level, self.pulls, self.results = level, pulls, results
+        self.jaxpr, self._guard = _step_failures.guarded(jaxpr)
+        # Whether variables keep their arrays until a call has ended, in place of being donated.
+        self._keeps = self._guard is not None and self._guard.keeps
         self._keep_alive = call.statics  # the objects whose identity is part of the key
         meshes = meshes_of(level, call, pulls)
         # A program that no strategy has put elsewhere runs where the variables are that stay on a device.
@@ -132,10 +149,11 @@ class Program:
             start, self._state_count = self._state_count, self._state_count + len(variable._types)
             self._writes.append((variable, start, self._state_count))
         self._token = _several.token_of(results.leaves)
-        self._name = name
+        self.name = name
+        _levels.programs.add(self)
         inputs = [*call.dynamic, *(leaf for pull in pulls for leaf in element_arrays(pull.element))]
         # What it is called, with the shapes of its input, where others call it too.
-        self.label = f"{self._name}({_dispatch.shapes((x.dtype, x.shape) for x in inputs)})"
+        self.label = f"{self.name}({_dispatch.shapes((x.dtype, x.shape) for x in inputs)})"
         self._compiled_at = -1  # `_levels.layout_changes` when it was last compiled
         self._arranged_at = -1  # `_packs.changes` when `_inputs` was made
         self._inputs: Any = None
@@ -150,7 +168,7 @@ class Program:
         def program(*args: Any) -> Any:
             return method(*args)
 
-        program.__name__ = program.__qualname__ = self._name
+        program.__name__ = program.__qualname__ = self.name
         return program
 
     def _pack(self) -> None:
@@ -173,8 +191,11 @@ class Program:
             self._inputs = Inputs(self.level, self._spread)
         if before is None or not self._inputs.are_as(before):
             self._compiled_at, self._several = -1, {}
-            donated = () if self.level.local else (0, 1)
-            self._compiled = jax.jit(self._named(self._compute), donate_argnums=donated)
+            self._compiled = jax.jit(self._named(self._compute), donate_argnums=self._donated())
+
+    def _donated(self) -> tuple[int, ...]:
+        """Which arguments the compiled program takes over."""
+        return () if self.level.local or self._keeps else (0, 1)
 
     def computing(self, jaxpr: Any) -> Program:
         """The same program with another jaxpr, of the same inputs and outputs."""
@@ -243,7 +264,7 @@ class Program:
             slow = jax.default_backend() == "cpu" and _pieces.convolves(self.jaxpr)
             step = _pieces.in_loop(self._compute) if slow else self._compute
             program = repeated.program(step, types, rows, self.results.over_steps)
-            repeated._compiled = jax.jit(self._named(program), donate_argnums=(0, 1))
+            repeated._compiled = jax.jit(self._named(program), donate_argnums=self._donated())
             self._several[steps] = repeated
         return self._several[steps]
 
@@ -254,6 +275,23 @@ class Program:
 
         With `steps` it is the program of so many, and the elements are those of all of them (see `_several`).
         """
+        if self._guard is None:
+            return self._run(call, pulled, taped, steps)
+        awaited: set[int] = set()
+        with self._guard:
+            try:
+                return self._run(call, pulled, taped, steps, awaited if self._keeps else None)
+            finally:
+                _levels.free(awaited)
+
+    def _run(
+        self,
+        call: Call,
+        pulled: Sequence[Any],
+        taped: bool,
+        steps: _several.Steps | None,
+        awaited: set[int] | None = None,
+    ) -> Any:
         frame, level, mesh = _levels.frame(), self.level, self._mesh
         label = self.label if steps is None else f"{steps.times} steps of {self.label}"
         chosen: Any = self
@@ -261,6 +299,11 @@ class Program:
             _dispatch.calling(mesh, label, small=True) if mesh is not None else _nowhere as under_way,
             _levels.lock,
         ):
+            if _levels.awaited and not _step_failures.in_callback():
+                _levels.wait_until_free(self._assigned())
+            if _levels.any_lost:
+                for key in level.inputs:
+                    _levels.refuse_lost(level.variables[key])
             elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
             arguments: tuple[Any, ...]
             if taped:
@@ -269,25 +312,59 @@ class Program:
                 arguments = (*self._variables(frame), elements, call.dynamic)
                 chosen = self if steps is None else self._repeated(steps)
                 program = chosen._compiled
+            if awaited is not None:
+                awaited.update(self._assigned() - _levels.awaited)
+                _levels.awaited.update(awaited)
             with _nowhere if level.device is None else jax.default_device(level.device):
                 if under_way is not None and chosen._compiled_at != _levels.layout_changes and not taped:
                     under_way.compile(program, *arguments)
                     chosen._compiled_at = _levels.layout_changes
-                new, results = program(*arguments) if taped else self._carried_out(program, arguments, frame)
-            if taped:
-                for variable, start, stop in self._writes:
-                    frame.store(variable, new[start:stop])
-                    variable._lent = True  # the tape holds on to what it saw
+                if taped or self._keeps:
+                    new, results = program(*arguments)
+                else:
+                    new, results = self._carried_out(program, arguments, frame)
+            if taped and not self._keeps:
+                self._store_taped(frame, new)
             if under_way is not None:
                 under_way.output = results[chosen._token]
             if _observing.outputs is not None:
                 _observing.outputs[:] = [*results[-1:], *new[-1:]]
-        if self.jaxpr.effects:  # what it prints comes out before the call returns
-            jax.effects_barrier()
-            if level.failures:
-                message, level.failures[:] = level.failures[0], []
-                raise AssertionError(message)
+        if self._guard is not None:  # what it prints comes out before the call returns
+            self._end(frame, new, results, taped)
         return self.results.rebuilt(results)
+
+    def _end(self, frame: _levels.Frame, new: list[Any], results: list[Any], taped: bool) -> None:
+        """Waits for the end of a call that may fail. Only if it did not, the variables that it keeps change."""
+        assert self._guard is not None
+        interrupt = _step_failures.wait_for([new, results] if self._keeps else [])
+        error = self._guard.error(self.name)
+        if self._keeps and self._mesh is not None and not self._mesh.all_local:
+            with _levels.lock:
+                failed = _across.any_worker(self._mesh, error is not None, f"the end of {self.name}")
+            if failed and error is None:
+                error = _errors.FailedElsewhere(
+                    f"A function that the compiled {self.name} calls back raised an error on another worker, which "
+                    "tells it. The variables keep the values that they had before."
+                )
+        if error is None and self._keeps:
+            with _levels.lock:
+                if taped:
+                    self._store_taped(frame, new)
+                else:
+                    self._replace(frame, new)
+        if error is not None or interrupt is not None:
+            raise error or interrupt  # type: ignore[misc]
+
+    def _store_taped(self, frame: _levels.Frame, new: list[Any]) -> None:
+        for variable, start, stop in self._writes:
+            frame.store(variable, new[start:stop])
+            variable._lent = True  # the tape holds on to what it saw
+
+    def _assigned(self) -> set[int]:
+        """The ids of the variables that it assigns, and of the packs and shelves that they stand in."""
+        written = list(self.level.written.values())
+        stores = {id(slot.store) for variable in written for slot in (variable._slots or {}).values()}
+        return stores | {id(variable) for variable in written}
 
     def _carried_out(self, program: Any, arguments: tuple[Any, ...], frame: _levels.Frame) -> tuple[Any, Any]:
         """Runs a program that takes over arrays of variables, which have the new ones afterwards, come what may.
@@ -303,12 +380,26 @@ class Program:
             if returned:
                 self._replace(frame, returned[0][0])
             elif any(array.is_deleted() for arrays in arguments[:2] for array in arrays):
+                _levels.lose(self._gone(), self.name, error)
                 error.add_note(
-                    f"When {self._name} failed, its program had already taken over the values of the variables that it "
+                    f"When {self.name} failed, its program had already taken over the values of the variables that it "
                     "assigns. They are lost: restore them from a checkpoint, or assign all of them."
                 )
             raise
         return returned[0]
+
+    def _gone(self) -> list[Any]:
+        """The variables whose arrays a program that failed has taken over."""
+        inputs, gone = self._inputs, []
+        stores: list[Any] = [pack for pack in inputs.packs[: inputs.replaced] if pack.array.is_deleted()]
+        if inputs.shelf is not None and any(array.is_deleted() for array in inputs.shelf.arrays):
+            stores.append(inputs.shelf)
+        for variable in (slot.variable() for store in stores for slot in store.slots):
+            gone += [] if variable is None else [variable]
+        for variable, indices in inputs.donors if inputs.shelf is None else ():
+            leaves = variable._own_leaves(indices) if indices else variable._stored_global()
+            gone += [variable] * any(leaf is not None and leaf.is_deleted() for leaf in leaves)
+        return gone
 
     def lower(self, call: Call) -> Any:
         """What JAX makes of it for these arguments; nothing is run."""
@@ -354,6 +445,9 @@ class Program:
 
     def _replace(self, frame: _levels.Frame, new: list[Any]) -> None:
         """Puts new vectors and leaves in the place of those that it took over."""
+        if _levels.any_lost:
+            for variable in self.level.written.values():
+                variable._lost = None
         inputs, local = self._inputs, self.level.local
         start = inputs.replaced
         for pack, vector in zip(inputs.packs, new[:start]):

@@ -31,6 +31,7 @@ from replicax import (
     _nest,
     _packs,
     _private,
+    _step_failures,
     _tape,
 )
 from replicax._indexed_slices import IndexedSlices
@@ -178,6 +179,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     _slots: dict[int, Any] | None = None  # the places of leaves that stand in packs (see _packs.py)
     _late: bool | None = False  # whether a restored checkpoint may have a value for it (see _late.py)
     _place: Any = None  # the one device that it stays on, where its strategy has one
+    _lost: Any = None  # the step that has taken the value with it, and its error
     __hash__: Any
     __array_priority__ = 100
 
@@ -292,7 +294,8 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
             _late.settle(self)
         with _levels.lock:
             leaves = self._read()
-        return self._of_leaves([_numpy(leaf) for leaf in leaves])
+        with _levels.explaining(self):
+            return self._of_leaves([_numpy(leaf) for leaf in leaves])
 
     @property
     def initial_value(self) -> Any:
@@ -360,6 +363,9 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         if self._late is not False:
             _late.settle(self)
             self._late = False
+        if _levels.awaited and not _levels.is_tracing() and not _step_failures.in_callback():
+            with _levels.lock:
+                _levels.wait_until_free({id(self)})
 
     def load(self, value: Any, session: Any = None) -> None:
         """The same as `assign`, returning None."""
@@ -464,6 +470,8 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         return self  # as in TensorFlow: one variable, by another name
 
     def __deepcopy__(self, memo: dict) -> Variable:
+        if _levels.any_lost:
+            _levels.refuse_lost(self)
         clone = type(self).__new__(type(self))
         with _levels.lock:
             clone.__dict__.update(self.__dict__)
@@ -540,13 +548,16 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         return iter(self.value())
 
     def __float__(self) -> float:
-        return float(self.value())
+        with _levels.explaining(self):
+            return float(self.value())
 
     def __int__(self) -> int:
-        return int(self.value())
+        with _levels.explaining(self):
+            return int(self.value())
 
     def __bool__(self) -> bool:
-        return bool(self.value())
+        with _levels.explaining(self):
+            return bool(self.value())
 
     def __index__(self) -> int:
         return self.value().__index__()
@@ -570,7 +581,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         self._be_settled()
         with _levels.lock:
             self._take_from_host([np.asarray(array, kind.dtype) for array, kind in zip(arrays, self._types)])
-            self._lent = False
+            self._lent, self._lost = False, None
 
     def _take_from_host(self, arrays: list[Any]) -> None:
         leaves = [jnp.asarray(array, dtype=kind.dtype) for array, kind in zip(arrays, self._types)]
@@ -729,7 +740,8 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     def _text_of(self, name: str, leaves: Sequence[Any]) -> str:
         if self._treedef == jax.tree.structure(0):
             kind = self._types[0]
-            return _display.variable_text(name, kind.shape, kind.dtype, leaves[0])
+            with _levels.explaining(self):
+                return _display.variable_text(name, kind.shape, kind.dtype, leaves[0])
         size = sum(kind.size * kind.dtype.itemsize for kind in self._types)
         return f"<Variable '{name}' pytree of {len(self._types)} arrays, {size} bytes>"
 
@@ -805,6 +817,8 @@ class ResourceVariable(Variable):
         self._leaves = leaves
 
     def _read_global(self) -> list[Any]:
+        if _levels.any_lost:
+            _levels.refuse_lost(self)
         if self._slots:
             return [self._slots[i].read() if leaf is None else leaf for i, leaf in enumerate(self._leaves)]
         return self._leaves
@@ -902,12 +916,6 @@ class ResourceVariable(Variable):
             new = SCATTER[method](self._get()[0], indices, values)
             self._put([new])
         return new
-
-
-def container_of(variable: Any) -> Any:
-    """The distributed variable that a component belongs to, else the argument itself."""
-    parent = getattr(variable, "_parent", None)
-    return variable if parent is None else parent
 
 
 def register(cls: type) -> None:

@@ -1,9 +1,9 @@
 """`tf.debugging`: assertions.
 
 What is known while a function is traced (ranks, shapes, dtypes) is checked then. Values are checked eagerly at once. In
-compiled code they are checked while the program runs: JAX has no way to stop it from there without leaving other
-devices to wait, so a failure is written to the standard error stream at once, and raised as an `InvalidArgumentError`
-where the program next reads a tensor with `numpy()` or comes to an assertion.
+compiled code they are checked while the program runs, and the call of the `tf.function` raises the error after it.
+In a program that is compiled by `jax.jit` alone a failure is written to the standard error stream, and raised as an
+`InvalidArgumentError` where the program next reads a tensor with `numpy()` or comes to an assertion.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax import _private, _step_failures
 from replicax._errors import InvalidArgumentError
 from replicax._specs import as_dtype
 from replicax.tf._ops import convert_to_tensor, is_tensor, known, pair
@@ -28,7 +29,7 @@ _has_traced: list[bool] = []
 def raise_failures() -> None:
     """`InvalidArgumentError` where an assertion in compiled code has failed since the last call."""
     if _has_traced:
-        jax.effects_barrier()
+        _private.wait_for_effects()
     if _failures:
         message = _failures[0]
         _failures.clear()
@@ -46,6 +47,8 @@ def _check(holds: Any, describe: Callable[..., str], *values: Any) -> None:
     def report(holds: Any, *values: Any) -> None:
         if not bool(holds):
             message = describe(*(np.asarray(x) for x in values))
+            if _step_failures.in_callback():  # which the call of the program raises
+                raise InvalidArgumentError(message)
             sys.stderr.write(f"Assertion failed in compiled code: {message}\n")
             _failures.append(message)
 

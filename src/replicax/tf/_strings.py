@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _levels, _nest
+from replicax import _levels, _nest, _step_failures
 from replicax._data.elements import as_strings
 from replicax._errors import InvalidArgumentError
 from replicax._ragged import RaggedTensor, ragged
@@ -247,7 +247,7 @@ def print(
         (output_stream or sys.stderr).write(sep.join(texts) + end)
 
     if _levels.is_tracing():
-        jax.debug.callback(show, *arrays)
+        jax.debug.callback(_step_failures.only_shows(show), *arrays)
     else:
         show(*arrays)
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _creation
+from replicax import _context, _creation, _private, _step_failures
 from replicax._variables import Variable
 from replicax.tf._ops import convert_to_tensor
 
@@ -81,7 +81,7 @@ class SummaryWriter:
     def flush(self) -> None:
         """Waits for what compiled code has written, and writes it to the file."""
         if self._writer is not None and not self._closed:
-            jax.effects_barrier()
+            _private.wait_for_effects()
             with self._lock:
                 self._writer.flush()
 
@@ -190,7 +190,7 @@ def _record(name: str, data: Any, step: Any, write: Callable[[Any, str, Any, int
 
     if any(isinstance(x, jax.core.Tracer) for x in operands):
         writer.init()  # what is wrong with the writer is an error here, not when the program runs
-        jax.debug.callback(record, *operands)
+        jax.debug.callback(_step_failures.only_shows(record), *operands)
         return operands[0]
     record(*operands)
     return bool(operands[0])

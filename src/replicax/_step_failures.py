@@ -1,0 +1,129 @@
+"""What can fail while a compiled program runs, and that it changes nothing then.
+
+A function of Python that a program calls back (`jax.pure_callback`, `io_callback`, `jax.debug.callback`, and with them
+`tf.py_function`, assertions and prints) never fails inside of the program: other devices would wait in the next
+collective for the one whose callback raised, and all results would be lost. Its exception is kept, zeros stand for what
+it was to return, and the later callbacks of that call are left out. The call raises the exception once the program has
+ended. Until then the variables keep their arrays, which such a program does not take over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax import _private
+
+# Custom calls of the user's own may fail at run time as well, where nothing of ours can catch it.
+_MAY_FAIL = {"ffi_call"}
+
+
+class _Inside(threading.local):
+    def __init__(self) -> None:
+        self.guards: list[Guard] = []
+
+
+_inside = _Inside()
+
+
+def in_callback() -> bool:
+    """Whether this thread runs a function that a compiled program has called back, whose errors are kept."""
+    return bool(_inside.guards)
+
+
+def only_shows(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a function to be called back that does nothing but print or write: no value depends on its success."""
+    function._replicax_only_shows = True  # type: ignore[attr-defined]
+    return function
+
+
+class Guard:
+    """Keeps the errors of the functions that a program calls back.
+
+    `keeps` tells whether the variables keep their arrays until the program has ended.
+    """
+
+    def __init__(self) -> None:
+        self.keeps = False
+        self._errors: list[BaseException] = []
+        self._lock = threading.Lock()  # one call at a time: whose callback it is cannot be told
+
+    def around(self, function: Callable[..., Any], types: Sequence[Any], shows: bool) -> Callable[..., list[Any]]:
+        """What is to be called in place of `function`, which returns arrays of these types."""
+        self.keeps = self.keeps or not shows
+
+        def called_back(*args: Any) -> list[Any]:
+            if not self._errors:
+                _inside.guards.append(self)
+                try:
+                    return _checked(function(*args), types)
+                except BaseException as error:
+                    self._errors.append(error)
+                finally:
+                    _inside.guards.pop()
+            return [np.zeros(kind.shape, kind.dtype) for kind in types]
+
+        return called_back
+
+    def __enter__(self) -> None:
+        if not in_callback():
+            self._lock.acquire()
+            self._errors.clear()
+
+    def __exit__(self, *error: object) -> None:
+        if not in_callback():
+            self._lock.release()
+
+    def error(self, name: str) -> BaseException | None:
+        """The first error of the call that has ended, of the function that goes by this name."""
+        if not self._errors:
+            return None
+        error, self._errors = self._errors[0], []
+        if isinstance(error, StopIteration):  # a loop around the step would take it for the end of its data
+            stopped = RuntimeError(f"A function that the compiled {name} calls back raised StopIteration.")
+            stopped.__cause__ = error
+            error = stopped
+        kept = ", whose variables keep the values that they had before" if self.keeps else ""
+        note = f"It was raised by a function that the compiled {name} calls back{kept}."
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        return error
+
+
+def _checked(found: Any, types: Sequence[Any]) -> list[Any]:
+    """What a function returned as arrays; `ValueError` where they are not of these types."""
+    arrays = [np.asarray(value) for value in found] if types else []
+    got = [(array.shape, array.dtype) for array in arrays]
+    wanted = [(tuple(kind.shape), kind.dtype) for kind in types]
+    if got != wanted:
+        raise ValueError(f"A function that is called back is to return arrays of {_text(wanted)}, got {_text(got)}.")
+    return arrays
+
+
+def _text(kinds: Iterable[tuple[Any, Any]]) -> str:
+    return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in kinds) or "no type"
+
+
+def guarded(closed: Any) -> tuple[Any, Guard | None]:
+    """A program whose callbacks do not fail, and what keeps their errors; None where nothing in it can fail."""
+    guard = Guard()
+    closed, names = _private.with_callbacks(closed, guard.around)
+    guard.keeps = guard.keeps or not _MAY_FAIL.isdisjoint(names)
+    return closed, guard if guard.keeps or "callback" in names else None
+
+
+def wait_for(outputs: Any) -> KeyboardInterrupt | None:
+    """Waits until the program of these outputs has ended, whose error is raised; an interrupt is returned."""
+    interrupt = None
+    while True:
+        try:
+            jax.block_until_ready([x for x in jax.tree.leaves(outputs) if not isinstance(x, jax.core.Tracer)])
+            break
+        except KeyboardInterrupt as error:
+            interrupt = error
+    _private.wait_for_effects()
+    return interrupt
