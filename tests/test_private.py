@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.core import ShapedArray
+from jax.experimental import io_callback
 
 import replicax as rx
 from replicax import _private
@@ -383,3 +384,49 @@ def test_an_equation_is_computed_again_with_another_program_in_it():
         operands = [atom.val if isinstance(atom, jex.Literal) else value for atom in eqn.invars]
         value = _private.bound_again(eqn, params, operands)[-1]
     assert float(value) == 27.0
+
+
+def test_with_callbacks():
+    """The functions that JAX's callbacks call, those of inner programs too, are others; debug_print is one as well."""
+
+    def f(x):
+        jax.debug.print("{x}", x=x)
+        jax.debug.callback(marked, x)
+        x = jax.jit(lambda x: jax.pure_callback(lambda x: x + 1, jax.ShapeDtypeStruct((), "float32"), x))(x)
+        return jax.lax.cond(
+            x > 0, lambda x: io_callback(lambda x: x, jax.ShapeDtypeStruct((), "float32"), x), jnp.sin, x
+        )
+
+    def marked(x):
+        pass
+
+    marked._replicax_only_shows = True
+    calls, found = [], []
+
+    def around(function, types, shows):
+        found.append(([kind.shape for kind in types], shows))
+
+        def called(*args):
+            calls.append(len(found))
+            return [np.float32(5) for _ in types]
+
+        return called
+
+    closed, names = _private.with_callbacks(jax.make_jaxpr(f)(jnp.float32(1)), around)
+    assert found == [([], True), ([], True), ([()], False), ([()], False)]
+    assert {"callback", "cond", "sin"} <= names and "pure_callback" not in names
+    assert [float(x) for x in jax.jit(jex.jaxpr_as_fun(closed))(jnp.float32(1))] == [5.0]
+    jax.effects_barrier()
+    assert len(calls) == 4
+    same = jax.make_jaxpr(jnp.sin)(1.0)
+    assert _private.with_callbacks(same, around)[0] is same
+
+
+def test_wait_for_effects(capfd):
+    """An error of a callback comes from whoever reads what that program returned, and from nowhere else."""
+    failing = jax.jit(lambda x: (jax.debug.callback(lambda x: 1 / 0, x), x + 1)[1])
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        failing(1.0).block_until_ready()
+        jax.effects_barrier()  # where the program ran after the call had returned
+    _private.wait_for_effects()
+    _private.wait_for_effects()
