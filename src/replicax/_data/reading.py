@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import weakref
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from replicax._errors import InvalidArgumentError
 
-_FORMAT = "replicax dataset iterator 1"
+_FORMAT = "replicax dataset iterator 2"
 
 
 class Node:
@@ -242,20 +243,27 @@ class Kept(Node):
 def packed(position: int, readings: Sequence[Reading]) -> bytes:
     """The state of an iterator as bytes."""
     state = {"format": _FORMAT, "position": position, "readings": [reading.state() for reading in readings]}
-    return json.dumps(state, separators=(",", ":")).encode()
+    return json.dumps({"state": state, "checksum": _checksum(state)}, separators=(",", ":")).encode()
+
+
+def _checksum(state: Any) -> int:
+    return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 
 
 def unpacked(state: Any, readings: Sequence[Reading]) -> tuple[int, list[Any]]:
     """The position and the readings' states in what `packed` gave, for readings of the same nodes as these."""
     try:
-        found = json.loads(state if isinstance(state, bytes | bytearray | str) else bytes(np.asarray(state)))
+        told = json.loads(state if isinstance(state, bytes | bytearray | str) else bytes(np.asarray(state)))
+        found = told["state"]
+        if told["checksum"] != _checksum(found):
+            raise ValueError("the checksum does not fit")
         if found["format"] != _FORMAT:
             raise ValueError(found["format"])
         position, saved = int(found["position"]), list(found["readings"])
     except (ValueError, TypeError, KeyError) as e:
         raise InvalidArgumentError(
             f"restore_state takes what save_state of such an iterator returned, got {type(state).__name__}: "
-            f"{state!r:.80}."
+            f"{state!r:.80}, which is none, or is damaged ({e})."
         ) from e
     own = [reading.nodes for reading in readings]
     if len(saved) != len(own) or not all(map(reading_fits, saved, own)):
