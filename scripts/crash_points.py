@@ -21,7 +21,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "figures"
         environment = {**os.environ, "REPLICAX_CRASH_SAVES": saves, "REPLICAX_FIGURES": str(figures)}
-        command = [sys.executable, "-m", "pytest", "-q", "tests/test_crash_points.py"]
+        command = [sys.executable, "-m", "pytest", "-q", "-o", "faulthandler_timeout=0", "tests/test_crash_points.py"]
         status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         counts = json.loads(figures.read_text(encoding="utf-8")) if figures.exists() else {}
     for way, (count, found) in counts.items():

@@ -21,7 +21,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "figures"
         environment = {**os.environ, "REPLICAX_DAMAGES": times, "REPLICAX_FIGURES": str(figures)}
-        command = [sys.executable, "-m", "pytest", "-q", "tests/test_damage.py"]
+        command = [sys.executable, "-m", "pytest", "-q", "-o", "faulthandler_timeout=0", "tests/test_damage.py"]
         status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         lines = figures.read_text(encoding="utf-8").splitlines() if figures.exists() else []
     for name, counts in map(json.loads, lines):

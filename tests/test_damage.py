@@ -167,7 +167,7 @@ FORMATS = {
     "checkpoint": (write_checkpoint, read_checkpoint, rx.CheckpointError),
     "saved dataset": (write_dataset, read_dataset, rx.DataLossError),
     "saved dataset, GZIP": (lambda folder: write_dataset(folder, "GZIP"), read_dataset, rx.DataLossError),
-    "cache file": (write_cache, read_cache, rx.DataLossError),
+    "cache file": (write_cache, read_cache, (rx.DataLossError, IsADirectoryError)),
     "snapshot": (write_snapshot, read_snapshot, rx.DataLossError),
     "list of checkpoints": (write_index, read_index, ()),  # the newest is found whatever it says
     "state of an iterator": (write_state, read_state, (rx.InvalidArgumentError, FileNotFoundError, IsADirectoryError)),
