@@ -265,3 +265,50 @@ def test_a_variable_of_one_device_stays_on_it():
             function()
             assert places() == {"GPU:1"}
     assert [variable.numpy().tolist() for variable in several] == [[6.0 + max(i, 1)] * 3 for i in range(6)]
+
+
+def test_listing_devices_leaves_them_to_be_configured(run_python):
+    """The preambles that programs begin with, on a machine with two GPUs (as far as the CUDA driver says) and here."""
+    done = run_python(
+        """
+        import os
+        import jax, replicax.tf as tf
+        from replicax import _accelerators, _private
+
+        def names(kind, visible=False):
+            listed = (tf.config.get_visible_devices if visible else tf.config.list_physical_devices)(kind)
+            return [device.name.removeprefix("/physical_device:") for device in listed]
+
+        here = _accelerators._plugins, _accelerators._cuda_devices
+        _accelerators._plugins, _accelerators._cuda_devices = lambda: {"xla_cuda12"}, lambda: 2
+        print(names("GPU"), names("TPU"), names("CPU"), names(None), tf.test.is_gpu_available())
+        gpus = tf.config.list_physical_devices("GPU")
+        for gpu in gpus:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        tf.config.set_visible_devices(gpus[1], "GPU")
+        print(os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"], names("GPU", visible=True), names("GPU"))
+        print(jax.config.read("jax_cuda_visible_devices"))
+        tf.config.set_visible_devices(gpus, "GPU")
+        jax.config.update("jax_platforms", "cpu")
+        print(names("GPU"), _private.backend_started())
+        jax.config.update("jax_platforms", None)
+
+        _accelerators._plugins, _accelerators._cuda_devices = here
+        tf.config.list_physical_devices()
+        tf.config.set_visible_devices([], "GPU")
+        cpus = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
+        print(_private.backend_started(), len(tf.config.list_logical_devices("CPU")))
+        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        print(strategy.num_replicas_in_sync)
+        """,
+        env={"JAX_PLATFORMS": None, "REPLICAX_VIRTUAL_DEVICES": None},
+    )
+    assert done.stdout.splitlines() == [
+        "['GPU:0', 'GPU:1'] [] ['CPU:0'] ['CPU:0', 'GPU:0', 'GPU:1'] True",
+        "false ['GPU:1'] ['GPU:0', 'GPU:1']",
+        "1",
+        "[] False",
+        "False 2",
+        "2",
+    ], done.stderr

@@ -17,6 +17,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_specs",
         "_display",
         "_devices",
+        "_accelerators",
         "_compilation_cache",
         "_nest",
         "_recycled",

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import _devices, _function, _private, _tpu_system
+from replicax import _accelerators, _devices, _function, _private, _tpu_system
 
 
 class LogicalDevice:
@@ -50,15 +50,29 @@ def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
 
 
 def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice]:
-    """The devices of the machine, of one type or of all: one CPU, and all accelerators."""
+    """The devices of the machine, of one type or of all: one CPU, and all accelerators.
+
+    JAX is not started where its accelerators are those of NVIDIA or none: its devices may still be configured.
+    """
     kinds = ["CPU"] if device_type in (None, "CPU") else []
     found = [PhysicalDevice(f"/physical_device:{kind}:0", kind) for kind in kinds]
     for kind in {kind for kind in _devices._virtual if kind != "CPU" and device_type in (None, kind)}:
         found += [PhysicalDevice(f"/physical_device:{kind}:{i}", kind) for i in np.arange(_devices._virtual[kind])]
     if not _devices._virtual and device_type != "CPU":
-        names = [n for n in _devices.device_table() if not n.startswith("CPU")]
-        found += [PhysicalDevice(f"/physical_device:{n}", n.split(":")[0]) for n in names]
+        found += [PhysicalDevice(f"/physical_device:{name}", name.split(":")[0]) for name in _accelerator_names()]
     return [device for device in found if device_type in (None, device.device_type)]
+
+
+_visible_gpus: list[PhysicalDevice] | None = None  # as `set_visible_devices` has chosen them
+
+
+def _accelerator_names() -> list[str]:
+    counts = None
+    if _visible_gpus is not None or not _private.backend_started():
+        counts = _accelerators.counted()
+    if counts is None:
+        return [name for name in _devices.device_table() if not name.startswith("CPU")]
+    return [f"{kind}:{i}" for kind, count in counts.items() for i in range(count)]
 
 
 def set_logical_device_configuration(device: PhysicalDevice, logical_devices: Any) -> None:
@@ -68,21 +82,32 @@ def set_logical_device_configuration(device: PhysicalDevice, logical_devices: An
 
 
 def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
-    """The devices of the machine: all that JAX was started with."""
-    return list_physical_devices(device_type)
+    """The devices of the machine, without those that `set_visible_devices` has hidden."""
+    devices = list_physical_devices(device_type)
+    if _visible_gpus is None:
+        return devices
+    return [d for d in devices if d.device_type != "GPU" or d.name in {gpu.name for gpu in _visible_gpus}]
 
 
 def set_visible_devices(devices: Any, device_type: str | None = None) -> None:
-    """Hides all accelerators, before JAX starts. Any other choice is made by the environment.
+    """Hides all accelerators, or some GPUs of NVIDIA, before JAX starts.
 
     Raises:
-        RuntimeError: JAX has started, or some of several accelerators are to be hidden.
+        RuntimeError: JAX has started, or some of the CPUs or of other accelerators are to be hidden.
     """
+    global _visible_gpus
     devices = [devices] if isinstance(devices, LogicalDevice) else list(devices)
-    if device_type in ("GPU", "TPU") and not devices and not _devices._virtual and not _private.backend_started():
-        jax.config.update("jax_platforms", "cpu")
-        return
-    there = {device.name for device in list_physical_devices(device_type)}
+    if not _devices._virtual and not _private.backend_started():
+        if device_type in ("GPU", "TPU") and not devices:
+            jax.config.update("jax_platforms", "cpu")
+            return
+        gpus = [device for device in devices if device.device_type == "GPU"]
+        known = {device.name for device in list_physical_devices("GPU")} if gpus else set()
+        if gpus and {device.name for device in gpus} <= known and _accelerators.counted():
+            _visible_gpus = gpus
+            jax.config.update("jax_cuda_visible_devices", ",".join(gpu.name.rpartition(":")[2] for gpu in gpus))
+            return
+    there = {device.name for device in get_visible_devices(device_type)}
     if {device.name for device in devices} != there:
         raise RuntimeError(
             f"The visible devices cannot be changed from {sorted(there)} "
