@@ -98,7 +98,7 @@ folder = tempfile.mkdtemp()
 
 def momentum():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.05, 5, 0.9)
-    return keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True, clipnorm=0.5)
+    return keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True)
 
 def compile_and_fit():  # 70 rows in batches of 16 leave one of 6
     with mirrored.scope():

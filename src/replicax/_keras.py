@@ -9,9 +9,11 @@ What is changed in Keras, all of it here, in `_keras_fit` and in `_keras_files`:
 | in Keras | what changes |
 |---|---|
 | `backend.Variable` | holds its value in a `replicax.Variable`; made inside of a traced step, it is made at once |
-| `BaseOptimizer._backend_update_step` | gradients are summed over the replicas first, as on the TensorFlow backend |
+| `BaseOptimizer._clip_gradients` | gradients are summed over the replicas first, and then clipped |
 | `losses.loss.scale_loss_for_distribution` | a loss's mean is over the global batch, as on the TensorFlow backend |
-| `SeedGenerator.next` | each replica draws other numbers |
+| `losses.loss.reduce_values` | so is a loss that is a scalar by itself |
+| `SeedGenerator.__init__`, `next` | each replica draws other numbers |
+| `BatchNormalization.call` | a replica without rows keeps its statistics |
 | `Layer.add_weight` | state that is not trained (BatchNorm's) is each replica's own, and read as the mean |
 | `BaseOptimizer.add_variable_from_reference` | so are the gradients that an optimizer accumulates |
 | `ops.cond` | its branches may assign variables, as those of `LossScaleOptimizer` do |
@@ -21,6 +23,8 @@ What is changed in Keras, all of it here, in `_keras_fit` and in `_keras_files`:
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,6 +33,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _adapters, _context, _creation, _levels, _staging, _tracebacks
+from replicax._distributed_variables import SyncOnReadVariable
 from replicax._types import VariableAggregation, VariableSynchronization
 from replicax._variables import Variable
 
@@ -67,11 +72,14 @@ def join() -> None:
     _adapters.around(keras.Layer, "add_weight", _add_weight)
     _adapters.around(keras.Layer, "_maybe_build", _build_layer)
     _adapters.around(BaseOptimizer, "build", _build_optimizer)
-    _adapters.around(BaseOptimizer, "_backend_update_step", _update_step)
+    _adapters.around(BaseOptimizer, "_clip_gradients", _clip_gradients)
     _adapters.around(BaseOptimizer, "add_variable_from_reference", _add_slot)
     _adapters.around(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
     _adapters.around(keras.src.backend.jax.core, "cond", _cond)
+    _adapters.around(keras.random.SeedGenerator, "__init__", _new_seeds)
     _adapters.around(keras.random.SeedGenerator, "next", _next_seed)
+    _adapters.around(keras.layers.BatchNormalization, "call", _normalize)
+    _adapters.around(losses, "reduce_values", _reduce_values)
     losses.scale_loss_for_distribution = _scale_loss
     losses.unscale_loss_for_distribution = _unscale_loss
     from replicax import _keras_files, _keras_fit
@@ -135,14 +143,22 @@ def _held(variable: Any) -> Variable | None:
 
 
 def _new_variable(variable: Any, value: Any) -> Variable:
+    strategy = _context.get_strategy()
     own_state = _making.own_state and variable.aggregation == "none" and jnp.issubdtype(value.dtype, jnp.floating)
     on_read = own_state or variable.synchronization == "on_read"
     aggregation = VariableAggregation.MEAN if own_state else _AGGREGATION[variable.aggregation]
-    if aggregation is VariableAggregation.NONE and _context.get_strategy().extended._variables_live_once:
-        aggregation = VariableAggregation.ONLY_FIRST_REPLICA  # all replicas assign the same
+    kind: Callable[..., Variable] = Variable
+    if strategy.extended._variables_live_once:
+        if aggregation is VariableAggregation.NONE:
+            aggregation = VariableAggregation.ONLY_FIRST_REPLICA  # all replicas assign the same
+        if on_read or _making.own_state:
+            # Keras assigns `total + x`, in which the total is the replica's own. A variable that lives once has the
+            # sum of all, which would count again for each replica. Nor do replicas without rows come to assign it.
+            on_read = True
+            kind = functools.partial(SyncOnReadVariable, strategy=strategy, mesh=strategy.extended._mesh)
     synchronization = VariableSynchronization.ON_READ if on_read else VariableSynchronization.AUTO
     with _creation.outside():
-        return Variable(
+        return kind(
             value,
             trainable=variable.trainable,
             name=variable.path,
@@ -160,6 +176,11 @@ def _made_at_once(make: Callable[..., Any], variable: Any, *args: Any, **kwargs:
 def _add_weight(add: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
     with _own_state(not kwargs.get("trainable", True)):
         return add(layer, *args, **kwargs)
+
+
+def _new_seeds(init: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> None:
+    with _own_state(True):
+        init(generator, *args, **kwargs)
 
 
 def _add_slot(add: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -206,14 +227,14 @@ def _replicas() -> int:
     return _context.get_strategy().num_replicas_in_sync
 
 
-def _update_step(update: Callable[..., Any], optimizer: Any, grads: Any, variables: Any, rate: Any) -> Any:
+def _clip_gradients(clip: Callable[..., Any], optimizer: Any, grads: Any) -> Any:
     context = _context.get_replica_context()
     if context is not None and _replicas() > 1:
         with_value = [i for i, grad in enumerate(grads) if grad is not None]
         grads = list(grads)
         for i, total in zip(with_value, context.all_reduce("SUM", [grads[i] for i in with_value])):
             grads[i] = total
-    return update(optimizer, grads, variables, rate)
+    return clip(optimizer, grads)
 
 
 def _check_finite(check: Callable[..., Any], optimizer: Any, grads: Any) -> Any:
@@ -238,6 +259,18 @@ def _cond(cond: Callable[..., Any], pred: Any, true_fn: Callable[[], Any], false
 def _scale_loss(value: Any) -> Any:
     replicas = _replicas()
     return value if replicas == 1 else value * jnp.asarray(1.0 / replicas, value.dtype)
+
+
+def _reduce_values(reduce: Callable[..., Any], values: Any, *args: Any, **kwargs: Any) -> Any:
+    loss, reduction = reduce(values, *args, **kwargs), inspect.signature(reduce).bind(values, *args, **kwargs)
+    reduction.apply_defaults()
+    is_mean = reduction.arguments["reduction"] in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+    return _scale_loss(loss) if is_mean and values.shape == () else loss  # Keras leaves a scalar as it is
+
+
+def _normalize(call: Callable[..., Any], layer: Any, inputs: Any, training: Any = None, **kwargs: Any) -> Any:
+    # The mean of no rows is no number, and would stay in the statistics.
+    return call(layer, inputs, training=training and inputs.size > 0, **kwargs)
 
 
 def _unscale_loss(value: Any) -> Any:

@@ -25,7 +25,7 @@ from replicax._data import Dataset
 from replicax._errors import OutOfRangeError
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._keras import _scale_loss, _unscale_loss
-from replicax._tape import GradientTape
+from replicax._tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues, PerReplica
 
 
@@ -221,16 +221,21 @@ def _rows(x: Any) -> Any:
     return next(leaf for leaf in jax.tree.leaves(x) if leaf is not None).shape[0]
 
 
+def _track(model: Any, loss: Any, x: Any) -> None:
+    whole = _unscale_loss(loss) if loss.ndim == 0 else loss  # one for each row is of `reduction=None`, never scaled
+    model._loss_tracker.update_state(whole, sample_weight=_rows(x))
+
+
 def _train_step(model: Any, data: Any) -> Any:
     x, y, sample_weight = _unpack(data)
     weights = model.trainable_variables
-    if _rows(x) == 0:  # the last batch has fewer rows than there are replicas, and a mean over none is no number
-        model.optimizer.apply_gradients([(jnp.zeros(weight.shape, weight.dtype), weight) for weight in weights])
+    if _rows(x) == 0:
+        _train_without_rows(model, weights)
         return model.get_metrics_result()
     with GradientTape() as tape:
         y_pred = _called(model, x, training=True)
         loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
-        model._loss_tracker.update_state(_unscale_loss(loss), sample_weight=_rows(x))
+        _track(model, loss, x)
         if model.optimizer is not None:
             loss = model.optimizer.scale_loss(loss)
     if weights:
@@ -240,13 +245,26 @@ def _train_step(model: Any, data: Any) -> Any:
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
+def _train_without_rows(model: Any, weights: Any) -> None:
+    """The last batch has fewer rows than there are replicas: this one has its part in the regularization alone.
+
+    A mean over no rows is no number, so that the model is not called.
+    """
+    with GradientTape() as tape:
+        losses = [model._aggregate_additional_loss(loss) for loss in model._get_regularization_losses()]
+        loss = model.optimizer.scale_loss(sum(losses, start=jnp.zeros(())))
+    gradients = tape.gradient(loss, weights, unconnected_gradients=UnconnectedGradients.ZERO)
+    if weights:
+        model.optimizer.apply_gradients(zip(gradients, weights))
+
+
 def _test_step(model: Any, data: Any) -> Any:
     x, y, sample_weight = _unpack(data)
     if _rows(x) == 0:
         return model.get_metrics_result()
     y_pred = _called(model, x, training=False)
     loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=False)
-    model._loss_tracker.update_state(_unscale_loss(loss), sample_weight=_rows(x))
+    _track(model, loss, x)
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 

@@ -1,0 +1,245 @@
+"""`fit` of Keras models over several replicas gives the weights and logs of one device, whatever the loss is."""
+
+from __future__ import annotations
+
+import contextlib
+
+import jax.numpy as jnp
+import keras
+import numpy as np
+import pytest
+from test_ways import central, compiled, mirrored, ways
+
+import replicax as rx
+from replicax import _adapters
+
+_adapters.join()
+
+X = np.random.default_rng(1).normal(size=(16, 3)).astype(np.float32)
+Y = (X @ np.array([[1.0], [-2.0], [0.5]], np.float32)) + 0.25
+WEIGHT = np.linspace(0.0, 2.0, 16, dtype=np.float32)
+ROWS = {"mirrored": lambda: mirrored(2), "four": lambda: mirrored(4), "central": central}
+
+
+def dense(units=1, **options) -> keras.layers.Layer:
+    return keras.layers.Dense(units, kernel_initializer=keras.initializers.GlorotUniform(seed=3), **options)
+
+
+def sequential(*layers, **options) -> keras.Model:
+    model = keras.Sequential([keras.Input((3,)), *layers, dense(**options)])
+    return model
+
+
+def squared(y, p):
+    return jnp.mean((y - p) ** 2, axis=-1)
+
+
+class AddsLosses(keras.layers.Layer):
+    """Adds a loss of its weight, and the mean of one of its input."""
+
+    def build(self, shape):
+        self.w = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.sum(self.w**2))
+        self.add_loss(0.05 * keras.ops.mean(x**2))
+        return x * self.w
+
+
+class OwnStep(keras.Model):
+    """A step of its own with `compute_loss`, in the form of TensorFlow's guides."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = dense(kernel_regularizer="l2")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def train_step(self, data):
+        x, y = data
+        with rx.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables))
+        return {"own": keras.ops.sum(y)}
+
+
+def two_outputs() -> keras.Model:
+    x = keras.Input((3,))
+    return keras.Model(x, {"a": dense(name="a")(x), "b": dense(2, name="b")(x)})
+
+
+def sgd(rate=0.05, **options):
+    return keras.optimizers.SGD(rate, **options)
+
+
+BOTH = {"a": Y, "b": np.concatenate([Y, -Y], axis=1)}
+# The model, what `compile` takes, what `fit` takes.
+CASES = {
+    "per_example": (sequential, {"loss": squared, "metrics": ["mae"]}, {}),
+    "scalar": (sequential, {"loss": lambda y, p: jnp.mean((y - p) ** 2), "metrics": ["mae"]}, {}),
+    "scalar_weighted": (sequential, {"loss": lambda y, p: jnp.mean((y - p) ** 2)}, {"sample_weight": 0 * WEIGHT + 1.5}),
+    "scalar_and_regularized": (
+        lambda: sequential(kernel_regularizer="l2", bias_regularizer="l1"),
+        {"loss": lambda y, p: jnp.mean(jnp.abs(y - p))},
+        {},
+    ),
+    "scalar_of_two": (two_outputs, {"loss": {"a": lambda y, p: jnp.mean((y - p) ** 2), "b": "mae"}}, {"y": BOTH}),
+    "weights_of_losses": (
+        two_outputs,
+        {"loss": {"a": "mse", "b": lambda y, p: jnp.mean((y - p) ** 2)}, "loss_weights": {"a": 0.25, "b": 2.0}},
+        {"y": BOTH},
+    ),
+    "sum": (sequential, {"loss": keras.losses.MeanSquaredError("sum"), "optimizer": lambda: sgd(0.01)}, {}),
+    "sample_weight": (sequential, {"loss": "mse", "weighted_metrics": ["mae"]}, {"sample_weight": WEIGHT}),
+    "class_weight": (
+        lambda: sequential(activation="sigmoid"),
+        {"loss": "binary_crossentropy"},
+        {"y": (Y > 0).astype(np.int32), "class_weight": {0: 0.5, 1: 3.0}},
+    ),
+    "activity": (lambda: sequential(activity_regularizer=keras.regularizers.L2(0.1)), {"loss": "mse"}, {}),
+    "added_losses": (lambda: sequential(AddsLosses()), {"loss": "mse"}, {}),
+    "clipped": (sequential, {"loss": "mse", "optimizer": lambda: sgd(clipnorm=0.3)}, {}),
+    "clipped_together": (sequential, {"loss": "mse", "optimizer": lambda: sgd(global_clipnorm=0.3)}, {}),
+    "clipped_values": (sequential, {"loss": "mse", "optimizer": lambda: sgd(clipvalue=0.2)}, {}),
+    "accumulated": (
+        sequential,
+        {"loss": lambda y, p: jnp.mean((y - p) ** 2), "optimizer": lambda: sgd(gradient_accumulation_steps=2)},
+        {},
+    ),
+    "scaled": (
+        sequential,
+        {"loss": lambda y, p: jnp.mean((y - p) ** 2), "optimizer": lambda: keras.optimizers.LossScaleOptimizer(sgd())},
+        {},
+    ),
+    "own_step": (OwnStep, {"loss": lambda y, p: jnp.mean((y - p) ** 2)}, {}),
+}
+
+
+def trained(case, strategy, **compile_options):
+    """The weights and the logs after two epochs of two batches of eight."""
+    make, options, given = CASES[case]
+    options = {"optimizer": sgd, **options}
+    given = {"y": Y, **given}
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
+        model = make()
+        options["optimizer"] = options["optimizer"]()
+        model.compile(**options, **compile_options)
+    fitted = model.fit(X, given.pop("y"), batch_size=8, epochs=2, shuffle=False, verbose=0, **given)
+    return {**{str(i): w for i, w in enumerate(model.get_weights())}, **fitted.history}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fit_on_replicas_is_fit_on_one_device(case):
+    expected = trained(case, mirrored(1) if case == "own_step" else None)
+    for name in ROWS if case in ("scalar", "accumulated", "clipped_together") else ["mirrored"]:
+        found = trained(case, ROWS[name]())
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            if key != "own":
+                np.testing.assert_allclose(found[key], value, rtol=2e-4, atol=2e-5, err_msg=f"{name}: {key}")
+
+
+def test_a_loss_for_each_row_is_summed_and_its_log_is_the_mean():
+    """Keras refuses `reduction=None` on JAX; under a strategy it is as in TensorFlow: a sum, logged as a mean."""
+
+    def fitted(reduction):
+        with mirrored(2).scope():
+            model = sequential()
+            model.compile(sgd(0.01), keras.losses.MeanSquaredError(reduction))
+        loss = model.fit(X[:8], Y[:8], batch_size=8, verbose=0, shuffle=False).history["loss"]
+        return [*loss, *np.concatenate(model.get_weights(), axis=None)]
+
+    (loss, *weights), (total, *expected) = fitted(None), fitted("sum")
+    np.testing.assert_allclose([loss, *weights], [total / 8, *expected], rtol=1e-5)
+
+
+# Three rows in batches of two: the last one leaves the second replica, or all but the first one, without rows.
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "eager"])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_replica_without_rows_has_its_part_in_the_regularization(name, eagerly):
+    """The bias goes down by 1/8 in each of two steps, as |bias| does; its logged loss is (2 * 1 + 1 * 7/8) / 3."""
+    with ROWS[name]().scope():
+        bias = {"bias_initializer": "ones", "bias_regularizer": keras.regularizers.L1(1.0)}
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros", **bias)])
+        model.compile(keras.optimizers.SGD(0.125), lambda y, p: 0.0 * p, run_eagerly=eagerly)
+    fitted = model.fit(np.zeros((3, 1)), np.zeros((3, 1)), batch_size=2, shuffle=False, verbose=0)
+    assert model.layers[-1].bias.numpy().tolist() == [0.75]
+    np.testing.assert_allclose(fitted.history["loss"], [(2 + 7 / 8) / 3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("eagerly", [False, True], ids=["compiled", "eager"])
+@pytest.mark.parametrize("name", ["mirrored", "central"])
+def test_a_last_batch_that_leaves_a_replica_without_rows_trains_and_counts_its_rows_alone(name, eagerly):
+    """By hand: y = b, the loss (b - t)^2 with t = 0, 0 and then 2; each replica's mean counts one half.
+
+    Batch 1: b = 1, gradient 2, b = 1 - 2/8 = 3/4. Batch 2, one row on one of two replicas: gradient (3/4 - 2) * 2 / 2,
+    b = 3/4 + 5/32. Normalization, dropout and metrics see the rows that there are.
+    """
+    with ROWS[name]().scope():
+        layers = [
+            keras.Input((1,)),
+            keras.layers.BatchNormalization(momentum=0.5, scale=False, center=False),
+            keras.layers.Dropout(0.5, seed=1),
+            keras.layers.Dense(1, kernel_initializer="zeros", bias_initializer="ones"),
+        ]
+        model = keras.Sequential(layers)
+        model.layers[-1].kernel.trainable = False
+        model.compile(keras.optimizers.SGD(0.125), "mse", metrics=["mae"], run_eagerly=eagerly)
+    x, y = np.array([[4.0], [4.0], [8.0]]), np.array([[0.0], [0.0], [2.0]])
+    fitted = model.fit(x, y, batch_size=2, shuffle=False, verbose=0).history
+    np.testing.assert_allclose(model.layers[-1].bias.numpy(), [3 / 4 + 5 / 32], rtol=1e-6)
+    np.testing.assert_allclose(fitted["loss"], [(1 + 1 + 25 / 16) / 3], rtol=1e-6)
+    np.testing.assert_allclose(fitted["mae"], [(1 + 1 + 5 / 4) / 3], rtol=1e-6)
+    # The first replica's mean goes from 0 to 2 and 5, the second's from 0 to 2.
+    np.testing.assert_allclose(model.layers[0].moving_mean.numpy(), [(5 + 2) / 2], rtol=1e-6)
+    found = model.evaluate(x, y, batch_size=2, verbose=0)
+    b = 3 / 4 + 5 / 32
+    np.testing.assert_allclose(found, [(2 * b**2 + (2 - b) ** 2) / 3, (2 * b + 2 - b) / 3], rtol=1e-6)
+
+
+# Variables that live once.
+
+
+@ways
+def test_metrics_under_central_storage_are_those_of_all_replicas_together(way):
+    """The mean of 0 to 9 is 4.5; `fit` of weights that stay 1 has the losses of one device, in many steps too."""
+    strategy = central()
+    with strategy.scope():
+        mean, accuracy = keras.metrics.Mean(), keras.metrics.BinaryAccuracy()
+
+    def update(x):
+        mean.update_state(x)
+        accuracy.update_state(x % 2, keras.ops.ones_like(x))
+
+    step = way(lambda x: strategy.run(update, args=(x,)))
+    for batch in strategy.experimental_distribute_dataset(rx.data.Dataset.range(10).batch(2)):
+        step(batch)
+    assert float(mean.result()) == 4.5 and float(accuracy.result()) == 0.5
+    mean.reset_state()
+    assert float(mean.result()) == 0.0
+
+
+def test_logs_of_long_fits_under_central_storage_are_numbers():
+    """The weights stay 1 and 0: of x = 0 to 7 the squares' mean is 17.5 and the mean is 3.5, however often."""
+    with central().scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=["mae"])
+    x = np.tile(np.arange(8, dtype=np.float32), 40)[:, None]
+    fitted = model.fit(x, 0 * x, batch_size=2, verbose=0).history
+    np.testing.assert_allclose([fitted["loss"][0], fitted["mae"][0]], [17.5, 3.5], rtol=1e-5)
+    np.testing.assert_allclose(model.evaluate(x, 0 * x, batch_size=4, verbose=0), [17.5, 3.5], rtol=1e-5)
+
+
+def test_a_replica_without_rows_keeps_the_statistics_of_a_normalization():
+    strategy = mirrored(2)
+    with strategy.scope():
+        layer = keras.layers.BatchNormalization(momentum=0.5)
+        layer.build((None, 1))
+    data = rx.data.Dataset.from_tensor_slices(np.array([[4.0], [4.0], [8.0]], np.float32)).batch(2)
+    for batch in strategy.experimental_distribute_dataset(data):
+        compiled(lambda x: strategy.run(lambda x: layer(x, training=True), args=(x,)))(batch)
+    np.testing.assert_allclose(layer.moving_mean.numpy(), [(5 + 2) / 2], rtol=1e-6)
