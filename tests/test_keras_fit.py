@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from test_ways import central, compiled, mirrored, ways
+from test_ways import central, compiled, mirrored, one_device, ways
 
 import replicax as rx
 from replicax import _adapters
@@ -243,3 +243,24 @@ def test_a_replica_without_rows_keeps_the_statistics_of_a_normalization():
     for batch in strategy.experimental_distribute_dataset(data):
         compiled(lambda x: strategy.run(lambda x: layer(x, training=True), args=(x,)))(batch)
     np.testing.assert_allclose(layer.moving_mean.numpy(), [(5 + 2) / 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [one_device, lambda: mirrored(2), central], ids=["one_device", "mirrored", "central"])
+def test_each_epoch_validates_on_all_of_a_finite_distributed_dataset(make):
+    """With `validation_steps` that take all of it: x = 0 to 7 and weights that stay 1 give 17.5 in every epoch."""
+    strategy = make()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+        model.compile(keras.optimizers.SGD(0.0), "mse")
+    x = np.arange(8, dtype=np.float32)[:, None]
+    source = rx.data.Dataset.from_tensor_slices((x, 0 * x)).batch(4)
+
+    def unknown():
+        return source.filter(lambda x, y: jnp.all(x >= 0))  # which has no cardinality
+
+    for each in (lambda: source, unknown):
+        spread = [strategy.experimental_distribute_dataset(each()) for _ in range(2)]
+        options = {"steps_per_epoch": 1, "epochs": 2, "validation_steps": 2, "verbose": 0}
+        fitted = model.fit(spread[0], validation_data=spread[1], **options).history
+        np.testing.assert_allclose(fitted["val_loss"], [17.5, 17.5], rtol=1e-6)
+        np.testing.assert_allclose(fitted["loss"], [3.5, 31.5], rtol=1e-6)

@@ -139,7 +139,7 @@ def _adapter(value: Any) -> Any:
 
         @property
         def num_batches(self) -> int | None:
-            count = int(value.cardinality()) if isinstance(value, Dataset) else -1
+            count = int(value.cardinality() if isinstance(value, Dataset) else value.cardinality)
             return count if count >= 0 else None
 
         @property
@@ -183,11 +183,19 @@ def _symbolic_build(build: Callable[..., Any], model: Any, iterator: Any = None,
     if strategy_of(model) is None:
         return build(model, iterator=iterator, data_batch=data_batch)
     if data_batch is None and iterator is not None:
-        for _, _, batches in iterator:
-            data_batch = next(batches)
-            break
-
+        data_batch = _next_batch(iterator)
     return build(model, data_batch=_first_parts(data_batch))
+
+
+def _next_batch(iterator: Any) -> Any:
+    """The next batch of a loop; where the loop before took the last one, the first."""
+    for attempt in range(2):
+        for _, _, batches in iterator:
+            with contextlib.suppress(*[StopIteration] * (attempt == 0)):
+                return next(batches)
+            break
+        iterator._current_iterator = None
+    return None
 
 
 def _call(call: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Any:
