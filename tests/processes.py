@@ -125,6 +125,11 @@ class Workers:
         """One file for all workers of one program: they compare it."""
         return self._folder / f"program{self._codes.index(self._codes[index])}.py"
 
+    def start(self, index: int) -> None:
+        """Starts a worker that was absent."""
+        self._start(index)
+        self.started.append(index)
+
     def _start(self, index: int) -> None:
         reader, writer = os.pipe()
         tests = str(Path(__file__).parent)

@@ -129,20 +129,61 @@ def test_a_coordinator_on_another_machine_is_told(tmp_path):
     assert "192.0.2.1:4000 is not an address of this machine" in launch.err
 
 
-def test_strangers_on_the_port_do_no_harm(tmp_path):
+def test_whatever_strangers_send_to_the_port_the_job_starts(tmp_path):
     port = free_ports(1)[0]
     options = f"--workers 2 --coordinator 127.0.0.1:{port} --worker-rank"
-    with Launch(tmp_path, f"{options} 0", "print('hello')") as zero:
-        for word in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b'{"op": "join"}\n', b'{"op": "done"}\n', b"{" * 100000):
-            stranger = connect(zero, port)
-            with stranger:
+    join = {"op": "join", "workers": 2, "first": 1, "host": "h", "addresses": ["a:1"]}
+    wrong = [
+        {"workers": "2"},
+        {"workers": 1},
+        {"first": -5},
+        {"first": 2},
+        {"first": "a"},
+        {"first": True},
+        {"host": 1},
+    ]
+    wrong += [{"addresses": wrong} for wrong in ([], [1], ["a"], ["a:1", "b:1"], "a:1", {}, None)]
+    messages = [5, [1], None, "x", {}, {"op": 5}, {"op": []}, {"op": "join"}, {"op": "done"}, {"op": "failed"}]
+    messages += [{"op": "done", "outcomes": [1]}, {"op": "verdict"}, {"op": "alive"}, *({**join, **w} for w in wrong)]
+    words = [b"GET / HTTP/1.1\r\n\r\n", b"\xff\xfe\n", b"{" * 100_000, b"[" * 100_000 + b"\n", b"x" * (2 << 20)]
+    with Launch(tmp_path, f"{options} 0", "print('hello')") as zero, contextlib.ExitStack() as stack:
+        for word in [*words, *(json.dumps(message).encode() + b"\n" for message in messages)]:
+            stranger = stack.enter_context(connect(zero, port))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 stranger.sendall(word)
                 stranger.shutdown(socket.SHUT_WR)
-                with contextlib.suppress(ConnectionResetError):
-                    while stranger.recv(4096):
-                        pass
+                while stranger.recv(4096):
+                    pass
+        for _ in range(400):  # more than are kept
+            stack.enter_context(connect(zero, port))
         with Launch(tmp_path, f"{options} 1", "print('hello')") as one:
             assert [zero.wait(), one.wait()] == [0, 0], [zero.output, one.output]
+    assert zero.err == one.err == ""
+
+
+def test_a_member_that_sends_nonsense_is_lost_and_named(tmp_path):
+    port = free_ports(1)[0]
+    join = {"op": "join", "workers": 2, "first": 1, "host": "127.0.0.1", "addresses": ["127.0.0.1:9"]}
+    outcome = {"worker": 0, "host": "h", "status": 0, "when": 0.0}
+    options = f"--workers 2 --coordinator 127.0.0.1:{port} --worker-rank 0"
+    for nonsense in ({"worker": 0}, {"worker": 1, "report": [1]}, {"worker": 1, "tail": [5]}, {"worker": 1, "x": 1}):
+        with Launch(tmp_path, options, "for_ever()") as zero, connect(zero, port) as member:
+            done = {"op": "done", "outcomes": [{**outcome, **nonsense}]}
+            member.sendall(b"".join(json.dumps(message).encode() + b"\n" for message in (join, done)))
+            assert zero.wait() == 1, zero.output
+        assert "worker 1 failed first: its launcher was lost" in zero.err and "Traceback" not in zero.err
+
+
+def test_what_is_no_launcher_at_the_coordinators_address_is_told(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        options = f"--workers 2 --worker-rank 1 --coordinator 127.0.0.1:{server.getsockname()[1]}"
+        with Launch(tmp_path, options, "print('started')") as one:
+            server.settimeout(60.0)
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                assert one.wait() == 2, one.output
+    assert "What listens at the coordinator's address 127.0.0.1:" in one.err and "is no launcher of this job" in one.err
 
 
 def connect(launch: Launch, port: int) -> socket.socket:

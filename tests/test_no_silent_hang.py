@@ -733,6 +733,117 @@ def test_another_cluster_and_strangers(tmp_path):
     assert "did not join the job within 6 s" in done[0].stderr and "Refused, since they know another" in done[0].stderr
 
 
+def test_whatever_strangers_send_the_job_starts(tmp_path):
+    """Lines that are no message, messages of wrong kinds, processes that cannot be, connections that say nothing."""
+
+    def line(message):
+        return json.dumps(message).encode() + b"\n"
+
+    with Workers(tmp_path, 2, "from processes import join, step\njoin()\nstep()\n", absent=[1]) as workers:
+        host, port = workers.addresses[0].split(":")
+        me = {"tasks": [["worker", 0], ["worker", 1]], "addresses": workers.addresses, "process_id": 1, "host": "h"}
+        me.update(pid=1, replicax="0", jax="0", python="0", program="p", arguments="")
+        wrong = [{"process_id": i} for i in (-1, 2, 99, 1.0, True, None, "1", [])]
+        wrong += [{"tasks": 5}, {"tasks": [5]}, {"tasks": None}, {"addresses": {}}, {"host": 5}, {"pid": "x" * 1000}]
+        wrong += [{"jax": None}, {"program": []}, {"arguments": {}}]
+        sent = [
+            b"GET / HTTP/1.0\r\n\r\n", bytes(range(256)) * 100, b"\xff\xfe\n", b"5\n", b"null\n", b"[1]\n", b"\n", b"",
+            b"[" * 100_000 + b"\n", b'{"hello":' * 100_000 + b"\n", b"9" * 10_000 + b"\n", b"x" * (2 << 20), b'{"hell',
+            *(line({"hello": hello}) for hello in (5, [1], "x", None, True, {}, {"tasks": 5}, {"process_id": 1})),
+            *(line({"hello": {**me, **fields}}) for fields in wrong),
+            *map(line, ({"start": {}}, {"beat": {}}, {"failed": 1}, {"verdict": {}}, {"refused": 1}, {"welcome": 1})),
+        ]  # fmt: skip
+        strangers = [_connect(host, port)]
+        for data in sent:
+            strangers.append(_connect(host, port))
+            try:
+                strangers[-1].sendall(data)
+            except OSError:  # shown the door within a long line
+                assert len(data) > 1 << 20
+        strangers += [_connect(host, port) for _ in range(400)]  # more than are kept
+        workers.start(1)
+        done = workers.join(timeout=60)
+        for stranger in strangers:
+            stranger.close()
+    assert [ended.returncode for ended in done.values()] == [0, 0], workers.output()[-5000:]
+    assert not any(own_lines(ended.stderr) for ended in done.values()), workers.output()[-5000:]
+
+
+def _connect(host, port):
+    """Connects when somebody listens there."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return socket.create_connection((host, int(port)), timeout=60)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_what_answers_at_the_first_ones_address_may_say_anything(tmp_path):
+    """It is not taken for worker 0, and the limit of time holds."""
+    starts = b"5", b'{"jax": 5, "heartbeat": 1}', b'{"jax": "a:1", "heartbeat": NaN}', b'{"jax": "a", "heartbeat": 1}'
+    answers = [
+        *(b'{"start": %b}\n' % start for start in starts),
+        b"[" * 99_999 + b"\n",
+        b"\xff\n",
+        b'{"welcome": 5}\n[]\n',
+    ]
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        config = _with_addresses([f"127.0.0.1:{stranger.getsockname()[1]}", "127.0.0.1:9"])
+        limit = {"REPLICAX_START_TIMEOUT": "6"}
+        code = "from processes import join\njoin()\n"
+        with Workers(tmp_path, 2, code, absent=[0], config=config, env=limit) as workers:
+            stranger.settimeout(60)
+            for answer in answers:
+                connection, _ = stranger.accept()
+                connection.sendall(answer)
+                connection.close()
+            done = workers.join(timeout=40)
+    assert done[1].returncode == 1 and "JobError: worker 1 could not reach worker 0" in done[1].stderr, workers.output()
+
+
+LISTENING = """
+    from pathlib import Path
+    from processes import join, step
+    job = join()
+    step().block_until_ready()
+    own = {str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/self/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                print("listens at", fields[1].split(":")[0])
+    step().block_until_ready()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="looks for sockets in /proc")
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "own"])
+def test_a_job_listens_at_its_own_addresses_alone(tmp_path, host):
+    """On the loopback at nothing beyond it; else at no interface but the one of the address. Relays are on loopback."""
+    import processes
+
+    if host == "own":
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(("192.0.2.1", 9))  # sends nothing
+            except OSError:
+                pytest.skip("this machine has no address but the loopback's")
+            host = probe.getsockname()[0]
+
+    def config(addresses, index):
+        return processes.tf_config([a.replace("127.0.0.1", host) for a in addresses], index)
+
+    with Workers(tmp_path, 2, LISTENING, config=config) as workers:
+        done = workers.join(timeout=60)
+    address = socket.inet_aton(socket.gethostbyname(host))[::-1].hex().upper()
+    assert [ended.returncode for ended in done.values()] == [0, 0], workers.output()
+    mapped = "0000000000000000FFFF0000"  # how gRPC writes an IPv4 address
+    found = [{word.removeprefix(mapped) for word in ended.stdout.split()[2::3]} for ended in done.values()]
+    assert found == [{address}, {address, "0100007F"}], workers.output()
+
+
 def test_the_port_is_taken(tmp_path):
     code = "from processes import join\njoin()\n"
     with Workers(tmp_path, 2, code, absent=[0, 1]) as unused:

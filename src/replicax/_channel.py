@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-_LONGEST = 1 << 22  # bytes of a line; who sends more is not one of us
+LONGEST = 1 << 22  # bytes of a line; who sends more is not one of us
 
 
 def read_message(line: bytes) -> dict[str, Any] | None:
@@ -24,12 +24,19 @@ def read_message(line: bytes) -> dict[str, Any] | None:
 
 
 class Channel:
-    """One connection. `closed` is true once the other side is gone or has sent what no process of a job sends."""
+    """One connection. `closed` is true once the other side is gone or has sent what no process of a job sends.
 
-    def __init__(self, connection: socket.socket):
+    Args:
+        connection: it is made.
+        longest: bytes of the longest line that the other side may send.
+    """
+
+    def __init__(self, connection: socket.socket, longest: int = LONGEST):
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with contextlib.suppress(OSError):  # it has ended already
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connection
+        self.longest = longest
         self.closed = False
         self._incoming = b""
         self._outgoing = b""
@@ -58,7 +65,7 @@ class Channel:
         """The messages that have arrived."""
         read = 0
         try:
-            while not self.closed and read < _LONGEST:
+            while not self.closed and read < self.longest:
                 data = self.socket.recv(1 << 16)
                 self._incoming += data
                 read += len(data)
@@ -74,7 +81,7 @@ class Channel:
                 self.closed = True
                 break
             messages.append(message)
-        self.closed = self.closed or len(self._incoming) > _LONGEST
+        self.closed = self.closed or len(self._incoming) > self.longest
         return messages
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -16,12 +17,13 @@ import numpy as np
 
 from replicax import _ending, _preflight, _private, _quiet, _runtime
 from replicax._calls import Calls
-from replicax._channel import Relay, interface, join_address, listen, parse
+from replicax._channel import Channel, Relay, interface, is_own, join_address, listen, parse
 from replicax._errors import JobError
 from replicax._monitor import Hub, Member, Monitor
 from replicax._runtime import Job
 from replicax._verdict import Peer
 
+_EVERY_INTERFACE = ("0.0.0.0", "::")
 _PORT = "REPLICAX_COORDINATION_PORT"
 _JAX_TIMEOUT = 30 * 86400  # seconds; JAX's own detection ends processes without a name, so the monitor comes first
 _LONGEST = 100_000  # characters of a traceback that are told to others
@@ -60,12 +62,19 @@ def join(job: Job) -> None:
         if preflight != "off":
             gathering.compare()
         said = gathering.said
-        held, bind, address = _coordination(job.addresses[0])
+        own = _own_address(job.addresses[0], gathering.channels.values())
+        held, bind, address = _coordination(job.addresses[0], own)
+        if own in _EVERY_INTERFACE and preflight == "on":
+            _ending.say(
+                f"{job.name(0)}: JAX's coordination service listens on every interface of this machine, port "
+                f"{parse(address)[1]}: none of its addresses is {job.addresses[0]}, or several are."
+            )
         for channel in gathering.channels.values():
             channel.send({"start": {"jax": address, "heartbeat": heartbeat}})
         monitor: Monitor = Hub(peers, calls, heartbeat, gathering.channels)
     else:
         channel, answer = _preflight.reach(job, limit)
+        own = _own_address(job.addresses[job.process_id], [channel])
         held, bind, heartbeat = None, None, answer["heartbeat"]
         address = Relay(parse(answer["jax"])).address
         both = {0: peers[0], job.process_id: peers[job.process_id]}
@@ -80,8 +89,7 @@ def join(job: Job) -> None:
     wait = calls.begin_wait("the start of JAX on all processes")
     with held or contextlib.nullcontext():
         _start_jax(job, address, bind, limit)
-    host = _reached_at(job.addresses[job.process_id])
-    with contextlib.nullcontext() if host is None else _private.gloo_at(host):
+    with contextlib.nullcontext() if own in _EVERY_INTERFACE else _private.gloo_at(own):
         found = _preflight.devices()
     if preflight != "off":
         _preflight.compare_devices(found, job.name)
@@ -92,17 +100,21 @@ def join(job: Job) -> None:
         _ending.say(_preflight.table(said, found, job))
 
 
-def _reached_at(address: str) -> str | None:
-    """The host of this process's address, if it is one of this machine's own."""
-    host, _ = parse(address)
-    try:
-        with socket.create_server((host, 0)):
-            return host
-    except OSError:  # it stands for this machine only as others see it
-        return None
+def _own_address(published: str, channels: Iterable[Channel]) -> str:
+    """The address of this machine by which the others reach this process; that of every interface if there is no one.
+
+    Where its published address does not say it (a name that stands for the loopback here, an address that a router
+    translates), it is the one that the connections between this process and process 0 have here.
+    """
+    at = interface(parse(published)[0])
+    if at in _EVERY_INTERFACE:
+        used = {channel.socket.getsockname()[0] for channel in channels}
+        if len(used) == 1 and is_own(*used):
+            return str(*used)
+    return at
 
 
-def _coordination(published: str) -> tuple[socket.socket, str, str]:
+def _coordination(published: str, at: str) -> tuple[socket.socket, str, str]:
     """Where JAX's coordination service listens, where the others find it, and a socket that holds the port till then.
 
     JAX ends the process where another program takes the port first. The socket does not listen, and lets only the
@@ -112,7 +124,7 @@ def _coordination(published: str) -> tuple[socket.socket, str, str]:
     text = os.environ.get(_PORT, "0")
     if not text.isdigit() or int(text) > 65535:
         raise JobError(f"{_PORT} is the number of a port; got {text!r}.")
-    at, port = interface(host), int(text)
+    port = int(text)
     held = socket.socket(socket.AF_INET6 if ":" in at else socket.AF_INET)
     if port:
         listen(at, port).close()  # fails where somebody listens already

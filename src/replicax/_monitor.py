@@ -329,15 +329,13 @@ class Hub(Monitor):
     def _listen(self, now: float) -> None:
         for index, channel in self._members.items():
             peer = self.peers[index]
-            for message in channel.receive():
-                peer.heard = now
-                if "failed" in message:
-                    peer.failed, peer.broken = {**message["failed"], "time": now}, None
-                elif "broken" in message:
-                    peer.broken = message["broken"]
-                for kind in ("beat", "left", "detail"):
-                    if kind in message:
-                        self._heard(index, kind, message[kind])
+            try:
+                for message in channel.receive():
+                    peer.heard = now
+                    self._take(index, message, now)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                channel.closed = True
+                peer.lost = "has sent what no process of a job sends"
             channel.flush()
             if channel.closed and not peer.gone:
                 peer.lost = "has ended without a word: it was killed, or it crashed"
@@ -347,6 +345,16 @@ class Hub(Monitor):
         if now - self._told >= self._interval:
             self._told = now
             self._tell({"beat": True, "compiling": compiling, "made": [self.me.count, self.me.digest]})
+
+    def _take(self, index: int, message: dict[str, Any], now: float) -> None:
+        peer = self.peers[index]
+        if "failed" in message:
+            peer.failed, peer.broken = {**message["failed"], "time": now}, None
+        elif "broken" in message:
+            peer.broken = message["broken"]
+        for kind in ("beat", "left", "detail"):
+            if kind in message:
+                self._heard(index, kind, message[kind])
 
     def _hold(self, now: float) -> bool:
         """Whether deadlines stand still because some process is compiling. Who reads hears of it.

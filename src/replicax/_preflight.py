@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform
 import socket
@@ -16,11 +17,16 @@ from typing import Any
 import jax
 
 from replicax import _ending
-from replicax._channel import Channel, interface, listen, parse, wait
+from replicax._channel import LONGEST, Channel, interface, listen, parse, wait
 from replicax._errors import JobError
 from replicax._verdict import odd_ones
 
 _SPEAKS = 10.0  # seconds after which a connection that has said nothing is not one of ours
+_STRANGERS = 256  # connections that have said nothing yet; one more, and the oldest is closed
+_LONGEST_HELLO = 1 << 20  # bytes
+_AT_ONCE = 64
+_TEXT = 10_000  # characters of a refusal
+_NAMED = 8  # strangers that are named
 _NOTE = 10.0  # seconds after which a process says whom it waits for
 _RETRY = 0.2
 _MODE = "REPLICAX_PREFLIGHT"
@@ -128,17 +134,24 @@ class Gathering:
         while text is None and not channel.closed and time.monotonic() < end:
             wait([channel], [], 0.1)
             channel.flush()
-            text = next((message["refused"] for message in channel.receive() if "refused" in message), None)
+            text = next(
+                (str(message["refused"])[:_TEXT] for message in channel.receive() if "refused" in message), None
+            )
         channel.close()
         return text
 
     def _accept(self, listener: socket.socket, now: float) -> None:
-        while True:
+        """Takes new connections, not too many before those that are here are heard."""
+        for _ in range(_AT_ONCE):
             try:
                 connection, _ = listener.accept()
             except BlockingIOError:
                 return
-            self._unknown.append((Channel(connection), now))
+            except OSError:  # it has ended already, or there are too many
+                break
+            self._unknown.append((Channel(connection, _LONGEST_HELLO), now))
+        while len(self._unknown) > _STRANGERS + len(self._job.tasks):
+            self._unknown.pop(0)[0].close()
 
     def _hear(self, now: float) -> None:
         for index, channel in list(self.channels.items()):
@@ -149,17 +162,22 @@ class Gathering:
             messages = channel.receive()
             if messages:
                 self._unknown.remove((channel, since))
-                self._admit(channel, messages[0].get("hello") or {})
+                self._admit(channel, messages[0].get("hello"))
             elif channel.closed or now - since > _SPEAKS:
                 self._unknown.remove((channel, since))
                 channel.close()
 
-    def _admit(self, channel: Channel, hello: dict[str, Any]) -> None:
-        job, index = self._job, hello.get("process_id")
-        if [tuple(task) for task in hello.get("tasks", [])] != list(job.tasks) or hello.get("addresses") != list(
-            job.addresses
-        ):
-            self._strangers.append(f"{hello.get('host')} (process {hello.get('pid')})")
+    def _admit(self, channel: Channel, hello: Any) -> None:
+        """Takes a process of the job, and closes the connection of whoever is none."""
+        job = self._job
+        kinds = {key: type(value) for key, value in self._me.items()}
+        if not isinstance(hello, dict) or any(type(hello.get(key)) is not kind for key, kind in kinds.items()):
+            channel.close()
+            return
+        index, stranger = hello["process_id"], f"{hello['host'][:100]} (process {hello['pid']})"
+        if any(hello[key] != self._me[key] for key in ("tasks", "addresses")) or not 0 <= index < len(job.tasks):
+            if stranger not in self._strangers and len(self._strangers) < _NAMED:
+                self._strangers.append(stranger)
             channel.send(
                 {
                     "refused": f"{job.name(0)} at {job.addresses[0]} belongs to another cluster: it knows "
@@ -168,7 +186,6 @@ class Gathering:
             )
             channel.close()
             return
-        assert isinstance(index, int)
         if index in self.said:
             one, other = (f"{said['host']} (process {said['pid']})" for said in (self.said[index], hello))
             self.channels[-1] = channel
@@ -176,6 +193,7 @@ class Gathering:
                 f"Two processes say that they are {job.name(index)}: {one} and {other}. Give each its own task index."
             )
         channel.send({"welcome": True})
+        channel.longest = LONGEST
         self.channels[index] = channel
         self.said[index] = hello
 
@@ -265,9 +283,11 @@ def reach(job: Any, timeout: float) -> tuple[Channel, dict[str, Any]]:
                     welcome, end = True, start + timeout + 5.0
                 if "refused" in message:
                     channel.close()
-                    raise JobError(f"{job.name(job.process_id)} cannot join the job: {message['refused']}")
+                    raise JobError(f"{job.name(job.process_id)} cannot join the job: {str(message['refused'])[:_TEXT]}")
                 if "start" in message:
-                    return channel, message["start"]
+                    if _starts(message["start"]):
+                        return channel, message["start"]
+                    channel.closed = True
         problem = "it has ended the connection" if channel.closed else "what listens there does not answer as one of us"
         if welcome and not channel.closed:
             problem = "it has not answered"
@@ -277,6 +297,14 @@ def reach(job: Any, timeout: float) -> tuple[Channel, dict[str, Any]]:
         f"{job.name(job.process_id)} could not reach {where} within {timeout:g} s (REPLICAX_START_TIMEOUT): {problem}. "
         f"Is it running, is that its address, and may this host connect to it?"
     )
+
+
+def _starts(start: Any) -> bool:
+    """Whether this is what process 0 says when all are there."""
+    try:
+        return bool(parse(start["jax"])) and 0.0 < float(start["heartbeat"]) < math.inf
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        return False
 
 
 def devices() -> dict[int, str]:

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from replicax._channel import interface, join_address, read_message
 from replicax.launch._cluster import LaunchError
@@ -40,6 +40,7 @@ class Connection:
         self.since = self.heard = time.monotonic()
         self.tasks: tuple[asyncio.Task[None], ...] = ()  # what listens
         self.known = False  # a launcher of this job is at the other end
+        self.strange = False  # it has sent what no launcher sends
         self.host: str = writer.get_extra_info("sockname")[0]
         connection = writer.get_extra_info("socket")
         with contextlib.suppress(OSError):  # it has ended already
@@ -58,7 +59,7 @@ class Connection:
     async def messages(self, reader: asyncio.StreamReader, receive: Callable[[Message], object]) -> None:
         """Passes on what comes, until the connection ends or something comes that no launcher sends."""
         rest = bytearray()
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError), self._as_stranger():
             while data := await reader.read(1 << 16):
                 self.heard = time.monotonic()
                 *lines, last = data.split(b"\n")
@@ -67,11 +68,18 @@ class Connection:
                 rest += last
                 for line in lines:
                     if (message := read_message(line)) is None:
-                        return
+                        raise ValueError("no message at all")
                     if message != _ALIVE:
                         receive(message)
                 if len(rest) > (_LONGEST_MESSAGE if self.known else _LONGEST_OF_A_STRANGER):
-                    return
+                    raise ValueError("too long a message")
+
+    @contextlib.contextmanager
+    def _as_stranger(self) -> Iterator[None]:
+        try:
+            yield
+        except ValueError:
+            self.strange = True
 
     def abort(self) -> None:
         """Ends the connection at once."""
@@ -226,7 +234,7 @@ def _follow(
     async def listen() -> None:
         await connection.messages(reader, receive)
         watching.cancel()
-        inbox.put_nowait({"op": "lost", "how": "has gone" if connection.known else "is not one: it speaks otherwise"})
+        inbox.put_nowait({"op": "lost", "how": "has gone" if connection.known or not connection.strange else ""})
 
     def silent(connection: Connection, seconds: float) -> None:
         listening.cancel()

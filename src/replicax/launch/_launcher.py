@@ -203,6 +203,10 @@ class Launcher:
         while (message := await self._inbox.get())["op"] != kind:
             if message["op"] == "refused":
                 raise LaunchError(message["message"])
+            if message["op"] == "lost" and not message["how"]:
+                raise LaunchError(
+                    f"What listens at the coordinator's address {self._plan.coordinator} is no launcher of this job."
+                )
             if message["op"] == "lost":
                 raise LaunchError(f"The launcher of worker 0, at {self._plan.coordinator}, {message['how']}.")
         return message
