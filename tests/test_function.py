@@ -710,6 +710,39 @@ def test_methods_have_a_cache_for_each_instance():
     assert dead() is None
 
 
+def test_it_has_the_attributes_of_what_it_wraps():
+    def g(x):
+        return x
+
+    class Scale:
+        def __init__(self):
+            self.w = 5
+
+        def __call__(self, x):
+            return x * self.w
+
+    class Model:
+        @rx.function
+        def f(self, x):
+            return x
+
+    g.tag, scale, model = 1, Scale(), Model()
+    f, scaled = rx.function(g), rx.function(scale)
+    assert (f.tag, scaled.w, float(scaled(jnp.float32(2)))) == (1, 5, 10.0)
+    f.tag = f.new = 3  # of the compiled function alone
+    assert (f.tag, f.new, g.tag, hasattr(g, "new")) == (3, 3, 1, False)
+    with pytest.raises(AttributeError):
+        _ = f.absent
+    g.lower = 7  # not in place of its own
+    assert rx.function(g).lower(jnp.ones(2)) is not None
+    assert isinstance(model.f, type(f)) and isinstance(Model.f, type(f)) and model.f is model.f
+    assert Model().f != model.f and float(Model().f(jnp.float32(2))) == 2.0
+    model.f.tag = 4
+    assert model.f.tag == 4 and model.f(jnp.ones(2)).tolist() == model.f(jnp.ones(2)).tolist() == [1.0, 1.0]
+    assert model.f.experimental_get_tracing_count() == 1 and f.input_signature is None
+    assert rx.function(g, input_signature=[rx.TensorSpec([])]).input_signature == (rx.TensorSpec([]),)
+
+
 def test_it_keeps_the_functions_name_and_doc():
     @rx.function
     def named(x):

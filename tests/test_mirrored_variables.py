@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import jax
@@ -586,6 +587,35 @@ def test_a_creator_may_change_the_arguments():
     with mirrored(2).scope(), rx.variable_creator_scope(creator):
         v = rx.Variable(1.0)
     assert parts(mirrored(2), v) == [9.0, 9.0] and not v.trainable
+
+
+@several_mirroring
+@ways
+def test_run_enters_the_scope_that_a_subclass_has_of_its_own(make, n, way, monkeypatch):
+    base = type(make())
+
+    def on_read(next_creator, **kwargs):
+        return next_creator(**{**kwargs, "synchronization": S.ON_READ, "aggregation": A.MEAN, "trainable": False})
+
+    class Replicator(base):
+        @contextlib.contextmanager
+        def scope(self):
+            with super().scope() as strategy, rx.variable_creator_scope(on_read):
+                yield strategy
+
+    strategy, mine = make(), []
+    monkeypatch.setattr(strategy, "__class__", Replicator)  # others use this object, too
+
+    def step():
+        if not mine:
+            mine.append(rx.Variable(1.0))
+        return mine[0] * 2
+
+    result = way(lambda: strategy.run(step))()
+    assert mine[0].synchronization is S.ON_READ and not mine[0].trainable
+    assert parts(strategy, result) == [2.0] * n
+    with strategy.scope():
+        assert rx.Variable(1.0).synchronization is S.ON_READ
 
 
 @several_mirroring

@@ -252,6 +252,12 @@ tf.print(tf.range(7), tf.constant(1 / 3, tf.float64), output_stream=sys.stdout, 
 tf.print(tf.constant("c"), "c", tf.constant(["a", "b"]), tf.constant(1e7), tf.constant(123456.789), tf.zeros([0]),
          output_stream=sys.stdout)
 print(tf.constant([[1, 2], [3, 4]]), tf.constant(1.5))
+optimizer = tf.keras.optimizers.SGD()
+optimizer.iterations.assign(1)
+step = lambda: tf.print("step", optimizer.iterations, [optimizer.iterations, tf.Variable(2)], output_stream=sys.stdout)
+step()
+iterations = tf.function(lambda: tf.print("step", optimizer.iterations, output_stream=sys.stdout))
+iterations()
 """)
     # As TensorFlow 2.21 prints them.
     assert (
@@ -266,6 +272,8 @@ in|[[0.1 0.25 1], {'also': [1.1 1.25 2], 'name': 'b'}]|(0.1, None)|2
 tf.Tensor(
 [[1 2]
  [3 4]], shape=(2, 2), dtype=int32) tf.Tensor(1.5, shape=(), dtype=float32)
+step 1 [1, 2]
+step 1
 """
     )
 

@@ -12,7 +12,7 @@ from replicax import _context, _levels, _private
 
 class _Creation(threading.local):
     def __init__(self):
-        self.creators: list[tuple[int, Callable[..., Any]]] = []  # (contexts entered then, creator)
+        self.creators: list[tuple[Any, Callable[..., Any]]] = []  # with the strategy that was current then
         self.names: list[str] = []
 
 
@@ -22,7 +22,7 @@ state = _Creation()
 @contextlib.contextmanager
 def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
     """A context in which `creator(next_creator, **kwargs)` makes the variables; it calls `next_creator(**kwargs)`."""
-    state.creators.append((len(_context._contexts.stack), creator))
+    state.creators.append((_context.get_strategy(), creator))
     try:
         yield
     finally:
@@ -67,9 +67,9 @@ def outside(strategy: Any = None) -> Iterator[None]:
 
 def through_creators(make: Callable[..., Any], inside_scope: bool | None) -> Callable[..., Any]:
     """`make` wrapped in the creators; those entered outside of a strategy's scope see the single components."""
-    depth = len(_context._contexts.stack)
-    for entered_at, creator in state.creators:
-        outside = entered_at < depth and _context.has_strategy()
+    strategy = _context.get_strategy()
+    for strategy_then, creator in state.creators:
+        outside = strategy_then is not strategy and _context.has_strategy()
         if (inside_scope is None and not outside) or (inside_scope is False and outside):
             make = _bind_creator(creator, make)
     return make

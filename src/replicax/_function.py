@@ -169,6 +169,9 @@ class Function:
         self._warned = 0
         self.random_numbers: Any = None  # what `replicax.tf` counts its random numbers with
         functools.update_wrapper(self, python_function, updated=())
+        for name, value in getattr(python_function, "__dict__", {}).items():
+            if not name.startswith("_") and not hasattr(self, name):
+                setattr(self, name, value)
 
     @property
     def _name(self) -> str:
@@ -188,6 +191,11 @@ class Function:
     def steps_per_call(self) -> int:
         """How many times a call runs the function."""
         return self._steps
+
+    @property
+    def input_signature(self) -> tuple[Any, ...] | None:
+        """The specs that it was declared with, None without any."""
+        return self._input_signature
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
         """This function for arguments of one kind: arrays or specs are its arguments, other values are kept.
@@ -545,17 +553,20 @@ class Function:
             )
 
 
-class _Method:
-    """A `Function` for one instance; it keeps the instance alive, as a bound method does."""
+class _Method(Function):
+    """The `Function` of a method for one instance, which it keeps alive, as a bound method does.
+
+    All that it knows is the function's, which is one for all of an instance's: programs stay when this is gone.
+    """
+
+    __slots__ = ("__self__", "_function")
 
     def __init__(self, function: Function, instance: Any):
+        self.__dict__ = function.__dict__
         self._function, self.__self__ = function, instance
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._function, name)
 
 
 def function(
@@ -627,7 +638,7 @@ def function(
 
 def is_function(value: Any) -> bool:
     """Whether `value` was made by `function`, as a method of an instance or by itself."""
-    return isinstance(value, (Function, _Method))
+    return isinstance(value, Function)
 
 
 def run_compiled(strategy: Any, fn: Any, args: tuple, kwargs: dict) -> Any:

@@ -165,7 +165,7 @@ class _Replica:
                 for name, value in run.settings.items():
                     if getattr(jax.config, name) != value:
                         stack.enter_context(_SETTINGS[name](value))
-                _creation.state.names = list(run.names)
+                _creation.state.names, _creation.state.creators = list(run.names), list(run.creators)
             stack.enter_context(_context.entered(run.strategy, context))
             stack.enter_context(_levels.entered(frame))
             if run.tapes and run.mesh.size > 1:
@@ -220,7 +220,7 @@ class Lockstep:
         self.turn = threading.Semaphore(0)  # given back by a replica that meets or ends
         self.abandoned = False
         self.settings = {name: getattr(jax.config, name) for name in _SETTINGS}
-        self.names = list(_creation.state.names)
+        self.names, self.creators = list(_creation.state.names), list(_creation.state.creators)
         self.tapes = _tape.entered()
 
     def call(self, fn: Callable, args: tuple, kwargs: dict) -> list[Any]:

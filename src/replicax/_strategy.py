@@ -66,6 +66,10 @@ class Strategy(OlderMethods):
         return _Scope(self)
 
     @_tracebacks.boundary
+    def _own_scope(self) -> contextlib.AbstractContextManager[Any]:
+        """What the methods below run in: the scope, where a subclass has one of its own."""
+        return contextlib.nullcontext() if type(self).scope is Strategy.scope else self.scope()
+
     def run(
         self,
         fn: Callable[..., Any],
@@ -106,7 +110,8 @@ class Strategy(OlderMethods):
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
         _context.require_cross_replica(self)
-        return self._extended._run(_conversion.converted(fn), tuple(args), kwargs or {})
+        with self._own_scope():
+            return self._extended._run(_conversion.converted(fn), tuple(args), kwargs or {})
 
     @_tracebacks.boundary
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None) -> Any:
@@ -154,7 +159,9 @@ class Strategy(OlderMethods):
         """
         _context.require_cross_replica(self, _GATHER_NEEDED)
         axis = as_axis(axis)
-        return _followed("gather", value, _nest.map_structure(lambda leaf: self._extended._gather(leaf, axis), value))
+        with self._own_scope():
+            gathered = _nest.map_structure(lambda leaf: self._extended._gather(leaf, axis), value)
+        return _followed("gather", value, gathered)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """The components of this process's replicas, as a tuple.
@@ -188,7 +195,8 @@ class Strategy(OlderMethods):
             An iterable of elements with `PerReplica` leaves. A batch of n goes to r replicas in parts of ceil(n/r) in
             order, until none is left; the last parts may be smaller or empty.
         """
-        return self._extended._distribute_dataset(dataset, as_input_options(options))
+        with self._own_scope():
+            return self._extended._distribute_dataset(dataset, as_input_options(options))
 
     @_tracebacks.boundary
     def distribute_datasets_from_function(
@@ -201,7 +209,8 @@ class Strategy(OlderMethods):
                 consecutive batches go to the replicas in turn.
             options: see `InputOptions`.
         """
-        return self._extended._datasets_from_function(dataset_fn, as_input_options(options))
+        with self._own_scope():
+            return self._extended._datasets_from_function(dataset_fn, as_input_options(options))
 
     @_tracebacks.boundary
     def benchmark(self, step: Callable[..., Any], batch: Any, rounds: int = 20, steps: int = 5) -> Benchmark:

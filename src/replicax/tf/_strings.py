@@ -233,7 +233,10 @@ def print(
     def is_tensor(x: Any) -> bool:
         return isinstance(x, (jax.Array, np.ndarray, bytes))
 
-    values = [_nest.map_structure(lambda x: convert_to_tensor(x) if isinstance(x, Variable) else x, x) for x in inputs]
+    def value(x: Any) -> Any:  # of a variable, Keras's included
+        return convert_to_tensor(x) if isinstance(x, Variable) or hasattr(type(x), "__jax_array__") else x
+
+    values = [_nest.map_structure(value, x) for x in inputs]
     values = [_in_order(value) for value in values]
     arrays = [x for x in _nest.leaves(values) if isinstance(x, jax.Array)]
 
