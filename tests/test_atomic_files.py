@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import warnings
 from pathlib import Path
 
@@ -202,7 +203,7 @@ def test_training_does_not_begin_anew_where_the_list_of_checkpoints_is_lost(lose
         manager = CheckpointManager(checkpoint, tmp_path, 3, init_fn=lambda: pytest.fail("begun anew"))
     manager.restore_or_initialize()
     if lose is a_folder:
-        with pytest.raises(IsADirectoryError, match="checkpoint is a folder"):
+        with pytest.raises(IsADirectoryError, match="cannot be listed: .*checkpoint, .* is a folder"):
             manager.save()
         (tmp_path / "checkpoint").rmdir()
     manager.save()
@@ -278,6 +279,35 @@ def test_managers_of_two_names_share_a_folder(tmp_path):
     assert [Path(path).name for path in rx.train.get_checkpoint_state(tmp_path).all_model_checkpoint_paths] == [
         "b-2", "b-3", "c-1", "a-1", "a-2", "a-3"]  # fmt: skip
     assert b.latest_checkpoint == str(tmp_path / "b-3")
+
+
+def test_saves_into_one_folder_at_the_same_time_do_not_disturb_each_other(tmp_path):
+    """Locks keep threads apart as they do processes."""
+    start, errors = threading.Barrier(3), []
+
+    def save(name):
+        v = rx.Variable(0.0)
+        try:
+            manager = CheckpointManager(Checkpoint(v=v), tmp_path, 2, checkpoint_name=name)
+            start.wait()
+            for number in range(8):
+                v.assign(number)
+                manager.save()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=save, args=(name,)) for name in "abc"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    there = ["a-7", "a-8", "b-7", "b-8", "c-7", "c-8"]
+    assert names(tmp_path) == [*there, "checkpoint"]
+    listed = rx.train.get_checkpoint_state(tmp_path).all_model_checkpoint_paths
+    assert sorted(Path(path).name for path in listed) == there
+    for name in "abc":
+        assert restored(CheckpointManager, tmp_path, max_to_keep=2, checkpoint_name=name)[1] == 7.0
 
 
 class KerasVariable:

@@ -297,6 +297,8 @@ def _exchanged(one: str, other: str) -> bool:
 
 def _flush(path: str) -> None:
     """Waits until a file or folder is on the disk, as it is now."""
+    if os.name != "posix":  # Windows flushes no folders
+        return
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -250,7 +250,16 @@ def record(directory: str, state: State, is_ours: Callable[[str], bool], before:
     """Writes which checkpoints there are: these, and after what the index has of others, or `before` where it is lost.
 
     Names are kept relative to the folder.
+
+    Raises:
+        IsADirectoryError: there is a folder where the file should be.
     """
+    file = os.path.join(directory, STATE)
+    if os.path.isdir(file):
+        raise IsADirectoryError(
+            f"The checkpoint was written, but it cannot be listed: {file}, the file that lists the checkpoints, is a "
+            "folder. Move it elsewhere."
+        )
     with changing(directory):
         try:
             there = _indexed(directory, STATE)
@@ -264,7 +273,7 @@ def record(directory: str, state: State, is_ours: Callable[[str], bool], before:
             "all_model_checkpoint_timestamps": list(paths.values()),
             "last_preserved_timestamp": state.last_preserved or there.last_preserved,
         }
-        with replacing(os.path.join(directory, STATE), INDEX) as new:
+        with replacing(file, INDEX) as new:
             write_record(new, content)
 
 
