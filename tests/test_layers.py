@@ -47,7 +47,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_tpu_system",
     ),
     "clusters": ("_cluster",),
-    "values": ("_values", "_trace_caches", "_tape", "_indexed_slices", "_ragged"),
+    "values": ("_value_errors", "_values", "_trace_caches", "_tape", "_indexed_slices", "_ragged"),
     "data": ("_data", "_files", "_sources", "_agreed_input", "_splits", "_input"),
     "engine": (
         "_levels",

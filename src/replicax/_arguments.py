@@ -57,6 +57,13 @@ class Call:
     def _take(self, leaf: Any) -> Any:
         kind = type(leaf)
         if kind is PerReplica or kind is Mirrored:
+            if _is_made(leaf):
+                parts = leaf.values
+                if len({part.sharding for part in parts if isinstance(part, jax.Array) and part.committed}) > 1:
+                    parts = jax.device_get(parts)  # which only a program over the strategy's devices could take there
+                parts = [_context.as_array(part) for part in parts]
+                self.dynamic += parts
+                return (kind, *((part.shape, part.dtype, getattr(part, "weak_type", False)) for part in parts))
             if kind is PerReplica and leaf.to_be_compared():
                 _across.compare(leaf)
             array = array_of(leaf)
@@ -91,7 +98,8 @@ class Call:
 
     def meshes(self) -> list[Any]:
         """The meshes of the distributed values among the arguments."""
-        return [leaf.mesh for leaf in self._leaves if isinstance(leaf, (PerReplica, Mirrored))]
+        values = [leaf for leaf in self._leaves if isinstance(leaf, (PerReplica, Mirrored))]
+        return [leaf.mesh for leaf in values if leaf.mesh is not None]
 
     def paths(self) -> list[Any]:
         """Where each of the dynamic arrays stands in `(args, kwargs)`."""
@@ -109,6 +117,8 @@ class Call:
         queue = iter(arrays)
 
         def remade(leaf: Any) -> Any:
+            if _is_made(leaf):
+                return PerReplica([next(queue) for _ in leaf.values])
             if isinstance(leaf, (PerReplica, Mirrored)):
                 return like(leaf, next(queue))
             if isinstance(leaf, IndexedSlices):
@@ -159,6 +169,15 @@ _LEAF_TYPES = {PerReplica, Mirrored, _private.array_type(), np.ndarray, bool, in
 def _tree_of(count: int) -> Any:
     """The structure of a call with so many leaves for its arguments."""
     return jax.tree.structure(((0,) * count, {}))
+
+
+def _is_made(leaf: Any) -> bool:
+    """Whether this is a PerReplica value that the user made of numeric components, before any strategy saw it."""
+    return type(leaf) is PerReplica and leaf.mesh is None and all(map(_is_dynamic_part, leaf.values))
+
+
+def _is_dynamic_part(part: Any) -> bool:
+    return isinstance(part, (bool, int, float, complex)) or _is_dynamic(part)
 
 
 def _is_dynamic(leaf: Any) -> bool:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _conversion, _errors, _nest, _tracebacks
+from replicax import _conversion, _errors, _nest, _tracebacks, _value_errors
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import has_64_bit_types
 from replicax._types import CommunicationOptions, ReduceOp, as_axis, as_options, as_reduce_op
@@ -220,6 +220,13 @@ def _current() -> tuple[Any, ReplicaContext | None]:
     if _contexts.default is not None:
         return _contexts.default
     return _default_strategy, _default_strategy.extended._replica_context
+
+
+def _in_replica_function() -> bool:
+    return bool(_contexts.stack) and _contexts.stack[-1][1] is not None
+
+
+_value_errors.in_replica_function = _in_replica_function
 
 
 class entered:

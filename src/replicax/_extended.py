@@ -162,11 +162,14 @@ class StrategyExtended:
     def _run(self, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         strategy, frame = self._container, _levels.frame()
         for leaf in _nest.leaves((args, kwargs)):
-            if isinstance(leaf, PerReplica) and leaf.count > self._mesh.size:
+            if not isinstance(leaf, PerReplica):
+                continue
+            if leaf.count > self._mesh.size or (leaf.mesh is None and leaf.count != len(self._mesh.local_ids)):
                 raise ValueError(
                     f"A PerReplica value with {leaf.count} components is passed to {strategy!r}, which has "
                     f"{self._mesh.size} replicas. Values belong to the strategy that made them."
                 )
+        args, kwargs = _nest.map_structure(self._adopted, (args, kwargs))
         with _context.entered(strategy, None):
             if frame.local and frame.mesh is self._mesh and isinstance(frame, _levels.Level):
                 return self._run_inline(fn, args, kwargs)
@@ -213,9 +216,14 @@ class StrategyExtended:
             return value._per_replica()
         return self._own(value)
 
+    def _adopted(self, value: Any) -> Any:
+        """A PerReplica value that the user made of components, as one of this strategy's."""
+        made = isinstance(value, PerReplica) and value.mesh is None
+        return PerReplica(value.values, self._mesh) if made and value.count == len(self._mesh.local_ids) else value
+
     def _own(self, value: Any) -> Any:
         """A plain value as this worker's component, where it has one replica of several."""
-        mesh = self._mesh
+        mesh, value = self._mesh, self._adopted(value)
         if not mesh.lone or isinstance(value, DistributedValues):
             return value
         if isinstance(value, IndexedSlices):

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from replicax import _devices, _errors, _nest, _private, _tracebacks
+from replicax import _devices, _nest, _private, _tracebacks, _value_errors
 from replicax._indexed_slices import IndexedSlices
 from replicax._recycled import Pool, keeps_bits, put
 
@@ -528,7 +528,21 @@ class PerReplica(_Value):
             return self.mesh.rows(array)
 
     def __jax_array__(self):
-        raise ValueError(_errors.NOT_A_TENSOR)
+        raise _value_errors.not_a_tensor(self)
+
+    def __float__(self) -> float:
+        raise _value_errors.not_a_number(self, "A float")
+
+    def __int__(self) -> int:
+        raise _value_errors.not_a_number(self, "An int")
+
+    def __complex__(self) -> complex:
+        raise _value_errors.not_a_number(self, "A complex number")
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise _value_errors.not_a_number(self, f"Text of the format {spec!r}")
+        return str(self)
 
 
 class Mirrored(_Value):

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _errors, _levels, _private
+from replicax import _context, _errors, _levels, _private, _value_errors
 from replicax._data.elements import as_strings
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import as_dtype
@@ -31,7 +31,7 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
     if isinstance(value, Variable):
         value = value.value()
     if isinstance(value, PerReplica):
-        raise ValueError(_errors.NOT_A_TENSOR)
+        raise _value_errors.not_a_tensor(value)
     if hasattr(value, "__jax_array__") and not isinstance(value, jax.Array):  # Keras's variables too
         value = value.__jax_array__()
     if isinstance(value, jax.Array):
@@ -261,7 +261,8 @@ def pair(x: Any, y: Any) -> tuple[Any, Any]:
     for value in (x, y):
         if isinstance(value, PerReplica):
             in_variable = any(isinstance(other, DistributedValues) and isinstance(other, Variable) for other in (x, y))
-            raise (AttributeError if in_variable else ValueError)(_errors.NOT_A_TENSOR)
+            error = _value_errors.not_a_tensor(value)
+            raise AttributeError(*error.args) if in_variable else error
     if isinstance(x, _NUMBERS) and isinstance(y, _NUMBERS):
         return convert_to_tensor(x), convert_to_tensor(y)
     return _beside(x, y), _beside(y, x)

@@ -1,0 +1,119 @@
+"""PerReplica values where plain ones are expected, and those that users make of components."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax as rx
+
+
+def mirrored():
+    return rx.MirroredStrategy(["GPU:0", "GPU:1"])
+
+
+def total():
+    return rx.get_replica_context().all_reduce("SUM", jnp.float32(1.25))
+
+
+USES = {
+    "A float": float,
+    "An int": int,
+    "A complex number": complex,
+    "A float, for numpy": lambda value: np.asarray(value, np.float32),
+    "Text of the format '.3f'": lambda value: f"{value:.3f}",
+}
+
+
+@pytest.mark.parametrize("wanted", USES)
+def test_a_number_or_array_of_a_per_replica_value_says_what_to_call(wanted):
+    strategy = mirrored()
+    same, use = strategy.run(total), USES[wanted]
+    different = strategy.experimental_distribute_values_from_function(lambda c: jnp.arange(2.0))
+    with pytest.raises(TypeError) as caught:
+        use(same)
+    message = str(caught.value)
+    assert message.startswith(wanted.partition(",")[0]) and "here 2.5 each" in message
+    assert 'strategy.reduce("MEAN", value, axis=None)' in message
+    assert "strategy.experimental_local_results(value)[0]" in message
+    assert use(strategy.reduce("MEAN", same, axis=None)) is not None
+    assert use(strategy.experimental_local_results(same)[0]) is not None
+    with pytest.raises(TypeError, match="^[AT]") as caught:
+        use(different)
+    assert "each replica. Combine" in str(caught.value)
+
+
+def test_the_text_and_the_truth_of_a_per_replica_value_are_those_of_any_object():
+    """Fact 22: a program may ask `if value:` for None."""
+    same = mirrored().run(total)
+    assert f"{same}" == str(same) and bool(same) is True and np.asarray(same).dtype == object
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_captured_per_replica_value_is_named_in_the_error(compiled):
+    strategy = mirrored()
+    batch = strategy.experimental_distribute_values_from_function(lambda c: jnp.ones(3))
+    state = {"w": [batch]}
+
+    def direct():
+        return batch * jnp.ones(3)
+
+    def held():
+        return jnp.sum(state["w"][0])
+
+    def number():
+        return float(batch)
+
+    class Model:
+        weights = batch
+
+        def step(self):
+            return jnp.tanh(self.weights)
+
+    cases = [(direct, "`batch`", ValueError), (held, "`state`", ValueError), (number, "`batch`", TypeError)]
+    for function, name, kind in [*cases, (Model().step, None, ValueError)]:
+        run = lambda function=function: strategy.run(function)  # noqa: E731
+        with pytest.raises(kind, match="pass it in args= of strategy.run") as caught:
+            (rx.function(run) if compiled else run)()
+        if name is not None:
+            assert f"the replica function {function.__name__!r}, which takes {name} from outside" in str(caught.value)
+            assert f"run(fn, args=({name[1:-1]},))" in str(caught.value)
+    with pytest.raises(ValueError, match="while not inside a replica context"):
+        jnp.sum(batch)
+
+
+def test_per_replica_values_that_users_make_are_taken_by_compiled_functions():
+    strategy, traces = mirrored(), []
+    twice = lambda x: x * 2  # noqa: E731
+
+    def everything(value):
+        traces.append(1)
+        result = strategy.run(twice, args=(value,))
+        return strategy.gather(result, 0), strategy.reduce("SUM", value, axis=None), value
+
+    compiled = rx.function(everything)
+    one, two = jnp.array([1.0, 2.0]), jnp.array([3.0, 5.0])
+    for parts in ([one, two], [two, one], [np.asarray(one), np.asarray(two)]):
+        gathered, summed, given = compiled(rx.PerReplica(parts))
+        np.testing.assert_array_equal(gathered, 2 * np.concatenate(parts))
+        np.testing.assert_array_equal(summed, [4, 7])
+        assert [part.tolist() for part in given.values] == [np.asarray(part).tolist() for part in parts]
+    assert len(traces) == 1
+    on_devices = rx.PerReplica([jax.device_put(one, jax.devices()[0]), jax.device_put(two, jax.devices()[1])])
+    np.testing.assert_array_equal(compiled(on_devices)[0], [2, 4, 6, 10])
+
+    @rx.function
+    def made_inside(a, b):
+        return strategy.run(twice, args=(rx.PerReplica([a, b]),))
+
+    assert [part.tolist() for part in made_inside(one, two).values] == [[2, 4], [6, 10]]
+    assert [part.tolist() for part in made_inside(one, jnp.ones(3)).values] == [[2, 4], [2, 2, 2]]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_made_value_has_a_component_for_each_replica(compiled):
+    strategy = mirrored()
+    run = lambda value: strategy.run(lambda x: x, args=(value,))  # noqa: E731
+    for count in (1, 3):
+        with pytest.raises(ValueError, match=f"with {count} components .* 2 replicas"):
+            (rx.function(run) if compiled else run)(rx.PerReplica([jnp.ones(2)] * count))
