@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import optax
 import pytest
 from flax import nnx
 from jax.experimental import io_callback
-from test_ways import MEAN, SUM, ctx, mirrored, one_device
+from test_ways import MEAN, SUM, ctx, mirrored, one_device, per_replica
 
 import replicax as rx
 
@@ -213,3 +214,73 @@ def test_every_callback_of_tensorflows_names_raises_from_its_own_step_over_sever
     # Where nothing but a print fails, the step is done.
     assert [line[3] for line in lines[-2:]] == ["[3.0, 3.0, 3.0]", "[5.0, 5.0, 5.0]"]
     assert "Assertion failed" not in done.stderr
+
+
+def line_of(text):
+    """Where a line of this file stands, as messages have it."""
+    lines = [line.strip() for line in Path(__file__).read_text().splitlines()]
+    number = lines.index(text) + 1
+    return f"{__file__}:{number} ({text})"
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_nan_names_its_operation_line_and_replicas_and_changes_nothing(n):
+    strategy = mirrored(n)
+    with strategy.scope():
+        v = rx.Variable(jnp.ones(3), name="v")
+        small = [rx.Variable(jnp.ones(2)) for _ in range(4)]
+
+    @rx.function
+    def step(x):
+        def replica(x):
+            y = jnp.log(x)
+            total = ctx().all_reduce(SUM, y)  # which takes the NaN to all replicas
+            for variable in [v, *small]:
+                variable.assign_add(total * jnp.ones(variable.shape))
+            return jax.lax.cond(total > 1000, lambda: jnp.sqrt(y), lambda: y)  # of which one branch is NaN
+
+        total = strategy.reduce(SUM, strategy.run(replica, args=(x,)), axis=None)
+        root = jnp.sqrt(total)
+        v.assign_add(root * jnp.ones(3))
+        return root
+
+    every = functools.partial(per_replica, strategy)
+    float(step(every([2.0] * n)))
+    before = [v.numpy(), *(variable.numpy() for variable in small)]
+    cases = [
+        ([2.0] * (n - 1) + [-2.0], "log", f"replica {n - 1}", "y = jnp.log(x)"),
+        ([-2.0] * n, "log", "all replicas" if n > 1 else "replica 0", "y = jnp.log(x)"),
+        ([0.5] * n, "sqrt", None, "root = jnp.sqrt(total)"),
+    ]
+    with jax.debug_nans(True):  # the program was compiled before
+        for values, operation, replicas, line in cases:
+            with pytest.raises(FloatingPointError) as caught:
+                step(every(values))
+            gives = f"the operation {operation} gives NaN" + (f" on {replicas}" if replicas else "")
+            assert str(caught.value) == (
+                f"In step, {gives}, at {line_of(line)}. The variables keep the values that they had before."
+            )
+            for value, variable in zip(before, [v, *small], strict=True):
+                np.testing.assert_array_equal(variable.numpy(), value)
+        np.testing.assert_allclose(float(step(every([2.0] * n))), np.sqrt(n * np.log(2)), rtol=1e-6)
+    assert np.isnan(float(step(every([-2.0] * n))))  # with the flag off, it is as it was
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match=r"There was a NaN before the call in .*v:0"):
+        step(every([2.0] * n))
+
+
+def test_a_nan_in_one_of_several_steps_a_call_is_found():
+    v = rx.Variable(3.0)
+    iterator = iter(rx.data.Dataset.range(6))
+
+    @rx.function(steps_per_call=3)
+    def step():
+        v.assign_sub(jnp.float32(next(iterator)))
+        return jnp.sqrt(v.value())
+
+    np.testing.assert_allclose(step(), np.sqrt([3.0, 2.0, 0.0]), rtol=1e-6)
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match="In step, the operation sqrt gives NaN, at "):
+        step()
+    assert float(v) == 0
+    broken = jnp.array([1.0, np.nan])
+    with jax.debug_nans(True), pytest.raises(FloatingPointError, match=r"NaN before the call in an argument\."):
+        rx.function(lambda x: x * 2)(broken)

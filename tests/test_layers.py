@@ -52,6 +52,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "engine": (
         "_levels",
         "_step_failures",
+        "_nans",
         "_packs",
         "_vectors",
         "_stages",

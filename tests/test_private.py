@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.core import ShapedArray
-from jax.experimental import io_callback
+from jax.experimental import checkify, io_callback
 
 import replicax as rx
 from replicax import _private
@@ -420,6 +420,18 @@ def test_with_callbacks():
     assert len(calls) == 4
     same = jax.make_jaxpr(jnp.sin)(1.0)
     assert _private.with_callbacks(same, around)[0] is same
+
+
+def test_order_of_check():
+    def f(x):
+        for number in range(3):
+            checkify.check(x[number] > 0, "too small")
+
+    both = jax.jit(checkify.checkify(f))
+    codes = [
+        _private.order_of_check(both(jnp.array(x))[0]) for x in ([0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [1.0, 1.0, 0.0])
+    ]
+    assert codes == sorted(codes) and len(set(codes)) == 3
 
 
 def test_wait_for_effects(capfd):

@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import _adapters, _conversion, _levels, _private, _profiling, _several, _specs, _tracebacks, _turns
+from replicax import _adapters, _conversion, _levels, _nans, _private, _profiling, _several, _specs, _tracebacks, _turns
 from replicax._arguments import Call, difference, is_python_iterator
 from replicax._concrete import ConcreteFunction
 from replicax._errors import OutOfRangeError
@@ -309,6 +309,8 @@ class Function:
         self, call: Call, args: tuple, kwargs: dict, count: int, carries: bool = False
     ) -> _several.Found | None:
         """The program of so many steps and its elements; None where there is none for the elements that come."""
+        if _nans.are_looked_for():
+            return None
         entries = self._entries.setdefault(call.key, [])
         several = _several.found(entries, count, call.iterators, carries) if entries else _several.NOT_TRACED
         if several is not _several.NOT_TRACED:

@@ -362,3 +362,8 @@ def with_callbacks(closed, around):
         return eqn if same else eqn.replace(params=changed)
 
     return of_params(closed), names
+
+
+def order_of_check(error) -> int:
+    """The place in the program of the check that failed, of an error of `checkify`, which tells it to nobody."""
+    return min(int(code) for code in error._code.values())

@@ -22,6 +22,7 @@ from replicax import (
     _dispatch,
     _errors,
     _levels,
+    _nans,
     _nest,
     _packs,
     _pieces,
@@ -148,6 +149,8 @@ class Program:
         for variable in level.written.values():
             start, self._state_count = self._state_count, self._state_count + len(variable._types)
             self._writes.append((variable, start, self._state_count))
+        self._checks = False  # whether its results are looked at for NaN
+        self._with_checks: Program | None = None  # the program that does so
         self._token = _several.token_of(results.leaves)
         self.name = name
         _levels.programs.add(self)
@@ -275,6 +278,9 @@ class Program:
 
         With `steps` it is the program of so many, and the elements are those of all of them (see `_several`).
         """
+        if _nans.are_looked_for() and not self._checks and not taped:
+            with jax.debug_nans(False):  # JAX would name neither the operation nor the line
+                return self._checking().run(call, pulled, taped, steps)
         if self._guard is None:
             return self._run(call, pulled, taped, steps)
         awaited: set[int] = set()
@@ -330,10 +336,30 @@ class Program:
             if _observing.outputs is not None:
                 _observing.outputs[:] = [*results[-1:], *new[-1:]]
         if self._guard is not None:  # what it prints comes out before the call returns
-            self._end(frame, new, results, taped)
+            self._end(frame, new, results, arguments, taped)
         return self.results.rebuilt(results)
 
-    def _end(self, frame: _levels.Frame, new: list[Any], results: list[Any], taped: bool) -> None:
+    def _checking(self) -> Program:
+        """The same program, whose results are looked at for NaN before they replace anything."""
+        if self._with_checks is None:
+            other = copy.copy(self)
+            other._guard, other._keeps, other._checks = self._guard or _step_failures.Guard(), True, True
+            other._inputs = None
+            other._arrange()
+            self._with_checks = other
+        return self._with_checks
+
+    def _nan_error(self, arguments: tuple[Any, ...]) -> FloatingPointError:
+        (replaced, donated, read, kept, elements, dynamic), inputs = arguments, self._inputs
+        supplied = self._supplied(inputs.slots, [*donated, *kept], elements)
+        for slot, (number, place) in inputs.pieces.items():
+            vector = [*replaced, *read][number]
+            supplied[slot] = _vectors.whole(_vectors.Piece(vector, place.start, place.shape))
+        return _nans.error(self.name, self.level, self.jaxpr, supplied, dynamic)
+
+    def _end(
+        self, frame: _levels.Frame, new: list[Any], results: list[Any], arguments: tuple[Any, ...], taped: bool
+    ) -> None:
         """Waits for the end of a call that may fail. Only if it did not, the variables that it keeps change."""
         assert self._guard is not None
         interrupt = _step_failures.wait_for([new, results] if self._keeps else [])
@@ -346,6 +372,12 @@ class Program:
                     f"A function that the compiled {self.name} calls back raised an error on another worker, which "
                     "tells it. The variables keep the values that they had before."
                 )
+        if error is None and self._checks:
+            there = _nans.are_in([*new, *results])
+            if self._mesh is not None and not self._mesh.all_local:
+                with _levels.lock:
+                    there = _across.any_worker(self._mesh, there, f"the look for NaN in {self.name}")
+            error = self._nan_error(arguments) if there else None
         if error is None and self._keeps:
             with _levels.lock:
                 if taped:

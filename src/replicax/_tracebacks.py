@@ -32,13 +32,13 @@ _HIDDEN = (*map(_folder_of, ("replicax", "jax", "jaxlib", "malt")), contextlib._
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_hidden_file(filename: str) -> bool:
+def is_hidden_file(filename: str) -> bool:
     return filename.startswith(_HIDDEN)
 
 
 def is_users(code: types.CodeType) -> bool:
     """Whether a function with this code belongs to the user's program or to a library other than replicax and JAX."""
-    return not _is_hidden_file(code.co_filename)
+    return not is_hidden_file(code.co_filename)
 
 
 def _of_the_user(tb: types.TracebackType | None) -> types.TracebackType | None:
