@@ -264,3 +264,50 @@ def test_each_epoch_validates_on_all_of_a_finite_distributed_dataset(make):
         fitted = model.fit(spread[0], validation_data=spread[1], **options).history
         np.testing.assert_allclose(fitted["val_loss"], [17.5, 17.5], rtol=1e-6)
         np.testing.assert_allclose(fitted["loss"], [3.5, 31.5], rtol=1e-6)
+
+
+# Plain variables, and where gradients are applied.
+
+
+@ways
+@pytest.mark.parametrize("name", ["SGD", "Momentum", "AdamW", "RMSprop"])
+def test_keras_optimizers_take_plain_variables_that_live_once(name, way):
+    """Two replicas' gradients of 1/2 sum to 1, so that a step of SGD takes 1/10; all is as with mirrored variables."""
+
+    def trained(strategy):
+        with strategy.scope():
+            v = rx.Variable([1.0])
+            if name == "Momentum":
+                optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+            else:
+                optimizer = getattr(keras.optimizers, name)(0.1)
+
+        def replica():
+            with rx.GradientTape() as tape:
+                loss = jnp.sum(v.value()) / 2
+            optimizer.apply_gradients([(tape.gradient(loss, v), v)])
+
+        step, found = way(lambda: strategy.run(replica)), []
+        for _ in range(2):
+            step()
+            found.append(float(v.numpy()[0]))
+        assert int(optimizer.iterations.value) == 2
+        return found
+
+    found = trained(central())
+    np.testing.assert_allclose(found, trained(mirrored(2)), rtol=1e-6)
+    if name in ("SGD", "Momentum"):
+        np.testing.assert_allclose(found, [0.9, 0.8 if name == "SGD" else 0.71], rtol=1e-6)
+
+
+@pytest.mark.parametrize("make", [one_device, lambda: mirrored(2), central], ids=["one_device", "mirrored", "central"])
+def test_keras_optimizers_refuse_gradients_outside_of_replicas(make):
+    """As TensorFlow does; nothing is assigned, and nothing made. Without a strategy's scope they are applied."""
+    with make().scope():
+        w, optimizer = keras.Variable([1.0]), keras.optimizers.SGD(0.5)
+        with pytest.raises(RuntimeError, match="cannot be called in cross-replica context.*`strategy.run`"):
+            optimizer.apply_gradients([(jnp.ones(1), w)])
+        assert not optimizer.built and w.numpy().tolist() == [1.0]
+    plain, optimizer = keras.Variable([1.0]), keras.optimizers.SGD(0.5)
+    optimizer.apply_gradients([(jnp.ones(1), plain)])
+    assert plain.numpy().tolist() == [0.5]

@@ -7,7 +7,9 @@ devices and put the new ones back themselves, so that XLA can do it while it com
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -110,6 +112,24 @@ class HostHome:
         return self.put(self._fetched(leaf))
 
 
+class _Assigning(threading.local):
+    def __init__(self) -> None:
+        self.alike = False
+
+
+_assigning = _Assigning()
+
+
+@contextlib.contextmanager
+def alike() -> Iterator[None]:
+    """A context in which all replicas assign the same to variables without an aggregation; one's value is taken."""
+    before, _assigning.alike = _assigning.alike, True
+    try:
+        yield
+    finally:
+        _assigning.alike = before
+
+
 class AggregatingVariable(OfReplicas, ResourceVariable):
     """A variable that lives once. What replicas assign is aggregated first, and then assigned once."""
 
@@ -176,7 +196,7 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
         if not self._in_own_replica():
             value = value if isinstance(value, Variable) else _nest.map_structure(first_component, value)
             new = self._apply(combine, self._convert(value))
-        elif self._aggregation is VariableAggregation.NONE:
+        elif self._aggregation is VariableAggregation.NONE and not _assigning.alike:
             raise ValueError(
                 f"You must specify an aggregation method to update a {type(self).__name__} in Replica Context. You can "
                 "do so by passing an explicit value for argument `aggregation` to tf.Variable(..). It lives once for "
@@ -184,6 +204,8 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
                 f"`ONLY_FIRST_REPLICA`. The variable is {self.name}."
             )
         else:
+            if self._aggregation is VariableAggregation.NONE:
+                value = self._of_leaves(self._convert(value))  # Keras's variables are no values of a replica's
             new = self._update_aggregated(combine, value, method)
         return self._of_leaves(new) if read_value else None
 

@@ -53,7 +53,9 @@ class OfReplicas(Variable):
             leaves = [
                 self._convert_leaf(x, t) if isinstance(x, int | float) else x for x, t in zip(leaves, self._types)
             ]
-        combined = [extended._aggregate(self._aggregation, leaf) for leaf in leaves]
+        # Without an aggregation it comes here where all assign the same.
+        aggregation = VariableAggregation.ONLY_FIRST_REPLICA if self._aggregation is _NONE else self._aggregation
+        combined = [extended._aggregate(aggregation, leaf) for leaf in leaves]
         converted = [
             leaf if isinstance(leaf, DistributedValues) else self._convert_leaf(leaf, kind)
             for leaf, kind in zip(combined, self._types)

@@ -9,6 +9,7 @@ What is changed in Keras, all of it here, in `_keras_fit` and in `_keras_files`:
 | in Keras | what changes |
 |---|---|
 | `backend.Variable` | holds its value in a `replicax.Variable`; made inside of a traced step, it is made at once |
+| `BaseOptimizer.apply` | refused outside of replicas; may assign plain variables that live once |
 | `BaseOptimizer._clip_gradients` | gradients are summed over the replicas first, and then clipped |
 | `losses.loss.scale_loss_for_distribution` | a loss's mean is over the global batch, as on the TensorFlow backend |
 | `losses.loss.reduce_values` | so is a loss that is a scalar by itself |
@@ -32,7 +33,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _adapters, _context, _creation, _levels, _staging, _tracebacks
+from replicax import _adapters, _aggregating, _context, _creation, _levels, _staging, _tracebacks
 from replicax._distributed_variables import SyncOnReadVariable
 from replicax._types import VariableAggregation, VariableSynchronization
 from replicax._variables import Variable
@@ -72,6 +73,7 @@ def join() -> None:
     _adapters.around(keras.Layer, "add_weight", _add_weight)
     _adapters.around(keras.Layer, "_maybe_build", _build_layer)
     _adapters.around(BaseOptimizer, "build", _build_optimizer)
+    _adapters.around(BaseOptimizer, "apply", _apply)
     _adapters.around(BaseOptimizer, "_clip_gradients", _clip_gradients)
     _adapters.around(BaseOptimizer, "add_variable_from_reference", _add_slot)
     _adapters.around(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
@@ -235,6 +237,18 @@ def _clip_gradients(clip: Callable[..., Any], optimizer: Any, grads: Any) -> Any
         for i, total in zip(with_value, context.all_reduce("SUM", [grads[i] for i in with_value])):
             grads[i] = total
     return clip(optimizer, grads)
+
+
+def _apply(apply: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    from keras.src.backend import in_stateless_scope
+
+    if _context.get_replica_context() is None and not in_stateless_scope():
+        raise RuntimeError(
+            f"{type(optimizer).__name__}.apply_gradients() cannot be called in cross-replica context. Call it in the "
+            "function that `strategy.run` runs, where it sums the gradients of all replicas."
+        )
+    with _aggregating.alike():  # of the gradients' sums; the variables may be plain ones
+        return apply(optimizer, *args, **kwargs)
 
 
 def _check_finite(check: Callable[..., Any], optimizer: Any, grads: Any) -> Any:

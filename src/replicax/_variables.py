@@ -716,6 +716,8 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     def _convert_leaf(self, value: Any, kind: jax.ShapeDtypeStruct) -> Any:
         if isinstance(value, IndexedSlices):
             value = value.to_dense()
+        elif not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):  # a Keras variable
+            value = value.__jax_array__()
         if isinstance(value, jax.Array):
             if value.dtype != kind.dtype:
                 if not (value.weak_type and np.can_cast(value.dtype, kind.dtype, "same_kind")):
