@@ -124,7 +124,8 @@ def test_a_path_may_be_bytes_or_a_link_or_have_any_character(tmp_path):
         checkpoint.write(path)  # and over it
         v.assign(0)
         checkpoint.read(path).assert_consumed()
-        assert float(v) == number
+        assert float(v) == number and rx.train.load_checkpoint(path).has_tensor("v/.ATTRIBUTES/VARIABLE_VALUE")
+    assert rx.train.latest_checkpoint(os.fsencode(tmp_path / "real")) is None
     assert (
         (tmp_path / "link").is_symlink() and files._RECORD in names(tmp_path / "real") and (tmp_path / "new").is_dir()
     )
@@ -211,6 +212,18 @@ def test_training_does_not_begin_anew_where_the_list_of_checkpoints_is_lost(lose
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert restored(CheckpointManager, tmp_path, max_to_keep=3)[1] == 3.0
+
+
+def test_checkpoints_that_may_be_kept_for_good_are_not_deleted_where_the_list_is_lost(tmp_path):
+    saved(tmp_path, 1.0, 2.0, 3.0)
+    lost(tmp_path / "checkpoint")
+    with pytest.warns(UserWarning, match="is missing"):
+        manager = CheckpointManager(Checkpoint(v=rx.Variable(0.0)), tmp_path, 1, keep_checkpoint_every_n_hours=2.0)
+    manager.restore_or_initialize()
+    manager.save()
+    manager.save()
+    assert names(tmp_path) == ["checkpoint", "ckpt-1", "ckpt-2", "ckpt-3", "ckpt-5"]
+    assert manager.checkpoints == [str(tmp_path / "ckpt-5")]
 
 
 def test_where_nothing_is_there_training_begins_without_a_warning(tmp_path):

@@ -126,8 +126,8 @@ def _refuse_other_folders(folder: str, kind: Kind) -> None:
     names = os.listdir(folder)
     if names and kind.record not in names:
         raise FileExistsError(
-            f"{folder} is there and is no {kind.noun}: it is left as it is. Choose another path, or delete the folder "
-            "yourself."
+            f"{folder} is there and is no {kind.noun}: it is left as it is. Choose another path, such as one in that "
+            "folder."
         )
     if others := _unlisted(folder, kind.record):
         raise FileExistsError(

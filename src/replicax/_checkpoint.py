@@ -370,7 +370,7 @@ def load_checkpoint(ckpt_dir_or_file: Any) -> CheckpointReader:
     >>> float(rx.train.load_checkpoint(path).get_tensor("v/.ATTRIBUTES/VARIABLE_VALUE"))
     3.0
     """
-    path = os.fspath(ckpt_dir_or_file)
+    path = path_text(ckpt_dir_or_file, "checkpoint")
     latest = _files.latest_checkpoint(path) if os.path.isdir(path) else None
     return CheckpointReader(path if latest is None else latest)
 

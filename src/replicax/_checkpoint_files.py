@@ -337,7 +337,7 @@ def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -
     >>> rx.train.latest_checkpoint(tempfile.mkdtemp()) is None
     True
     """
-    directory = os.fspath(checkpoint_dir)
+    directory = os.fsdecode(checkpoint_dir)
     state = recorded(directory, latest_filename or STATE)
     if state is None:
         return None

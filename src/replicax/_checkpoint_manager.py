@@ -23,7 +23,7 @@ def get_checkpoint_state(checkpoint_dir: Any, latest_filename: str | None = None
 
     The attributes are `model_checkpoint_path`, the newest one, and `all_model_checkpoint_paths`.
     """
-    state = _files.recorded(os.fspath(checkpoint_dir), latest_filename or _files.STATE)
+    state = _files.recorded(os.fsdecode(checkpoint_dir), latest_filename or _files.STATE)
     if state is None or not state.paths:
         return None
     paths = list(state.paths)
@@ -46,7 +46,7 @@ def checkpoints_iterator(
     """
     last, begun = None, time.time()
     while True:
-        newest = _files.latest_checkpoint(os.fspath(checkpoint_dir))
+        newest = _files.latest_checkpoint(checkpoint_dir)
         if newest is not None and newest != last:
             last, begun = newest, time.time()
             yield newest
@@ -117,6 +117,7 @@ class CheckpointManager:
         make_folders(self._directory)
         self._paths: dict[str, float] = {}  # with the times of their making, the oldest first
         self._others: dict[str, float] = {}  # those of other names, which are only restored, and where it has none
+        self._spared: set[str] = set()  # those of which it is not known whether they are kept for good
         self._last_preserved = time.time()  # when the last one was made that is kept for good
         self._look()
 
@@ -136,6 +137,8 @@ class CheckpointManager:
                 stacklevel=3,
             )
             self._paths = found
+        if self._hours is not None and state.last_preserved is None:  # the list is lost, and with it which are kept
+            self._spared = set(self._paths)
 
     def _is_ours(self, path: str) -> bool:
         return _files.is_numbered(path, self._directory, self._name)
@@ -220,7 +223,7 @@ class CheckpointManager:
             del self._paths[path]
             if self._hours is not None and made - self._hours * 3600.0 >= self._last_preserved:
                 self._last_preserved = made
-            else:
+            elif path not in self._spared:
                 gone.append(path)
         return gone
 
