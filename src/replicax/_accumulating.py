@@ -35,16 +35,22 @@ def accumulate_gradients(
             `GradientTape` in it too. It returns a pytree of arrays that have the same shapes for each micro-batch;
             `IndexedSlices` in it become whole arrays. Variables that it assigns, such as a layer's statistics, go on
             from one micro-batch to the next.
-        micro_batches: how many there are.
+        micro_batches: how many there are. A batch of n rows, or a replica's part of it, is split as among replicas:
+            each micro-batch has ceil(n / micro_batches) rows until none are left. So the last one may have fewer, where
+            the function is traced a second time, and of fewer rows than `micro_batches` each is one by itself. A
+            part without rows is as many micro-batches without rows.
         reduce_op: what becomes of the results of all micro-batches, of values and auxiliary ones as of gradients. SUM,
-            for losses divided by the *global* batch size, or MEAN, for losses that are means over their micro-batch;
-            as in `Optimizer`. Sums of bfloat16 and float16 are kept in float32 meanwhile.
+            for losses divided by the *global* batch size, or MEAN, for losses that are means over their micro-batch,
+            which are weighted by its number of rows; as in `Optimizer`. Either way the results are those of the whole
+            batch at once. Sums of bfloat16 and float16 are kept in float32 meanwhile.
         batch_argnums: which positional arguments are split along their first axis, a number or several; by default all
             but the first, which is the parameters. Keyword arguments are not split.
 
     Returns:
-        A function. It raises `InvalidArgumentError` where an array to be split is not there, or has no first axis or
-        one that `micro_batches` does not divide, and `TypeError` where the results are no arrays.
+        A function. It raises `InvalidArgumentError` where an array to be split is not there or has no first axis, or
+        where the arrays have different numbers of rows that `micro_batches` does not divide, and `TypeError` where the
+        results are no arrays. Replicas with different numbers of rows may have different numbers of micro-batches: in
+        functions that communicate (`all_reduce`, variables with an aggregation) give all of them the same.
 
     Raises:
         ValueError: `micro_batches` is less than 1, or `reduce_op` is no `ReduceOp`.
@@ -59,6 +65,8 @@ def accumulate_gradients(
     [11.5, 28.0]
     >>> [float(number) for number in jax.value_and_grad(loss)(jnp.float32(1), x, y)]
     [11.5, 28.0]
+    >>> [float(number) for number in accumulated(jnp.float32(1), x[:7], y[:7])]  # of 2, 2, 2 and 1 rows
+    [7.0, 17.5]
     """
     op = as_reduce_op(reduce_op)
     if not callable(value_and_grad_fn):
@@ -87,7 +95,7 @@ def accumulate_gradients(
                 "There is nothing to split into micro-batches: the arguments have no arrays in the places "
                 f"{list(places)}. Say which ones to split: accumulate_gradients(..., batch_argnums=0)."
             )
-        leaves = [_split(leaf, count) for leaf in leaves]
+        parts = _Parts(leaves, count)
 
         def results_of(pieces: Sequence[Any]) -> Any:
             given = list(args)
@@ -95,7 +103,7 @@ def accumulate_gradients(
                 given[place] = piece
             return jax.tree.map(_dense, value_and_grad_fn(*given, **kwargs), is_leaf=_is_sparse)
 
-        return _looped(results_of, leaves, count, op) if _levels.is_tracing() else _one_by_one(results_of, leaves, op)
+        return _accumulated(results_of, parts, op)
 
     return accumulated
 
@@ -109,41 +117,112 @@ def _dense(value: Any) -> Any:
     return value.to_dense() if _is_sparse(value) else value
 
 
-def _split(leaf: Any, count: int) -> Any:
-    """The pieces of an array as the rows of another one."""
+class _Parts:
+    """The micro-batches of arrays: ceil(n / count) rows each until none are left.
+
+    Where the rows are no multiple of `count` the last one has fewer, and there may be fewer than `count` of them.
+    """
+
+    def __init__(self, leaves: Sequence[Any], count: int):
+        leaves = [_batch(leaf) for leaf in leaves]
+        self.rows = leaves[0].shape[0]
+        even = all(leaf.shape[0] % count == 0 for leaf in leaves)
+        if not even and any(leaf.shape[0] != self.rows for leaf in leaves):
+            raise InvalidArgumentError(
+                f"A batch is split into {count} micro-batches along its first axis, which must be the same in each "
+                f"array, or a multiple of {count}; got the shapes {', '.join(str(leaf.shape) for leaf in leaves)}. "
+                "Pass what is not to be split by keyword, or say which arguments to split: "
+                "accumulate_gradients(..., batch_argnums=(1, 2))."
+            )
+        shares = [-(-leaf.shape[0] // count) for leaf in leaves]
+        self.size = shares[0]
+        self.count = count if even else self.rows // self.size  # of micro-batches of that size
+        # The pieces of each array as the rows of another one.
+        self.full = [
+            leaf[: self.count * share].reshape(self.count, share, *leaf.shape[1:])
+            for leaf, share in zip(leaves, shares)
+        ]
+        rest = 0 if even else self.rows - self.count * self.size
+        self.rest = [leaf[self.rows - rest :] for leaf in leaves] if rest else None
+
+
+def _batch(leaf: Any) -> Any:
     if not is_array(leaf):
         raise TypeError(
             f"What is split into micro-batches is arrays, got {leaf!r} of type {type(leaf).__name__}. Pass it by "
             "keyword, or say which arguments to split: accumulate_gradients(..., batch_argnums=(1, 2))."
         )
-    if leaf.ndim == 0 or leaf.shape[0] % count:
+    if leaf.ndim == 0:
         raise InvalidArgumentError(
-            f"A batch is split into {count} micro-batches along its first axis, which an array of shape {leaf.shape} "
-            "cannot be. Choose a number that divides each replica's part of the batch, and leave out a smaller last "
-            "batch (drop_remainder=True); pass what is not to be split by keyword, or say which arguments to split: "
+            "A batch is split into micro-batches along its first axis, which an array of shape () cannot be. Pass what "
+            "is not to be split by keyword, or say which arguments to split: "
             "accumulate_gradients(..., batch_argnums=(1, 2))."
         )
-    return _context.as_array(leaf).reshape(count, leaf.shape[0] // count, *leaf.shape[1:])
+    return _context.as_array(leaf)
 
 
-def _one_by_one(results_of: Callable[..., Any], leaves: list[Any], op: ReduceOp) -> Any:
-    count = leaves[0].shape[0]
-    results, tree = jax.tree.flatten(results_of([leaf[0] for leaf in leaves]))
-    dtypes = [_dtype(x) for x in results]
-    totals = [_kept(x, dtype) for x, dtype in zip(results, dtypes)]
+class _Sums:
+    """Sums of results, and what to make results of them: their structure, and their dtypes."""
+
+    def __init__(self, results: Any):
+        leaves, self.tree = jax.tree.flatten(results)
+        self.dtypes = [_dtype(x) for x in leaves]
+        self.totals = self.kept(leaves)
+
+    def kept(self, leaves: Sequence[Any]) -> list[Any]:
+        """Results of a micro-batch in the dtypes in which they are added up."""
+        return [_kept(x, dtype) for x, dtype in zip(leaves, self.dtypes)]
+
+    def add(self, results: Any, before: int = 1, weight: int = 1) -> None:
+        """Adds results that count `weight` times, to a sum that counts `before` times."""
+        tree: Any
+        leaves, tree = jax.tree.flatten(results)
+        shapes = [jnp.shape(x) for x in leaves]
+        before_them = [jnp.shape(total) for total in self.totals]
+        if tree != self.tree or shapes != before_them:
+            raise InvalidArgumentError(
+                "A function whose gradients are accumulated returns arrays of the same shapes for each micro-batch, "
+                f"got {shapes} after {before_them}. Return sums or means over the rows, not one output for each."
+            )
+        more = self.kept(leaves)
+        self.totals = [_times(total, before) + _times(x, weight) for total, x in zip(self.totals, more)]
+
+    def finished(self, op: ReduceOp, count: int) -> Any:
+        """The results for the whole batch; a mean is that of `count`."""
+        finished = [_finished(total, count, op, dtype) for total, dtype in zip(self.totals, self.dtypes)]
+        return jax.tree.unflatten(self.tree, finished)
+
+
+def _times(total: Any, weight: int) -> Any:
+    return total if weight == 1 else total * weight
+
+
+def _accumulated(results_of: Callable[..., Any], parts: _Parts, op: ReduceOp) -> Any:
+    """The results for all micro-batches, those of a mean weighted by how many rows they have."""
+    looped = _levels.is_tracing() and (parts.count > 1 or parts.rest is None)
+    sums = (_looped if looped else _one_by_one)(results_of, parts.full, parts.count)
+    if parts.rest is None:
+        return sums.finished(op, parts.count)
+    if op is ReduceOp.SUM:
+        sums.add(results_of(parts.rest))
+    else:
+        sums.add(results_of(parts.rest), parts.size, parts.rows - parts.count * parts.size)
+    return sums.finished(op, parts.rows)
+
+
+def _one_by_one(results_of: Callable[..., Any], leaves: list[Any], count: int) -> _Sums:
+    sums = _Sums(results_of([leaf[0] for leaf in leaves]))
     for i in range(1, count):
-        results = jax.tree.leaves(results_of([leaf[i] for leaf in leaves]))
-        totals = [total + _kept(x, dtype) for total, x, dtype in zip(totals, results, dtypes)]
-    return jax.tree.unflatten(tree, [_finished(x, count, op, dtype) for x, dtype in zip(totals, dtypes)])
+        sums.add(results_of([leaf[i] for leaf in leaves]))
+    return sums
 
 
-def _looped(results_of: Callable[..., Any], leaves: list[Any], count: int, op: ReduceOp) -> Any:
-    traced: list[Any] = []  # the tree of the results, and their dtypes
+def _looped(results_of: Callable[..., Any], leaves: list[Any], count: int) -> _Sums:
+    traced: list[_Sums] = []
 
     def kept(*pieces: Any) -> list[list[Any]]:
-        results, tree = jax.tree.flatten(results_of(pieces))
-        traced[:] = tree, [_dtype(x) for x in results]
-        return [[_kept(x, dtype) for x, dtype in zip(results, traced[1])]]
+        traced[:] = [_Sums(results_of(pieces))]
+        return [traced[0].totals]
 
     block = _blocks.Block(["the results of micro-batches"], kept, [leaf[0] for leaf in leaves])
     state, written = _blocks.state_of(block)
@@ -156,8 +235,9 @@ def _looped(results_of: Callable[..., Any], leaves: list[Any], count: int, op: R
     start = [jnp.zeros(kind.shape, kind.dtype) for kind in block.jaxpr.out_avals[: block.count]]
     (totals, after), _ = lax.scan(add, (start, {key: state[key] for key in written}), leaves)
     _blocks.write(written, after)
-    tree, dtypes = traced
-    return jax.tree.unflatten(tree, [_finished(x, count, op, dtype) for x, dtype in zip(totals, dtypes)])
+    (sums,) = traced
+    sums.totals = totals
+    return sums
 
 
 def _dtype(result: Any) -> Any:
