@@ -25,7 +25,10 @@ def raises(kind, function, *words):
 @pytest.fixture
 def run(run_python):
     def run(program, timeout=120):
-        done = run_python(START + program, timeout=timeout, env={"REPLICAX_VIRTUAL_DEVICES": "CPU:2"})
+        # Compiling takes nearly all of the time, so XLA leaves its slow passes out.
+        flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+        env = {"REPLICAX_VIRTUAL_DEVICES": "CPU:2", "XLA_FLAGS": flags}
+        done = run_python(START + program, timeout=timeout, env=env)
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 
@@ -71,3 +74,91 @@ key = jax.random.key(0)  # of a dtype that numpy has not
 assert key.dtype == jax.random.key(1).dtype and not isinstance(key.dtype, tf.DType)
 """)
     assert done.returncode == 0, done.stderr
+
+
+# Operations with a number among their arguments: `n(number)`, or `m(number)` for a whole one.
+NUMBERS = """
+tf.add(x, n(2.0)); tf.subtract(n(2.0), x); tf.multiply(x, n(2.0)); tf.divide(x, n(2.0)); tf.math.floordiv(x, n(2.0))
+tf.math.floormod(x, n(2.0)); tf.pow(tf.abs(x), n(2.0)); tf.maximum(x, n(0.5)); tf.minimum(n(0.5), x)
+tf.equal(x, n(0.5)); tf.less(x, n(0.5)); tf.greater_equal(n(0.5), x); tf.math.squared_difference(x, n(0.5))
+tf.math.divide_no_nan(x, n(0.0)); tf.math.multiply_no_nan(x, n(0.0)); tf.math.xlogy(tf.abs(x), n(2.0))
+tf.math.xdivy(x, n(2.0)); tf.atan2(x, n(2.0)); tf.scalar_mul(n(2.0), x); tf.add_n([x, x])
+tf.math.polyval([n(2.0), n(1.0)], x); tf.math.igamma(n(0.5), tf.abs(x)); tf.math.zeta(n(2.0), tf.abs(x))
+tf.math.betainc(n(0.5), n(0.5), n(0.25)); tf.math.nextafter(x, n(9.0)); tf.math.polygamma(n(1.0), tf.abs(x))
+tf.clip_by_value(x, n(0.0), n(0.5)); tf.clip_by_norm(x, n(0.5)); tf.clip_by_global_norm([x], n(0.5))
+tf.clip_by_global_norm([x], n(0.5), use_norm=n(2.0)); tf.one_hot([0, 1], 2, on_value=n(0.5), off_value=n(0.0))
+tf.one_hot([0, 1], 2, on_value=n(0.5)); tf.fill([2], n(0.5)); tf.linspace(n(0.0), n(2.0), 3)
+tf.pad(x, [[1, 0], [0, 1]], constant_values=n(0.5)); tf.where(x > 0, n(0.5), x); tf.where(x > 0, x, n(0.5))
+tf.stack([x[0], [n(0.5), n(0.5), n(2.0)]]); tf.stack([n(0.5), n(2.0)]); tf.concat([x, [[n(0.5)] * 3]], 0)
+tf.cast(n(0.5), tf.int32); tf.saturate_cast(n(0.5), tf.uint8); tf.complex(n(0.5), n(2.0))
+tf.nn.leaky_relu(x, n(0.5)); tf.nn.silu(x, n(0.5))
+tf.nn.weighted_cross_entropy_with_logits(tf.ones_like(x), x, n(2.0))
+tf.nn.batch_normalization(x, n(0.5), n(2.0), n(0.0), n(2.0), n(0.25))
+tf.nn.batch_normalization(x, n(0.5), n(2.0), None, None, n(0.25)); tf.math.l2_normalize(x, 1, n(0.25))
+tf.nn.local_response_normalization(tf.reshape(x, [1, 1, 2, 3]), 1, n(2.0), n(0.5), n(0.5))
+tf.nn.compute_average_loss(x, sample_weight=n(0.5)); tf.nn.dropout(x, rate=n(0.0)); tf.zeros_like(n(0.5))
+tf.ones_like(n(0.5)); tf.reshape(n(0.5), [1]); tf.broadcast_to(n(0.5), [2]); tf.tile([n(0.5)], [2])
+tf.expand_dims(n(0.5), 0); tf.reduce_sum([n(0.5), n(2.0)]); tf.tensordot(x, n(0.5), 0)
+tf.tensor_scatter_nd_update(x, [[0, 0]], [n(0.5)]); tf.scatter_nd([[1]], [n(0.5)], [3])
+tf.nn.moments([n(0.5), n(2.0)], 0); tf.nn.l2_loss(n(0.5)); tf.math.reduce_std([n(0.5), n(2.0)])
+tf.searchsorted([0.0, 1.0, 2.0], [n(0.5)]); tf.nn.embedding_lookup(tf.identity(x), [0, 1], max_norm=n(0.5))
+tf.roll(x, m(1), 1); tf.roll(x, [m(1), m(2)], [0, 1]); tf.range(3) + m(1); tf.gather(x, m(1))
+tf.gather(x, [m(1), m(0)]); tf.one_hot(m(1), 3); tf.sequence_mask(m(2), 3); tf.math.floormod(tf.range(5), m(2))
+tf.bitwise.left_shift(tf.range(3), m(1)); tf.pow(tf.range(3), m(2))
+tf.tensor_scatter_nd_add(x, [[m(1), m(0)]], [n(0.5)])
+tf.math.bincount([0, 1, 1], weights=[n(0.5), n(2.0), n(0.25)]); tf.stop_gradient(n(0.5)); tf.identity(n(0.5))
+tf.convert_to_tensor(n(0.5)); tf.convert_to_tensor([n(0.5), n(2.0)]); tf.cond(n(0.5) > 0, lambda: x, lambda: -x)
+tf.constant(0.5) + n(0.5); tf.linalg.set_diag(tf.eye(2), [n(0.5), n(2.0)]); tf.linalg.diag([n(0.5), n(2.0)])
+tf.math.unsorted_segment_sum(x, [m(1), m(0)], 2); tf.nn.log_poisson_loss(x, n(0.5))
+tf.nn.sigmoid_cross_entropy_with_logits(tf.zeros_like(x), x * n(2.0)); tf.math.in_top_k([1, 0], x, 2)
+tf.slice(x, [m(1), 0], [1, 2]); tf.map_fn(lambda row: row * n(2.0), x); tf.scan(lambda a, b: a * n(0.5) + b, x[0])
+tf.norm(x * n(2.0)); tf.math.accumulate_n([x, x * n(2.0)]); tf.reverse_sequence(x, [m(1), m(2)], seq_axis=1)
+tf.meshgrid([n(0.5)], [n(2.0)]); tf.math.confusion_matrix([0, 1], [m(1), m(0)], 2)
+tf.dynamic_stitch([[0], [1]], [[n(0.5)], [n(2.0)]]); tf.repeat([n(0.5)], 2); tf.random.normal([2], n(0.5), 0.0)
+tf.random.uniform([2], n(0.5), n(0.5)); tf.random.stateless_normal([2], [1, 2], n(0.5), n(0.0))
+tf.random.stateless_uniform([2], [1, 2], n(0.5), n(0.5)); tf.random.truncated_normal([2], n(0.5), n(0.0))
+tf.case([(n(0.5) > 1, lambda: x)], default=lambda: -x); tf.switch_case(m(1), [lambda: x, lambda: -x])
+tf.while_loop(lambda i: i < m(2), lambda i: [i + 1], [tf.constant(0)]); tf.debugging.assert_greater(x, n(-5.0))
+tf.math.reduce_logsumexp([n(0.5), n(2.0)])
+"""
+
+
+def test_a_number_among_arguments_may_be_a_variable_a_tensor_or_numpys(run):
+    """In each operation, eagerly and compiled: always what Python's number gives."""
+    run(
+        f"""
+cases = [case.strip() for line in {NUMBERS!r}.strip().splitlines() for case in line.split(";")]"""
+        + """
+x = tf.constant([[0.5, -1.5, 2.0], [1.0, 3.0, -0.25]])
+variables = {(type(n), n): tf.Variable(n) for n in (0.5, 0.0, 2.0, 1.0, 0.25, 9.0, -5.0, 0, 1, 2)}
+ways = {
+    "number": lambda n: n,
+    "variable": lambda n: variables[type(n), n],
+    "tensor": tf.constant,
+    "numpy": lambda n: (np.float32 if type(n) is float else np.int32)(n),
+}
+
+def evaluate(case, make):
+    return eval(case, {"tf": tf, "x": x, "n": make, "m": make})
+
+def plain(result):
+    return [(str(t.dtype), t.numpy().tolist()) for t in tf.nest.flatten(result) if t is not None]
+
+expected = {case: plain(evaluate(case, ways["number"])) for case in cases}
+for way, make in ways.items():
+    @tf.function(autograph=False)
+    def compiled():
+        return {case: evaluate(case, make) for case in cases}
+    eager = {case: evaluate(case, make) for case in cases}
+    for got in [eager, compiled()] if way in ("variable", "tensor") else [eager]:
+        for case in cases:
+            for one, other in zip(expected[case], plain(got[case]), strict=True):
+                assert one[0] == other[0] and np.allclose(one[1], other[1], rtol=1e-5, equal_nan=True), (way, case)
+
+rate = tf.Variable(0.5)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+dropped = tf.function(lambda: strategy.run(lambda x: tf.nn.dropout(x, rate=rate), (tf.ones([50]),)))()
+assert all(set(part.numpy().tolist()) == {0.0, 2.0} for part in dropped.values)
+""",
+        timeout=300,
+    )

@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _across, _context, _input, _levels, _nest, _private, _tape
+from replicax import _across, _context, _display, _input, _levels, _nest, _private, _tape
 from replicax._blocks import DynamicRange
 from replicax._data import ElementIterator
+from replicax._data.elements import as_host, as_strings
 from replicax._indexed_slices import IndexedSlices
 from replicax._pulls import array_of, like, shapes_of
 from replicax._values import Mirrored, PerReplica, as_copies, is_array, is_text
@@ -252,6 +253,8 @@ class Results:
         if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and not is_text(leaf)):
             place = self._add(_context.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
             return _Made(_OwnCopy(place))
+        if isinstance(leaf, (str, bytes)) and _display.style == "tensorflow":  # a tensor, as numbers are
+            return _Made(lambda arrays: as_strings(as_host(leaf)))
         return _Made(lambda arrays: leaf)
 
     def over_steps(self, place: int, array: Any) -> Any:

@@ -2,6 +2,7 @@
 
 ReplicaxError
 ├── InvalidArgumentError (ValueError)    values that do not fit together: shapes, dtypes, axes
+│   └── InvalidOperandError (TypeError)  of an operation of JAX, which calls that a TypeError or a ValueError
 ├── OutOfRangeError (IndexError)         an iterator has no more elements
 ├── DataLossError (OSError)              a file is damaged, or of something else
 ├── DeviceError (ValueError)             a device that is not there, or is named twice
@@ -20,6 +21,10 @@ class ReplicaxError(Exception):
 
 class InvalidArgumentError(ReplicaxError, ValueError):
     """Values that do not fit together: shapes, dtypes or an axis out of range."""
+
+
+class InvalidOperandError(InvalidArgumentError, TypeError):
+    """Operands that JAX refuses: shapes that do not fit together, or an axis out of range."""
 
 
 class OutOfRangeError(ReplicaxError, IndexError):

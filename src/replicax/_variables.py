@@ -10,6 +10,7 @@ As a pytree a variable is its value: `jnp.sum(v)`, `jax.grad(f)(v)` and `optax` 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -438,6 +439,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     # Identity.
 
+    @functools.total_ordering
     class _Reference:
         def __init__(self, variable: Variable):
             self._variable = variable
@@ -448,6 +450,9 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
         def __eq__(self, other: object) -> bool:
             return isinstance(other, type(self)) and other._variable is self._variable
+
+        def __lt__(self, other: object) -> bool:
+            return id(self._variable) < id(other._variable) if isinstance(other, type(self)) else NotImplemented
 
         def __hash__(self) -> int:
             return id(self._variable)

@@ -13,13 +13,22 @@ from replicax import _blocks, _conversion, _levels
 from replicax._errors import InvalidArgumentError
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import TensorShape, as_dtype
+from replicax.tf._operations import (
+    fitting,
+    of_broadcast_to,
+    of_concat,
+    of_expand_dims,
+    of_reshape,
+    of_squeeze,
+    of_stack,
+    operations,
+)
 from replicax.tf._ops import (
     as_array,
     as_axis,
     as_int,
     as_shape,
     convert_to_tensor,
-    fitting,
     identity,
     is_known,
     is_tensor,
@@ -78,6 +87,8 @@ def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name
     values = [
         known(x, "A bound of tf.range", "Give a number that does not depend on tensors.") for x in (start, limit, delta)
     ]
+    if values[2] == 0:
+        raise InvalidArgumentError("Requires delta != 0: 0")
     if dtype is None:
         given = [
             v.dtype if hasattr(x, "dtype") else np.dtype("f4" if v.dtype.kind == "f" else "i4")
@@ -97,7 +108,7 @@ def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: int
 
 def meshgrid(*args: Any, indexing: str = "xy", name: str | None = None) -> list[Any]:
     """The coordinates of a grid, for each axis a tensor."""
-    return list(jnp.meshgrid(*(convert_to_tensor(x) for x in args), indexing=indexing))
+    return list(jnp.meshgrid(*(convert_to_tensor(x).reshape(-1) for x in args), indexing=indexing))
 
 
 def one_hot(
@@ -189,22 +200,23 @@ def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
     tensor, shape = convert_to_tensor(tensor), as_shape(shape)
     if 0 in shape and shape.count(-1) == 1:  # nothing, of any size
         shape = tuple(1 if n == -1 else n for n in shape)
-    return fitting(tensor.reshape)(shape)
+    return fitting(jnp.reshape, of_reshape)(tensor, shape)
 
 
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
     """The tensor repeated to fill a shape."""
-    return jnp.broadcast_to(convert_to_tensor(input), as_shape(shape))
+    return fitting(jnp.broadcast_to, of_broadcast_to)(convert_to_tensor(input), as_shape(shape))
 
 
 def expand_dims(input: Any, axis: Any, name: str | None = None) -> Any:
     """The tensor with a dimension of size 1 at `axis`."""
-    return jnp.expand_dims(convert_to_tensor(input), as_axis(axis))
+    return fitting(jnp.expand_dims, of_expand_dims)(convert_to_tensor(input), as_axis(axis))
 
 
 def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Any:
     """The tensor without its dimensions of size 1, or without those at `axis`."""
-    return jnp.squeeze(convert_to_tensor(input), as_axis(axis) or (0 if isinstance(axis, int) else None))
+    axis = as_axis(axis)
+    return fitting(jnp.squeeze, of_squeeze)(convert_to_tensor(input), None if axis == () else axis)
 
 
 def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str = "transpose") -> Any:
@@ -217,13 +229,13 @@ def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str = "tr
 def concat(values: Any, axis: Any, name: str = "concat") -> Any:
     """The tensors one after the other along `axis`."""
     values = values if isinstance(values, (list, tuple)) else [values]
-    return fitting(jnp.concatenate)(_alike(values), axis=as_axis(axis))
+    return fitting(jnp.concatenate, of_concat)(_alike(values), axis=as_axis(axis))
 
 
 @static
 def stack(values: Any, axis: int = 0, name: str = "stack") -> Any:
     """The tensors along a new axis."""
-    return fitting(jnp.stack)(_alike(values), axis=axis)
+    return fitting(jnp.stack, of_stack)(_alike(values), axis=axis)
 
 
 def _alike(values: Any) -> list[Any]:
@@ -243,7 +255,7 @@ def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unst
     """The parts of a tensor along an axis, which they do not have."""
     tensor = convert_to_tensor(value)
     if num is not None and num != tensor.shape[axis]:
-        raise ValueError(f"Cannot unstack {tensor.shape[axis]} parts along axis {axis} as {num}.")
+        raise InvalidArgumentError(f"Cannot unstack {tensor.shape[axis]} parts along axis {axis} as {num}.")
     return [part.squeeze(axis) for part in jnp.split(tensor, tensor.shape[axis], axis)] if tensor.shape[axis] else []
 
 
@@ -318,7 +330,8 @@ def reverse_sequence(
 
 def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
     """The tensor's elements moved along the axes, those at the end to the front."""
-    return jnp.roll(convert_to_tensor(input), as_axis(shift), as_axis(axis))
+    shift = convert_to_tensor(shift)
+    return jnp.roll(convert_to_tensor(input), as_axis(shift) if is_known(shift) else shift, as_axis(axis))
 
 
 def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
@@ -332,7 +345,9 @@ def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
     begins = as_shape(begin)
     ends = [n if length < 0 else b + length for b, length, n in zip(begins, sizes, tensor.shape)]
     if any(b < 0 or e > n for b, e, n in zip(begins, ends, tensor.shape)):
-        raise ValueError(f"A slice from {list(begins)} of size {list(sizes)} does not fit into {tuple(tensor.shape)}.")
+        raise InvalidArgumentError(
+            f"A slice from {list(begins)} of size {list(sizes)} does not fit into {tuple(tensor.shape)}."
+        )
     return jax.lax.slice(tensor, begins, ends)
 
 
@@ -431,3 +446,6 @@ def bitcast(input: Any, type: Any, name: str | None = None) -> Any:
 def complex(real: Any, imag: Any, name: str | None = None) -> Any:
     """Complex numbers from their real and imaginary parts."""
     return jax.lax.complex(convert_to_tensor(real), convert_to_tensor(imag))
+
+
+operations(globals())

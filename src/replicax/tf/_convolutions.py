@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from replicax.tf._operations import operations
 from replicax.tf._ops import as_shape, convert_to_tensor
 
 _SPATIAL = "DHW"
@@ -292,3 +293,6 @@ POOLING = {
     for name, compute, noun in (("max", _max, "maximum"), ("avg", _mean, "mean"))
     for suffix, (n, data_format) in _FORMATS.items()
 }
+
+
+operations(globals())

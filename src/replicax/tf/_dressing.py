@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -9,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _display, _private, _specs
+from replicax._errors import InvalidOperandError
 from replicax._specs import TensorShape
 from replicax._variables import Variable
-from replicax.tf import _dtypes
+from replicax.tf import _dtypes, _operations, _ops
 
 
 def numpy(self: Any) -> Any:
@@ -51,6 +53,35 @@ def magnitude(x: Any) -> Any:
     return x * jnp.sign(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.abs(x)
 
 
+def operator(name: str, method: Any) -> Any:
+    """JAX's method of an operator, whose other operand may be a list, and that raises `InvalidArgumentError`."""
+    method = _operations.fitting(method, _operations.of_matmul if "matmul" in name else _operations.of_broadcast)
+    if name in ("__eq__", "__ne__"):
+        method = _equality(method, name == "__ne__")
+
+    @functools.wraps(method)
+    def call(self: Any, other: Any) -> Any:
+        return method(self, _ops.beside(other, self) if isinstance(other, (list, tuple)) else other)
+
+    return call
+
+
+def _equality(method: Any, unequal: bool) -> Any:
+    """Tensors whose shapes do not fit are not equal."""
+
+    def call(self: Any, other: Any) -> Any:
+        try:
+            return method(self, other)
+        except InvalidOperandError:
+            return _ops.convert_to_tensor(unequal)
+
+    return call
+
+
+_OPERATORS = """add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul and rand
+or ror xor rxor eq ne lt le gt ge"""
+
+
 def dress() -> None:
     """Gives JAX's arrays all that, and lets JAX have 64-bit types where they are asked for."""
     array_type: Any = _private.array_type()
@@ -58,6 +89,8 @@ def dress() -> None:
     kinds: list[Any] = [array_type, jax.core.Tracer]
     for kind in kinds:
         kind.get_shape, kind.set_shape, kind.__abs__ = get_shape, set_shape, magnitude
+        for name in [f"__{name}__" for name in _OPERATORS.split()]:
+            setattr(kind, name, operator(name, getattr(kind, name)))
         kind.shape, kind.dtype = tensor_shape(kind.shape), single_dtype(kind.dtype)
     array_type.__str__, array_type.__repr__ = _display.tensor_str, _display.tensor_repr
     _display.style, _specs.dtype_prefix = "tensorflow", "tf."

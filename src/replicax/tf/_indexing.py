@@ -13,6 +13,7 @@ from replicax._data.elements import as_strings
 from replicax._errors import InvalidArgumentError
 from replicax._specs import as_dtype
 from replicax.tf._math import clip_by_norm
+from replicax.tf._operations import operations
 from replicax.tf._ops import (
     as_array,
     as_axis,
@@ -174,9 +175,9 @@ def _arg_extreme(compute: Any, extreme: Any, doc: str) -> Any:
     def op(input: Any, axis: Any = None, output_type: Any = np.int64, name: str | None = None) -> Any:
         tensor = convert_to_tensor(input)
         (axis,) = axes_of(tensor, 0 if axis is None else axis)
-        if tensor.dtype in (np.int64, np.uint64, np.bool_):  # which JAX's own takes only where all types are wide
+        if tensor.dtype in (np.int64, np.uint64, np.float64, np.bool_):  # which JAX's own takes only where all are wide
             best = extreme(tensor.astype(np.int64) if tensor.dtype == np.bool_ else tensor, axis=axis, keepdims=True)
-            tensor, first = (tensor == best).astype(np.int32), jax.lax.argmax
+            tensor, first = ((tensor == best) | (tensor != tensor)).astype(np.int32), jax.lax.argmax
         else:
             first = compute
         return first(tensor, axis, np.int32).astype(as_dtype(output_type))
@@ -257,3 +258,6 @@ def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | No
         return rows
     axes = tuple(builtins.range(jnp.ndim(convert_to_tensor(ids)), rows.ndim))
     return clip_by_norm(rows, max_norm, axes)
+
+
+operations(globals())

@@ -12,7 +12,8 @@ from jax import lax
 from replicax._errors import InvalidArgumentError
 from replicax._specs import as_dtype
 from replicax.tf._dressing import magnitude
-from replicax.tf._ops import as_axis, convert_to_tensor, fitting, known, pair
+from replicax.tf._operations import fitting, of_matmul, operations
+from replicax.tf._ops import as_axis, convert_to_tensor, known, pair
 
 
 def matmul(
@@ -40,7 +41,7 @@ def matmul(
         )
     kind = None if output_type is None else as_dtype(output_type)
     a, b = _turned(a, transpose_a, adjoint_a), _turned(b, transpose_b, adjoint_b)
-    return fitting(jnp.matmul)(a, b, preferred_element_type=kind)
+    return fitting(jnp.matmul, of_matmul)(a, b, preferred_element_type=kind)
 
 
 def _turned(matrix: Any, transpose: bool, adjoint: bool) -> Any:
@@ -64,7 +65,7 @@ def matvec(
 def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
     """The product summed over `axes`: a number of axes, or those of `a` and those of `b`."""
     axes = known(axes, "The axes of a product", "Give Python numbers.").tolist()
-    return fitting(jnp.tensordot)(*pair(a, b), axes=axes)
+    return jnp.tensordot(*pair(a, b), axes=axes)
 
 
 def einsum(equation: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -306,3 +307,6 @@ def eigvals(tensor: Any, name: str | None = None) -> Any:
 def expm(input: Any, name: str | None = None) -> Any:
     """The exponential of matrices."""
     return jax.scipy.linalg.expm(convert_to_tensor(input))
+
+
+operations(globals())

@@ -13,6 +13,7 @@ from jax import lax
 
 from replicax._specs import as_dtype
 from replicax.tf._dressing import magnitude
+from replicax.tf._operations import fitting, of_broadcast, operations
 from replicax.tf._ops import (
     as_axis,
     axes_of,
@@ -67,7 +68,7 @@ def _of_both(compute: Callable[[Any, Any], Any], first: Callable[[Any, Any], Any
             return compute(x, y)
         return jnp.where(first(x, y) | jnp.isnan(x), x, y)
 
-    return one
+    return fitting(one, of_broadcast)
 
 
 larger = _of_both(jnp.maximum, jnp.greater_equal)
@@ -407,3 +408,6 @@ BITWISE = {
     "left_shift": binary(jnp.left_shift, "The bits moved to the left."),
     "right_shift": binary(jnp.right_shift, "The bits moved to the right."),
 }
+
+
+operations(globals())

@@ -41,17 +41,17 @@ class Module:
     @property
     def variables(self) -> tuple[Variable, ...]:
         """All variables, each once."""
-        return tuple(x for x in _walk(self, set()) if isinstance(x, Variable))
+        return _variables(self)
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:
         """Those that are trained."""
-        return tuple(v for v in self.variables if v.trainable)
+        return tuple(v for v in _variables(self) if v.trainable)
 
     @property
     def non_trainable_variables(self) -> tuple[Variable, ...]:
         """Those that are not trained."""
-        return tuple(v for v in self.variables if not v.trainable)
+        return tuple(v for v in _variables(self) if not v.trainable)
 
     @classmethod
     def with_name_scope(cls, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,6 +68,10 @@ class Module:
     def submodules(self) -> tuple[Module, ...]:
         """All modules inside of this one."""
         return tuple(x for x in _walk(self, set()) if isinstance(x, Module) and x is not self)
+
+
+def _variables(module: Module) -> tuple[Variable, ...]:
+    return tuple(x for x in _walk(module, set()) if isinstance(x, Variable))
 
 
 def _walk(value: Any, seen: set[int]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""`tf.nest`: structures of dicts, lists, tuples and named tuples. Everything else is a leaf, None too.
+"""`tf.nest`: structures of dicts, lists, tuples and named tuples. Everything else is a leaf, None and shapes too.
 
 Unlike `jax.tree`, a dict's leaves come in the order of its sorted keys whatever its class, and values of several
 tensors (`IndexedSlices`, `PerReplica`) are leaves, unless `expand_composites` is asked for.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from replicax._indexed_slices import IndexedSlices
+from replicax._specs import TensorShape
 from replicax._values import PerReplica
 
 
@@ -19,6 +20,8 @@ def _is_namedtuple(value: Any) -> bool:
 
 def _children(value: Any, expand: bool = False) -> list[tuple[Any, Any]] | None:
     """Keys and children of a structure, None for a leaf."""
+    if isinstance(value, TensorShape):  # a tuple for JAX's sake, and none in TensorFlow
+        return None
     if isinstance(value, Mapping):
         try:
             keys = sorted(value)

@@ -13,6 +13,7 @@ from jax import lax
 from replicax import _context
 from replicax._errors import InvalidArgumentError
 from replicax.tf import _random
+from replicax.tf._operations import operations
 from replicax.tf._ops import as_axis, as_shape, convert_to_tensor, namespace_of, pair
 
 # Activations.
@@ -312,3 +313,6 @@ def stateless_dropout(
 ) -> Any:
     """`dropout` that depends on `seed` (two integers) alone."""
     return _dropped(x, rate, noise_shape, lambda shape, dtype: _random.stateless_uniform(shape, seed, dtype=dtype))
+
+
+operations(globals())

@@ -22,6 +22,7 @@ from replicax._indexed_slices import IndexedSlices
 from replicax._specs import as_dtype
 from replicax._values import DistributedValues, PerReplica
 from replicax._variables import Variable
+from replicax.tf._operations import fitting, of_broadcast
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -265,7 +266,7 @@ def pair(x: Any, y: Any) -> tuple[Any, Any]:
             raise AttributeError(*error.args) if in_variable else error
     if isinstance(x, _NUMBERS) and isinstance(y, _NUMBERS):
         return convert_to_tensor(x), convert_to_tensor(y)
-    return _beside(x, y), _beside(y, x)
+    return beside(x, y), beside(y, x)
 
 
 def of_dtype(value: Any, dtype: Any) -> Any:
@@ -273,7 +274,8 @@ def of_dtype(value: Any, dtype: Any) -> Any:
     return value.astype(dtype) if isinstance(value, jax.Array) else as_array(np.asarray(value).astype(dtype))
 
 
-def _beside(value: Any, other: Any) -> Any:
+def beside(value: Any, other: Any) -> Any:
+    """An operand of an operation with `other`: a number or a list of numbers in the other one's dtype."""
     if isinstance(value, _NUMBERS):
         dtype = np.dtype(getattr(other, "dtype", np.int8))
         if dtype.itemsize >= 8 and np.can_cast(np.asarray(value).dtype, dtype, "same_kind") and not _is_shape(other):
@@ -290,28 +292,13 @@ def tensors(x: Any, y: Any) -> tuple[Any, Any]:
     return of_dtype(x, dtype), of_dtype(y, dtype)
 
 
-def fitting(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of tensors, whose complaints of shapes that do not fit are `InvalidArgumentError`s."""
-
-    def call(*tensors: Any, **options: Any) -> Any:
-        try:
-            return compute(*tensors, **options)
-        except (TypeError, ValueError) as error:
-            if isinstance(error, jax.errors.JAXTypeError):
-                raise
-            shapes = [tuple(x.shape) for x in jax.tree.leaves(tensors) if hasattr(x, "shape")]
-            raise _errors.InvalidArgumentError(f"{error} (shapes: {shapes})") from error
-
-    return call
-
-
 # What there is of strings, which JAX has no arrays of.
 _OF_STRINGS: dict[Any, Callable[[Any, Any], Any]] = {jnp.equal: np.equal, jnp.not_equal: np.not_equal}
 
 
 def binary(compute: Callable[[Any, Any], Any], doc: str, operands: Callable[[Any, Any], Any] = pair) -> Any:
     """An operation on two tensors, `x` and `y`, which are broadcast to one shape."""
-    compute, of_strings = fitting(compute), _OF_STRINGS.get(compute)
+    compute, of_strings = fitting(compute, of_broadcast), _OF_STRINGS.get(compute)
 
     def op(x: Any, y: Any, name: str | None = None) -> Any:
         x, y = operands(x, y)

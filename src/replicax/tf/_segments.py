@@ -12,6 +12,7 @@ from jax import lax
 
 from replicax._errors import InvalidArgumentError
 from replicax._specs import as_dtype
+from replicax.tf._operations import operations
 from replicax.tf._ops import as_int, check_range, convert_to_tensor, known
 
 
@@ -179,3 +180,6 @@ def _sorted(kind: str) -> Callable[..., Any]:
 SEGMENTS = {f"segment_{kind}": _sorted(kind) for kind in ("max", "mean", "min", "prod", "sum")} | {
     f"unsorted_segment_{kind}": _unsorted(kind) for kind in _KINDS
 }
+
+
+operations(globals())

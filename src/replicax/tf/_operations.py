@@ -1,0 +1,177 @@
+"""What all operations of `replicax.tf` do with their arguments and with errors.
+
+Any argument may be a variable, also where a number is expected. What JAX and numpy complain of is an
+`InvalidArgumentError`, which is JAX's own kind of error as well, so that either can be caught.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax._errors import InvalidArgumentError, InvalidOperandError
+from replicax._indexed_slices import IndexedSlices
+from replicax._values import PerReplica
+from replicax._variables import Variable
+
+_LIBRARIES = {"jax", "jaxlib", "numpy", "opt_einsum"}
+
+
+def operations(names: dict[str, Any]) -> None:
+    """Makes operations of all public functions of a module, whose names these are, and of those in its tables."""
+    functions = {
+        name: value
+        for name, value in names.items()
+        if not name.startswith("_") and isinstance(value, types.FunctionType) and value.__module__ == names["__name__"]
+    }
+    made: dict[Any, Any] = {}  # one for each function, which may have several names
+    for name, function in functions.items():
+        if function not in made:
+            made[function] = operation(function, name)
+        names[name] = made[function]
+    for name, table in names.items():
+        if name.isupper() and not name.startswith("_") and isinstance(table, dict):
+            table.update({key: made.get(op) or operation(op, key) for key, op in table.items()})
+
+
+def operation(op: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A function whose arguments may be variables, and that raises `InvalidArgumentError` for what JAX refuses."""
+
+    @functools.wraps(op)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        args = tuple(_value(x) for x in args)
+        kwargs = {name: _value(x) for name, x in kwargs.items()}
+        try:
+            return op(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            if not _is_complaint(error):
+                raise
+            shapes = [_dims(x) for x in jax.tree.leaves((args, kwargs)) if hasattr(x, "shape")]
+            raise InvalidOperandError(f"{name}: {error} (shapes: {', '.join(shapes) or 'none'})") from error
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def _value(x: Any) -> Any:
+    """The value of a variable (Keras's too), and of those in a list; anything else as it is."""
+    if isinstance(x, Variable):
+        return x.value()
+    if type(x) in (list, tuple):
+        return type(x)(map(_value, x))
+    if hasattr(x, "__jax_array__") and not isinstance(x, (jax.Array, IndexedSlices, PerReplica)):
+        return x.__jax_array__()
+    return x
+
+
+def _is_complaint(error: Exception) -> bool:
+    """Whether an error comes from within JAX or numpy, and is not one that asks for values while tracing."""
+    if isinstance(error, (InvalidArgumentError, jax.errors.JAXTypeError)):
+        return False
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    return frame is not None and frame.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES
+
+
+def fitting(compute: Callable[..., Any], text: Callable[..., str | None]) -> Callable[..., Any]:
+    """A function of tensors that raises `InvalidArgumentError` with TensorFlow's text where their shapes do not fit.
+
+    Args:
+        compute: the function.
+        text: of the same arguments, called after an error: what is wrong with them, None if it is nothing of that.
+    """
+
+    @functools.wraps(compute)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compute(*args, **kwargs)
+        except (TypeError, ValueError) as error:
+            said = None if isinstance(error, (InvalidArgumentError, jax.errors.JAXTypeError)) else text(*args, **kwargs)
+            if said is None:
+                raise
+            raise InvalidOperandError(said) from error
+
+    return call
+
+
+# TensorFlow's texts.
+
+
+def _dims(x: Any) -> str:
+    return "[" + ",".join(map(str, np.shape(x))) + "]"
+
+
+def of_broadcast(x: Any, y: Any) -> str | None:
+    """What is wrong with two operands that are to be broadcast to one shape."""
+    try:
+        np.broadcast_shapes(np.shape(x), np.shape(y))
+    except ValueError:
+        return f"Incompatible shapes: {_dims(x)} vs. {_dims(y)}"
+    return None
+
+
+def of_matmul(a: Any, b: Any, **_: Any) -> str | None:
+    """What is wrong with two matrices, or stacks of matrices, that are to be multiplied."""
+    if min(np.ndim(a), np.ndim(b)) == 0 or np.shape(a)[-1] != np.shape(b)[max(np.ndim(b) - 2, 0)]:
+        return f"Matrix size-incompatible: In[0]: {_dims(a)}, In[1]: {_dims(b)}"
+    return None
+
+
+def of_reshape(tensor: Any, shape: tuple[int, ...]) -> str | None:
+    """What is wrong with a shape that a tensor is to get."""
+    size, count = int(np.prod(np.shape(tensor))), int(np.prod([n for n in shape if n != -1]))
+    said = f"Input to reshape is a tensor with {size} values, but the requested shape"
+    if shape.count(-1) == 1:
+        return f"{said} requires a multiple of {count}" if count and size % count else None
+    return f"{said} has {count}" if -1 not in shape and size != count else None
+
+
+def of_concat(values: list[Any], axis: int) -> str | None:
+    """What is wrong with tensors that are to be put one after the other."""
+    first, rank = values[0], np.ndim(values[0])
+    for i, other in enumerate(values):
+        found = f"shape[0] = {_dims(first)} vs. shape[{i}] = {_dims(other)}"
+        if np.ndim(other) != rank:
+            return f"ConcatOp : Ranks of all input tensors should match: {found}"
+        for n in range(rank):
+            if -rank <= axis < rank and n != axis % rank and np.shape(first)[n] != np.shape(other)[n]:
+                return f"ConcatOp : Dimension {n} in both shapes must be equal: {found}"
+    if not -rank <= axis < rank:
+        return f"ConcatOp : Expected concatenating dimensions in the range [{-rank}, {rank}), but got {axis}"
+    return None
+
+
+def of_stack(values: list[Any], axis: int) -> str | None:
+    """What is wrong with tensors that are to be put beside one another."""
+    for i, other in enumerate(values):
+        if np.shape(other) != np.shape(values[0]):
+            found = f"values[0].shape = {_dims(values[0])} != values[{i}].shape = {_dims(other)}"
+            return f"Shapes of all inputs must match: {found}"
+    return None
+
+
+def of_squeeze(tensor: Any, axis: Any) -> str | None:
+    """What is wrong with axes that are to be taken away."""
+    shape, rank = np.shape(tensor), np.ndim(tensor)
+    for i in np.atleast_1d(() if axis is None else axis):
+        if not -rank <= i < rank:
+            return f"Tried to squeeze dim index {i} for tensor with {rank} dimensions."
+        if shape[i] != 1:
+            return f"Can not squeeze dim[{i}], expected a dimension of 1, got {shape[i]}"
+    return None
+
+
+def of_expand_dims(tensor: Any, axis: Any) -> str | None:
+    """What is wrong with an axis that is to be put in."""
+    return f"Tried to expand dim index {axis} for tensor with {np.ndim(tensor)} dimensions."
+
+
+def of_broadcast_to(tensor: Any, shape: tuple[int, ...]) -> str | None:
+    """What is wrong with a shape that a tensor is to fill."""
+    return f"Incompatible shapes: {_dims(tensor)} vs. [{','.join(map(str, shape))}]"
