@@ -162,3 +162,78 @@ assert all(set(part.numpy().tolist()) == {0.0, 2.0} for part in dropped.values)
 """,
         timeout=300,
     )
+
+
+def test_errors_are_invalid_argument_errors_and_what_jax_raises(run):
+    run("""
+x, y, m = tf.ones([2]), tf.ones([3]), tf.ones([2, 3])
+texts = {  # as TensorFlow 2.21 has them
+    "Incompatible shapes: [2] vs. [3]": [
+        lambda: x + y, lambda: x * [1.0, 2.0, 3.0], lambda: tf.Variable(x) - y, lambda: tf.add(x, y), lambda: x < y,
+        lambda: tf.maximum(x, y), lambda: tf.clip_by_value(x, 0.0, y), lambda: tf.broadcast_to(x, [3])],
+    "Matrix size-incompatible: In[0]: [2,3], In[1]: [2,3]": [lambda: m @ m, lambda: tf.matmul(m, m)],
+    "Input to reshape is a tensor with 128 values, but the requested shape has 192": [
+        lambda: tf.reshape(tf.ones([128]), [192])],
+    "Input to reshape is a tensor with 6 values, but the requested shape requires a multiple of 4": [
+        lambda: tf.reshape(m, [4, -1])],
+    "ConcatOp : Ranks of all input tensors should match: shape[0] = [2,3] vs. shape[1] = [2]": [
+        lambda: tf.concat([m, x], 0)],
+    "ConcatOp : Dimension 1 in both shapes must be equal: shape[0] = [2,3] vs. shape[1] = [2,2]": [
+        lambda: tf.concat([m, tf.ones([2, 2])], 0)],
+    "ConcatOp : Expected concatenating dimensions in the range [-2, 2), but got 5": [lambda: tf.concat([m, m], 5)],
+    "Shapes of all inputs must match: values[0].shape = [2] != values[1].shape = [3]": [lambda: tf.stack([x, y])],
+    "Can not squeeze dim[0], expected a dimension of 1, got 2": [lambda: tf.squeeze(x, 0)],
+    "Tried to squeeze dim index 5 for tensor with 2 dimensions.": [lambda: tf.squeeze(m, [5])],
+    "Tried to expand dim index 5 for tensor with 1 dimensions.": [lambda: tf.expand_dims(x, 5)],
+    # And with JAX's own words, where TensorFlow's would take a check of ours.
+    "conv2d: ": [lambda: tf.nn.conv2d(tf.ones([1, 4, 4, 3]), tf.ones([2, 2, 2, 1]), 1, "SAME")],
+    "(shapes: [2])": [lambda: tf.reduce_sum(x, axis=3), lambda: tf.math.top_k(x, 5)],
+}
+for text, functions in texts.items():
+    for function in functions:
+        for kind in (tf.errors.InvalidArgumentError, ValueError, TypeError):
+            raises(kind, function, text)
+            raises(kind, tf.function(function), text)  # TensorFlow: ValueError
+# What is no complaint of JAX's stays what it is.
+raises(TypeError, lambda: tf.add(x), "missing 1 required positional argument")
+raises(TypeError, lambda: x + object(), "unsupported operand")
+def unknown(x):
+    return tf.zeros([tf.cast(x[0], tf.int32)])
+import jax
+raises(jax.errors.ConcretizationTypeError, lambda: jax.jit(unknown)(x))
+import warnings
+warnings.simplefilter("ignore")  # for such errors have a function driven from the host
+assert tf.function(unknown)(x).shape == [1]
+raises(ValueError, lambda: tf.boolean_mask(x, [True]), "are incompatible")
+""")
+
+
+def test_what_libraries_ask_of_modules_and_operations(run):
+    run("""
+class Overridden(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.count = tf.Variable(1.0), tf.Variable(2, trainable=False)
+    @property
+    def variables(self):
+        raise RuntimeError("not this one")
+module = Overridden()
+assert [v is module.weight for v in module.trainable_variables] == [True]
+assert [v is module.count for v in module.non_trainable_variables] == [True]
+
+# Operations are functions of their modules, by their names: a configuration may hold and pickle them.
+for op, name in ((tf.nn.relu, "relu"), (tf.cumsum, "cumsum"), (tf.argmax, "argmax"), (tf.nn.silu, "silu")):
+    assert op.__name__ == name and pickle.loads(pickle.dumps(op)) is op and copy.deepcopy(op) is op
+assert tf.nn.swish is tf.nn.silu and tf.math.softmax is tf.nn.softmax
+assert tf.math.segment_sum.__name__ == "segment_sum" and tf.bitwise.invert.__name__ == "invert"
+
+# The gradient of a variable that is a number among arguments.
+limit, slope, x = tf.Variable(0.5), tf.Variable(0.25), tf.constant([-2.0, 0.25, 3.0])
+def gradients():
+    with tf.GradientTape() as tape:
+        sums = tf.clip_by_value(x, -1.0, limit) + tf.nn.leaky_relu(x, slope) + tf.one_hot([0], 3, limit, 0.0)
+        y = tf.reduce_sum(sums)
+    return tape.gradient(y, [limit, slope])
+for way in (lambda f: f, tf.function):
+    assert [float(g) for g in way(gradients)()] == [2.0, -2.0]
+""")

@@ -10,7 +10,6 @@ As a pytree a variable is its value: `jnp.sum(v)`, `jax.grad(f)(v)` and `optax` 
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -439,7 +438,6 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     # Identity.
 
-    @functools.total_ordering
     class _Reference:
         def __init__(self, variable: Variable):
             self._variable = variable

@@ -13,16 +13,7 @@ from replicax import _blocks, _conversion, _levels
 from replicax._errors import InvalidArgumentError
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import TensorShape, as_dtype
-from replicax.tf._operations import (
-    fitting,
-    of_broadcast_to,
-    of_concat,
-    of_expand_dims,
-    of_reshape,
-    of_squeeze,
-    of_stack,
-    operations,
-)
+from replicax.tf import _operations
 from replicax.tf._ops import (
     as_array,
     as_axis,
@@ -200,23 +191,25 @@ def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
     tensor, shape = convert_to_tensor(tensor), as_shape(shape)
     if 0 in shape and shape.count(-1) == 1:  # nothing, of any size
         shape = tuple(1 if n == -1 else n for n in shape)
-    return fitting(jnp.reshape, of_reshape)(tensor, shape)
+    return _operations.fitting(jnp.reshape, _operations.of_reshape)(tensor, shape)
 
 
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
     """The tensor repeated to fill a shape."""
-    return fitting(jnp.broadcast_to, of_broadcast_to)(convert_to_tensor(input), as_shape(shape))
+    return _operations.fitting(jnp.broadcast_to, _operations.of_broadcast_to)(convert_to_tensor(input), as_shape(shape))
 
 
 def expand_dims(input: Any, axis: Any, name: str | None = None) -> Any:
     """The tensor with a dimension of size 1 at `axis`."""
-    return fitting(jnp.expand_dims, of_expand_dims)(convert_to_tensor(input), as_axis(axis))
+    return _operations.fitting(jnp.expand_dims, _operations.of_expand_dims)(convert_to_tensor(input), as_axis(axis))
 
 
 def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Any:
     """The tensor without its dimensions of size 1, or without those at `axis`."""
     axis = as_axis(axis)
-    return fitting(jnp.squeeze, of_squeeze)(convert_to_tensor(input), None if axis == () else axis)
+    return _operations.fitting(jnp.squeeze, _operations.of_squeeze)(
+        convert_to_tensor(input), None if axis == () else axis
+    )
 
 
 def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str = "transpose") -> Any:
@@ -229,13 +222,13 @@ def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str = "tr
 def concat(values: Any, axis: Any, name: str = "concat") -> Any:
     """The tensors one after the other along `axis`."""
     values = values if isinstance(values, (list, tuple)) else [values]
-    return fitting(jnp.concatenate, of_concat)(_alike(values), axis=as_axis(axis))
+    return _operations.fitting(jnp.concatenate, _operations.of_concat)(_alike(values), axis=as_axis(axis))
 
 
 @static
 def stack(values: Any, axis: int = 0, name: str = "stack") -> Any:
     """The tensors along a new axis."""
-    return fitting(jnp.stack, of_stack)(_alike(values), axis=axis)
+    return _operations.fitting(jnp.stack, _operations.of_stack)(_alike(values), axis=axis)
 
 
 def _alike(values: Any) -> list[Any]:
@@ -448,4 +441,4 @@ def complex(real: Any, imag: Any, name: str | None = None) -> Any:
     return jax.lax.complex(convert_to_tensor(real), convert_to_tensor(imag))
 
 
-operations(globals())
+_operations.operations(globals())

@@ -44,8 +44,8 @@ def operation(op: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     @functools.wraps(op)
     def call(*args: Any, **kwargs: Any) -> Any:
-        args = tuple(_value(x) for x in args)
-        kwargs = {name: _value(x) for name, x in kwargs.items()}
+        if not any(isinstance(x, PerReplica) for x in args):  # which is refused, beside a variable in other words
+            args, kwargs = tuple(map(_value, args)), {name: _value(x) for name, x in kwargs.items()}
         try:
             return op(*args, **kwargs)
         except (TypeError, ValueError) as error:
