@@ -112,4 +112,5 @@ def _warn_at(frame: types.FrameType, line: int, message: str, category: type[War
         frame.f_globals.get("__name__", "<unknown>"),
         frame.f_globals.setdefault("__warningregistry__", {}),
     )
-    warnings.warn_explicit(message, category, frame.f_code.co_filename, line, module, registry, frame.f_globals)
+    # Without the module's globals, whose loader fails to find the source of programs given to `python -c`.
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, line, module, registry)
