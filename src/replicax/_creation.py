@@ -33,6 +33,8 @@ class name_scope:
     """A context in which `name/` stands before the names of new variables; alone, if the name itself ends so."""
 
     def __init__(self, name: str):
+        if not isinstance(name, str):
+            raise ValueError(f"name for name_scope must be a string, got {name!r} of type {type(name).__name__}.")
         self._name = name
         self._outer: list[list[str]] = []
 

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec
 
 from replicax import _across, _collectives, _devices, _dispatch, _nest, _private, _shards
 from replicax._indexed_slices import IndexedSlices
-from replicax._types import CommunicationOptions, ReduceOp, as_options
+from replicax._types import CommunicationOptions, ReduceOp, as_integer, as_options
 from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, mapped
 
 _DESTINATIONS = "destinations must be one of a `DistributedValues` object, a tf.Variable object, or a device string."
@@ -267,7 +267,7 @@ class NcclAllReduce(AllReduceCrossDeviceOps):
     """
 
     def __init__(self, num_packs: int = 1):
-        if num_packs < 0:
+        if as_integer("num_packs", num_packs) < 0:
             raise ValueError(f"NCCL all-reduce requires num_packs >= 0, but {num_packs} is specified")
         super().__init__(num_packs)
 
@@ -286,7 +286,7 @@ class HierarchicalCopyAllReduce(AllReduceCrossDeviceOps):
     """
 
     def __init__(self, num_packs: int = 1):
-        if num_packs < 0:
+        if as_integer("num_packs", num_packs) < 0:
             raise ValueError(f"HierarchicalCopy requires num_packs >= 0, but {num_packs} is specified")
         super().__init__(num_packs)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from replicax import _collectives, _context, _function, _levels, _nest, _variables
+from replicax import _collectives, _context, _extended, _function, _levels, _nest, _variables
 from replicax._context import ReplicaContext
 from replicax._extended import StrategyExtended
 from replicax._strategy import Strategy
@@ -115,7 +115,7 @@ class DefaultExtended(SingleReplicaExtended):
         return self._new_variable(**kwargs)
 
     def variable_created_in_scope(self, v):
-        return _levels.container_of(v)._strategy is None
+        return _levels.container_of(_extended._checked_variable(v))._strategy is None
 
     def _cross_device_ops_for(self, options):
         raise RuntimeError("The default strategy has one replica and combines nothing.")

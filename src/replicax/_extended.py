@@ -564,9 +564,7 @@ class StrategyExtended:
 
     def variable_created_in_scope(self, v: Any) -> bool:
         """Whether the variable, or the one that it is a component of, was made in this strategy's scope."""
-        if not isinstance(v, _variables.Variable):
-            raise AttributeError(f"{v!r} is no variable and has no strategy.")
-        return _levels.container_of(v)._strategy is self._container
+        return _levels.container_of(_checked_variable(v))._strategy is self._container
 
     def value_container(self, value: Any) -> Any:
         """The distributed variable that a component belongs to; anything else itself."""
@@ -574,6 +572,8 @@ class StrategyExtended:
 
     def read_var(self, v: Any) -> Any:
         """The variable's value."""
+        if not hasattr(v, "read_value"):
+            raise TypeError(f"`read_var` takes a variable, got {v!r} of type {type(v).__name__}.")
         return v.read_value()
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[None]:
@@ -707,3 +707,9 @@ def _component_of(index: int) -> Callable[[Any], Any]:
 
 def _returning(variable: Any) -> Callable[..., Any]:
     return lambda **kwargs: variable
+
+
+def _checked_variable(v: Any) -> _variables.Variable:
+    if not isinstance(v, _variables.Variable):
+        raise AttributeError(f"{v!r} is no variable and has no strategy.")
+    return v

@@ -461,6 +461,10 @@ class Function:
 
     def program_of(self, call: Call) -> Program | None:
         """The program that such calls have run so far, each as one step; None where there is not one."""
+        if not isinstance(call, Call):
+            raise TypeError(
+                f"`program_of` takes a `Call`, got {call!r}. `lower(*args)` shows the program for arguments."
+            )
         entries = self._entries.get(call.key, ())
         return entries[0] if len(entries) == self._steps == 1 and self._input_signature is None else None
 
@@ -633,6 +637,8 @@ def function(
             f"`input_signature` is a list or tuple with a spec for each argument, got {input_signature!r}. For one "
             "argument write [spec]."
         )
+    if func is not None and not callable(func):
+        raise TypeError(f"`function` compiles a Python function, got {func!r} of type {type(func).__name__}.")
     if func is None:
         return lambda f: function(f, input_signature, autograph, steps_per_call=steps)
     return Function(func, input_signature, autograph, steps_per_call=steps)

@@ -143,6 +143,7 @@ class _Replica:
         self.meeting: tuple[Callable, tuple, dict, tuple] | None = None
         self.where = ""
         self.thread: threading.Thread | None = None
+        self.interruptible = False  # whether a KeyboardInterrupt may be sent to its thread
 
     def replica_id(self) -> Any:
         with jax.default_device(self.run.mesh.local_devices[self.index]):
@@ -178,6 +179,7 @@ class _Replica:
     def _main(self) -> None:
         self.resume.acquire()
         try:
+            self.interruptible = True
             if not self.run.abandoned:
                 self.result = self.body()
             self.state = "returned"
@@ -185,8 +187,19 @@ class _Replica:
             self.state = "returned"
         except BaseException as error:
             self.state, self.error = "raised", error
-        finally:
-            self.run.turn.release()
+        self._end_interrupts()
+        self.run.turn.release()
+
+    def _end_interrupts(self) -> None:
+        """An interrupt that was sent, and has not come before the function ended, does not come any more."""
+        while True:
+            try:
+                with self.run.sending:
+                    self.interruptible = False
+                    _interrupt(threading.get_ident(), None)
+                return
+            except KeyboardInterrupt:  # it has just come
+                continue
 
     def meet(self, fn: Callable, args: tuple, kwargs: dict, tag: tuple) -> Any:
         if self.run.abandoned:
@@ -219,6 +232,7 @@ class Lockstep:
         self.strategy, self.mesh = strategy, mesh
         self.turn = threading.Semaphore(0)  # given back by a replica that meets or ends
         self.abandoned = False
+        self.sending = threading.Lock()  # held while a replica's thread is sent an interrupt
         self.settings = {name: getattr(jax.config, name) for name in _SETTINGS}
         self.names, self.creators = list(_creation.state.names), list(_creation.state.creators)
         self.tapes = _tape.entered()
@@ -283,13 +297,19 @@ class Lockstep:
         for replica in replicas:
             if replica.state == "running" and replica.error is None and replica.thread and replica.thread.ident:
                 # The caller was interrupted while this replica ran: interrupt it as well.
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(replica.thread.ident), ctypes.py_object(KeyboardInterrupt)
-                )
+                with self.sending:
+                    if replica.interruptible:
+                        _interrupt(replica.thread.ident, KeyboardInterrupt)
             replica.resume.release()
         for replica in replicas:
             if replica.thread is not None:
                 replica.thread.join(timeout=0.5)
+
+
+def _interrupt(thread: int, error: type[BaseException] | None) -> None:
+    """Has an error be raised in a thread; with None, has one that was not raised yet not be raised."""
+    raised = ctypes.py_object(error) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
 
 def _own_part(result: Any, index: int) -> Any:

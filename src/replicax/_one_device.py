@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _devices, _input, _levels
+from replicax import _context, _cross_device_ops, _devices, _input, _levels
 from replicax._default import SingleReplicaContext, SingleReplicaExtended
 from replicax._strategy import Strategy
 from replicax._values import ReplicaMesh
@@ -31,6 +31,12 @@ class OneDeviceExtended(SingleReplicaExtended):
     def __init__(self, container_strategy: Strategy, device: Any):
         super().__init__(container_strategy)
         self._mesh = ReplicaMesh([_devices.find_device(device)])
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """`tensor` itself: with one device there is nothing to copy it to."""
+        _context.require_cross_replica(self._container)
+        _cross_device_ops.check_destinations(destinations)
+        return tensor
 
     def _call(self, fn, args, kwargs):
         strategy, frame = self._container, _levels.frame()

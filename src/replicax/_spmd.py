@@ -57,10 +57,17 @@ class SpmdContext(ReplicaContext):
     def __init__(self, strategy: Any, level: _levels.Level, outer: Any):
         super().__init__(strategy, None)
         self._level, self._outer = level, outer
+        self.has_ended = False
         self._common: dict[int, Any] = {}  # what merge functions returned, one value for all replicas
 
     @property
     def replica_id_in_sync_group(self) -> Any:
+        if self.has_ended:
+            raise RuntimeError(
+                "This replica context is of a compiled replica function, which has ended: its "
+                "replica_id_in_sync_group is a value in that function alone. Return it from the function, or ask "
+                "get_replica_context() anew."
+            )
         if self._replica_id is None:
             with _levels.jax_trace(self._level.trace):
                 self._replica_id = lax.axis_index(AXIS)
@@ -157,12 +164,15 @@ class _Trace:
             return leaf.component(self._context) if isinstance(leaf, _Parts) else leaf
 
         own_args, own_kwargs = _nest.map_structure(fill, self._skeleton)
-        with _context.entered(self._strategy, self._context), _levels.entered(self.level):
-            with jax.named_scope(f"replica/{_profiling.identifier(self._fn)}"):
-                result = self._fn(*own_args, **own_kwargs)
-            self.outputs = Outputs(result, self._context)
-            self.written.extend(self.level.written.values())
-            self.new_values = [leaf for variable in self.written for leaf in self.level.values[id(variable)]]
+        try:
+            with _context.entered(self._strategy, self._context), _levels.entered(self.level):
+                with jax.named_scope(f"replica/{_profiling.identifier(self._fn)}"):
+                    result = self._fn(*own_args, **own_kwargs)
+                self.outputs = Outputs(result, self._context)
+                self.written.extend(self.level.written.values())
+                self.new_values = [leaf for variable in self.written for leaf in self.level.values[id(variable)]]
+        finally:
+            self._context.has_ended = True
         return [*self.outputs.leaves, *self.new_values]
 
     def check(self, varying_inputs: list[bool], varying: set[tuple[int, int]], told: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -308,9 +309,14 @@ class _Scope(contextlib.AbstractContextManager):
         _context.require_cross_replica(self._strategy)
         _adapters.join()
         self._entered = True
+        self._thread = threading.get_ident()
         self._context = self._strategy.extended._scope_context()
         self._context.__enter__()
         return self._strategy
 
     def __exit__(self, *error: Any) -> None:
+        if not self._entered:
+            raise RuntimeError("The scope is left without having been entered. Write `with strategy.scope():`.")
+        if self._thread != threading.get_ident():
+            raise RuntimeError("The scope is left in another thread than the one that has entered it.")
         self._context.__exit__(*error)

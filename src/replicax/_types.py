@@ -182,6 +182,13 @@ class CommunicationImplementation(enum.Enum):
     NCCL = "NCCL"
 
 
+def as_integer(argument: str, value: Any) -> int:
+    """An argument that is an integer; `TypeError` for anything else."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"`{argument}` is an int, got {value!r} of type {type(value).__name__}.")
+    return operator.index(value)
+
+
 class CommunicationOptions:
     """Options of one collective.
 
@@ -213,7 +220,13 @@ class CommunicationOptions:
         implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO,
         reduction_dtype: Any = None,
     ):
-        if bytes_per_pack < 0:
+        if (
+            timeout_seconds is not None
+            and type(timeout_seconds) is not int
+            and not hasattr(timeout_seconds, "is_integer")
+        ):
+            raise TypeError(f"`timeout_seconds` is a number of seconds or None, got {timeout_seconds!r}.")
+        if as_integer("bytes_per_pack", bytes_per_pack) < 0:
             raise ValueError(f"Argument `bytes_per_pack` must be >=0, Received {bytes_per_pack}.")
         if reduction_dtype is not None:
             import jax.numpy as jnp

@@ -106,6 +106,11 @@ def _is_number_list(value: Any) -> bool:
 
 
 def _new_array(value: Any, dtype: Any) -> jax.Array:
+    if isinstance(value, jax.core.Tracer):
+        raise RuntimeError(
+            "The initial value of a variable is a traced value of jax.jit or another JAX transformation, which has no "
+            "value of its own. Make the variable outside of it, or use replicax.function in place of jax.jit."
+        )
     dtype = None if dtype is None else as_dtype(dtype)
     if dtype is not None and not isinstance(value, jax.Array):
         return _context.own_array(value, dtype)
@@ -128,6 +133,8 @@ class _readonly:
     def __set__(self, instance: Any, value: Any) -> None:
         raise AttributeError("A variable's value() is a method. To replace the value, call variable.assign(...).")
 
+
+_ARRAY = jax.tree.structure(0)  # of a variable that holds one array
 
 SCATTER: dict[str, Callable[[Any, Any, Any], Any]] = {
     "scatter_add": lambda x, i, u: x.at[i].add(u),
@@ -312,10 +319,12 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     def sparse_read(self, indices: Any, name: str | None = None) -> Any:
         """The rows at `indices`."""
+        self._require_array("sparse_read")
         return jnp.take(self.value(), jnp.asarray(indices), axis=0)
 
     def gather_nd(self, indices: Any, name: str | None = None) -> Any:
         """The elements or slices at `indices`, whose last dimension counts through the variable's first ones."""
+        self._require_array("gather_nd")
         return self.value()[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
 
     def eval(self, session: Any = None) -> Any:
@@ -415,11 +424,22 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
 
     def batch_scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None):
         """Replaces elements along the last indexed axis, for each batch of indices."""
+        if not isinstance(sparse_delta, IndexedSlices):
+            raise TypeError(f"sparse_delta is not IndexedSlices: {sparse_delta}")
+        self._require_array("batch_scatter_update")
         indices, values = jnp.asarray(sparse_delta.indices), jnp.asarray(sparse_delta.values)
         batch = jnp.indices(indices.shape)[:-1]
         return self.assign(self.value().at[(*batch, indices)].set(values))
 
+    def _require_array(self, method: str) -> None:
+        if self._treedef != _ARRAY:
+            raise TypeError(
+                f"`{method}` is for variables of one array, and {self.name} holds a pytree: {self._treedef}. Take the "
+                "leaf of its value that you mean, and assign the changed pytree."
+            )
+
     def _scatter_nd(self, indices: Any, updates: Any, method: str) -> Any:
+        self._require_array(f"scatter_nd_{method}")
         at = self.value().at[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
         updates = _context.own_array(updates, self.dtype)
         return self.assign(at.set(updates) if method == "update" else at.add(updates if method == "add" else -updates))
@@ -707,7 +727,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
             value = value.value()
         if isinstance(value, DistributedValues):
             return [value]
-        if self._treedef == jax.tree.structure(0):
+        if self._treedef == _ARRAY:
             return [self._convert_leaf(value, self._types[0])]
         leaves, tree = jax.tree.flatten(value)
         if tree != self._treedef:
@@ -743,7 +763,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         return value
 
     def _text_of(self, name: str, leaves: Sequence[Any]) -> str:
-        if self._treedef == jax.tree.structure(0):
+        if self._treedef == _ARRAY:
             kind = self._types[0]
             with _levels.explaining(self):
                 return _display.variable_text(name, kind.shape, kind.dtype, leaves[0])

@@ -43,6 +43,11 @@ def service(name: str, version: str, credentials: Any, needed_by: str, **options
     except ImportError as error:
         raise ImportError(f"googleapiclient must be installed before using the {needed_by}") from error
     chosen = {} if credentials in (None, "default") else {"credentials": credentials}
+    if chosen and not (hasattr(credentials, "before_request") or hasattr(credentials, "authorize")):
+        raise TypeError(
+            f"`credentials` of the {needed_by} are 'default' or Google credentials, as google.auth gives them; got "
+            f"{credentials!r} of type {type(credentials).__name__}."
+        )
     return discovery.build(name, version, cache_discovery=False, **chosen, **options)
 
 

@@ -294,6 +294,8 @@ def _find(tpu: Any, config: dict[str, Any]) -> _Workers:
             tpu, source = os.environ[variable], f"{variable} in the environment"
     if not tpu and config.get("tpu_node_name"):
         tpu, source = config["tpu_node_name"], "TPU_CONFIG in the environment"
+    if tpu and not isinstance(tpu, (str, bytes)):
+        raise TypeError(f"`tpu` is the name or address of a TPU, or None, got {tpu!r} of type {type(tpu).__name__}.")
     if tpu:
         tpu = tpu.decode() if isinstance(tpu, bytes) else tpu
         return _Workers(tpu, _given_addresses(tpu) if tpu.startswith("grpc://") else None, None, source)

@@ -1,0 +1,102 @@
+"""Arguments and calls that make no sense are refused at once, with errors that say what is wrong."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+from test_ways import mirrored, one_device
+
+import replicax as rx
+
+R = rx.cluster_resolver
+
+
+def pytree():
+    return rx.Variable({"a": jnp.ones(2)}, name="tree")
+
+
+def left_in_another_thread():
+    scope, errors = mirrored(2).scope(), []
+
+    def leave():
+        try:
+            scope.__exit__(None, None, None)
+        except RuntimeError as error:
+            errors.append(error)
+
+    with scope:
+        thread = threading.Thread(target=leave)
+        thread.start()
+        thread.join()
+        assert rx.get_strategy() is mirrored(2)
+    raise errors[0]
+
+
+def kept_context(before):
+    kept = []
+
+    def replica_step():
+        context = rx.get_replica_context()
+        kept.append(context)
+        return context.replica_id_in_sync_group if before else 1
+
+    rx.function(lambda: mirrored(2).run(replica_step))()
+    return kept[0].replica_id_in_sync_group
+
+
+def dead_tracer():
+    kept = []
+    jax.jit(lambda x: kept.append(x) or x)(1.0)
+    return rx.Variable(kept[0])
+
+
+CASES = [
+    (lambda: mirrored(2).scope().__exit__(None, None, None), RuntimeError, "without having been entered"),
+    (left_in_another_thread, RuntimeError, "left in another thread"),
+    (lambda: mirrored(2).extended.read_var(5), TypeError, "`read_var` takes a variable, got 5"),
+    (lambda: mirrored(2).extended.variable_created_in_scope(5), AttributeError, "5 is no variable"),
+    (lambda: rx.get_strategy().extended.variable_created_in_scope(5), AttributeError, "5 is no variable"),
+    (lambda: rx.name_scope(5), ValueError, "name for name_scope must be a string, got 5"),
+    (lambda: R.TPUClusterResolver(5), TypeError, "name or address of a TPU, or None, got 5"),
+    (lambda: R.GCEClusterResolver("p", "z", "g", 1, credentials=5), TypeError, "`credentials` of the GCE"),
+    (lambda: rx.Variable([1.0]).batch_scatter_update(5), TypeError, "sparse_delta is not IndexedSlices: 5"),
+    (lambda: pytree().scatter_nd_add([[0]], [1.0]), TypeError, "`scatter_nd_add` .* tree:0 holds a pytree"),
+    (lambda: pytree().gather_nd([[0]]), TypeError, "`gather_nd` is for variables of one array"),
+    (lambda: pytree().sparse_read([0]), TypeError, "`sparse_read` is for variables of one array"),
+    (lambda: rx.function(lambda x: x).program_of(5), TypeError, "`program_of` takes a `Call`, got 5"),
+    (lambda: rx.NcclAllReduce("x"), TypeError, "`num_packs` is an int, got 'x'"),
+    (lambda: rx.HierarchicalCopyAllReduce(1.5), TypeError, "`num_packs` is an int, got 1.5"),
+    (lambda: rx.CommunicationOptions("x"), TypeError, "`bytes_per_pack` is an int, got 'x'"),
+    (lambda: rx.CommunicationOptions(timeout_seconds="x"), TypeError, "`timeout_seconds` is a number of seconds"),
+    (lambda: kept_context(before=False), RuntimeError, "which has ended"),
+    (lambda: kept_context(before=True), RuntimeError, "which has ended"),
+    (lambda: rx.function(3), TypeError, "`function` compiles a Python function, got 3"),
+    (lambda: rx.function(autograph=False)(3), TypeError, "`function` compiles a Python function, got 3"),
+    (dead_tracer, RuntimeError, "initial value of a variable is a traced value"),
+    (lambda: jax.jit(lambda x: rx.Variable(x) and x)(1.0), RuntimeError, "initial value of a variable is a traced"),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "message"), CASES)
+def test_what_makes_no_sense_is_refused_at_once(call, kind, message):
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_one_device_broadcasts_to_itself():
+    assert one_device().extended.broadcast_to(jnp.arange(2.0), ["GPU:1"]).tolist() == [0.0, 1.0]
+
+
+def test_an_interrupt_of_eager_replicas_is_raised_once_and_by_the_caller_alone(monkeypatch):
+    elsewhere = []
+    monkeypatch.setattr(threading, "excepthook", elsewhere.append)
+    for _ in range(200):
+        with pytest.raises(KeyboardInterrupt):
+            mirrored(2).run(_thread.interrupt_main)  # which returns, perhaps before the caller has sent it on
+            for _ in range(10**7):
+                pass
+    assert not elsewhere
