@@ -19,6 +19,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_devices",
         "_accelerators",
         "_compilation_cache",
+        "_compile_log",
         "_nest",
         "_recycled",
         "_dispatch",

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _across, _context, _display, _input, _levels, _nest, _private, _tape
+from replicax import _across, _compile_log, _context, _display, _input, _levels, _nest, _private, _tape
 from replicax._blocks import DynamicRange
 from replicax._data import ElementIterator
 from replicax._data.elements import as_host, as_strings
@@ -144,6 +144,22 @@ def difference(before: tuple[Any, Any], now: tuple[Any, Any]) -> str:
                 return f"The last time, {argument} was another object of type {theirs[0].__name__}. "
             return f"The last time, {argument} changed from {_key_text(mine)} to {_key_text(theirs)}. "
     return "The strategy, the context or the elements that it takes of a dataset changed. "
+
+
+def inputs_of(call: Call, elements: Sequence[Any]) -> list[str]:
+    """Dtypes and shapes of the arrays that a program takes: those of a call, and of elements that it pulls."""
+    texts = []
+    for key in call.keys:
+        kind = key[0]
+        if isinstance(kind, tuple):
+            texts.append(_compile_log.described(kind, key[1]))
+        elif kind in (PerReplica, Mirrored) and (len(key) == 2 or isinstance(key[2], tuple)):  # of components
+            texts.append(_compile_log.described(*key[1][:2]) + _compile_log.EACH)
+        elif kind in (PerReplica, Mirrored):
+            texts.append(_compile_log.of_value(key[1], key[2], kind is PerReplica))
+    leaves = [leaf for element in elements for leaf in _nest.values(element)]
+    arrays = [(array_of(leaf), isinstance(leaf, PerReplica)) for leaf in leaves]
+    return texts + [_compile_log.of_value(array.shape, array.dtype, stacked) for array, stacked in arrays]
 
 
 def _is_object(key: Any) -> bool:

@@ -18,6 +18,7 @@ import functools
 import inspect
 import operator
 import threading
+import time
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -27,10 +28,10 @@ import jax
 import numpy as np
 
 from replicax import _adapters, _conversion, _levels, _nans, _private, _profiling, _several, _specs, _tracebacks, _turns
-from replicax._arguments import Call, difference, is_python_iterator
+from replicax._arguments import Call, difference, inputs_of, is_python_iterator
 from replicax._concrete import ConcreteFunction
 from replicax._errors import OutOfRangeError
-from replicax._programs import Program
+from replicax._programs import Program, ToldOf
 from replicax._pulls import (
     Abort,
     DrivenFromHost,
@@ -166,6 +167,7 @@ class Function:
         self._uneven = UnevenCalls(python_function)
         self._traces = self._calls = 0
         self._last_call: tuple[Any, Any] | None = None  # structure and keys of the call that was traced last
+        self._last_inputs: list[str] = []  # and what its program takes
         self._warned = 0
         self.random_numbers: Any = None  # what `replicax.tf` counts its random numbers with
         functools.update_wrapper(self, python_function, updated=())
@@ -441,6 +443,7 @@ class Function:
         _adapters.join()
         tracing = Tracing(call, queue, lambda: self._uneven.run_eagerly(call))
         before, _modes.no_creation = _modes.no_creation, _modes.no_creation or not creation
+        began = time.monotonic()
         try:
             with self._runs_now():
                 jaxpr = tracing.run(
@@ -453,8 +456,13 @@ class Function:
         finally:
             _modes.no_creation = before
         self._warn_of_what_stays(call, tracing.pulls)
-        self._warn_of_retracing(call)
+        traced = time.monotonic() - began - tracing.waited
+        inputs = inputs_of(call, tracing.elements)
+        cause = self._cause(call, inputs)
+        self._warn_of_retracing(cause)
+        self._last_call, self._last_inputs = (call._tree, call.keys), inputs
         entry = Program(self._name, tracing.level, jaxpr, call, tracing.pulls, tracing.results)
+        entry.told_of = ToldOf(traced, inputs, cause)
         self._uneven.traced(call)
         tracing.close()
         return entry, tracing.elements
@@ -528,15 +536,21 @@ class Function:
                 f"for signature: {self._input_signature}."
             ) from error
 
-    def _warn_of_retracing(self, call: Call) -> None:
-        before, self._last_call = self._last_call, (call._tree, call.keys)
+    def _cause(self, call: Call, inputs: list[str]) -> str:
+        """Why it is traced anew, in words; empty the first time."""
+        if self._last_call is None:
+            return ""
+        if not self._entries.get(call.key):
+            return difference(self._last_call, (call._tree, call.keys))
+        # Of the same arguments: other elements come from an iterator.
+        text = "The elements of a dataset differ from those of the last time in shape, dtype or structure"
+        changed = [(was, now) for was, now in zip(self._last_inputs, inputs) if was != now]
+        return f"{text}: there was {changed[0][0]} where {changed[0][1]} is now. " if changed else f"{text}. "
+
+    def _warn_of_retracing(self, cause: str) -> None:
         if self._traces < 5 or self._traces * 2 <= self._calls or self._traces < self._warned + 5:
             return
         self._warned = self._traces
-        if self._entries.get(call.key):  # of the same arguments: other elements come from an iterator
-            cause = "The last time, elements of a dataset differed from those before in shape, dtype or structure. "
-        else:
-            cause = difference(before, (call._tree, call.keys)) if before is not None else ""
         _tracebacks.warn(
             f"{self._traces} out of the last {self._calls} calls to {self._python_function!r} triggered retracing, "
             f"which is slow. {cause}Pass numbers that change as arrays, keep shapes the same, and define the function "

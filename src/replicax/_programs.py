@@ -12,13 +12,14 @@ import copy
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from replicax import (
     _across,
+    _compile_log,
     _dispatch,
     _errors,
     _levels,
@@ -124,6 +125,20 @@ class Inputs:
         return arrays[: self.replaced], arrays[self.replaced :]
 
 
+class ToldOf(NamedTuple):
+    """What is told of a program when it is compiled.
+
+    Args:
+        traced: how many seconds it took to trace it.
+        inputs: what it takes.
+        cause: what differs from the program before, in words.
+    """
+
+    traced: float = 0.0
+    inputs: Sequence[str] = ()
+    cause: str = ""
+
+
 class Program:
     """One compiled program: of one signature, in one context."""
 
@@ -149,6 +164,7 @@ class Program:
         for variable in level.written.values():
             start, self._state_count = self._state_count, self._state_count + len(variable._types)
             self._writes.append((variable, start, self._state_count))
+        self.told_of = ToldOf()
         self._checks = False  # whether its results are looked at for NaN
         self._with_checks: Program | None = None  # the program that does so
         self._token = _several.token_of(results.leaves)
@@ -321,14 +337,19 @@ class Program:
             if awaited is not None:
                 awaited.update(self._assigned() - _levels.awaited)
                 _levels.awaited.update(awaited)
+            compiles = chosen._compiled_at != _levels.layout_changes and not taped
             with _nowhere if level.device is None else jax.default_device(level.device):
-                if under_way is not None and chosen._compiled_at != _levels.layout_changes and not taped:
-                    under_way.compile(program, *arguments)
-                    chosen._compiled_at = _levels.layout_changes
+                if compiles:
+                    _compile_log.begin()
+                    if under_way is not None:
+                        under_way.compile(program, *arguments)
                 if taped or self._keeps:
                     new, results = program(*arguments)
                 else:
                     new, results = self._carried_out(program, arguments, frame)
+            if compiles:
+                chosen._compiled_at = _levels.layout_changes
+                self._tell_of_compiling(steps)
             if taped and not self._keeps:
                 self._store_taped(frame, new)
             if under_way is not None:
@@ -338,6 +359,12 @@ class Program:
         if self._guard is not None:  # what it prints comes out before the call returns
             self._end(frame, new, results, arguments, taped)
         return self.results.rebuilt(results)
+
+    def _tell_of_compiling(self, steps: _several.Steps | None) -> None:
+        name = self.name if steps is None else f"{self.name}, {steps.times} steps a call,"
+        name = f"{name} with a look for NaN" if self._checks else name
+        _compile_log.end(name, *self.told_of)
+        self.told_of = ToldOf(0.0, self.told_of.inputs, "It had been compiled for these before. ")
 
     def _checking(self) -> Program:
         """The same program, whose results are looked at for NaN before they replace anything."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,7 @@ class Tracing:
         self.hardly_begun = False  # when it failed
         self._call, self._queue, self._runs_eagerly = call, queue, runs_eagerly
         self._given: list[Any] = []
+        self.waited = 0.0  # seconds for elements
 
     def run(self, function: Callable[[tuple, dict], Any], users: Callable[..., Any]) -> Any:
         """The jaxpr of `function(args, kwargs)`, which calls the user's. Where it raises, all elements go back."""
@@ -69,6 +71,13 @@ class Tracing:
         push_back([pull for pull, _ in self._queue], [element for _, element in self._queue], self._call.iterators)
         self._queue.clear()
 
+    def _pulled(self, iterator: Any) -> Any:
+        began = time.monotonic()
+        try:
+            return pull_from(iterator)
+        finally:
+            self.waited += time.monotonic() - began
+
     def _lift(self, iterator: Any) -> Any:
         """The iterator's next element, as inputs of the program."""
         call, queue = self._call, self._queue
@@ -77,7 +86,7 @@ class Tracing:
         if queue and queue[0][0].source(call.iterators) is not iterator:  # other elements, taken in another order
             self._give_back()
         try:
-            element = queue.pop(0)[1] if queue else pull_from(iterator)
+            element = queue.pop(0)[1] if queue else self._pulled(iterator)
         except StopIteration:  # which the function may catch: the end is no part of a program
             raise DrivenFromHost(always=False) from None
         self.elements.append(element)

@@ -8,6 +8,7 @@ False
 from __future__ import annotations
 
 from replicax._compilation_cache import set_compilation_cache
+from replicax._compile_log import log_compiles
 from replicax._devices import device_table, set_virtual_devices
 from replicax._function import functions_run_eagerly, join_short_steps, run_functions_eagerly
 from replicax._runtime import set_timeouts as set_job_timeouts
@@ -21,6 +22,7 @@ __all__ = [
     "job_timeouts",
     "join_short_steps",
     "list_devices",
+    "log_compiles",
     "run_functions_eagerly",
     "set_compilation_cache",
     "set_job_timeouts",
