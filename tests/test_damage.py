@@ -1,6 +1,6 @@
 """Damaged files of each format that replicax stores: a value is the one that was written, or there is an error.
 
-`python scripts/damage.py` does the same with 300 damaged files of each, and prints what became of them.
+`python scripts/storage.py` does the same with 300 damaged files of each, and prints what became of them.
 """
 
 from __future__ import annotations
