@@ -13,6 +13,7 @@ import optax
 import pytest
 from flax import nnx
 from jax.experimental import io_callback
+from processes import Workers
 from test_ways import MEAN, SUM, ctx, mirrored, one_device, per_replica
 
 import replicax as rx
@@ -284,3 +285,62 @@ def test_a_nan_in_one_of_several_steps_a_call_is_found():
     broken = jnp.array([1.0, np.nan])
     with jax.debug_nans(True), pytest.raises(FloatingPointError, match=r"NaN before the call in an argument\."):
         rx.function(lambda x: x * 2)(broken)
+
+
+JOB = """
+import jax, jax.numpy as jnp, numpy as np
+import replicax as rx
+
+strategy = rx.MultiWorkerMirroredStrategy()
+me = jax.process_index()
+with strategy.scope():
+    v = rx.Variable(jnp.ones(3))
+bad = False
+
+def check(x):
+    if bad and me == 1:
+        raise ValueError("record 57 is bad")
+    return x
+
+@rx.function
+def step(x):
+    def replica(x):
+        y = jax.pure_callback(check, jax.ShapeDtypeStruct((), jnp.float32), x + 1)
+        total = rx.get_replica_context().all_reduce("SUM", y)
+        v.assign_add(total * jnp.ones(3))
+        return jnp.log(y)
+
+    return strategy.run(replica, args=(x,))
+
+step(jnp.float32(1))
+bad = True
+try:
+    step(jnp.float32(1))
+except Exception as error:
+    print(type(error).__name__, str(error)[:90], v.values[0].numpy().tolist(), sep="|", flush=True)
+bad = False
+step(jnp.float32(1))
+print(v.values[0].numpy().tolist(), flush=True)
+jax.config.update("jax_debug_nans", True)
+try:
+    step(jnp.float32(-3))
+except FloatingPointError as error:
+    print("log gives NaN on" in str(error), "keep" in str(error), v.values[0].numpy().tolist(), sep="|", flush=True)
+jax.config.update("jax_debug_nans", False)
+bad = True
+step(jnp.float32(1))
+"""
+
+
+def test_a_step_that_fails_on_one_worker_counts_on_none_and_its_error_is_the_cause(tmp_path):
+    with Workers(tmp_path, 2, JOB, env={"REPLICAX_STEP_TIMEOUT": "120", "REPLICAX_HEARTBEAT_TIMEOUT": "60"}) as workers:
+        done = workers.join(timeout=240)
+    caught = {index: ended.stdout.splitlines() for index, ended in done.items()}
+    told = "A function that the compiled step calls back raised an error on another worker, which tells it. The "
+    assert caught[0][0] == f"FailedElsewhere|{told[:90]}|[5.0, 5.0, 5.0]", workers.output()
+    assert caught[1][0] == "ValueError|record 57 is bad|[5.0, 5.0, 5.0]", workers.output()
+    for index in (0, 1):
+        assert caught[index][1:] == ["[9.0, 9.0, 9.0]", "True|True|[9.0, 9.0, 9.0]"], workers.output()
+        assert done[index].returncode != 0
+        assert "worker 1 failed: ValueError: record 57 is bad" in done[index].stderr or index == 1, workers.output()
+    assert "ValueError: record 57 is bad" in done[1].stderr
