@@ -341,13 +341,29 @@ def test_fact_104_iterating():
         with pytest.raises(OutOfRangeError, match="End of sequence"):
             iterator.get_next()
     assert [x.lists() for x in dataset] == [x.lists() for x in dataset]
-    with pytest.raises(TypeError, match="has no len"):
-        len(dataset)
     with pytest.raises(TypeError, match="not subscriptable"):
         dataset[0]
     assert not hasattr(dataset, "batch") and not hasattr(dataset, "map")
     assert type(dataset.cardinality) is np.int64 and dataset.cardinality == 2
     assert distribute(R(4).batch(2).repeat()).cardinality == -1
+
+
+def test_a_distributed_dataset_has_a_length_where_it_is_known():
+    """Unlike TensorFlow's (fact 104), so that progress bars have a total."""
+    for dataset, length in ((R(4).batch(2), 2), (R(10).batch(4), 3), (R(10).batch(4, drop_remainder=True), 2)):
+        dataset = distribute(dataset)
+        assert len(dataset) == len(list(dataset)) == length
+    empty = distribute(R(0).batch(2))
+    assert len(empty) == 0 and bool(empty)
+    assert len(distribute([np.arange(4), np.arange(3)])) == 2
+    for unknown in (R(4).batch(2).filter(lambda x: True), Dataset.from_generator(lambda: iter([np.arange(4)]))):
+        with pytest.raises(TypeError, match="length is unknown"):
+            len(distribute(unknown))
+        assert len(list(distribute(unknown))) > 0
+    with pytest.raises(TypeError, match="is infinite"):
+        len(distribute(R(4).batch(2).repeat()))
+    strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+    assert len(strategy.distribute_datasets_from_function(lambda context: R(10).batch(2))) == 3
 
 
 def test_fact_105_optionals():

@@ -275,6 +275,57 @@ def test_where_chance_decides_the_workers_share_one_order(job):
             assert sorted(mine + theirs) == list(range(9)), name
 
 
+# Rows that each replica draws a mask for, as dropout does, and the rows as they were gathered.
+IN_ORDER = """
+BATCH = 8
+rows = rx.data.Dataset.from_tensor_slices(np.arange(24, dtype=np.float32))
+
+def masked(strategy, distributed):
+    def replica(x):
+        key = jax.random.fold_in(jax.random.key(0), rx.get_replica_context().replica_id_in_sync_group)
+        return jnp.sum(jnp.where(jax.random.bernoulli(key, 0.5, x.shape), x, 0.0) ** 2)
+
+    @rx.function
+    def step(x):
+        return strategy.reduce("SUM", strategy.run(replica, args=(x,)), axis=None), strategy.gather(x, 0)
+
+    return [[float(loss), gathered.tolist()] for loss, gathered in map(step, distributed)]
+
+def in_order(context):
+    count = BATCH // context.num_input_pipelines
+    first = count * context.input_pipeline_id
+    own = rows.batch(BATCH, drop_remainder=True).map(lambda batch: batch[first : first + count])
+    return own.unbatch().batch(context.get_per_replica_batch_size(BATCH))
+"""
+PROGRAMS["in order"] = (
+    IN_ORDER
+    + """
+told("function", masked(strategy, strategy.distribute_datasets_from_function(in_order)))
+told("dataset", masked(strategy, strategy.experimental_distribute_dataset(rows.batch(BATCH))))
+told("length", len(strategy.experimental_distribute_dataset(rows.batch(5))))
+"""
+)
+
+
+def test_losses_with_masks_do_not_depend_on_the_processes_where_rows_are_dealt_in_order(job):
+    """Fact 135: the workers take shares in turn, so that `experimental_distribute_dataset` deals a batch in order where
+    each worker has one replica, and otherwise gives the same rows of a batch in another order.
+    """
+    space: dict[str, Any] = {}
+    exec("import jax, jax.numpy as jnp, numpy as np, replicax as rx\n" + IN_ORDER, space)
+    alone = mirrored(2 * job.devices)
+    expected = space["masked"](alone, alone.experimental_distribute_dataset(space["rows"].batch(8)))
+    assert [gathered for _, gathered in expected] == np.arange(24.0).reshape(3, 8).tolist()
+    for worker in job.told["in order"]:
+        assert worker["length"] == 5
+        for way in ("function", "dataset"):
+            same = way == "function" or job.devices == 1
+            for (loss, gathered), (expected_loss, rows) in zip(worker[way], expected, strict=True):
+                assert sorted(gathered) == rows
+                assert (gathered == rows) is same
+                assert (loss == pytest.approx(expected_loss)) is same
+
+
 # A linear model on batches of which the last is uneven: with two replicas one has fewer rows, with four one has none.
 TRAINING = """
 def train(strategy, program):

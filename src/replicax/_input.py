@@ -383,6 +383,27 @@ class DistributedDataset(Distributed):
         finally:
             iterator.close(timeout=0)  # no reason to wait for the thread
 
+    def __len__(self) -> int:
+        """How many elements there are; `TypeError` where they have no end, or their number is not known.
+
+        >>> import replicax as rx
+        >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
+        >>> len(strategy.experimental_distribute_dataset(rx.data.Dataset.range(10).batch(4)))
+        3
+        """
+        if self.cardinality == INFINITE_CARDINALITY:
+            raise TypeError("The distributed dataset is infinite.")
+        if self.cardinality < 0 or not self._counts_for_all():
+            raise TypeError("The distributed dataset length is unknown.")
+        return int(self.cardinality)
+
+    def __bool__(self) -> bool:
+        return True  # it is there, whatever its length
+
+    def _counts_for_all(self) -> bool:
+        """Whether the number of elements, which workers agree on, follows from this worker's data alone."""
+        return self._share == (1, 0)
+
     @property
     def cardinality(self) -> np.int64:
         """How many elements there are; -1 for no end, -2 for not known."""
@@ -461,6 +482,9 @@ class DistributedDatasetsFromFunction(DistributedDataset):
                     return
                 parts = [empty(parts[there[0]]) if part is _NO_MORE else part for part in parts]
             yield Round(parts, True)
+
+    def _counts_for_all(self) -> bool:
+        return self._worker.size == 1
 
     def _replica_spec(self) -> Any:
         return self._sources[0].spec(True)
