@@ -884,7 +884,7 @@ def test_concrete_functions_keep_what_is_no_tensor():
     assert made(jnp.ones(2), w).tolist() == [6.0, 6.0] and made(x=jnp.ones(1), by=w, n=3).tolist() == [6.0]
     w.assign(1.0)
     assert made(jnp.ones(3), w).tolist() == [3.0] * 3
-    assert [spec.name for spec in made.structured_input_signature[0]] == ["x", "by"]
+    assert [getattr(part, "name", part) for part in made.structured_input_signature[0]] == ["x", 3, "by"]
     with pytest.raises(InvalidArgumentError, match="'x'"):
         made(jnp.ones((1, 2)), w)
     for wrong in (lambda: made(), lambda: made(jnp.ones(1), w, 4), lambda: made(jnp.ones(1), w, n=4)):
@@ -895,6 +895,117 @@ def test_concrete_functions_keep_what_is_no_tensor():
     declared = rx.function(lambda x: x * 2, input_signature=[rx.TensorSpec([None])])
     assert declared.get_concrete_function()(jnp.ones(1)).tolist() == [2.0]
     assert declared.pretty_printed_concrete_signatures().count("float32[1]") == 1
+
+
+def test_a_concrete_function_is_traced_when_it_is_asked_for():
+    """Also one that makes variables: what it assigns then is taken back."""
+    calls, total = [], made(mirrored(2), 5.0, aggregation=A.SUM)
+
+    class Model:
+        w = None
+
+        @rx.function
+        def f(self, x, k=2):
+            calls.append(x.shape)
+            if self.w is None:
+                self.w = rx.Variable(3.0)
+            total.assign_add(jnp.sum(x))
+            rx.function(lambda: self.w.assign_add(1.0))()
+            return x * self.w * k
+
+    model = Model()
+    concrete = model.f.get_concrete_function(rx.TensorSpec([2]))
+    assert float(model.w) == 3.0 and float(total) == 5.0  # made, and nothing was run
+    before = len(calls)
+    assert concrete(jnp.ones(2)).tolist() == [8.0, 8.0] and len(calls) == before
+    assert float(model.w) == 4.0 and float(total) == 7.0
+    assert set(map(id, concrete.variables)) == {id(total), id(model.w)} and len(concrete.inputs) == 3
+    assert list(map(id, concrete.trainable_variables)) == list(map(id, concrete.captured_inputs))
+
+    iterator, kept = iter(rx.data.Dataset.range(3)), []
+
+    @rx.function
+    def reads(x):
+        element = next(iterator)
+        if not kept:
+            kept.append(rx.Variable(1.0))
+        return x + element
+
+    pulls = reads.get_concrete_function(rx.TensorSpec([], jnp.int32))
+    assert [int(pulls(jnp.int32(0))) for _ in range(3)] == [0, 1, 2]  # none was lost
+
+    @rx.function
+    def fails(x):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fails.get_concrete_function(rx.TensorSpec([None]))
+    calls.clear()
+    traced = rx.function(lambda x: calls.append(1) or x)
+    traced.get_concrete_function(rx.TensorSpec([2]))
+    traced(jnp.ones(2)), traced.get_concrete_function(jnp.ones(2))(jnp.zeros(2))
+    assert calls == [1]
+
+
+def test_a_concrete_function_takes_what_the_function_takes():
+    spec, one = rx.TensorSpec([2]), jnp.ones(2)
+    some = rx.function(lambda *a, b=1, **k: a[0] + sum(a[1:]) * b + k.get("c", 0))
+    for given, named, calls in [
+        ((rx.TensorSpec([None]),), {}, [((one,), {})]),
+        ((spec, spec), {}, [((one, one), {}), ((one,), {"a_1": one})]),
+        ((spec, spec), {"b": 3}, [((one, one), {}), ((one, one), {"b": 3})]),
+        ((spec, rx.TensorSpec([2], name="y")), {"c": spec}, [((one, one, one), {}), ((one,), {"y": one, "c": one})]),
+    ]:
+        concrete = some.get_concrete_function(*given, **named)
+        expected = 1.0 + (len(given) - 1) * named.get("b", 1) + ("c" in named)
+        for args, kwargs in calls:
+            assert concrete(*args, **kwargs).tolist() == [expected, expected]
+    by_position, by_name = concrete.structured_input_signature
+    assert [x.name for x in by_position] == ["a_0", "y"] and by_name["c"].name == "c" and by_name["b"] == 1
+    nested = rx.function(lambda d, more: d["a"] * d["n"] + more[0]).get_concrete_function({"a": spec, "n": 3}, [spec])
+    assert nested({"a": one, "n": 3}, [one]).tolist() == [4.0, 4.0]
+    for wrong, error in [
+        (({"a": jnp.ones(3), "n": 3}, [one]), InvalidArgumentError),
+        (({"a": jnp.ones(2, jnp.int32), "n": 3}, [one]), InvalidArgumentError),
+        (({"b": one, "n": 3}, [one]), TypeError),
+        (({"a": one, "n": 4}, [one]), TypeError),
+        (({"a": one, "n": 3},), TypeError),
+        (({"a": one, "n": 3}, [one], one), TypeError),
+    ]:
+        with pytest.raises(error):
+            nested(*wrong)
+    declared = rx.function(lambda x: x, input_signature=[rx.TensorSpec([None, 3])])
+    assert declared.get_concrete_function(rx.TensorSpec([2, 3])).inputs[0].shape == (None, 3)
+    with pytest.raises(TypeError, match="Binding inputs"):
+        declared.get_concrete_function(rx.TensorSpec([2, 4]))
+
+
+def test_a_concrete_function_knows_what_it_returns():
+    strategy = mirrored(2)
+
+    def f(x, n):
+        rows = jnp.concatenate([x, x], 0)
+        return {"rows": rows[1:], "part": (jnp.sum(x), n, None)}, strategy.run(lambda: x[:, 0] * replica_id())
+
+    concrete = rx.function(f).get_concrete_function(rx.TensorSpec([None, 3]), 4)
+    found, parts_of = concrete.structured_outputs
+    assert found["rows"] == rx.TensorSpec([None, 3]) and found["part"][2] is None
+    assert [spec.shape for spec in parts_of.value_specs] == [(None,), (None,)]
+    shapes, dtypes = concrete.output_shapes[0], concrete.output_dtypes[0]
+    assert (
+        shapes["rows"] == (None, 3)
+        and shapes["part"][:2] == ((), ())
+        and dtypes["part"] == (np.float32, np.int32, None)
+    )
+    fixed = rx.function(lambda x: (x, x.sum())).get_concrete_function(rx.TensorSpec([2, 3], jnp.int32))
+    assert [(spec.shape, spec.dtype) for spec in fixed.outputs] == [((2, 3), np.int32), ((), np.int32)]
+    # Rows so short are refused by the function itself.
+    long = rx.function(lambda x: jnp.ones([x.shape[0] - 9])).get_concrete_function(rx.TensorSpec([None]))
+    assert long.output_shapes == (None,)
+    unknown = rx.function(lambda x: x + 1).get_concrete_function(rx.TensorSpec(None))
+    assert unknown(jnp.ones((1, 1))).tolist() == [[2.0]] and not hasattr(unknown, "outputs")
+    with pytest.raises(AttributeError, match="without a rank"):
+        unknown.output_shapes  # noqa: B018
 
 
 def test_lower_shows_the_program_and_runs_nothing():

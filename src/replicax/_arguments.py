@@ -16,6 +16,7 @@ from replicax._data import ElementIterator
 from replicax._data.elements import as_host, as_strings
 from replicax._indexed_slices import IndexedSlices
 from replicax._pulls import array_of, like, shapes_of
+from replicax._specs import PerReplicaSpec, TensorSpec
 from replicax._values import Mirrored, PerReplica, as_copies, is_array, is_text
 from replicax._variables import Variable
 
@@ -255,9 +256,10 @@ class Results:
                     _tape.lost(_BARE, [arrays[own]], [value])
                     return value
 
-                return _Made(bare)
+                return _Made(bare, own)
             place = self._add(array, _sharding_of(leaf), leaf)
-            return _Made(lambda arrays: kind.of_array(arrays[place], mesh))
+            stacked = mesh.size if mesh is not None and kind is PerReplica else 0
+            return _Made(lambda arrays: kind.of_array(arrays[place], mesh), place, stacked)
         if isinstance(leaf, IndexedSlices):
             self.stackable = False
             values, indices, shape = (
@@ -268,7 +270,7 @@ class Results:
             return _Made(lambda arrays: IndexedSlices(values(arrays), indices(arrays), shape))
         if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and not is_text(leaf)):
             place = self._add(_context.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
-            return _Made(_OwnCopy(place))
+            return _Made(_OwnCopy(place), place)
         if isinstance(leaf, (str, bytes)) and _display.style == "tensorflow":  # a tensor, as numbers are
             return _Made(lambda arrays: as_strings(as_host(leaf)))
         return _Made(lambda arrays: leaf)
@@ -280,6 +282,10 @@ class Results:
         kind, mesh = self.values[place]
         array = jnp.moveaxis(array, 0, 1) if kind is PerReplica else array
         return constrained(array, mesh.result_sharding(array.ndim, kind is PerReplica))
+
+    def specs(self, kinds: Sequence[Any]) -> Any:
+        """The result's specs, for arrays of these shapes and dtypes."""
+        return _nest.map_structure(lambda made: made.spec(kinds), self._skeleton)
 
     def rebuilt(self, arrays: list[Any]) -> Any:
         """The result with these arrays."""
@@ -309,10 +315,18 @@ class _OwnCopy:
 
 
 class _Made:
-    """A leaf of a result, as a function of the arrays that came out."""
+    """A leaf of a result, as a function of the arrays that came out; `place` is where its array stands among them."""
 
-    def __init__(self, make: Callable[[Sequence[Any]], Any]):
-        self.make = make
+    def __init__(self, make: Callable[[Sequence[Any]], Any], place: int | None = None, stacked: int = 0):
+        self.make, self._place, self._stacked = make, place, stacked
+
+    def spec(self, kinds: Sequence[Any]) -> Any:
+        """The spec of the leaf, or of one component for each replica; what is no array as it is."""
+        if self._place is None:
+            return self.make(())
+        kind = kinds[self._place]
+        spec = TensorSpec(kind.shape[1:] if self._stacked else kind.shape, kind.dtype)
+        return PerReplicaSpec(*[spec] * self._stacked) if self._stacked else spec
 
 
 def _sharding_of(value: Any) -> Any:

@@ -2,89 +2,290 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
+from replicax import _levels, _nest
 from replicax._errors import InvalidArgumentError
-from replicax._specs import TensorSpec, conform, spec_of
+from replicax._specs import PerReplicaSpec, TensorShape, TensorSpec, conform, spec_of
 from replicax._variables import Variable
+
+_OF_OUTPUTS = {"structured_outputs", "outputs", "output_shapes", "output_dtypes"}
+_OF_PROGRAM = {*_OF_OUTPUTS, "variables", "trainable_variables", "captured_inputs", "inputs"}
+
+
+# What stands for a dimension that is not known while a function is traced to see what it makes, and another time to see
+# which dimensions of its results depend on it. The second pair is for functions that refuse rows so short.
+_SIZES = (8, 12), (64, 96)
+
+
+class _Argument(NamedTuple):
+    """An argument: its leaves that are specs are given in each call, its others are kept."""
+
+    name: str
+    keyword: bool  # whether it is given by name alone
+    value: Any
+    is_open: bool
 
 
 class ConcreteFunction:
     """What `get_concrete_function` of a `function` returns.
 
-    Arguments that were given as arrays, specs or variables are its own; the others keep the values that they had.
+    Arguments that were given as arrays, specs or variables are its own; the others keep the values that they had. It
+    has been traced for them; a dimension of None was a small number then, and each size is traced again when it comes.
+
+    Attributes:
+        structured_outputs: the specs of what it returns, in the same structure.
+        outputs: those specs in a list.
+        output_shapes, output_dtypes: the shapes and dtypes in the same structure.
+        inputs: the specs of the arguments, and behind them those of `captured_inputs`.
+        variables, trainable_variables, captured_inputs: what it reads and assigns.
 
     >>> import jax.numpy as jnp, replicax as rx
     >>> power = rx.function(lambda a, b: a**b).get_concrete_function(rx.TensorSpec([None]), b=2)
     >>> power(jnp.arange(3.0)).tolist(), power
-    ([0.0, 1.0, 4.0], <ConcreteFunction <lambda>(a=TensorSpec(shape=(None,), dtype=float32, name='a'))>)
+    ([0.0, 1.0, 4.0], <ConcreteFunction <lambda>(a=TensorSpec(shape=(None,), dtype=float32, name='a'), b=2)>)
+    >>> power.output_shapes, power.structured_input_signature[0][1]
+    (TensorShape([None]), 2)
     """
 
     def __init__(self, function: Any, python_function: Any, args: Any, kwargs: Any):
         self._function = function
         self._signature = inspect.signature(python_function)
-        self._bound = self._signature.bind(*args, **kwargs)
-        self._bound.apply_defaults()
-        self._open = {name: _declared(v, name) for name, v in self._bound.arguments.items() if _is_open(v)}
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        self._arguments = list(_arguments(self._signature, bound))
         self.name = getattr(python_function, "__name__", "function")
+        self._program: Any = None
+        self._outputs: Any = None
+        if not _levels.is_tracing():
+            self._program = self._traced()
+
+    # Its trace.
+
+    def _leaves(self) -> list[TensorSpec]:
+        return [
+            leaf for argument in self._arguments for leaf in _leaves(argument.value) if isinstance(leaf, TensorSpec)
+        ]
+
+    def _traced(self) -> Any:
+        """Its program, for a first size where one is not known; None where there is none."""
+        if any(spec.shape.rank is None for spec in self._leaves()):
+            return None
+        self._sizes = _SIZES[0]
+        try:
+            return self._program_for(self._sizes[0])
+        except Exception:
+            if all(spec.shape.is_fully_defined() for spec in self._leaves()):
+                raise
+            self._sizes = _SIZES[1]
+            with contextlib.suppress(Exception):
+                return self._program_for(self._sizes[0])
+            raise
+
+    def _program_for(self, size: int) -> Any:
+        args, kwargs = self._call(
+            {argument.name: _mapped(lambda leaf: _stand_in(leaf, size), argument.value) for argument in self._arguments}
+        )
+        return self._function.traced(args, kwargs)
+
+    def _found(self, what: str) -> Any:
+        if self._program is None:
+            raise AttributeError(what)  # which Python takes to `__getattr__`
+        return self._program
+
+    @property
+    def structured_outputs(self) -> Any:
+        """The specs of what it returns, in the same structure; None and what is no tensor as it is."""
+        if self._outputs is None:
+            specs = self._found("structured_outputs").result_specs()
+            if not all(spec.shape.is_fully_defined() for spec in self._leaves()):
+                specs = _nest.merge([specs, self._program_for(self._sizes[1]).result_specs()], _common)
+            self._outputs = [specs]
+        return self._outputs[0]
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The specs of the tensors that it returns."""
+        return [leaf for leaf in _nest.leaves(self.structured_outputs) if isinstance(leaf, TensorSpec)]
+
+    @property
+    def output_shapes(self) -> Any:
+        """The shapes of what it returns, in the same structure."""
+        return _nest.map_structure(lambda leaf: getattr(leaf, "shape", TensorShape(None)), self.structured_outputs)
+
+    @property
+    def output_dtypes(self) -> Any:
+        """The dtypes of what it returns, in the same structure; None for what is no tensor."""
+        return _nest.map_structure(lambda leaf: getattr(leaf, "dtype", None), self.structured_outputs)
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """The variables that it reads or assigns."""
+        variables = self._found("variables").level.variables.values()
+        return tuple(v for v in variables if isinstance(v, Variable) and not v._hidden)
+
+    @property
+    def trainable_variables(self) -> tuple[Variable, ...]:
+        """Those of them that are trainable."""
+        return tuple(v for v in self.variables if v.trainable)
+
+    @property
+    def captured_inputs(self) -> list[Any]:
+        """What it depends on beside its arguments: its variables. Arrays are constants of its program."""
+        return list(self.variables)
+
+    @property
+    def inputs(self) -> list[TensorSpec]:
+        """The specs of its arguments, and of what it captured."""
+        return [*self._leaves(), *(TensorSpec(v.shape, v.dtype, v.name) for v in self.captured_inputs)]
 
     @property
     def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The specs of its arguments, and an empty dict."""
-        return tuple(self._open.values()), {}
+        """The arguments by position and those by name, specs in place of tensors."""
+        by_position = tuple(argument.value for argument in self._arguments if not argument.keyword)
+        return by_position, {argument.name: argument.value for argument in self._arguments if argument.keyword}
+
+    # Its calls.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        arguments = dict(self._bound.arguments)
-        given = dict(zip(self._open, args), **kwargs)
-        if len(args) > len(self._open) or set(self._open) - set(given) or len(args) + len(kwargs) != len(given):
-            raise TypeError(f"{self!r} takes {list(self._open) or 'no arguments'}, got {args} and {kwargs}.")
-        for name, value in given.items():
-            if name in self._open:
-                arguments[name] = self._fitting(name, value)
-            elif name not in arguments or arguments[name] is not value and arguments[name] != value:
-                raise TypeError(
-                    f"{self!r} was made for {name}={arguments.get(name)!r}, got {value!r}. Make another one, by "
-                    "`get_concrete_function`, for another value."
-                )
-        bound = inspect.BoundArguments(self._signature, arguments)  # type: ignore[arg-type]
-        return self._function(*bound.args, **bound.kwargs)
+        given = self._given(args, kwargs)
+        values = {}
+        for argument in self._arguments:
+            value = given.get(argument.name, argument.value)
+            values[argument.name] = self._fitting(argument, value) if argument.is_open else value
+        args, kwargs = self._call(values)
+        return self._function(*args, **kwargs)
 
-    def _fitting(self, name: str, value: Any) -> Any:
-        if isinstance(value, Variable):
-            return value
+    def _given(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The given arguments by their names: all of them in their order, or only those that are open."""
+        everything = [argument for argument in self._arguments if not argument.keyword]
+        opened = [argument for argument in self._arguments if argument.is_open]
+        names = {a.value.name: a.name for a in opened if isinstance(a.value, TensorSpec)}
+        names = {**names, **{argument.name: argument.name for argument in self._arguments}}
+        named = {names.get(name, name): value for name, value in kwargs.items()}
+        for order in (everything, opened):
+            given = {**dict(zip([argument.name for argument in order], args)), **named}
+            known = (
+                len(args) <= len(order) and len(given) == len(args) + len(kwargs) and set(given) <= set(names.values())
+            )
+            kept = [a for a in self._arguments if a.name in given and not a.is_open]
+            if known and all(a.name in given for a in opened) and all(_same(given[a.name], a.value) for a in kept):
+                return given
+        raise TypeError(
+            f"{self!r} takes {[argument.name for argument in opened] or 'no arguments'}, and the others only with the "
+            f"values that it was made for, got {args} and {kwargs}. For other values make another one, by "
+            "`get_concrete_function`."
+        )
+
+    def _call(self, values: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """These arguments as the function takes them."""
+        args = tuple(values[argument.name] for argument in self._arguments if not argument.keyword)
+        return args, {argument.name: values[argument.name] for argument in self._arguments if argument.keyword}
+
+    def _fitting(self, argument: _Argument, value: Any) -> Any:
+        structure: Any = jax.tree.structure(argument.value, is_leaf=_is_leaf)
         try:
-            return conform(value, self._open[name])
-        except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"The argument {name!r} of {self!r} does not fit: {error}") from error
+            leaves = structure.flatten_up_to(value)
+        except ValueError as error:
+            raise TypeError(f"The argument {argument.name!r} of {self!r} has another structure: {error}") from error
+        fitting = []
+        for declared, leaf in zip(_leaves(argument.value), leaves):
+            if isinstance(declared, TensorSpec) and not isinstance(leaf, Variable):
+                try:
+                    leaf = conform(leaf, declared)
+                except (TypeError, ValueError) as error:
+                    message = f"The argument {argument.name!r} of {self!r} does not fit: {error}"
+                    raise InvalidArgumentError(message) from error
+            elif not isinstance(declared, TensorSpec) and not _same(leaf, declared):
+                raise TypeError(f"{self!r} was made for {declared!r} in {argument.name!r}, got {leaf!r}.")
+            fitting.append(leaf)
+        return structure.unflatten(fitting)
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("graph", "inputs", "outputs", "captured_inputs", "structured_outputs"):
+        if name in ("graph", "function_def"):
             raise AttributeError(
                 f"A ConcreteFunction has no {name!r}: there are no graphs. `lower(...)` of the function shows its "
                 "program, `jax.export` writes it."
             )
-        raise AttributeError(name)
+        if name in _OF_PROGRAM and self._program is None:
+            raise AttributeError(
+                f"{name!r} of {self!r} is not known: it has no program of its own, since it loops over a distributed "
+                "dataset or is driven from the host, was declared without a rank, or was made in another function."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
-        return f"<ConcreteFunction {self.name}({', '.join(f'{k}={v!r}' for k, v in self._open.items())})>"
+        return f"<ConcreteFunction {self.name}({', '.join(f'{a.name}={a.value!r}' for a in self._arguments)})>"
+
+
+def _arguments(signature: inspect.Signature, bound: inspect.BoundArguments) -> Iterator[_Argument]:
+    for name, parameter in signature.parameters.items():
+        value = bound.arguments[name]
+        keyword = parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            each = [(f"{name}_{i}", part) for i, part in enumerate(value)]
+        else:
+            each = list(value.items()) if parameter.kind is parameter.VAR_KEYWORD else [(name, value)]
+        for own, part in each:
+            declared = _declared(part, own)
+            yield _Argument(own, keyword, declared, any(isinstance(leaf, TensorSpec) for leaf in _leaves(declared)))
+
+
+def _is_leaf(value: Any) -> bool:
+    return isinstance(value, (TensorSpec, Variable)) or value is None
 
 
 def _leaves(value: Any) -> list[Any]:
-    return jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, (TensorSpec, Variable)))
+    return jax.tree.leaves(value, is_leaf=_is_leaf)
 
 
-def _is_open(value: Any) -> bool:
-    return any(isinstance(leaf, (TensorSpec, Variable, jax.Array)) for leaf in _leaves(value))
+def _mapped(fn: Any, value: Any) -> Any:
+    return jax.tree.map(fn, value, is_leaf=_is_leaf)
 
 
 def _declared(value: Any, name: str) -> Any:
-    def spec(leaf: Any) -> Any:
-        if isinstance(leaf, Variable):
-            return TensorSpec(leaf.shape, leaf.dtype, name)
-        found = leaf if isinstance(leaf, TensorSpec) else spec_of(leaf)
-        return TensorSpec(found.shape, found.dtype, found.name or name)
+    """The specs of what is given in each call, named by their places, and all else as it is."""
 
-    return jax.tree.map(spec, value, is_leaf=lambda x: isinstance(x, (TensorSpec, Variable)))
+    def spec(path: Any, leaf: Any) -> Any:
+        if isinstance(leaf, Variable):
+            found = TensorSpec(leaf.shape, leaf.dtype)
+        elif isinstance(leaf, (TensorSpec, jax.Array, np.ndarray)):
+            found = leaf if isinstance(leaf, TensorSpec) else spec_of(leaf)
+        else:
+            return leaf
+        place = "_".join([name, *(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)])
+        return TensorSpec(found.shape if found.shape.rank is not None else None, found.dtype, found.name or place)
+
+    return jax.tree_util.tree_map_with_path(spec, value, is_leaf=_is_leaf)
+
+
+def _stand_in(leaf: Any, size: int) -> Any:
+    """An array that a spec describes, with this size for the dimensions that are not known."""
+    if not isinstance(leaf, TensorSpec):
+        return leaf
+    shape = tuple(size if n is None else n for n in leaf.shape)
+    if leaf.dtype == np.dtype(object):
+        return np.full(shape, b"", object)
+    return np.ones(shape, leaf.dtype) if leaf.dtype.kind in "fcV" else np.zeros(shape, leaf.dtype)
+
+
+def _same(value: Any, kept: Any) -> bool:
+    return value is kept or (type(value) is type(kept) and bool(np.all(value == kept)))
+
+
+def _common(pair: Any) -> Any:
+    """The spec of both: None where their dimensions differ."""
+    one, other = pair
+    if isinstance(one, PerReplicaSpec):
+        return PerReplicaSpec(*map(_common, zip(one.value_specs, other.value_specs)))
+    if not isinstance(one, TensorSpec) or not isinstance(other, TensorSpec):
+        return one
+    if len(one.shape) != len(other.shape):
+        return TensorSpec(None, one.dtype)
+    return TensorSpec([a if a == b else None for a, b in zip(one.shape, other.shape)], one.dtype)

@@ -37,6 +37,7 @@ from replicax._pulls import (
     DrivenFromHost,
     Pull,
     RunEagerly,
+    given_back,
     pull_from,
     push_back,
     same_elements,
@@ -165,7 +166,7 @@ class Function:
         self._runs: dict[Any, tuple[Function, list[Any]]] = {}  # what it has `strategy.run` compile
         self._loops: dict[types.CodeType, Any] = {}  # what is known of its loops that the host drives (see `_loops`)
         self._uneven = UnevenCalls(python_function)
-        self._traces = self._calls = 0
+        self._traces = self._calls = self._asked = 0  # the last of programs, without a call
         self._last_call: tuple[Any, Any] | None = None  # structure and keys of the call that was traced last
         self._last_inputs: list[str] = []  # and what its program takes
         self._warned = 0
@@ -200,14 +201,22 @@ class Function:
         return self._input_signature
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
-        """This function for arguments of one kind: arrays or specs are its arguments, other values are kept.
+        """This function, traced for arguments of one kind: arrays or specs are its arguments, other values are kept.
+
+        Nothing is run, but variables that the function makes are made now. For those the function's Python code runs
+        with ones and zeros for its arguments, and what it assigns is taken back.
+
+        Raises:
+            TypeError: the arguments do not fit the function or its input signature.
 
         >>> import jax.numpy as jnp, replicax as rx
         >>> rx.function(lambda x, n: x * n).get_concrete_function(rx.TensorSpec([]), 3)(jnp.float32(2)).item()
         6.0
         """
-        if self._input_signature is not None and not args and not kwargs:
-            args = self._input_signature
+        if self._input_signature is not None:
+            if args or kwargs:
+                self._check_declared(args, kwargs)
+            args, kwargs = self._input_signature, {}
         return ConcreteFunction(self, self._python_function, args, kwargs)
 
     def pretty_printed_concrete_signatures(self, verbose: bool = True) -> str:
@@ -467,6 +476,40 @@ class Function:
         tracing.close()
         return entry, tracing.elements
 
+    def traced(self, args: tuple, kwargs: dict) -> Program | None:
+        """The program for these arguments, traced and its variables made if there is none; None where none can be."""
+        call = Call(args, kwargs)
+        if call.ragged or self._is_host_driven(call):
+            return None
+        self._asked += 1
+        try:
+            with contextlib.ExitStack() as turn:
+                try:
+                    entry, elements = self._pulled_or_traced(call, args, kwargs, turn)
+                except _CreatesVariables:
+                    self._rehearse(args, kwargs)
+                    entry, elements = self._trace(call, args, kwargs, [], creation=False)
+                    self._entries.setdefault(call.key, []).append(entry)
+        except (Abort, StopIteration):
+            return None
+        except jax.errors.ConcretizationTypeError:
+            if not self._falls_back:
+                raise
+            return None
+        push_back(entry.pulls, elements, call.iterators)
+        return entry
+
+    def _rehearse(self, args: tuple, kwargs: dict) -> None:
+        """Runs the Python code for the variables that it makes, and takes back what it assigns."""
+        global _run_eagerly
+        numbers, before = self.random_numbers, _run_eagerly
+        _run_eagerly = True  # a compiled function in it would take over the arrays that are to come back
+        try:
+            with _levels.taken_back(), given_back():
+                self._run_python(args, kwargs, host=False)
+        finally:
+            self.random_numbers, _run_eagerly = numbers, before
+
     def program_of(self, call: Call) -> Program | None:
         """The program that such calls have run so far, each as one step; None where there is not one."""
         if not isinstance(call, Call):
@@ -520,6 +563,19 @@ class Function:
         alike = (e for e in entries if same_sources(e.pulls, entries[0].pulls))
         return next((e for e in alike if same_elements(e.pulls, pulled)), None), pulled
 
+    def _check_declared(self, args: tuple, kwargs: dict) -> None:
+        """`TypeError` where arrays or specs do not fit the input signature."""
+
+        def fit(given: Any, declared: Any) -> bool:
+            return declared.is_compatible_with(given) if isinstance(declared, _specs.TensorSpec) else given == declared
+
+        given, declared = jax.tree.leaves(args), jax.tree.leaves(self._input_signature)
+        if kwargs or len(given) != len(declared) or not all(map(fit, given, declared)):
+            raise TypeError(
+                f"Binding inputs to tf.function failed due to arguments that do not fit. Received args: {args} and "
+                f"kwargs: {kwargs} for signature: {self._input_signature}."
+            )
+
     def _bind(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """Arguments checked against the input signature; numbers and numpy arrays become arrays of its dtypes."""
         assert self._input_signature is not None
@@ -548,7 +604,7 @@ class Function:
         return f"{text}: there was {changed[0][0]} where {changed[0][1]} is now. " if changed else f"{text}. "
 
     def _warn_of_retracing(self, cause: str) -> None:
-        if self._traces < 5 or self._traces * 2 <= self._calls or self._traces < self._warned + 5:
+        if self._traces < 5 or self._traces * 2 <= self._calls + 2 * self._asked or self._traces < self._warned + 5:
             return
         self._warned = self._traces
         _tracebacks.warn(

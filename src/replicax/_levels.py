@@ -11,10 +11,11 @@ component of one replica.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import jax
@@ -102,6 +103,32 @@ def container_of(variable: Any) -> Any:
     return variable if parent is None else parent
 
 
+_taken_back: contextvars.ContextVar[dict[int, tuple[Any, list[Any]]] | None] = contextvars.ContextVar(
+    "taken_back", default=None
+)
+
+
+@contextlib.contextmanager
+def taken_back() -> Iterator[None]:
+    """A context at whose end all variables have the values again that they had, and new ones their initial values."""
+    before: dict[int, tuple[Any, list[Any]]] = {}
+    token = _taken_back.set(before)
+    try:
+        yield
+    finally:
+        _taken_back.reset(token)
+        with lock:
+            for variable, leaves in before.values():
+                variable._write_global(leaves)
+
+
+def _note(variable: State) -> None:
+    """Called before a variable outside of any trace is written."""
+    before = _taken_back.get()
+    if before is not None and id(variable) not in before:
+        before[id(variable)] = variable, list(variable._read_global())
+
+
 class Frame:
     """The values outside of any trace, in global form."""
 
@@ -116,6 +143,7 @@ class Frame:
         """Replaces them."""
         refuse_tracers(leaves)
         with lock:
+            _note(variable)
             variable._write_global(leaves)
             variable._lost = None
 
@@ -147,6 +175,7 @@ class ReplicaFrame(Frame):
     def write(self, variable: State, leaves: list[Any]) -> None:
         refuse_tracers(leaves)
         with lock:
+            _note(variable)
             if variable._mesh is not self.mesh:
                 return variable._write_global(leaves)
             variable._write_component(self.replica, leaves)

@@ -183,6 +183,10 @@ class Program:
             self._pack()
         self._arrange()
 
+    def result_specs(self) -> Any:
+        """The specs of what a call returns."""
+        return self.results.specs(self.jaxpr.out_avals[self._state_count :])
+
     def _named(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def program(*args: Any) -> Any:
             return method(*args)

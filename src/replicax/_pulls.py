@@ -116,6 +116,24 @@ def pull_from(iterator: Any) -> Any:
         return iterator._pull()
 
 
+@contextlib.contextmanager
+def given_back() -> Iterator[None]:
+    """A context in which a function runs that takes elements; at its end they go back to where they came from."""
+    taken: list[tuple[Any, Any]] = []
+
+    def lift(iterator: Any) -> Any:
+        taken.append((iterator, pull_from(iterator)))
+        return taken[-1][1]
+
+    lifts.stack.append(lift)
+    try:
+        yield
+    finally:
+        lifts.stack.pop()
+        for iterator, element in reversed(taken):
+            iterator._push_back(element)
+
+
 def push_back(pulls: Sequence[Pull], elements: Sequence[Any], arguments: list[Any]) -> None:
     """Gives elements back to the iterators that they came from."""
     for pull, element in reversed(list(zip(pulls, elements))):

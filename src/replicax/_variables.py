@@ -190,6 +190,8 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     __hash__: Any
     __array_priority__ = 100
 
+    _hidden = False  # whether users do not see it, as the counters of random numbers
+
     def __init__(
         self,
         initial_value: Any = None,

@@ -127,7 +127,7 @@ class _OfFunction:
             if (tag, number) not in self._states:
                 with _private.at_once():  # the function may be traced
                     state = ResourceVariable(self._first(tag), trainable=False, name="seed")
-                state._late = False  # no checkpoint has it
+                state._late, state._hidden = False, True  # no checkpoint has it, and no list
                 self._states[tag, number] = state
             return self._states[tag, number]
 
