@@ -502,3 +502,36 @@ def test_an_installed_package_has_the_command():
 
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["scripts"] == {"replicax": "replicax.launch:main"}
+
+
+def test_a_worker_that_ends_before_it_makes_its_strategy_is_told_at_once_and_named(tmp_path):
+    program = """
+    if task == 1:
+        print("nothing to do", file=sys.stderr)
+        sys.exit(0)
+    import replicax as rx
+    rx.MultiWorkerMirroredStrategy()
+    """
+    with Launch(tmp_path, "--workers 3", program, env={"JAX_PLATFORMS": "cpu"}) as launch:
+        assert launch.wait(120.0) == 1, launch.output  # 300 s is the time for all to join
+    told = launch.err[launch.err.index("replicax launch: ") :].splitlines()
+    first, *others = told
+    assert first.startswith("replicax launch: worker 1 failed first: ended with exit status 0 before it joined the job")
+    assert first.endswith(" waited for it") and "    nothing to do" in others
+
+
+def test_a_worker_that_takes_no_part_in_a_job_of_the_others_may_end(tmp_path):
+    """The program makes a smaller cluster of its own."""
+    program = """
+    if task == 2:
+        sys.exit(0)
+    me = {"type": "worker", "index": task}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": cluster[:2]}, "task": me})
+    import replicax as rx
+    if task == 1:
+        time.sleep(2)
+    print(rx.MultiWorkerMirroredStrategy().num_replicas_in_sync, "replicas")
+    """
+    with Launch(tmp_path, "--workers 3", program, env={"JAX_PLATFORMS": "cpu"}) as launch:
+        assert launch.wait(120.0) == 0, launch.output
+    assert launch.out.count("2 replicas") == 2

@@ -214,6 +214,22 @@ def test_a_launcher_that_dies_ends_all(rank, tmp_path):
         assert "The launcher of worker 0, at 127.0.0.1:" in other.err
 
 
+def test_a_worker_that_ends_before_it_joins_is_named_on_all_machines(tmp_path):
+    """The others' marks are those of `replicax`, which tells its launcher how it stands."""
+    program = """
+    if task == 1:
+        sys.exit(0)
+    path = Path(os.environ["REPLICAX_REPORT_DIR"], f"{task}.waits")
+    path.with_suffix(".new").write_text(json.dumps(cluster))
+    path.with_suffix(".new").rename(path)
+    for_ever()
+    """
+    with machines(tmp_path, ["0", "1", "2"], program, "--workers 3") as launches:
+        assert [launch.wait() for launch in launches] == [1, 1, 1], [launch.output for launch in launches]
+    for launch in launches:
+        assert "worker 1 failed first: ended with exit status 0 before it joined the job" in launch.err
+
+
 SOON = {"REPLICAX_HEARTBEAT_TIMEOUT": "4"}
 
 

@@ -362,6 +362,83 @@ def test_an_early_return_is_reported(tmp_path, run_dir, figures, early):
         assert run_dir.report(index)["kind"] == "left" and run_dir.report(index)["caused_by"] == early
 
 
+@pytest.mark.parametrize("early, pool", [(1, False), (0, True)])
+def test_a_thread_that_outlives_its_program_delays_no_report(tmp_path, run_dir, figures, early, pool):
+    """`sys.exit(0)`, or the end of the program, while a data loader of its own still runs."""
+    code = f"""
+        import concurrent.futures, sys, threading, time
+        from processes import join, mark, step
+        job = join()
+        def loads_data():
+            time.sleep(600)
+        for _ in range(5):
+            step()
+        if job.process_id != {early}:
+            step().block_until_ready()
+            step().block_until_ready()
+        elif {pool}:
+            concurrent.futures.ThreadPoolExecutor(1, "loader").submit(loads_data)
+            mark("now")
+        else:
+            threading.Thread(target=loads_data, name="loader").start()
+            mark("now")
+            sys.exit(0)
+    """
+    with Workers(tmp_path, 3, code, env=run_dir.env) as workers:
+        workers.wait_for("now", early)
+        since = time.monotonic()
+        done = workers.join(timeout=30)
+        figures(since, done)
+    thread = "'loader_0'" if pool else "'loader'"
+    for index, ended in done.items():
+        assert ended.returncode == 70, workers.output()
+        first, *rest = own_lines(ended.stderr)
+        assert first.startswith(f"worker {early} has ended the program after 5 calls, while worker "), first
+        assert first.endswith(f"its thread {thread} still runs") and "in loads_data" in "\n".join(rest), (
+            workers.output()
+        )
+        assert run_dir.report(index)["kind"] == "left"
+        assert run_dir.report(index)["caused_by"] == (None if index == early else early)
+
+
+def test_the_exit_status_counts_though_a_thread_outlives_the_program(tmp_path):
+    code = """
+        import sys, threading, time
+        from processes import join, mark, step
+        job = join()
+        if job.process_id == 1:
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            sys.exit(3)
+        while True:
+            step()
+    """
+    with Workers(tmp_path, 2, code) as workers:
+        done = workers.join(timeout=60)
+    assert [ended.returncode for ended in done.values()] == [70, 3], workers.output()
+    assert own_lines(done[0].stderr)[0] == "worker 1 failed: it ended with exit status 3"
+
+
+def test_a_thread_may_train_when_the_main_program_has_ended(tmp_path):
+    """One that makes the calls, however late it comes to them, is waited for."""
+    code = """
+        import threading, time
+        from processes import join, step
+        job = join()
+        def train():
+            step().block_until_ready()
+            if job.process_id == 1:
+                time.sleep(4)
+            print(step().tolist()[0])
+        if job.process_id == 1:
+            threading.Thread(target=train).start()
+        else:
+            train()
+    """
+    with Workers(tmp_path, 2, code) as workers:
+        done = workers.join(timeout=60)
+    assert [(e.returncode, e.stdout) for e in done.values()] == [(0, "2.0\n")] * 2, workers.output()
+
+
 @pytest.mark.parametrize("early", [1, 0])
 def test_an_early_return_is_reported_in_other_waits(tmp_path, run_dir, figures, early):
     """In what is no call, such as an exchange of messages, after a while."""

@@ -96,6 +96,7 @@ class Calls:
         self._moved = 0.0  # when a call was last seen to be done
         self._held = 0.0  # when some process was last known to be compiling
         self.waits = 0
+        self.threads: set[int] = set()  # those that have made calls or waited
         self._labels: dict[str, _Label] = {}
 
     @property
@@ -105,6 +106,7 @@ class Calls:
 
     def begin(self, label: str) -> Call:
         """Counts a call that is about to be dispatched."""
+        self.threads.add(threading.get_ident())
         with self._lock:
             number, digest, _ = self._made[-1]
             call = Call(number + 1, label)
@@ -126,6 +128,7 @@ class Calls:
 
     def begin_wait(self, label: str) -> Call:
         """A thread begins to wait for other processes in some other way."""
+        self.threads.add(threading.get_ident())
         with self._lock:
             self.waits += 1
             call = Call(None, label, self.waits)

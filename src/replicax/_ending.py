@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -47,8 +47,37 @@ def caused_by_another(error: BaseException) -> bool:
     return False
 
 
+def main_has_ended() -> bool:
+    """Whether the main program has ended: Python waits for the program's other threads, or for nothing more."""
+    main = threading.main_thread()
+    frame = sys._current_frames().get(main.ident or 0)
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    # `is_alive` alone is not enough: the threads of concurrent.futures are waited for while it still says yes.
+    shutdown = frame is not None and frame.f_code.co_name == "_shutdown" and frame.f_globals["__name__"] == "threading"
+    return shutdown or not main.is_alive()
+
+
+def lasting_threads() -> list[threading.Thread]:
+    """The threads beside the main one that keep the process alive."""
+    return [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread() and t.is_alive()]
+
+
+def lasting_stacks() -> str:
+    """Where these threads stand."""
+    frames = sys._current_frames()
+    stacks = [(thread.name, frames.get(thread.ident or 0)) for thread in lasting_threads()]
+    return "".join(
+        f"  (it has ended, but thread {name!r} still runs)\n{''.join(traceback.format_stack(frame))}"
+        for name, frame in stacks
+        if frame is not None
+    )
+
+
 def main_stack() -> str:
-    """Where the main thread of this process stands."""
+    """Where the main thread of this process stands or, where it has ended, the threads that keep the process alive."""
+    if main_has_ended():
+        return lasting_stacks() or "  (it has ended)\n"
     for _ in range(10):
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         if frame is None:
@@ -150,6 +179,22 @@ def write_report(
         new = path.with_suffix(f".{os.getpid()}.new")
         new.write_text(json.dumps(report), encoding="utf-8")
         new.replace(path)
+
+
+def write_mark(process_id: int, name: str, addresses: Sequence[str]) -> None:
+    """Tells who has started this process, if it has asked for reports, how it stands with the job at these addresses.
+
+    Args:
+        process_id: which process this is.
+        name: "waits" for the others, or has "joined".
+        addresses: those of the job's processes.
+    """
+    if folder := os.environ.get(_REPORTS):
+        with contextlib.suppress(OSError):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            new = Path(folder, f"{process_id}.{os.getpid()}.new")
+            new.write_text(json.dumps(list(addresses)), encoding="utf-8")
+            new.replace(Path(folder, f"{process_id}.{name}"))
 
 
 class _Exit(SystemExit):

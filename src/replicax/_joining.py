@@ -56,6 +56,7 @@ def join(job: Job) -> None:
     calls = Calls()
     said: dict[int, dict[str, Any]] = {}
     peers = {i: Peer(job.name(i), job.addresses[i]) for i in range(len(job.tasks))}
+    _ending.write_mark(job.process_id, "waits", job.addresses)
     if job.process_id == 0:
         gathering = _preflight.Gathering(job, limit)
         gathering.run()
@@ -79,6 +80,7 @@ def join(job: Job) -> None:
         address = Relay(parse(answer["jax"])).address
         both = {0: peers[0], job.process_id: peers[job.process_id]}
         monitor = Member(job.process_id, both, calls, heartbeat, channel)
+    _ending.write_mark(job.process_id, "joined", job.addresses)
     monitor.step_timeout = limits["step"]
     _runtime.watched_by(monitor, calls)
     _hooks = _ending.Hooks(_failed)

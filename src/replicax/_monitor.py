@@ -49,6 +49,7 @@ class Monitor:
         self._looked = time.monotonic()
         self._soon = False  # something is about to be decided
         self._differ = False  # some process has made other calls than another one
+        self._status: int | None = None  # the process ends with it, once the others know
         self._signal: int | None = None  # the process ends by it, once the others know
         self._interrupted: tuple[float, Any] | None = None
         for peer in peers.values():
@@ -111,6 +112,7 @@ class Monitor:
         me.compiling = oldest is not None and oldest.compiling  # looked at before its age, which ends with it
         me.oldest = (oldest.number, oldest.label, self.calls.age(oldest)) if oldest is not None else None
         me.waits, me.order = self.calls.waits, oldest.order if oldest is not None else 0
+        self._see_the_end()
         if self._interrupted is not None and now > self._interrupted[0]:
             _, before = self._interrupted
             self._interrupted = None
@@ -118,6 +120,19 @@ class Monitor:
                 self._end_by(
                     signal.SIGINT, f"was interrupted while it waited in {call_name(oldest.number, oldest.label)}"
                 )
+
+    def _see_the_end(self) -> None:
+        """Looks whether the main program has ended while threads of it keep the process alive, and make no calls."""
+        me = self.me
+        threads = _ending.lasting_threads() if not me.left and _ending.main_has_ended() else []
+        me.ended = ", ".join(repr(thread.name) for thread in threads)
+        if not me.ended or self._status is not None or any(t.ident in self.calls.threads for t in threads):
+            me.ended = ""
+        elif status := _ending.status_of_exit():
+            self._status = status
+            self._fail(f"it ended with exit status {status}", status_only=True)
+        else:
+            me.stack = _ending.lasting_stacks()
 
     def _late(self) -> float | None:
         """The deadline that the oldest call has passed, if it has."""
@@ -127,7 +142,9 @@ class Monitor:
     def _record(self) -> dict[str, Any]:
         me = self.me
         calls = {"count": me.count, "digest": me.digest, "waits": me.waits, "differs": self._differ}
-        return {**calls, "oldest": me.oldest, "compiling": me.compiling, "order": me.order, "late": self._late()}
+        ended = {"ended": me.ended, "stack": me.stack if me.ended else ""}
+        now = {"oldest": me.oldest, "compiling": me.compiling, "order": me.order, "late": self._late()}
+        return {**calls, **now, **ended}
 
     def _detail(self) -> None:
         self.me.stack = _ending.main_stack()
@@ -153,7 +170,10 @@ class Monitor:
 
     def _end_by(self, number: int, message: str) -> None:
         self._signal = number
-        report = {"kind": "exception", "message": message, "traceback": ""}
+        self._fail(message, status_only=False)
+
+    def _fail(self, message: str, *, status_only: bool) -> None:
+        report = {"kind": "exception", "message": message, "traceback": "", "status_only": status_only}
         _ending.write_report(self.process_id, self.me.name, "exception", message, "", self.calls.step(), None)
         self._own("failed", report)
 
@@ -167,6 +187,8 @@ class Monitor:
             _ending.say(verdict.message)
         if self._signal is not None:
             _ending.finish_by_signal(self._signal)
+        if self._status is not None:
+            _ending.finish(self._status)
         if own:
             self.over.set()
             return
@@ -382,6 +404,7 @@ class Hub(Monitor):
         self._differ = self._differ or record["differs"]
         peer.oldest = tuple(record["oldest"]) if record["oldest"] else None
         peer.left = peer.left or kind == "left"
+        peer.ended, peer.stack = record["ended"], record["stack"] or peer.stack
         if record["late"] is not None and self._late_one is None:
             self._late_one = (index, record["late"])
         if kind != "beat":

@@ -26,6 +26,7 @@ class Peer:
     waits: int = 0  # waits begun
     order: int = 0  # which of them `oldest` is, where that has no number
     left: bool = False  # its program has ended as it should
+    ended: str = ""  # it has, but these threads of it still run
     failed: Mapping[str, Any] | None = None  # kind, message and traceback of its own failure
     broken: Mapping[str, Any] | None = None  # an exception that another process's end may have caused
     lost: str | None = None  # it ended or stopped without a word: how that showed
@@ -80,6 +81,8 @@ def standing(peer: Peer, now: float) -> str:
         return f"{peer.name}: has ended its program {calls}"
     if peer.lost is not None:
         return f"{peer.name}: {peer.lost}"
+    if peer.ended:
+        return f"{peer.name}: has ended its program {calls}, but its thread {peer.ended} still runs"
     silent = f"; has not answered for {now - peer.heard:.1f} s" if now - peer.heard > 2.5 else ""
     if peer.oldest is None:
         return f"{peer.name}: waits in no call, {calls}{silent}"
@@ -136,13 +139,13 @@ def broken(peers: Mapping[int, Peer]) -> Verdict:
 def left(peers: Mapping[int, Peer], now: float) -> Verdict | None:
     """Some have ended their programs, and others are in calls that these have not made."""
     for i, peer in peers.items():
-        if peer.gone:
+        if peer.gone or peer.ended:
             continue
         number, label = waits_for(peer)
         if number is not None:
-            absent = [j for j, p in peers.items() if p.left and p.count < number]
+            absent = [j for j, p in peers.items() if (p.left or p.ended) and p.count < number]
         elif peer.oldest and peer.oldest[2] > _PATIENCE:
-            absent = [j for j, p in peers.items() if p.left and p.waits < peer.order]
+            absent = [j for j, p in peers.items() if (p.left or p.ended) and p.waits < peer.order]
         else:
             absent = []
         if absent:
@@ -150,7 +153,9 @@ def left(peers: Mapping[int, Peer], now: float) -> Verdict | None:
                 f"{names(peers, absent)} {'has' if len(absent) == 1 else 'have'} ended the program after "
                 f"{_calls(peers[absent[0]].count)}, while {peer.name} waits in {call_name(number, label)}"
             )
-            return Verdict("left", tuple(absent), message, "", table(peers, now, (i,)))
+            running = [j for j in absent if peers[j].ended]
+            message += "".join(f"; its thread {peers[j].ended} still runs" for j in running[:1])
+            return Verdict("left", tuple(absent), message, "", table(peers, now, (i, *running)))
     return None
 
 

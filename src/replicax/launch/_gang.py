@@ -16,7 +16,7 @@ from pathlib import Path
 
 from replicax.launch import _guard
 from replicax.launch._output import Lines, Screen
-from replicax.launch._report import TAIL_LINES, Outcome, read_report, readable
+from replicax.launch._report import TAIL_LINES, Outcome, read_mark, read_report, readable
 
 # Seconds that the others have, once a worker has failed, to say what they know of it before they are ended.
 SETTLE = 2.0
@@ -35,10 +35,20 @@ class Worker:
         environment: its environment variables.
         screen: where its output goes.
         width: digits of the longest worker's number.
+        address: what the cluster knows it by.
     """
 
-    def __init__(self, number: int, command: Sequence[str], environment: Mapping[str, str], screen: Screen, width: int):
+    def __init__(
+        self,
+        number: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        screen: Screen,
+        width: int,
+        address: str,
+    ):
         self.number = number
+        self.address = address
         self._screen = screen
         self._ended = False
         self.asked_to_end: float | None = None  # when
@@ -110,23 +120,34 @@ class Gang:
         host: the address of this machine.
         folder: where they write their reports.
         on_failure: called once, when the first of them has failed.
+        on_mark: called with a worker's number, "waits", "joined" or "ended", and addresses of its job, when it has
+            begun to join that, has joined it, or has ended with 0 without it.
     """
 
-    def __init__(self, workers: Sequence[Worker], host: str, folder: Path, on_failure: Callable[[], None]):
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        host: str,
+        folder: Path,
+        on_failure: Callable[[], None],
+        on_mark: Callable[[int, str, list[str]], None],
+    ):
         self._workers = workers
         self._host = host
         self._folder = folder
         self._on_failure = on_failure
+        self._on_mark = on_mark
         self._failed = False
         self._running = {asyncio.create_task(self._attend(worker)): worker for worker in workers}
 
     async def wait(self) -> list[Outcome]:
         """How all of them ended, in order."""
-        watch = asyncio.create_task(self._watch_reports())
+        watches = [asyncio.create_task(self._watch_reports()), asyncio.create_task(self._watch_marks())]
         try:
             return list(await asyncio.gather(*self._running))
         finally:
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
 
     async def end(self, number: int, *, settle: float, grace: float) -> None:
         """Ends those that still run: they have `settle` seconds, get the signal, and `grace` seconds later SIGKILL."""
@@ -154,15 +175,32 @@ class Gang:
         if report and asked is not None and report["time"] >= asked:
             report = None  # it tells of the launcher's own signal
         ended = asked is not None
-        outcome = Outcome(worker.number, self._host, status, when, ended, report, readable(worker.tail))
+        joins, joined = read_mark(self._folder, worker.number)
+        outcome = Outcome(
+            worker.number, self._host, status, when, ended, report, readable(worker.tail),
+            address=worker.address, joins=joins, joined=joined,
+        )  # fmt: skip
         if outcome.failed:
             self._fail()
+        elif not ended and not joins:
+            self._on_mark(worker.number, "ended", [worker.address])
         return outcome
 
     def _fail(self) -> None:
         if not self._failed:
             self._failed = True
             self._on_failure()
+
+    async def _watch_marks(self) -> None:
+        """A worker may wait for one that has ended, perhaps on another machine: the hub puts that together."""
+        told: dict[int, bool] = {}
+        while True:
+            for worker in self._alive():
+                joins, joined = read_mark(self._folder, worker.number)
+                if joins and told.get(worker.number) is not joined:
+                    told[worker.number] = joined
+                    self._on_mark(worker.number, "joined" if joined else "waits", joins)
+            await asyncio.sleep(_LOOK)
 
     async def _watch_reports(self) -> None:
         """A worker may know that it has failed and not come to its end."""

@@ -7,7 +7,9 @@ lines of JSON:
     join    my workers, and their addresses             start    the addresses of all workers
     failed  a worker of mine has failed, or a signal    stop     end your workers
             has come that asks to end
-    done    how my workers have ended                   verdict  what to tell, and whether to begin again
+    stands  a worker of mine waits in the start of      verdict  what to tell, and whether to begin again
+            its job, has joined it, or has ended before
+    done    how my workers have ended
                                                         refused  why there will be no start
 
 Over TCP both sides also send a sign of life every second: a machine's system keeps the connections of a launcher that
@@ -34,6 +36,7 @@ _NAMED = 50  # missing workers that are named one by one
 FROM_MEMBER: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "join": {"workers": (int,), "first": (int,), "host": (str,), "addresses": (list,)},
     "failed": {"interrupt": (int, type(None))},
+    "stands": {"worker": (int,), "how": (str,), "addresses": (list,)},
     "done": {"outcomes": (list,)},
 }
 FROM_HUB: Mapping[str, Mapping[str, tuple[type, ...]]] = {
@@ -83,6 +86,7 @@ class Hub:
         self._interrupt: tuple[int, str] | None = None
         self._joined: dict[Peer, Message] = {}
         self._outcomes: dict[Peer, list[Outcome]] = {}
+        self._stands: dict[int, tuple[str, frozenset[str]]] = {}  # of workers: how, and with which addresses
         self._deadline = asyncio.get_running_loop().call_later(self._start_timeout, self._give_up)
 
     def receive(self, peer: Peer, message: Message) -> bool:
@@ -91,7 +95,12 @@ class Hub:
         if message["op"] == "join":
             return self._join(peer, message)
         if peer in self._joined and self._running:
-            if message["op"] == "done":
+            if message["op"] == "stands":
+                self._stands[message["worker"]] = message["how"], frozenset(map(str, message["addresses"]))
+                ended = frozenset().union(*(addresses for how, addresses in self._stands.values() if how == "ended"))
+                if not self._stopped and any(how == "waits" and ended & of for how, of in self._stands.values()):
+                    self._stop()  # it would wait for one that will never come
+            elif message["op"] == "done":
                 self._done(peer, self._outcomes_of(peer, message["outcomes"]))
             elif message["interrupt"] is None:
                 if not self._stopped:

@@ -180,9 +180,14 @@ class Launcher:
             ports.release()
         with tempfile.TemporaryDirectory(prefix="replicax-launch-") as folder:
             workers = [self._worker(index, start, folder) for index in range(plan.here)]
-            self._gang = Gang(
-                workers, host, Path(folder), lambda: link.send_to_hub({"op": "failed", "interrupt": None})
-            )
+
+            def failed() -> None:
+                link.send_to_hub({"op": "failed", "interrupt": None})
+
+            def stands(worker: int, how: str, addresses: list[str]) -> None:
+                link.send_to_hub({"op": "stands", "worker": worker, "how": how, "addresses": addresses})
+
+            self._gang = Gang(workers, host, Path(folder), failed, stands)
             following = asyncio.create_task(self._follow(self._gang, link))
             outcomes = await self._gang.wait()
             following.cancel()
@@ -245,7 +250,8 @@ class Launcher:
             tuning=plan.tuning,
         )
         width = len(str(plan.workers - 1))
-        return Worker(plan.first + index, plan.command, environment, self._screen, width)
+        address = start["cluster"][plan.first + index]
+        return Worker(plan.first + index, plan.command, environment, self._screen, width, address)
 
     async def _follow(self, gang: Gang, link: LocalLink | Connection) -> None:
         """Ends the workers when the hub or a signal says so, or when the hub is lost."""

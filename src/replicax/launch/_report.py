@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import signal
@@ -31,6 +32,9 @@ class Outcome:
         report: what it wrote of its failure, if it did.
         tail: the last lines of its standard error.
         lost: where nobody knows: why.
+        address: what the cluster knows it by.
+        joins: the addresses of the job that it has begun to join; empty if it has not.
+        joined: whether all of that job were there.
     """
 
     worker: int
@@ -41,6 +45,9 @@ class Outcome:
     report: dict[str, Any] | None = None
     tail: list[str] = field(default_factory=list)
     lost: str = ""
+    address: str = ""
+    joins: list[str] = field(default_factory=list)
+    joined: bool = False
 
     @property
     def failed(self) -> bool:
@@ -70,9 +77,14 @@ class Outcome:
                 outcome.report["time"] = now - outcome.report["time"]
         except _NOT_SO as error:
             raise ValueError("no outcome of a worker") from error
-        texts = [outcome.host, outcome.lost, *outcome.tail] if isinstance(outcome.tail, list) else [None]
+        lists = isinstance(outcome.tail, list) and isinstance(outcome.joins, list)
+        texts = [outcome.host, outcome.lost, outcome.address, *outcome.tail, *outcome.joins] if lists else [None]
         numbers = [outcome.worker] + [outcome.status] * (outcome.status is not None)
-        if {*map(type, texts)} != {str} or {*map(type, numbers)} != {int} or type(outcome.ended) is not bool:
+        if (
+            {*map(type, texts)} != {str}
+            or {*map(type, numbers)} != {int}
+            or {type(outcome.ended), type(outcome.joined)} != {bool}
+        ):
             raise ValueError("no outcome of a worker")
         return outcome
 
@@ -100,6 +112,15 @@ def read_report(folder: Path, worker: int) -> dict[str, Any] | None:
         return _report(json.loads((folder / f"{worker}.json").read_text(encoding="utf-8", errors="replace")))
     except (OSError, *_NOT_SO):
         return None
+
+
+def read_mark(folder: Path, worker: int) -> tuple[list[str], bool]:
+    """The addresses of the job that a worker has begun to join, and whether all of that job were there."""
+    for name in ("joined", "waits"):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            text = (folder / f"{worker}.{name}").read_text(encoding="utf-8", errors="replace")
+            return [str(address) for address in json.loads(text)], name == "joined"
+    return [], False
 
 
 def readable(lines: Iterable[bytes]) -> list[str]:
@@ -137,6 +158,9 @@ def verdict(outcomes: Sequence[Outcome]) -> tuple[int, str]:
     Returns:
         0 and an empty text if none failed.
     """
+    if absent := _absent(outcomes):
+        statuses = [outcome.status for outcome in outcomes if outcome.status and not outcome.ended]
+        return exit_status(statuses[0]) if statuses else 1, _tell(absent, absent, outcomes)
     failures = sorted((outcome for outcome in outcomes if outcome.failed), key=lambda outcome: outcome.failed_at)
     if not failures:
         return 0, ""
@@ -144,6 +168,13 @@ def verdict(outcomes: Sequence[Outcome]) -> tuple[int, str]:
     cause = _follow(witness, {outcome.worker: outcome for outcome in outcomes})
     statuses = [outcome.status for outcome in (cause, witness, *failures) if outcome.status and (not outcome.ended)]
     return exit_status(statuses[0]) if statuses else 1, _tell(cause, witness, outcomes)
+
+
+def _absent(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """The first worker that ended with 0 and never began to join the job in which others waited for it."""
+    awaited = {address for outcome in outcomes if not outcome.joined for address in outcome.joins}
+    ended = [o for o in outcomes if o.status == 0 and not o.ended and not o.joins and o.address in awaited]
+    return min(ended, key=lambda outcome: outcome.when, default=None)
 
 
 def _follow(witness: Outcome, by_worker: dict[int, Outcome]) -> Outcome:
@@ -164,6 +195,9 @@ def _tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
         lines = [f"worker {cause.worker}{where} failed first{_step(report)}: {describe(cause)}"]
     else:
         lines = [f"worker {cause.worker}{where} is the cause: {describe(cause)}"]
+    if cause.status == 0 and cause is witness and not report:
+        waited = join_names([f"worker {o.worker}" for o in outcomes if cause.address in o.joins and not o.joined])
+        lines[0] += f" before it joined the job, that is, before it made its strategy; {waited} waited for it"
     if cause.status == -signal.SIGKILL and not cause.ended:
         lines[0] += " (the kernel does so when memory runs out)"
     if report:
