@@ -5,13 +5,41 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import math
+import os
 import selectors
 import socket
 import threading
 from collections.abc import Iterable
 from typing import Any
 
+from replicax._errors import JobError
+
+HEARTBEAT = "REPLICAX_HEARTBEAT_TIMEOUT"
 LONGEST = 1 << 22  # bytes of a line; who sends more is not one of us
+
+
+def seconds_from_environment(name: str, default: float, or_none: bool = False) -> float | None:
+    """The time limit that a variable of the environment sets; JobError where that is no number of seconds.
+
+    Args:
+        name: the variable.
+        default: for where it is not set.
+        or_none: whether it may say "none", for no limit.
+    """
+    text = os.environ.get(name, "").strip().lower()
+    if not text:
+        return default
+    if text == "none" and or_none:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        none = ", or 'none' for no limit" if or_none else ""
+        raise JobError(f"{name} is a number of seconds above 0{none}; got {text!r}.")
+    return seconds
 
 
 def read_message(line: bytes) -> dict[str, Any] | None:

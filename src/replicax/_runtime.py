@@ -8,7 +8,6 @@ waits in silence: what fails, stops, leaves early or goes another way is named o
 from __future__ import annotations
 
 import math
-import os
 import threading
 import traceback
 from collections.abc import Sequence
@@ -17,12 +16,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax
 
 from replicax._calls import Call, Calls
+from replicax._channel import HEARTBEAT, seconds_from_environment
 from replicax._errors import JobError
 
 if TYPE_CHECKING:
     from replicax._monitor import Monitor
 
-_HEARTBEAT, _START, _STEP = "REPLICAX_HEARTBEAT_TIMEOUT", "REPLICAX_START_TIMEOUT", "REPLICAX_STEP_TIMEOUT"
+_START, _STEP = "REPLICAX_START_TIMEOUT", "REPLICAX_STEP_TIMEOUT"
 
 _lock = threading.RLock()
 _job: Job | None = None
@@ -62,26 +62,10 @@ def timeouts() -> dict[str, float | None]:
     {'heartbeat': 30.0, 'start': 300.0, 'step': 300.0}
     """
     return {
-        "heartbeat": _own.get("heartbeat", _from_environment(_HEARTBEAT, 30.0)),
-        "start": _own.get("start", _from_environment(_START, 300.0)),
-        "step": _own.get("step", _from_environment(_STEP, 300.0)),
+        "heartbeat": _own.get("heartbeat", seconds_from_environment(HEARTBEAT, 30.0)),
+        "start": _own.get("start", seconds_from_environment(_START, 300.0)),
+        "step": _own.get("step", seconds_from_environment(_STEP, 300.0, or_none=True)),
     }
-
-
-def _from_environment(name: str, default: float) -> float | None:
-    text = os.environ.get(name, "").strip().lower()
-    if not text:
-        return default
-    if text == "none" and name == _STEP:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        none = ", or 'none' for no limit" if name == _STEP else ""
-        raise JobError(f"{name} is a number of seconds above 0{none}; got {text!r}.")
-    return seconds
 
 
 def set_timeouts(*, heartbeat: float | None = None, start: float | None = None, step: float | None = None) -> None:

@@ -12,8 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from replicax import _runtime
-from replicax._channel import join_address
+from replicax._channel import HEARTBEAT, join_address, seconds_from_environment
 from replicax._errors import JobError
 from replicax.launch import _guard
 from replicax.launch._cluster import (
@@ -83,7 +82,7 @@ class Launcher:
         self._gang: Gang | None = None
         self._interrupts: list[int] = []
         try:
-            self._timeout = _runtime.timeouts()["heartbeat"] or 30.0
+            self._timeout = seconds_from_environment(HEARTBEAT, 30.0) or 30.0
         except JobError as error:
             raise LaunchError(str(error)) from None
 
