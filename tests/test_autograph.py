@@ -945,7 +945,7 @@ def test_libraries_are_not_converted():
 
 def test_without_the_library(monkeypatch):
     monkeypatch.setattr(_conversion, "available", lambda: False)
-    with pytest.warns(UserWarning, match=r"pip install replicax\[autograph\]"):
+    with pytest.warns(UserWarning, match="pip install diastatic-malt"):
         assert float(converted(clipped)(jnp.float32(2))) == 1
 
 

@@ -99,4 +99,4 @@ def test_libraries_that_are_missing_are_named(program, monkeypatch, capsys):
     found = __import__("importlib.util").util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "optax" else found(name))
     assert main(["bench"]) == 2
-    assert "--model mlp needs optax: pip install 'replicax[bench]'." in capsys.readouterr().err
+    assert "--model mlp needs optax: pip install matplotlib optax rich" in capsys.readouterr().err

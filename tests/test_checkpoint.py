@@ -793,7 +793,7 @@ def test_orbax_is_imported_only_on_use(run_python):
         try:
             replicax.train.Checkpoint(v=v).save("/nowhere/ckpt")
         except ImportError as error:
-            assert "pip install 'replicax[checkpoint]'" in str(error)
+            assert "pip install orbax-checkpoint" in str(error)
         else:
             raise AssertionError
     """)

@@ -28,6 +28,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_private",
         "_profiling",
         "_tracebacks",
+        "_help",
         "_signatures",
         "_figures",
         "_hlo",

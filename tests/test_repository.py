@@ -99,8 +99,33 @@ def test_the_built_package_has_everything(tmp_path):
         licences = [name for name in archive.namelist() if name.endswith("licenses/LICENSE")]
     source = ROOT / "src"
     expected = {path.relative_to(source).as_posix() for path in source.rglob("*.py")} | {"replicax/py.typed"}
+    expected |= {
+        f"replicax/{path.relative_to(ROOT).as_posix()}" for path in (ROOT / "docs").rglob("*") if path.is_file()
+    }
     assert files == expected
     assert licences
+
+
+def test_every_optional_library_is_in_the_extra_all():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    (everything,) = extras["all"]
+    named = set(everything.removeprefix("replicax[").removesuffix("]").split(","))
+    assert named == set(extras) - {"all", "test", "examples"}
+
+
+def test_hints_to_install_name_libraries_and_work_without_replicax_on_an_index():
+    from replicax import _help
+
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert _help.install("flax") == "pip install 'flax>=0.12.8' (replicax's extra 'flax')"
+    assert _help.install("data") == "pip install google-crc32c grain (replicax's extra 'data')"
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
+    texts = {path: path.read_text(encoding="utf-8") for path in sources if path.name != "_help.py"}
+    assert not [path for path, text in texts.items() if re.search(r"pip install '?replicax\[", text)]
+    called = {name for text in texts.values() for name in re.findall(r"\binstall\(['\"](\w+)", text)}
+    assert called and called <= set(extras)
+    pages = {name for text in texts.values() for name in re.findall(r"_help\.page\(['\"]([\w.-]+)", text)}
+    assert pages and all(Path(_help.page(name)).is_file() for name in pages)
 
 
 def test_import_is_light(run_python):

@@ -14,6 +14,8 @@ from typing import Any
 
 import jax
 
+from replicax import _help
+
 _MODULES = {"keras": "replicax._keras", "flax.nnx": "replicax._nnx"}
 _joined: set[str] = set()
 
@@ -42,7 +44,7 @@ def load(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise ImportError(f"{name} is not installed: pip install 'replicax[{name}]'.", name=name) from error
+        raise ImportError(f"{name} is not installed: {_help.install(name)}.", name=name) from error
     join()
     return library
 

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax import _help
 from replicax._atomic_files import Kind, between_renames, changing, existing, read_record, replacing, write_record
 from replicax._atomic_files import remove as _remove
 from replicax._errors import CheckpointError
@@ -46,9 +47,7 @@ def _orbax() -> Any:
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
-        raise ImportError(
-            "Checkpoints are written by Orbax. Install it: pip install 'replicax[checkpoint]'."
-        ) from error
+        raise ImportError(f"Checkpoints are written by Orbax. Install it: {_help.install('checkpoint')}.") from error
     me = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"replicax{me}"

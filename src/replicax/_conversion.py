@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from replicax import _tracebacks
+from replicax import _help, _tracebacks
 
 MARK = "_replicax_converted"  # on functions that are called as they are, having been converted or not to be
 
@@ -61,7 +61,7 @@ def call(on: bool, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
 def hint(error: Exception) -> str:
     """What may help a function that was not compiled for this error."""
     if not available():
-        return "For `if`, `while` and `for` on arrays to be compiled, `pip install replicax[autograph]`."
+        return f"For `if`, `while` and `for` on arrays to be compiled: {_help.install('autograph')}."
     from replicax import _autograph
 
     return _autograph.reason(error) or (

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from replicax import _help
 from replicax._data import UNKNOWN_CARDINALITY, Dataset, Reading, replayed
 from replicax._data.elements import positive
 from replicax._data.sources import names_of
@@ -135,7 +136,7 @@ class FixedLengthRecordDataset(_FileDataset):
 class TFRecordDataset(_FileDataset):
     """The records of TFRecord files, as strings.
 
-    Checksums are verified where the package google-crc32c is there, which `pip install replicax[data]` installs.
+    Checksums are verified where the package google-crc32c is there, which the extra `data` installs.
 
     Args:
         filenames: a name, or several in a list or array or `Dataset`.
@@ -186,7 +187,7 @@ class TFRecordWriter:
     def __init__(self, path: str | os.PathLike[str], options: Any = None):
         self._checksum = _checksums()
         if self._checksum is None:
-            raise ImportError("TFRecordWriter needs the package google-crc32c: pip install replicax[data]")
+            raise ImportError(f"TFRecordWriter needs the package google-crc32c: {_help.install('data')}.")
         self._file = opened(os.fspath(path), checked_compression(getattr(options, "compression_type", options)), "wb")
 
     def write(self, record: Any) -> None:

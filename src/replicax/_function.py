@@ -671,7 +671,7 @@ def function(
         input_signature: a `TensorSpec`, or a nest of them, for each argument, which the arguments must fit.
         autograph: whether `if`, `while`, `for`, `and`, `or` and `not` on arrays whose values only the compiled
             program will know are compiled, here and in the functions that this one calls, as far as they are the
-            user's own. It needs `pip install replicax[autograph]`. Where a function needs such a value in another
+            user's own. It needs diastatic-malt, the extra `autograph`. Where a function needs such a value in another
             way, or that is not installed, it is driven from the host, with a warning.
         jit_compile, reduce_retracing and the experimental ones: accepted for compatibility.
         steps_per_call: how many times a call runs the function, in one program, each time with the next element of

@@ -30,7 +30,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from replicax import _adapters, _context, _creation, _levels, _private, _tape
+from replicax import _adapters, _context, _creation, _help, _levels, _private, _tape
 from replicax._tracking import PytreeLeaf, VariableLeaf
 from replicax._types import VariableAggregation, VariableSynchronization
 from replicax._values import is_array
@@ -57,7 +57,7 @@ def join() -> None:
     if missing:
         warnings.warn(
             f"Flax {flax.__version__} has no {', '.join(missing)}: its NNX objects stay plain under a strategy. "
-            "Install another one: pip install 'replicax[flax]'.",
+            f"Install another one: {_help.install('flax')}.",
             stacklevel=2,
         )
         return

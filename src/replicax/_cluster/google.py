@@ -68,7 +68,7 @@ class GCEClusterResolver(TaskClusterResolver):
         service: the service as `googleapiclient.discovery.build("compute", "v1")` makes it; made by default.
 
     Raises:
-        ImportError: no service is given, and `googleapiclient` (`pip install replicax[gce]`) is not there.
+        ImportError: no service is given, and `googleapiclient` (the extra `gce`) is not there.
 
     >>> from unittest import mock
     >>> import replicax as rx

@@ -47,7 +47,7 @@ class KubernetesClusterResolver(TaskClusterResolver):
         executable_location: where the program runs.
 
     Raises:
-        ImportError: no client is given, and the package `kubernetes` (`pip install replicax[kubernetes]`) is not there.
+        ImportError: no client is given, and the package `kubernetes` (the extra `kubernetes`) is not there.
         ValueError: no client is given, and `executable_location` is not one of KubernetesExecutableLocation.
 
     >>> from types import SimpleNamespace as Named

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from replicax._figures import Benchmark, Benchmarks
+from replicax._help import install
 from replicax.launch._cluster import visible_gpus, with_large_pages
 
 _MODELS = ("mlp", "cnn", "transformer")
@@ -117,7 +118,7 @@ def _check(options: argparse.Namespace, replicas: int) -> None:
         needed.append((f"--model {options.model}", "optax"))
     for name, library in needed:
         if importlib.util.find_spec(library) is None:
-            raise _Failed(f"{name} needs {library}: pip install 'replicax[bench]'.")
+            raise _Failed(f"{name} needs {library}: {install('bench')}.")
     if options.plot:
         kinds = importlib.import_module("matplotlib.figure").Figure().canvas.get_supported_filetypes()
         if options.plot.suffix and options.plot.suffix[1:].lower() not in kinds:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from replicax import _help
+
 _GRAPHS = "There are no graphs and sessions: call operations directly, and @tf.function compiles them"
 _SPARSE = "XLA's shapes are static: use dense tensors with a mask (tf.sequence_mask), or tf.IndexedSlices for gradients"
 _JPEG = "Decode with Pillow or NumPy in the input pipeline (Dataset.map, Grain, PyTorch)"
-_EXAMPLES = "Read records with Grain (grain.sources) or as NumPy arrays"
+_EXAMPLES = "tf.train.Example is not parsed: store examples as NumPy arrays, or parse records with the library protobuf"
 _CSV = "Read the file with pandas or csv, and give its columns to tf.data.Dataset.from_tensor_slices"
 _RECURRENT = "Write the cell as a function and loop with tf.scan, or use flax.nnx.RNN"
 _SAMPLED = "Write it with tf.random.uniform and tf.gather"
@@ -43,7 +45,7 @@ ABSENT: dict[str, str] = {
     "dtypes.variant": "There are no variant tensors",
     "edit_distance": "Compute it outside of compiled code, for example with rapidfuzz",
     "estimator": "It is gone from TensorFlow too: write the loop with tf.function and strategy.run",
-    "feature_column": "Use keras.layers.StringLookup and the like, or NumPy in the input pipeline",
+    "feature_column": "Use keras.layers.Discretization and CategoryEncoding for numbers, a Python dict for strings",
     "fftnd": "Use jax.numpy.fft.fftn",
     "fingerprint": "Use hashlib in the input pipeline",
     "global_variables_initializer": "Variables are always initialized: leave it out",
@@ -196,7 +198,7 @@ def missing_from(namespace: str) -> Callable[[str], Any]:
         found = alternative(full)
         if found is None:
             found = "The operations of jax.numpy, jax.nn and jax.lax work on its tensors too"
-        where = "docs/tf-names.md lists all names."
+        where = f"{_help.page('tf-names.md')} lists all names."
         raise AttributeError(f"replicax.tf has no {full!r}. {found}. {where}", name=name)
 
     return __getattr__

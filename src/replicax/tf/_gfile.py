@@ -1,6 +1,6 @@
 """`tf.io.gfile` through fsspec: local files, and those of every filesystem that fsspec has (`gs://`, `s3://` ...).
 
-fsspec is imported where it is used: `pip install 'replicax[gfile]'`.
+fsspec is imported where it is used; the extra `gfile` installs it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from replicax import _help
 from replicax.tf._exceptions import AlreadyExistsError, FailedPreconditionError, NotFoundError
 
 
@@ -21,7 +22,7 @@ def _place(path: Any) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        raise ImportError("tf.io.gfile needs fsspec: pip install 'replicax[gfile]'.") from error
+        raise ImportError(f"tf.io.gfile needs fsspec: {_help.install('gfile')}.") from error
     path = os.fspath(path)
     return url_to_fs(path.decode() if isinstance(path, bytes) else path)
 

@@ -1,4 +1,4 @@
-"""`tf.summary` through tensorboardX, which is imported where it is used: `pip install 'replicax[summary]'`.
+"""`tf.summary` through tensorboardX, which is imported where it is used; the extra `summary` installs it.
 
 In a traced function a summary is written when the program runs. Of several replicas the first one writes.
 """
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _creation, _private, _step_failures
+from replicax import _context, _creation, _help, _private, _step_failures
 from replicax._variables import Variable
 from replicax.tf._ops import convert_to_tensor
 
@@ -46,7 +46,7 @@ class SummaryWriter:
             try:
                 from tensorboardX import SummaryWriter as Writer
             except ImportError as error:
-                raise ImportError("tf.summary needs tensorboardX: pip install 'replicax[summary]'.") from error
+                raise ImportError(f"tf.summary needs tensorboardX: {_help.install('summary')}.") from error
             self._writer = Writer(self._logdir, **self._options)
         return self._writer
 

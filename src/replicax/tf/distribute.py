@@ -5,7 +5,7 @@ from __future__ import annotations
 import types as _modules
 import typing as _typing
 
-from replicax import partitioners
+from replicax import _help, partitioners
 from replicax._central import CentralStorageStrategy
 from replicax._context import (
     ReplicaContext,
@@ -94,7 +94,9 @@ def __getattr__(name: str) -> object:
         import replicax
 
         return replicax.cluster_resolver
-    raise AttributeError(f"replicax.tf has no 'distribute.{name}'. docs/tf-names.md lists all names.", name=name)
+    raise AttributeError(
+        f"replicax.tf has no 'distribute.{name}'. {_help.page('tf-names.md')} lists all names.", name=name
+    )
 
 
 def __dir__() -> list[str]:

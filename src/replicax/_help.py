@@ -1,0 +1,37 @@
+"""What messages say of libraries to install and of pages to read, true in a checkout and in an installed package."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import re
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
+
+
+def install(extra: str) -> str:
+    """The command that installs the libraries of one of replicax's extras.
+
+    >>> install("autograph")
+    "pip install diastatic-malt (replicax's extra 'autograph')"
+    """
+    libraries: list[str] = []
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for requirement in importlib.metadata.requires("replicax") or ():
+            name, _, marker = requirement.partition(";")
+            if re.search(rf"extra\s*==\s*['\"]{extra}['\"]", marker):
+                libraries.append(name.strip())
+    wanted = " ".join(f"'{name}'" if re.search(r"[<>=!~\[]", name) else name for name in libraries)
+    return f"pip install {wanted} (replicax's extra '{extra}')" if wanted else f"pip install 'replicax[{extra}]'"
+
+
+def page(name: str) -> str:
+    """Where a page of the documentation lies: in the installed package, or in the checkout that it runs from.
+
+    >>> page("guide.md").endswith("docs/guide.md")
+    True
+    """
+    folders = (_PACKAGE / "docs", _PACKAGE.parents[1] / "docs")
+    found = next((folder / name for folder in folders if (folder / name).is_file()), Path("docs") / name)
+    return found.as_posix()
