@@ -323,7 +323,8 @@ class _Made:
     def spec(self, kinds: Sequence[Any]) -> Any:
         """The spec of the leaf, or of one component for each replica; what is no array as it is."""
         if self._place is None:
-            return self.make(())
+            leaf = self.make(())
+            return TensorSpec(leaf.shape, leaf.dtype) if is_array(leaf) else leaf  # a string
         kind = kinds[self._place]
         spec = TensorSpec(kind.shape[1:] if self._stacked else kind.shape, kind.dtype)
         return PerReplicaSpec(*[spec] * self._stacked) if self._stacked else spec
