@@ -684,3 +684,32 @@ def test_a_mean_assigned_by_hand_keeps_the_components_equal(make, n, way):
     strategy, v = make(), made(make(), 10.0)
     way(lambda: strategy.run(lambda: v.assign_sub(0.5 * ctx().all_reduce(MEAN, replica_id()))))()
     assert parts(strategy, v) == [10.0 - (n - 1) / 4] * n
+
+
+def test_replicas_that_assign_different_values_are_refused_on_request():
+    """Each replica's own gradient is refused, and the variable stays; the sum, a gather and an on-read one are not."""
+    strategy = mirrored(2)
+    rx.config.refuse_different_assignments(True)
+    try:
+        with strategy.scope():
+            w, count = rx.Variable([1.0], name="w"), rx.Variable(0)
+            own = rx.Variable([0.0], synchronization=rx.VariableSynchronization.ON_READ, aggregation=A.SUM)
+    finally:
+        rx.config.refuse_different_assignments(False)
+
+    def step(reduced):
+        def replica():
+            context = rx.get_replica_context()
+            gradient = jnp.ones(1) * (replica_id() + 1.0)
+            own.assign(gradient)
+            w.assign_sub(context.all_reduce("SUM", gradient) if reduced else gradient)
+            count.assign_add(1)
+            context.all_gather(gradient, axis=0)
+
+        strategy.run(replica)
+
+    with pytest.raises(ValueError, match="(?s)different values to w:0 .*all_reduce.*ON_READ"):
+        rx.function(step)(False)
+    assert parts(strategy, w) == [[1.0]] * 2 and int(count) == 0
+    rx.function(step)(True)
+    assert parts(strategy, w) == [[-2.0]] * 2 and int(count) == 1 and own.numpy().tolist() == [3.0]

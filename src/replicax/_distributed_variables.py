@@ -23,6 +23,23 @@ from replicax._variables import SCATTER, ResourceVariable, Variable, register, r
 
 _NONE = VariableAggregation.NONE
 
+_refuse_different = False
+
+
+def refuse_different_assignments(refuse: bool) -> None:
+    """Makes compiled code refuse replicas that assign different values to a variable without an aggregation.
+
+    That is what a forgotten `all_reduce` of gradients comes to. It holds for variables that are made from then on, and
+    is told while the function is traced, from where values come: a step costs nothing. A variable in which each replica
+    keeps a value of its own is made with `synchronization=VariableSynchronization.ON_READ`. By default the copies may
+    come to differ, as in TensorFlow; those of NNX's variables may not.
+
+    >>> import replicax as rx
+    >>> rx.config.refuse_different_assignments(False)
+    """
+    global _refuse_different
+    _refuse_different = bool(refuse)
+
 
 class OfReplicas(Variable):
     """A variable of a strategy with replicas, which may combine what they assign."""
@@ -278,6 +295,7 @@ class MirroredVariable(_Distributed):
     def __init__(self, *args: Any, strategy: Any, mesh: ReplicaMesh, **kwargs: Any):
         super().__init__(*args, strategy=strategy, mesh=mesh, **kwargs)
         self._synchronization = VariableSynchronization.ON_WRITE
+        self._equal_by_contract = _refuse_different and self._aggregation is _NONE
 
     def _read(self) -> list[Any]:
         frame = _levels.frame()

@@ -347,7 +347,9 @@ def _refuse_different(level: _levels.Level, written: Sequence[Any], differ: Sequ
                 f"The replicas assign different values to {variable.name} of shape {variable.shape}, which is to have "
                 "the same value on all of them. Sum gradients up before the update, "
                 "`gradients = replicax.get_replica_context().all_reduce('SUM', gradients)`, and reduce in the same way "
-                "whatever else depends on a replica's own data, random numbers or statistics."
+                "whatever else depends on a replica's own data, random numbers or statistics. A variable in which each "
+                "replica keeps a value of its own is made with "
+                "`synchronization=replicax.VariableSynchronization.ON_READ`."
             )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from replicax._compilation_cache import set_compilation_cache
 from replicax._compile_log import log_compiles
 from replicax._devices import device_table, set_virtual_devices
+from replicax._distributed_variables import refuse_different_assignments
 from replicax._function import functions_run_eagerly, join_short_steps, run_functions_eagerly
 from replicax._runtime import set_timeouts as set_job_timeouts
 from replicax._runtime import timeouts as job_timeouts
@@ -23,6 +24,7 @@ __all__ = [
     "join_short_steps",
     "list_devices",
     "log_compiles",
+    "refuse_different_assignments",
     "run_functions_eagerly",
     "set_compilation_cache",
     "set_job_timeouts",
