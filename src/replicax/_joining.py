@@ -66,10 +66,7 @@ def join(job: Job) -> None:
         own = _own_address(job.addresses[0], gathering.channels.values())
         held, bind, address = _coordination(job.addresses[0], own)
         if own in _EVERY_INTERFACE and preflight == "on":
-            _ending.say(
-                f"{job.name(0)}: JAX's coordination service listens on every interface of this machine, port "
-                f"{parse(address)[1]}: none of its addresses is {job.addresses[0]}, or several are."
-            )
+            _ending.say(_every_interface(job, address))
         for channel in gathering.channels.values():
             channel.send({"start": {"jax": address, "heartbeat": heartbeat}})
         monitor: Monitor = Hub(peers, calls, heartbeat, gathering.channels)
@@ -114,6 +111,14 @@ def _own_address(published: str, channels: Iterable[Channel]) -> str:
         if len(used) == 1 and is_own(*used):
             return str(*used)
     return at
+
+
+def _every_interface(job: Job, address: str) -> str:
+    """What process 0 says of its coordination service where it does not know its own address."""
+    return (
+        f"{job.name(0)}: JAX's coordination service listens on every interface of this machine, port "
+        f"{parse(address)[1]}: none of its addresses is {job.addresses[0]}, or several are."
+    )
 
 
 def _coordination(published: str, at: str) -> tuple[socket.socket, str, str]:
