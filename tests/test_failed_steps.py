@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from pathlib import Path
 
 import jax
@@ -344,3 +345,53 @@ def test_a_step_that_fails_on_one_worker_counts_on_none_and_its_error_is_the_cau
         assert done[index].returncode != 0
         assert "worker 1 failed: ValueError: record 57 is bad" in done[index].stderr or index == 1, workers.output()
     assert "ValueError: record 57 is bad" in done[1].stderr
+
+
+def test_a_variable_of_a_step_that_ran_out_of_memory_says_so_until_it_is_assigned():
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = rx.Variable(jnp.ones(3), name="v")
+
+    @rx.function
+    def train_step(x):
+        strategy.run(lambda: v.assign_add(jnp.ones(3) * out_of_memory(x)))
+
+    with pytest.raises((rx.StepError, jax.errors.JaxRuntimeError), match="Out of memory|train_step"):
+        train_step(jnp.float32(1))
+        v.numpy()
+    for read in (lambda: v.numpy(), lambda: float(v.values[1][0]), lambda: repr(v)):
+        with pytest.raises((rx.StepError, jax.errors.JaxRuntimeError)) as caught:
+            read()
+        assert "Out of memory" in f"{caught.value} {caught.value.__cause__}"
+    with pytest.raises(rx.StepError, match="v:0 has no value: train_step, which assigns it, failed .* assign all"):
+        v.numpy()
+    v.assign(jnp.full(3, 2.0))
+    strategy.run(lambda: v.assign_add(jnp.ones(3)))
+    assert v.numpy().tolist() == [3.0] * 3
+
+
+def test_what_another_thread_assigns_while_a_step_waits_for_its_callback_is_not_lost():
+    v = rx.Variable(0.0)
+    entered, leave = threading.Event(), threading.Event()
+
+    def wait(x):
+        entered.set()
+        assert leave.wait(60)
+        return x
+
+    @rx.function
+    def slow(x):
+        v.assign_add(jax.pure_callback(wait, ONE, x))
+
+    add = rx.function(lambda: v.assign_add(10.0, read_value=False))
+    add()
+    slow_thread = threading.Thread(target=lambda: slow(jnp.float32(1)))
+    others = [threading.Thread(target=add), threading.Thread(target=lambda: v.assign_add(100.0))]
+    slow_thread.start()
+    assert entered.wait(60)
+    for thread in others:
+        thread.start()
+    leave.set()
+    for thread in [slow_thread, *others]:
+        thread.join(60)
+    assert float(v) == 121
