@@ -23,13 +23,9 @@ PYTHON_DTYPES = {bool: np.bool_, int: np.int32, float: np.float32, complex: np.c
 # What stands for a dtype besides what numpy takes for one. replicax.tf adds TensorFlow's numbers and Python's types.
 dtype_aliases: dict[Any, np.dtype] = {"string": np.dtype(object)}
 
-# numpy's own object of each dtype. Pickled and copied dtypes are equal to it, but other objects.
-_SINGLE = {np.dtype(code): np.dtype(code) for code in np.typecodes["All"] if code not in "SUVMm"}
-
-
-def single_dtype(dtype: Any) -> Any:
-    """The one object that programs compare by identity (`x.dtype is tf.float32`) for any that equals it."""
-    return _SINGLE.get(dtype, dtype)
+# numpy's own object of each dtype, for those that equal it: pickled and copied dtypes are other objects, and programs
+# compare by identity (`x.dtype is tf.float32`).
+SINGLE_DTYPES: dict[Any, Any] = {np.dtype(code): np.dtype(code) for code in np.typecodes["All"] if code not in "SUVMm"}
 
 
 def as_dtype(dtype: Any) -> Any:
@@ -38,7 +34,7 @@ def as_dtype(dtype: Any) -> Any:
         dtype = np.dtype(dtype_aliases.get(dtype, dtype))
     except TypeError:
         return dtype  # JAX has dtypes that numpy has not, such as those of random keys
-    return np.dtype(object) if dtype.kind in "SU" else single_dtype(dtype)
+    return np.dtype(object) if dtype.kind in "SU" else SINGLE_DTYPES.get(dtype, dtype)
 
 
 def dtype_name(dtype: Any) -> str:

@@ -44,8 +44,8 @@ def tensor_shape(shape: Any) -> property:
 
 def single_dtype(dtype: Any) -> property:
     """JAX's property `dtype`, which gives the same object also where an array was made of a pickled or copied one."""
-    get, single = dtype.__get__, _specs.single_dtype
-    return property(lambda self: single(get(self)), doc=dtype.__doc__)
+    get, single = dtype.fget, _specs.SINGLE_DTYPES.get
+    return property(lambda self: single(found := get(self), found), doc=dtype.__doc__)
 
 
 def magnitude(x: Any) -> Any:
@@ -55,13 +55,13 @@ def magnitude(x: Any) -> Any:
 
 def operator(name: str, method: Any) -> Any:
     """JAX's method of an operator, whose other operand may be a list, and that raises `InvalidArgumentError`."""
-    method = _operations.fitting(method, _operations.of_matmul if "matmul" in name else _operations.of_broadcast)
+    operate = _operations.fitting(method, _operations.of_matmul if "matmul" in name else _operations.of_broadcast)
     if name in ("__eq__", "__ne__"):
-        method = _equality(method, name == "__ne__")
+        operate = _equality(operate, name == "__ne__")
 
     @functools.wraps(method)
     def call(self: Any, other: Any) -> Any:
-        return method(self, _ops.beside(other, self) if isinstance(other, (list, tuple)) else other)
+        return operate(self, _ops.beside(other, self) if isinstance(other, (list, tuple)) else other)
 
     return call
 

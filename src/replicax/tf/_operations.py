@@ -44,8 +44,11 @@ def operation(op: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     @functools.wraps(op)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not any(isinstance(x, PerReplica) for x in args):  # which is refused, beside a variable in other words
-            args, kwargs = tuple(map(_value, args)), {name: _value(x) for name, x in kwargs.items()}
+        for x in (*args, *kwargs.values()) if kwargs else args:
+            if _kinds.get(kind := type(x)) or kind not in _kinds and _may_hold_variables(kind):
+                if not any(isinstance(x, PerReplica) for x in args):  # refused, beside a variable in other words
+                    args, kwargs = tuple(map(_value, args)), {name: _value(x) for name, x in kwargs.items()}
+                break
         try:
             return op(*args, **kwargs)
         except (TypeError, ValueError) as error:
@@ -58,15 +61,25 @@ def operation(op: Callable[..., Any], name: str) -> Callable[..., Any]:
     return call
 
 
+# Whether arguments of a type may be variables or hold some: calls are as quick as they can be where none does.
+_kinds: dict[type, bool] = {list: True, tuple: True}
+
+
+def _may_hold_variables(kind: type) -> bool:
+    plain = issubclass(kind, (jax.Array, jax.core.Tracer, IndexedSlices, PerReplica)) or not hasattr(
+        kind, "__jax_array__"
+    )
+    _kinds[kind] = issubclass(kind, Variable) or not plain
+    return _kinds[kind]
+
+
 def _value(x: Any) -> Any:
     """The value of a variable (Keras's too), and of those in a list; anything else as it is."""
     if isinstance(x, Variable):
         return x.value()
     if type(x) in (list, tuple):
         return type(x)(map(_value, x))
-    if hasattr(x, "__jax_array__") and not isinstance(x, (jax.Array, IndexedSlices, PerReplica)):
-        return x.__jax_array__()
-    return x
+    return x.__jax_array__() if _kinds.get(type(x)) or _may_hold_variables(type(x)) else x
 
 
 def _is_complaint(error: Exception) -> bool:
