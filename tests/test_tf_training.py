@@ -31,7 +31,7 @@ def run(run_python):
 
 
 def test_layers_and_modules_draw_their_first_values_in_functions_and_the_stream_goes_on_after_them(run):
-    """Eagerly the initial value is the first draw after the seed, and the next one the second. No number comes twice."""
+    """Eagerly the initial value is the first draw after the seed, the next one the second; no number comes twice."""
     run("""
     class Layer(tf.keras.layers.Layer):
         def __init__(self, make):
