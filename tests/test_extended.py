@@ -69,7 +69,7 @@ def test_update_both_ways(make, n, way):
 @ways
 def test_update_in_replica_context_is_a_meeting_point(make, n, way):
     """Fact 84."""
-    strategy, v, seen = make(), made(make()), []
+    strategy, v, seen = make(), made(make(), copies_may_differ=True), []
 
     def fn(component, x):
         seen.append((rx.get_replica_context(), rx.in_cross_replica_context(), rx.get_strategy() is strategy))

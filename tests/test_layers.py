@@ -67,6 +67,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_across",
         "_shards",
         "_cross_device_ops",
+        "_assigned_alike",
         "_lockstep",
         "_replica_results",
         "_spmd",

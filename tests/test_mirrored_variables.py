@@ -266,8 +266,8 @@ def test_wrong_values_are_refused(make, n, way):
 @several
 @ways
 def test_without_aggregation_each_replica_assigns_its_own_component(n, way):
-    """Fact 63."""
-    strategy, v = mirrored(n), made(mirrored(n))
+    """Fact 63, for a variable that allows it."""
+    strategy, v = mirrored(n), made(mirrored(n), copies_may_differ=True)
     way(lambda: strategy.run(lambda: v.assign(2.0)))()
     assert parts(strategy, v) == [2.0] * n
     result = way(lambda: strategy.run(lambda: v.assign_add(jnp.float32(2.0) + 0 * replica_id())))()
@@ -464,7 +464,7 @@ def test_a_variable_of_another_strategy(n, way):
 @pytest.mark.parametrize("aggregation", [A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA, A.NONE], ids=lambda a: a.name)
 def test_scatter_in_replicas(make, n, way, method, aggregation):
     """Fact 72."""
-    strategy, v = make(), made(make(), [1.0, 2.0, 3.0, 4.0], aggregation=aggregation)
+    strategy, v = make(), made(make(), [1.0, 2.0, 3.0, 4.0], aggregation=aggregation, copies_may_differ=True)
 
     def slices():
         return rx.IndexedSlices((10.0 * (replica_id() + 1))[None], ctx().replica_id_in_sync_group[None])
@@ -650,7 +650,7 @@ def test_a_variable_of_a_pytree(make, n, way):
         v.assign({"w": jnp.ones((2, 2))})
     with pytest.raises(TypeError):
         made(make(), {"a": "text"})
-    mixed = made(make(), {"count": np.int32(3), "moments": (jnp.zeros(2), [])})
+    mixed = made(make(), {"count": np.int32(3), "moments": (jnp.zeros(2), [])}, copies_may_differ=True)
 
     def step():
         state = mixed.value()
@@ -686,30 +686,64 @@ def test_a_mean_assigned_by_hand_keeps_the_components_equal(make, n, way):
     assert parts(strategy, v) == [10.0 - (n - 1) / 4] * n
 
 
-def test_replicas_that_assign_different_values_are_refused_on_request():
-    """Each replica's own gradient is refused, and the variable stays; the sum, a gather and an on-read one are not."""
-    strategy = mirrored(2)
-    rx.config.refuse_different_assignments(True)
+@mirroring
+@ways
+def test_replicas_that_assign_different_values_are_refused_unless_that_is_asked_for(make, n, way):
+    """A gradient that was not summed up is refused, and nothing changes; NaN on all replicas is one value."""
+    strategy = make()
+    w, v = made(strategy, [1.0], name="w"), made(strategy, [[1.0]])
+    count, total = made(strategy, 0), made(strategy, 0.0, aggregation=A.SUM)
+    own = made(strategy, [0.0], synchronization=S.ON_READ, aggregation=A.SUM)
+    asked = [made(strategy, [0.0], copies_may_differ=True)]
+    rx.config.refuse_different_assignments(False)
     try:
-        with strategy.scope():
-            w, count = rx.Variable([1.0], name="w"), rx.Variable(0)
-            own = rx.Variable([0.0], synchronization=rx.VariableSynchronization.ON_READ, aggregation=A.SUM)
+        asked.append(made(strategy, [0.0]))
+        strict = made(strategy, [0.0], copies_may_differ=False)
     finally:
-        rx.config.refuse_different_assignments(False)
+        rx.config.refuse_different_assignments(True)
+    gradient = lambda: jnp.ones(1) * (replica_id() + 1.0)  # noqa: E731
 
-    def step(reduced):
-        def replica():
-            context = rx.get_replica_context()
-            gradient = jnp.ones(1) * (replica_id() + 1.0)
-            own.assign(gradient)
-            w.assign_sub(context.all_reduce("SUM", gradient) if reduced else gradient)
-            count.assign_add(1)
-            context.all_gather(gradient, axis=0)
+    def others():
+        own.assign(gradient())
+        count.assign_add(1)
+        total.assign_add(jnp.float32(1.0) + 0 * replica_id())
+        for variable in asked:
+            variable.assign(gradient())
+        v.assign(jnp.full((1, 1), jnp.nan))
 
-        strategy.run(replica)
+    def all_values():
+        return [parts(strategy, x) for x in (w, v, count, total, own, *asked, strict)]
 
-    with pytest.raises(ValueError, match="(?s)different values to w:0 .*all_reduce.*ON_READ"):
-        rx.function(step)(False)
-    assert parts(strategy, w) == [[1.0]] * 2 and int(count) == 0
-    rx.function(step)(True)
-    assert parts(strategy, w) == [[-2.0]] * 2 and int(count) == 1 and own.numpy().tolist() == [3.0]
+    wrong = {
+        "w:0": lambda: w.assign_sub(gradient()),
+        "Variable:0": lambda: strict.assign(gradient()),
+        "w:0 ": lambda: strategy.extended.update(w, lambda c, g: c.assign_sub(g), args=(gradient(),)),
+    }
+    before = all_values()
+    for name, assign in wrong.items() if n > 1 else ():
+        for inner in (assign, lambda assign=assign: (assign(), others(), None)[-1]):
+            with pytest.raises(ValueError, match=f"(?s)different values to {name}.*all_reduce.*ON_READ.*may_differ"):
+                way(lambda inner=inner: strategy.run(lambda: (inner(), None)[-1]))()
+            assert all_values() == before
+
+    def right():
+        w.assign_sub(ctx().all_reduce("SUM", gradient()))
+        others()
+
+    way(lambda: strategy.run(right))()
+    everyones = [[float(r + 1)] for r in range(n)]
+    assert parts(strategy, w) == [[1.0 - sum(range(n + 1))]] * n and np.isnan(parts(strategy, v)).all()
+    assert int(count) == 1 and float(total) == n and own.numpy().tolist() == [sum(range(n + 1))]
+    assert [parts(strategy, x) for x in asked] == [everyones] * 2
+    way(lambda x: w.assign(x))(per_replica(strategy, everyones))  # outside of replicas that is what it says
+    assert parts(strategy, w) == everyones
+
+
+def test_eager_replicas_that_assign_different_values_are_named():
+    strategy, w = mirrored(4), made(mirrored(4), jax.random.key(0), name="key")
+    keys = [jax.random.key(1), jax.random.key(1), jax.random.key(2), jax.random.key(3)]
+    with pytest.raises(ValueError, match="key:0 of shape .* on all of them: replicas 2, 3 differ from replica 0"):
+        strategy.run(lambda: w.assign(keys[int(replica_id())], read_value=False))
+    assert jax.random.key_data(w.value()).tolist() == [0, 0]
+    with pytest.raises(ValueError, match="replica 3 differs from replica 0"):
+        strategy.run(lambda: w.assign(keys[1], read_value=False) if int(replica_id()) == 3 else None)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import _across, _collectives, _context, _errors, _late, _levels, _nest, _packs
+from replicax import _across, _assigned_alike, _collectives, _context, _errors, _late, _levels, _nest, _packs
 from replicax._indexed_slices import IndexedSlices
 from replicax._recycled import put
 from replicax._types import (
@@ -22,23 +22,6 @@ from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, Repl
 from replicax._variables import SCATTER, ResourceVariable, Variable, register, replacing
 
 _NONE = VariableAggregation.NONE
-
-_refuse_different = False
-
-
-def refuse_different_assignments(refuse: bool) -> None:
-    """Makes compiled code refuse replicas that assign different values to a variable without an aggregation.
-
-    That is what a forgotten `all_reduce` of gradients comes to. It holds for variables that are made from then on, and
-    is told while the function is traced, from where values come: a step costs nothing. A variable in which each replica
-    keeps a value of its own is made with `synchronization=VariableSynchronization.ON_READ`. By default the copies may
-    come to differ, as in TensorFlow; those of NNX's variables may not.
-
-    >>> import replicax as rx
-    >>> rx.config.refuse_different_assignments(False)
-    """
-    global _refuse_different
-    _refuse_different = bool(refuse)
 
 
 class OfReplicas(Variable):
@@ -295,7 +278,8 @@ class MirroredVariable(_Distributed):
     def __init__(self, *args: Any, strategy: Any, mesh: ReplicaMesh, **kwargs: Any):
         super().__init__(*args, strategy=strategy, mesh=mesh, **kwargs)
         self._synchronization = VariableSynchronization.ON_WRITE
-        self._equal_by_contract = _refuse_different and self._aggregation is _NONE
+        required = _assigned_alike.is_required(self._copies_may_differ)
+        self._equal_by_contract = required and self._aggregation is _NONE
 
     def _read(self) -> list[Any]:
         frame = _levels.frame()

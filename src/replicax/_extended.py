@@ -547,7 +547,7 @@ class StrategyExtended:
                 assert replica_context is not None
                 return replica_context.merge_call(lambda _, *b, **c: self._update(var, fn, b, c, True), a, k)
 
-            return _spmd.run(self._container, mesh, in_replica, args, kwargs)
+            return _spmd.run(self._container, mesh, in_replica, args, kwargs, alike=False)
         results = []
         for index, component in enumerate(var.values):
             with jax.default_device(mesh.local_devices[index]):

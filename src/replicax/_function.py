@@ -505,8 +505,11 @@ class Function:
         numbers, before = self.random_numbers, _run_eagerly
         _run_eagerly = True  # a compiled function in it would take over the arrays that are to come back
         try:
-            with _levels.taken_back(), given_back():
-                self._run_python(args, kwargs, host=False)
+            with _levels.noted() as notes, given_back():
+                try:
+                    self._run_python(args, kwargs, host=False)
+                finally:
+                    notes.take_back()
         finally:
             self.random_numbers, _run_eagerly = numbers, before
 

@@ -166,6 +166,7 @@ def _new_variable(variable: Any, value: Any) -> Variable:
             name=variable.path,
             synchronization=synchronization,
             aggregation=aggregation,
+            copies_may_differ=True,  # as with Keras on TensorFlow
         )
 
 

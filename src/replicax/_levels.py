@@ -103,30 +103,48 @@ def container_of(variable: Any) -> Any:
     return variable if parent is None else parent
 
 
-_taken_back: contextvars.ContextVar[dict[int, tuple[Any, list[Any]]] | None] = contextvars.ContextVar(
-    "taken_back", default=None
-)
+class Noted:
+    """The variables that are written outside of any trace, each with the leaves that it had before."""
 
+    def __init__(self) -> None:
+        self.before: dict[int, tuple[Any, list[Any]]] = {}
 
-@contextlib.contextmanager
-def taken_back() -> Iterator[None]:
-    """A context at whose end all variables have the values again that they had, and new ones their initial values."""
-    before: dict[int, tuple[Any, list[Any]]] = {}
-    token = _taken_back.set(before)
-    try:
-        yield
-    finally:
-        _taken_back.reset(token)
+    @property
+    def variables(self) -> list[Any]:
+        """The variables, in the order in which they were first written."""
+        return [variable for variable, _ in self.before.values()]
+
+    def add(self, variable: Any) -> None:
+        """Called before a variable is written."""
+        if id(variable) not in self.before:
+            self.before[id(variable)] = variable, list(variable._read_global())
+            variable._lent = True  # a compiled program must not take over what may come back
+
+    def take_back(self) -> None:
+        """Gives the variables the values again that they had; new ones have their initial values."""
         with lock:
-            for variable, leaves in before.values():
+            for variable, leaves in self.before.values():
                 variable._write_global(leaves)
 
 
-def _note(variable: State) -> None:
+_noted: contextvars.ContextVar[tuple[Noted, ...]] = contextvars.ContextVar("noted", default=())
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[Noted]:
+    """A context that notes what is written in it, also by threads that inherit the context."""
+    notes = Noted()
+    token = _noted.set((*_noted.get(), notes))
+    try:
+        yield notes
+    finally:
+        _noted.reset(token)
+
+
+def note(variable: State) -> None:
     """Called before a variable outside of any trace is written."""
-    before = _taken_back.get()
-    if before is not None and id(variable) not in before:
-        before[id(variable)] = variable, list(variable._read_global())
+    for notes in _noted.get():
+        notes.add(variable)
 
 
 class Frame:
@@ -143,7 +161,7 @@ class Frame:
         """Replaces them."""
         refuse_tracers(leaves)
         with lock:
-            _note(variable)
+            note(variable)
             variable._write_global(leaves)
             variable._lost = None
 
@@ -175,7 +193,7 @@ class ReplicaFrame(Frame):
     def write(self, variable: State, leaves: list[Any]) -> None:
         refuse_tracers(leaves)
         with lock:
-            _note(variable)
+            note(variable)
             if variable._mesh is not self.mesh:
                 return variable._write_global(leaves)
             variable._write_component(self.replica, leaves)

@@ -19,7 +19,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _collectives, _context, _creation, _errors, _levels, _nest, _private, _profiling, _tape
+from replicax import (
+    _assigned_alike,
+    _collectives,
+    _context,
+    _creation,
+    _errors,
+    _levels,
+    _nest,
+    _private,
+    _profiling,
+    _tape,
+)
 from replicax._context import ReplicaContext
 from replicax._values import Mirrored, PerReplica, ReplicaMesh, arrays_of, regroup, select
 
@@ -327,9 +338,22 @@ def _user_line() -> str:
 
 
 def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dict) -> Any:
-    """`fn` on every local replica, eagerly; the results put together."""
-    result = regroup(Lockstep(strategy, mesh).call(fn, args, kwargs), mesh)
-    if mesh.size > 1 and _tape.entered():
+    """`fn` on every local replica, eagerly; the results put together.
+
+    Raises:
+        ValueError: the replicas assigned different values to a variable that does not allow it. All variables have the
+            values again that they had before.
+    """
+    if mesh.size == 1:
+        return regroup(Lockstep(strategy, mesh).call(fn, args, kwargs), mesh)
+    with _levels.noted() as notes:
+        result = regroup(Lockstep(strategy, mesh).call(fn, args, kwargs), mesh)
+    try:
+        _assigned_alike.check(mesh, notes.variables)
+    except ValueError:
+        notes.take_back()
+        raise
+    if _tape.entered():
         _tape.lost(_NOT_SEEN, arrays_of((args, kwargs)), arrays_of(result), variables=True)
     return result
 

@@ -259,15 +259,14 @@ def _new_variable(variable: Any, value: Any, kind: _Kind) -> Variable:
     if aggregation is None:  # all replicas assign the same
         live_once = _context.get_strategy().extended._variables_live_once
         aggregation = VariableAggregation.ONLY_FIRST_REPLICA if live_once else VariableAggregation.NONE
-    new = Variable(
+    return Variable(
         value,
         trainable=kind.trainable,
         name=type(variable).__name__,
         synchronization=metadata.get("synchronization", synchronization),
         aggregation=metadata.get("aggregation", aggregation),
+        copies_may_differ=False,
     )
-    new._equal_by_contract = not new._stacked and new.aggregation is VariableAggregation.NONE
-    return new
 
 
 def _is_arrays(value: Any) -> bool:

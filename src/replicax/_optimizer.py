@@ -91,6 +91,7 @@ class Optimizer:
             _function.note_creation()
             kwargs |= {"strategy": self._strategy, "mesh": self._strategy.extended._mesh}
             return ShardedVariable(lambda: state, **kwargs) if made is None else ShardedVariable.of(*made, **kwargs)
+        kwargs["copies_may_differ"] = not all(variable._equal_by_contract for variable in self._flat)
         if made is None:
             return Variable(lambda: state, **kwargs)
         variable = Variable(lambda: jax.tree.unflatten(made.tree, made.arrays), **kwargs)

@@ -22,6 +22,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from replicax import (
+    _assigned_alike,
     _collectives,
     _context,
     _control_flow,
@@ -268,10 +269,11 @@ class _State:
             _levels.frame().write(variable, [next(leaves) for _ in variable._leaf_types(True)])
 
 
-def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dict) -> Any:
+def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dict, alike: bool = True) -> Any:
     """`fn` on all replicas as part of the program that is being traced; the results put together.
 
-    Where the parts of an argument differ in shape, `fn` is traced once for each shape, see `_pieces`.
+    Where the parts of an argument differ in shape, `fn` is traced once for each shape, see `_pieces`. With `alike`
+    replicas may not assign different values to variables whose copies must stay equal.
     """
     outer = _levels.frame()
     if isinstance(outer, _levels.Level):
@@ -283,7 +285,7 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
         raise inputs.refusal(error) from error
     state = _State(traces)
     varying = {read for read, stacked in zip(state.reads, state.stacked) if stacked}
-    told = mesh.size > 1 and any(variable._equal_by_contract for variable in state.written.values())
+    told = alike and mesh.size > 1 and any(variable._equal_by_contract for variable in state.written.values())
     for trace in traces:
         trace.check(inputs.stacked, varying, told)
 
@@ -343,14 +345,7 @@ def _refuse_different(level: _levels.Level, written: Sequence[Any], differ: Sequ
     for variable in written:
         own = [next(flags) for _ in level.values[id(variable)]]
         if any(own) and variable._equal_by_contract:
-            raise ValueError(
-                f"The replicas assign different values to {variable.name} of shape {variable.shape}, which is to have "
-                "the same value on all of them. Sum gradients up before the update, "
-                "`gradients = replicax.get_replica_context().all_reduce('SUM', gradients)`, and reduce in the same way "
-                "whatever else depends on a replica's own data, random numbers or statistics. A variable in which each "
-                "replica keeps a value of its own is made with "
-                "`synchronization=replicax.VariableSynchronization.ON_READ`."
-            )
+            raise _assigned_alike.error(variable)
 
 
 def _rows(level: _levels.Level, variable: Any, index: int) -> bool:

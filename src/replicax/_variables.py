@@ -64,6 +64,8 @@ def _arguments(*args: Any, **kwargs: Any) -> dict[str, Any]:
     bound = _SIGNATURE.bind(None, *args, **kwargs)
     bound.apply_defaults()
     given = {name: bound.arguments[name] for name in _EFFECTIVE}
+    if bound.arguments["copies_may_differ"] is not None:  # creators of other libraries do not know it
+        given["copies_may_differ"] = bound.arguments["copies_may_differ"]
     if given["initial_value"] is None:
         raise ValueError("`initial_value` must be given: an array, a number, a pytree, or a function that makes it.")
     as_synchronization(given["synchronization"], given["name"]), as_aggregation(given["aggregation"], given["name"])
@@ -163,6 +165,8 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         dtype: by default the initial value's; float32 and int32 for Python numbers.
         synchronization: see `VariableSynchronization`.
         aggregation: how values that replicas assign are combined.
+        copies_may_differ: whether replicas may assign different values without an aggregation, each to its own copy;
+            by default they may not, see `config.refuse_different_assignments`.
         validate_shape, caching_device, variable_def, import_scope, constraint, shape,
         experimental_enable_variable_lifting: accepted for compatibility; `constraint` is kept for optimizers.
 
@@ -182,7 +186,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     _mesh: ReplicaMesh | None = None
     _stacked = False  # whether the global form has a row for each replica
     _strategy: Any = None
-    _equal_by_contract = False  # whether it is an error that replicas assign different values, where that can be told
+    _equal_by_contract = False  # whether it is an error that replicas assign different values
     _slots: dict[int, Any] | None = None  # the places of leaves that stand in packs (see _packs.py)
     _late: bool | None = False  # whether a restored checkpoint may have a value for it (see _late.py)
     _place: Any = None  # the one device that it stays on, where its strategy has one
@@ -207,13 +211,15 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         aggregation: VariableAggregation = _NONE,
         shape: Any = None,
         experimental_enable_variable_lifting: bool = True,
+        *,
+        copies_may_differ: bool | None = None,
     ):
         self._synchronization = as_synchronization(synchronization, name)
         self._aggregation = as_aggregation(aggregation, name)
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = (not on_read) if trainable is None else bool(trainable)
         self._name = "/".join([*_creation.state.names, name or "Variable"])
-        self._constraint = constraint
+        self._constraint, self._copies_may_differ = constraint, copies_may_differ
         # Whether someone outside may hold a buffer of ours, so that it must not be donated.
         leaves, self._treedef, self._lent = _initial_tree(initial_value, dtype)
         self._types = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
@@ -348,7 +354,8 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
             The new value: in replica context the replica's, else a mirrored variable's `Mirrored` value.
 
         Raises:
-            ValueError: another shape, dtype or structure, or an aggregation that does not allow it.
+            ValueError: another shape, dtype or structure, or an aggregation that does not allow it. Raised by
+                `strategy.run`: the replicas assign different values without an aggregation.
             RuntimeError: a scope of another strategy, or a JAX transformation out of which the value cannot come.
         """
         return self._updated(replacing, value, read_value, "assign")
@@ -897,6 +904,7 @@ class ResourceVariable(Variable):
                 f"One component of {self._parent.name} is assigned in compiled code, outside of any replica. Assign "
                 "it in the replica function, or through `strategy.extended.update`."
             )
+        _levels.note(self._parent)
         self._parent._write_component(self._index, leaves)
 
     def _read(self) -> list[Any]:

@@ -23,7 +23,7 @@ from replicax._types import VariableAggregation, VariableSynchronization
 from replicax._values import DistributedValues
 from replicax._values import Mirrored as _Mirrored
 from replicax._values import PerReplica as _PerReplica
-from replicax._variables import Variable
+from replicax._variables import Variable as _Variable
 from replicax.tf import _dressing, _names, distribute
 from replicax.tf._names import namespace as _namespace
 
@@ -36,6 +36,23 @@ def function(func: Any = None, input_signature: Any = None, autograph: bool = Tr
 
 
 function.__signature__ = __import__("inspect").signature(_function.function)  # type: ignore[attr-defined]
+
+
+class _VariableType(type(_Variable)):  # type: ignore[misc]
+    """`Variable(...)` makes a variable of the kind that the current strategy has, which is an instance of it."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return _Variable(*args, **{"copies_may_differ": True, **kwargs})
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, _Variable)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, _Variable)
+
+
+class Variable(_Variable, metaclass=_VariableType):
+    """`replicax.Variable`, to whose copies replicas may assign different values as in TensorFlow."""
 
 
 # tf.types

@@ -250,7 +250,7 @@ def _as_state(state: Any) -> np.ndarray:
 
 
 def _variable(state: Any) -> Variable:
-    return Variable(lambda: _as_state(state), trainable=False, name="generator")
+    return Variable(lambda: _as_state(state), trainable=False, name="generator", copies_may_differ=True)
 
 
 # The functions of the module, which draw with counters of their own (see `_random_keys`).
