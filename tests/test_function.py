@@ -647,7 +647,7 @@ def test_a_function_with_a_meeting_point_inside_of_an_eager_replica_is_refused(m
 @several_mirroring
 def test_a_function_without_meeting_points_inside_of_an_eager_replica(make, n):
     strategy = make()
-    v = made(strategy, 0.0)
+    v = made(strategy, 0.0, copies_may_differ=True)
     f = rx.function(lambda x: v.assign_add(x) * 2.0)
     for k in (1, 2):
         result = strategy.run(lambda: f(replica_id() + 1))
