@@ -58,7 +58,7 @@ def check(mesh: ReplicaMesh, variables: Iterable[Any]) -> None:
 
     All workers call it with the same variables, and all of them raise.
     """
-    required = [variable for variable in variables if variable._equal_by_contract and variable._mesh is mesh]
+    required = [v for v in variables if v._equal_by_contract and v._mesh is mesh and v._types]
     contents = [_contents(variable) for variable in required]
     alike = [all(each == own[0] for each in own) for own in contents]
     if mesh.all_local:
