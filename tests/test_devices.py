@@ -271,9 +271,9 @@ def test_listing_devices_leaves_them_to_be_configured(run_python):
     """The preambles that programs begin with, on a machine with two GPUs (as far as the CUDA driver says) and here."""
     done = run_python(
         """
-        import os
+        import os, warnings
         import jax, replicax.tf as tf
-        from replicax import _accelerators, _private
+        from replicax import _accelerators, _devices, _private
 
         def names(kind, visible=False):
             listed = (tf.config.get_visible_devices if visible else tf.config.list_physical_devices)(kind)
@@ -293,6 +293,15 @@ def test_listing_devices_leaves_them_to_be_configured(run_python):
         print(names("GPU"), _private.backend_started())
         jax.config.update("jax_platforms", None)
 
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            part = tf.config.LogicalDeviceConfiguration(memory_limit=1024)
+            tf.config.set_logical_device_configuration(gpus[0], [part])
+            print(names("GPU"), _devices._virtual, "XLA_PYTHON_CLIENT_MEM_FRACTION" in str(told[-1].message))
+            tf.config.set_logical_device_configuration(gpus[0], [part] * 2)
+            print(_devices._virtual["GPU"], "/physical_device:GPU:0" in str(told[-1].message), len(told))
+        _devices.set_virtual_devices({})
+
         _accelerators._plugins, _accelerators._cuda_devices = here
         tf.config.list_physical_devices()
         tf.config.set_visible_devices([], "GPU")
@@ -309,6 +318,8 @@ def test_listing_devices_leaves_them_to_be_configured(run_python):
         "false ['GPU:1'] ['GPU:0', 'GPU:1']",
         "1",
         "[] False",
+        "['GPU:0', 'GPU:1'] {} True",
+        "2 True 2",
         "False 2",
         "2",
     ], done.stderr

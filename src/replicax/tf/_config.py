@@ -76,8 +76,28 @@ def _accelerator_names() -> list[str]:
 
 
 def set_logical_device_configuration(device: PhysicalDevice, logical_devices: Any) -> None:
-    """Makes a device appear as several; before JAX starts."""
-    counts = {**_devices._virtual, device.device_type: len(list(logical_devices))}
+    """Makes a device appear as several; before JAX starts.
+
+    The several are virtual devices, on the CPU, with a warning where they stand for an accelerator. A single one is the
+    accelerator itself, whose memory is limited by the environment alone.
+    """
+    configurations = list(logical_devices)
+    virtual = device.device_type == "CPU" or device.device_type in _devices._virtual
+    if not virtual and device.name in {there.name for there in list_physical_devices(device.device_type)}:
+        if len(configurations) < 2:
+            if any(configuration.memory_limit is not None for configuration in configurations):
+                warnings.warn(
+                    f"The memory limit of {device.name} is not set: JAX takes it from the environment. Start the "
+                    "program with XLA_PYTHON_CLIENT_MEM_FRACTION, such as 0.5 for half of the memory.",
+                    stacklevel=2,
+                )
+            return
+        warnings.warn(
+            f"{len(configurations)} virtual devices, on the CPU, stand for {device.name}: JAX does not divide an "
+            "accelerator, which is not used.",
+            stacklevel=2,
+        )
+    counts = {**_devices._virtual, device.device_type: len(configurations)}
     _devices.set_virtual_devices(counts)
 
 
