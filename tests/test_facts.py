@@ -59,7 +59,7 @@ def difference(expected, got):
     text = "\n".join(line.rstrip() for line in lines if not line.startswith(("---", "+++", "@@")))
     for pattern, name in VERSIONS:
         text = re.sub(pattern, name, text)
-    return text
+    return text.replace(str(DIFFERENCES.parent), "docs")
 
 
 def check(fact, text):

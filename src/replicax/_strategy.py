@@ -66,11 +66,11 @@ class Strategy(OlderMethods):
         """
         return _Scope(self)
 
-    @_tracebacks.boundary
     def _own_scope(self) -> contextlib.AbstractContextManager[Any]:
         """What the methods below run in: the scope, where a subclass has one of its own."""
         return contextlib.nullcontext() if type(self).scope is Strategy.scope else self.scope()
 
+    @_tracebacks.boundary
     def run(
         self,
         fn: Callable[..., Any],
