@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import sys
 import threading
 
 import jax
@@ -100,3 +101,15 @@ def test_an_interrupt_of_eager_replicas_is_raised_once_and_by_the_caller_alone(m
             for _ in range(10**7):
                 pass
     assert not elsewhere
+
+
+def test_a_profiler_may_look_on_after_eager_replicas():
+    """CPython 3.11 stands still in a traced call once an asynchronous exception was taken back in the process."""
+    mirrored(2).run(lambda: None)
+    seen = []
+    sys.setprofile(lambda frame, event, argument: seen.append(event))
+    try:
+        (lambda: None)()
+    finally:
+        sys.setprofile(None)
+    assert seen[:2] == ["call", "return"]

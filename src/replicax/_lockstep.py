@@ -202,12 +202,13 @@ class _Replica:
         self.run.turn.release()
 
     def _end_interrupts(self) -> None:
-        """An interrupt that was sent, and has not come before the function ended, does not come any more."""
+        """Takes in an interrupt that was sent and has not come yet. None is sent any more."""
         while True:
             try:
                 with self.run.sending:
                     self.interruptible = False
-                    _interrupt(threading.get_ident(), None)
+                for _ in range(100):  # Python raises what was sent where a loop begins anew
+                    pass
                 return
             except KeyboardInterrupt:  # it has just come
                 continue
@@ -310,17 +311,13 @@ class Lockstep:
                 # The caller was interrupted while this replica ran: interrupt it as well.
                 with self.sending:
                     if replica.interruptible:
-                        _interrupt(replica.thread.ident, KeyboardInterrupt)
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                            ctypes.c_ulong(replica.thread.ident), ctypes.py_object(KeyboardInterrupt)
+                        )
             replica.resume.release()
         for replica in replicas:
             if replica.thread is not None:
                 replica.thread.join(timeout=0.5)
-
-
-def _interrupt(thread: int, error: type[BaseException] | None) -> None:
-    """Has an error be raised in a thread; with None, has one that was not raised yet not be raised."""
-    raised = ctypes.py_object(error) if error is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
 
 def _own_part(result: Any, index: int) -> Any:
