@@ -101,6 +101,30 @@ def test_neither_a_checkpoint_nor_a_dataset_replaces_what_is_something_else(proj
     assert tree(project) != before and set(names(project)) == {name.split("/")[0] for name in before}
 
 
+@pytest.mark.parametrize("damage", [lambda text: text[:10], lambda text: "{}"], ids=["cut", "of another program"])
+def test_nothing_is_deleted_from_a_folder_with_a_damaged_record(tmp_path, damage):
+    """Which of its files are the user's cannot be told any more."""
+    manager = CheckpointManager(Checkpoint(v=rx.Variable(0.0)), tmp_path, max_to_keep=1)
+    saves = {
+        "replicax.json": lambda: Checkpoint(v=rx.Variable(1.0)).write(tmp_path / "model"),
+        "replicax-dataset.json": lambda: Dataset.range(3).save(tmp_path / "data"),
+    }
+    for record, save in saves.items():
+        folder = Path(save() or tmp_path / "data")
+        (folder / "thesis.txt").write_text("mine")
+        (folder / record).write_text(damage((folder / record).read_text()))
+        with pytest.warns(UserWarning, match="is kept as"):
+            save()
+        (kept,) = tmp_path.glob(f"{folder.name}.damaged-*")
+        assert (kept / "thesis.txt").read_text() == "mine" and not (folder / "thesis.txt").exists()
+    first = Path(manager.save())
+    (first / "thesis.txt").write_text("mine")
+    (first / "replicax.json").write_text(damage((first / "replicax.json").read_text()))
+    with pytest.warns(UserWarning, match="is kept. The file replicax.json"):
+        manager.save()
+    assert (first / "thesis.txt").read_text() == "mine"
+
+
 def test_a_path_may_be_bytes_or_a_link_or_have_any_character(tmp_path):
     v = rx.Variable(0.0)
     checkpoint = Checkpoint(v=v)

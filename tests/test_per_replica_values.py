@@ -108,6 +108,8 @@ def test_per_replica_values_that_users_make_are_taken_by_compiled_functions():
 
     assert [part.tolist() for part in made_inside(one, two).values] == [[2, 4], [6, 10]]
     assert [part.tolist() for part in made_inside(one, jnp.ones(3)).values] == [[2, 4], [2, 2, 2]]
+    with pytest.raises(ValueError, match=r"differ in shape or dtype.* replica 0: float32\[2\], replica 1: int32\[2\]"):
+        made_inside(jnp.ones(2), jnp.ones(2, jnp.int32))
 
 
 @pytest.mark.parametrize("compiled", [False, True])

@@ -138,16 +138,38 @@ def _refuse_other_folders(folder: str, kind: Kind) -> None:
 
 def _unlisted(folder: str, record: str) -> list[str]:
     """The files in a folder that its record does not list; none where the record is damaged."""
-    try:
-        listed = {record, *read_record(os.path.join(folder, record))["files"]}
-    except (OSError, ValueError, KeyError, TypeError):
+    files_listed = _files_listed(folder, record)
+    if files_listed is None:
         return []
+    listed = {record, *files_listed}
     found = []
     for inner, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(inner, name))]
         files = [name for name in files if not name.startswith(_OF_THE_SYSTEM)]
         found += [os.path.relpath(os.path.join(inner, name), folder) for name in (*links, *files)]
     return sorted(set(found) - listed)
+
+
+def _files_listed(folder: str, record: str) -> list[str] | None:
+    """The files that a folder's record lists; None where the record is damaged or is another program's."""
+    try:
+        return list(read_record(os.path.join(folder, record))["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _set_aside(target: str, kind: Kind) -> None:
+    """Renames a folder of which a damaged record does not tell what in it may be deleted."""
+    assert kind.record is not None
+    if not os.path.isfile(os.path.join(target, kind.record)) or _files_listed(target, kind.record) is not None:
+        return
+    aside = f"{target}.damaged-{uuid.uuid4().hex[:8]}"
+    os.rename(target, aside)
+    warnings.warn(
+        f"The file {kind.record} in {target} is damaged, so that what belongs to the {kind.noun} cannot be told. The "
+        f"folder is kept as {aside}; delete it if you do not need it.",
+        stacklevel=2,
+    )
 
 
 # --- staging folders -------------------------------------------------------------------------------------------------
@@ -265,7 +287,10 @@ def replacing(path: Any, kind: Kind) -> Iterator[str]:
     clean_up(parent)
     with _staging(target) as staging:
         yield os.path.join(staging, _NEW)
-        _put(staging, _target(path, kind))
+        target = _target(path, kind)
+        if kind.record is not None and os.path.isdir(target):
+            _set_aside(target, kind)
+        _put(staging, target)
 
 
 def _put(staging: str, target: str) -> None:
@@ -349,13 +374,16 @@ def between_renames(folder: str) -> list[str]:
 def remove(path: str, kind: Kind) -> None:
     """Deletes a folder of this kind, of which nothing is left under its name at once. Does nothing if there is none.
 
-    A folder that has files of the user in it is kept, with a warning; anything else is left alone.
+    A folder with files of the user in it, or with a damaged record, is kept, with a warning; anything else is left
+    alone.
     """
     assert kind.record is not None
     if os.path.islink(path) or not os.path.isfile(os.path.join(path, kind.record)):
         return
     try:
         _refuse_other_folders(path, kind)
+        if _files_listed(path, kind.record) is None:
+            raise FileExistsError(f"The file {kind.record} in {path} is damaged: delete the folder yourself.")
     except FileExistsError as error:
         warnings.warn(f"A {kind.noun} that was to be deleted is kept. {error}", stacklevel=2)
         return

@@ -404,10 +404,12 @@ class _Parts:
 
 
 def _not_compiled(value: Any, why: str = "") -> ValueError:
-    shapes = ", ".join(f"replica {i}: {getattr(part, 'shape', repr(part))}" for i, part in enumerate(value.values))
+    kinds = [f"{x.dtype}{list(x.shape)}" if hasattr(x, "dtype") else repr(x) for x in value.values]
+    got = ", ".join(f"replica {i}: {kind}" for i, kind in enumerate(kinds))
     return ValueError(
         "Compiled code has one program for all replicas, which cannot take components that are no arrays or, in this "
-        f"function, that differ in shape{why}, got {shapes}. Run the function eagerly, or make the components alike."
+        f"function, that differ in shape or dtype{why}, got {got}. Run the function eagerly, or make the "
+        "components alike."
     )
 
 
