@@ -84,7 +84,8 @@ ifneq ($(filter-out $(VERSION),$(VERSION_NEWEST)),)
 # have tests of their own. The rest is the oldest one's, and so are the comparison with TensorFlow, the injections
 # (`python scripts/injections.py` runs them on any interpreter) and the shared tests in several workers.
 OF_THE_OLDEST := no_silent_hang multi_worker* tpu_hosts launch* cluster* recipes layers against_tensorflow data older \
-    runtime devices repository interrupt messages lockstep input_rules tf_* data_* checkpoint* examples \
+    runtime devices repository interrupt messages lockstep input_* shared_iterators tf_* data_* checkpoint* \
+    atomic_files crash_points damage examples \
     programs_against_tensorflow
 NOT_ON_THE_NEWEST = $(patsubst %,'--ignore-glob=tests/test_%.py',$(OF_THE_OLDEST)) \
     --deselect tests/test_facts.py::test_facts_of_several_workers \
