@@ -39,11 +39,11 @@ def test_the_error_of_a_failed_step_does_not_come_out_of_later_calls():
     def total(x):
         return strategy.reduce(MEAN, strategy.run(lambda x: ctx().all_reduce(SUM, x + 1), args=(x,)), axis=None)
 
-    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Out of memory"):
         np.asarray(fails(jnp.float32(1)).values[0])
     # More calls than are in flight at once, after which older ones are waited for.
     assert [float(total(jnp.float32(k))) for k in range(40)] == [2.0 * k + 2 for k in range(40)]
-    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Out of memory"):
         np.asarray(fails(jnp.float32(1)).values[0])
     for _ in range(40):  # eager ones
         assert [float(x) for x in strategy.run(lambda: ctx().all_reduce(SUM, jnp.float32(3))).values] == [6.0, 6.0]
