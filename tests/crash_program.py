@@ -67,11 +67,20 @@ def after_a_kill(folder: Path, saves: int) -> Callable[[int], Any]:
     return lambda number: one.write(folder / "ckpt-1")
 
 
+def over_damage(folder: Path, saves: int) -> Callable[[int], Any]:
+    """Writes over a checkpoint with a damaged record, in which there is a file of the user."""
+    model = Path(checkpoint().write(folder / "model"))
+    (model / "replicax.json").write_text("{")
+    (model / "mine").touch()
+    return lambda number: checkpoint().write(model)
+
+
 OVER = {
     "write": write,
     "manager, the same number": functools.partial(manager, max_to_keep=2, same=True),
     "Dataset.save": saved_dataset,
     "write after a kill": after_a_kill,
+    "write over damage": over_damage,
 }
 WAYS: dict[str, Callable[[Path, int], Callable[[int], Any]]] = {
     **OVER,
@@ -85,8 +94,9 @@ WAYS: dict[str, Callable[[Path, int], Callable[[int], Any]]] = {
 
 
 def times(name: str, saves: int) -> int:
-    """How many times to save: one more for managers, which then delete, and once what is written once."""
-    return 1 if name in ("cache", "snapshot") else saves + name.startswith("manager, max")
+    """How many times to save: one more for managers, which then delete, and once what is done once."""
+    once = name.startswith(("cache", "snapshot", "write over damage"))
+    return 1 if once else saves + name.startswith("manager, max")
 
 
 def main() -> None:

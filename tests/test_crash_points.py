@@ -53,6 +53,17 @@ def written_after_a_kill(folder):
     return read(folder / "ckpt-1")
 
 
+def written_over_damage(folder):
+    """None while the damaged checkpoint is at the path, where there is always one. The user's file is kept."""
+    assert list(folder.rglob("mine")), "the user's file is gone"
+    try:
+        checkpoint().read(folder / "model").assert_consumed()
+    except rx.CheckpointError as error:
+        assert "replicax.json cannot be read" in str(error)
+        return None
+    return float(v)
+
+
 def saved(folder):
     one = checkpoint()
     path = rx.train.latest_checkpoint(folder)
@@ -88,9 +99,10 @@ def kept(keep):
     return value
 
 
-RESTORE = {
+RESTORE = {  # each gives the value that was saved last, or None
     "write": written,
     "write after a kill": written_after_a_kill,
+    "write over damage": written_over_damage,
     "save": saved,
     "manager": managed,
     "Dataset.save": saved_dataset,
@@ -123,7 +135,7 @@ def save_again(kind, folder):
     else:
         one = checkpoint()
         v.assign(99.0)
-        one.write(folder / ("model" if kind == "write" else "ckpt-1"))
+        one.write(folder / ("ckpt-1" if kind == "write after a kill" else "model"))
     again = kind not in ("cache", "snapshot")
     assert RESTORE[kind](folder) == (99 if again else 1)
     if again:
@@ -171,7 +183,7 @@ def test_whenever_a_process_is_killed_something_whole_is_there_as_new_as_what_it
             raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
         count[note["way"]] += 1
         fresh[note["way"]] += value is not None
-    assert len(count) == 13 and all(fresh.values()) and min(count.values()) > 5, count
+    assert len(count) == 15 and all(fresh.values()) and min(count.values()) > 5, count
     if "REPLICAX_FIGURES" in os.environ:
         with open(os.environ["REPLICAX_FIGURES"], "a", encoding="utf-8") as figures:
             for way, all_of_it in count.items():

@@ -10,7 +10,7 @@ A staging folder has a file that names the target, and that the process which ma
 ends with the process, so that `clean_up` can tell what a killed process has left from work that goes on.
 
 Only what replicax wrote is replaced or deleted. A folder is known by its record: a JSON file that lists the folder's
-files.
+files. A folder whose record is damaged is replaced like any other, but it is kept under another name.
 """
 
 from __future__ import annotations
@@ -53,9 +53,11 @@ class Kind(NamedTuple):
 
 
 def write_record(path: str, content: dict[str, Any]) -> None:
-    """Writes JSON with a checksum of itself."""
-    with open(path, "w", encoding="utf-8") as file:
+    """Writes JSON with a checksum of itself. A process that is killed leaves the whole record or none."""
+    unfinished = f"{path}.unfinished"
+    with open(unfinished, "w", encoding="utf-8") as file:
         json.dump({"content": content, "digest": _digest(content)}, file, indent=1)
+    os.replace(unfinished, path)
 
 
 def read_record(path: str) -> dict[str, Any]:
@@ -158,37 +160,29 @@ def _files_listed(folder: str, record: str) -> list[str] | None:
         return None
 
 
-def _set_aside(target: str, kind: Kind) -> None:
-    """Renames a folder of which a damaged record does not tell what in it may be deleted."""
-    assert kind.record is not None
-    if not os.path.isfile(os.path.join(target, kind.record)) or _files_listed(target, kind.record) is not None:
-        return
-    aside = f"{target}.damaged-{uuid.uuid4().hex[:8]}"
-    os.rename(target, aside)
-    warnings.warn(
-        f"The file {kind.record} in {target} is damaged, so that what belongs to the {kind.noun} cannot be told. The "
-        f"folder is kept as {aside}; delete it if you do not need it.",
-        stacklevel=2,
-    )
+def _is_damaged(folder: str, record: str) -> bool:
+    """Whether a folder has a record that does not tell which of its files may be deleted."""
+    return os.path.lexists(os.path.join(folder, record)) and _files_listed(folder, record) is None
 
 
 # --- staging folders -------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _staging(target: str) -> Iterator[str]:
+def _staging(target: str, kind: Kind) -> Iterator[str]:
     """Yields a new, locked staging folder beside `target`, which is removed at the end with all that is in it."""
-    staging, lock = _new_staging(target)
+    staging, lock = _new_staging(target, kind)
     try:
         try:
             yield staging
         finally:
-            _settle(staging, target)
+            _settle(staging, target, kind.record)
     finally:
         os.close(lock)
 
 
-def _new_staging(target: str) -> tuple[str, int]:
+def _new_staging(target: str, kind: Kind) -> tuple[str, int]:
+    about = [os.path.basename(target), *([kind.record] if kind.record else [])]
     while True:
         staging = os.path.join(os.path.dirname(target), _STAGING + uuid.uuid4().hex)
         os.mkdir(staging)
@@ -199,7 +193,7 @@ def _new_staging(target: str) -> tuple[str, int]:
             continue
         with contextlib.suppress(OSError):  # a file system without locks
             _lock(lock)
-        os.write(lock, os.fsencode(os.path.basename(target)))
+        os.write(lock, b"\0".join(map(os.fsencode, about)))
         if os.path.exists(name):
             return staging, lock
         os.close(lock)  # another process has taken it for abandoned before it was locked
@@ -218,30 +212,43 @@ def _stagings(folder: str) -> list[str]:
     return []
 
 
-def _target_of(staging: str) -> str | None:
-    """The path that a staging folder is for; None where it does not say."""
+def _purpose(staging: str) -> tuple[str | None, str | None]:
+    """The path that a staging folder is for, if it tells one, and the name of the record of a folder there."""
     try:
         with open(os.path.join(staging, _TARGET), "rb") as file:
-            name = os.fsdecode(file.read())
+            name, _, record = os.fsdecode(file.read()).partition("\0")
     except OSError:
-        return None
+        return None, None
     plain = os.path.basename(name) == name and name not in ("", os.curdir, os.pardir)
-    return os.path.join(os.path.dirname(staging), name) if plain else None
+    return os.path.join(os.path.dirname(staging), name) if plain else None, record or None
 
 
-def _settle(staging: str, target: str | None) -> None:
-    """Puts a folder in place that was caught between two renames, and removes the staging folder."""
+def _settle(staging: str, target: str | None, record: str | None) -> None:
+    """Puts a folder in place that was caught between two renames, and removes the staging folder.
+
+    A folder with a damaged record is kept beside the target, with a warning.
+    """
     old, new = os.path.join(staging, _OLD), os.path.join(staging, _NEW)
     if target is not None and os.path.isdir(old) and not os.path.lexists(target):
         os.rename(new if os.path.isdir(new) else old, target)
         _flush(os.path.dirname(target))
+    kept = None
     with contextlib.suppress(OSError):  # what cannot be removed is for the next one
         for name in os.listdir(staging):
             path = os.path.join(staging, name)
-            if name != _TARGET:
+            if target is not None and record is not None and _is_damaged(path, record):
+                kept = f"{target}.damaged-{uuid.uuid4().hex[:8]}"
+                os.rename(path, kept)
+            elif name != _TARGET:
                 shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
         os.remove(os.path.join(staging, _TARGET))  # last, since only a folder that has it is known as ours
         os.rmdir(staging)
+    if kept is not None:
+        warnings.warn(
+            f"The file {record} in {target} was damaged, so that what belonged to it cannot be told. The folder that "
+            f"was replaced is kept as {kept}; delete it if you do not need it.",
+            stacklevel=2,
+        )
 
 
 def clean_up(folder: str) -> None:
@@ -262,7 +269,7 @@ def _take_over(staging: str) -> None:
         return
     try:
         _lock(lock)
-        _settle(staging, _target_of(staging))
+        _settle(staging, *_purpose(staging))
     finally:
         os.close(lock)
 
@@ -285,11 +292,9 @@ def replacing(path: Any, kind: Kind) -> Iterator[str]:
     if kind.record is not None:
         make_folders(parent)
     clean_up(parent)
-    with _staging(target) as staging:
+    with _staging(target, kind) as staging:
         yield os.path.join(staging, _NEW)
-        target = _target(path, kind)
-        if kind.record is not None and os.path.isdir(target):
-            _set_aside(target, kind)
+        _target(target, kind)  # which may have become something else since
         _put(staging, target)
 
 
@@ -360,14 +365,14 @@ def existing(path: str) -> str:
         target = os.path.realpath(path)
         for staging in _stagings(os.path.dirname(target)):
             old, new = os.path.join(staging, _OLD), os.path.join(staging, _NEW)
-            if _target_of(staging) == target and os.path.isdir(old):
+            if _purpose(staging)[0] == target and os.path.isdir(old):
                 return new if os.path.isdir(new) else old
     return path
 
 
 def between_renames(folder: str) -> list[str]:
     """The paths in a folder that `existing` finds aside."""
-    targets = [_target_of(staging) for staging in _stagings(folder)]
+    targets = [_purpose(staging)[0] for staging in _stagings(folder)]
     return [target for target in targets if target is not None and existing(target) != target]
 
 
@@ -380,13 +385,14 @@ def remove(path: str, kind: Kind) -> None:
     assert kind.record is not None
     if os.path.islink(path) or not os.path.isfile(os.path.join(path, kind.record)):
         return
+    target = os.path.abspath(path)
     try:
-        _refuse_other_folders(path, kind)
-        if _files_listed(path, kind.record) is None:
+        _refuse_other_folders(target, kind)
+        if _is_damaged(target, kind.record):
             raise FileExistsError(f"The file {kind.record} in {path} is damaged: delete the folder yourself.")
+        with _staging(target, kind) as staging:
+            os.rename(target, os.path.join(staging, _DELETED))
     except FileExistsError as error:
         warnings.warn(f"A {kind.noun} that was to be deleted is kept. {error}", stacklevel=2)
-        return
-    target = os.path.abspath(path)
-    with contextlib.suppress(FileNotFoundError), _staging(target) as staging:
-        os.rename(target, os.path.join(staging, _DELETED))
+    except FileNotFoundError:  # another process has just deleted it
+        pass

@@ -75,7 +75,7 @@ def _snapshot(nodes: Sequence[Node], together: bool) -> _files.Saved:
     return _files.Saved(saved, arrays, uuid.uuid4().hex)
 
 
-def _write_together(path: str, saved: _files.Saved, then: Then) -> None:
+def _write_together(path: str, saved: _files.Saved, then: Then | None) -> None:
     """Writes where several processes save: of those with the same path one does."""
     me, where = jax.process_index(), os.path.abspath(path)
     told = [text.rsplit(" ", 1) for text in _everyones(f"the checkpoint {where} {saved.token}")]
@@ -83,8 +83,7 @@ def _write_together(path: str, saved: _files.Saved, then: Then) -> None:
     problem = ""
     if first == me:
         try:
-            _files.write(path, saved)
-            then(path, True)
+            _write_alone(path, saved, then)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
     problems = [text.split("\n", 1)[1] for text in _everyones(f"the writing of the checkpoint {where}\n{problem}")]
@@ -94,8 +93,15 @@ def _write_together(path: str, saved: _files.Saved, then: Then) -> None:
     if first != me:
         apart = _files.token_at(path) != told[first][1]  # the same name on another machine's disk
         if apart:
-            _files.write(path, saved)
-        then(path, apart)
+            _write_alone(path, saved, then)
+        elif then is not None:
+            then(path, False)
+
+
+def _write_alone(path: str, saved: _files.Saved, then: Then | None) -> None:
+    _files.write(path, saved, listed=then is not None)
+    if then is not None:
+        then(path, True)
 
 
 def _refuse_replicas(method: str) -> None:
@@ -196,18 +202,15 @@ class Checkpoint:
             self._attributes["save_counter"] = ResourceVariable(0, dtype=dtype, trainable=False, name="save_counter")
         return self._attributes["save_counter"]
 
-    def _write(self, path: str, method: str, then: Then = lambda path, wrote: None) -> None:
-        """Writes at this very path, and calls `then` with the path and whether this process has written it."""
+    def _write(self, path: str, method: str, then: Then | None = None) -> None:
+        """Writes at this very path. `then` lists it: it gets the path and whether this process has written it."""
         _refuse_replicas(method)
         if self._restoration is not None and self._restoration.unused():
             _late.apart(functools.partial(self._restoration.settle, late_only=True))
         nodes = _tracking.graph_of(self._parts())
         together = _of_several(nodes)
         saved = _snapshot(nodes, together)
-        if together:
-            return _write_together(path, saved, then)
-        _files.write(path, saved)
-        then(path, True)
+        (_write_together if together else _write_alone)(path, saved, then)
 
     def write(self, file_prefix: Any, options: Any = None) -> str:
         """Saves at this very path, without counting; see `save`.
@@ -244,6 +247,7 @@ class Checkpoint:
         Raises:
             RuntimeError: inside of a compiled function or of `run`.
             FileExistsError: there is something at that path that is no checkpoint, or has other files in it.
+            IsADirectoryError: in that folder there is a folder `checkpoint`, the name of the list of checkpoints.
             CheckpointError: this or another worker of the job could not write it.
         """
         _refuse_replicas("save")

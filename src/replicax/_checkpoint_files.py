@@ -79,14 +79,20 @@ def _array_writer(ocp: Any) -> Any:
     return ArrayWriter()
 
 
-def write(path: str, saved: Saved) -> None:
-    """Writes a checkpoint at `path`, in place of one that is there.
+def write(path: str, saved: Saved, listed: bool = False) -> None:
+    """Writes a checkpoint at `path`, in place of one that is there. `listed` tells that `record` will list it.
 
     Raises:
         FileExistsError: there is something else.
+        IsADirectoryError: it could not be listed, because there is a folder where the list should be.
         InvalidArgumentError: the path is empty, or is the working folder or one above it.
         CheckpointError: it could not be written, as on a full disk.
     """
+    if listed and os.path.isdir(state := os.path.join(os.path.dirname(path), STATE)):
+        raise IsADirectoryError(
+            f"The checkpoint {path} was not written. {state} is a folder, and it is the name of the file that lists "
+            "the checkpoints. Move that folder elsewhere."
+        )
     args, checkpointer = _orbax()
     stored = {key: array for key, array in saved.arrays.items() if array.size}  # Orbax takes no empty ones
     with contextlib.closing(checkpointer), replacing(path, CHECKPOINT) as new:
@@ -249,16 +255,7 @@ def record(directory: str, state: State, is_ours: Callable[[str], bool], before:
     """Writes which checkpoints there are: these, and after what the index has of others, or `before` where it is lost.
 
     Names are kept relative to the folder.
-
-    Raises:
-        IsADirectoryError: there is a folder where the file should be.
     """
-    file = os.path.join(directory, STATE)
-    if os.path.isdir(file):
-        raise IsADirectoryError(
-            f"The checkpoint was written, but it cannot be listed: {file}, the file that lists the checkpoints, is a "
-            "folder. Move it elsewhere."
-        )
     with changing(directory):
         try:
             there = _indexed(directory, STATE)
@@ -272,7 +269,7 @@ def record(directory: str, state: State, is_ours: Callable[[str], bool], before:
             "all_model_checkpoint_timestamps": list(paths.values()),
             "last_preserved_timestamp": state.last_preserved or there.last_preserved,
         }
-        with replacing(file, INDEX) as new:
+        with replacing(os.path.join(directory, STATE), INDEX) as new:
             write_record(new, content)
 
 

@@ -18,7 +18,7 @@ from replicax._data.iterators import call, call_user
 from replicax._data.reading import Reading, replayed
 from replicax._data.sources import of_list
 from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec
-from replicax._data.stored import DATASET, Saved, Spread, checked_compression, is_saved
+from replicax._data.stored import DATASET, Saved, Spread, checked_compression, is_saved, while_written
 from replicax._errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -128,14 +128,8 @@ def _while_saving(
     dataset: Base, reading: Reading, path: str, compression: str | None, shard_of: Callable[[Any], int] | None
 ) -> Iterator[Any]:
     with replacing(path, DATASET) as folder:
-        spreading = Spread(Path(folder), compression, shard_of, dataset._spec(True))
-        try:
-            for element in dataset._make(reading):
-                spreading.write(element)
-                yield element
-            spreading.finish()
-        finally:
-            spreading.abandon()
+        spread = Spread(Path(folder), compression, shard_of, dataset._spec(True))
+        yield from while_written(dataset._make(reading), spread)
 
 
 def _shard_of(function: Callable[..., Any] | None) -> Callable[[Any], int] | None:

@@ -253,14 +253,7 @@ def written_once(filename: str | os.PathLike[str], source: Base) -> Maker:
         if not path.parent.is_dir():
             raise FileNotFoundError(f"There is no folder {path.parent} for the file {path.name}. Make it before.")
         with replacing(path, _CACHE) as new:
-            writer = Writer(new, None)
-            try:
-                for element in source._make(reading):
-                    writer.write(element)
-                    yield element
-                writer.finish()
-            finally:
-                writer.abandon()
+            yield from while_written(source._make(reading), Writer(new, None))
 
     return make
 
@@ -300,6 +293,17 @@ class Spread:
         """Closes what is open."""
         for writer in self._writers.values():
             writer.abandon()
+
+
+def while_written(elements: Iterator[Any], writer: Writer | Spread) -> Iterator[Any]:
+    """The elements, each written as it passes by. What is written is finished only if all of them have passed."""
+    try:
+        for element in elements:
+            writer.write(element)
+            yield element
+        writer.finish()
+    finally:
+        writer.abandon()
 
 
 def _name(number: int) -> str:
