@@ -26,6 +26,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_adapters",
         "_atomic_files",
         "_private",
+        "_pickling",
         "_profiling",
         "_tracebacks",
         "_help",

@@ -1,5 +1,8 @@
 """PerReplica values where plain ones are expected, and those that users make of components."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -119,3 +122,25 @@ def test_a_made_value_has_a_component_for_each_replica(compiled):
     for count in (1, 3):
         with pytest.raises(ValueError, match=f"with {count} components .* 2 replicas"):
             (rx.function(run) if compiled else run)(rx.PerReplica([jnp.ones(2)] * count))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_per_replica_values_are_pickled_and_copied_without_their_devices(compiled):
+    strategy = mirrored()
+    replica = lambda: rx.get_replica_context().replica_id_in_sync_group  # noqa: E731
+    value = (rx.function(strategy.run) if compiled else strategy.run)(replica)
+    for other in (pickle.loads(pickle.dumps(value)), copy.deepcopy(value), copy.copy(value)):
+        assert isinstance(other, rx.PerReplica) and [int(part) for part in other.values] == [0, 1]
+        assert int(strategy.reduce("SUM", other, axis=None)) == 1
+
+
+@pytest.mark.parametrize("number", [2**40 + 1, 1 / 3, 1 / 3 + 1j, np.uint64(2**64 - 1)])
+def test_pickled_variables_and_per_replica_values_of_64_bits_load_where_jax_has_32(number):
+    with jax.enable_x64(True):
+        array = jnp.asarray(number)
+        made = [rx.Variable(array), rx.Variable({"a": [array]}), rx.PerReplica([array, array])]
+        stored = [pickle.dumps(value, protocol) for value in made for protocol in (2, 5)]
+    for value in map(pickle.loads, [*stored, *map(pickle.dumps, made)]):
+        value = value.values[0] if isinstance(value, rx.PerReplica) else value.value()
+        (leaf,) = jax.tree.leaves(value)
+        assert leaf.dtype == np.asarray(number).dtype and leaf.item() == number

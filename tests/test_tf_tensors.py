@@ -70,6 +70,20 @@ assert spec.dtype is tf.int64 and spec.dtype.is_integer
 assert jnp.zeros(2, tf.bfloat16).astype(tf.int8).dtype is tf.int8 and np.zeros(2, tf.float16).dtype.size == 2
 assert isinstance(tf.float32, tf.DType) and not isinstance("float32", tf.DType) and tf.DType(3) is tf.int32
 assert isinstance(array.dtype, tf.DType) and issubclass(type(tf.bfloat16), tf.DType)
+
+# What is pickled or copied keeps 64 bits, by multiprocessing too, though JAX's own setting is 32.
+from multiprocessing.reduction import ForkingPickler
+ways = [lambda x, p=p: pickle.loads(pickle.dumps(x, p)) for p in range(2, 6)]
+ways += [lambda x: pickle.loads(ForkingPickler.dumps(x)), copy.copy, copy.deepcopy]
+wide = {tf.int64: 2**40 + 1, tf.float64: 1 / 3, tf.complex128: 1 / 3 + 1j, tf.uint64: 2**64 - 1}
+for dtype, number in (wide | {tf.int32: 5, tf.bool: True}).items():
+    tensor = tf.constant([number], dtype)
+    for x in tensor, tf.Variable(tensor), {"a": (tensor,)}:
+        for way in ways:
+            (got,) = tf.nest.flatten(way(x))
+            assert got.dtype is dtype and got.numpy().tolist() == [number], (way, got)
+        assert b"replicax" not in pickle.dumps(tensor) or dtype in wide  # else JAX alone can load it
+
 key = jax.random.key(0)  # of a dtype that numpy has not
 assert key.dtype == jax.random.key(1).dtype and not isinstance(key.dtype, tf.DType)
 """)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from replicax import _devices, _nest, _private, _tracebacks, _value_errors
+from replicax import _devices, _nest, _pickling, _private, _tracebacks, _value_errors
 from replicax._indexed_slices import IndexedSlices
 from replicax._recycled import Pool, keeps_bits, put
 
@@ -327,6 +327,12 @@ class _Value(DistributedValues):
         self._parts, self._array, self._local, self.mesh, self.ragged = None, None, component, mesh, False
         self._padded, self.kinds, self.whole = None, None, False
         return self
+
+    def __copy__(self) -> _Value:
+        return self  # which nothing changes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (_pickling.stored(self.values),)  # without devices, which another process need not have
 
     def uniform(self) -> bool:
         """Whether the components here are arrays of one shape and dtype."""

@@ -30,12 +30,13 @@ from replicax import (
     _levels,
     _nest,
     _packs,
+    _pickling,
     _private,
     _step_failures,
     _tape,
 )
 from replicax._indexed_slices import IndexedSlices
-from replicax._specs import TensorShape, as_dtype
+from replicax._specs import SINGLE_DTYPES, TensorShape, as_dtype
 from replicax._types import (
     VariableAggregation,
     VariableSynchronization,
@@ -261,7 +262,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
     @property
     def dtype(self) -> Any:
         """The array's dtype; for a pytree, a pytree of dtypes."""
-        return self._of_leaves([leaf.dtype for leaf in self._types])
+        return self._of_leaves([SINGLE_DTYPES.get(leaf.dtype, leaf.dtype) for leaf in self._types])
 
     @property
     def ndim(self) -> int:
@@ -515,7 +516,8 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
         return clone
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__deepcopy__({}).__dict__  # with leaves of its own, wherever they stand
+        state = self.__deepcopy__({}).__dict__  # with leaves of its own, wherever they stand
+        return {**state, "_leaves": _pickling.stored(state["_leaves"])} if "_leaves" in state else state
 
     # Graphs and sessions, which there are none of.
 

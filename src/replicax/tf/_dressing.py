@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _display, _private, _specs
+from replicax import _display, _pickling, _private, _specs
 from replicax._errors import InvalidOperandError
 from replicax._specs import TensorShape
 from replicax._variables import Variable
@@ -86,6 +87,7 @@ def dress() -> None:
     """Gives JAX's arrays all that, and lets JAX have 64-bit types where they are asked for."""
     array_type: Any = _private.array_type()
     array_type.numpy, array_type.ref = numpy, Variable.ref
+    copyreg.pickle(array_type, _pickling.reduced)
     kinds: list[Any] = [array_type, jax.core.Tracer]
     for kind in kinds:
         kind.get_shape, kind.set_shape, kind.__abs__ = get_shape, set_shape, magnitude
