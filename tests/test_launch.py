@@ -497,6 +497,44 @@ def test_a_jax_program_reduces_over_the_workers(tmp_path):
     assert launch.out.count("total 6.0 on 4 devices") == 2
 
 
+def test_a_stopped_guard_and_a_deleted_folder_of_reports_do_not_delay_the_end(tmp_path):
+    program = """
+    import shutil
+    if task == 0:
+        shutil.rmtree(os.environ["REPLICAX_REPORT_DIR"])
+        os.kill(os.getppid(), signal.SIGSTOP)
+        Path("stopped").touch()
+        for_ever()
+    while not os.path.exists("stopped"):
+        time.sleep(0.01)
+    sys.exit(5)
+    """
+    with Launch(tmp_path, "--workers 2", program) as launch:
+        assert launch.wait() == 5, launch.output
+    assert launch.err.splitlines() == [
+        "replicax launch: worker 1 failed first: exit status 5",
+        "  worker 0: ended by the launcher (killed by SIGTERM)",
+    ]
+
+
+def test_an_interrupt_while_the_launcher_ends_is_no_traceback_and_leaves_nothing(tmp_path, run_python):
+    (tmp_path / "program.py").write_text("", encoding="utf-8")
+    done = run_python(
+        f"""
+        import os, signal
+        from replicax.launch import _guard, main
+        ends = _guard.end_descendants
+        def interrupted(**options):
+            os.kill(os.getpid(), signal.SIGINT)
+            ends(**options)
+            print("ended what was left")
+        _guard.end_descendants = interrupted
+        print(main(["launch", "--workers", "1", {str(tmp_path / "program.py")!r}]))
+        """
+    )
+    assert (done.stdout, done.stderr) == ("ended what was left\n0\n", "")
+
+
 def test_an_installed_package_has_the_command():
     import tomllib
 

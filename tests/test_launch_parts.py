@@ -6,12 +6,15 @@ import signal
 import socket
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replicax.launch._cluster import LaunchError, Ports, split_address, visible_gpus
 from replicax.launch._output import LONGEST_LINE, PROGRESS_INTERVAL, Lines
 from replicax.launch._report import Outcome, read_report, verdict
+
+# Nothing by the clock: the machine may be busy.
+untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def cut(chunks, clock=lambda: 0.0):
@@ -23,12 +26,14 @@ def cut(chunks, clock=lambda: 0.0):
     return lines
 
 
+@untimed
 @given(st.lists(st.text("ab\n", max_size=8).map(str.encode), max_size=8))
 def test_lines_do_not_depend_on_how_they_arrive(chunks):
     text = b"".join(chunks)
     assert cut(chunks) == text.removesuffix(b"\n").split(b"\n") if text else cut(chunks) == []
 
 
+@untimed
 @given(st.lists(st.text("ab\r\n", max_size=8).map(str.encode), max_size=8))
 def test_a_line_that_is_drawn_anew_shows_its_last_state(chunks):
     text = b"".join(chunks)
@@ -151,6 +156,15 @@ def test_a_worker_that_left_early_is_the_cause_and_the_exit_status_the_witness()
         "worker 1 is the cause: ended with exit status 0",
         "  worker 0 says: worker 1 left",
     ]
+
+
+@pytest.mark.parametrize("failed_at, first", [(2.0, 1), (0.5, 2)])
+def test_a_worker_that_ended_before_it_joined_is_first_unless_another_failed_earlier(failed_at, first):
+    waits = Outcome(0, "127.0.0.1", -signal.SIGTERM, 5.0, True, address="a:1", joins=["a:1", "b:1", "c:1"])
+    absent = Outcome(1, "127.0.0.1", 0, 1.0, address="b:1")
+    failed = Outcome(2, "127.0.0.1", 3, failed_at, address="c:1")
+    status, text = first_line(waits, absent, failed)
+    assert (status, text.split(":")[0]) == (3, f"worker {first} failed first")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"time": "soon"}', '{"time": 1, "kind": "lost"}'])

@@ -38,6 +38,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_verdict",
         "_ending",
         "_monitor",
+        "_monitor_hub",
         "_preflight",
         "_runtime",
         "_joining",

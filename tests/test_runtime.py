@@ -17,6 +17,7 @@ from replicax import _ending, _runtime, _verdict
 from replicax._calls import Calls
 from replicax._channel import Channel, Relay, interface, parse, wait
 from replicax._verdict import Peer
+from replicax.launch._report import read_mark
 
 
 def ready(calls: Calls, label: str) -> None:
@@ -268,6 +269,29 @@ def test_which_exceptions_follow_from_another_process(text, other):
             raise OSError("training failed") from error
     except OSError as error:
         assert _ending.caused_by_another(error) is other
+
+
+def test_an_exception_whose_text_cannot_be_made_is_told_all_the_same():
+    class Failure(Exception):
+        def __str__(self):
+            raise RuntimeError("no text")
+
+    assert _ending.one_line(Failure()).endswith("Failure: <exception str() failed>")
+    assert not _ending.caused_by_another(Failure())
+
+
+def test_a_worker_that_has_joined_says_so_on_a_full_disk_too(tmp_path, monkeypatch):
+    resource = pytest.importorskip("resource")
+    monkeypatch.setenv("REPLICAX_REPORT_DIR", str(tmp_path))
+    _ending.mark_waiting(1, ["a:1", "b:2"])
+    assert read_mark(tmp_path, 1) == (["a:1", "b:2"], False)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # nothing can be written to a file
+    try:
+        _ending.mark_joined(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert read_mark(tmp_path, 1) == (["a:1", "b:2"], True)
 
 
 def test_reports_are_written_where_they_are_asked_for(tmp_path, monkeypatch):

@@ -41,7 +41,8 @@ def caused_by_another(error: BaseException) -> bool:
         seen.add(id(current))
         if isinstance(current, FailedElsewhere):
             return True
-        if _STATUS.match(str(current)) and _OF_ANOTHER.search(str(current)):
+        text = _text(current)
+        if _STATUS.match(text) and _OF_ANOTHER.search(text):
             return True
         current = current.__cause__ or current.__context__
     return False
@@ -87,11 +88,19 @@ def main_stack() -> str:
     return "  (it runs from one function to the next)\n"
 
 
+def _text(error: BaseException) -> str:
+    """An exception's message, also where its own `__str__` raises."""
+    try:
+        return str(error)
+    except Exception:
+        return "<exception str() failed>"  # as Python's tracebacks say
+
+
 def one_line(error: BaseException) -> str:
     """An exception's type and the first line of its message."""
     kind = type(error)
     name = kind.__name__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__name__}"
-    text = str(error).strip().split("\n")[0]
+    text = _text(error).strip().split("\n")[0]
     return f"{name}: {text}" if text else name
 
 
@@ -181,20 +190,21 @@ def write_report(
         new.replace(path)
 
 
-def write_mark(process_id: int, name: str, addresses: Sequence[str]) -> None:
-    """Tells who has started this process, if it has asked for reports, how it stands with the job at these addresses.
-
-    Args:
-        process_id: which process this is.
-        name: "waits" for the others, or has "joined".
-        addresses: those of the job's processes.
-    """
+def mark_waiting(process_id: int, addresses: Sequence[str]) -> None:
+    """Tells who has started this process, if it has asked for reports, that it waits for the job at these addresses."""
     if folder := os.environ.get(_REPORTS):
         with contextlib.suppress(OSError):
             Path(folder).mkdir(parents=True, exist_ok=True)
             new = Path(folder, f"{process_id}.{os.getpid()}.new")
             new.write_text(json.dumps(list(addresses)), encoding="utf-8")
-            new.replace(Path(folder, f"{process_id}.{name}"))
+            new.replace(Path(folder, f"{process_id}.waits"))
+
+
+def mark_joined(process_id: int) -> None:
+    """Tells that it has joined that job. A full disk does not prevent it: no other file is written."""
+    if folder := os.environ.get(_REPORTS):
+        with contextlib.suppress(OSError):
+            Path(folder, f"{process_id}.waits").replace(Path(folder, f"{process_id}.joined"))
 
 
 class _Exit(SystemExit):

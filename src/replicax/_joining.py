@@ -19,7 +19,8 @@ from replicax import _ending, _preflight, _private, _quiet, _runtime
 from replicax._calls import Calls
 from replicax._channel import Channel, Relay, interface, is_own, join_address, listen, parse
 from replicax._errors import JobError
-from replicax._monitor import Hub, Member, Monitor
+from replicax._monitor import Member, Monitor
+from replicax._monitor_hub import Hub
 from replicax._runtime import Job
 from replicax._verdict import Peer
 
@@ -56,7 +57,7 @@ def join(job: Job) -> None:
     calls = Calls()
     said: dict[int, dict[str, Any]] = {}
     peers = {i: Peer(job.name(i), job.addresses[i]) for i in range(len(job.tasks))}
-    _ending.write_mark(job.process_id, "waits", job.addresses)
+    _ending.mark_waiting(job.process_id, job.addresses)
     if job.process_id == 0:
         gathering = _preflight.Gathering(job, limit)
         gathering.run()
@@ -77,7 +78,7 @@ def join(job: Job) -> None:
         address = Relay(parse(answer["jax"])).address
         both = {0: peers[0], job.process_id: peers[job.process_id]}
         monitor = Member(job.process_id, both, calls, heartbeat, channel)
-    _ending.write_mark(job.process_id, "joined", job.addresses)
+    _ending.mark_joined(job.process_id)
     monitor.step_timeout = limits["step"]
     _runtime.watched_by(monitor, calls)
     _hooks = _ending.Hooks(_failed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import sys
@@ -220,7 +221,8 @@ def launch(arguments: Sequence[str], program: str) -> int:
         screen.say(f"error: {error}", alarm=True)
         status = 2
     # Who has asked the launcher to end does not wait for a reader who may never read.
-    screen.close(5.0 if launcher is not None and launcher.interrupted else None)
+    with contextlib.suppress(KeyboardInterrupt):
+        screen.close(5.0 if launcher is not None and launcher.interrupted else None)
     return status
 
 

@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from replicax._channel import interface, join_address, read_message
 from replicax.launch._cluster import LaunchError
@@ -59,7 +59,7 @@ class Connection:
     async def messages(self, reader: asyncio.StreamReader, receive: Callable[[Message], object]) -> None:
         """Passes on what comes, until the connection ends or something comes that no launcher sends."""
         rest = bytearray()
-        with contextlib.suppress(OSError), self._as_stranger():
+        try:
             while data := await reader.read(1 << 16):
                 self.heard = time.monotonic()
                 *lines, last = data.split(b"\n")
@@ -73,11 +73,8 @@ class Connection:
                         receive(message)
                 if len(rest) > (_LONGEST_MESSAGE if self.known else _LONGEST_OF_A_STRANGER):
                     raise ValueError("too long a message")
-
-    @contextlib.contextmanager
-    def _as_stranger(self) -> Iterator[None]:
-        try:
-            yield
+        except OSError:
+            pass  # it has ended
         except ValueError:
             self.strange = True
 

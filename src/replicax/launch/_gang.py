@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -73,9 +72,10 @@ class Worker:
     def signal(self, number: int) -> None:
         """Sends it a signal; SIGKILL also to everything below it."""
         self.asked_to_end = self.asked_to_end or time.time()
-        # A stopped process acts on no signal but these two.
+        # A stopped process acts on no signal but these two, and a stopped guard passes none on.
         with contextlib.suppress(OSError):
             self._control.send(bytes([number] if number == signal.SIGKILL else [number, signal.SIGCONT]))
+        self._process.send_signal(signal.SIGCONT)
 
     async def wait(self) -> tuple[int | None, float, float | None]:
         """Passes its output on until it has ended: its exit status, when that was, and when it was asked to."""
@@ -204,7 +204,7 @@ class Gang:
 
     async def _watch_reports(self) -> None:
         """A worker may know that it has failed and not come to its end."""
-        while not any(name.endswith(".json") for name in os.listdir(self._folder)):
+        while not any(self._folder.glob("*.json")):  # the folder itself may have been deleted
             await asyncio.sleep(_LOOK)
         await asyncio.sleep(_REPORTED_AND_ALIVE)
         self._fail()

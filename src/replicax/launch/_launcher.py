@@ -81,6 +81,8 @@ class Launcher:
         self._gpus = share_gpus(visible_gpus(os.environ), plan.here, plan.devices)
         self._gang: Gang | None = None
         self._interrupts: list[int] = []
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
+        self._task: asyncio.Task[int] | None = None
         try:
             self._timeout = seconds_from_environment(HEARTBEAT, 30.0) or 30.0
         except JobError as error:
@@ -96,41 +98,46 @@ class Launcher:
         # Where a shell has started something else and then become the launcher, that is its child.
         others = _guard.descendants(os.getpid())
         _guard.adopt_orphans()
-        try:
-            return asyncio.run(self._run())
-        except (asyncio.CancelledError, KeyboardInterrupt):  # before the workers were started, or after they had ended
-            number = self._interrupts[0] if self._interrupts else signal.SIGINT  # asyncio has a handler of its own
-            self._screen.say(f"interrupted by {signal_name(number)}.")
-            return exit_status(-number)
-        finally:
-            _guard.end_descendants(spare=others)  # there are some if a guard was killed
+        with self._signals():
+            try:
+                return asyncio.run(self._run())
+            except asyncio.CancelledError:  # by a signal, before the workers were started or after they had ended
+                number = self._interrupts[0]
+                self._screen.say(f"interrupted by {signal_name(number)}.")
+                return exit_status(-number)
+            finally:
+                _guard.end_descendants(spare=others)  # there are some if a guard was killed
 
     async def _run(self) -> int:
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
-        with self._signals():
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        try:
+            if self._interrupts:
+                raise asyncio.CancelledError
             async with self._link() as (link, host):
                 while (found := await self._attempt(link, host))["again"]:
                     pass
                 return found["status"]
+        finally:
+            self._loop = None
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
         """Follows signals, but those that are ignored, such as SIGHUP under nohup."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
 
         def act(number: int) -> None:
-            if self._gang is None:
-                task.cancel()
-            else:
+            if self._gang is not None:
                 self._inbox.put_nowait({"op": "signal", "interrupt": number})
+            elif self._task is not None:
+                self._task.cancel()
 
         def handle(number: int, frame: object) -> None:
             self._interrupts.append(number)
             if self._interrupts.count(signal.SIGINT) > 1:
                 # Even where output is blocked. The guards see that this process has gone, and end everything.
                 os._exit(exit_status(-signal.SIGINT))
-            loop.call_soon_threadsafe(act, number)
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(act, number)
 
         before = {number: signal.getsignal(number) for number in _SIGNALS}
         caught = [number for number in _SIGNALS if before[number] != signal.SIG_IGN]

@@ -158,10 +158,11 @@ def verdict(outcomes: Sequence[Outcome]) -> tuple[int, str]:
     Returns:
         0 and an empty text if none failed.
     """
-    if absent := _absent(outcomes):
+    failures = sorted((outcome for outcome in outcomes if outcome.failed), key=lambda outcome: outcome.failed_at)
+    absent = _absent(outcomes)
+    if absent is not None and not (failures and failures[0].failed_at < absent.when):
         statuses = [outcome.status for outcome in outcomes if outcome.status and not outcome.ended]
         return exit_status(statuses[0]) if statuses else 1, _tell(absent, absent, outcomes)
-    failures = sorted((outcome for outcome in outcomes if outcome.failed), key=lambda outcome: outcome.failed_at)
     if not failures:
         return 0, ""
     witness = failures[0]

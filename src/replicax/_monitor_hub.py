@@ -1,0 +1,179 @@
+"""The monitor of process 0, which compares what all processes say of themselves and decides when a job ends."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from replicax import _ending
+from replicax._calls import Calls, Made
+from replicax._channel import Channel, wait
+from replicax._monitor import LINGER, Monitor
+from replicax._verdict import Peer, Verdict, broken, diverged, failure, left, standing, stuck
+
+_SETTLE = 0.3  # seconds in which failures count as being of the same time
+_COMPILES = 10  # deadlines of a step that compiling may take
+
+
+class Hub(Monitor):
+    """The monitor of process 0."""
+
+    def __init__(self, peers: dict[int, Peer], calls: Calls, heartbeat: float, members: dict[int, Channel]):
+        super().__init__(0, peers, calls, heartbeat)
+        self._members = members
+        self._told = 0.0
+        self._trouble: float | None = None  # when the first failure was heard of
+        self._broken: float | None = None
+        self._late_one: tuple[int, float] | None = None  # who has waited too long, and the deadline it had
+        self._asked: float | None = None  # when all were asked where they stand
+        self._leaving: float | None = None
+        self._compiling = self._looked  # since when some process compiles
+        self._said = 0  # for how many deadlines of a step it did when that was last said
+
+    def _channels(self) -> list[Channel]:
+        return list(self._members.values())
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        for channel in self._channels():
+            if not channel.closed:
+                channel.send(message)
+
+    def _own(self, kind: str, report: dict[str, Any]) -> None:
+        if kind == "leaving":
+            self._leaving, self._soon = time.monotonic(), True
+            self.me.left = True
+            self._tell({"tell": True})
+        elif kind == "failed":
+            self.me.failed, self.me.broken = {**report, "time": time.monotonic()}, None
+        elif kind == "broken":
+            self.me.broken = report
+        else:
+            self._tell({"tell": True})
+
+    def _listen(self, now: float) -> None:
+        for index, channel in self._members.items():
+            peer = self.peers[index]
+            try:
+                for message in channel.receive():
+                    peer.heard = now
+                    self._take(index, message, now)
+            except (KeyError, TypeError, ValueError, AttributeError):
+                channel.closed = True
+                peer.lost = "has sent what no process of a job sends"
+            channel.flush()
+            if channel.closed and not peer.gone:
+                peer.lost = "has ended without a word: it was killed, or it crashed"
+            elif now - peer.heard > self.heartbeat and not peer.gone:
+                peer.lost = f"has not answered for {now - peer.heard:.0f} s"
+        compiling = self._hold(now)
+        if now - self._told >= self._interval:
+            self._told = now
+            self._tell({"beat": True, "compiling": compiling, "made": [self.me.count, self.me.digest]})
+
+    def _take(self, index: int, message: dict[str, Any], now: float) -> None:
+        peer = self.peers[index]
+        if "failed" in message:
+            peer.failed, peer.broken = {**message["failed"], "time": now}, None
+        elif "broken" in message:
+            peer.broken = message["broken"]
+        for kind in ("beat", "left", "detail"):
+            if kind in message:
+                self._heard(index, kind, message[kind])
+
+    def _hold(self, now: float) -> bool:
+        """Whether deadlines stand still because some process is compiling. Who reads hears of it.
+
+        Not for ever: processes may wait for each other there too.
+        """
+        compiling = [peer for peer in self.peers.values() if peer.compiling and not peer.gone]
+        timeout = self.step_timeout
+        if not compiling or timeout is None:
+            self._compiling, self._said = now, 0
+            return False
+        times = int((now - self._compiling) / timeout)
+        if times >= _COMPILES:
+            return False
+        self.calls.hold()
+        if times > self._said:
+            self._said = times
+            _ending.say("\n".join(f"{standing(peer, now)}, for {times * timeout:g} s now" for peer in compiling))
+        return True
+
+    def _heard(self, index: int, kind: str, record: dict[str, Any]) -> None:
+        peer = self.peers[index]
+        peer.count, peer.digest, peer.waits = record["count"], record["digest"], record["waits"]
+        peer.compiling, peer.order = record["compiling"], record["order"]
+        self._differ = self._differ or record["differs"]
+        peer.oldest = tuple(record["oldest"]) if record["oldest"] else None
+        peer.left = peer.left or kind == "left"
+        peer.ended, peer.stack = record["ended"], record["stack"] or peer.stack
+        if record["late"] is not None and self._late_one is None:
+            self._late_one = (index, record["late"])
+        if kind != "beat":
+            peer.stack = record["stack"]
+            peer.made = {made[0]: Made(*made) for made in record["made"]}
+            peer.detailed = True
+
+    def _compare(self) -> bool:
+        """Whether some process has made other calls than another one."""
+        seen: dict[int, int] = {}
+        for peer in self.peers.values():
+            own = self.calls.digest_at(peer.count) if peer.count <= self.me.count else None
+            if seen.setdefault(peer.count, peer.digest) != peer.digest or (own is not None and own != peer.digest):
+                return True
+        return False
+
+    def _decide(self, now: float) -> None:
+        if any(peer.failed or peer.lost is not None for peer in self.peers.values()):
+            self._trouble = self._trouble or now
+            self._soon = True
+            if now - self._trouble >= _SETTLE:
+                self._deal(failure(self.peers))
+            return
+        self._differ = self._differ or self._compare()
+        if any(peer.broken for peer in self.peers.values()):
+            self._broken = self._broken or now
+            if verdict := left(self.peers, now):
+                self._deal(verdict)
+            elif now - self._broken > self.heartbeat + 2 * self._interval:
+                self._deal(broken(self.peers))
+            return
+        if self._late_one is None and (timeout := self._late()) is not None:
+            self._late_one = (0, timeout)
+        if self._asked is not None:
+            if now - self._asked > LINGER or all(peer.detailed or peer.gone for peer in self.peers.values()):
+                late = None if self._differ else self._late_one
+                self._deal(stuck(self.peers, *late, now) if late else diverged(self.peers, now))
+        elif verdict := left(self.peers, now):
+            self._deal(verdict)
+        elif self._differ or self._late_one is not None:
+            self._asked, self._soon = now, True
+            self._detail()
+            self._tell({"detail": True})
+        elif self._leaving is not None and (now - self._leaving > LINGER or self._all_agree()):
+            self._tell({"left": self._record()})
+            self._drain(0.5)
+            self.over.set()
+
+    def _all_agree(self) -> bool:
+        """Whether every other process has made the calls that this one has."""
+        return all(peer.count == self.me.count and (peer.left or peer.oldest is None) for peer in self.peers.values())
+
+    def _deal(self, verdict: Verdict) -> None:
+        self._tell({"verdict": verdict._asdict()})
+        self._drain(LINGER)
+        self._obey(verdict)
+
+    def _drain(self, seconds: float) -> None:
+        """Stays until the others have taken what was sent, and have ended, for so long at most."""
+        end = time.monotonic() + seconds
+        while (now := time.monotonic()) < end:
+            there = [c for i, c in self._members.items() if not c.closed and self.peers[i].lost is None]
+            if self._leaving is not None and not any(channel.unsent for channel in there):
+                return
+            if not there:
+                return
+            wait(there, [], end - now)
+            for channel in there:
+                channel.flush()
+                channel.receive()
