@@ -380,6 +380,36 @@ def test_the_warning_about_retracing_names_the_cause():
             g(jnp.ones(k))
 
 
+def test_the_warning_about_retracing_counts_calls_that_traced():
+    """As in TensorFlow, what is traced without a call, as for `get_concrete_function`, does not count."""
+
+    def messages_of(*steps):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for step in steps:
+                step()
+        return [str(w.message).partition(" calls")[0] for w in caught]
+
+    f = rx.function(lambda x: x.sum())
+    spec = lambda n: lambda: f.get_concrete_function(rx.TensorSpec([n]))  # noqa: E731
+    called = lambda n: lambda: f(jnp.ones(n))  # noqa: E731
+    assert messages_of(*map(spec, range(1, 9)), *map(called, (1, 2))) == []
+    assert messages_of(*map(called, range(9, 14))) == ["5 out of the last 7"]
+
+    made = []
+
+    @rx.function
+    def makes_variables(x):  # is traced twice in its first call
+        made.append(made[0] if made else rx.Variable(0.0))
+        return made[0] + x
+
+    assert messages_of(*(lambda n=n: makes_variables(jnp.ones(n)) for n in range(1, 6))) == ["5 out of the last 5"]
+
+    of_elements = lambda n: lambda: several(iter(rx.data.Dataset.range(2).map(lambda x: jnp.ones(n))))  # noqa: E731
+    several = rx.function(lambda iterator: next(iterator).sum(), steps_per_call=2)
+    assert messages_of(*map(of_elements, range(1, 6))) == ["5 out of the last 5"]
+
+
 def test_no_warning_where_tracing_pays():
     f = rx.function(lambda x, k: x * k)  # warnings are errors here
     for k in range(6):

@@ -1,10 +1,13 @@
 """What goes wrong in input is an exception where it happened, and never the end of the data."""
 
+import functools
+import itertools
 import operator
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_ways import mirrored, one_device
 
 import replicax as rx
 from replicax.data import Dataset
@@ -114,6 +117,74 @@ def test_stop_iteration_in_a_users_function_comes_out_of_a_compiled_loop():
 
     with pytest.raises(RuntimeError, match="`map_func` of `Dataset.map`"):
         total()
+
+
+def _steps_that_raise_stop_iteration(strategy):
+    """For each, what is called, and what the error calls the user's function that raised StopIteration."""
+
+    def step(*args):
+        return next(iter(()))  # of Python, where no dataset ends
+
+    def merge(strategy):
+        return next(iter(()))
+
+    def meets():
+        return rx.get_replica_context().merge_call(merge)
+
+    def after_an_element(iterator):
+        return step(next(iterator))
+
+    def driven_from_the_host():
+        for batch in strategy.experimental_distribute_dataset(R(8).batch(4)):
+            if np.asarray(strategy.reduce("SUM", batch, axis=0)) > 0:
+                strategy.run(step, args=(batch,))
+
+    replica, merged = ("The replica function", step), ("`merge_fn` of `merge_call`", merge)
+    yield lambda: strategy.run(step), replica
+    yield lambda: strategy.run(meets), merged
+    yield lambda: rx.function(step).get_concrete_function(), ("The compiled function", step)
+    yield rx.function(driven_from_the_host, autograph=True), replica
+    for autograph, steps in itertools.product((False, True), (1, 3)):
+        compiled = functools.partial(rx.function, autograph=autograph, steps_per_call=steps)
+        yield compiled(lambda: strategy.run(step)), replica
+        yield compiled(lambda: strategy.run(meets)), merged
+        yield compiled(step), ("The compiled function", step)
+        yield lambda compiled=compiled: strategy.run(compiled(step)), ("", step)
+        with_elements = compiled(after_an_element)
+        yield lambda f=with_elements: f(iter(R(6))), ("The compiled function", after_an_element)
+
+
+@pytest.mark.filterwarnings("ignore:.*needs the value of a tensor")
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("make", [lambda: mirrored(2), one_device])
+def test_stop_iteration_in_a_step_is_an_error_that_names_the_function(make, eagerly):
+    rx.config.run_functions_eagerly(eagerly)
+    try:
+        for call, (role, function) in _steps_that_raise_stop_iteration(make()):
+            with pytest.raises(RuntimeError, match="raised StopIteration") as caught:
+                call()
+            assert str(caught.value).startswith(role) and f"<function {function.__qualname__} " in str(caught.value)
+            assert type(caught.value.__cause__) is StopIteration
+    finally:
+        rx.config.run_functions_eagerly(False)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_end_of_a_dataset_in_a_step_is_no_error_of_its_function(steps):
+    """Facts 12 and 106: `next` raises StopIteration at the end, and OutOfRangeError out of a compiled function."""
+    strategy = mirrored(2)
+    step = rx.function(lambda iterator: strategy.run(lambda x: x, args=(next(iterator),)), steps_per_call=steps)
+    iterator = iter(strategy.experimental_distribute_dataset(R(8).batch(4)))
+    for _ in range(2 // steps):
+        step(iterator)
+    with pytest.raises(rx.OutOfRangeError, match="End of sequence"):
+        step(iterator)
+    elements = iter(R(1))
+    strategy.run(lambda: next(elements, None))
+    with pytest.raises(StopIteration) as caught:
+        strategy.run(lambda: next(elements))
+    assert type(caught.value) is StopIteration
+    assert rx.function(lambda: next(elements, "none"))() == "none"
 
 
 def test_stop_iteration_elsewhere_in_input_names_its_function(tmp_path):

@@ -98,6 +98,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_tracing",
         "_turns",
         "_function",
+        "_compiled_runs",
         "_loops",
         "_host_maps",
         "_logical",

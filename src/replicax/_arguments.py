@@ -27,6 +27,7 @@ class Call:
     __slots__ = (
         "_leaves",
         "_tree",
+        "counts",
         "dynamic",
         "iterators",
         "has_dataset",
@@ -49,6 +50,7 @@ class Call:
         self.statics: list[Any] = []
         self.iterators: list[Any] = []
         self.ragged = self.has_dataset = False
+        self.counts = False  # whether a function that is traced for it has yet to count it as a call that was
         self.uneven: tuple[Any, ...] = ()  # the shapes of values whose components differ in shape
         self.keys = tuple([self._take(leaf) for leaf in self._leaves])
         self.uneven_arguments = self.uneven  # and in `uneven` itself also those of elements that it pulls

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _conversion, _errors, _nest, _tracebacks, _value_errors
+from replicax._data import iterators
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import has_64_bit_types
 from replicax._types import CommunicationOptions, ReduceOp, as_axis, as_options, as_reduce_op
@@ -78,7 +79,16 @@ class ReplicaContext:
             RuntimeError: this is not the context of the running replica, or the replicas do not all meet.
         """
         self._check_current()
-        return self._merge(_conversion.converted(merge_fn), tuple(args), kwargs or {}, ("merge_call",))
+        converted = _conversion.converted(merge_fn)
+
+        def merge(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return converted(*args, **kwargs)
+            except StopIteration as error:
+                iterators.refuse_stop(error, "`merge_fn` of `merge_call`", merge_fn)
+                raise
+
+        return self._merge(merge, tuple(args), kwargs or {}, ("merge_call",))
 
     @_tracebacks.boundary
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:

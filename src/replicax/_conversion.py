@@ -103,7 +103,12 @@ def converted(fn: Callable[..., Any]) -> Callable[..., Any]:
     """`fn` for code of replicax that is called from converted code and calls it in turn."""
     if not _mode.on:
         return fn
-    return lambda *args, **kwargs: call(True, fn, args, kwargs)
+
+    @functools.wraps(fn, updated=())
+    def call_converted(*args: Any, **kwargs: Any) -> Any:
+        return call(True, fn, args, kwargs)
+
+    return call_converted
 
 
 def do_not_convert(func: Callable[..., Any] | None = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from replicax import _collectives, _context, _extended, _function, _levels, _nest, _variables
+from replicax import _collectives, _compiled_runs, _context, _extended, _function, _levels, _nest, _variables
 from replicax._context import ReplicaContext
 from replicax._extended import StrategyExtended
 from replicax._strategy import Strategy
@@ -37,7 +37,7 @@ class SingleReplicaExtended(StrategyExtended):
     def _run(self, fn, args, kwargs):
         outermost = type(_levels.frame()) is _levels.Frame and not _levels.is_tracing()
         if _function.host_driven() and outermost and not any(map(_is_text, _nest.leaves((args, kwargs)))):
-            return _function.run_compiled(self._container, fn, args, kwargs)
+            return _compiled_runs.run_compiled(self._container, fn, args, kwargs)
         return self._call(fn, args, kwargs)
 
     def _call(self, fn, args, kwargs):

@@ -20,6 +20,7 @@ from replicax import (
     _across,
     _agreed_input,
     _collectives,
+    _compiled_runs,
     _context,
     _conversion,
     _creation,
@@ -177,7 +178,7 @@ class StrategyExtended:
                 return _spmd.run(strategy, self._mesh, fn, args, kwargs)
             compile_it = _function.is_function(fn) and not _function.functions_run_eagerly()
             if (compile_it or _function.host_driven()) and not isinstance(frame, _levels.ReplicaFrame):
-                return _function.run_compiled(strategy, fn, args, kwargs)
+                return _compiled_runs.run_compiled(strategy, fn, args, kwargs)
             return _lockstep.run(strategy, self._mesh, fn, args, kwargs)
 
     def _run_inline(self, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:

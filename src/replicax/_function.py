@@ -25,11 +25,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from replicax import _adapters, _conversion, _levels, _nans, _private, _profiling, _several, _specs, _tracebacks, _turns
 from replicax._arguments import Call, difference, inputs_of, is_python_iterator
 from replicax._concrete import ConcreteFunction
+from replicax._data import iterators
 from replicax._errors import OutOfRangeError
 from replicax._programs import Program, ToldOf
 from replicax._pulls import (
@@ -166,7 +166,8 @@ class Function:
         self._runs: dict[Any, tuple[Function, list[Any]]] = {}  # what it has `strategy.run` compile
         self._loops: dict[types.CodeType, Any] = {}  # what is known of its loops that the host drives (see `_loops`)
         self._uneven = UnevenCalls(python_function)
-        self._traces = self._calls = self._asked = 0  # the last of programs, without a call
+        self._traces = self._calls = 0
+        self._retraced = 0  # the calls for which it was traced; a program may also be asked for without a call
         self._last_call: tuple[Any, Any] | None = None  # structure and keys of the call that was traced last
         self._last_inputs: list[str] = []  # and what its program takes
         self._warned = 0
@@ -274,11 +275,12 @@ class Function:
         taped = not _private.is_eager(_private.current_trace())  # what stands there may also be a `jax.jit`
         if _run_eagerly:
             with self._runs_now(inside=True):
-                return self._repeated(lambda: self._python_function(*args, **kwargs))
+                return self._repeated(lambda: self._call_python(args, kwargs, converts=False))
         if taped and _levels.is_tracing():
-            return self._repeated(lambda: _conversion.call(self._autograph, self._python_function, args, kwargs))
+            return self._repeated(lambda: self._call_python(args, kwargs))
         self._calls += 1
         call = Call(args, kwargs)
+        call.counts = True
         if self._steps == 1 and self._is_host_driven(call):
             return self._run_python(args, kwargs, host=True)
         called = self._called if self._steps == 1 else self._called_several
@@ -297,6 +299,20 @@ class Function:
         if entries and not entries[0].pulls:
             return entries[0].run(call, (), taped)
         return self._run(call, args, kwargs)
+
+    def _call_python(self, args: tuple, kwargs: dict, converts: bool = True) -> Any:
+        """Calls the Python function; with `converts`, converted for tensors if it was declared so, and else not.
+
+        Raises:
+            RuntimeError: it raised StopIteration, and no dataset has ended.
+        """
+        try:
+            if converts:
+                return _conversion.call(self._autograph, self._python_function, args, kwargs)
+            return self._python_function(*args, **kwargs)
+        except StopIteration as error:
+            iterators.refuse_stop(error, "The compiled function", self._python_function)
+            raise
 
     def _repeated(self, step: Callable[[], Any], more: Callable[[], bool] = lambda: True) -> Any:
         return step() if self._steps == 1 else _several.one_by_one(self._steps, step, more)
@@ -330,56 +346,46 @@ class Function:
             iterator._ask_for(count)
         known = len(entries)
         with self._turn():
-            if len(entries) == known:
-                try:
-                    entry, elements = self._trace(call, args, kwargs, [])
-                except (Abort, StopIteration, jax.errors.ConcretizationTypeError):
-                    return None  # as the call of one step finds out as well, and answers
-                push_back(entry.pulls, elements, call.iterators)
-                entries.append(entry)
+            if len(entries) == known and self._ahead(call, lambda: self._new_program(call, args, kwargs)) is None:
+                return None
         several = _several.found(entries, count, call.iterators, carries)
         return None if several is _several.NOT_TRACED else several  # other elements come than were just pushed back
 
     def _run(self, call: Call, args: tuple, kwargs: dict) -> Any:
-        with contextlib.ExitStack() as turn:
-            return self._run_or_trace(call, args, kwargs, turn)
+        """Runs the program of such calls, traced first where there is none; the Python code where none can be."""
+        entry, host = None, True
+        with contextlib.ExitStack() as turn:  # it ends with the tracing
+            try:
+                entry, pulled = self._pulled_or_traced(call, args, kwargs, turn)
+            except _CreatesVariables:  # in this function's turn, so that other threads find the variables
+                return self._first_call_with_variables(call, args, kwargs)
+            except StopIteration:
+                pass  # The data end in the middle of the function: run it as it is, so that what it did stays.
+            except DrivenFromHost as abort:
+                if abort.always:
+                    self._host[call.key] = call.statics
+            except RunEagerly:
+                host = False
+            except jax.errors.ConcretizationTypeError as error:
+                self._fall_back(call, error)
+        if entry is not None:
+            return entry.run(call, pulled, not _private.is_eager(_private.current_trace()))
+        if host:
+            return self._run_python(args, kwargs, host=True)
+        with self._uneven.explained(call):
+            return self._run_python(args, kwargs, host=False)
 
-    def _run_or_trace(self, call: Call, args: tuple, kwargs: dict, turn: contextlib.ExitStack) -> Any:
-        """Runs the program of such calls, which is traced in this function's turn; the turn ends with the tracing.
-
-        A first call that makes variables is part of the turn: other threads find the variables there.
-        """
-        try:
-            entry, pulled = self._pulled_or_traced(call, args, kwargs, turn)
-        except StopIteration:
-            turn.close()
-            # The data end in the middle of the function: run it as it is, so that what it did until then stays.
-            return self._run_python(args, kwargs, host=True)
-        except DrivenFromHost as abort:
-            turn.close()
-            if abort.always:
-                self._host[call.key] = call.statics
-            return self._run_python(args, kwargs, host=True)
-        except RunEagerly:
-            turn.close()
-            with self._uneven.explained(call):
-                return self._run_python(args, kwargs, host=False)
-        except jax.errors.ConcretizationTypeError as error:
-            turn.close()
-            if not self._falls_back:
-                raise
-            _tracebacks.warn_of(
-                error,
-                f"{self._name} needs the value of a tensor at {{line}}, which is not known while it is traced, so it "
-                f"is driven from the host, with each `strategy.run` in it compiled: it is right, but slower than one "
-                f"program. {_conversion.hint(error)} JAX says: {str(error).splitlines()[0]}",
-            )
-            self._host[call.key] = call.statics
-            return self._run_python(args, kwargs, host=True)
-        except _CreatesVariables:
-            return self._first_call_with_variables(call, args, kwargs)
-        turn.close()
-        return entry.run(call, pulled, not _private.is_eager(_private.current_trace()))
+    def _fall_back(self, call: Call, error: jax.errors.ConcretizationTypeError) -> None:
+        """Has the host drive such calls, with a warning; raises the error again where that is not allowed."""
+        if not self._falls_back:
+            raise error
+        _tracebacks.warn_of(
+            error,
+            f"{self._name} needs the value of a tensor at {{line}}, which is not known while it is traced, so it "
+            f"is driven from the host, with each `strategy.run` in it compiled: it is right, but slower than one "
+            f"program. {_conversion.hint(error)} JAX says: {str(error).splitlines()[0]}",
+        )
+        self._host[call.key] = call.statics
 
     @contextlib.contextmanager
     def _runs_now(self, inside: bool = False) -> Iterator[None]:
@@ -404,9 +410,38 @@ class Function:
                 entry, pulled = self._pulled(entries, call)
         if entry is None:
             queue = list(zip(entries[0].pulls, pulled)) if entries else []
-            entry, pulled = self._trace(call, args, kwargs, queue)
-            entries.append(entry)
+            entry, pulled = self._new_program(call, args, kwargs, queue)
         return entry, pulled
+
+    def _new_program(
+        self,
+        call: Call,
+        args: tuple,
+        kwargs: dict,
+        queue: Sequence[tuple[Pull, Any]] = (),
+        creation: bool = True,
+    ) -> tuple[Program, list[Any]]:
+        """`_trace`, whose program further calls find."""
+        entry, elements = self._trace(call, args, kwargs, list(queue), creation)
+        self._entries.setdefault(call.key, []).append(entry)
+        return entry, elements
+
+    def _ahead(self, call: Call, find: Callable[[], tuple[Program, list[Any]]]) -> Program | None:
+        """The program that `find` gives, without running it: its elements are to come yet. None where there is none.
+
+        Raises:
+            jax.errors.ConcretizationTypeError: it needs the value of a tensor, and may not be driven from the host.
+        """
+        try:
+            entry, elements = find()
+        except (Abort, StopIteration):
+            return None
+        except jax.errors.ConcretizationTypeError:
+            if not self._falls_back:
+                raise
+            return None
+        push_back(entry.pulls, elements, call.iterators)
+        return entry
 
     def _turn(self) -> contextlib.AbstractContextManager[Any]:
         """A context in which no other thread traces this function. Eager replicas run one at a time as it is."""
@@ -418,9 +453,7 @@ class Function:
         _modes.host_driven, _modes.host_converts, _modes.driven = host, self._autograph, self
         try:
             with self._runs_now():
-                if host and self._autograph:
-                    return _conversion.call(True, self._python_function, args, kwargs)
-                return self._python_function(*args, **kwargs)
+                return self._call_python(args, kwargs, converts=host)
         except StopIteration as error:  # of a `next(iterator)` in it
             raise OutOfRangeError("End of sequence") from error
         finally:
@@ -429,16 +462,7 @@ class Function:
     def _first_call_with_variables(self, call: Call, args: tuple, kwargs: dict) -> Any:
         """Runs eagerly, so that the variables come into being, and then traces, where none may any more."""
         result = self._run_python(args, kwargs, host=False)
-        try:
-            entry, elements = self._trace(call, args, kwargs, [], creation=False)
-        except (DrivenFromHost, RunEagerly, StopIteration):
-            return result
-        except jax.errors.ConcretizationTypeError:
-            if not self._falls_back:
-                raise
-            return result
-        push_back(entry.pulls, elements, call.iterators)
-        self._entries.setdefault(call.key, []).append(entry)
+        self._ahead(call, lambda: self._new_program(call, args, kwargs, creation=False))
         return result
 
     def _trace(
@@ -455,9 +479,7 @@ class Function:
         began = time.monotonic()
         try:
             with self._runs_now():
-                jaxpr = tracing.run(
-                    lambda a, k: _conversion.call(self._autograph, self._python_function, a, k), self._python_function
-                )
+                jaxpr = tracing.run(self._call_python, self._python_function)
         except BaseException as error:
             self._traces -= tracing.hardly_begun
             self._uneven.failed(call, error, pulled=bool(tracing.elements))
@@ -468,6 +490,8 @@ class Function:
         traced = time.monotonic() - began - tracing.waited
         inputs = inputs_of(call, tracing.elements)
         cause = self._cause(call, inputs)
+        self._retraced += call.counts
+        call.counts = False
         self._warn_of_retracing(cause)
         self._last_call, self._last_inputs = (call._tree, call.keys), inputs
         entry = Program(self._name, tracing.level, jaxpr, call, tracing.pulls, tracing.results)
@@ -481,23 +505,16 @@ class Function:
         call = Call(args, kwargs)
         if call.ragged or self._is_host_driven(call):
             return None
-        self._asked += 1
-        try:
+
+        def find() -> tuple[Program, list[Any]]:
             with contextlib.ExitStack() as turn:
                 try:
-                    entry, elements = self._pulled_or_traced(call, args, kwargs, turn)
+                    return self._pulled_or_traced(call, args, kwargs, turn)
                 except _CreatesVariables:
                     self._rehearse(args, kwargs)
-                    entry, elements = self._trace(call, args, kwargs, [], creation=False)
-                    self._entries.setdefault(call.key, []).append(entry)
-        except (Abort, StopIteration):
-            return None
-        except jax.errors.ConcretizationTypeError:
-            if not self._falls_back:
-                raise
-            return None
-        push_back(entry.pulls, elements, call.iterators)
-        return entry
+                    return self._new_program(call, args, kwargs, creation=False)
+
+        return self._ahead(call, find)
 
     def _rehearse(self, args: tuple, kwargs: dict) -> None:
         """Runs the Python code for the variables that it makes, and takes back what it assigns."""
@@ -607,11 +624,11 @@ class Function:
         return f"{text}: there was {changed[0][0]} where {changed[0][1]} is now. " if changed else f"{text}. "
 
     def _warn_of_retracing(self, cause: str) -> None:
-        if self._traces < 5 or self._traces * 2 <= self._calls + 2 * self._asked or self._traces < self._warned + 5:
+        if self._retraced < 5 or self._retraced * 2 <= self._calls or self._retraced < self._warned + 5:
             return
-        self._warned = self._traces
+        self._warned = self._retraced
         _tracebacks.warn(
-            f"{self._traces} out of the last {self._calls} calls to {self._python_function!r} triggered retracing, "
+            f"{self._retraced} out of the last {self._calls} calls to {self._python_function!r} triggered retracing, "
             f"which is slow. {cause}Pass numbers that change as arrays, keep shapes the same, and define the function "
             "outside of loops.",
         )
@@ -720,78 +737,3 @@ def function(
 def is_function(value: Any) -> bool:
     """Whether `value` was made by `function`, as a method of an instance or by itself."""
     return isinstance(value, Function)
-
-
-def run_compiled(strategy: Any, fn: Any, args: tuple, kwargs: dict) -> Any:
-    """`strategy.run(fn, ...)` as a `function`, one for all functions of the same code and closure.
-
-    It belongs to `fn` where that is a compiled function, and else to the function that is driven from the host, and
-    keeps nothing alive that it knows by its id.
-    """
-    runs = (fn if is_function(fn) else _modes.driven)._runs
-    keep: list[Any] = []
-    autograph = fn._autograph if is_function(fn) else _modes.host_driven and _modes.host_converts
-    key = strategy, autograph, _closure_key(fn, keep)
-    if key not in runs:
-
-        def run(args: tuple, kwargs: dict) -> Any:
-            return strategy.run(_modes.running, args=args, kwargs=kwargs)
-
-        run.__name__ = getattr(fn, "__name__", "run")
-        objects = [weakly(value, lambda _: runs.pop(key, None)) for value in keep]
-        runs.setdefault(key, (Function(run, None, autograph, compiled_only=True), objects))
-    before, _modes.running = _modes.running, getattr(fn, "python_function", fn) if is_function(fn) else fn
-    try:
-        return runs[key][0](args, kwargs)
-    finally:
-        _modes.running = before
-
-
-def weakly(value: Any, end: Callable[[Any], Any]) -> Any:
-    """A reference that calls `end` when its object is gone; where there can be none, the object itself."""
-    try:
-        return weakref.ref(value, end)
-    except TypeError:
-        return value
-
-
-def _closure_key(value: Any, keep: list[Any], inside: tuple[int, ...] = ()) -> Any:
-    """What a function's program depends on: its code, and what it closes over. Objects count by identity."""
-    if id(value) in inside:  # a function that closes over itself
-        return inside.index(id(value))
-    inside = (*inside, id(value))
-
-    def keys(values: Any) -> tuple[Any, ...]:
-        return tuple(_closure_key(x, keep, inside) for x in values)
-
-    if is_function(value):
-        return (Function, *keys([value.python_function]))
-    if isinstance(value, types.FunctionType):
-        cells = [_cell(cell) for cell in value.__closure__ or ()]
-        defaults = (value.__kwdefaults__ or {}).items()
-        return (
-            value.__code__,
-            keys(cells),
-            keys(value.__defaults__ or ()),
-            tuple((k, *keys([v])) for k, v in defaults),
-        )
-    if isinstance(value, types.MethodType):
-        return (types.MethodType, keys([value.__func__, value.__self__]))
-    if isinstance(value, functools.partial):
-        named = tuple((k, *keys([v])) for k, v in value.keywords.items())
-        return (functools.partial, keys([value.func]), keys(value.args), named)
-    if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
-        return (type(value), repr(value))
-    if isinstance(value, np.generic):
-        return (type(value), repr(value))
-    if (key := getattr(type(value), "_replicax_key", None)) is not None:  # one is as good as another
-        return key
-    keep.append(value)
-    return (type(value), id(value))
-
-
-def _cell(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return cell

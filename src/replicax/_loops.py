@@ -16,7 +16,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import _blocks, _function, _levels, _operators, _private, _programs, _pure, _several, _tape
+from replicax import (
+    _blocks,
+    _compiled_runs,
+    _function,
+    _levels,
+    _operators,
+    _private,
+    _programs,
+    _pure,
+    _several,
+    _tape,
+)
 from replicax._arguments import Call
 from replicax._blocks import DynamicRange, Undefined, UndefinedReturnValue
 from replicax._data import ElementIterator
@@ -291,7 +302,7 @@ class _Program:
 
     def _depends_on(self, loop: _Loop, keep: list[Any]) -> Any:
         def key_of(value: Any) -> Any:
-            return _function._closure_key(value, keep)
+            return _compiled_runs.closure_key(value, keep)
 
         own = {"ag__", *loop.set_state.__code__.co_freevars}
         functions = [(loop.body, own), *((function, {"ag__"}) for function in self._watch.functions)]
@@ -332,7 +343,7 @@ class _Program:
             raise Impure
         keep: list[Any] = []
         self._key, self._added = self._depends_on(loop, keep), added
-        self._objects = [_function.weakly(value, self._end) for value in keep]
+        self._objects = [_compiled_runs.weakly(value, self._end) for value in keep]
         return [new for new in after if isinstance(new, jax.Array)]
 
     def found(self, loop: _Loop, state: _State, count: int) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from replicax import _adapters, _context, _conversion, _nest, _tape, _tracebacks
+from replicax._data import iterators
 from replicax._extended import StrategyExtended
 from replicax._figures import Benchmark
 from replicax._older import OlderMethods
@@ -95,7 +96,8 @@ class Strategy(OlderMethods):
             same object, which comes back bare.
 
         Raises:
-            RuntimeError: not in cross-replica context, or the replicas did not make the same calls.
+            RuntimeError: not in cross-replica context, the replicas did not make the same calls, or `fn` raised
+                StopIteration where no dataset ended.
             ValueError: `args` is no list or tuple.
             AssertionError: the replicas returned different structures.
 
@@ -111,8 +113,12 @@ class Strategy(OlderMethods):
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
         _context.require_cross_replica(self)
-        with self._own_scope():
-            return self._extended._run(_conversion.converted(fn), tuple(args), kwargs or {})
+        try:
+            with self._own_scope():
+                return self._extended._run(_conversion.converted(fn), tuple(args), kwargs or {})
+        except StopIteration as error:
+            iterators.refuse_stop(error, "The replica function", fn)
+            raise
 
     @_tracebacks.boundary
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None) -> Any:

@@ -146,7 +146,10 @@ class ElementIterator(Iterator[Any]):
     @exclusive
     def _pull(self) -> Any:
         """The next element from the host, never from a compiled function; StopIteration at the end."""
-        element = self._pushed_back.pop() if self._pushed_back else self._made_next()
+        try:
+            element = self._pushed_back.pop() if self._pushed_back else self._made_next()
+        except StopIteration:
+            raise _end_of_data() from None
         if isinstance(element, _Failure):
             raise element.error
         self._position += 1
@@ -333,10 +336,35 @@ def call_user(role: str, function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except StopIteration as error:
-        raise RuntimeError(
-            f"{role}, {function!r}, raised StopIteration, which would end the data as if there were no more of them. "
-            "Catch it in the function, or give `next` a default: `next(iterator, None)`."
-        ) from error
+        raise _stopped(role, function) from error
+
+
+def refuse_stop(error: StopIteration, role: str, function: Callable[..., Any]) -> None:
+    """Raises what `call_user` does, but for the end of a dataset, which `next(iterator)` in the function may come to.
+
+    Args:
+        error: what the function raised.
+        role: which function it is, such as "The replica function".
+        function: the function.
+    """
+    if not getattr(error, _ENDS_DATA, False):
+        raise _stopped(role, function) from error
+
+
+_ENDS_DATA = "_replicax_ends_data"  # an attribute of the StopIteration that the iterators of datasets raise
+
+
+def _end_of_data() -> StopIteration:
+    error = StopIteration()
+    setattr(error, _ENDS_DATA, True)
+    return error
+
+
+def _stopped(role: str, function: Callable[..., Any]) -> RuntimeError:
+    return RuntimeError(
+        f"{role}, {function!r}, raised StopIteration, which would end the data as if there were no more of them. "
+        "Catch it in the function, or give `next` a default: `next(iterator, None)`."
+    )
 
 
 def call(role: str, function: Callable[..., Any], element: Any, pool: Pool | None = None) -> Any:
