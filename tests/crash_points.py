@@ -1,21 +1,22 @@
 """Runs a program and copies a folder before every system call that may change a file: what a kill there would leave.
 
-python crash_points.py OUT PROGRAM [ARGUMENTS ...]
+python crash_points.py OUT EVERY PROGRAM [ARGUMENTS ...]
 
-The program prints a line once it is ready, and goes on when it gets one. It writes to OUT/now, each time anew, which
-folder to watch and whatever it wants to say of it. OUT/points/NUMBER is a copy of that folder, whenever something in it
-has changed, and OUT/points.jsonl has the text of OUT/now then. All threads of the program, those that Python does not
-know of as well, are stopped by ptrace while the folder is copied.
+The program prints a line once it is ready, waits for one, and calls `stop_at_changes`. It writes to OUT/now, each time
+anew, which folder to watch and whatever it wants to say of it. OUT/points/NUMBER is a copy of that folder, taken when
+the names in it or in the folders in it have changed, and at one in EVERY of the other changes. OUT/points.jsonl has the
+text of OUT/now then. All threads of the program, those that Python does not know of as well, are stopped by ptrace
+while the folder is copied.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import platform
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -24,9 +25,11 @@ from pathlib import Path
 REFUSED = 77  # the exit status where the system does not let a process trace its child
 
 _WALL = 0x40000000
-_SYSCALL, _SEIZE, _INTERRUPT, _SYSCALL_INFO = 24, 0x4206, 0x4207, 0x420E
-_OPTIONS = 1 | 8 | 1 << 20  # system calls are told from signals, new threads are traced, and the program ends with us
-_STOP = 128  # the event of a thread that was interrupted, or is new
+_CONTINUE, _SEIZE, _INTERRUPT = 7, 0x4206, 0x4207
+_OPTIONS = 8 | 1 << 7 | 1 << 20  # new threads are traced, filters of system calls too, and the program ends with us
+_FILTERED = 7  # the event of a thread that has stopped at a system call
+_NO_NEW_PRIVILEGES, _FILTER, _ALL_THREADS = 38, 1, 1
+_LOAD, _JUMP_IF_EQUAL, _RETURN, _ALLOW, _TRACE = 0x20, 0x15, 0x06, 0x7FFF0000, 0x7FF00000  # of filters
 
 # open openat openat2 creat, write and its kin, sendfile splice copy_file_range, truncate ftruncate fallocate,
 # rename*, unlink*, mkdir* rmdir, link* symlink*
@@ -35,6 +38,7 @@ _CHANGES = {
     | {86, 265, 88, 266},
     "aarch64": {56, 437, 64, 66, 68, 70, 287, 71, 76, 285, 45, 46, 47, 38, 276, 35, 34, 37, 36},
 }
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
 CAN_TRACE = sys.platform == "linux" and platform.machine() in _CHANGES
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -48,14 +52,32 @@ def _ptrace(request: int, thread: int, address: object = None, data: object = No
         raise OSError(error, os.strerror(error))
 
 
-class Tracer:
-    """All threads of a process, of which each stops at each system call."""
+class _Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
-    def __init__(self, process: int, out: Path):
-        self._process, self._out, self._threads = process, out, set[int]()
-        self._changes = _CHANGES[platform.machine()]
+
+def stop_at_changes() -> None:
+    """Has all threads of this process stop for their tracer before each system call that may change a file."""
+    numbers = sorted(_CHANGES[platform.machine()])
+    instructions = [(_LOAD, 0, 0, 0)]
+    instructions += [(_JUMP_IF_EQUAL, len(numbers) - i, 0, number) for i, number in enumerate(numbers)]
+    instructions += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _TRACE)]
+    program = _Program(len(instructions), b"".join(struct.pack("HBBI", *one) for one in instructions))
+    if _libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or _libc.syscall(
+        _SECCOMP[platform.machine()], _FILTER, _ALL_THREADS, ctypes.byref(program)
+    ):
+        raise OSError(ctypes.get_errno(), "system calls cannot be filtered")
+
+
+class Tracer:
+    """All threads of a process, of which each stops at the system calls of `stop_at_changes`."""
+
+    def __init__(self, process: int, out: Path, every: int):
+        self._process, self._out, self._every, self._threads = process, out, every, set[int]()
         self._held: dict[int, int] = {}  # threads that have stopped, and how
         self._last: object = None
+        self._names: object = None
+        self._unseen = 0  # changes since the last copy
         self.count = 0
         while found := {int(thread) for thread in os.listdir(f"/proc/{process}/task")} - self._threads:
             for thread in found:
@@ -76,24 +98,13 @@ class Tracer:
                     return os.waitstatus_to_exitcode(status)
                 continue
             self._threads.add(thread)
-            if self._begins_a_change(thread, status):
-                self._stop_others(thread)
-                self._point()
-            number, event = os.WSTOPSIG(status), status >> 16
-            passed_on = 0 if event or number & 0x80 else number
+            event = status >> 16
+            if event == _FILTERED:
+                self._point(thread)
             try:
-                _ptrace(_SYSCALL, thread, None, passed_on)
+                _ptrace(_CONTINUE, thread, None, 0 if event else os.WSTOPSIG(status))
             except ProcessLookupError:  # the program has come to its end
                 self._threads.discard(thread)
-
-    def _begins_a_change(self, thread: int, status: int) -> bool:
-        if os.WSTOPSIG(status) != signal.SIGTRAP | 0x80:
-            return False
-        info = ctypes.create_string_buffer(88)
-        _ptrace(_SYSCALL_INFO, thread, len(info), ctypes.addressof(info))
-        (kind,) = struct.unpack_from("<B", info.raw)
-        (number,) = struct.unpack_from("<Q", info.raw, 24)
-        return kind == 1 and number in self._changes  # where it begins, not where it ends
 
     def _stop_others(self, thread: int) -> None:
         for other in self._threads - {thread} - set(self._held):
@@ -103,33 +114,50 @@ class Tracer:
                 continue
             self._held[other] = os.waitpid(other, _WALL)[1]
 
-    def _point(self) -> None:
-        """Copies the folder, if it is another than at the last point."""
-        try:
-            now = (self._out / "now").read_text()
-            folder = Path(json.loads(now)["folder"])
-        except (FileNotFoundError, ValueError):  # it is just being written
+    def _point(self, thread: int) -> None:
+        """Copies the folder, if it has changed since the last point, and this is a change to be copied."""
+        if (state := self._state()) is None or state == self._last:
             return
-        seen = now, [(path, (s := path.lstat()).st_ino, s.st_size, s.st_mtime_ns) for path in sorted(folder.rglob("*"))]
-        if seen == self._last:
+        self._last, (now, files) = state, state
+        names = now, [file for file in files if file.count("/") < 2]
+        self._unseen += 1
+        if names == self._names and self._unseen < self._every:
             return
-        self._last = seen
-        shutil.copytree(folder, self._out / "points" / str(self.count), symlinks=True, copy_function=shutil.copyfile)
+        self._names, self._unseen = names, 0
+        self._stop_others(thread)
+        folder, copy = json.loads(now)["folder"], self._out / "points" / str(self.count)
+        shutil.copytree(folder, copy, symlinks=True, copy_function=shutil.copyfile)
         with open(self._out / "points.jsonl", "a") as file:
             file.write(now + "\n")
         self.count += 1
 
+    def _state(self) -> tuple[str, dict[str, object]] | None:
+        """What the program says, and the files and folders in the folder; None while it is just being said."""
+        try:
+            now = (self._out / "now").read_text()
+            folder = json.loads(now)["folder"]
+        except (FileNotFoundError, ValueError):
+            return None
+        files: dict[str, object] = {}
+        for inner, folders, names in os.walk(folder):
+            for name in (*folders, *names):
+                path = os.path.join(inner, name)
+                with contextlib.suppress(FileNotFoundError):  # other threads have not stopped yet
+                    about = os.lstat(path)
+                    files[os.path.relpath(path, folder)] = about.st_ino, about.st_size, about.st_mtime_ns
+        return now, files
+
 
 def main() -> int:
     """Runs the program of the command line."""
-    out, *program = sys.argv[1:]
+    out, every, *program = sys.argv[1:]
     (Path(out) / "points").mkdir()
     child = subprocess.Popen([sys.executable, *program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert child.stdin is not None and child.stdout is not None
     if not child.stdout.readline():
         return child.wait()
     try:
-        tracer = Tracer(child.pid, Path(out))
+        tracer = Tracer(child.pid, Path(out), int(every))
     except PermissionError as error:
         print(f"a process may not trace its child here: {error}", file=sys.stderr)
         child.kill()
