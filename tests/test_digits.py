@@ -54,9 +54,8 @@ def alone(digits, tmp_path_factory):
         return digits.main(["--replicas", "1", "--epochs", "2", "--output", output])
 
 
-@pytest.mark.parametrize("replicas", ["2", "4"])
-def test_the_losses_do_not_depend_on_the_number_of_replicas(replicas, train, alone):
-    history = train("--replicas", replicas, "--epochs", "2")
+def test_the_losses_do_not_depend_on_the_number_of_replicas(train, alone):
+    history = train("--replicas", "4", "--epochs", "2")
     # Sums over a batch are added in another order, so that float32 results differ in the last bits, and so do the
     # next step's. After two epochs (46 steps) that has been up to 8e-7; a part weighed wrongly makes 1e-3 and more.
     np.testing.assert_allclose(history["loss"], alone["loss"], rtol=1e-5)
