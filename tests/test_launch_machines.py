@@ -110,6 +110,11 @@ def test_a_coordinator_that_nobody_runs_is_told(tmp_path):
         assert launch.wait() == 2
     assert "Nobody answers at the coordinator's address 127.0.0.1:" in launch.err
     assert "Connection refused" in launch.err
+    unknown = "--workers 2 --coordinator nosuch.invalid:4000 --worker-rank 1 --start-timeout 1"
+    with Launch(tmp_path, unknown, "print('started')") as launch:
+        assert launch.wait() == 2
+    assert "Nobody answers at the coordinator's address nosuch.invalid:4000" in launch.err
+    assert "Unknown error" not in launch.err
 
 
 def test_a_coordinator_port_that_is_taken_is_told(tmp_path):

@@ -207,7 +207,8 @@ async def connect(
             break
         except OSError as error:  # TimeoutError is one too
             if time.monotonic() + _RETRY > deadline:
-                reason = os.strerror(error.errno) if error.errno else str(error) or "no answer"
+                unknown = isinstance(error, socket.gaierror)  # whose number is none of the system's
+                reason = os.strerror(error.errno) if error.errno and not unknown else error.strerror or "no answer"
                 raise LaunchError(
                     f"Nobody answers at the coordinator's address {join_address(host, port)} for {start_timeout:g} s "
                     f"({reason}). Is `replicax launch ... --worker-rank 0` running there, and is the port open?"

@@ -16,8 +16,14 @@ _SPARSE = "XLA's shapes are static: use dense tensors with a mask (tf.sequence_m
 _JPEG = "Decode with Pillow or NumPy in the input pipeline (Dataset.map, Grain, PyTorch)"
 _EXAMPLES = "tf.train.Example is not parsed: store examples as NumPy arrays, or parse records with the library protobuf"
 _CSV = "Read the file with pandas or csv, and give its columns to tf.data.Dataset.from_tensor_slices"
+_OPERATIONS = "The operations of jax.numpy, jax.nn and jax.lax work on its tensors too"
 _RECURRENT = "Write the cell as a function and loop with tf.scan, or use flax.nnx.RNN"
 _SAMPLED = "Write it with tf.random.uniform and tf.gather"
+_SERVERS = "Parameter servers are planned; train on several machines with tf.distribute.MultiWorkerMirroredStrategy"
+_PREEMPTION = (
+    "Preemption handling is planned; save with tf.train.CheckpointManager, and `replicax launch --max-restarts` starts "
+    "the workers again"
+)
 
 ABSENT: dict[str, str] = {
     "Graph": _GRAPHS,
@@ -42,6 +48,11 @@ ABSENT: dict[str, str] = {
     "compat.v1.placeholder": _GRAPHS,
     "compat.v1.train": "Use Optax with rx.Optimizer",
     "debugging.experimental": "Use jax.debug.print, or tf.debugging.enable_check_numerics",
+    "distribute.ParameterServerStrategy": _SERVERS,
+    "distribute.coordinator": _SERVERS,
+    "distribute.experimental.ParameterServerStrategy": _SERVERS,
+    "distribute.experimental.coordinator": _SERVERS,
+    "distribute.experimental.Preemption": _PREEMPTION,
     "dtypes.variant": "There are no variant tensors",
     "edit_distance": "Compute it outside of compiled code, for example with rapidfuzz",
     "estimator": "It is gone from TensorFlow too: write the loop with tf.function and strategy.run",
@@ -188,17 +199,17 @@ def alternative(name: str) -> str | None:
     return ABSENT[max(stems, key=len)] if stems else None
 
 
-def missing_from(namespace: str) -> Callable[[str], Any]:
-    """A `__getattr__` for a module: an `AttributeError` that names the alternative."""
+def missing_from(namespace: str, otherwise: str = _OPERATIONS) -> Callable[[str], Any]:
+    """A `__getattr__` for a module: an `AttributeError` that names the alternative, `otherwise` where none is known."""
 
     def __getattr__(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module 'replicax.tf' has no attribute {name!r}")
         full = f"{namespace}.{name}" if namespace else name
-        found = alternative(full)
-        if found is None:
-            found = "The operations of jax.numpy, jax.nn and jax.lax work on its tensors too"
+        found = alternative(full) or otherwise
         where = f"{_help.page('tf-names.md')} lists all names."
-        raise AttributeError(f"replicax.tf has no {full!r}. {found}. {where}", name=name)
+        raise AttributeError(
+            " ".join([f"replicax.tf has no {full!r}.", *([f"{found}."] if found else []), where]), name=name
+        )
 
     return __getattr__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types as _modules
 import typing as _typing
 
-from replicax import _help, partitioners
+from replicax import partitioners
 from replicax._central import CentralStorageStrategy
 from replicax._context import (
     ReplicaContext,
@@ -41,6 +41,7 @@ from replicax._types import (
     ValueContext,
 )
 from replicax._values import DistributedValues
+from replicax.tf._absent import missing_from as _missing_from
 
 if _typing.TYPE_CHECKING:
     from replicax import cluster_resolver
@@ -57,6 +58,7 @@ experimental.__dict__.update(
     TerminationConfig=TerminationConfig,
     ValueContext=ValueContext,
     partitioners=partitioners,
+    __getattr__=_missing_from("distribute.experimental", otherwise=""),
 )
 
 __all__ = [
@@ -94,9 +96,7 @@ def __getattr__(name: str) -> object:
         import replicax
 
         return replicax.cluster_resolver
-    raise AttributeError(
-        f"replicax.tf has no 'distribute.{name}'. {_help.page('tf-names.md')} lists all names.", name=name
-    )
+    return _missing_from("distribute", otherwise="")(name)
 
 
 def __dir__() -> list[str]:
