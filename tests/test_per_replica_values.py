@@ -1,6 +1,7 @@
 """PerReplica values where plain ones are expected, and those that users make of components."""
 
 import copy
+import operator
 import pickle
 
 import jax
@@ -83,6 +84,43 @@ def test_a_captured_per_replica_value_is_named_in_the_error(compiled):
             assert f"run(fn, args=({name[1:-1]},))" in str(caught.value)
     with pytest.raises(ValueError, match="while not inside a replica context"):
         jnp.sum(batch)
+
+
+# What a tensor can be asked for. A PerReplica value answers each with an error, whose text begins so outside of `run`.
+OF_A_TENSOR = {
+    "unsupported operand type(s) for *: 'PerReplica' and 'int'": lambda p: p * 2,
+    "unsupported operand type(s) for -: 'int' and 'PerReplica'": lambda p: 1 - p,
+    "unsupported operand type(s) for +: 'float' and 'PerReplica'": lambda p: np.ones(3) + p,
+    "unsupported operand type(s) for @: 'PerReplica' and 'PerReplica'": lambda p: p @ p,
+    "unsupported operand type(s) for +=: 'PerReplica' and 'int'": lambda p: operator.iadd(p, 1),
+    "'<' not supported between instances of 'PerReplica' and 'int'": lambda p: p < 2,
+    "bad operand type for unary -: 'PerReplica'": operator.neg,
+    "bad operand type for abs(): 'PerReplica'": abs,
+    "'PerReplica' object is not subscriptable. It has": lambda p: p[0],
+    "'PerReplica' object is not iterable. It has": list,
+    "argument of type 'PerReplica' is not iterable. It has": lambda p: 1.0 in p,
+    "object of type 'PerReplica' has no len(). It has": len,
+    "'PerReplica' object has no attribute 'shape'": lambda p: p.shape,
+    "'PerReplica' object has no attribute 'mean'": lambda p: p.mean(),
+}
+
+
+def test_what_a_per_replica_value_is_asked_for_as_a_tensor_says_what_to_do():
+    strategy = mirrored()
+    p = strategy.experimental_distribute_values_from_function(lambda c: jnp.ones(3))
+    kinds = (TypeError, AttributeError)
+    for text, use in OF_A_TENSOR.items():
+        with pytest.raises(kinds) as caught:
+            use(p)
+        assert str(caught.value).startswith(text)
+        assert ("strategy.experimental_local_results(value)[0]" in str(caught.value)) == text.endswith("It has")
+    for use in (*OF_A_TENSOR.values(), bool):
+        for way in (lambda f: f, rx.function):
+            with pytest.raises(kinds, match=r"takes `p` from outside.*args=\(p,\)") as caught:
+                way(lambda use=use: strategy.run(lambda: use(p)))()
+            # Where the value is passed, the same works, or fails as it does for any array.
+            way(lambda: strategy.run(lambda p: p * 2, args=(p,)))()
+    assert bool(p) is True and not hasattr(p, "shape") and (p == 2) is False
 
 
 def test_per_replica_values_that_users_make_are_taken_by_compiled_functions():

@@ -30,6 +30,20 @@ def test_every_function_is_tested_here():
     assert all(inspect.getdoc(getattr(_private, name)) for name in public)
 
 
+def test_hide_lines_of_a_folder_names_the_line_that_calls_it(tmp_path):
+    namespace = {}
+    library = str(tmp_path / "library.py")
+    exec(compile("def double(x):\n    return x * 2\n", library, "exec"), namespace)
+
+    def step(x):
+        return namespace["double"](x)
+
+    assert library in jax.jit(step).lower(1.0).as_text(debug_info=True)  # what the function is for
+    _private.hide_lines_of(str(tmp_path))
+    text = jax.jit(lambda x: step(x)).lower(1.0).as_text(debug_info=True)
+    assert library not in text and f'"{__file__}":{step.__code__.co_firstlineno + 1}:' in text
+
+
 def test_uncommitted_arrays_are_moved_freely():
     a = jax.device_put(jnp.arange(3.0), DEVICES[0])
     b = jax.device_put(jnp.arange(3.0), DEVICES[1])

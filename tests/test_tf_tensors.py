@@ -215,6 +215,17 @@ def unknown(x):
     return tf.zeros([tf.cast(x[0], tf.int32)])
 import jax
 raises(jax.errors.ConcretizationTypeError, lambda: jax.jit(unknown)(x))
+
+# The lines that JAX's errors and programs name are the program's own.
+strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+def branches():
+    total = tf.reduce_sum(x)
+    return 1 if total > 2 else 0
+line = f"{branches.__code__.co_filename}:{branches.__code__.co_firstlineno + 2}:"
+jax_error = jax.errors.TracerBoolConversionError
+raises(jax_error, tf.function(lambda: strategy.run(branches), autograph=False), "operation", line)
+text = tf.function(lambda x: tf.nn.softmax(-x @ x)[0]).lower(tf.ones([2, 2])).as_text(debug_info=True)
+assert branches.__code__.co_filename in text and "/replicax/" not in text
 import warnings
 warnings.simplefilter("ignore")  # for such errors have a function driven from the host
 assert tf.function(unknown)(x).shape == [1]

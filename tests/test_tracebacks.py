@@ -194,6 +194,29 @@ def test_a_replica_function_is_named_with_its_arguments():
     assert "the argument batch['i']." in str(caught.value)
 
 
+def test_operations_have_the_users_lines():
+    """In JAX's errors, and in programs, where profilers find them."""
+    strategy = mirrored(2)
+    with strategy.scope():
+        variable = rx.Variable(jnp.ones(2))
+
+    def replica_step():
+        y = variable * 2
+        return 1 if y[0] > 2 else 2
+
+    def step():
+        return strategy.run(replica_step)
+
+    first = replica_step.__code__.co_firstlineno
+    with pytest.raises(jax.errors.JAXTypeError) as caught:
+        rx.function(step)()
+    lines = [line for line in str(caught.value).splitlines() if "from line" in line]
+    assert [line.split(":")[1] for line in lines if f"{__file__}:" in line] == [str(first + 1), str(first + 2)]
+
+    text = rx.function(lambda x: strategy.run(lambda: variable * x)).lower(jnp.ones(2)).as_text(debug_info=True)
+    assert __file__ in text and "/replicax/_" not in text
+
+
 def test_the_warning_of_a_function_driven_from_the_host_is_about_its_line():
     def step(x):
         y = x + 1

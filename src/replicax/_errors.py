@@ -24,7 +24,7 @@ class InvalidArgumentError(ReplicaxError, ValueError):
 
 
 class InvalidOperandError(InvalidArgumentError, TypeError):
-    """Operands that JAX refuses: shapes that do not fit together, or an axis out of range."""
+    """Operands that JAX refuses: shapes that do not fit together, an axis out of range, a value of all replicas."""
 
 
 class OutOfRangeError(ReplicaxError, IndexError):

@@ -20,6 +20,8 @@ from typing import Any, TypeVar, cast
 
 import jax
 
+from replicax import _private
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -29,6 +31,8 @@ def _folder_of(package: str) -> str:
 
 
 _HIDDEN = (*map(_folder_of, ("replicax", "jax", "jaxlib", "malt")), contextlib.__file__, functools.__file__)
+for _name in ("replicax", "malt"):
+    _private.hide_lines_of(_folder_of(_name))
 
 
 @functools.lru_cache(maxsize=4096)

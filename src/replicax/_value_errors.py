@@ -8,6 +8,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+
 from replicax import _errors, _nest
 
 # Set by the contexts: tells whether a replica function of a strategy runs here.
@@ -18,21 +20,104 @@ _LIBRARIES = ("replicax", "jax", "jaxlib", "numpy")
 
 def not_a_tensor(value: Any) -> ValueError:
     """The error for a PerReplica value in an operation."""
-    return ValueError(_captured(value) if in_replica_function() else _errors.NOT_A_TENSOR)
+    return _captured(value) if in_replica_function() else ValueError(_errors.NOT_A_TENSOR)
 
 
-def not_a_number(value: Any, wanted: str) -> TypeError:
-    """The error for a PerReplica value in the place of a number; `wanted` says what was to be made."""
+class NotATensor:
+    """The base of values with a component for each replica: errors that say what to do where a tensor is expected.
+
+    Such a value knows nothing of its own component in a replica function that did not get it as an argument. Outside of
+    replica functions an operator is Python's own error, and the value is true, as any object is.
+    """
+
+    __slots__ = ()
+
+    def __jax_array__(self) -> Any:
+        raise not_a_tensor(self)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        _refuse_captured(self)
+        if dtype is not None and np.dtype(dtype).kind in "biufc":
+            float(self)  # which says what is wrong
+        array = np.empty(1, object)  # of this object, as numpy makes of any that it does not know
+        array[0] = self
+        return array.reshape(())
+
+    def __bool__(self) -> bool:
+        _refuse_captured(self)
+        return True
+
+    def __float__(self) -> float:
+        raise self._no("A float cannot be made of a PerReplica value")
+
+    def __int__(self) -> int:
+        raise self._no("An int cannot be made of a PerReplica value")
+
+    def __complex__(self) -> complex:
+        raise self._no("A complex number cannot be made of a PerReplica value")
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            raise self._no(f"Text of the format {spec!r} cannot be made of a PerReplica value")
+        return str(self)
+
+    def __len__(self) -> int:
+        raise self._no("object of type 'PerReplica' has no len()")
+
+    def __iter__(self) -> Iterator[Any]:
+        raise self._no("'PerReplica' object is not iterable")
+
+    def __contains__(self, item: Any) -> bool:
+        raise self._no("argument of type 'PerReplica' is not iterable")
+
+    def __getitem__(self, index: Any) -> Any:
+        raise self._no("'PerReplica' object is not subscriptable")
+
+    def __getattr__(self, name: str) -> Any:  # called for those that there are not
+        text = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if in_replica_function() and not name.startswith("_"):
+            text += f". {_captured(self)}"
+        raise AttributeError(text, name=name, obj=self)
+
+    def _no(self, said: str) -> TypeError:
+        """The error for what cannot be done with the value, which begins like Python's own."""
+        _refuse_captured(self)
+        return TypeError(
+            f"{said}. It has a component for each replica{_if_equal(self)}. Combine them, "
+            '`strategy.reduce("MEAN", value, axis=None)`, or take one of them, '
+            "`strategy.experimental_local_results(value)[0]`."
+        )
+
+
+def _operator(self: NotATensor, *others: Any) -> Any:
+    _refuse_captured(self)
+    return NotImplemented  # which makes Python name the operator and the types
+
+
+def _unary(name: str) -> Callable[[NotATensor], Any]:
+    def operator(self: NotATensor) -> Any:
+        _refuse_captured(self)
+        raise TypeError(f"bad operand type for {name}: {type(self).__name__!r}")
+
+    return operator
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor"):
+    setattr(NotATensor, f"__{_name}__", _operator)
+    setattr(NotATensor, f"__r{_name}__", _operator)
+for _name in ("lt", "le", "gt", "ge"):  # equal is what is the same object, as in lists of values
+    setattr(NotATensor, f"__{_name}__", _operator)
+for _name, _text in {"neg": "unary -", "pos": "unary +", "invert": "unary ~", "abs": "abs()"}.items():
+    setattr(NotATensor, f"__{_name}__", _unary(_text))
+
+
+def _refuse_captured(value: Any) -> None:
     if in_replica_function():
-        return TypeError(_captured(value))
-    return TypeError(
-        f"{wanted} cannot be made of a PerReplica value, which has a component for each replica{_if_equal(value)}. "
-        'Combine them, `strategy.reduce("MEAN", value, axis=None)`, or take one of them, '
-        "`strategy.experimental_local_results(value)[0]`."
-    )
+        raise _captured(value)
 
 
-def _captured(value: Any) -> str:
+def _captured(value: Any) -> _errors.InvalidOperandError:
+    """The error for a value that a replica function did not get as an argument."""
     captures = list(_captures(type(value)))
     # JAX rebuilds the arguments of its functions, and then any captured one may be the value.
     same = [capture for capture in captures if capture[2] is value]
@@ -40,7 +125,7 @@ def _captured(value: Any) -> str:
     if captures:
         name, function, _ = (same or captures)[0]
         where = f"the replica function {function!r}, which takes `{name}` from outside"
-    return (
+    return _errors.InvalidOperandError(
         f"A PerReplica value is used in {where}. It has a component for each replica, and a replica function gets its "
         f"own component of what it is passed: pass it in args= of strategy.run, as in run(fn, args=({name},))."
     )

@@ -372,7 +372,7 @@ _bare: dict[int, tuple[weakref.ref, ReplicaMesh]] = {}
 _uneven: dict[int, weakref.ref] = {}  # and those of which other replicas have some of other shapes
 
 
-class PerReplica(_Value):
+class PerReplica(_value_errors.NotATensor, _Value):
     """A value with a component of its own for each replica.
 
     `values` is the tuple of the components of this process. It is no tensor: pass it to `Strategy.run`, in
@@ -532,23 +532,6 @@ class PerReplica(_Value):
             return tuple(array[i] for i in range(self.mesh.size))
         with _private.at_once():
             return self.mesh.rows(array)
-
-    def __jax_array__(self):
-        raise _value_errors.not_a_tensor(self)
-
-    def __float__(self) -> float:
-        raise _value_errors.not_a_number(self, "A float")
-
-    def __int__(self) -> int:
-        raise _value_errors.not_a_number(self, "An int")
-
-    def __complex__(self) -> complex:
-        raise _value_errors.not_a_number(self, "A complex number")
-
-    def __format__(self, spec: str) -> str:
-        if spec:
-            raise _value_errors.not_a_number(self, f"Text of the format {spec!r}")
-        return str(self)
 
 
 class Mirrored(_Value):

@@ -20,6 +20,7 @@ import numpy as np
 from replicax import _private, _step_failures
 from replicax._errors import InvalidArgumentError
 from replicax._specs import as_dtype
+from replicax._values import PerReplica
 from replicax.tf._ops import convert_to_tensor, is_tensor, known, pair
 
 _failures: list[str] = []
@@ -246,7 +247,7 @@ def assert_proper_iterable(values: Any) -> None:
     """`TypeError` for a tensor, an array, a string or what cannot be iterated."""
     if is_tensor(values) or isinstance(values, (np.ndarray, str, bytes)):
         raise TypeError(f"Expected a list or the like of values, got {type(values).__name__}.")
-    if not hasattr(values, "__iter__"):
+    if not hasattr(values, "__iter__") or isinstance(values, PerReplica):
         raise TypeError(f"Expected something that can be iterated, got {type(values).__name__}.")
 
 
