@@ -185,22 +185,79 @@ def test_a_full_disk_is_a_clear_error_and_changes_nothing(run_python, tmp_path):
         checkpoint = rx.train.Checkpoint(v=v)
         checkpoint.save({str(tmp_path / "ckpt")!r})
         before = sorted(os.listdir({str(tmp_path)!r}))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
-        for path in ({str(tmp_path / "new")!r}, {str(tmp_path / "ckpt-1")!r}):
-            try:
-                checkpoint.write(path)
-            except rx.CheckpointError as error:
-                assert "could not be written, and what was there is as before" in str(error), error
-                assert "File too large" in str(error), error
-        try:
-            rx.data.Dataset.range(100_000).batch(50_000).save({str(tmp_path / "saved")!r})
-        except OSError as error:
-            assert "File too large" in str(error), error
+        folder = {str(tmp_path)!r}
+        saves = {{
+            "a new one": lambda: checkpoint.write(folder + "/new"),
+            "over one": lambda: checkpoint.write(folder + "/ckpt-1"),
+            "dataset": lambda: rx.data.Dataset.range(100_000).batch(50_000).save(folder + "/saved"),
+        }}
+        files = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else os.curdir
+        for limit in (1 << 16, 50, 0):  # the arrays, the records, the files of staging folders cannot be written
+            for name, save in saves.items():
+                opened, error = len(os.listdir(files)), None
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+                try:
+                    save()
+                except (OSError, rx.CheckpointError) as raised:
+                    error = raised
+                resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+                assert "File too large" in str(error), (limit, name, error)
+                if name != "dataset":
+                    assert isinstance(error, rx.CheckpointError), (limit, name, error)
+                    assert "could not be written, and what was there is as before" in str(error), (limit, name, error)
+                del error
+                assert limit or len(os.listdir(files)) == opened, (limit, name)
         assert sorted(os.listdir({str(tmp_path)!r})) == before
         checkpoint.restore({str(tmp_path / "ckpt-1")!r}).assert_consumed()
         print("done")
     """)
     assert done.stdout.endswith("done\n"), done.stderr
+
+
+@pytest.mark.parametrize("exchange", [True, False], ids=["exchange", "two renames"])
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(tmp_path, monkeypatch, exchange):
+    """As a process that evaluates reads what the one that trains writes: all of it is of one of the two."""
+    if not exchange:
+        monkeypatch.setattr(atomic, "_renameat2", None)
+    path = str(tmp_path / "model")
+    for during in ("_checksum", "_known_to_tensorstore"):  # while files are checked, and before values are read
+        Checkpoint(v=rx.Variable(1.0), w=rx.Variable(1.0)).write(path)
+
+        plain = getattr(files, during)
+
+        def replaced(*args, plain=plain, during=during):
+            monkeypatch.setattr(files, during, plain)
+            Checkpoint(v=rx.Variable([2.0, 2.0])).write(path)
+            return plain(*args)
+
+        monkeypatch.setattr(files, during, replaced)
+        read = rx.train.load_checkpoint(path)
+        assert read.get_tensor("v/.ATTRIBUTES/VARIABLE_VALUE").tolist() == [2.0, 2.0]
+        assert not read.has_tensor("w/.ATTRIBUTES/VARIABLE_VALUE")
+
+
+def test_the_working_folder_may_change_while_a_dataset_is_read_and_written(tmp_path, monkeypatch):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "first")
+    Dataset.range(3).save("saved")
+    loaded = Dataset.load("saved")
+    passes = [iter(Dataset.range(3).cache("cache")), iter(Dataset.range(3).snapshot("snapshot"))]
+    for elements in passes:
+        next(elements)
+    monkeypatch.chdir(tmp_path / "second")
+    assert [[int(i) for i in elements] for elements in (*passes, loaded)] == [[1, 2], [1, 2], [0, 1, 2]]
+    assert names(tmp_path / "second") == [] and names(tmp_path / "first") == ["cache", "saved", "snapshot"]
+
+
+def test_a_snapshot_of_one_process_is_not_replaced_by_another_that_began_before(tmp_path):
+    """It may be read already, file by file."""
+    slow = iter(Dataset.range(3).snapshot(str(tmp_path / "snapshot")))
+    next(slow)
+    assert [int(i) for i in Dataset.range(4, 7).snapshot(str(tmp_path / "snapshot"))] == [4, 5, 6]
+    before = tree(tmp_path / "snapshot")
+    assert [int(i) for i in slow] == [1, 2]
+    assert tree(tmp_path / "snapshot") == before and names(tmp_path) == ["snapshot"]
 
 
 # The file that names the checkpoints.

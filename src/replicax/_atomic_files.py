@@ -193,7 +193,12 @@ def _new_staging(target: str, kind: Kind) -> tuple[str, int]:
             continue
         with contextlib.suppress(OSError):  # a file system without locks
             _lock(lock)
-        os.write(lock, b"\0".join(map(os.fsencode, about)))
+        try:
+            os.write(lock, b"\0".join(map(os.fsencode, about)))
+        except OSError:  # as on a full disk
+            _settle(staging, None, None)
+            os.close(lock)
+            raise
         if os.path.exists(name):
             return staging, lock
         os.close(lock)  # another process has taken it for abandoned before it was locked
@@ -237,8 +242,8 @@ def _settle(staging: str, target: str | None, record: str | None) -> None:
         for name in os.listdir(staging):
             path = os.path.join(staging, name)
             if target is not None and record is not None and _is_damaged(path, record):
-                kept = f"{target}.damaged-{uuid.uuid4().hex[:8]}"
-                os.rename(path, kept)
+                os.rename(path, aside := f"{target}.damaged-{uuid.uuid4().hex[:8]}")
+                kept = aside
             elif name != _TARGET:
                 shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
         os.remove(os.path.join(staging, _TARGET))  # last, since only a folder that has it is known as ours
@@ -278,10 +283,11 @@ def _take_over(staging: str) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Any, kind: Kind) -> Iterator[str]:
+def replacing(path: Any, kind: Kind, first: bool = False) -> Iterator[str]:
     """Yields a path for the block to make a new file or folder at, which then takes the place of `path`.
 
     If the block raises, or the process ends, what was at `path` is there still. Folders above a folder are made.
+    With `first`, a folder of this kind that has come there before the block ends stays, and what the block made goes.
 
     Raises:
         InvalidArgumentError: the path is empty, or is the working folder or one above it.
@@ -295,7 +301,8 @@ def replacing(path: Any, kind: Kind) -> Iterator[str]:
     with _staging(target, kind) as staging:
         yield os.path.join(staging, _NEW)
         _target(target, kind)  # which may have become something else since
-        _put(staging, target)
+        if not (first and kind.record is not None and os.path.isfile(os.path.join(target, kind.record))):
+            _put(staging, target)
 
 
 def _put(staging: str, target: str) -> None:

@@ -8,6 +8,8 @@ or none.
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import glob
 import os
 import re
@@ -16,7 +18,7 @@ import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +29,8 @@ from replicax._atomic_files import Kind, between_renames, changing, existing, re
 from replicax._atomic_files import remove as _remove
 from replicax._errors import CheckpointError
 from replicax._quiet import without_logs
+
+_T = TypeVar("_T")
 
 _FORMAT = 1
 _RECORD = "replicax.json"  # the record in a checkpoint's folder
@@ -95,18 +99,32 @@ def write(path: str, saved: Saved, listed: bool = False) -> None:
         )
     args, checkpointer = _orbax()
     stored = {key: array for key, array in saved.arrays.items() if array.size}  # Orbax takes no empty ones
-    with contextlib.closing(checkpointer), replacing(path, CHECKPOINT) as new:
+    with contextlib.closing(checkpointer), _errors_of_disks(f"checkpoint {path}"), replacing(path, CHECKPOINT) as new:
         if stored:
             folder, name = os.path.split(new)
             with _known_to_tensorstore(folder) as known, without_logs("absl", "Skipping merge of OCDBT checkpoints"):
                 try:
                     checkpointer.save(os.path.join(known, name), args.PyTreeSave(stored))
                 except (ValueError, RuntimeError) as error:  # as tensorstore says that the disk is full
-                    raise CheckpointError(
-                        f"The checkpoint {path} could not be written, and what was there is as before: {error}"
-                    ) from error
+                    raise OSError(errno.EIO, str(error)) from error
         os.makedirs(new, exist_ok=True)
         write_record(os.path.join(new, _RECORD), _content_of(saved, _checksums(new)))
+
+
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # it is full, or fails
+
+
+@contextlib.contextmanager
+def _errors_of_disks(what: str) -> Iterator[None]:
+    """Says what could not be written, in place of errors of disks."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK:
+            raise
+        raise CheckpointError(
+            f"The {what} could not be written, and what was there is as before: {error.strerror}"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -146,6 +164,27 @@ def _checksum(path: str) -> int:
     return checksum
 
 
+def _of_one_checkpoint(path: str, look: Callable[[str], _T]) -> _T:
+    """What `look` returns or raises for the place of a checkpoint that no other process replaces meanwhile.
+
+    If one does, what was seen is partly of the old checkpoint and partly of the new, and so `look` is called again.
+    """
+    while True:
+        before = place, _ = _identity(path)
+        try:
+            seen = look(place)
+        except Exception:
+            if _identity(path) == before:
+                raise
+        else:
+            if _identity(path) == before:
+                return seen
+
+
+def _identity(path: str) -> tuple[str, str | None]:
+    return existing(path), token_at(path)
+
+
 def check(path: str) -> dict[str, Any]:
     """The record of a checkpoint, if all of its files are as they were written.
 
@@ -153,7 +192,10 @@ def check(path: str) -> dict[str, Any]:
         FileNotFoundError: nothing is there.
         CheckpointError: it is damaged, or of another format.
     """
-    place = existing(path)
+    return _of_one_checkpoint(path, functools.partial(_check, path))
+
+
+def _check(path: str, place: str) -> dict[str, Any]:
     if not os.path.isdir(place):
         if os.path.exists(path + ".index"):
             raise CheckpointError(
@@ -196,15 +238,19 @@ def token_at(path: str) -> str | None:
 
 def read(path: str) -> Saved:
     """A checkpoint's content; raises what `check` does."""
-    content = check(path)
+    return _of_one_checkpoint(path, functools.partial(_read, path))
+
+
+def _read(path: str, place: str) -> Saved:
+    content = _check(path, place)
     stored: dict[str, Any] = {}
     if any(0 not in kind["shape"] for kind in content["arrays"].values()):
         args, checkpointer = _orbax()
-        with contextlib.closing(checkpointer), _known_to_tensorstore(existing(os.path.abspath(path))) as known:
+        with contextlib.closing(checkpointer), _known_to_tensorstore(os.path.abspath(place)) as known:
             stored = checkpointer.restore(known, args.PyTreeRestore())
     arrays = {}
     for key, kind in content["arrays"].items():
-        array = np.asarray(stored[key] if key in stored else np.zeros(kind["shape"]), jnp.dtype(kind["dtype"]))
+        array = np.asarray(np.zeros(kind["shape"]) if 0 in kind["shape"] else stored[key], jnp.dtype(kind["dtype"]))
         arrays[key] = array.reshape(kind["shape"])
     return Saved(content["nodes"], arrays, content["token"])
 
@@ -255,6 +301,9 @@ def record(directory: str, state: State, is_ours: Callable[[str], bool], before:
     """Writes which checkpoints there are: these, and after what the index has of others, or `before` where it is lost.
 
     Names are kept relative to the folder.
+
+    Raises:
+        CheckpointError: it could not be written, as on a full disk.
     """
     with changing(directory):
         try:
@@ -269,7 +318,8 @@ def record(directory: str, state: State, is_ours: Callable[[str], bool], before:
             "all_model_checkpoint_timestamps": list(paths.values()),
             "last_preserved_timestamp": state.last_preserved or there.last_preserved,
         }
-        with replacing(os.path.join(directory, STATE), INDEX) as new:
+        file = os.path.join(directory, STATE)
+        with _errors_of_disks(f"list of checkpoints {file}"), replacing(file, INDEX) as new:
             write_record(new, content)
 
 

@@ -59,7 +59,7 @@ class Saving(Base):
                 "A dataset without end cannot be saved: take as many elements as you need before."
             )
         folder, compression = path_text(path, "saved dataset"), checked_compression(compression)
-        saving = _while_saving(self, Reading(self._nodes), folder, compression, _shard_of(shard_func))
+        saving = _while_saving(self, Reading(self._nodes), folder, compression, _shard_of(shard_func), first=False)
         collections.deque(saving, maxlen=0)
 
     @staticmethod
@@ -119,15 +119,21 @@ class Saving(Base):
             elif reading.probing:
                 yield from self._make(reading)
             else:
-                yield from _while_saving(self, reading, folder, compression, shard_of)
+                # Of several processes the first one saves: another one may read what it saved already.
+                yield from _while_saving(self, reading, folder, compression, shard_of, first=True)
 
         return self._derived(make, self._cardinality, batch_size=self._batch_size)
 
 
 def _while_saving(
-    dataset: Base, reading: Reading, path: str, compression: str | None, shard_of: Callable[[Any], int] | None
+    dataset: Base,
+    reading: Reading,
+    path: str,
+    compression: str | None,
+    shard_of: Callable[[Any], int] | None,
+    first: bool,
 ) -> Iterator[Any]:
-    with replacing(path, DATASET) as folder:
+    with replacing(path, DATASET, first) as folder:
         spread = Spread(Path(folder), compression, shard_of, dataset._spec(True))
         yield from while_written(dataset._make(reading), spread)
 

@@ -333,9 +333,9 @@ class Saved:
     def __init__(self, path: Path):
         if not is_saved(path):
             raise FileNotFoundError(f"There is no saved dataset at {path}: the file {RECORD} is not there.")
-        self._path = Path(existing(str(path)))
+        self._path = os.path.abspath(path)  # the working folder may be another one when elements are read
         try:
-            about = read_record(str(self._path / RECORD))
+            about = read_record(os.path.join(existing(self._path), RECORD))
             if about["format"] != _FORMAT:
                 raise ValueError(f"the format is {about['format']!r}")
             self.spec, self._compression = read_description(about["spec"]), about["compression"]
@@ -346,7 +346,7 @@ class Saved:
 
     def elements(self, number: int, structure: Any) -> Iterator[Any]:
         """The elements of one file, in the structure `structure`."""
-        file = self._path / _name(number)
+        file = os.path.join(existing(self._path), _name(number))
         for element in read_elements(file, self._compression, token=self._token, number=number):
             yield structure.unflatten(jax.tree.leaves(element))
 
