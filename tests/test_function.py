@@ -410,6 +410,68 @@ def test_the_warning_about_retracing_counts_calls_that_traced():
     assert messages_of(*map(of_elements, range(1, 6))) == ["5 out of the last 5"]
 
 
+def test_the_cause_of_retracing_is_told_of_values_made_of_components():
+    f = rx.function(lambda value: value)
+    for count in (1, 2):
+        with pytest.warns(UserWarning, match=r"argument 0 changed from a PerReplica value of shapes \(\d+,\)"):
+            for n in range(1, 6):
+                f(rx.PerReplica([jnp.ones(n + 10 * count)] * count))
+
+
+def test_variables_made_for_concrete_functions_in_two_threads_leave_functions_compiled():
+    first_begins, second_begins, first_ends = threading.Event(), threading.Event(), threading.Event()
+    variables = {}
+
+    def function_of(name, meet):
+        @rx.function
+        def function(x):
+            if name not in variables:
+                variables[name] = rx.Variable(1.0)
+                meet()
+            return variables[name] + x
+
+        return function
+
+    def in_the_first():
+        first_begins.set()
+        assert second_begins.wait(60)
+
+    def in_the_second():
+        second_begins.set()
+        assert first_ends.wait(60)
+
+    def make_first():
+        function_of("first", in_the_first).get_concrete_function(rx.TensorSpec([]))
+        first_ends.set()
+
+    def make_second():
+        assert first_begins.wait(60)
+        function_of("second", in_the_second).get_concrete_function(rx.TensorSpec([]))
+
+    threads = [threading.Thread(target=make) for make in (make_first, make_second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(variables) == 2 and not rx.config.functions_run_eagerly()
+
+
+@replicated
+def test_a_dataset_may_be_passed_to_a_replica_function_that_the_host_drives(make, n):
+    strategy = make()
+    distributed = strategy.experimental_distribute_dataset(dataset())
+
+    @rx.function
+    def epoch(replica_step):
+        for x in distributed:
+            last = strategy.run(replica_step, args=(x, distributed))
+        return strategy.reduce(SUM, last, axis=None)
+
+    assert float(epoch(lambda x, data: x.sum() if data is distributed else 0.0)) == 54.0
+    with pytest.raises(RuntimeError, match="A loop over a dataset cannot be part of a compiled program"):
+        epoch(lambda x, data: sum(y.sum() for y in data))
+
+
 def test_no_warning_where_tracing_pays():
     f = rx.function(lambda x, k: x * k)  # warnings are errors here
     for k in range(6):

@@ -118,6 +118,27 @@ def test_results_of_other_sizes_are_a_list():
             step(iterator)
 
 
+def test_an_error_of_a_later_step_is_no_end_of_the_data():
+    """TensorArray and `count_up_to` raise OutOfRangeError, too."""
+    counted = []
+
+    def step(iterator):
+        counted.append(next(iterator))
+        if len(counted) == 2:
+            raise rx.OutOfRangeError("the user's own")
+        return counted[-1]
+
+    rx.config.run_functions_eagerly(True)
+    try:
+        with pytest.raises(rx.OutOfRangeError, match="the user's own"):
+            rx.function(step, steps_per_call=3)(iter(rx.data.Dataset.range(9)))
+        iterator = iter(rx.data.Dataset.range(5))
+        several = rx.function(lambda: iterator.get_next(), steps_per_call=3)
+        assert [several().tolist() for _ in range(2)] == [[0, 1, 2], [3, 4]]  # at the end there are fewer
+    finally:
+        rx.config.run_functions_eagerly(False)
+
+
 def test_none_in_an_element_is_a_part_of_its_structure():
     strategy, traces = mirrored(2), []
     data = [(np.full(4, i, np.float32), None) for i in range(9)]

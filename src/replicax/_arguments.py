@@ -171,6 +171,9 @@ def _is_object(key: Any) -> bool:
 
 def _key_text(key: Any) -> str:
     first = key[0]
+    if first is PerReplica and isinstance(key[1][0], tuple):  # made of components
+        shapes, dtypes = (", ".join(map(str, dict.fromkeys(part[i] for part in key[1:]))) for i in (0, 1))
+        return f"a PerReplica value of shapes {shapes} and dtypes {dtypes}"
     if first is PerReplica and len(key) > 4:
         return f"a PerReplica value of shapes {', '.join(map(str, key[4]))} and dtype {key[2]}"
     if first in (PerReplica, Mirrored):
@@ -193,7 +196,8 @@ def _tree_of(count: int) -> Any:
 
 def _is_made(leaf: Any) -> bool:
     """Whether this is a PerReplica value that the user made of numeric components, before any strategy saw it."""
-    return type(leaf) is PerReplica and leaf.mesh is None and all(map(_is_dynamic_part, leaf.values))
+    made = type(leaf) is PerReplica and leaf.mesh is None and len(leaf.values) > 0
+    return made and all(map(_is_dynamic_part, leaf.values))
 
 
 def _is_dynamic_part(part: Any) -> bool:

@@ -81,6 +81,7 @@ def running() -> Running | None:
 
 
 _run_eagerly = False
+_rehearses: contextvars.ContextVar[bool] = contextvars.ContextVar("rehearses", default=False)  # with its eager replicas
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:
@@ -90,8 +91,8 @@ def run_functions_eagerly(run_eagerly: bool) -> None:
 
 
 def functions_run_eagerly() -> bool:
-    """Whether `run_functions_eagerly(True)` holds."""
-    return _run_eagerly
+    """Whether functions run their Python code here: all of them, or those of one that is rehearsed."""
+    return _run_eagerly or _rehearses.get()
 
 
 _join_steps = True
@@ -157,6 +158,7 @@ class Function:
     ):
         self._python_function, self._autograph = python_function, autograph
         self._steps = steps_per_call
+        self._compiled_only = compiled_only  # whether the host drives what calls it, and never this
         self._falls_back = autograph and not compiled_only  # whether the host may drive it where it cannot be compiled
         self._input_signature = None if input_signature is None else tuple(input_signature)
         self._entries: dict[Any, list[Program]] = {}
@@ -273,7 +275,7 @@ class Function:
         if self._input_signature is not None:
             args, kwargs = self._bind(args, kwargs)
         taped = not _private.is_eager(_private.current_trace())  # what stands there may also be a `jax.jit`
-        if _run_eagerly:
+        if _run_eagerly or _rehearses.get():
             with self._runs_now(inside=True):
                 return self._repeated(lambda: self._call_python(args, kwargs, converts=False))
         if taped and _levels.is_tracing():
@@ -290,7 +292,7 @@ class Function:
         return called(call, args, kwargs, taped)
 
     def _is_host_driven(self, call: Call) -> bool:
-        return call.has_dataset or call.key in self._host
+        return (call.has_dataset and not self._compiled_only) or call.key in self._host
 
     def _called(self, call: Call, args: tuple, kwargs: dict, taped: bool) -> Any:
         if call.ragged:
@@ -455,7 +457,7 @@ class Function:
             with self._runs_now():
                 return self._call_python(args, kwargs, converts=host)
         except StopIteration as error:  # of a `next(iterator)` in it
-            raise OutOfRangeError("End of sequence") from error
+            raise iterators.ending(OutOfRangeError("End of sequence")) from error
         finally:
             _modes.host_driven, _modes.host_converts, _modes.driven = before
 
@@ -518,9 +520,8 @@ class Function:
 
     def _rehearse(self, args: tuple, kwargs: dict) -> None:
         """Runs the Python code for the variables that it makes, and takes back what it assigns."""
-        global _run_eagerly
-        numbers, before = self.random_numbers, _run_eagerly
-        _run_eagerly = True  # a compiled function in it would take over the arrays that are to come back
+        numbers = self.random_numbers
+        token = _rehearses.set(True)  # a compiled function in it would take over the arrays that are to come back
         try:
             with _levels.noted() as notes, given_back():
                 try:
@@ -528,7 +529,8 @@ class Function:
                 finally:
                     notes.take_back()
         finally:
-            self.random_numbers, _run_eagerly = numbers, before
+            _rehearses.reset(token)
+            self.random_numbers = numbers
 
     def program_of(self, call: Call) -> Program | None:
         """The program that such calls have run so far, each as one step; None where there is not one."""
@@ -663,6 +665,9 @@ class _Method(Function):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
+
+    def _turn(self) -> contextlib.AbstractContextManager[Any]:
+        return self._function._turn()
 
 
 def function(

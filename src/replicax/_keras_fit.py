@@ -22,6 +22,7 @@ import numpy as np
 from replicax import _context, _function, _nest
 from replicax._adapters import around
 from replicax._data import Dataset
+from replicax._data.iterators import ends_data
 from replicax._errors import OutOfRangeError
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._keras import _scale_loss, _unscale_loss
@@ -342,6 +343,8 @@ def _loop(
         try:
             outputs = program(model.steps_per_execution)(iterator)
         except OutOfRangeError as error:
+            if not ends_data(error):
+                raise
             raise StopIteration from error
         return _nest.map_structure(lambda output: output[-1], outputs), (None,) * states
 

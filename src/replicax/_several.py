@@ -17,6 +17,7 @@ from jax import lax
 
 from replicax import _context, _nest, _private
 from replicax._blocks import strong
+from replicax._data.iterators import ends_data
 from replicax._errors import OutOfRangeError
 from replicax._pulls import Pull, element_arrays, outside, same_sources
 from replicax._values import Mirrored, PerReplica, is_array, is_text
@@ -171,8 +172,8 @@ def one_by_one(count: int, step: Callable[[], Any], more: Callable[[], bool]) ->
     while len(results) < count and (not results or more()):
         try:
             results.append(step())
-        except (OutOfRangeError, StopIteration):
-            if not results:
+        except (OutOfRangeError, StopIteration) as error:
+            if not results or not ends_data(error):
                 raise
             break
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,9 @@ from replicax._recycled import Pool, kept
 
 if TYPE_CHECKING:
     from replicax._data.core import Base
+
+
+_E = TypeVar("_E", bound=Exception)
 
 
 class Optional:
@@ -149,7 +152,7 @@ class ElementIterator(Iterator[Any]):
         try:
             element = self._pushed_back.pop() if self._pushed_back else self._made_next()
         except StopIteration:
-            raise _end_of_data() from None
+            raise ending(StopIteration()) from None
         if isinstance(element, _Failure):
             raise element.error
         self._position += 1
@@ -247,7 +250,7 @@ class ElementIterator(Iterator[Any]):
         try:
             return next(self)
         except StopIteration:
-            raise OutOfRangeError("End of sequence") from None
+            raise ending(OutOfRangeError("End of sequence")) from None
 
     def get_next_as_optional(self) -> Optional:
         """The next element in an `Optional`, which is without a value at the end."""
@@ -347,16 +350,18 @@ def refuse_stop(error: StopIteration, role: str, function: Callable[..., Any]) -
         role: which function it is, such as "The replica function".
         function: the function.
     """
-    if not getattr(error, _ENDS_DATA, False):
+    if not ends_data(error):
         raise _stopped(role, function) from error
 
 
-_ENDS_DATA = "_replicax_ends_data"  # an attribute of the StopIteration that the iterators of datasets raise
+def ends_data(error: BaseException) -> bool:
+    """Whether an exception is the end of a dataset, and not one that a user's function raises by itself."""
+    return getattr(error, "_replicax_ends_data", False)
 
 
-def _end_of_data() -> StopIteration:
-    error = StopIteration()
-    setattr(error, _ENDS_DATA, True)
+def ending(error: _E) -> _E:
+    """The exception, known to `ends_data` from now on."""
+    error._replicax_ends_data = True  # type: ignore[attr-defined]
     return error
 
 
