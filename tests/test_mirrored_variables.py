@@ -727,7 +727,8 @@ def test_replicas_that_assign_different_values_are_refused_unless_that_is_asked_
             assert all_values() == before
 
     def right():
-        w.assign_sub(ctx().all_reduce("SUM", gradient()))
+        summed = ctx().all_reduce("SUM", gradient())
+        w.assign_sub(jax.lax.optimization_barrier((summed, gradient()))[0])
         others()
 
     way(lambda: strategy.run(right))()

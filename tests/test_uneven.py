@@ -435,3 +435,61 @@ def test_convolutions_keep_their_values_in_the_order_for_the_cpu():
         assert np.allclose(ordered(x, w)[0], convolve(x, w), rtol=1e-4, atol=1e-5)
         count += str(jax.make_jaxpr(ordered)(x, w)).count("lhs_spec=(0, 3, 1, 2), rhs_spec=(3, 2, 0, 1)")
     assert count == 9
+
+
+def test_assignments_that_depend_on_a_replicas_own_rows_are_refused_and_others_are_not():
+    """For two replicas with 2 rows and 1 row of a batch of 3; eagerly the values decide, compiled how they come about."""
+    strategy = mirrored(2)
+    v = variable(strategy, 0.0)
+    (batch,) = strategy.experimental_distribute_dataset(rx.data.Dataset.from_tensor_slices(DATA[:3]).batch(3))
+
+    @jax.custom_jvp
+    def doubled(x):
+        return 2 * x
+
+    def with_made_anew(x, total):
+        """Constants, callbacks and custom derivatives are other objects in each trace."""
+        own = jax.custom_jvp(lambda x: x)
+        own.defjvp(lambda primals, tangents: (own(*primals), *tangents))
+        seven = jax.pure_callback(lambda x: np.float32(7), jax.ShapeDtypeStruct((), jnp.float32), total)
+        return own(seven) + jax.nn.relu(total) + jnp.sum(jnp.asarray(np.arange(300.0))) * 0
+
+    def of_one_replica(x, total):
+        if len(x) == 2:
+            v.assign(total)
+
+    def in_a_merge_function(x, total):
+        ctx().merge_call(lambda _, rows: v.assign(rows), args=(float(len(x)),))
+
+    doubled.defjvp(lambda primals, tangents: (doubled(*primals), doubled(*tangents)))
+    right = {
+        3.0: lambda x, total: total,
+        6.0: lambda x, total: doubled(total),
+        10.0: with_made_anew,
+        1.0: lambda x, total: lax.cond(total > 0, lambda: 1.0, lambda: 2.0),
+        9.0: lambda x, total: lax.fori_loop(0, 3, lambda _, y: y + total, jnp.float32(0)),
+        2.0: lambda x, total: len(ctx().all_gather(x, 0)) - jnp.float32(1),
+        4.0: lambda x, total: ctx().all_reduce(SUM, jnp.zeros(()) if len(x) == 2 else jnp.sum(x) * 0) + 4,
+    }
+    wrong = [
+        lambda x, total: v.assign(total / len(x)),
+        lambda x, total: v.assign(len(x)),
+        lambda x, total: v.assign(jnp.sum(x)),
+        of_one_replica,
+        in_a_merge_function,
+    ]
+
+    def run(step):
+        def replica(x):
+            step(x, ctx().all_reduce(SUM, jnp.float32(len(x))))
+
+        return strategy.run(replica, args=(batch,))
+
+    for way in (rx.function, lambda function: function):
+        for expected, value in right.items():
+            way(lambda value=value: run(lambda x, total: (v.assign(value(x, total)), None)[-1]))()
+            assert parts(strategy, v) == [expected] * 2
+        for step in wrong:
+            with pytest.raises(ValueError, match="assign different values to Variable:0"):
+                way(lambda step=step: run(lambda x, total: (step(x, total), None)[-1]))()
+            assert parts(strategy, v) == [4.0] * 2

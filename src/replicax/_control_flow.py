@@ -79,6 +79,8 @@ def _walk(jaxpr: Any, varying_inputs: list[bool], slots: set[int]) -> list[bool]
             out = [eqn.params["slot"] in slots]
         elif name in _SAME_EVERYWHERE and not eqn.params.get("axis_index_groups"):
             out = [False] * len(eqn.outvars)
+        elif name == "optimization_barrier":
+            out = flags
         elif name == "cond":
             out = _cond(eqn, flags, slots)
         elif name == "while":

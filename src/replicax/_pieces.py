@@ -112,25 +112,41 @@ def in_loop(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def together(functions: Sequence[Callable[..., list[Any]]], which: Any, args: Sequence[Any]) -> list[Any]:
-    """The results of `functions[which](*args)`, where `which` differs between the replicas that run this.
+def together(
+    functions: Sequence[Callable[..., list[Any]]], which: Any, args: Sequence[Any]
+) -> tuple[list[Any], list[bool]]:
+    """Computes `functions[which](*args)`, where `which` differs between the replicas that run this.
 
     Args:
         functions: traced once each; their results have the same shapes and dtypes.
         which: an int32 scalar.
         args: arrays.
 
+    Returns:
+        The results, and for each of them whether all functions compute it in the same way from arguments, constants and
+        what collectives give.
+
     Raises:
         NotAlike: the functions do not have the same collectives, of the same shapes, in the same order.
     """
     numbers: dict[Any, int] = {}
-    programs = [_Program(jax.make_jaxpr(function)(*args), args, numbers) for function in functions]
+    traced = [jax.make_jaxpr(function)(*args) for function in functions]
+    programs = [_Program(closed, args, numbers) for closed in traced]
     for program in programs[1:]:
         programs[0].check_meetings(program)
     common = frozenset.intersection(*(frozenset(program.made) for program in programs))
     for program in programs:
         program.common = common
-    return _Assembly(programs, which).results()
+    results = _Assembly(programs, which).results()
+    # Made anew in each trace, constants and Python functions of custom derivatives are other objects and yet the same.
+    loose: dict[Any, int] = {}
+    programs = [_Program(closed, args, loose, exact=False) for closed in traced]
+    return results, [len({p.number_of(atom) for p, atom in zip(programs, atoms)}) == 1 for atoms in _outputs(programs)]
+
+
+def _outputs(programs: Sequence[_Program]) -> list[tuple[Any, ...]]:
+    """For each result, what it is in each program."""
+    return list(zip(*(program.jaxpr.outvars for program in programs)))
 
 
 class _Values:
@@ -186,9 +202,12 @@ def gathered(traces: Sequence[Gathers], which: Sequence[int]) -> list[list[tuple
 
 
 class _Program:
-    """One jaxpr, its values numbered: two of any programs have the same number if they are computed alike."""
+    """One jaxpr, its values numbered: two of any programs have the same number if they are computed alike.
 
-    def __init__(self, closed: Any, args: Sequence[Any], numbers: dict[Any, int]):
+    Unless `exact`, constants are compared by their values, and any two Python functions are taken to be the same.
+    """
+
+    def __init__(self, closed: Any, args: Sequence[Any], numbers: dict[Any, int], exact: bool = True):
         self.jaxpr, self._numbers = closed.jaxpr, numbers
         self.common: frozenset[int] = frozenset()
         self.known = dict(zip([*self.jaxpr.constvars, *self.jaxpr.invars], [*closed.consts, *args]))
@@ -201,16 +220,16 @@ class _Program:
             raise NotAlike("it has side effects, such as printing")
         for i, (variable, value) in enumerate(self.known.items()):
             outer = i < len(self.jaxpr.constvars)
-            self._add([variable], ("outer", id(value)) if outer else ("argument", i - len(self.jaxpr.constvars)), 0)
+            key = ("outer", _constant_key(value, exact)) if outer else ("argument", i - len(self.jaxpr.constvars))
+            self._add([variable], key, 0)
         for i, eqn in enumerate(self.jaxpr.eqns):
             stage = max((self.stage[atom] for atom in eqn.invars if not isinstance(atom, jex.Literal)), default=0)
             if eqn.primitive.name in _control_flow.COLLECTIVES:
                 self._add(eqn.outvars, ("meeting", len(self.meetings)), stage + 1)
                 self.meetings.append((stage, eqn))
             else:
-                self._add(
-                    eqn.outvars, (eqn.primitive, _key(eqn.params), *map(self.number_of, eqn.invars)), stage, maker=i
-                )
+                key = (eqn.primitive, _key(eqn.params, exact), *map(self.number_of, eqn.invars))
+                self._add(eqn.outvars, key, stage, maker=i)
 
     def _add(self, variables: Sequence[Any], key: Any, stage: int, maker: int | None = None) -> None:
         for i, variable in enumerate(variables):
@@ -286,10 +305,10 @@ class _Assembly:
         self._programs, self._which, self._first = programs, which, programs[0]
         self._values = _Values(self._first.jaxpr, self._first.known)  # of the first program: what is common
         self._places: dict[tuple[int, Any], Any] = {}  # of each program's own variables that live on
-        outputs = list(zip(*(program.jaxpr.outvars for program in programs)))
         # What leaves the pieces: for each the stage, and the programs' atoms.
         self._leaving = [
-            (max(program.stage_of(atom) for program, atom in zip(programs, atoms)), atoms) for atoms in outputs
+            (max(program.stage_of(atom) for program, atom in zip(programs, atoms)), atoms)
+            for atoms in _outputs(programs)
         ]
         self._operands: list[list[int]] = []  # of each collective, which of those it takes
         for meetings in zip(*(program.meetings for program in programs)):
@@ -405,22 +424,32 @@ def _strong(value: Any) -> Any:
     return lax.convert_element_type(value, value.dtype) if getattr(value, "weak_type", False) else value
 
 
-def _key(value: Any) -> Any:
-    """What tells a parameter of an equation from another: alike jaxprs have the same key."""
+def _key(value: Any, exact: bool = True) -> Any:
+    """What tells a parameter of an equation from another: alike jaxprs have the same key (see `_Program`)."""
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-        return _jaxpr_key(getattr(value, "jaxpr", value), getattr(value, "consts", ()))
+        return _jaxpr_key(getattr(value, "jaxpr", value), getattr(value, "consts", ()), exact)
     if isinstance(value, (tuple, list)):
-        return (type(value), *map(_key, value))
+        return (type(value), *(_key(item, exact) for item in value))
     if isinstance(value, dict):
-        return tuple((key, _key(value[key])) for key in sorted(value, key=str))
+        return tuple((key, _key(value[key], exact)) for key in sorted(value, key=str))
+    if not exact and (hasattr(value, "call_wrapped") or (callable(value) and not isinstance(value, type))):
+        return callable
     try:
         hash(value)
     except TypeError:
-        return (object, id(value))
+        return _constant_key(value, exact)
     return value
 
 
-def _jaxpr_key(jaxpr: Any, consts: Sequence[Any]) -> Any:
+def _constant_key(value: Any, exact: bool) -> Any:
+    """What tells an array from another: which object it is or, unless `exact`, its values."""
+    if exact or isinstance(value, jax.core.Tracer) or not hasattr(value, "dtype"):
+        return object, id(value)
+    host = jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+    return value.shape, value.dtype, np.asarray(host).tobytes()
+
+
+def _jaxpr_key(jaxpr: Any, consts: Sequence[Any], exact: bool) -> Any:
     places: dict[Any, int] = {}
 
     def atom_key(atom: Any) -> Any:
@@ -430,8 +459,9 @@ def _jaxpr_key(jaxpr: Any, consts: Sequence[Any]) -> Any:
 
     keys = [*map(atom_key, [*jaxpr.constvars, *jaxpr.invars])]
     for eqn in jaxpr.eqns:
-        keys.append((eqn.primitive, _key(eqn.params), *map(atom_key, [*eqn.invars, *eqn.outvars])))
-    return ("jaxpr", *map(id, consts), *keys, *map(atom_key, jaxpr.outvars))
+        keys.append((eqn.primitive, _key(eqn.params, exact), *map(atom_key, [*eqn.invars, *eqn.outvars])))
+    constants = (_constant_key(value, exact) for value in consts)
+    return ("jaxpr", *constants, *keys, *map(atom_key, jaxpr.outvars))
 
 
 def _literal_key(literal: Any) -> Any:

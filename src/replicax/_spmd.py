@@ -12,7 +12,7 @@ users of this API expect each replica's own gradient and reduce it themselves.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -182,7 +182,7 @@ class _Trace:
         slots = {slot for key, slots in inputs for i, slot in enumerate(slots) if (key, i) in varying}
         differ = _control_flow.check(self._jaxpr, varying_inputs, slots, told)
         if told:
-            _refuse_different(self.level, self.written, differ[len(self.outputs.leaves) :])
+            _refuse_different(self.written, differ[len(self.outputs.leaves) :])
 
     def replayed(
         self, known: dict[tuple[int, int], Any], rows: Sequence[Any]
@@ -296,7 +296,10 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
             found = functions[0](*own, *inputs.rows(blocks))
         else:
             mine = jnp.asarray(np.array(inputs.which, np.int32))[lax.axis_index(AXIS)]
-            found = _pieces.together(functions, mine, [*own, *inputs.rows(blocks)])
+            found, same = _pieces.together(functions, mine, [*own, *inputs.rows(blocks)])
+            if told:
+                differ = [not each for each in same[len(results.common) :]]
+                _refuse_different(state.written.values(), differ, ": those whose batches have other shapes differ")
         return [x[None] if stacked else x for x, stacked in zip(found, out_stacked)]
 
     try:
@@ -339,13 +342,13 @@ def _specs_of(stacked: Sequence[bool]) -> list[Any]:
     return [_STACKED if each else _MIRRORED for each in stacked]
 
 
-def _refuse_different(level: _levels.Level, written: Sequence[Any], differ: Sequence[bool]) -> None:
+def _refuse_different(written: Iterable[Any], differ: Sequence[bool], found: str = "") -> None:
     """`ValueError` where replicas assign values of their own to a variable that has one value for all."""
     flags = iter(differ)
     for variable in written:
-        own = [next(flags) for _ in level.values[id(variable)]]
+        own = [next(flags) for _ in variable._types]
         if any(own) and variable._equal_by_contract:
-            raise _assigned_alike.error(variable)
+            raise _assigned_alike.error(variable, found)
 
 
 def _rows(level: _levels.Level, variable: Any, index: int) -> bool:
