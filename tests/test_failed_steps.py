@@ -328,12 +328,37 @@ try:
 except FloatingPointError as error:
     print("log gives NaN on" in str(error), "keep" in str(error), v.values[0].numpy().tolist(), sep="|", flush=True)
 jax.config.update("jax_debug_nans", False)
+with strategy.scope():
+    a, b = rx.Variable(0.0, name="a"), rx.Variable(jnp.zeros(2), name="b")
+
+def of_other_variables():
+    (b if me else a).assign(jnp.ones((2,) if me else ()))
+
+def of_one_variable_more():
+    a.assign(1.0)
+    if me:
+        b.assign(jnp.ones(2))
+
+def of_other_values():
+    a.assign(1.0)
+    b.assign(jnp.full(2, float(me)))
+
+def in_another_order():
+    for variable in (b, a) if me else (a, b):
+        variable.assign(jnp.full(variable.shape, -0.0 if me else 0.0))
+
+for assign in (of_other_variables, of_one_variable_more, of_other_values, in_another_order):
+    try:
+        strategy.run(assign)
+    except ValueError as error:
+        print(assign.__name__, str(error)[:45], float(a.values[0]), b.values[0].numpy().tolist(), sep="|", flush=True)
 bad = True
 step(jnp.float32(1))
 """
 
 
 def test_a_step_that_fails_on_one_worker_counts_on_none_and_its_error_is_the_cause(tmp_path):
+    """Nor does an eager one whose replicas assign other variables or values than those of the other worker."""
     with Workers(tmp_path, 2, JOB, env={"REPLICAX_STEP_TIMEOUT": "120", "REPLICAX_HEARTBEAT_TIMEOUT": "60"}) as workers:
         done = workers.join(timeout=240)
     caught = {index: ended.stdout.splitlines() for index, ended in done.items()}
@@ -341,7 +366,13 @@ def test_a_step_that_fails_on_one_worker_counts_on_none_and_its_error_is_the_cau
     assert caught[0][0] == f"FailedElsewhere|{told[:90]}|[5.0, 5.0, 5.0]", workers.output()
     assert caught[1][0] == "ValueError|record 57 is bad|[5.0, 5.0, 5.0]", workers.output()
     for index in (0, 1):
-        assert caught[index][1:] == ["[9.0, 9.0, 9.0]", "True|True|[9.0, 9.0, 9.0]"], workers.output()
+        assert caught[index][1:] == [
+            "[9.0, 9.0, 9.0]",
+            "True|True|[9.0, 9.0, 9.0]",
+            "of_other_variables|The replicas of one worker assign other varia|0.0|[0.0, 0.0]",
+            "of_one_variable_more|The replicas of one worker assign other varia|0.0|[0.0, 0.0]",
+            "of_other_values|The replicas assign different values to b:0 o|0.0|[0.0, 0.0]",
+        ], workers.output()
         assert done[index].returncode != 0
         assert "worker 1 failed: ValueError: record 57 is bad" in done[index].stderr or index == 1, workers.output()
     assert "ValueError: record 57 is bad" in done[1].stderr

@@ -438,7 +438,7 @@ def test_convolutions_keep_their_values_in_the_order_for_the_cpu():
 
 
 def test_assignments_that_depend_on_a_replicas_own_rows_are_refused_and_others_are_not():
-    """For two replicas with 2 rows and 1 row of a batch of 3; eagerly the values decide, compiled how they come about."""
+    """For replicas of 2 rows and 1 row. Eagerly the values decide, compiled how they come about."""
     strategy = mirrored(2)
     v = variable(strategy, 0.0)
     (batch,) = strategy.experimental_distribute_dataset(rx.data.Dataset.from_tensor_slices(DATA[:3]).batch(3))

@@ -54,40 +54,70 @@ def error(variable: Any, found: str = "") -> ValueError:
 
 
 def check(mesh: ReplicaMesh, variables: Iterable[Any]) -> None:
-    """`ValueError` where the copies of a variable that eager replicas assigned differ. NaN equals NaN.
+    """Checks that the copies of each variable that eager replicas assigned are equal. NaN equals NaN, and -0.0 0.0.
 
-    All workers call it with the same variables, and all of them raise.
+    Workers whose replicas assigned such variables call it together, and all of them raise.
+
+    Raises:
+        ValueError: copies differ, or the replicas of one worker assigned other variables than those of another.
     """
     required = [v for v in variables if v._equal_by_contract and v._mesh is mesh and v._types]
-    contents = [_contents(variable) for variable in required]
-    alike = [all(each == own[0] for each in own) for own in contents]
+    required.sort(key=lambda variable: variable.name)  # workers may come with another order
+    unlike = [_unlike(variable) for variable in required]
     if mesh.all_local:
-        for variable, own in zip(required, contents):
-            others = [str(i) for i, each in zip(mesh.local_ids, own) if each != own[0]]
+        for variable, others in zip(required, unlike):
             if others:
                 verb = "replica {} differs" if len(others) == 1 else "replicas {} differ"
-                raise error(variable, f": {verb.format(', '.join(others))} from replica {mesh.local_ids[0]}")
-    elif required and not _is_everyones(mesh, [own[0] for own in contents], all(alike)):
-        for variable, own, here in zip(required, contents, alike):
-            if not _is_everyones(mesh, [own[0]], here):
-                raise error(variable, ": the copies of the workers' replicas differ")
+                listed = ", ".join(str(mesh.local_ids[i]) for i in others)
+                raise error(variable, f": {verb.format(listed)} from replica {mesh.local_ids[0]}")
+    elif required:
+        _check_workers(mesh, required, [not others for others in unlike])
 
 
-def _contents(variable: Any) -> list[bytes]:
-    """The bytes of each local copy."""
+def _check_workers(mesh: ReplicaMesh, required: list[Any], alike: list[bool]) -> None:
+    """The same between workers. `alike` says of which variables the copies of this one are equal."""
+    names = "\n".join(f"{variable.name} {variable._types}" for variable in required)
+    digests = [_digest(variable) for variable in required]
+    if _across.is_everyones(mesh, "\n".join([names, *digests]), all(alike)):
+        return
+    if not _across.is_everyones(mesh, names, True):
+        raise ValueError(
+            "The replicas of one worker assign other variables without an aggregation than those of another. All "
+            "replicas must assign the same ones; those of this worker assign "
+            f"{', '.join(variable.name for variable in required)}."
+        )
+    for variable, digest, here in zip(required, digests, alike):
+        if not _across.is_everyones(mesh, digest, here):
+            raise error(variable, ": the copies of the workers' replicas differ")
+
+
+def _unlike(variable: Any) -> list[int]:
+    """The numbers of the local copies that differ from the first."""
     leaves = [value.values for value in variable._stored_values()]
-    return [b"".join(_bytes(leaf) for leaf in copy) for copy in zip(*leaves)]
+    first, *others = zip(*leaves)
+    return [i for i, copy in enumerate(others, 1) if not all(map(_is_same, first, copy))]
 
 
-def _bytes(leaf: jax.Array) -> bytes:
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jax.random.key_data(leaf)
-    array = np.asarray(jax.device_get(leaf))
-    if jnp.issubdtype(array.dtype, jnp.inexact):  # one form of NaN, and one of zero
-        array = np.where(array != array, np.full_like(array, np.nan), array + np.zeros_like(array))
-    return array.tobytes()
+def _raw(leaf: jax.Array) -> jax.Array:
+    return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
 
 
-def _is_everyones(mesh: ReplicaMesh, contents: list[bytes], alike: bool) -> bool:
-    digest = hashlib.blake2b(b"".join(contents)).hexdigest()
-    return _across.is_everyones(mesh, f"assigned values {digest}", alike)
+def _is_same(one: jax.Array, other: jax.Array) -> bool:
+    """Whether two copies on different devices are equal, compared where the first is."""
+    here: Any = _raw(one)
+    if here.device.platform == "cpu":  # NumPy sees the same memory
+        here, there = np.asarray(here), np.asarray(_raw(other))
+    else:
+        there = jax.device_put(_raw(other), here.device)
+    return bool((here == there).all() or ((here == there) | ((here != here) & (there != there))).all())
+
+
+def _digest(variable: Any) -> str:
+    """What tells the value of the first local copy from others."""
+    found = hashlib.blake2b(digest_size=16)
+    for value in variable._stored_values():
+        array = np.asarray(_raw(value.values[0]))
+        if jnp.issubdtype(array.dtype, jnp.inexact):  # one form of NaN, and one of zero
+            array = np.where(array != array, np.full_like(array, np.nan), array + np.zeros_like(array))
+        found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return found.hexdigest()
