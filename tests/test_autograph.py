@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from recorded import from_tensorflow
 from test_ways import MEAN, SUM, mirrored
 
 import replicax as rx
@@ -1298,33 +1299,35 @@ NAMES = [line[4:-3] for line in PROGRAMS.splitlines() if line.startswith("def ")
 
 
 @pytest.fixture(scope="module")
-def both(tensorflow_python, tmp_path_factory):
-    """What each program gives under TensorFlow and under replicax, the two run side by side."""
-    folder = tmp_path_factory.mktemp("autograph")
-    head = "import sys\nimport tensorflow as tf\ncount = lambda f: f.experimental_get_tracing_count()\n"
-    (folder / "programs.py").write_text(head + PROGRAMS)
-    (folder / "run.py").write_text(RUNNER)
-    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
-    env.pop("REPLICAX_VIRTUAL_DEVICES", None)
-    running = [
-        subprocess.Popen(
-            [python, "run.py", module, *NAMES], cwd=folder, env=env, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for python, module in ((tensorflow_python, "tensorflow"), (sys.executable, "replicax.tf"))
-    ]  # fmt: skip
-    results = []
-    try:
-        for process in running:
-            out, log = process.communicate(timeout=220)
-            assert process.returncode == 0, log[-5000:]
-            *printed, last = out.splitlines()
-            results.append({**json.loads(last), "what it prints": printed})
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    return results
+def results_of(tmp_path_factory):
+    """`results_of(python, module)`: what each program gives under TensorFlow or replicax, and what they print."""
+
+    def run(python, module):
+        folder = tmp_path_factory.mktemp("autograph")
+        head = "import sys\nimport tensorflow as tf\ncount = lambda f: f.experimental_get_tracing_count()\n"
+        (folder / "programs.py").write_text(head + PROGRAMS)
+        (folder / "run.py").write_text(RUNNER)
+        env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
+        env.pop("REPLICAX_VIRTUAL_DEVICES", None)
+        command = [python, "run.py", module, *NAMES]
+        done = subprocess.run(command, cwd=folder, env=env, text=True, capture_output=True, timeout=220)
+        assert done.returncode == 0, done.stderr[-5000:]
+        *printed, last = done.stdout.splitlines()
+        return {**json.loads(last), "what it prints": printed}
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def both(request, results_of):
+    """What each program gives under TensorFlow, as it is recorded (see recorded.py), and under replicax."""
+
+    def live(names):
+        found = results_of(request.getfixturevalue("tensorflow_python"), "tensorflow")
+        return {name: found[name] for name in names}
+
+    theirs = from_tensorflow("autograph", dict.fromkeys([*NAMES, "what it prints"], RUNNER + PROGRAMS), live)
+    return theirs, results_of(sys.executable, "replicax.tf")
 
 
 @pytest.mark.parametrize("name", [*NAMES, "what it prints"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from recorded import from_tensorflow
 
 # Prints, for each expression of a file, what a dataset yields and says of itself, or the error's kind.
 _RUNNER = """
@@ -193,39 +194,43 @@ str(tf.experimental.Optional.empty(tf.TensorSpec((), tf.int32)).element_spec)
 """.strip().splitlines()
 
 
+RECORDS = "a file of records"
+
+
 @pytest.fixture(scope="module")
-def both(tensorflow_python, tmp_path_factory):
-    """What each expression gave under TensorFlow and under replicax, run side by side; and the file of records."""
-    running = []
-    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
-    for python, module in ((tensorflow_python, "tensorflow"), (sys.executable, "replicax.tf")):
+def results_of(tmp_path_factory):
+    """`results_of(python, module, expressions)`: what each gives, and the bytes of a file of records."""
+
+    def run(python, module, expressions):
         folder = tmp_path_factory.mktemp("side")
+        env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "JAX_PLATFORMS": "cpu"}
         (folder / "run.py").write_text(_RUNNER)
-        (folder / "expressions.json").write_text(json.dumps(EXPRESSIONS))
+        (folder / "expressions.json").write_text(json.dumps(expressions))
         (folder / "data").mkdir()
         names = [str(folder / name) for name in ("run.py", "expressions.json", "data", "results.json")]
         command = [str(python), names[0], module, *names[1:]]
-        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        running.append((process, folder / "results.json"))
-    found = []
-    try:
-        for process, path in running:
-            log, _ = process.communicate(timeout=120)
-            assert process.returncode == 0, log[-5000:]
-            found.append(json.loads(path.read_text()))
-    finally:
-        for process, _ in running:
-            process.kill()
-            process.wait()
-    return found
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
+        found, records = json.loads((folder / "results.json").read_text())
+        return {**found, RECORDS: records}
+
+    return run
 
 
-@pytest.mark.parametrize("expression", EXPRESSIONS)
+@pytest.fixture(scope="module")
+def both(request, results_of):
+    """What each expression gives under TensorFlow, as it is recorded (see recorded.py), and under replicax."""
+
+    def live(names):
+        return results_of(
+            request.getfixturevalue("tensorflow_python"), "tensorflow", [n for n in names if n != RECORDS]
+        )
+
+    theirs = from_tensorflow("datasets", {name: _RUNNER + name for name in [*EXPRESSIONS, RECORDS]}, live)
+    return theirs, results_of(sys.executable, "replicax.tf", EXPRESSIONS)
+
+
+@pytest.mark.parametrize("expression", [*EXPRESSIONS, RECORDS])
 def test_the_same_as_tensorflow(both, expression):
-    (expected, _), (found, _) = both
+    expected, found = both
     assert found[expression] == expected[expression]
-
-
-def test_records_are_written_as_tensorflow_writes_them(both):
-    (_, expected), (_, found) = both
-    assert found == expected

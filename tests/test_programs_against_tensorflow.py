@@ -1,21 +1,21 @@
 """Programs of the kinds that TensorFlow's tutorials are, under TensorFlow and under replicax: the same numbers.
 
-One process runs all the programs of one machine, since TensorFlow takes long to start; two run that of several workers.
+One process runs all the programs of one machine, two run that of several workers. What TensorFlow gives is recorded
+(see recorded.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from processes import Workers
+from recorded import from_tensorflow
 
 # What all the programs have: data, weights to begin with, and a model.
 START = """
@@ -312,18 +312,24 @@ def environment(module: str, **more: str) -> dict[str, str]:
     return {"MODULE": module, **own, **more}
 
 
-@contextlib.contextmanager
-def started(python: str, module: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+def on_one_machine(python: str, module: str, folder: Path) -> tuple[str, Any]:
+    """What the program of one machine prints, and what it finds."""
     path = folder / f"in_{module}.py"  # `tensorflow.py` would be found as TensorFlow
     path.write_text(START + ONE_MACHINE)
     env = {**os.environ, "REPLICAX_VIRTUAL_DEVICES": "TPU:2", **environment(module)}
-    with subprocess.Popen(
-        [python, str(path)], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    done = subprocess.run([python, str(path)], env=env, capture_output=True, text=True, cwd=folder, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return result(done.stdout)
+
+
+def on_two_workers(python: str, module: str, folder: Path) -> tuple[list[Any], str]:
+    """What each of two workers finds, and what they say of errors."""
+    env = environment(module, FOLDER=str(folder / "saved"))
+    (folder / "saved").mkdir(parents=True)
+    with Workers(folder, 2, START + WORKERS, env=env, python=python) as workers:
+        done = workers.join(timeout=200)
+    assert all(worker.returncode == 0 for worker in done.values()), workers.output()[-6000:]
+    return [result(done[i].stdout)[1] for i in done], "".join(done[i].stderr for i in done)
 
 
 def result(stdout: str) -> tuple[str, Any]:
@@ -347,17 +353,14 @@ def assert_alike(ours: Any, theirs: Any, where: str) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4, err_msg=where)
 
 
-def test_the_programs_of_one_machine(tensorflow_python, tmp_path):
-    found = []
-    with (
-        started(tensorflow_python, "tensorflow", tmp_path) as theirs,
-        started(sys.executable, "replicax.tf", tmp_path) as ours,
-    ):
-        for process in (ours, theirs):
-            stdout, stderr = process.communicate(timeout=240)
-            assert process.returncode == 0, stderr[-3000:]
-            found.append(result(stdout))
-    (printed, results), (expected_print, expected) = found
+def test_the_programs_of_one_machine(request, tmp_path):
+    def live(names: list[str]) -> dict[str, Any]:
+        return dict.fromkeys(
+            names, on_one_machine(request.getfixturevalue("tensorflow_python"), "tensorflow", tmp_path)
+        )
+
+    expected_print, expected = from_tensorflow("one_machine", {"all": START + ONE_MACHINE}, live)["all"]
+    printed, results = on_one_machine(sys.executable, "replicax.tf", tmp_path)
     assert printed == expected_print
     assert_alike(results, expected, "")
     losses, _, _, _, again, steps = results["custom_training"]
@@ -365,23 +368,19 @@ def test_the_programs_of_one_machine(tensorflow_python, tmp_path):
     np.testing.assert_allclose(again, losses[16:], rtol=1e-5)  # what was restored goes on alike
 
 
-def test_the_program_of_several_workers(tensorflow_python, tmp_path):
-    found = []
-    for python, module in [(tensorflow_python, "tensorflow"), (sys.executable, "replicax.tf")]:
-        folder = tmp_path / module
-        env = environment(module, FOLDER=str(folder / "saved"))
-        (folder / "saved").mkdir(parents=True)
-        with Workers(folder, 2, START + WORKERS, env=env, python=python) as workers:
-            done = workers.join(timeout=200)
-        assert all(worker.returncode == 0 for worker in done.values()), workers.output()[-6000:]
-        found.append([result(done[i].stdout)[1] for i in done])
-    theirs, ours = found
+def test_the_program_of_several_workers(request, tmp_path):
+    def live(names: list[str]) -> dict[str, Any]:
+        python = request.getfixturevalue("tensorflow_python")
+        return dict.fromkeys(names, on_two_workers(python, "tensorflow", tmp_path / "theirs")[0])
+
+    theirs = from_tensorflow("two_workers", {"all": START + WORKERS}, live)["all"]
+    ours, said = on_two_workers(sys.executable, "replicax.tf", tmp_path / "ours")
     whole, first, rest, files = ours[0].pop("fit")
     assert [len(whole), len(first), len(rest)] == [4, 2, 2] and ours[1].pop("fit")[0] == whole
     np.testing.assert_allclose(first + rest, whole, rtol=1e-5)  # the third one goes on where the second has ended
     assert [name for name in files if "worker" not in name] == [*(f"{i}.keras" for i in range(1, 5)), "checkpoints"]
     assert_alike(ours, theirs, "worker")
-    assert "WARNING" not in done[0].stderr + done[1].stderr
+    assert "WARNING" not in said
     begun, losses, _, _ = ours[0]["second"]
     assert begun == 10 and len(losses) == 10  # the last two of the first go, once more
     np.testing.assert_allclose(losses[:2], ours[0]["first"][1][10:], rtol=1e-5)
