@@ -165,6 +165,38 @@ def run_python(tmp_path: Path) -> Callable[..., Finished]:
     return run
 
 
+_TENSORFLOW_START = """\
+import copy, os, pickle, sys, tempfile
+import numpy as np
+import replicax.tf as tf
+def raises(kind, function, *words):
+    try:
+        function()
+    except kind as error:
+        assert all(word in str(error) for word in words), str(error)
+    else:
+        raise AssertionError(f"no {kind.__name__}")
+"""
+
+
+@pytest.fixture
+def run_tf(run_python: Callable[..., Finished]) -> Callable[..., Finished]:
+    """`run_tf(code, timeout=120)` runs a program of `replicax.tf`, on two devices, that is to end well.
+
+    The program has `tf`, `np` and `raises(kind, function, *words)`, which asserts that a call raises that error.
+    """
+    # Compiling takes much of the time, so XLA leaves its slow passes out.
+    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    env = {"REPLICAX_VIRTUAL_DEVICES": "CPU:2", "XLA_FLAGS": flags}
+
+    def run(code: str, timeout: float = 120.0) -> Finished:
+        done = run_python(_TENSORFLOW_START + textwrap.dedent(code), timeout=timeout, env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    return run
+
+
 def _end_group(process: subprocess.Popen[bytes]) -> None:
     """Ends a process that leads its group, and what it has started in it."""
     with contextlib.suppress(ProcessLookupError):

@@ -6,34 +6,6 @@ what one expression does not show. `replicax.tf` changes JAX's arrays, so each p
 
 from __future__ import annotations
 
-import pytest
-
-START = """
-import copy, pickle, sys
-import numpy as np
-import replicax.tf as tf
-def raises(kind, function, *words):
-    try:
-        function()
-    except kind as error:
-        assert all(word in str(error) for word in words), str(error)
-    else:
-        raise AssertionError(f"no {kind.__name__}")
-"""
-
-
-@pytest.fixture
-def run(run_python):
-    def run(program, timeout=120):
-        # Compiling takes nearly all of the time, so XLA leaves its slow passes out.
-        flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-        env = {"REPLICAX_VIRTUAL_DEVICES": "CPU:2", "XLA_FLAGS": flags}
-        done = run_python(START + program, timeout=timeout, env=env)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done
-
-    return run
-
 
 def test_dtypes_are_numpys_objects_with_the_attributes_of_tensorflow(run_python):
     """And nothing of numpy's own is another than before."""
@@ -137,9 +109,9 @@ tf.math.reduce_logsumexp([n(0.5), n(2.0)])
 """
 
 
-def test_a_number_among_arguments_may_be_a_variable_a_tensor_or_numpys(run):
-    """In each operation, eagerly and compiled: always what Python's number gives."""
-    run(
+def test_a_number_among_arguments_may_be_a_variable_a_tensor_or_numpys(run_tf):
+    """In each operation, and where it is a variable also compiled: always what Python's number gives."""
+    run_tf(
         f"""
 cases = [case.strip() for line in {NUMBERS!r}.strip().splitlines() for case in line.split(";")]"""
         + """
@@ -164,7 +136,7 @@ for way, make in ways.items():
     def compiled():
         return {case: evaluate(case, make) for case in cases}
     eager = {case: evaluate(case, make) for case in cases}
-    for got in [eager, compiled()] if way in ("variable", "tensor") else [eager]:
+    for got in [eager, compiled()] if way == "variable" else [eager]:  # compiled, a tensor is a constant
         for case in cases:
             for one, other in zip(expected[case], plain(got[case]), strict=True):
                 assert one[0] == other[0] and np.allclose(one[1], other[1], rtol=1e-5, equal_nan=True), (way, case)
@@ -178,8 +150,8 @@ assert all(set(part.numpy().tolist()) == {0.0, 2.0} for part in dropped.values)
     )
 
 
-def test_errors_are_invalid_argument_errors_and_what_jax_raises(run):
-    run("""
+def test_errors_are_invalid_argument_errors_and_what_jax_raises(run_tf):
+    run_tf("""
 x, y, m = tf.ones([2]), tf.ones([3]), tf.ones([2, 3])
 texts = {  # as TensorFlow 2.21 has them
     "Incompatible shapes: [2] vs. [3]": [
@@ -233,8 +205,8 @@ raises(ValueError, lambda: tf.boolean_mask(x, [True]), "are incompatible")
 """)
 
 
-def test_what_libraries_ask_of_modules_and_operations(run):
-    run("""
+def test_what_libraries_ask_of_modules_and_operations(run_tf):
+    run_tf("""
 class Overridden(tf.Module):
     def __init__(self):
         super().__init__()
