@@ -9,10 +9,15 @@ import pytest
 from processes import Workers
 
 TESTS = Path(__file__).parent
+# Those that have a test over all strategies, several processes among them: collecting the others would take seconds.
+OVER_STRATEGIES = re.compile(
+    r"^@(strategies|(a_few|one_of_each|(several_)?(replicated|mirroring)|several(_mirroring)?_here|uneven|packing)\w*)$",
+    re.MULTILINE,
+)
 SHARED = [
     str(path)
     for path in sorted(TESTS.glob("test_*.py"))
-    if "\nfrom test_ways import" in path.read_text()
+    if OVER_STRATEGIES.search(path.read_text())
     and "multi_worker" not in path.name  # which -k finds too
     # test_checkpoint_workers.py has what a job of several needs, and test_multi_worker_input.py uneven batches.
     and path.name not in ("test_checkpoint.py", "test_uneven.py")

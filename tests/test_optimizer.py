@@ -17,6 +17,7 @@ from test_ways import (
     a_few_strategies,
     ctx,
     few,
+    last,
     mirrored,
     one_device,
     packing,
@@ -79,7 +80,7 @@ def same(got, expected):
 @a_few_strategies
 @ways
 @transformations
-@pytest.mark.parametrize("mean", [False, True], ids=["sum", "mean"])
+@pytest.mark.parametrize("mean", last([False, True]), ids=last(["sum", "mean"]))
 def test_a_pytree_variable(make, way, make_optax, mean):
     """Fact 164: gradients summed of losses over the global batch, or averaged of means over the parts."""
     strategy = make()
@@ -701,7 +702,7 @@ def test_gradients_that_are_one_value_for_all_replicas_are_not_added_up():
 
 @a_few_strategies
 @ways
-@pytest.mark.parametrize("mean", [False, True], ids=["sum", "mean"])
+@pytest.mark.parametrize("mean", last([False, True]), ids=last(["sum", "mean"]))
 def test_micro_batches_come_to_the_same(make, way, mean):
     strategy = make()
     op = "MEAN" if mean else "SUM"

@@ -111,6 +111,11 @@ def few(cases: list[Any]) -> list[Any]:
     return cases if WORKERS == 1 else [cases[0], cases[-1]]
 
 
+def last(cases: list[Any]) -> list[Any]:
+    """Cases of one kind, of which the workers of a job try the last alone."""
+    return cases if WORKERS == 1 else cases[-1:]
+
+
 counts = pytest.mark.parametrize("n", [1, 2, 4])
 several = pytest.mark.parametrize("n", [2, 4])
 ways = pytest.mark.parametrize("way", [eager, compiled], ids=["eager", "compiled"])
