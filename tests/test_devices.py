@@ -92,6 +92,8 @@ def test_a_device_that_is_not_there(name):
             make()
         kind, index = name.split(":")
         assert f"REPLICAX_VIRTUAL_DEVICES={kind}:{int(index) + 1}" in str(caught.value)
+    with pytest.raises(rx.DeviceError, match="REPLICAX_VIRTUAL_DEVICES=TPU:3,GPU:2 in"):
+        rx.MirroredStrategy(["GPU:1", "TPU:0", "TPU:2"])
 
 
 def test_set_too_late():

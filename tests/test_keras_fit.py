@@ -30,6 +30,15 @@ def sequential(*layers, **options) -> keras.Model:
     return model
 
 
+def recurrent() -> keras.Model:
+    seeds = {
+        "kernel_initializer": keras.initializers.GlorotUniform(seed=1),
+        "recurrent_initializer": keras.initializers.Orthogonal(seed=2),
+    }
+    layers = keras.layers.SimpleRNN(2, return_sequences=True, **seeds), keras.layers.LSTM(2, **seeds)
+    return sequential(keras.layers.Reshape((3, 1)), *layers)
+
+
 def squared(y, p):
     return jnp.mean((y - p) ** 2, axis=-1)
 
@@ -113,6 +122,7 @@ CASES = {
         {"loss": lambda y, p: jnp.mean((y - p) ** 2), "optimizer": lambda: keras.optimizers.LossScaleOptimizer(sgd())},
         {},
     ),
+    "recurrent": (recurrent, {"loss": "mse"}, {}),
     "own_step": (OwnStep, {"loss": lambda y, p: jnp.mean((y - p) ** 2)}, {}),
 }
 
@@ -139,6 +149,28 @@ def test_fit_on_replicas_is_fit_on_one_device(case):
         for key, value in expected.items():
             if key != "own":
                 np.testing.assert_allclose(found[key], value, rtol=2e-4, atol=2e-5, err_msg=f"{name}: {key}")
+
+
+def test_accumulated_gradients_are_taken_over_by_another_number_of_replicas():
+    """After the first of two batches the state goes from two replicas to four; the weights become one device's."""
+
+    def made(strategy):
+        with contextlib.nullcontext() if strategy is None else strategy.scope():
+            model = sequential()
+            model.compile(sgd(gradient_accumulation_steps=2, momentum=0.5), "mse")
+            model.optimizer.build(model.trainable_variables)
+        return model
+
+    first, second, one = made(mirrored(2)), made(mirrored(4)), made(None)
+    one.train_on_batch(X[:8], Y[:8])
+    first.train_on_batch(X[:8], Y[:8])
+    for old, new, expected in zip(first.optimizer.variables, second.optimizer.variables, one.optimizer.variables):
+        np.testing.assert_allclose(old.numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
+        new.assign(old.numpy())
+    for model in (one, second):
+        model.train_on_batch(X[8:], Y[8:])
+    for weight, expected in zip(second.get_weights(), one.get_weights()):
+        np.testing.assert_allclose(weight, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_loss_for_each_row_is_summed_and_its_log_is_the_mean():

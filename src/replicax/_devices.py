@@ -149,16 +149,24 @@ def full_names(devices: Sequence[Any]) -> tuple[str, ...]:
     return tuple(f"/job:{job}/replica:0/task:{task}/device:{name}" for name in short_names(devices))
 
 
-def find_device(device: Any, table: Mapping[str, jax.Device] | None = None) -> jax.Device:
-    """The JAX device of that name; `DeviceError`, listing what there is, where there is none."""
+def find_device(device: Any, table: Mapping[str, jax.Device] | None = None, wanted: Sequence[Any] = ()) -> jax.Device:
+    """The JAX device of that name; `DeviceError`, listing what there is, where there is none.
+
+    The message says how many virtual devices all of `wanted` need.
+    """
     if isinstance(device, jax.Device):
         return device
     name, table = short_name(device), table or device_table()
     if name not in table:
+        kinds: dict[str, int] = {}
+        for other in [name, *map(short_name, wanted)]:
+            kind, index = other.split(":")
+            kinds[kind] = max(kinds.get(kind, 0), int(index) + 1)
+        needed = ",".join(f"{kind}:{count}" for kind, count in kinds.items())
         raise DeviceError(
             f"There is no device {name}. This process has: {', '.join(table)}. For names of devices that this machine "
-            f"lacks, ask for virtual ones: {_VARIABLE}={name.split(':')[0]}:{int(name.split(':')[1]) + 1} in the "
-            f"environment, or replicax.config.set_virtual_devices before JAX starts."
+            f"lacks, ask for virtual ones: {_VARIABLE}={needed} in the environment, or "
+            "replicax.config.set_virtual_devices before JAX starts."
         )
     return table[name]
 
@@ -175,7 +183,7 @@ def find_devices(devices: Sequence[Any] | None) -> list[jax.Device]:
             "`devices` all accelerators are taken."
         )
     names, table = list(devices) if devices else default_devices(), device_table()
-    found = [find_device(name, table) for name in names]
+    found = [find_device(name, table, names) for name in names]
     if len(set(found)) < len(found):
         raise AssertionError(
             f"No duplicates allowed in `devices` argument: ({', '.join(map(short_name, names))}). This process has: "

@@ -16,7 +16,7 @@ What is changed in Keras, all of it here, in `_keras_fit` and in `_keras_files`:
 | `SeedGenerator.__init__`, `next` | each replica draws other numbers |
 | `BatchNormalization.call` | a replica without rows keeps its statistics |
 | `Layer.add_weight` | state that is not trained (BatchNorm's) is each replica's own, and read as the mean |
-| `BaseOptimizer.add_variable_from_reference` | so are the gradients that an optimizer accumulates |
+| `BaseOptimizer.add_variable_from_reference` | so are an optimizer's accumulated gradients, but read as the sum |
 | `ops.cond` | its branches may assign variables, as those of `LossScaleOptimizer` do |
 | `LossScaleOptimizer.check_finite` | gradients are finite where those of all replicas are |
 """
@@ -49,7 +49,8 @@ _AGGREGATION = {
 
 class _Making(threading.local):
     def __init__(self) -> None:
-        self.own_state = False  # whether what is made is each replica's own, such as a weight that is not trained
+        # How what is made is aggregated where it is each replica's own, such as a weight that is not trained.
+        self.own: VariableAggregation | None = None
 
 
 _making = _Making()
@@ -62,11 +63,12 @@ def join() -> None:
 
     if keras.backend.backend() != "jax":
         raise RuntimeError(wrong_backend(keras.backend.backend()))
+    from keras.src.backend.common.symbolic_scope import in_symbolic_scope
     from keras.src.losses import loss as losses
     from keras.src.optimizers.base_optimizer import BaseOptimizer
 
     kind = keras.src.backend.Variable
-    kind._value = _Value(keras.src.backend.in_stateless_scope)
+    kind._value = _Value(in_symbolic_scope)
     kind.__replicax_variable__ = property(_held)
     _adapters.around(kind, "__init__", _made_at_once)
     _adapters.around(kind, "_deferred_initialize", _made_at_once)
@@ -107,8 +109,8 @@ class _Value:
     Keras sets it to None to free the memory while its own `fit` has the arrays elsewhere.
     """
 
-    def __init__(self, in_stateless_scope: Callable[[], bool]):
-        self._in_stateless_scope = in_stateless_scope
+    def __init__(self, in_symbolic_scope: Callable[[], bool]):
+        self._in_symbolic_scope = in_symbolic_scope
 
     def __get__(self, variable: Any, owner: type | None = None) -> Any:
         if variable is None:
@@ -116,7 +118,7 @@ class _Value:
         held = _held(variable)
         if held is None or variable.__dict__.get("_replicax_emptied"):
             return None
-        if not self._in_stateless_scope():
+        if not self._in_symbolic_scope():  # a stateless one is also around the loops of recurrent layers
             return held.value()
         with _creation.outside():  # Keras looks at shapes and dtypes
             return held.value()
@@ -146,14 +148,14 @@ def _held(variable: Any) -> Variable | None:
 
 def _new_variable(variable: Any, value: Any) -> Variable:
     strategy = _context.get_strategy()
-    own_state = _making.own_state and variable.aggregation == "none" and jnp.issubdtype(value.dtype, jnp.floating)
+    own_state = _making.own is not None and variable.aggregation == "none" and jnp.issubdtype(value.dtype, jnp.floating)
     on_read = own_state or variable.synchronization == "on_read"
-    aggregation = VariableAggregation.MEAN if own_state else _AGGREGATION[variable.aggregation]
+    aggregation = _making.own if own_state else _AGGREGATION[variable.aggregation]
     kind: Callable[..., Variable] = Variable
     if strategy.extended._variables_live_once:
         if aggregation is VariableAggregation.NONE:
             aggregation = VariableAggregation.ONLY_FIRST_REPLICA  # all replicas assign the same
-        if on_read or _making.own_state:
+        if on_read or _making.own is not None:
             # Keras assigns `total + x`, in which the total is the replica's own. A variable that lives once has the
             # sum of all, which would count again for each replica. Nor do replicas without rows come to assign it.
             on_read = True
@@ -177,28 +179,29 @@ def _made_at_once(make: Callable[..., Any], variable: Any, *args: Any, **kwargs:
 
 
 def _add_weight(add: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
-    with _own_state(not kwargs.get("trainable", True)):
+    with _own_state(None if kwargs.get("trainable", True) else VariableAggregation.MEAN):
         return add(layer, *args, **kwargs)
 
 
 def _new_seeds(init: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> None:
-    with _own_state(True):
+    with _own_state(VariableAggregation.MEAN):
         init(generator, *args, **kwargs)
 
 
 def _add_slot(add: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     name = kwargs.get("name", args[1] if len(args) > 1 else None)
-    with _own_state(name == "gradient_accumulator"):
+    # Their sum is what one device has, and what any number of replicas can go on with.
+    with _own_state(VariableAggregation.SUM if name == "gradient_accumulator" else None):
         return add(optimizer, *args, **kwargs)
 
 
 @contextlib.contextmanager
-def _own_state(own: bool) -> Iterator[None]:
-    before, _making.own_state = _making.own_state, own
+def _own_state(own: VariableAggregation | None) -> Iterator[None]:
+    before, _making.own = _making.own, own
     try:
         yield
     finally:
-        _making.own_state = before
+        _making.own = before
 
 
 def _one_at_a_time(build: Callable[..., Any], thing: Any, *args: Any, **kwargs: Any) -> Any:
