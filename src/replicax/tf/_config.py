@@ -7,7 +7,6 @@ import warnings
 from typing import Any
 
 import jax
-import numpy as np
 
 from replicax import _accelerators, _devices, _function, _private, _tpu_system
 
@@ -57,7 +56,7 @@ def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice
     kinds = ["CPU"] if device_type in (None, "CPU") else []
     found = [PhysicalDevice(f"/physical_device:{kind}:0", kind) for kind in kinds]
     for kind in {kind for kind in _devices._virtual if kind != "CPU" and device_type in (None, kind)}:
-        found += [PhysicalDevice(f"/physical_device:{kind}:{i}", kind) for i in np.arange(_devices._virtual[kind])]
+        found += [PhysicalDevice(f"/physical_device:{kind}:{i}", kind) for i in range(_devices._virtual[kind])]
     if not _devices._virtual and device_type != "CPU":
         found += [PhysicalDevice(f"/physical_device:{name}", name.split(":")[0]) for name in _accelerator_names()]
     return [device for device in found if device_type in (None, device.device_type)]
