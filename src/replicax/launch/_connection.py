@@ -1,6 +1,6 @@
-"""The connections between the launchers of several machines: lines of JSON over TCP, and a sign of life every second.
+"""The connections between the launchers of several machines: lines of JSON over TCP, and a heartbeat every second.
 
-The system of a machine answers for a launcher that is stopped, so launchers themselves say that they are there.
+TCP's own keepalive is answered by the system of a machine, also for a launcher that is stopped.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Connection:
 async def _watch(
     connections: Callable[[], Iterable[Connection]], timeout: float, silent: Callable[[Connection, float], None]
 ) -> None:
-    """Gives signs of life over connections, and calls `silent` for one over which nothing has come for `timeout` s."""
+    """Sends heartbeats over connections, and calls `silent` for each over which nothing has come for `timeout` s."""
     interval = min(1.0, timeout / 6)
     looked = time.monotonic()
     while True:
@@ -108,7 +108,7 @@ async def _watch(
 
 
 class Listener:
-    """Takes the connections of members on other machines. What does not speak as a member is a stranger, and is closed.
+    """Accepts the connections of members on other machines, and closes those of anything else (strangers).
 
     Args:
         hub: gets their messages.
@@ -150,7 +150,7 @@ class Listener:
         self._watching = asyncio.create_task(_watch(self._present, self._timeout, self._silent))
 
     def _present(self) -> Iterable[Connection]:
-        """The members; strangers that have been here for too long are closed."""
+        """Closes strangers that have said nothing for too long, and returns the members."""
         for connection in list(self._connections):
             if not connection.known and time.monotonic() - connection.since > _SPEAKS:
                 connection.abort()

@@ -12,8 +12,8 @@ lines of JSON:
     done    how my workers have ended
                                                         refused  why there will be no start
 
-Over TCP both sides also send a sign of life every second: a machine's system keeps the connections of a launcher that
-is stopped. After a verdict to begin again every member joins anew, with new ports. A launcher on a single machine is a
+Over TCP both sides also send a heartbeat every second: a machine's system keeps the connections of a launcher that is
+stopped. After a verdict to begin again every member joins anew, with new ports. A launcher on a single machine is a
 hub with one member. Nothing that comes over a connection is ever run.
 """
 
@@ -48,7 +48,7 @@ FROM_HUB: Mapping[str, Mapping[str, tuple[type, ...]]] = {
 
 
 def checked(message: Message, kinds: Mapping[str, Mapping[str, tuple[type, ...]]]) -> Message:
-    """The message, if it is of these kinds; ValueError for what no launcher sends."""
+    """Returns the message if it is of these kinds; ValueError for what no launcher sends."""
     op = message.get("op")
     fields = kinds.get(op) if isinstance(op, str) else None
     if fields is None or any(type(message.get(name, ...)) not in types for name, types in fields.items()):
@@ -90,7 +90,7 @@ class Hub:
         self._deadline = asyncio.get_running_loop().call_later(self._start_timeout, self._give_up)
 
     def receive(self, peer: Peer, message: Message) -> bool:
-        """Takes a message: whether it came from a member. ValueError for what no member sends."""
+        """Acts on a message, and returns whether it came from a member. ValueError for what no member sends."""
         checked(message, FROM_MEMBER)
         if message["op"] == "join":
             return self._join(peer, message)
@@ -111,7 +111,7 @@ class Hub:
         return peer in self._joined
 
     def left(self, peer: Peer) -> None:
-        """A connection has ended."""
+        """Forgets a member whose connection has ended; its workers are lost if they still ran."""
         if not self._running:
             self._joined.pop(peer, None)
             return
@@ -121,7 +121,7 @@ class Hub:
         self.lost(peer, "its launcher was lost")
 
     def lost(self, peer: Peer, how: str) -> None:
-        """Nothing is heard of a member any more, which counts while its workers run."""
+        """Counts the workers of a member that is not heard of any more as lost, if they still ran."""
         if self._running and peer in self._joined and peer not in self._outcomes:
             host, now = self._host(peer), time.time()
             if not self._stopped:
@@ -129,7 +129,7 @@ class Hub:
             self._done(peer, [Outcome(number, host, None, now, lost=how) for number in _numbers(self._joined[peer])])
 
     def close(self) -> None:
-        """Sets the clock off."""
+        """Cancels the deadline for members to join."""
         self._deadline.cancel()
 
     def _outcomes_of(self, peer: Peer, messages: list[Any]) -> list[Outcome]:
