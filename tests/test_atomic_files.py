@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
 import threading
 import warnings
 from pathlib import Path
@@ -76,6 +78,7 @@ def test_neither_a_checkpoint_nor_a_dataset_replaces_what_is_something_else(proj
         (refused, "is the working folder", str(project / "work" / "..") + "/work/"),
         (refused, "has the working folder in it", ".."),
         (refused, "has the working folder in it", "/"),
+        *([(refused, "is a mount point", "/proc")] if os.path.ismount("/proc") else []),
         (refused, "characters that no file name has", "a\ud800b"),
         (refused, "characters that no file name has", "a\0b"),
         (FileExistsError, "is there and is no .*: it is left as it is", project / "managed"),
@@ -428,6 +431,54 @@ def test_saves_into_one_folder_at_the_same_time_do_not_disturb_each_other(tmp_pa
     assert sorted(Path(path).name for path in listed) == there
     for name in "abc":
         assert restored(CheckpointManager, tmp_path, max_to_keep=2, checkpoint_name=name)[1] == 7.0
+
+
+def test_a_manager_restores_what_another_process_has_saved_since(tmp_path):
+    """As one that evaluates: what it had found is deleted by now."""
+    saving = saved(tmp_path, 1.0, 2.0, max_to_keep=2)
+    v = rx.Variable(0.0)
+    evaluating = CheckpointManager(Checkpoint(v=v), tmp_path, 2, init_fn=lambda: pytest.fail("begun anew"))
+    saving.checkpoint.v.assign(3.0)
+    for _ in range(2):
+        saving.save()
+    assert evaluating.restore_or_initialize() == str(tmp_path / "ckpt-4") and float(v) == 3.0
+    assert evaluating.checkpoints == saving.checkpoints
+
+
+def test_of_two_processes_that_write_one_new_checkpoint_neither_fails(tmp_path, monkeypatch):
+    checkpoint, rename = Checkpoint(v=rx.Variable(1.0)), os.rename
+
+    def after_another(source, destination):
+        if destination == str(tmp_path / "model"):
+            monkeypatch.undo()
+            Checkpoint(v=rx.Variable(2.0)).write(tmp_path / "model")
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "rename", after_another)
+    checkpoint.write(tmp_path / "model")
+    value = rx.train.load_variable(tmp_path / "model", "v/.ATTRIBUTES/VARIABLE_VALUE")
+    assert float(value) == 1.0 and names(tmp_path) == ["model"]
+
+
+def test_where_a_folder_cannot_be_locked_a_file_is(tmp_path, monkeypatch):
+    """As on NFS, which locks only what is open for writing."""
+    fcntl = pytest.importorskip("fcntl")
+    flock, locks = fcntl.flock, []
+
+    def of_nfs(file, how):
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        try:
+            flock(file, how | fcntl.LOCK_NB)
+            locks.append("held")
+        except BlockingIOError:
+            locks.append("would wait")
+
+    monkeypatch.setattr(fcntl, "flock", of_nfs)
+    for _ in range(2):
+        with atomic.changing(tmp_path), atomic.changing(tmp_path):
+            pass
+    assert locks == ["held", "would wait"] * 2
 
 
 class KerasVariable:

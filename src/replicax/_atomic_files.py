@@ -36,6 +36,7 @@ except ImportError:  # Windows: nothing tells whether a process still works, and
 
 _STAGING = ".replicax-unfinished-"  # what the names of staging folders begin with
 _TARGET = "target"  # the locked file in a staging folder, which has the name of what is replaced
+_LOCK = ".replicax-lock"  # the file that is locked in place of a folder that cannot be
 _NEW, _OLD, _DELETED = "new", "old", "deleted"
 _AT_WORKING_FOLDER, _EXCHANGE = -100, 2  # of renameat2
 _renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os.name == "posix" else None
@@ -114,6 +115,10 @@ def _target(path: Any, kind: Kind) -> str:
         which = "is the working folder" if target == here else "has the working folder in it"
         raise InvalidArgumentError(
             f"{given!r} {which}, which a {kind.noun} would replace. Give the path of a new folder, such as 'run/model'."
+        )
+    if os.path.ismount(target):
+        raise InvalidArgumentError(
+            f"{given!r} is a mount point, which no {kind.noun} can replace. Give the path of a new folder in it."
         )
     if os.path.isdir(target):
         _refuse_other_folders(target, kind)
@@ -313,16 +318,26 @@ def _put(staging: str, target: str) -> None:
         _flush(inner)
     if not os.path.isdir(new):
         os.replace(new, target)
-    elif not os.path.isdir(target):
-        os.rename(new, target)
-    elif not _exchanged(new, target):
-        os.rename(target, old)
+    else:
         try:
             os.rename(new, target)
         except OSError:
-            os.rename(old, target)
-            raise
+            if not os.path.isdir(target):
+                raise
+            _swap(new, target, old)
     _flush(os.path.dirname(target))
+
+
+def _swap(new: str, target: str, old: str) -> None:
+    """Puts a folder in the place of another one, which is then at `new` or `old`."""
+    if _exchanged(new, target):
+        return
+    os.rename(target, old)
+    try:
+        os.rename(new, target)
+    except OSError:
+        os.rename(old, target)
+        raise
 
 
 def _exchanged(one: str, other: str) -> bool:
@@ -350,11 +365,20 @@ def _flush(path: str) -> None:
 def changing(folder: str) -> Iterator[None]:
     """Has other processes wait that change a file of this folder too, where the file system has locks."""
     with contextlib.ExitStack() as stack:
-        if fcntl is not None:
-            file = os.open(folder, os.O_RDONLY)
+
+        def lock(path: str, flags: int) -> None:
+            file = os.open(path, flags, 0o666)
             stack.callback(os.close, file)
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_EX)
+            assert fcntl is not None
+            fcntl.flock(file, fcntl.LOCK_EX)
+
+        if fcntl is not None:
+            try:
+                lock(folder, os.O_RDONLY)
+            except OSError as error:
+                if error.errno == errno.EBADF:  # NFS locks only what is open for writing, which no folder is
+                    with contextlib.suppress(OSError):
+                        lock(os.path.join(folder, _LOCK), os.O_RDWR | os.O_CREAT)
         yield
 
 

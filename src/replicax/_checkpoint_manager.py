@@ -245,6 +245,12 @@ class CheckpointManager:
         for path in reversed(list(self._paths or self._others)):
             try:
                 self._checkpoint.restore(path)
+            except FileNotFoundError:
+                self._paths, self._others = {}, {}
+                self._look()  # another process may have saved newer ones and deleted this
+                if path in (self._paths or self._others):
+                    raise
+                return self.restore_or_initialize()
             except CheckpointError as error:
                 damaged = error
                 if self._checked.get(path) is not False:  # else it was said before
