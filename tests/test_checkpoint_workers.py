@@ -48,7 +48,7 @@ def made():
 checkpoint = made()
 written = []
 write = files.write
-files.write = lambda path, saved: (written.append(os.path.relpath(path, folder)), write(path, saved))
+files.write = lambda path, *rest, **kw: (written.append(os.path.relpath(path, folder)), write(path, *rest, **kw))
 """
 
 PROGRAM = """
@@ -91,7 +91,7 @@ files.token_at = where
 
 # What fails for one fails for all.
 if me == 0:
-    def write(path, saved):
+    def write(path, *rest, **kw):
         raise OSError(28, "No space left on device")
 for path in (folder / "shared", folder / f"apart{me}"):
     try:
