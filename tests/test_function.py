@@ -355,7 +355,14 @@ def test_a_per_replica_spec_as_input_signature():
     spec = iterator.element_spec
     assert type(spec).__name__ == "PerReplicaSpec"
     f = rx.function(lambda x: strategy.reduce(SUM, x, axis=0), input_signature=[spec])
-    assert [float(f(x)) for x in iterator] == [6.0, 22.0, 38.0, 54.0]
+    first = next(iterator)
+    for concrete in (f.get_concrete_function(), f.get_concrete_function(spec), f.get_concrete_function(first)):
+        assert float(concrete(first)) == 6.0
+        with pytest.raises(InvalidArgumentError, match="does not fit"):
+            concrete(jnp.ones(2))
+    with pytest.raises(AttributeError, match="takes PerReplica values"):
+        concrete.structured_outputs  # noqa: B018  of no known strategy
+    assert [float(f(x)) for x in iterator] == [22.0, 38.0, 54.0]
     for wrong in (jnp.ones(2), per_replica(strategy, [[1], [2]])):
         with pytest.raises(TypeError, match="Binding inputs to tf.function failed due to `"):
             f(wrong)

@@ -173,6 +173,20 @@ def test_accumulated_gradients_are_taken_over_by_another_number_of_replicas():
         np.testing.assert_allclose(weight, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_an_error_of_a_step_is_not_taken_for_the_end_of_the_data():
+    """OutOfRangeError is also what a TensorArray raises, and Keras ends an epoch where StopIteration says so."""
+
+    class Fails(OwnStep):
+        def train_step(self, data):
+            raise rx.OutOfRangeError("of the step")
+
+    with mirrored(2).scope():
+        model = Fails()
+    model.compile("sgd", "mse", steps_per_execution=2)
+    with pytest.raises(rx.OutOfRangeError, match="of the step"):
+        model.fit(np.ones((8, 3), np.float32), np.ones((8, 1), np.float32), batch_size=2, verbose=0)
+
+
 def test_a_loss_for_each_row_is_summed_and_its_log_is_the_mean():
     """Keras refuses `reduction=None` on JAX; under a strategy it is as in TensorFlow: a sum, logged as a mean."""
 

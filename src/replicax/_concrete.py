@@ -13,8 +13,10 @@ import numpy as np
 from replicax import _levels, _nest
 from replicax._errors import InvalidArgumentError
 from replicax._specs import PerReplicaSpec, TensorShape, TensorSpec, conform, spec_of
+from replicax._values import PerReplica
 from replicax._variables import Variable
 
+_SPECS = TensorSpec, PerReplicaSpec
 _OF_OUTPUTS = {"structured_outputs", "outputs", "output_shapes", "output_dtypes"}
 _OF_PROGRAM = {*_OF_OUTPUTS, "variables", "trainable_variables", "captured_inputs", "inputs"}
 
@@ -75,8 +77,11 @@ class ConcreteFunction:
 
     def _traced(self) -> Any:
         """Its program, for a first size where one is not known; None where there is none."""
-        if any(spec.shape.rank is None for spec in self._leaves()):
-            return None
+        of_replicas = any(
+            isinstance(leaf, PerReplicaSpec) for argument in self._arguments for leaf in _leaves(argument.value)
+        )
+        if of_replicas or any(spec.shape.rank is None for spec in self._leaves()):
+            return None  # the specs do not tell of which strategy's values, or how many dimensions
         self._sizes = _SIZES[0]
         try:
             return self._program_for(self._sizes[0])
@@ -196,13 +201,13 @@ class ConcreteFunction:
             raise TypeError(f"The argument {argument.name!r} of {self!r} has another structure: {error}") from error
         fitting = []
         for declared, leaf in zip(_leaves(argument.value), leaves):
-            if isinstance(declared, TensorSpec) and not isinstance(leaf, Variable):
+            if isinstance(declared, _SPECS) and not isinstance(leaf, Variable):
                 try:
                     leaf = conform(leaf, declared)
                 except (TypeError, ValueError) as error:
                     message = f"The argument {argument.name!r} of {self!r} does not fit: {error}"
                     raise InvalidArgumentError(message) from error
-            elif not isinstance(declared, TensorSpec) and not _same(leaf, declared):
+            elif not isinstance(declared, _SPECS) and not _same(leaf, declared):
                 raise TypeError(f"{self!r} was made for {declared!r} in {argument.name!r}, got {leaf!r}.")
             fitting.append(leaf)
         return structure.unflatten(fitting)
@@ -216,7 +221,8 @@ class ConcreteFunction:
         if name in _OF_PROGRAM and self._program is None:
             raise AttributeError(
                 f"{name!r} of {self!r} is not known: it has no program of its own, since it loops over a distributed "
-                "dataset or is driven from the host, was declared without a rank, or was made in another function."
+                "dataset or is driven from the host, takes PerReplica values, was declared without a rank, or was made "
+                "in another function."
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -234,11 +240,11 @@ def _arguments(signature: inspect.Signature, bound: inspect.BoundArguments) -> I
             each = list(value.items()) if parameter.kind is parameter.VAR_KEYWORD else [(name, value)]
         for own, part in each:
             declared = _declared(part, own)
-            yield _Argument(own, keyword, declared, any(isinstance(leaf, TensorSpec) for leaf in _leaves(declared)))
+            yield _Argument(own, keyword, declared, any(isinstance(leaf, _SPECS) for leaf in _leaves(declared)))
 
 
 def _is_leaf(value: Any) -> bool:
-    return isinstance(value, (TensorSpec, Variable)) or value is None
+    return isinstance(value, (*_SPECS, PerReplica, Variable)) or value is None
 
 
 def _leaves(value: Any) -> list[Any]:
@@ -255,6 +261,8 @@ def _declared(value: Any, name: str) -> Any:
     def spec(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, Variable):
             found = TensorSpec(leaf.shape, leaf.dtype)
+        elif isinstance(leaf, PerReplica):
+            return PerReplicaSpec(*spec_of(leaf.values))
         elif isinstance(leaf, (TensorSpec, jax.Array, np.ndarray)):
             found = leaf if isinstance(leaf, TensorSpec) else spec_of(leaf)
         else:

@@ -45,6 +45,7 @@ from replicax._pulls import (
 )
 from replicax._tracing import Tracing
 from replicax._uneven import UnevenCalls
+from replicax._values import PerReplica
 
 
 class _Modes(threading.local):
@@ -586,12 +587,14 @@ class Function:
         return next((e for e in alike if same_elements(e.pulls, pulled)), None), pulled
 
     def _check_declared(self, args: tuple, kwargs: dict) -> None:
-        """`TypeError` where arrays or specs do not fit the input signature."""
+        """`TypeError` where arrays, specs or PerReplica values do not fit the input signature."""
 
         def fit(given: Any, declared: Any) -> bool:
-            return declared.is_compatible_with(given) if isinstance(declared, _specs.TensorSpec) else given == declared
+            is_spec = isinstance(declared, (_specs.TensorSpec, _specs.PerReplicaSpec))
+            return declared.is_compatible_with(given) if is_spec else given == declared
 
-        given, declared = jax.tree.leaves(args), jax.tree.leaves(self._input_signature)
+        given = jax.tree.leaves(args, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
+        declared = jax.tree.leaves(self._input_signature)
         if kwargs or len(given) != len(declared) or not all(map(fit, given, declared)):
             raise TypeError(
                 f"Binding inputs to tf.function failed due to arguments that do not fit. Received args: {args} and "
