@@ -105,14 +105,16 @@ tf.random.uniform([2], n(0.5), n(0.5)); tf.random.stateless_normal([2], [1, 2], 
 tf.random.stateless_uniform([2], [1, 2], n(0.5), n(0.5)); tf.random.truncated_normal([2], n(0.5), n(0.0))
 tf.case([(n(0.5) > 1, lambda: x)], default=lambda: -x); tf.switch_case(m(1), [lambda: x, lambda: -x])
 tf.while_loop(lambda i: i < m(2), lambda i: [i + 1], [tf.constant(0)]); tf.debugging.assert_greater(x, n(-5.0))
-tf.math.reduce_logsumexp([n(0.5), n(2.0)])
+tf.math.reduce_logsumexp([n(0.5), n(2.0)]); x[m(1)]; x[m(1), m(0)]; x[..., m(2)]; x[tf.newaxis, m(0)]; x[[m(1), m(2)]]
+x[m(1) - 2]; x[m(0), 1:]; x[(m(1),)]
 """
 
 
 def test_a_number_among_arguments_may_be_a_variable_a_tensor_or_numpys(run_tf):
-    """In each operation, and where it is a variable also compiled: always what Python's number gives."""
+    """In each operation and index, and where it is a variable also compiled: always what Python's number gives."""
     run_tf(
         f"""
+import warnings
 cases = [case.strip() for line in {NUMBERS!r}.strip().splitlines() for case in line.split(";")]"""
         + """
 x = tf.constant([[0.5, -1.5, 2.0], [1.0, 3.0, -0.25]])
@@ -140,6 +142,22 @@ for way, make in ways.items():
         for case in cases:
             for one, other in zip(expected[case], plain(got[case]), strict=True):
                 assert one[0] == other[0] and np.allclose(one[1], other[1], rtol=1e-5, equal_nan=True), (way, case)
+
+# Bounds of slices decide on shapes: a function with them runs from the host, unless they are constants.
+one, two = variables[int, 1], variables[int, 2]
+variable = tf.Variable(x)
+for index in (
+    lambda i, j: x[i:], lambda i, j: x[:i, ::j], lambda i, j: variable[i:j, i], lambda i, j: x[[i, slice(j)]],
+    lambda i, j: tf.split(x, [i, i])[1], lambda i, j: tf.pad(x, [[i, 0], [0, j]]),
+):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        assert plain(tf.function(lambda: index(one, two))()) == plain(index(1, 2))
+    constants = tf.function(lambda: index(tf.constant(1), tf.constant(2)), autograph=False)
+    assert plain(constants()) == plain(index(1, 2))
+    assert plain(index(one, two)) == plain(index(tf.constant(1), two)) == plain(index(1, 2))
+raises(TypeError, lambda: x[tf.Variable(1.0)]), raises(TypeError, lambda: x[tf.Variable(1.0):])
+raises(TypeError, lambda: x[[[0, 1]]])
 
 rate = tf.Variable(0.5)
 strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -233,4 +251,70 @@ def gradients():
     return tape.gradient(y, [limit, slope])
 for way in (lambda f: f, tf.function):
     assert [float(g) for g in way(gradients)()] == [2.0, -2.0]
+""")
+
+
+def test_lists_of_tensors_and_64_bit_numbers_are_assigned_as_they_are(run):
+    """Eagerly, compiled and in replicas, as in TensorFlow."""
+    run("""
+third, big = 1 / 3, 2**40 + 1
+floats, integers, wide = tf.Variable([1.0, 2.0]), tf.Variable([1, 2]), tf.Variable([1.0, 2.0], dtype=tf.float64)
+matrix, long = tf.Variable([[1.0, 2.0], [3.0, 4.0]]), tf.Variable([1, 2], dtype=tf.int64)
+number, whole = tf.Variable(1.0, dtype=tf.float64), tf.Variable(1, dtype=tf.int64)
+cases = [  # what is assigned, for tensors y of [5, 6] and w of [1/3, 7] in float64, and the value then
+    (floats, lambda y, w: [y[0], y[1]], [5.0, 6.0]), (floats, lambda y, w: (y[1], 3.0), [6.0, 3.0]),
+    (floats, lambda y, w: [2, y[0]], [2.0, 5.0]), (floats, lambda y, w: [floats[1], floats[0]], [2.0, 1.0]),
+    (floats, lambda y, w: [number, y[0]], [1.0, 5.0]), (integers, lambda y, w: [integers[1], 7], [2, 7]),
+    (matrix, lambda y, w: [y, y], [[5.0, 6.0], [5.0, 6.0]]),
+    (matrix, lambda y, w: [floats, y], [[1.0, 2.0], [5.0, 6.0]]),
+    (matrix, lambda y, w: [[y[0], 1], [2.5, floats[1]]], [[5.0, 1.0], [2.5, 2.0]]),
+    (matrix, lambda y, w: [y, np.ones(2)], [[5.0, 6.0], [1.0, 1.0]]), (wide, lambda y, w: [third, 0.1], [third, 0.1]),
+    (wide, lambda y, w: [0.1, w[0]], [0.1, third]), (wide, lambda y, w: w * 3, [third * 3, 21.0]),
+    (number, lambda y, w: 0.1, 0.1), (whole, lambda y, w: big, big), (whole, lambda y, w: np.int64(big), big),
+    (long, lambda y, w: [big, -big], [big, -big]), (long, lambda y, w: [whole, big], [1, big]),
+]
+ways = lambda f, *a: f(*a), lambda f, *a: tf.function(f)(*a)
+y, w = tf.constant([5.0, 6.0]), tf.constant([third, 7.0], tf.float64)
+def changed(y, w, method):
+    values = []
+    for variable, value, _ in cases:
+        before = tf.identity(variable)
+        getattr(variable, method)(value(y, w))
+        values.append(tf.identity(variable))
+        variable.assign(before)
+    return values
+for way in ways:
+    for i, (assigned, added) in enumerate(zip(way(changed, y, w, "assign"), way(changed, y, w, "assign_add"))):
+        variable, _, expected = cases[i]
+        assert assigned.numpy().tolist() == expected, (i, assigned)
+        assert added.numpy().tolist() == (variable.numpy() + np.asarray(expected, variable.dtype)).tolist(), (i, added)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+with strategy.scope():
+    mirrored = tf.Variable([1.0, 2.0], dtype=tf.float64)
+for way in ways:
+    way(lambda: strategy.run(lambda w: mirrored.assign([w[0], 0.1]), (w,)))
+    assert mirrored.numpy().tolist() == [third, 0.1]
+    way(lambda: mirrored.assign([0.2, third]))
+    assert mirrored.numpy().tolist() == [0.2, third]
+
+for dtype, value in ((tf.float64, third), (tf.int64, big), (tf.uint64, 2**64 - 1), (tf.complex128, third + 1j)):
+    assert tf.Variable(value, dtype=dtype).numpy() == value == tf.Variable([value], dtype=dtype).numpy()[0]
+d, i = tf.constant(3.0, tf.float64), tf.constant(3, tf.int64)
+assert [t.numpy() for t in (d * 0.1, 0.1 * d, d + 0.1, 0.1 - d, d / 0.1, d**0.1, -d % 0.1)] == [
+    3 * 0.1, 0.1 * 3, 3 + 0.1, 0.1 - 3, 3 / 0.1, 3**0.1, np.mod(-3, 0.1)]
+assert [t.numpy() for t in (i + big, big - i, i * big, big // i, i | big)] == [
+    3 + big, big - 3, 3 * big, big // 3, 3 | big]
+assert tf.pad([i], [[0, 1]], constant_values=big).numpy().tolist() == [3, big]
+assert tf.saturate_cast(tf.constant(2**62, tf.int64), tf.int64).numpy() == 2**62
+
+# What would lose a part is refused, and nothing changes.
+raises(TypeError, lambda: tf.Variable(0.5, dtype=tf.int32), "0.5", "int32")
+raises(TypeError, lambda: tf.Variable([0.5], dtype=tf.int64), "[0.5]", "int64")
+raises(TypeError, lambda: tf.constant(1j, tf.float32), "1j", "float32")
+raises(OverflowError, lambda: tf.Variable(big, dtype=tf.int32))
+for way in ways[:2]:
+    for value in ([y[0], y[1]], [1.5, 2], ["a", "b"], [None, 1], {"a": 1}):
+        raises(TypeError, lambda: way(lambda: integers.assign(value)), "Cannot convert", "int32")
+    raises(ValueError, lambda: way(lambda: floats.assign([[y[0], y[1]]])), "(2,)", "(1, 2)")
+assert integers.numpy().tolist() == [1, 2] and floats.numpy().tolist() == [1.0, 2.0]
 """)

@@ -761,7 +761,7 @@ class Variable(_nest.Leaf, metaclass=_VariableType):
                 value = value.astype(kind.dtype)
         else:
             try:
-                if np.asarray(value).dtype.kind == "f" and jnp.issubdtype(kind.dtype, jnp.integer):
+                if getattr(value, "dtype", np.dtype("O")).kind == "f" and jnp.issubdtype(kind.dtype, jnp.integer):
                     raise TypeError("it has a fraction")
                 value = _context.own_array(value, kind.dtype)
             except (TypeError, ValueError) as error:

@@ -19,6 +19,7 @@ from replicax.tf._ops import (
     as_axis,
     as_int,
     as_shape,
+    beside,
     convert_to_tensor,
     identity,
     is_known,
@@ -294,10 +295,11 @@ def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any
     `mode` is "CONSTANT", "REFLECT" or "SYMMETRIC".
     """
     widths = [tuple(int(n) for n in row) for row in known(paddings, "The padding", "Give Python numbers.")]
-    modes = {"CONSTANT": {"constant_values": constant_values}, "REFLECT": {}, "SYMMETRIC": {}}
+    modes: dict[str, dict[str, Any]] = {"CONSTANT": {}, "REFLECT": {}, "SYMMETRIC": {}}
     if mode.upper() not in modes:
         raise ValueError(f"mode must be one of {sorted(modes)}, got {mode!r}.")
     tensor = convert_to_tensor(tensor)
+    modes["CONSTANT"]["constant_values"] = beside(constant_values, tensor)
     most = {"REFLECT": 1, "SYMMETRIC": 0}.get(mode.upper())
     if most is not None and any(builtins.max(pair) > n - most for pair, n in zip(widths, tensor.shape)):
         raise InvalidArgumentError(f"{mode} pads with a tensor's elements: {widths} is too much for {tensor.shape}.")
@@ -428,7 +430,7 @@ def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
             float(np.asarray(high, tensor.dtype)) > info.max
         ):  # the dtype's largest float that is still an integer of it
             high = np.nextafter(np.asarray(high, tensor.dtype), np.asarray(0, tensor.dtype))
-    return jnp.clip(tensor, jnp.asarray(low, tensor.dtype), jnp.asarray(high, tensor.dtype)).astype(dtype)
+    return jnp.clip(tensor, of_dtype(low, tensor.dtype), of_dtype(high, tensor.dtype)).astype(dtype)
 
 
 def bitcast(input: Any, type: Any, name: str | None = None) -> Any:

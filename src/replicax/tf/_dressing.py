@@ -54,15 +54,31 @@ def magnitude(x: Any) -> Any:
     return x * jnp.sign(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.abs(x)
 
 
+def indexing(method: Any) -> Any:
+    """JAX's method `__getitem__`, whose index may hold variables, and tensors as bounds of slices."""
+
+    @functools.wraps(method)
+    def call(self: Any, index: Any) -> Any:
+        return method(self, index if type(index) is int else _ops.as_index(index))
+
+    return call
+
+
 def operator(name: str, method: Any) -> Any:
     """JAX's method of an operator, whose other operand may be a list, and that raises `InvalidArgumentError`."""
     operate = _operations.fitting(method, _operations.of_matmul if "matmul" in name else _operations.of_broadcast)
     if name in ("__eq__", "__ne__"):
         operate = _equality(operate, name == "__ne__")
 
+    # Whole exponents stay Python's, of which JAX multiplies.
+    numbers = (float, complex) if name == "__pow__" else (int, float, complex)
+
     @functools.wraps(method)
     def call(self: Any, other: Any) -> Any:
-        return operate(self, _ops.beside(other, self) if isinstance(other, (list, tuple)) else other)
+        # Beside a 64-bit tensor JAX takes the first 32 bits of a number.
+        if isinstance(other, (list, tuple)) or (isinstance(other, numbers) and self.dtype.itemsize >= 8):
+            other = _ops.beside(other, self)
+        return operate(self, other)
 
     return call
 
@@ -91,6 +107,7 @@ def dress() -> None:
     kinds: list[Any] = [array_type, jax.core.Tracer]
     for kind in kinds:
         kind.get_shape, kind.set_shape, kind.__abs__ = get_shape, set_shape, magnitude
+        kind.__getitem__ = indexing(kind.__getitem__)
         for name in [f"__{name}__" for name in _OPERATORS.split()]:
             setattr(kind, name, operator(name, getattr(kind, name)))
         kind.shape, kind.dtype = tensor_shape(kind.shape), single_dtype(kind.dtype)

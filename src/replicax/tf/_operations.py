@@ -47,7 +47,7 @@ def operation(op: Callable[..., Any], name: str) -> Callable[..., Any]:
         for x in (*args, *kwargs.values()) if kwargs else args:
             if _kinds.get(kind := type(x)) or kind not in _kinds and _may_hold_variables(kind):
                 if not any(isinstance(x, PerReplica) for x in args):  # refused, beside a variable in other words
-                    args, kwargs = tuple(map(_value, args)), {name: _value(x) for name, x in kwargs.items()}
+                    args, kwargs = tuple(map(value_of, args)), {name: value_of(x) for name, x in kwargs.items()}
                 break
         try:
             return op(*args, **kwargs)
@@ -73,12 +73,12 @@ def _may_hold_variables(kind: type) -> bool:
     return _kinds[kind]
 
 
-def _value(x: Any) -> Any:
+def value_of(x: Any) -> Any:
     """The value of a variable (Keras's too), and of those in a list; anything else as it is."""
     if isinstance(x, Variable):
         return x.value()
     if type(x) in (list, tuple):
-        return type(x)(map(_value, x))
+        return type(x)(map(value_of, x))
     return x.__jax_array__() if _kinds.get(type(x)) or _may_hold_variables(type(x)) else x
 
 

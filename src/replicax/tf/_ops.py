@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +23,7 @@ from replicax._indexed_slices import IndexedSlices
 from replicax._specs import as_dtype
 from replicax._values import DistributedValues, PerReplica
 from replicax._variables import Variable
-from replicax.tf._operations import fitting, of_broadcast
+from replicax.tf._operations import fitting, of_broadcast, value_of
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -42,7 +43,7 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
                 f"{value.dtype}: {value!r}"
             )
         return value
-    if isinstance(value, (list, tuple)) and _holds_arrays(value):
+    if isinstance(value, (list, tuple)) and _context.holds_arrays(value):
         if dtype is None:
             found = [x.dtype for x in jax.tree.leaves(value, is_leaf=is_tensor) if is_tensor(x)]
             dtype = found[0] if found else None
@@ -83,12 +84,6 @@ def _element(value: Any, dtype: Any) -> Any:
     return convert_to_tensor(value, None if fits else dtype)
 
 
-def _holds_arrays(nest: Any) -> bool:
-    return any(
-        isinstance(x, (jax.Array, Variable)) or (isinstance(x, (list, tuple)) and _holds_arrays(x)) for x in nest
-    )
-
-
 def _narrow(array: np.ndarray, value: Any) -> np.ndarray:
     """Python's own numbers in TensorFlow's dtypes; a nest that holds numpy arrays keeps theirs."""
     if isinstance(value, (list, tuple)) and any(
@@ -102,13 +97,9 @@ def _narrow(array: np.ndarray, value: Any) -> np.ndarray:
 
 
 def _checked(array: np.ndarray, dtype: Any, value: Any) -> np.ndarray:
-    """TensorFlow takes no Python number for a tensor of integers that would have to be cut off."""
-    if (
-        array.size
-        and array.dtype.kind in "fc"
-        and np.dtype(dtype).kind in "iu"
-        and not isinstance(value, (np.ndarray, np.generic))
-    ):
+    """TensorFlow takes no Python number whose fraction or imaginary part would have to be cut off."""
+    loses = _context.loses_a_part(array.dtype, dtype)
+    if loses and array.size and not isinstance(value, (np.ndarray, np.generic)):
         raise TypeError(f"Cannot convert {value!r} to a tensor of dtype {np.dtype(dtype).name}: use tf.cast.")
     return array
 
@@ -147,6 +138,8 @@ def known(value: Any, what: str, instead: str) -> np.ndarray:
     """
     if isinstance(value, Variable):
         value = value.value()
+    if isinstance(value, (list, tuple)) and _context.holds_arrays(value):
+        return np.asarray([known(x, what, instead) for x in value])
     if isinstance(value, jax.core.Tracer):
         if (constant := _constants.get(id(value))) is not None:
             return constant[1]
@@ -191,6 +184,25 @@ def as_axis(axis: Any) -> Any:
         return tuple(as_int(a, "The axis") for a in axis)
     array = known(axis, "The axis", _STATIC)
     return int(array) if array.ndim == 0 else tuple(int(a) for a in array)
+
+
+def as_index(index: Any) -> Any:
+    """An index as JAX takes it: values in place of variables, a tuple in place of a list, ints as slices' bounds."""
+    if isinstance(index, list) and not any(isinstance(x, (bool, list, tuple)) for x in index):
+        index = tuple(index)
+    return tuple(map(_part_of_index, index)) if isinstance(index, tuple) else _part_of_index(index)
+
+
+def _part_of_index(part: Any) -> Any:
+    if isinstance(part, slice):
+        return slice(*map(_bound, (part.start, part.stop, part.step)))
+    return value_of(part)
+
+
+def _bound(value: Any) -> int | None:
+    if value is None or type(value) is int:
+        return value
+    return operator.index(known(value, "A bound of a slice", "Use tf.slice with a size that is known, or tf.gather."))
 
 
 def axes_of(tensor: Any, axis: Any) -> tuple[int, ...]:
@@ -282,7 +294,7 @@ def beside(value: Any, other: Any) -> Any:
             return of_dtype(value, dtype)
         return value if hasattr(other, "dtype") else convert_to_tensor(value)
     plain = isinstance(value, (list, tuple)) and is_tensor(other)
-    return convert_to_tensor(value, other.dtype if plain and not _holds_arrays(value) else None)
+    return convert_to_tensor(value, other.dtype if plain and not _context.holds_arrays(value) else None)
 
 
 def tensors(x: Any, y: Any) -> tuple[Any, Any]:
