@@ -198,6 +198,35 @@ for text, functions in texts.items():
         for kind in (tf.errors.InvalidArgumentError, ValueError, TypeError):
             raises(kind, function, text)
             raises(kind, tf.function(function), text)  # TensorFlow: ValueError
+# Shapes that no tensor can have, of all functions that draw; a generator's state stays.
+generator = tf.random.Generator.from_seed(1)
+state = generator.state.numpy().tolist()
+drawing = [tf.zeros, tf.ones, tf.random.normal, tf.random.uniform, tf.random.truncated_normal, generator.normal]
+drawing += [generator.uniform, generator.truncated_normal, generator.uniform_full_int]
+drawing += [lambda s: tf.fill(s, 1.0), lambda s: generator.binomial(s, 5.0, 0.5), tf.random_normal_initializer()]
+drawing += [lambda s: tf.random.gamma(s, 1.0), lambda s: tf.random.poisson(s, 1.0)]
+for stateless in (tf.random.stateless_normal, tf.random.stateless_uniform, tf.random.stateless_truncated_normal):
+    drawing.append(lambda s, op=stateless: op(s, [1, 2]))
+for stateless, *more in (
+    (tf.random.stateless_gamma, 1.0), (tf.random.stateless_poisson, 1.0), (tf.random.stateless_binomial, 5.0, 0.5)
+):
+    drawing.append(lambda s, op=stateless, more=more: op(s, [1, 2], *more))
+bad = {
+    "-1": ([-1], tf.constant([-1]), tf.Variable([2, -1])), "-3": ([2, -3], np.array([2, -3])), "1.5": ([1.5], 1.5),
+    "None": (None, [None], [None, 2], tf.TensorShape([None])), "too many elements": ([2**31, 2**31], [2**62, 8]),
+    "text": ("text", ["text"]),
+}
+for function in drawing:
+    for text, shapes in bad.items():
+        for shape in shapes:
+            raises(tf.errors.InvalidArgumentError, lambda: function(shape), text)
+for function in (tf.random.categorical, lambda logits, n: tf.random.stateless_categorical(logits, n, [1, 2])):
+    for n in (-1, 1.5, None):
+        raises(tf.errors.InvalidArgumentError, lambda: function([[0.0, 0.0]], n), str(n))
+raises(tf.errors.InvalidArgumentError, lambda: tf.function(tf.random.normal)([-1]), "-1")
+raises(tf.errors.InvalidArgumentError, lambda: tf.function(lambda: generator.normal([2, -3]))(), "-3")
+assert generator.state.numpy().tolist() == state
+
 # What is no complaint of JAX's stays what it is.
 raises(TypeError, lambda: tf.add(x), "missing 1 required positional argument")
 raises(TypeError, lambda: x + object(), "unsupported operand")

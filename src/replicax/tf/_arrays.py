@@ -18,6 +18,7 @@ from replicax.tf._ops import (
     as_array,
     as_axis,
     as_int,
+    as_new_shape,
     as_shape,
     beside,
     convert_to_tensor,
@@ -34,12 +35,12 @@ from replicax.tf._ops import (
 
 def zeros(shape: Any, dtype: Any = np.float32, name: str | None = None, layout: Any = None) -> Any:
     """Zeros."""
-    return jnp.zeros(as_shape(shape), as_dtype(dtype))
+    return jnp.zeros(as_new_shape(shape), as_dtype(dtype))
 
 
 def ones(shape: Any, dtype: Any = np.float32, name: str | None = None, layout: Any = None) -> Any:
     """Ones."""
-    return jnp.ones(as_shape(shape), as_dtype(dtype))
+    return jnp.ones(as_new_shape(shape), as_dtype(dtype))
 
 
 def zeros_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> Any:
@@ -55,7 +56,7 @@ def ones_like(input: Any, dtype: Any = None, name: str | None = None, layout: An
 def fill(dims: Any, value: Any, name: str | None = None, layout: Any = None) -> Any:
     """One value everywhere."""
     tensor = convert_to_tensor(value)
-    return (np if isinstance(tensor, np.ndarray) else jnp).broadcast_to(tensor, as_shape(dims))
+    return (np if isinstance(tensor, np.ndarray) else jnp).broadcast_to(tensor, as_new_shape(dims))
 
 
 def eye(

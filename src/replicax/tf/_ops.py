@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import operator
 import weakref
 from collections.abc import Callable
@@ -162,13 +163,48 @@ def is_known(value: Any) -> bool:
 _STATIC = "Use Python numbers, `x.shape` or `tf.shape(x)`, which is known while tracing."
 
 
+_MOST = 2**58  # elements of 16 bytes, whose number has to fit into 64 bits: XLA ends the process otherwise
+
+
 def as_shape(shape: Any) -> tuple[int, ...]:
-    """A shape given as a number, a list, a TensorShape or a tensor, as a tuple of ints."""
-    if isinstance(shape, (int, np.integer)):
-        return (int(shape),)
-    if isinstance(shape, (list, tuple)):
-        return tuple(int(known(n, "An element of the shape", _STATIC)) for n in shape)
-    return tuple(int(n) for n in np.atleast_1d(known(shape, "The shape", _STATIC)))
+    """A shape given as a number, a list, a TensorShape or a tensor, as a tuple of ints.
+
+    Raises:
+        InvalidArgumentError: what is no list of whole numbers, or stands for more elements than can be counted.
+    """
+    try:
+        if isinstance(shape, (list, tuple)):
+            dims = tuple([n if type(n) is int else _dimension(n) for n in shape])
+        else:
+            dims = (
+                (shape,)
+                if type(shape) is int
+                else tuple(map(operator.index, np.atleast_1d(known(shape, "The shape", _STATIC))))
+            )
+    except jax.errors.JAXTypeError:
+        raise
+    except (TypeError, ValueError) as error:
+        said = f"Expected a shape of whole numbers that are known, got {shape!r} of type {type(shape).__name__}."
+        raise _errors.InvalidOperandError(said) from error
+    if abs(math.prod(dims)) > _MOST:
+        raise _errors.InvalidArgumentError(f"The shape {list(dims)} has too many elements: {abs(math.prod(dims))}.")
+    return dims
+
+
+def _dimension(value: Any) -> int:
+    return operator.index(known(value, "An element of the shape", _STATIC))
+
+
+def as_new_shape(shape: Any) -> tuple[int, ...]:
+    """`as_shape` of a tensor that is to be made.
+
+    Raises:
+        InvalidArgumentError: a dimension is negative, or as `as_shape`.
+    """
+    dims = as_shape(shape)
+    if dims and min(dims) < 0:
+        raise _errors.InvalidArgumentError(f"Dimension {min(dims)} must be >= 0, in the shape {list(dims)}.")
+    return dims
 
 
 def as_int(value: Any, what: str) -> int:

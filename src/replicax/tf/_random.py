@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from replicax._specs import as_dtype
 from replicax._variables import Variable
 from replicax.tf import _random_keys as keys
-from replicax.tf._ops import as_int, as_shape, convert_to_tensor, of_dtype
+from replicax.tf._ops import as_new_shape, convert_to_tensor, of_dtype
 
 
 class Algorithm(enum.Enum):
@@ -33,6 +34,18 @@ def _drawn(sample: Any, words: Any, shape: Any, dtype: Any, *parameters: Any) ->
     return sample(keys.wrapped(words), shape, dtype, *parameters)
 
 
+# What the functions below draw with: called with the arguments of `_drawn` but the words, once they have been checked,
+# so that a call that fails counts nothing.
+
+
+def _of_op(op: str, dtype: Any, seed: Any) -> Callable[..., Any]:
+    return lambda sample, *arguments: _drawn(sample, keys.of_op(op, dtype, seed), *arguments)
+
+
+def _of_seed(seed: Any) -> Callable[..., Any]:
+    return lambda sample, *arguments: _drawn(sample, _words(seed), *arguments)
+
+
 def _flat(draw: Any, key: Any, shape: tuple[int, ...], *parameters: Any) -> Any:
     """The same numbers as `draw(key, shape)`, for which XLA takes several times as long to compile."""
     return draw(key, (math.prod(shape),), *parameters).reshape(shape)
@@ -47,9 +60,9 @@ def _normal_of(key: Any, shape: Any, dtype: Any, mean: Any, stddev: Any) -> Any:
     return drawn * stddev + mean
 
 
-def _normal(words: Any, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32) -> Any:
+def _normal(draw: Callable[..., Any], shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32) -> Any:
     dtype = as_dtype(dtype)
-    return _drawn(_normal_of, words, as_shape(shape), dtype, _like(mean, dtype), _like(stddev, dtype))
+    return draw(_normal_of, as_new_shape(shape), dtype, _like(mean, dtype), _like(stddev, dtype))
 
 
 def _truncated_of(key: Any, shape: Any, dtype: Any, mean: Any, stddev: Any) -> Any:
@@ -59,9 +72,11 @@ def _truncated_of(key: Any, shape: Any, dtype: Any, mean: Any, stddev: Any) -> A
     return math.sqrt(2) * jax.lax.erf_inv(part) * stddev + mean
 
 
-def _truncated(words: Any, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32) -> Any:
+def _truncated(
+    draw: Callable[..., Any], shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32
+) -> Any:
     dtype = as_dtype(dtype)
-    return _drawn(_truncated_of, words, as_shape(shape), dtype, _like(mean, dtype), _like(stddev, dtype))
+    return draw(_truncated_of, as_new_shape(shape), dtype, _like(mean, dtype), _like(stddev, dtype))
 
 
 def _uniform_of(key: Any, shape: Any, dtype: Any, low: Any, high: Any) -> Any:
@@ -75,13 +90,13 @@ def _uniform_of(key: Any, shape: Any, dtype: Any, low: Any, high: Any) -> Any:
     return low + (_flat(jax.random.bits, key, shape, np.uint64) % span).astype(dtype)
 
 
-def _uniform(words: Any, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32) -> Any:
+def _uniform(draw: Callable[..., Any], shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32) -> Any:
     dtype = as_dtype(dtype)
     if maxval is None:
         if jnp.issubdtype(dtype, jnp.integer):
             raise ValueError(f"Must specify maxval for integer dtype {dtype}.")
         maxval = 1
-    return _drawn(_uniform_of, words, as_shape(shape), dtype, _like(minval, dtype), _like(maxval, dtype))
+    return draw(_uniform_of, as_new_shape(shape), dtype, _like(minval, dtype), _like(maxval, dtype))
 
 
 def _full_of(key: Any, shape: Any, dtype: Any) -> Any:
@@ -93,49 +108,51 @@ def _gamma_of(key: Any, shape: Any, dtype: Any, alpha: Any, beta: Any) -> Any:
     return jax.random.gamma(key, alpha, shape, dtype) / beta
 
 
-def _gamma(words: Any, shape: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32, whole: bool = False) -> Any:
+def _gamma(
+    draw: Callable[..., Any], shape: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32, whole: bool = False
+) -> Any:
     """`shape` draws for each of the distributions, unless it is the `whole` shape."""
     dtype = as_dtype(dtype)
     alpha, beta = _like(alpha, dtype), _like(1 if beta is None else beta, dtype)
-    shape = as_shape(shape) + (() if whole else np.broadcast_shapes(alpha.shape, beta.shape))
-    return _drawn(_gamma_of, words, shape, dtype, alpha, beta)
+    shape = as_new_shape(shape) + (() if whole else np.broadcast_shapes(alpha.shape, beta.shape))
+    return draw(_gamma_of, shape, dtype, alpha, beta)
 
 
 def _poisson_of(key: Any, shape: Any, dtype: Any, lam: Any) -> Any:
     return jax.random.poisson(key, lam, shape, np.int32).astype(dtype)
 
 
-def _poisson(words: Any, shape: Any, lam: Any, dtype: Any = np.float32, whole: bool = False) -> Any:
+def _poisson(draw: Callable[..., Any], shape: Any, lam: Any, dtype: Any = np.float32, whole: bool = False) -> Any:
     lam = _like(lam, np.float32)
-    return _drawn(_poisson_of, words, as_shape(shape) + (() if whole else lam.shape), as_dtype(dtype), lam)
+    return draw(_poisson_of, as_new_shape(shape) + (() if whole else lam.shape), as_dtype(dtype), lam)
 
 
 def _categorical_of(key: Any, shape: Any, dtype: Any, logits: Any) -> Any:
     return jax.random.categorical(key, logits[:, None, :], shape=shape).astype(dtype)
 
 
-def _categorical(words: Any, logits: Any, num_samples: Any, dtype: Any = np.int64) -> Any:
+def _categorical(draw: Callable[..., Any], logits: Any, num_samples: Any, dtype: Any = np.int64) -> Any:
     """`[batch, num_samples]` classes from logits `[batch, classes]`."""
-    logits, count = convert_to_tensor(logits), as_int(num_samples, "num_samples")
+    logits, (count,) = convert_to_tensor(logits), as_new_shape([num_samples])
     dtype = np.dtype(np.int64) if dtype is None else as_dtype(dtype)
-    return _drawn(_categorical_of, words, (logits.shape[0], count), dtype, logits)
+    return draw(_categorical_of, (logits.shape[0], count), dtype, logits)
 
 
 def _binomial_of(key: Any, shape: Any, dtype: Any, counts: Any, probs: Any) -> Any:
     return jax.random.binomial(key, counts, probs, shape).astype(dtype)
 
 
-def _binomial(words: Any, shape: Any, counts: Any, probs: Any, dtype: Any = np.int32) -> Any:
+def _binomial(draw: Callable[..., Any], shape: Any, counts: Any, probs: Any, dtype: Any = np.int32) -> Any:
     counts, probs = _like(counts, np.float32), _like(probs, np.float32)
-    return _drawn(_binomial_of, words, as_shape(shape), as_dtype(dtype), counts, probs)
+    return draw(_binomial_of, as_new_shape(shape), as_dtype(dtype), counts, probs)
 
 
 def _shuffled_of(key: Any, shape: Any, dtype: Any, value: Any) -> Any:
     return jax.random.permutation(key, value)
 
 
-def _shuffled(words: Any, value: Any) -> Any:
-    return _drawn(_shuffled_of, words, None, None, convert_to_tensor(value))
+def _shuffled(draw: Callable[..., Any], value: Any) -> Any:
+    return draw(_shuffled_of, None, None, convert_to_tensor(value))
 
 
 def _like(value: Any, dtype: Any) -> Any:
@@ -206,42 +223,44 @@ class Generator:
 
     def split(self, count: int = 1) -> list[Generator]:
         """So many generators with streams of their own."""
-        seeds = np.asarray(_drawn(_full_of, self._key(), (count, 2), np.dtype(np.uint32)))
+        seeds = np.asarray(self._draw(_full_of, (count, 2), np.dtype(np.uint32)))
         return [type(self)(state=seed) for seed in seeds]
 
     def make_seeds(self, count: int = 1) -> Any:
         """`[2, count]` seeds, of which each column is one for the stateless functions."""
-        return _drawn(_full_of, self._key(), (2, count), np.dtype(np.uint32)).astype(np.int64)
+        return self._draw(_full_of, (2, count), np.dtype(np.uint32)).astype(np.int64)
 
-    def _key(self) -> Any:
+    def _draw(self, sample: Any, shape: Any, dtype: Any, *parameters: Any) -> Any:
+        # Two programs, since a state that came out of a draw would be lost where memory did not suffice for it.
         words, state = keys.of_state(self._state.value(), keys.replica())
+        drawn = _drawn(sample, words, shape, dtype, *parameters)
         self._state.assign(state, read_value=False)
-        return words
+        return drawn
 
     def normal(self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, name: Any = None) -> Any:
         """Normally distributed numbers."""
-        return _normal(self._key(), shape, mean, stddev, dtype)
+        return _normal(self._draw, shape, mean, stddev, dtype)
 
     def truncated_normal(
         self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, name: Any = None
     ) -> Any:
         """Normally distributed numbers, none further than two standard deviations from the mean."""
-        return _truncated(self._key(), shape, mean, stddev, dtype)
+        return _truncated(self._draw, shape, mean, stddev, dtype)
 
     def uniform(
         self, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32, name: Any = None
     ) -> Any:
         """Uniformly distributed numbers from `minval` to before `maxval` (1 by default)."""
-        return _uniform(self._key(), shape, minval, maxval, dtype)
+        return _uniform(self._draw, shape, minval, maxval, dtype)
 
     def uniform_full_int(self, shape: Any, dtype: Any = np.uint64, name: Any = None) -> Any:
         """Integers of all values that the dtype has."""
         dtype = np.dtype(as_dtype(dtype))
-        return _drawn(_full_of, self._key(), as_shape(shape), dtype)
+        return self._draw(_full_of, as_new_shape(shape), dtype)
 
     def binomial(self, shape: Any, counts: Any, probs: Any, dtype: Any = np.int32, name: Any = None) -> Any:
         """How many of `counts` trials succeed, each with a probability."""
-        return _binomial(self._key(), shape, counts, probs, dtype)
+        return _binomial(self._draw, shape, counts, probs, dtype)
 
 
 def _as_state(state: Any) -> np.ndarray:
@@ -285,41 +304,41 @@ def set_seed(seed: int | None) -> None:
 
 def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, seed: Any = None, name: Any = None):
     """Normally distributed numbers."""
-    return _normal(keys.of_op("normal", as_dtype(dtype), seed), shape, mean, stddev, dtype)
+    return _normal(_of_op("normal", as_dtype(dtype), seed), shape, mean, stddev, dtype)
 
 
 def truncated_normal(
     shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, seed: Any = None, name: Any = None
 ) -> Any:
     """Normally distributed numbers, none further than two standard deviations from the mean."""
-    return _truncated(keys.of_op("truncated_normal", as_dtype(dtype), seed), shape, mean, stddev, dtype)
+    return _truncated(_of_op("truncated_normal", as_dtype(dtype), seed), shape, mean, stddev, dtype)
 
 
 def uniform(
     shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32, seed: Any = None, name: Any = None
 ):
     """Uniformly distributed numbers from `minval` to before `maxval` (1 by default)."""
-    return _uniform(keys.of_op("uniform", as_dtype(dtype), seed), shape, minval, maxval, dtype)
+    return _uniform(_of_op("uniform", as_dtype(dtype), seed), shape, minval, maxval, dtype)
 
 
 def gamma(shape: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32, seed: Any = None, name: Any = None) -> Any:
     """`shape` draws from each of the gamma distributions."""
-    return _gamma(keys.of_op("gamma", as_dtype(dtype), seed), shape, alpha, beta, dtype)
+    return _gamma(_of_op("gamma", as_dtype(dtype), seed), shape, alpha, beta, dtype)
 
 
 def poisson(shape: Any, lam: Any, dtype: Any = np.float32, seed: Any = None, name: Any = None) -> Any:
     """`shape` draws from each of the Poisson distributions."""
-    return _poisson(keys.of_op("poisson", as_dtype(dtype), seed), shape, lam, dtype)
+    return _poisson(_of_op("poisson", as_dtype(dtype), seed), shape, lam, dtype)
 
 
 def categorical(logits: Any, num_samples: Any, dtype: Any = None, seed: Any = None, name: Any = None) -> Any:
     """`[batch, num_samples]` classes drawn by their logits, `[batch, classes]`."""
-    return _categorical(keys.of_op("categorical", dtype, seed), logits, num_samples, dtype)
+    return _categorical(_of_op("categorical", dtype, seed), logits, num_samples, dtype)
 
 
 def shuffle(value: Any, seed: Any = None, name: Any = None) -> Any:
     """The rows in a random order."""
-    return _shuffled(keys.of_op("shuffle", None, seed), value)
+    return _shuffled(_of_op("shuffle", None, seed), value)
 
 
 # Without a state: what they give depends on `seed`, two integers, alone.
@@ -346,7 +365,7 @@ def stateless_uniform(
     alg: Any = "auto_select",
 ) -> Any:
     """Uniformly distributed numbers that depend on `seed` (two integers) alone."""
-    return _uniform(_words(seed), shape, minval, maxval, dtype)
+    return _uniform(_of_seed(seed), shape, minval, maxval, dtype)
 
 
 def stateless_normal(
@@ -359,7 +378,7 @@ def stateless_normal(
     alg: Any = "auto_select",
 ) -> Any:
     """Normally distributed numbers that depend on `seed` (two integers) alone."""
-    return _normal(_words(seed), shape, mean, stddev, dtype)
+    return _normal(_of_seed(seed), shape, mean, stddev, dtype)
 
 
 def stateless_truncated_normal(
@@ -372,36 +391,36 @@ def stateless_truncated_normal(
     alg: Any = "auto_select",
 ) -> Any:
     """Normally distributed numbers within two standard deviations that depend on `seed` (two integers) alone."""
-    return _truncated(_words(seed), shape, mean, stddev, dtype)
+    return _truncated(_of_seed(seed), shape, mean, stddev, dtype)
 
 
 def stateless_gamma(
     shape: Any, seed: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32, name: Any = None
 ) -> Any:
     """Draws from gamma distributions that depend on `seed` (two integers) alone; their shape ends with alpha's."""
-    return _gamma(_words(seed), shape, alpha, beta, dtype, whole=True)
+    return _gamma(_of_seed(seed), shape, alpha, beta, dtype, whole=True)
 
 
 def stateless_poisson(shape: Any, seed: Any, lam: Any, dtype: Any = np.int32, name: Any = None) -> Any:
     """Draws from Poisson distributions that depend on `seed` (two integers) alone; their shape ends with lam's."""
-    return _poisson(_words(seed), shape, lam, dtype, whole=True)
+    return _poisson(_of_seed(seed), shape, lam, dtype, whole=True)
 
 
 def stateless_binomial(
     shape: Any, seed: Any, counts: Any, probs: Any, output_dtype: Any = np.int32, name: Any = None
 ) -> Any:
     """How many of `counts` trials succeed, which depends on `seed` (two integers) alone."""
-    return _binomial(_words(seed), shape, counts, probs, output_dtype)
+    return _binomial(_of_seed(seed), shape, counts, probs, output_dtype)
 
 
 def stateless_categorical(logits: Any, num_samples: Any, seed: Any, dtype: Any = np.int64, name: Any = None) -> Any:
     """Classes drawn by their logits, which depend on `seed` (two integers) alone."""
-    return _categorical(_words(seed), logits, num_samples, dtype)
+    return _categorical(_of_seed(seed), logits, num_samples, dtype)
 
 
 def stateless_shuffle(value: Any, seed: Any, alg: Any = "auto_select", name: Any = None) -> Any:
     """The rows in an order that depends on `seed` (two integers) alone."""
-    return _shuffled(_words(seed), value)
+    return _shuffled(_of_seed(seed), value)
 
 
 def split(seed: Any, num: int = 2, alg: Any = "auto_select") -> Any:
