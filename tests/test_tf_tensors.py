@@ -283,9 +283,9 @@ for way in (lambda f: f, tf.function):
 """)
 
 
-def test_lists_of_tensors_and_64_bit_numbers_are_assigned_as_they_are(run):
+def test_lists_of_tensors_and_64_bit_numbers_are_assigned_as_they_are(run_tf):
     """Eagerly, compiled and in replicas, as in TensorFlow."""
-    run("""
+    run_tf("""
 third, big = 1 / 3, 2**40 + 1
 floats, integers, wide = tf.Variable([1.0, 2.0]), tf.Variable([1, 2]), tf.Variable([1.0, 2.0], dtype=tf.float64)
 matrix, long = tf.Variable([[1.0, 2.0], [3.0, 4.0]]), tf.Variable([1, 2], dtype=tf.int64)
