@@ -333,6 +333,16 @@ def test_who_is_ahead_is_compared_as_well(tmp_path, run_dir, ahead):
         assert run_dir.report(index)["kind"] == "diverged"
 
 
+def ended_after_now(folder, run_dir, figures, code, early):
+    """Runs three workers, of which one comes to "now" and the others wait for it; when that was, and how all ended."""
+    with Workers(folder, 3, code, env=run_dir.env) as workers:
+        workers.wait_for("now", early)
+        since = time.monotonic()
+        done = workers.join(timeout=30)
+        figures(since, done)
+    return workers, since, done
+
+
 @pytest.mark.parametrize("early", [1, 0])
 def test_an_early_return_is_reported(tmp_path, run_dir, figures, early):
     """A program that has ended while others wait for it in a call."""
@@ -347,11 +357,7 @@ def test_an_early_return_is_reported(tmp_path, run_dir, figures, early):
             step().block_until_ready()
             step().block_until_ready()
     """
-    with Workers(tmp_path, 3, code, env=run_dir.env) as workers:
-        workers.wait_for("now", early)
-        since = time.monotonic()
-        done = workers.join(timeout=30)
-        figures(since, done)
+    workers, since, done = ended_after_now(tmp_path, run_dir, figures, code, early)
     for index, ended in done.items():
         if index == early:
             assert ended.returncode == (70 if early == 0 else 0), workers.output()
@@ -384,11 +390,7 @@ def test_a_thread_that_outlives_its_program_delays_no_report(tmp_path, run_dir, 
             mark("now")
             sys.exit(0)
     """
-    with Workers(tmp_path, 3, code, env=run_dir.env) as workers:
-        workers.wait_for("now", early)
-        since = time.monotonic()
-        done = workers.join(timeout=30)
-        figures(since, done)
+    workers, since, done = ended_after_now(tmp_path, run_dir, figures, code, early)
     thread = "'loader_0'" if pool else "'loader'"
     for index, ended in done.items():
         assert ended.returncode == 70, workers.output()
@@ -453,11 +455,7 @@ def test_an_early_return_is_reported_in_other_waits(tmp_path, run_dir, figures, 
             with _runtime.waiting("the end of the data"):
                 time.sleep(600)
     """
-    with Workers(tmp_path, 3, code, env=run_dir.env) as workers:
-        workers.wait_for("now", early)
-        since = time.monotonic()
-        done = workers.join(timeout=30)
-        figures(since, done)
+    workers, since, done = ended_after_now(tmp_path, run_dir, figures, code, early)
     for index, ended in done.items():
         if index != early:
             assert ended.returncode == 70 and ended.ended - since < 10.0, workers.output()
@@ -795,12 +793,7 @@ def test_another_cluster_and_strangers(tmp_path):
     code = "from processes import join\njoin()\n"
     with Workers(tmp_path, 2, code, config=config, env={"REPLICAX_START_TIMEOUT": "6"}) as workers:
         host, port = workers.addresses[0].split(":")
-        for _ in range(200):
-            try:
-                stranger = socket.create_connection((host, int(port)), timeout=5)
-                break
-            except OSError:
-                time.sleep(0.05)
+        stranger = _connect(host, port)
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert stranger.recv(100) == b""  # shown the door
         stranger.close()
