@@ -1,7 +1,7 @@
 """The same program text under TensorFlow and under `replicax.tf`: same values, same dtypes, same errors.
 
-Each program of `PROGRAMS` is a few lines that append to `out`. All of them run in one process on each side, since
-starting TensorFlow takes seconds; each is a test of its own, which compares what the two processes printed.
+Each program of `PROGRAMS` is a few lines that append to `out`. All of them run in one process; each is a test of its
+own, which compares what it found with what TensorFlow gave (see recorded.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 import pytest
+from recorded import from_tensorflow
 
 _RUNNER = """
 import collections, importlib, json, os, sys, traceback
@@ -616,39 +617,51 @@ def ways_of(name, n):
     return {"1": ["eager"], "one": ["function"]}.get(n, ["eager", "function"])
 
 
-def _run(python, module, counts, folder):
+KEYS = [f"{name} | {n} | {way}" for name in PROGRAMS for n in COUNTS for way in ways_of(name, n)]
+
+
+def _run(python, module, keys, folder):
+    """What the programs of these keys give, in one process."""
     source, table, result = folder / "run.py", folder / "programs.json", folder / f"{module}.json"
     source.write_text(_RUNNER)
-    table.write_text(json.dumps([PROGRAMS, {name: {n: ways_of(name, n) for n in COUNTS} for name in PROGRAMS}]))
+    wanted = [key.split(" | ") for key in keys]
+    counts = [n if n == "one" else int(n) for n in COUNTS if any(n == count for _, count, _ in wanted)]
+    ways = {name: {n: [] for n in COUNTS} for name, _, _ in wanted}
+    for name, n, way in wanted:
+        ways[name][n].append(way)
+    table.write_text(json.dumps([{name: PROGRAMS[name] for name in ways}, ways]))
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "REPLICAX_VIRTUAL_DEVICES": "CPU:4"}
-    process = subprocess.Popen(
-        [str(python), str(source), module, str(table), str(result), json.dumps(counts)],
-        env=env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    return process, result
+    command = [str(python), str(source), module, str(table), str(result), json.dumps(counts)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=220)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
+    return json.loads(result.read_text())
 
 
 @pytest.fixture(scope="module")
-def both(tensorflow_python, tmp_path_factory):
-    """What each program gave under TensorFlow and under replicax, both run side by side."""
-    # Collectives of strategies of different sizes get into each other's way in one process of TensorFlow.
-    plan = [(tensorflow_python, "tensorflow", [1, 2, "one"]), (tensorflow_python, "tensorflow", [3])]
-    plan += [(sys.executable, "replicax.tf", [1, 2, 3, "one"])]
-    results = [{}, {}]
-    running = [(module, *_run(python, module, n, tmp_path_factory.mktemp("side"))) for python, module, n in plan]
-    try:
-        for module, process, path in running:
-            log, _ = process.communicate(timeout=220)
-            assert process.returncode == 0, log[-5000:]
-            results[module == "replicax.tf"].update(json.loads(path.read_text()))
-    finally:
-        for _, process, _ in running:
-            process.kill()
-            process.wait()
-    return results
+def live(request, tmp_path_factory):
+    """`live(keys)`: what TensorFlow gives for the programs of these keys."""
+
+    def run(keys):
+        python, found = request.getfixturevalue("tensorflow_python"), {}
+        # Collectives of strategies of different sizes get into each other's way in one process of TensorFlow.
+        for three in (False, True):
+            if some := [key for key in keys if (key.split(" | ")[1] == "3") == three]:
+                found |= _run(python, "tensorflow", some, tmp_path_factory.mktemp("side"))
+        return found
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def theirs(live):
+    """What each program gives under TensorFlow."""
+    return from_tensorflow("programs", {key: _RUNNER + PROGRAMS[key.split(" | ")[0]] for key in KEYS}, live)
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    """What each program gives under replicax."""
+    return _run(sys.executable, "replicax.tf", KEYS, tmp_path_factory.mktemp("side"))
 
 
 def _difference(expected, got, where=""):
@@ -667,11 +680,16 @@ def _difference(expected, got, where=""):
     )
 
 
-@pytest.mark.parametrize(
-    "name, n, way", [(name, n, way) for name in PROGRAMS for n in COUNTS for way in ways_of(name, n)]
-)
-def test_the_same_as_tensorflow(both, name, n, way):
-    expected, got = (results[f"{name} | {n} | {way}"] for results in both)
+@pytest.mark.parametrize("key", KEYS)
+def test_the_same_as_tensorflow(theirs, ours, key):
+    expected, got = theirs[key], ours[key]
     assert not any(isinstance(x, str) and x.startswith("ends with") for x in expected), expected[-1]
     difference = _difference(expected, got)
     assert difference is None, f"{difference}\nTensorFlow: {expected}\nreplicax:   {got}"
+
+
+def test_the_record_is_what_tensorflow_gives(theirs, live):
+    """One in twenty of those of two replicas."""
+    sample = [key for key in KEYS if key.split(" | ")[1] == "2"][::20]
+    for key, found in live(sample).items():
+        assert _difference(theirs[key], found) is None, key
