@@ -164,6 +164,13 @@ def test_arrays_that_replicas_compute_become_per_replica(make, n, way):
     assert comes_per_replica(strategy, result) and parts(strategy, result) == [5] * n
 
 
+@ways
+def test_numpy_numbers_such_as_a_number_of_rows_become_per_replica(way):
+    strategy = mirrored(2)
+    step = way(lambda: strategy.reduce("SUM", strategy.run(lambda: np.int32(3)), axis=None))
+    assert int(step()) == 6
+
+
 @several_replicated
 @ways
 def test_the_same_object_on_every_replica_comes_back_bare(make, n, way):

@@ -31,7 +31,7 @@ class Outputs:
                 "replica already. Return the replica's own component, or make the value outside of `run`."
             )
         for array in (leaf.values, leaf.indices) if isinstance(leaf, IndexedSlices) else (leaf,):
-            if isinstance(array, np.ndarray) and not is_text(array):
+            if isinstance(array, (np.ndarray, np.number)) and not is_text(array):
                 array = _context.as_array(array)
                 array = lax.optimization_barrier(array)
                 self._bring_out(id(leaf), array)
