@@ -442,6 +442,61 @@ def test_an_ordinary_variable_is_shared_by_the_replicas(make, n, way):
     rows = rx.Variable([0.0, 0.0])
     way(lambda: strategy.run(lambda: rows.scatter_add(rx.IndexedSlices(jnp.ones(1), jnp.array([1])))))()
     assert rows.numpy().tolist() == [0.0, len(ids)]
+    way(lambda: strategy.run(lambda: ctx().merge_call(lambda _: plain.assign_add(1.0, read_value=False))))()
+    assert float(plain) == 10.0 - sum(r + 1 for r in ids)
+
+
+@pytest.mark.parametrize("branch", [False, True])
+def test_compiled_replicas_do_not_assign_to_a_shared_variable_what_depends_on_it(branch):
+    """Eagerly each replica sees what those before it have assigned, which compiled ones cannot."""
+    strategy, plain, other = mirrored(2), rx.Variable(0.0), rx.Variable(5.0)
+
+    def adds():
+        plain.assign(plain + replica_id() + 1)
+
+    def calls():
+        plain.assign(jax.jit(lambda x: x * 2 + 1)(plain.value()))
+
+    def adds_what_is_missing():
+        plain.assign_add(2 - plain.value())
+
+    def adds_to_zero():
+        plain.assign(0.0)
+        plain.assign_add(1.0)
+
+    def assigns_another():
+        plain.assign(other * (replica_id() + 1))
+
+    def assigns_to_another():
+        other.assign_add(plain + 1)
+
+    def doubles_what_it_assigned():
+        plain.assign(replica_id() + 3.0)
+        plain.assign(plain * 2)
+
+    def check(step, result, alike):
+        def in_branch():
+            if other.value() > 0:
+                step()
+
+        plain.assign(0.0)
+        other.assign(5.0)
+        strategy.run(step)
+        assert float(plain) == result
+        plain.assign(0.0)
+        other.assign(5.0)
+        compiled = rx.function(lambda: strategy.run(in_branch if branch else step), autograph=branch)
+        if alike:
+            compiled()
+        else:
+            with pytest.raises(ValueError, match="was made outside of the strategy's scope"):
+                compiled()
+        assert float(plain) == (result if alike else 0.0)
+
+    for step, result in [(adds, 3.0), (calls, 3.0), (adds_what_is_missing, 2.0), (adds_to_zero, 1.0)]:
+        check(step, result, alike=False)
+    for step, result in [(assigns_another, 10.0), (assigns_to_another, 0.0), (doubles_what_it_assigned, 8.0)]:
+        check(step, result, alike=True)
 
 
 @several

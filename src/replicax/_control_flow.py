@@ -1,4 +1,5 @@
-"""Checks of compiled replica functions: no collective where some replicas may not come, and which results differ.
+"""Checks of compiled replica functions: no collective where some replicas may not come, which results differ, and which
+depend on the former value of a variable.
 
 A collective inside of a branch (`lax.cond`) or an open-ended loop (`lax.while_loop`) is fine as long as all replicas
 take the same way. Where the condition may differ between replicas, some would wait for ever; that is refused while
@@ -33,8 +34,36 @@ def check(jaxpr: Any, varying_inputs: list[bool], varying_slots: set[int], resul
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     if not results and not _has_collective(inner):
         return []
-    differ = _walk(inner, varying_inputs, varying_slots)
+    differ = _Flow(varying_slots, of_replicas=True).walk(inner, varying_inputs)
     return [False] * len(differ) if _has_groups(inner) else differ
+
+
+def check_shared(level: Any, jaxpr: Any) -> None:
+    """`ValueError` where replicas assign what depends on its former value to a variable that they share.
+
+    One after the other they would see what those before them have assigned, which replicas that compute side by side
+    do not. The results of `jaxpr` end with the level's `shared_leaves`.
+    """
+    groups = level.mesh.groups if level.mesh is not None else [()]
+    if not level.shared or max(map(len, groups or [level.mesh.devices])) < 2:
+        return
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    first = len(inner.outvars) - len(level.shared_leaves)
+    replaced = set()
+    for variable, method, leaves in level.shared:
+        slots = _Flow(set(level.inputs.get(id(variable), ())), of_replicas=False)
+        depends = slots.walk(inner, [False] * len(inner.invars))[first : first + len(leaves)]
+        first += len(leaves)
+        if any(depends) or (method != "assign" and id(variable) in replaced):
+            raise ValueError(
+                f"{variable.name} was made outside of the strategy's scope, so that all replicas share it, and they "
+                "assign a value to it that depends on its former one. That gives another result when they do so at "
+                "the same time, in compiled code, than one after the other. Make the variable, or the layer, metric "
+                "or optimizer that it belongs to, in `with strategy.scope():`. To count or add up, "
+                "`assign_add` alone works too."
+            )
+        if method == "assign":
+            replaced.add(id(variable))
 
 
 def _jaxprs(value: Any) -> Iterator[Any]:
@@ -61,38 +90,6 @@ def _has_groups(jaxpr: Any) -> bool:
     return any(eqn.params.get("axis_index_groups") for eqn in _equations(jaxpr))
 
 
-def _walk(jaxpr: Any, varying_inputs: list[bool], slots: set[int]) -> list[bool]:
-    """Checks one jaxpr; which of its outputs may differ between replicas."""
-    varying = {var for var, flag in zip(jaxpr.invars, varying_inputs) if flag}
-
-    def differs(atom: Any) -> bool:
-        return not hasattr(atom, "val") and atom in varying
-
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        flags = [differs(atom) for atom in eqn.invars]
-        inner = [j for value in eqn.params.values() for j in _jaxprs(value)]
-        out = [any(flags) or name == "axis_index" or name in COLLECTIVES or bool(inner and not eqn.invars)] * len(
-            eqn.outvars
-        )
-        if name == "replicax_input":
-            out = [eqn.params["slot"] in slots]
-        elif name in _SAME_EVERYWHERE and not eqn.params.get("axis_index_groups"):
-            out = [False] * len(eqn.outvars)
-        elif name == "optimization_barrier":
-            out = flags
-        elif name == "cond":
-            out = _cond(eqn, flags, slots)
-        elif name == "while":
-            out = _while(eqn, flags, slots)
-        elif name == "scan" and inner:
-            out = _scan(eqn, inner[0], flags, slots)
-        elif len(inner) == 1 and len(inner[0].invars) == len(flags):  # jit, checkpoint, custom derivatives ...
-            out = _walk(inner[0], flags, slots)
-        varying.update(var for var, flag in zip(eqn.outvars, out) if flag)
-    return [differs(atom) for atom in jaxpr.outvars]
-
-
 def _refuse(what: str) -> None:
     raise RuntimeError(
         f"`merge_call`, `all_reduce` or another meeting of the replicas stands inside of {what} whose condition may "
@@ -101,42 +98,82 @@ def _refuse(what: str) -> None:
     )
 
 
-def _cond(eqn: Any, flags: list[bool], slots: set[int]) -> list[bool]:
-    branches = list(_jaxprs(eqn.params["branches"]))
-    if flags[0] and any(_has_collective(branch) for branch in branches):
-        _refuse("a branch")
-    outs = [_walk(branch, flags[1:], slots) for branch in branches]
-    return [flags[0] or any(column) for column in zip(*outs)]
+class _Flow:
+    """Follows values through jaxprs: which of them come from the variables of some slots.
 
+    With `of_replicas`, which of them differ between replicas: those that come from the slots or the replica id, as long
+    as they have not been through a collective. Collectives that some replicas may not come to are refused.
+    """
 
-def _while(eqn: Any, flags: list[bool], slots: set[int]) -> list[bool]:
-    (cond,), (body,) = list(_jaxprs(eqn.params["cond_jaxpr"])), list(_jaxprs(eqn.params["body_jaxpr"]))
-    cond_count, body_count = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-    cond_consts, body_consts = flags[:cond_count], flags[cond_count : cond_count + body_count]
-    carry = flags[cond_count + body_count :]
-    for _ in range(len(carry) + 1):
-        new = [a or b for a, b in zip(carry, _walk(body, body_consts + carry, slots))]
-        if new == carry:
-            break
-        carry = new
-    if _walk(cond, cond_consts + carry, slots)[0]:
-        if _has_collective(body) or _has_collective(cond):
-            _refuse("a loop")
-        return [True] * len(carry)
-    return carry
+    def __init__(self, slots: set[int], of_replicas: bool):
+        self._slots, self._of_replicas = slots, of_replicas
 
+    def walk(self, jaxpr: Any, flags_of_inputs: list[bool]) -> list[bool]:
+        """Returns the flags of the jaxpr's results, given those of its inputs."""
+        found = {var for var, flag in zip(jaxpr.invars, flags_of_inputs) if flag}
 
-def _scan(eqn: Any, body: Any, flags: list[bool], slots: set[int]) -> list[bool]:
-    # What is scanned over has one dimension less in the body; the rest are constants and the carry, which comes out.
-    carried = sum(out.aval.ndim == inner.aval.ndim for out, inner in zip(eqn.outvars, body.outvars))
-    scanned = sum(arg.aval.ndim != inner.aval.ndim for arg, inner in zip(eqn.invars, body.invars))
-    consts = len(eqn.invars) - carried - scanned
-    carry = flags[consts : consts + carried]
-    outs: list[bool] = []
-    for _ in range(len(carry) + 1):
-        outs = _walk(body, flags[:consts] + carry + flags[consts + carried :], slots)
-        new = [a or b for a, b in zip(carry, outs[:carried])]
-        if new == carry:
-            break
-        carry = new
-    return carry + outs[carried:]
+        def is_found(atom: Any) -> bool:
+            return not hasattr(atom, "val") and atom in found
+
+        for eqn in jaxpr.eqns:
+            out = self._equation(eqn, [is_found(atom) for atom in eqn.invars])
+            found.update(var for var, flag in zip(eqn.outvars, out) if flag)
+        return [is_found(atom) for atom in jaxpr.outvars]
+
+    def _equation(self, eqn: Any, flags: list[bool]) -> list[bool]:
+        name, count = eqn.primitive.name, len(eqn.outvars)
+        inner = [j for value in eqn.params.values() for j in _jaxprs(value)]
+        if name == "replicax_input":
+            return [eqn.params["slot"] in self._slots]
+        if self._of_replicas and name in _SAME_EVERYWHERE and not eqn.params.get("axis_index_groups"):
+            return [False] * count
+        if name == "optimization_barrier":
+            return flags
+        if name == "cond":
+            return self._cond(eqn, flags)
+        if name == "while":
+            return self._while(eqn, flags)
+        if name == "scan" and inner:
+            return self._scan(eqn, inner[0], flags)
+        if len(inner) == 1 and len(inner[0].invars) == len(flags):  # jit, checkpoint, custom derivatives ...
+            return self.walk(inner[0], flags)
+        own = name == "axis_index" or name in COLLECTIVES or bool(inner and not eqn.invars)
+        return [any(flags) or (own and self._of_replicas)] * count
+
+    def _cond(self, eqn: Any, flags: list[bool]) -> list[bool]:
+        branches = list(_jaxprs(eqn.params["branches"]))
+        if self._of_replicas and flags[0] and any(_has_collective(branch) for branch in branches):
+            _refuse("a branch")
+        outs = [self.walk(branch, flags[1:]) for branch in branches]
+        return [flags[0] or any(column) for column in zip(*outs)]
+
+    def _while(self, eqn: Any, flags: list[bool]) -> list[bool]:
+        (cond,), (body,) = list(_jaxprs(eqn.params["cond_jaxpr"])), list(_jaxprs(eqn.params["body_jaxpr"]))
+        cond_count, body_count = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        cond_consts, body_consts = flags[:cond_count], flags[cond_count : cond_count + body_count]
+        carry = flags[cond_count + body_count :]
+        for _ in range(len(carry) + 1):
+            new = [a or b for a, b in zip(carry, self.walk(body, body_consts + carry))]
+            if new == carry:
+                break
+            carry = new
+        if self.walk(cond, cond_consts + carry)[0]:
+            if self._of_replicas and (_has_collective(body) or _has_collective(cond)):
+                _refuse("a loop")
+            return [True] * len(carry)
+        return carry
+
+    def _scan(self, eqn: Any, body: Any, flags: list[bool]) -> list[bool]:
+        # What is scanned over has one dimension less in the body; the rest are constants and the carry, an output.
+        carried = sum(out.aval.ndim == inner.aval.ndim for out, inner in zip(eqn.outvars, body.outvars))
+        scanned = sum(arg.aval.ndim != inner.aval.ndim for arg, inner in zip(eqn.invars, body.invars))
+        consts = len(eqn.invars) - carried - scanned
+        carry = flags[consts : consts + carried]
+        outs: list[bool] = []
+        for _ in range(len(carry) + 1):
+            outs = self.walk(body, flags[:consts] + carry + flags[consts + carried :])
+            new = [a or b for a, b in zip(carry, outs[:carried])]
+            if new == carry:
+                break
+            carry = new
+        return carry + outs[carried:]

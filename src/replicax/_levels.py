@@ -213,6 +213,7 @@ class Level(Frame):
         self.written: dict[int, State] = {}
         self.device: Any = None  # where a strategy of one device wants the program to run
         self.meshes: list[Any] = []  # of the strategies whose replicas run in it
+        self.shared: list[tuple[State, str, list[Any]]] = []  # assignments to variables that the replicas share
         self.gathers: Any = None  # how values are gathered where replicas with other shapes are traced apart
 
     def is_local(self, variable: State) -> bool:
@@ -251,6 +252,11 @@ class Level(Frame):
         _trace_caches.note_change(key)
 
     store = write
+
+    @property
+    def shared_leaves(self) -> list[Any]:
+        """The values that are assigned to variables that the replicas share, as each replica has them."""
+        return [leaf for _, _, leaves in self.shared for leaf in leaves]
 
     def replay(self, jaxpr: Any, supplied: dict[int, Any], *args: Any, evaluate: Any = None) -> list[Any]:
         """Evaluates the level's jaxpr with these values for its inputs, as JAX does or as `evaluate(jaxpr, *args)`."""

@@ -174,13 +174,14 @@ class _Trace:
                 self.new_values = [leaf for variable in self.written for leaf in self.level.values[id(variable)]]
         finally:
             self._context.has_ended = True
-        return [*self.outputs.leaves, *self.new_values]
+        return [*self.outputs.leaves, *self.new_values, *self.level.shared_leaves]
 
     def check(self, varying_inputs: list[bool], varying: set[tuple[int, int]], told: bool) -> None:
         """Refuses collectives that some replicas may not come to and, if `told`, values that should not differ."""
         inputs = self.level.inputs.items()
         slots = {slot for key, slots in inputs for i, slot in enumerate(slots) if (key, i) in varying}
         differ = _control_flow.check(self._jaxpr, varying_inputs, slots, told)
+        _control_flow.check_shared(self.level, self._jaxpr)
         if told:
             _refuse_different(self.written, differ[len(self.outputs.leaves) :])
 
@@ -313,6 +314,7 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
     state.write(found[len(results.common) :])
     for trace in traces:
         trace.level.values.clear()
+        trace.level.shared.clear()
     return result
 
 

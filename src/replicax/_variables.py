@@ -923,17 +923,25 @@ class ResourceVariable(Variable):
         leaves = self._convert(value)
         if any(isinstance(leaf, DistributedValues) for leaf in leaves):
             raise TypeError(f"{self.name} takes one value, got a {type(leaves[0]).__name__} value.")
-        frame = _levels.frame()
         with _levels.lock:
-            if isinstance(frame, _levels.Level) and frame.local and self._parent is None:
-                leaves = self._in_turn(combine, leaves, method)
-            else:
-                leaves = self._combined(combine, leaves)
+            in_turn = self._is_assigned_in_turn()
+            leaves = self._in_turn(combine, leaves, method) if in_turn else self._combined(combine, leaves)
             self._put(leaves)
         return self._of_leaves(leaves) if read_value else None
 
+    def _is_assigned_in_turn(self) -> bool:
+        """Whether compiled replicas assign it, which share it."""
+        frame = _levels.frame()
+        local = isinstance(frame, _levels.Level) and frame.local and self._parent is None
+        return local and not _context.in_cross_replica_context()
+
     def _in_turn(self, combine: Callable[[Any, Any], Any], leaves: list[Any], method: str) -> list[Any]:
-        """In compiled code, what the process's replicas' assignments come to when they are made one after the other."""
+        """In compiled code, what the process's replicas' assignments come to when they are made one after the other.
+
+        Each would see what those before it have assigned, which replicas that compute side by side do not: values that
+        depend on the variable's former one are refused when all is traced (`_control_flow.check_shared`).
+        """
+        _levels.frame().shared.append((self, method, leaves))
         old = self._get()
         zero = [jnp.zeros_like(leaf) for leaf in old]
         groups = _levels.frame().mesh.groups
@@ -945,9 +953,9 @@ class ResourceVariable(Variable):
 
     def _update_slices(self, method, slices):
         indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
-        frame = _levels.frame()
-        if isinstance(frame, _levels.Level) and frame.local and self._parent is None:  # all replicas' in turn
-            groups = frame.mesh.groups
+        if self._is_assigned_in_turn():
+            _levels.frame().shared.append((self, method, [indices, values]))
+            groups = _levels.frame().mesh.groups
             indices, values = (_collectives.local_gather(x, 0, groups) for x in (indices, values))
         with _levels.lock:
             new = SCATTER[method](self._get()[0], indices, values)
