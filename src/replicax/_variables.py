@@ -924,27 +924,30 @@ class ResourceVariable(Variable):
         if any(isinstance(leaf, DistributedValues) for leaf in leaves):
             raise TypeError(f"{self.name} takes one value, got a {type(leaves[0]).__name__} value.")
         with _levels.lock:
-            in_turn = self._is_assigned_in_turn()
-            leaves = self._in_turn(combine, leaves, method) if in_turn else self._combined(combine, leaves)
+            level = self._level_of_sharing_replicas()
+            leaves = self._in_turn(level, combine, leaves, method) if level else self._combined(combine, leaves)
             self._put(leaves)
         return self._of_leaves(leaves) if read_value else None
 
-    def _is_assigned_in_turn(self) -> bool:
-        """Whether compiled replicas assign it, which share it."""
+    def _level_of_sharing_replicas(self) -> _levels.Level | None:
+        """Returns the level of the compiled replicas that share this variable and assign to it, None elsewhere."""
         frame = _levels.frame()
-        local = isinstance(frame, _levels.Level) and frame.local and self._parent is None
-        return local and not _context.in_cross_replica_context()
+        if not isinstance(frame, _levels.Level) or not frame.local or self._parent is not None:
+            return None
+        return None if _context.in_cross_replica_context() else frame
 
-    def _in_turn(self, combine: Callable[[Any, Any], Any], leaves: list[Any], method: str) -> list[Any]:
+    def _in_turn(
+        self, level: _levels.Level, combine: Callable[[Any, Any], Any], leaves: list[Any], method: str
+    ) -> list[Any]:
         """In compiled code, what the process's replicas' assignments come to when they are made one after the other.
 
         Each would see what those before it have assigned, which replicas that compute side by side do not: values that
         depend on the variable's former one are refused when all is traced (`_control_flow.check_shared`).
         """
-        _levels.frame().shared.append((self, method, leaves))
+        level.shared.append((self, method, leaves))
         old = self._get()
         zero = [jnp.zeros_like(leaf) for leaf in old]
-        groups = _levels.frame().mesh.groups
+        groups = level.mesh.groups
         if method == "assign":  # the last replica's value stays
             lasts = [group[-1] for group in groups] if groups else [lax.axis_size(AXIS) - 1]
             last = jnp.isin(lax.axis_index(AXIS), jnp.array(lasts))
@@ -953,9 +956,9 @@ class ResourceVariable(Variable):
 
     def _update_slices(self, method, slices):
         indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
-        if self._is_assigned_in_turn():
-            _levels.frame().shared.append((self, method, [indices, values]))
-            groups = _levels.frame().mesh.groups
+        if level := self._level_of_sharing_replicas():
+            level.shared.append((self, method, [indices, values]))
+            groups = level.mesh.groups
             indices, values = (_collectives.local_gather(x, 0, groups) for x in (indices, values))
         with _levels.lock:
             new = SCATTER[method](self._get()[0], indices, values)
