@@ -446,6 +446,15 @@ def test_an_ordinary_variable_is_shared_by_the_replicas(make, n, way):
     assert float(plain) == 10.0 - sum(r + 1 for r in ids)
 
 
+@several_mirroring
+@ways
+def test_a_numpy_number_is_each_replicas_own(make, n, way):
+    """Such as the number of its rows, which `tf.shape` gives."""
+    strategy, v = make(), made(make(), 0, aggregation=A.SUM)
+    way(lambda: strategy.run(lambda: v.assign_add(np.int32(3))))()
+    assert parts(strategy, v) == [3 * n] * n
+
+
 @pytest.mark.parametrize("branch", [False, True])
 def test_compiled_replicas_do_not_assign_to_a_shared_variable_what_depends_on_it(branch):
     """Eagerly each replica sees what those before it have assigned, which compiled ones cannot."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -40,6 +41,8 @@ class OfReplicas(Variable):
         """In replica context: meets the others, and assigns what all replicas' values come to."""
         replica_context = _context.get_replica_context()
         assert replica_context is not None
+        if isinstance(value, (np.ndarray, np.number)) and _levels.is_tracing():
+            value = lax.optimization_barrier(_context.as_array(value))  # each replica's own, such as its number of rows
         tag = (method, self._name, id(self))
         return replica_context._merge(self._merge_update, (_Box(combine), value), {}, tag)
 
