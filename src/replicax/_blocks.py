@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _context, _control_flow, _levels, _pulls, _tape
+from replicax import _context, _levels, _pulls, _tape
 
 
 class Undefined:
@@ -226,7 +226,7 @@ class Block:
                 self.values, arrays = flattened(names, code(*tracers))
                 self.count = len(arrays)
                 written = [strong(leaf) for key in level.written for leaf in level.values[key]]
-            return [*arrays, *written, *level.shared_leaves]
+            return [*arrays, *written]
 
         _pulls.lifts.stack.append(lift)
         try:
@@ -234,7 +234,6 @@ class Block:
         finally:
             _pulls.lifts.stack.pop()
         self.sizes = {key: len(level.values[key]) for key in level.written}
-        _control_flow.check_shared(level, self.jaxpr)
         level.forget()
         if isinstance(outer, _levels.Level):
             outer.meshes += level.meshes

@@ -38,29 +38,36 @@ def check(jaxpr: Any, varying_inputs: list[bool], varying_slots: set[int], resul
     return [False] * len(differ) if _has_groups(inner) else differ
 
 
-def check_shared(level: Any, jaxpr: Any) -> None:
-    """`ValueError` where replicas assign what depends on its former value to a variable that they share.
+def check_shared(level: Any, jaxpr: Any, varying_inputs: list[bool], varying_slots: set[int]) -> None:
+    """`ValueError` where replicas assign other values than each other, which depend on it, to a variable they share.
 
     One after the other they would see what those before them have assigned, which replicas that compute side by side
-    do not. The results of `jaxpr` end with the level's `shared_leaves`.
+    do not. What all assign alike, such as an optimizer's new state, counts once.
+
+    Args:
+        level: of the replica function.
+        jaxpr: the function, whose results end with the level's `shared_leaves`.
+        varying_inputs, varying_slots: as for `check`.
     """
-    groups = level.mesh.groups if level.mesh is not None else [()]
-    if not level.shared or max(map(len, groups or [level.mesh.devices])) < 2:
+    groups = level.mesh.groups or [level.mesh.devices]
+    if not level.shared or max(map(len, groups)) < 2:
         return
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     first = len(inner.outvars) - len(level.shared_leaves)
+    differ = _Flow(varying_slots, of_replicas=True).walk(inner, varying_inputs)
     replaced = set()
     for variable, method, leaves in level.shared:
-        slots = _Flow(set(level.inputs.get(id(variable), ())), of_replicas=False)
-        depends = slots.walk(inner, [False] * len(inner.invars))[first : first + len(leaves)]
+        own = _Flow(set(level.inputs.get(id(variable), ())), of_replicas=False)
+        depend = own.walk(inner, [False] * len(inner.invars))
+        found = any(differ[i] and depend[i] for i in range(first, first + len(leaves)))
         first += len(leaves)
-        if any(depends) or (method != "assign" and id(variable) in replaced):
+        if found or (method != "assign" and id(variable) in replaced):
             raise ValueError(
                 f"{variable.name} was made outside of the strategy's scope, so that all replicas share it, and they "
-                "assign a value to it that depends on its former one. That gives another result when they do so at "
-                "the same time, in compiled code, than one after the other. Make the variable, or the layer, metric "
-                "or optimizer that it belongs to, in `with strategy.scope():`. To count or add up, "
-                "`assign_add` alone works too."
+                "assign values to it that depend on its former one. One after the other, each would see what those "
+                "before it have assigned, which replicas in compiled code do not. Make the variable, or the layer, "
+                "metric or optimizer that it belongs to, in `with strategy.scope():`. To add up what replicas "
+                "compute without it, `assign_add` alone works too."
             )
         if method == "assign":
             replaced.add(id(variable))

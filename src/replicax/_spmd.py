@@ -181,7 +181,7 @@ class _Trace:
         inputs = self.level.inputs.items()
         slots = {slot for key, slots in inputs for i, slot in enumerate(slots) if (key, i) in varying}
         differ = _control_flow.check(self._jaxpr, varying_inputs, slots, told)
-        _control_flow.check_shared(self.level, self._jaxpr)
+        _control_flow.check_shared(self.level, self._jaxpr, varying_inputs, slots)
         if told:
             _refuse_different(self.written, differ[len(self.outputs.leaves) :])
 

@@ -941,8 +941,8 @@ class ResourceVariable(Variable):
     ) -> list[Any]:
         """In compiled code, what the process's replicas' assignments come to when they are made one after the other.
 
-        Each would see what those before it have assigned, which replicas that compute side by side do not: values that
-        depend on the variable's former one are refused when all is traced (`_control_flow.check_shared`).
+        Each would see what those before it have assigned, which replicas that compute side by side do not: where that
+        makes a difference it is refused when all is traced (`_control_flow.check_shared`), but for branches and loops.
         """
         level.shared.append((self, method, leaves))
         old = self._get()
