@@ -29,17 +29,16 @@ def check(jaxpr: Any, varying_inputs: list[bool], varying_slots: set[int], resul
         results: whether the result of this function is wanted.
 
     Returns:
-        Which results of the jaxpr differ; for none where collectives of groups of replicas leave that open.
+        Which results of the jaxpr may differ. What a collective of groups of replicas gives may (see `has_groups`).
     """
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     if not results and not _has_collective(inner):
         return []
-    differ = _Flow(varying_slots, of_replicas=True).walk(inner, varying_inputs)
-    return [False] * len(differ) if _has_groups(inner) else differ
+    return _Flow(varying_slots, of_replicas=True).walk(inner, varying_inputs)
 
 
-def check_shared(level: Any, jaxpr: Any, varying_inputs: list[bool], varying_slots: set[int]) -> None:
-    """`ValueError` where replicas assign other values than each other, which depend on it, to a variable they share.
+def check_shared(level: Any, jaxpr: Any, differ: list[bool]) -> None:
+    """Raises ValueError where replicas assign to a variable that they share different values computed from its own.
 
     One after the other they would see what those before them have assigned, which replicas that compute side by side
     do not. What all assign alike, such as an optimizer's new state, counts once.
@@ -47,14 +46,13 @@ def check_shared(level: Any, jaxpr: Any, varying_inputs: list[bool], varying_slo
     Args:
         level: of the replica function.
         jaxpr: the function, whose results end with the level's `shared_leaves`.
-        varying_inputs, varying_slots: as for `check`.
+        differ: which of its results may differ between replicas, from `check`.
     """
     groups = level.mesh.groups or [level.mesh.devices]
     if not level.shared or max(map(len, groups)) < 2:
         return
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     first = len(inner.outvars) - len(level.shared_leaves)
-    differ = _Flow(varying_slots, of_replicas=True).walk(inner, varying_inputs)
     replaced = set()
     for variable, method, leaves in level.shared:
         own = _Flow(set(level.inputs.get(id(variable), ())), of_replicas=False)
@@ -93,8 +91,9 @@ def _has_collective(jaxpr: Any) -> bool:
     return any(eqn.primitive.name in COLLECTIVES for eqn in _equations(jaxpr))
 
 
-def _has_groups(jaxpr: Any) -> bool:
-    return any(eqn.params.get("axis_index_groups") for eqn in _equations(jaxpr))
+def has_groups(jaxpr: Any) -> bool:
+    """Whether a replica function has collectives of groups of replicas, after which values may differ or be alike."""
+    return any(eqn.params.get("axis_index_groups") for eqn in _equations(getattr(jaxpr, "jaxpr", jaxpr)))
 
 
 def _refuse(what: str) -> None:

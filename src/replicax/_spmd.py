@@ -180,9 +180,9 @@ class _Trace:
         """Refuses collectives that some replicas may not come to and, if `told`, values that should not differ."""
         inputs = self.level.inputs.items()
         slots = {slot for key, slots in inputs for i, slot in enumerate(slots) if (key, i) in varying}
-        differ = _control_flow.check(self._jaxpr, varying_inputs, slots, told)
-        _control_flow.check_shared(self.level, self._jaxpr, varying_inputs, slots)
-        if told:
+        differ = _control_flow.check(self._jaxpr, varying_inputs, slots, told or bool(self.level.shared))
+        _control_flow.check_shared(self.level, self._jaxpr, differ)
+        if told and not _control_flow.has_groups(self._jaxpr):
             _refuse_different(self.written, differ[len(self.outputs.leaves) :])
 
     def replayed(
