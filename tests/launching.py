@@ -32,6 +32,10 @@ def report(**fields):
 
 def for_ever():
     threading.Event().wait()
+
+def wait_for(file):
+    while not os.path.exists(file):
+        time.sleep(0.01)
 """
 
 

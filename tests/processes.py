@@ -253,6 +253,22 @@ def tf_config(addresses: Sequence[str], index: int) -> dict[str, str]:
     return {"TF_CONFIG": json.dumps(config)}
 
 
+def told_by(done: Mapping[int, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Reads what the workers told in lines of `told` and JSON `[program, name, value]`; each must have ended well.
+
+    Returns:
+        For each program a list with a dict for each worker, of its values by their names.
+    """
+    assert all(worker.returncode == 0 for worker in done.values()), done
+    found: dict[str, list[dict[str, Any]]] = {}
+    for rank, worker in done.items():
+        for line in worker.stdout.splitlines():
+            if line.startswith("told "):
+                program, name, value = json.loads(line[5:])
+                found.setdefault(program, [{} for _ in done])[rank][name] = value
+    return found
+
+
 # For the programs.
 
 

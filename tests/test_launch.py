@@ -76,8 +76,7 @@ def test_workers_may_end_one_after_the_other(tmp_path):
     program = """
     if task == 0:
         sys.exit(0)
-    while not os.path.exists("go"):
-        time.sleep(0.01)
+    wait_for("go")
     print("still here")
     """
     with Launch(tmp_path, "--workers 2", program) as launch:
@@ -152,8 +151,7 @@ def test_a_stopped_worker_that_another_one_reports_is_the_cause_and_ends(tmp_pat
         Path("stopped").touch()
         os.kill(os.getpid(), signal.SIGSTOP)
         for_ever()
-    while not os.path.exists("stopped"):
-        time.sleep(0.01)
+    wait_for("stopped")
     report(kind="stuck", message="worker 1 does not answer", caused_by=1)
     sys.exit(70)
     """
@@ -172,8 +170,7 @@ def test_a_worker_that_ignores_the_request_to_end_is_killed(tmp_path):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         Path("deaf").touch()
         for_ever()
-    while not os.path.exists("deaf"):
-        time.sleep(0.01)
+    wait_for("deaf")
     sys.exit(5)
     """
     with Launch(tmp_path, "--workers 2 --grace 0.2", program) as launch:
@@ -348,11 +345,9 @@ def test_a_log_that_can_be_written_again_goes_on_and_says_what_is_missing(tmp_pa
     # A pipe whose reader has gone, and comes again, as a file on a disk that is full for a while.
     program = """
     print("one")
-    while not os.path.exists("gone"):
-        time.sleep(0.01)
+    wait_for("gone")
     print("two"), print("three")
-    while not os.path.exists("back"):
-        time.sleep(0.01)
+    wait_for("back")
     print("four")
     """
     os.mkfifo(tmp_path / "log")
@@ -505,8 +500,7 @@ def test_a_stopped_guard_and_a_deleted_folder_of_reports_do_not_delay_the_end(tm
         os.kill(os.getppid(), signal.SIGSTOP)
         Path("stopped").touch()
         for_ever()
-    while not os.path.exists("stopped"):
-        time.sleep(0.01)
+    wait_for("stopped")
     sys.exit(5)
     """
     with Launch(tmp_path, "--workers 2", program) as launch:

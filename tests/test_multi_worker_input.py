@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pytest
-from processes import Workers
+from processes import Workers, told_by
 from test_ways import mirrored
 
 import replicax as rx
@@ -52,18 +51,6 @@ class Job(NamedTuple):
 
     devices: int
     told: dict[str, list[dict[str, Any]]]
-
-
-def told_by(done: Any) -> dict[str, list[dict[str, Any]]]:
-    """What the workers handed over, each of which ended well, by the program."""
-    assert all(worker.returncode == 0 for worker in done.values()), done
-    found: dict[str, list[dict[str, Any]]] = {}
-    for rank, worker in done.items():
-        for line in worker.stdout.splitlines():
-            if line.startswith("told "):
-                program, name, value = json.loads(line[5:])
-                found.setdefault(program, [{} for _ in done])[rank][name] = value
-    return found
 
 
 def run(folder, devices, program, timeout=120.0):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from processes import Workers
+from processes import Workers, told_by
 
 import replicax as rx
 
@@ -80,15 +79,7 @@ def run(folder: Any, hosts: int, cores: int, program: str) -> dict[str, list[dic
     """What the hosts told, by the program: of each host the values by their names."""
     env = {"REPLICAX_VIRTUAL_DEVICES": f"TPU:{cores}"}
     with Workers(folder, hosts, START + program, env=env, config=slice_of) as workers:
-        done = workers.join(timeout=180)
-    assert all(ended.returncode == 0 for ended in done.values()), workers.output()
-    found: dict[str, list[dict[str, Any]]] = {}
-    for host, ended in done.items():
-        for line in ended.stdout.splitlines():
-            if line.startswith("told "):
-                name, key, value = json.loads(line[5:])
-                found.setdefault(name, [{} for _ in done])[host][key] = value
-    return found
+        return told_by(workers.join(timeout=180))
 
 
 @pytest.fixture(scope="module")
