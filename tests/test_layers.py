@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+from import_graph import Graph, Import, circles
 
 PACKAGE = Path(__file__).parents[1] / "src" / "replicax"
 
@@ -161,49 +161,18 @@ NEVER = {"tensorflow"}
 IMPORTED_WHERE_USED = {"_autograph": {"malt"}, "_rewriting": {"malt"}}
 
 
-class Import(NamedTuple):
-    """One imported module: its dotted name, the line, and whether importing the importer imports it."""
+GRAPH = Graph(PACKAGE)
+MODULES, TREES, IMPORTS = GRAPH.paths, GRAPH.trees, GRAPH.imports
 
-    module: str
-    line: int
-    top_level: bool
-
-
-def modules() -> dict[str, Path]:
-    """The modules of the package by their dotted name inside it; a folder's `__init__` has the folder's name."""
-    found = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
-    return found
-
-
-MODULES = modules()
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
-
-
-def imports(module: str) -> Iterator[Import]:
-    """The imports of a module. What only type checkers import runs nowhere and does not count."""
-    here = ["replicax", *MODULES[module].relative_to(PACKAGE).with_suffix("").parts]
-    waiting: list[tuple[ast.AST, bool]] = [(TREES[module], True)]
-    while waiting:
-        node, top = waiting.pop()
-        if isinstance(node, ast.Import):
-            yield from (Import(alias.name, node.lineno, top) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = ".".join(
-                [*here[: len(here) - node.level], *filter(None, [node.module])] if node.level else [node.module]
-            )
-            # `from package import name` may import a module of the package.
-            yield from (Import(f"{base}.{alias.name}", node.lineno, top) for alias in node.names)
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            waiting += [(child, top) for child in node.orelse]
-        else:
-            top = top and not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            waiting += [(child, top) for child in ast.iter_child_nodes(node)]
-
-
-IMPORTS = {name: list(imports(name)) for name in MODULES}
+# Circles that are there still: an import of the first group each, or all the members of a group of the second.
+STILL_THERE = {
+    ("_conversion", "_autograph"),
+    ("_context", "_strategy"),
+    ("_runtime", "_joining"),
+    ("_keras", "_keras_files"),
+    ("_keras", "_keras_fit"),
+}
+GROUPS_STILL_THERE = ("_data", ("_extended", "_strategy"))
 
 
 def layer_of(module: str) -> int | None:
@@ -212,17 +181,6 @@ def layer_of(module: str) -> int | None:
         if module in names or module.partition(".")[0] in names:
             return number
     return None
-
-
-def own_module(name: str) -> str | None:
-    """The module of this package that importing `name` runs; None for other packages."""
-    parts = name.split(".")
-    if parts[0] != "replicax":
-        return None
-    for end in range(len(parts), 1, -1):
-        if (module := ".".join(parts[1:end])) in MODULES:
-            return module
-    return "__init__"
 
 
 def test_every_module_has_a_layer():
@@ -235,11 +193,34 @@ def test_imports_point_down():
     for module, found in IMPORTS.items():
         own = layer_of(module)
         for imported in found:
-            target = own_module(imported.module)
+            if imported.for_types:  # runs nowhere
+                continue
+            target = GRAPH.own_module(imported.module)
             layer = None if target is None else layer_of(target)
             if own is not None and layer is not None and layer > own:
                 wrong.append(f"{module}, line {imported.line}: {target} ({list(LAYERS)[layer]})")
     assert not wrong, f"A module may not import from the layers above its own: {wrong}"
+
+
+def test_no_module_is_in_a_circle():
+    edges = {
+        module: {
+            target
+            for target in targets
+            if (module, target) not in STILL_THERE
+            and not any(_is_in(module, group) and _is_in(target, group) for group in GROUPS_STILL_THERE)
+        }
+        for module, targets in GRAPH.edges().items()
+    }
+    found = circles(edges)
+    assert not found, (
+        "These modules import each other in a circle; imports inside functions and for type checkers count. Move what "
+        f"they share to a module below them, or have the upper one plug in what the lower one calls: {found}"
+    )
+
+
+def _is_in(module: str, group: str | tuple[str, ...]) -> bool:
+    return module.partition(".")[0] == group if isinstance(group, str) else module in group
 
 
 def test_only_one_module_uses_what_jax_does_not_document():
@@ -253,14 +234,23 @@ def test_only_one_module_uses_what_jax_does_not_document():
 
 def test_optional_libraries_are_imported_where_they_are_used():
     wrong = [
-        f"{module}, line {found.line}: {library}"
+        f"{module}, line {found.line}: {found.module}"
         for module, all_of_them in IMPORTS.items()
         for found in all_of_them
-        if (library := found.module.partition(".")[0]) in NEVER
-        or (library in NOT_AT_TOP_LEVEL - IMPORTED_WHERE_USED.get(module, set()) and found.top_level)
-        or (own_module(found.module) in IMPORTED_WHERE_USED and module not in IMPORTED_WHERE_USED and found.top_level)
+        if not found.for_types and _is_wrong_there(module, found)
     ]
     assert not wrong, f"Libraries that replicax does not need are imported: {wrong}"
+
+
+def _is_wrong_there(module: str, found: Import) -> bool:
+    library = found.module.partition(".")[0]
+    return library in NEVER or (
+        found.top_level
+        and (
+            library in NOT_AT_TOP_LEVEL - IMPORTED_WHERE_USED.get(module, set())
+            or (GRAPH.own_module(found.module) in IMPORTED_WHERE_USED and module not in IMPORTED_WHERE_USED)
+        )
+    )
 
 
 def test_the_table_names_no_module_that_is_gone():
