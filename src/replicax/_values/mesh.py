@@ -1,0 +1,215 @@
+"""The mesh of the devices that replicas run on, and how arrays are put on it and read from it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from replicax import _devices, _private, _tracebacks
+from replicax._recycled import Pool, keeps_bits, put
+from replicax._values.arrays import filled, is_global, part_of
+
+AXIS = "replica"
+LOGICAL_AXIS = "logical"
+THREADS = 256  # of XLA for the parts of all CPU devices' programs; fixed in its source (kMaxIntraOpThreads)
+
+
+class ReplicaMesh:
+    """The devices of the replicas, in order of replica id.
+
+    A replica has one device or a list of several *logical* ones. Then the mesh has further axes, one for each prime
+    factor of their number, so that two dimensions of an array can be split over four of them. Code is SPMD over the
+    replicas only; over a replica's logical devices XLA spreads it, as arrays' layouts say (see `_logical`). Eager
+    components lie on a replica's first device.
+
+    Nothing here assumes that all of them belong to this process: `local_ids` says which do. Where others hold some of
+    the replicas, a value's `values` are this process's components.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device | Sequence[jax.Device]]):
+        self.logical_devices: list[Any] = [list(d) if isinstance(d, (list, tuple)) else [d] for d in devices]
+        self.devices: tuple[jax.Device, ...] = tuple(row[0] for row in self.logical_devices)
+        factors = _prime_factors(len(self.logical_devices[0]))
+        self.logical_axes = (
+            (LOGICAL_AXIS,) if len(factors) == 1 else tuple(f"{LOGICAL_AXIS}_{n}" for n in range(len(factors)))
+        )
+        names = (AXIS, *self.logical_axes)
+        grid = np.array(self.logical_devices).reshape(len(self.devices), *factors)
+        self.mesh = Mesh(grid, names, axis_types=(AxisType.Auto,) * len(names))
+        self.mirrored = NamedSharding(self.mesh, PartitionSpec())
+        self.stacked = NamedSharding(self.mesh, PartitionSpec(AXIS))
+        process = jax.process_index()
+        self.local_ids = tuple(i for i, device in enumerate(self.devices) if device.process_index == process)
+        self.local_devices = [self.devices[i] for i in self.local_ids]
+        self._local_grid = [device for i in self.local_ids for device in self.logical_devices[i]]
+        self.all_local = len(self.local_ids) == len(self.devices)
+        # With one replica here and others elsewhere, results come bare: a plain value is this replica's component.
+        self.lone = not self.all_local and len(self.local_ids) == 1
+        self.pool = Pool()
+        self._stack_of_host = _private.FromHost(self.stacked, committed=True)
+        # With several CPU devices, JAX must not have too many collectives in flight (see _dispatch.py).
+        self.needs_bound = grid.size > 1 and self.devices[0].platform == "cpu"
+        self.crowded = self.needs_bound and len(self._local_grid) > THREADS
+        if self.crowded:
+            _tracebacks.warn(
+                f"{len(self._local_grid)} CPU devices of one process are more than the {THREADS} threads that XLA has "
+                "for parts of their programs. A program with much to do beside a collective may stand still, until XLA "
+                f"ends the process. With at most {THREADS} devices that cannot happen.",
+                RuntimeWarning,
+            )
+
+    @property
+    def size(self) -> int:
+        """How many replicas there are."""
+        return len(self.devices)
+
+    @property
+    def logical_size(self) -> int:
+        """How many devices each replica has."""
+        return len(self.logical_devices[0])
+
+    @cached_property
+    def device_names(self) -> tuple[str, ...]:
+        """Full names of this process's devices, as `worker_devices` lists them."""
+        return _devices.full_names(self.local_devices)
+
+    @cached_property
+    def groups(self) -> list[list[int]] | None:
+        """The replicas of each process, where there are several processes."""
+        if self.all_local:
+            return None
+        owners = [device.process_index for device in self.devices]
+        return [[i for i, owner in enumerate(owners) if owner == process] for process in dict.fromkeys(owners)]
+
+    def by_replica(self, by_process: Sequence[Sequence[Any]]) -> list[Any]:
+        """What each process says of its replicas, in order of replica id; those of one need not stand together."""
+        told = [iter(of_process) for of_process in by_process]
+        return [next(told[device.process_index]) for device in self.devices]
+
+    def mirror(self, parts: Sequence[Any]) -> jax.Array:
+        """One replicated array whose copy on each local device is that part."""
+        if self.all_local and all(part is parts[0] for part in parts):
+            return put([self.pool.settled(parts[0])], self.mirrored)[0]
+        placed = self._placed(parts)
+        return jax.make_array_from_single_device_arrays(placed[0].shape, self.mirrored, placed)
+
+    def stack(self, parts: Sequence[Any]) -> jax.Array:
+        """One array `[replicas, ...]` whose row on each local device is that part."""
+        if all(isinstance(part, np.ndarray) and part.dtype == parts[0].dtype for part in parts):
+            by_id = {i: self.pool.settled(part)[None] for i, part in zip(self.local_ids, parts)}
+            shape = (self.size, *parts[0].shape)
+            wide = keeps_bits(parts[0])
+            return self._stack_of_host(shape, parts[0].dtype, lambda index: by_id[index[0].start or 0], wide)
+        rows = [part[None] if np.ndim(part) else jnp.reshape(part, (1,)) for part in parts]
+        placed = self._placed(rows)
+        shape = (self.size, *placed[0].shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self.stacked, placed)
+
+    def _placed(self, parts: Sequence[Any]) -> list[jax.Array]:
+        """Each local replica's part on all of its devices, in the mesh's order."""
+        settled = [self.pool.settled(part) for part in parts]
+        return put([part for part in settled for _ in range(self.logical_size)], self._local_grid)
+
+    def components(self, parts: Sequence[np.ndarray]) -> list[jax.Array]:
+        """Each local replica's part on its device."""
+        return [self.pool.on_device(part, device) for part, device in zip(parts, self.local_devices)]
+
+    def spread(self, array: Any, sharding: NamedSharding) -> jax.Array:
+        """An array of which every process has all, spread over the mesh in this way."""
+        if self.all_local or is_global(array):
+            return jax.device_put(array, sharding)
+        host = np.asarray(array)
+        return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+    def result_sharding(self, ndim: int, stacked: bool) -> NamedSharding:
+        """What compiled programs leave a result in; over logical devices it stays as XLA has it."""
+        if not self.logical_axes:
+            return self.stacked if stacked else self.mirrored
+        free = [PartitionSpec.UNCONSTRAINED] * ndim
+        return NamedSharding(self.mesh, PartitionSpec(AXIS, *free[1:]) if stacked else PartitionSpec(*free))
+
+    def layout_of(self, array: Any) -> PartitionSpec | None:
+        """How an array is split over the logical devices; None where it is not, or lies elsewhere."""
+        sharding = getattr(array, "sharding", None)
+        if not (isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh) or sharding.is_fully_replicated:
+            return None
+        return sharding.spec
+
+    def copies(self, array: jax.Array) -> tuple[jax.Array, ...]:
+        """The local copies of a replicated array; they share its buffers."""
+        if not array.sharding.is_equivalent_to(self.mirrored, array.ndim):
+            array = jax.device_put(array, self.mirrored)
+        return tuple(_private.uncommitted(shard.data) for shard in array.addressable_shards[:: self.logical_size])
+
+    def copy(self, array: jax.Array, replica: int) -> jax.Array:
+        """One of `copies`."""
+        if not array.sharding.is_equivalent_to(self.mirrored, array.ndim):
+            array = jax.device_put(array, self.mirrored)
+        return _private.uncommitted(self.shard(array, replica))
+
+    def shard(self, array: jax.Array, replica: int) -> jax.Array:
+        """The same of an array that lies as `mirrored` says, committed to its device."""
+        # Of a replicated array `addressable_data` is always the first.
+        return array.addressable_shards[replica * self.logical_size].data
+
+    def rows(self, array: jax.Array) -> tuple[jax.Array, ...]:
+        """The local rows of a stacked array, each on its replica's device."""
+        if not array.sharding.is_equivalent_to(self.stacked, array.ndim):
+            array = jax.device_put(array, self.stacked)
+        return tuple(self._part(block, block.shape[1:]) for block in self._blocks(array))
+
+    def _blocks(self, array: jax.Array) -> list[Any]:
+        """The blocks of one row of a stacked array, each on its replica's device."""
+        shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)[:: self.logical_size]
+        return [shard.data for shard in shards]
+
+    def pad(self, parts: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
+        """One array `[replicas, *shape]` whose row on each local device is that part, filled up with zeros."""
+        placed = put([self.pool.settled(part) for part in parts], self.local_devices)
+        rows = [_filled_row(part, shape) for part in placed]
+        return jax.make_array_from_single_device_arrays((self.size, *shape), self.stacked, rows)
+
+    def cut(self, array: jax.Array, shapes: Sequence[tuple[int, ...]]) -> tuple[jax.Array, ...]:
+        """The local ones of the parts that a padded array was made of, each on its replica's device.
+
+        `shapes` are those of all replicas' parts.
+        """
+        blocks = self._blocks(jax.device_put(array, self.stacked))
+        return tuple(map(self._part, blocks, (shapes[i] for i in self.local_ids)))
+
+    def _part(self, block: Any, shape: tuple[int, ...]) -> jax.Array:
+        """The part of this shape that the row in a block begins with, on its device."""
+        (device,) = block.devices()
+        is_key = jax.dtypes.issubdtype(block.dtype, jax.dtypes.extended)
+        if device.platform == "cpu" and not (is_key or block.weak_type) and block.is_ready():
+            # It shares the memory. A program would have to be compiled for each shape and each device.
+            return self.pool.on_device(part_of(np.asarray(block)[0], shape), device, wide=True)
+        return _private.uncommitted(_part_of_row(block, shape))
+
+
+def _prime_factors(number: int) -> list[int]:
+    factors, divisor = [], 2
+    while number > 1:
+        if number % divisor:
+            divisor += 1
+        else:
+            factors.append(divisor)
+            number //= divisor
+    return factors
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _part_of_row(block: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return part_of(block[0], shape)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _filled_row(part: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    return filled(part, shape)[None]
