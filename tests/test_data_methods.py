@@ -233,30 +233,10 @@ def test_ragged_and_sparse_batches_are_not_cut_into_rows(cut):
             cut(dataset)
 
 
-def test_fingerprints_tell_pipelines_apart(run_python):
-    program = """
-import numpy as np, replicax as rx
-D, step = rx.data.Dataset, 2
-def pipe(n=4, size=2, f=lambda x: x + step):
-    return D.range(n).map(f).shuffle(3).batch(size)
-made = [pipe(), pipe(5), pipe(size=3), pipe(f=lambda x: x + 3), pipe().take(1), D.from_tensor_slices(np.arange(3)),
-        D.from_tensor_slices(np.arange(1, 4)), D.zip((D.range(3), D.range(4))), D.zip((D.range(4), D.range(3))),
-        rx.data.TextLineDataset("x"), rx.data.TextLineDataset("y"), D.from_generator(lambda: iter([1]), "int32")]
-found = [int(dataset.fingerprint()) for dataset in made]
-assert len(set(found)) == len(found) and int(pipe().fingerprint()) == found[0] == int(pipe(4).fingerprint())
-step = 3
-assert int(pipe().fingerprint()) != found[0]  # a global value that the function names
-print(found)
-"""
-    told = [run_python(program, env={"PYTHONHASHSEED": seed}) for seed in "12"]
-    assert told[0].returncode == 0, told[0].stderr
-    assert told[0].stdout == told[1].stdout
-
-
 def test_a_dataset_is_one_value():
     variant = _data.to_variant(R(4).batch(2))
     again = Dataset(variant)
-    assert [x.tolist() for x in again] == [[0, 1], [2, 3]] and again.fingerprint() == R(4).batch(2).fingerprint()
+    assert [x.tolist() for x in again] == [[0, 1], [2, 3]]
     assert len(_data.from_variant(variant, again.element_spec).skip(1)) == 1
     with pytest.raises(TypeError, match="from_tensor_slices"):
         Dataset([1, 2])

@@ -28,10 +28,9 @@ class _FileDataset(Dataset):
     """The strings that a function reads from each of several files, in the order of the files."""
 
     def _of_files(
-        self, filenames: Any, compression: str | None, read: Callable[[BinaryIO, bytes], Iterator[bytes]], *how: Any
+        self, filenames: Any, compression: str | None, read: Callable[[BinaryIO, bytes], Iterator[bytes]]
     ) -> None:
         kind, names = checked_compression(compression), names_of(filenames)
-        self._recipe = (type(self).__name__, names, kind, how)
 
         def elements(name: bytes) -> Iterator[Any]:
             with opened(name, kind) as file:
@@ -130,7 +129,7 @@ class FixedLengthRecordDataset(_FileDataset):
                     f"length ({size} bytes)."
                 )
 
-        self._of_files(filenames, compression_type, read, size, header, footer)
+        self._of_files(filenames, compression_type, read)
 
 
 class TFRecordDataset(_FileDataset):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from replicax._errors import InvalidArgumentError
 from replicax._ragged import refuse_composites
 from replicax._specs import TensorShape, TensorSpec
 
-if TYPE_CHECKING:
-    from replicax._data import Dataset
-
 
 class Batches(Base):
     """Methods of `Dataset`."""
@@ -32,7 +29,7 @@ class Batches(Base):
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """`batch_size` elements at a time, stacked; the last batch may be smaller, or is dropped.
 
         >>> from replicax.data import Dataset
@@ -51,7 +48,7 @@ class Batches(Base):
         made._at_hand = rows is not None
         return made
 
-    def _batched(self, make: Maker, size: int, drop: bool, spec: Callable[[Any], Any]) -> Dataset:
+    def _batched(self, make: Maker, size: int, drop: bool, spec: Callable[[Any], Any]) -> Self:
         return self._derived(make, batch_count(self._cardinality, size, drop), spec, batch_size=size)
 
     def padded_batch(
@@ -61,7 +58,7 @@ class Batches(Base):
         padding_values: Any = None,
         drop_remainder: bool = False,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """Like `batch` for elements of different shapes: each is padded at its ends to the longest of the batch.
 
         Args:
@@ -87,7 +84,7 @@ class Batches(Base):
 
         return self._batched(make, size, drop_remainder, spec)
 
-    def unbatch(self, name: str | None = None) -> Dataset:
+    def unbatch(self, name: str | None = None) -> Self:
         """The rows of each element, one by one."""
 
         @replayed
@@ -106,7 +103,7 @@ class Batches(Base):
 
         return self._derived(make, UNKNOWN_CARDINALITY, without_batch)
 
-    def rebatch(self, batch_size: Any, drop_remainder: bool = False, name: str | None = None) -> Dataset:
+    def rebatch(self, batch_size: Any, drop_remainder: bool = False, name: str | None = None) -> Self:
         """Batches cut anew, to `batch_size` or, where that is a list, to its numbers in turn.
 
         >>> from replicax.data import Dataset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -17,15 +17,12 @@ from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, comm
 from replicax._errors import InvalidArgumentError
 from replicax._specs import TensorSpec
 
-if TYPE_CHECKING:
-    from replicax._data import Dataset
-
 
 class Combined(Base):
     """Methods of `Dataset`."""
 
-    @staticmethod
-    def zip(*args: Any, datasets: Any = None, name: str | None = None) -> Dataset:
+    @classmethod
+    def zip(cls, *args: Any, datasets: Any = None, name: str | None = None) -> Self:
         """The elements of several datasets side by side, in the structure in which the datasets come.
 
         >>> from replicax.data import Dataset
@@ -67,11 +64,11 @@ class Combined(Base):
 
         return made(make, find, cardinality, **known)
 
-    def enumerate(self, start: int = 0, name: str | None = None) -> Dataset:
+    def enumerate(self, start: int = 0, name: str | None = None) -> Self:
         """Pairs of a number (int64, from `start`) and an element."""
         return self.zip(counted(start, 1, np.dtype(np.int64)), self)._with(self._options)
 
-    def concatenate(self, dataset: Dataset, name: str | None = None) -> Dataset:
+    def concatenate(self, dataset: Base, name: str | None = None) -> Self:
         """These elements and then those of `dataset`.
 
         Raises:
@@ -104,10 +101,10 @@ class Combined(Base):
             nodes=self._nodes + dataset._nodes,
         )
 
-    @staticmethod
+    @classmethod
     def choose_from_datasets(
-        datasets: Sequence[Dataset], choice_dataset: Dataset, stop_on_empty_dataset: bool = True
-    ) -> Dataset:
+        cls, datasets: Sequence[Base], choice_dataset: Base, stop_on_empty_dataset: bool = True
+    ) -> Self:
         """The elements of several datasets, each taken from the one whose number comes next in `choice_dataset`.
 
         Args:
@@ -147,14 +144,15 @@ class Combined(Base):
 
         return _one_of(make, inputs, UNKNOWN_CARDINALITY, *choice_dataset._nodes)
 
-    @staticmethod
+    @classmethod
     def sample_from_datasets(
-        datasets: Sequence[Dataset],
+        cls,
+        datasets: Sequence[Base],
         weights: Any = None,
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,
         rerandomize_each_iteration: bool | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """The elements of several datasets, each taken from one chosen at random.
 
         Args:
@@ -238,7 +236,7 @@ class Together(Iterator[Any]):
         return elements
 
 
-def counted(start: int, step: int, dtype: Any) -> Dataset:
+def counted(start: int, step: int, dtype: Any) -> Any:
     """The numbers `start`, `start + step`, ... without end."""
 
     def fetch(numbers: Any) -> np.ndarray:
@@ -248,7 +246,7 @@ def counted(start: int, step: int, dtype: Any) -> Dataset:
     return made(rows.elements, lambda probe: TensorSpec((), dtype), INFINITE_CARDINALITY, rows=rows)
 
 
-def _alike(datasets: Sequence[Dataset]) -> list[Any]:
+def _alike(datasets: Sequence[Base]) -> list[Any]:
     inputs = list(datasets)
     if not inputs:
         raise ValueError("`datasets` should not be empty.")
@@ -266,7 +264,7 @@ def _alike(datasets: Sequence[Dataset]) -> list[Any]:
     return inputs
 
 
-def _one_of(make: Any, inputs: list[Any], cardinality: int, *nodes: Any) -> Dataset:
+def _one_of(make: Any, inputs: list[Any], cardinality: int, *nodes: Any) -> Any:
     def find(probe: bool) -> Any:
         specs = [d._spec(probe) for d in inputs]
         if any(spec is None for spec in specs):

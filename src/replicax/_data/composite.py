@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,6 @@ from replicax._errors import DataLossError, InvalidArgumentError
 from replicax._ragged import RaggedTensor, ragged
 from replicax._specs import TensorShape, TensorSpec, as_dtype
 
-if TYPE_CHECKING:
-    from replicax._data import Dataset
-
 
 class Composites(Base):
     """Methods of `Dataset`."""
@@ -30,7 +27,7 @@ class Composites(Base):
         drop_remainder: bool = False,
         row_splits_dtype: Any = np.int64,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """Like `batch` for elements of different shapes: these become a `RaggedTensor`, without padding.
 
         An array whose shape is known stays one. What is ragged cannot be cut into rows any more, as `unbatch` and
@@ -89,7 +86,7 @@ class Composites(Base):
             nodes=self._nodes,
         )
 
-    def sparse_batch(self, batch_size: int, row_shape: Any, name: str | None = None) -> Dataset:
+    def sparse_batch(self, batch_size: int, row_shape: Any, name: str | None = None) -> Self:
         """Like `batch` for elements of different shapes: a batch is a sparse array, `jax.experimental.sparse.BCOO`.
 
         Each element stands in the lower corner of a row of `row_shape`; the rest is not stored.

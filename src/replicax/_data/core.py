@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -16,15 +16,18 @@ from replicax._data.reading import Maker, Node, Reading
 from replicax._data.rows import Order, Rows
 from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec, tensor_spec
 
-if TYPE_CHECKING:
-    from replicax._data import Dataset
+_dataset_class: type[Base]
 
 
-def made(*args: Any, **known: Any) -> Dataset:
-    """A new `Dataset`, for the modules that hold parts of that class."""
-    from replicax._data import Dataset
+def set_dataset_class(cls: type[Base]) -> None:
+    """Sets the class of the datasets that `made` makes, which stands above the modules that call that."""
+    global _dataset_class
+    _dataset_class = cls
 
-    dataset = Dataset.__new__(Dataset)
+
+def made(*args: Any, **known: Any) -> Any:
+    """Returns a new `Dataset`; the arguments are those of `Base._set_up`."""
+    dataset = _dataset_class.__new__(_dataset_class)
     dataset._set_up(*args, **known)
     return dataset
 
@@ -33,8 +36,7 @@ class Base(Nested):
     """A recipe for an iterator over elements, and what is known of these beforehand."""
 
     _at_hand = False  # whether elements take next to nothing to make, and no code of the user's
-    _in_place: Dataset | None = None  # the same elements, for who makes them ahead in a thread of their own anyway
-    _recipe: Any = None  # the method that made it and with what, see fingerprint.py
+    _in_place: Base | None = None  # the same elements, for who makes them ahead in a thread of their own anyway
 
     def _set_up(
         self,
@@ -78,7 +80,7 @@ class Base(Nested):
         *,
         nodes: Iterable[Node] = (),
         **known: Any,
-    ) -> Dataset:
+    ) -> Self:
         """A dataset made of this one; `spec` is a function of this one's."""
 
         def find(probe: bool) -> Any:
@@ -88,7 +90,7 @@ class Base(Nested):
         nodes = (*self._nodes, *nodes)
         return made(make, find, cardinality, options=self._options, files=self._files, nodes=nodes, **known)
 
-    def _seen(self, make: Maker, find: Callable[[Maker], Any], cardinality: int) -> Dataset:
+    def _seen(self, make: Maker, find: Callable[[Maker], Any], cardinality: int) -> Self:
         """A dataset whose spec is seen only where the users' functions may run: then it is `find(make)`."""
         return made(
             make,
@@ -99,7 +101,7 @@ class Base(Nested):
             nodes=self._nodes,
         )
 
-    def _reordered(self, make: Maker, on_rows: Callable[[Order], Order], cardinality: int, *nodes: Node) -> Dataset:
+    def _reordered(self, make: Maker, on_rows: Callable[[Order], Order], cardinality: int, *nodes: Node) -> Self:
         """A dataset of the same elements in another number or order; `on_rows` does it to row numbers."""
         if self._rows is None:
             dataset = self._derived(make, cardinality, batch_size=self._batch_size, nodes=nodes)
@@ -114,13 +116,13 @@ class Base(Nested):
 
     # Facts
 
-    def with_options(self, options: Options, name: str | None = None) -> Dataset:
+    def with_options(self, options: Options, name: str | None = None) -> Self:
         """This dataset with `options` set, on top of those that it has; `TypeError` if they are no `Options`."""
         if not isinstance(options, Options):
             raise TypeError(f"`options` is an `rx.data.Options`, got {options!r:.80} of type {type(options).__name__}.")
         return self._with(self._options.merge(options))
 
-    def _with(self, options: Options) -> Dataset:
+    def _with(self, options: Options) -> Self:
         dataset: Any = copy.copy(self)
         dataset._options = options
         return dataset

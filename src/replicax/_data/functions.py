@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -17,13 +17,11 @@ from replicax._data.core import Base, made
 from replicax._data.elements import as_tensor, host_structure, positive
 from replicax._data.iterators import call, call_user, fold, tensors, truth
 from replicax._data.parallel import ParallelMap
+from replicax._data.probe_spec import result_spec
 from replicax._data.reading import Reading, replayed
-from replicax._data.specs import AUTOTUNE, UNKNOWN_CARDINALITY, first_spec, host_spec, result_spec
+from replicax._data.specs import AUTOTUNE, UNKNOWN_CARDINALITY, first_spec, host_spec
 from replicax._errors import InvalidArgumentError
 from replicax._specs import dtype_name
-
-if TYPE_CHECKING:
-    from replicax._data import Dataset
 
 # How many inputs `interleave` reads at a time where it is not told: fixed, so that the order is the same everywhere.
 _CYCLE_LENGTH = 8
@@ -40,7 +38,7 @@ class Functions(Base):
         synchronous: bool | None = None,
         use_unbounded_threadpool: bool | None = False,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """`map_func` of each element. After `batch` it is called once a batch, which is much faster.
 
         A function that turns out to be simple arithmetic alone is not called any more after a while; see docs/guide.md.
@@ -81,7 +79,7 @@ class Functions(Base):
 
         return self._seen(make, lambda make: result_spec(function, self._spec(True), make), self._cardinality)
 
-    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
+    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Self:
         """The elements for which `predicate` is true, a scalar of bool."""
 
         @replayed
@@ -90,7 +88,7 @@ class Functions(Base):
 
         return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size)
 
-    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Dataset:
+    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Self:
         """The elements up to the first for which `predicate` is false.
 
         >>> from replicax.data import Dataset
@@ -106,7 +104,7 @@ class Functions(Base):
 
     def scan(
         self, initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]], name: str | None = None
-    ) -> Dataset:
+    ) -> Self:
         """What `scan_func` makes of each element and a state, which it hands on.
 
         Args:
@@ -144,25 +142,25 @@ class Functions(Base):
 
         return self._seen(make, first_spec, self._cardinality)
 
-    def flat_map(self, map_func: Callable[..., Dataset], name: str | None = None) -> Dataset:
+    def flat_map(self, map_func: Callable[..., Base], name: str | None = None) -> Self:
         """The elements of the datasets that `map_func` makes of each element, one dataset after the other."""
         return self._interleaved("flat_map", map_func, 1, 1)
 
     def interleave(
         self,
-        map_func: Callable[..., Dataset],
+        map_func: Callable[..., Base],
         cycle_length: int | None = None,
         block_length: int | None = None,
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """The elements of the datasets that `map_func` makes, taken from `cycle_length` of them in turn."""
         cycle = _CYCLE_LENGTH if cycle_length in (None, AUTOTUNE) else positive("cycle_length", cycle_length)
         block = 1 if block_length is None else positive("block_length", block_length)
         return self._interleaved("interleave", map_func, cycle, block)
 
-    def _interleaved(self, method: str, map_func: Callable[..., Dataset], cycle: int, block: int) -> Dataset:
+    def _interleaved(self, method: str, map_func: Callable[..., Base], cycle: int, block: int) -> Self:
         role = f"`map_func` of `Dataset.{method}`"
 
         @replayed
@@ -196,7 +194,7 @@ class Functions(Base):
         """
         return fold(self, initial_state, reduce_func)
 
-    def apply(self, transformation_func: Callable[[Dataset], Dataset]) -> Dataset:
+    def apply(self, transformation_func: Callable[[Self], Self]) -> Self:
         """`transformation_func` of this dataset."""
         made_of_it = call_user(
             "`transformation_func` of `Dataset.apply`", transformation_func, self._with(self._options)
@@ -218,7 +216,7 @@ class Functions(Base):
             raise InvalidArgumentError(f"Dataset {'had more than one element' if elements else 'was empty'}.")
         return jax.tree.map(as_tensor, elements[0])
 
-    def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Dataset:
+    def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Self:
         """The elements that come without an exception.
 
         What fails is left out where it fails: an element of `map`, the rest of a damaged file. What comes after it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -19,9 +19,6 @@ from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Data
 from replicax._errors import InvalidArgumentError
 from replicax._specs import TensorShape, TensorSpec
 
-if TYPE_CHECKING:
-    from replicax._data import Dataset
-
 
 class Grouping(Base):
     """Methods of `Dataset`."""
@@ -33,7 +30,7 @@ class Grouping(Base):
         stride: int = 1,
         drop_remainder: bool = False,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """Elements that are datasets: of `size` elements, each window `shift` elements after the one before.
 
         Where elements are structures, an element of the result is such a structure of datasets.
@@ -75,11 +72,11 @@ class Grouping(Base):
     def group_by_window(
         self,
         key_func: Callable[..., Any],
-        reduce_func: Callable[[Any, Dataset], Dataset],
+        reduce_func: Callable[[Any, Self], Base],
         window_size: int | None = None,
         window_size_func: Callable[[Any], Any] | None = None,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """The elements of the datasets that `reduce_func` makes of elements of one key.
 
         Args:
@@ -146,7 +143,7 @@ class Grouping(Base):
         no_padding: bool = False,
         drop_remainder: bool = False,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """Padded batches of elements of similar length.
 
         Args:
@@ -190,7 +187,7 @@ class Grouping(Base):
                 )
             return number
 
-        def batch(key: Any, window: Dataset) -> Dataset:
+        def batch(key: Any, window: Any) -> Any:
             number = int(key)
             if no_padding:
                 return window.batch(sizes[number], drop_remainder)
@@ -209,7 +206,7 @@ class Grouping(Base):
 
         return self._derived(dataset._make, UNKNOWN_CARDINALITY, spec)
 
-    def unique(self, name: str | None = None) -> Dataset:
+    def unique(self, name: str | None = None) -> Self:
         """Each element once, where it comes first. Elements are single arrays of integers or strings.
 
         Raises:
@@ -243,7 +240,7 @@ class Grouping(Base):
         initial_dist: Any = None,
         seed: int | None = None,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """Pairs of a class and an element, where elements are left out at random for classes to be as often as wanted.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +14,24 @@ import numpy as np
 from replicax import _tracebacks
 from replicax._data.buffer import advancing
 from replicax._data.elements import Nested, as_host, as_tensor, host_structure
-from replicax._data.reading import Reading, packed, unpacked
+from replicax._data.reading import Node, Reading, packed, unpacked
 from replicax._data.several import Several, together
 from replicax._data.specs import host_spec, tensor_spec
 from replicax._errors import InvalidArgumentError, OutOfRangeError
 from replicax._recycled import Pool, kept
 
-if TYPE_CHECKING:
-    from replicax._data.core import Base
-
-
 _E = TypeVar("_E", bound=Exception)
+
+
+class Readable(Protocol):
+    """A dataset, as far as its iterators need it."""
+
+    _nodes: tuple[Node, ...]
+
+    def _make(self, reading: Reading, start: int = 0, /) -> Iterator[Any]: ...
+
+    @property
+    def element_spec(self) -> Any: ...
 
 
 class Optional:
@@ -278,7 +285,7 @@ class DatasetIterator(ElementIterator):
 
     _shown: Callable[[Any], Any] = staticmethod(as_tensor)
 
-    def __init__(self, dataset: Base):
+    def __init__(self, dataset: Readable):
         if not hasattr(dataset, "_nodes"):
             raise TypeError(
                 f"An iterator is made of a Dataset, got {dataset!r:.80} of type {type(dataset).__name__}. Call "

@@ -6,7 +6,7 @@ import collections
 import functools
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from replicax._data.rows import repeated, shard_rows, shuffle_rows, skip_rows, t
 from replicax._data.specs import AUTOTUNE, INFINITE_CARDINALITY
 from replicax._data.stored import written_once
 from replicax._errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from replicax._data import Dataset
 
 # How many elements wait where it is not told: one that is computed with, and one on its way.
 _PREFETCHED = 2
@@ -35,7 +32,7 @@ class Order(Base):
         seed: int | None = None,
         reshuffle_each_iteration: bool | None = True,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """The elements in random order, drawn from a buffer of `buffer_size`; one of the whole size shuffles fully.
 
         Args:
@@ -59,7 +56,7 @@ class Order(Base):
 
         return self._reordered(make, on_rows, self._cardinality, seeds)
 
-    def repeat(self, count: int | None = None, name: str | None = None) -> Dataset:
+    def repeat(self, count: int | None = None, name: str | None = None) -> Self:
         """`count` passes one after the other; without end if it is None or -1."""
         times = -1 if count is None else int(count)
         cardinality = self._cardinality
@@ -76,7 +73,7 @@ class Order(Base):
 
         return self._reordered(make, lambda order: repeated(order, times), cardinality)
 
-    def take(self, count: int, name: str | None = None) -> Dataset:
+    def take(self, count: int, name: str | None = None) -> Self:
         """The first `count` elements; all if it is -1."""
         if count < 0:
             return self._with(self._options)
@@ -89,7 +86,7 @@ class Order(Base):
         known = count if self._cardinality == INFINITE_CARDINALITY else min(count, self._cardinality)
         return self._reordered(make, lambda order: lambda reading: take_rows(order(reading), count), known)
 
-    def skip(self, count: int, name: str | None = None) -> Dataset:
+    def skip(self, count: int, name: str | None = None) -> Self:
         """All but the first `count` elements; none if it is -1."""
         if count < 0:
             return self.take(0)
@@ -100,7 +97,7 @@ class Order(Base):
         known = self._cardinality if self._cardinality < 0 else max(0, self._cardinality - count)
         return self._reordered(make, lambda order: lambda reading: skip_rows(order(reading), count), known)
 
-    def shard(self, num_shards: int, index: int, name: str | None = None) -> Dataset:
+    def shard(self, num_shards: int, index: int, name: str | None = None) -> Self:
         """Every `num_shards`-th element, from number `index` on."""
         num_shards, index = positive("num_shards", num_shards), int(index)
         if not 0 <= index < num_shards:
@@ -116,7 +113,7 @@ class Order(Base):
             known if known < 0 else -((index - known) // num_shards),
         )
 
-    def cache(self, filename: str = "", name: str | None = None) -> Dataset:
+    def cache(self, filename: str = "", name: str | None = None) -> Self:
         """Keeps the elements of the first complete pass for the later ones: in memory, or in a file.
 
         Args:
@@ -133,7 +130,7 @@ class Order(Base):
 
         return self._reordered(make, lambda order: lambda reading: kept.read(reading, order), self._cardinality, kept)
 
-    def prefetch(self, buffer_size: int | None = None, name: str | None = None) -> Dataset:
+    def prefetch(self, buffer_size: int | None = None, name: str | None = None) -> Self:
         """The same elements, made in a thread ahead of their use.
 
         The thread starts with the first element that is asked for, and ends with the iterator. Rows of arrays that

@@ -6,7 +6,7 @@ import collections
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import jax
 
@@ -20,9 +20,6 @@ from replicax._data.sources import of_list
 from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec
 from replicax._data.stored import DATASET, Saved, Spread, checked_compression, is_saved, while_written
 from replicax._errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from replicax._data import Dataset
 
 
 class Saving(Base):
@@ -62,14 +59,15 @@ class Saving(Base):
         saving = _while_saving(self, Reading(self._nodes), folder, compression, _shard_of(shard_func), first=False)
         collections.deque(saving, maxlen=0)
 
-    @staticmethod
+    @classmethod
     def load(
+        cls,
         path: str | os.PathLike[str],
         element_spec: Any = None,
         compression: str | None = None,
-        reader_func: Callable[[Dataset], Dataset] | None = None,
+        reader_func: Callable[[Self], Self] | None = None,
         wait: bool = False,
-    ) -> Dataset:
+    ) -> Self:
         """The dataset that was saved at `path`.
 
         Args:
@@ -93,10 +91,10 @@ class Saving(Base):
         self,
         path: str | os.PathLike[str],
         compression: str | None = "AUTO",
-        reader_func: Callable[[Dataset], Dataset] | None = None,
+        reader_func: Callable[[Self], Self] | None = None,
         shard_func: Callable[..., Any] | None = None,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """These elements; the first complete pass saves them at `path`, and later ones read them there.
 
         So do other programs that find it. Where the data or what is done to them have changed, delete it.
@@ -144,10 +142,10 @@ def _shard_of(function: Callable[..., Any] | None) -> Callable[[Any], int] | Non
     return lambda element: integer("shard_func", call("`shard_func` of the dataset to save", function, element))
 
 
-def _loaded(saved: Saved, spec: Any, reader_func: Callable[[Dataset], Dataset] | None) -> Dataset:
+def _loaded(saved: Saved, spec: Any, reader_func: Callable[..., Any] | None) -> Any:
     structure = jax.tree.structure(spec)
 
-    def one(number: int) -> Dataset:
+    def one(number: int) -> Any:
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
             return saved.elements(number, structure)

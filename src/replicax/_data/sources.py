@@ -6,7 +6,7 @@ import glob
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -22,22 +22,19 @@ from replicax._errors import InvalidArgumentError
 from replicax._recycled import kept
 from replicax._specs import TensorShape, TensorSpec, as_dtype, dtype_name, spec_of
 
-if TYPE_CHECKING:
-    from replicax._data import Dataset
-
 
 class Sources(Base):
     """Methods of `Dataset`."""
 
-    @staticmethod
-    def from_tensors(tensors: Any, name: str | None = None) -> Dataset:
+    @classmethod
+    def from_tensors(cls, tensors: Any, name: str | None = None) -> Self:
         """A dataset of one element."""
         element = jax.tree.map(read_only, host_structure(tensors))
         spec = spec_of(element)
         return of_list([element], spec)
 
-    @staticmethod
-    def from_tensor_slices(tensors: Any, name: str | None = None) -> Dataset:
+    @classmethod
+    def from_tensor_slices(cls, tensors: Any, name: str | None = None) -> Self:
         """A dataset of the rows of arrays: element i has row i of each.
 
         The arrays are not copied: do not change them while the dataset is in use.
@@ -62,8 +59,8 @@ class Sources(Base):
         rows = plain_rows(fetch_from(arrays), count)
         return made(rows.elements, lambda probe: spec, count, rows=rows)
 
-    @staticmethod
-    def range(*args: int, output_type: Any = np.int64, name: str | None = None) -> Dataset:
+    @classmethod
+    def range(cls, *args: int, output_type: Any = np.int64, name: str | None = None) -> Self:
         """The numbers of Python's `range` with the same arguments, as int64.
 
         >>> from replicax.data import Dataset
@@ -75,8 +72,8 @@ class Sources(Base):
         rows = plain_rows(lambda i: np.asarray(start + step * np.asarray(i, np.int64)).astype(dtype), len(numbers))
         return made(rows.elements, lambda probe: TensorSpec((), dtype), len(numbers), rows=rows)
 
-    @staticmethod
-    def counter(start: int = 0, step: int = 1, dtype: Any = np.int64, name: str | None = None) -> Dataset:
+    @classmethod
+    def counter(cls, start: int = 0, step: int = 1, dtype: Any = np.int64, name: str | None = None) -> Self:
         """The numbers `start`, `start + step`, ... without end.
 
         >>> from replicax.data import Dataset
@@ -85,10 +82,10 @@ class Sources(Base):
         """
         return counted(int(start), int(step), as_dtype(dtype))
 
-    @staticmethod
+    @classmethod
     def random(
-        seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
-    ) -> Dataset:
+        cls, seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
+    ) -> Self:
         """Random numbers from 0 to 2**32 - 1, as int64, without end.
 
         Args:
@@ -106,10 +103,10 @@ class Sources(Base):
 
         return made(make, lambda probe: TensorSpec((), np.int64), INFINITE_CARDINALITY, nodes=[seeds])
 
-    @staticmethod
+    @classmethod
     def list_files(
-        file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
-    ) -> Dataset:
+        cls, file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
+    ) -> Self:
         """The names of the files that match a pattern, or one of several, as strings.
 
         Args:
@@ -136,15 +133,16 @@ class Sources(Base):
         dataset = made(make, lambda probe: spec, len(found), files=len(found))
         return dataset if shuffle is not None and not shuffle else dataset.shuffle(len(found), seed)
 
-    @staticmethod
+    @classmethod
     def from_generator(
+        cls,
         generator: Callable[..., Iterable[Any]],
         output_types: Any = None,
         output_shapes: Any = None,
         args: Iterable[Any] | None = None,
         output_signature: Any = None,
         name: str | None = None,
-    ) -> Dataset:
+    ) -> Self:
         """The elements that `generator(*args)` yields; it is called anew for each pass.
 
         Args:
@@ -190,7 +188,7 @@ class Sources(Base):
         return made(make, find, UNKNOWN_CARDINALITY)
 
 
-def of_list(elements: list[Any], spec: Any) -> Dataset:
+def of_list(elements: list[Any], spec: Any) -> Any:
     """A dataset of elements on the host, of this spec."""
 
     def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:

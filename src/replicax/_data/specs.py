@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -96,37 +95,6 @@ def first_spec(make: Maker) -> Any:
     raise InvalidArgumentError(
         "element_spec cannot be told: it would be read off the first element, and there is none."
     )
-
-
-def result_spec(call: Callable[[Any], Any], spec: Any, make: Maker) -> Any:
-    """The spec of `call`'s results, from calls on zeros and on ones.
-
-    A dimension is unknown if it changes with that or with one that is unknown.
-    """
-    unknown = any(isinstance(s, DatasetSpec) or not s.shape.is_fully_defined() for s in jax.tree.leaves(spec))
-    try:
-        return common_spec(*[host_spec(call(filled(spec, *how))) for how in ((2, 0), (3 if unknown else 2, 1))])
-    except Exception:  # whatever a function may raise that was not meant for these: see what it does on data
-        return first_spec(make)
-
-
-def dataset_of(elements: list[Any], spec: Any) -> Any:
-    """A dataset of elements on the host, of this spec."""
-    from replicax._data.sources import of_list
-
-    return of_list(elements, spec)
-
-
-def filled(spec: Any, size: int, value: int) -> Any:
-    """An element of `spec` made of this number, with `size` for dimensions that are not known."""
-
-    def full(s: Any) -> Any:
-        if isinstance(s, DatasetSpec):
-            return dataset_of([filled(s.element_spec, size, value)] * size, s.element_spec)
-        shape = [size if d is None else d for d in s.shape.as_list()]
-        return np.full(shape, b"", object) if s.dtype == np.dtype(object) else np.full(shape, value, s.dtype)
-
-    return jax.tree.map(full, spec)
 
 
 def common_spec(one: Any, other: Any) -> Any:
