@@ -279,13 +279,13 @@ def mark(name: str) -> None:
 
 def join() -> Any:
     """Joins the job of `TF_CONFIG`."""
-    from replicax import _runtime
+    from replicax import _joining
 
     config = json.loads(os.environ["TF_CONFIG"])
     tasks = [(kind, i) for kind, addresses in config["cluster"].items() for i in range(len(addresses))]
     addresses = [address for some in config["cluster"].values() for address in some]
     task = config["task"]
-    return _runtime.start(tasks, addresses, tasks.index((task["type"], task["index"])))
+    return _joining.start(tasks, addresses, tasks.index((task["type"], task["index"])))
 
 
 _programs: dict[int, Any] = {}

@@ -168,7 +168,6 @@ MODULES, TREES, IMPORTS = GRAPH.paths, GRAPH.trees, GRAPH.imports
 STILL_THERE = {
     ("_conversion", "_autograph"),
     ("_context", "_strategy"),
-    ("_runtime", "_joining"),
     ("_keras", "_keras_files"),
     ("_keras", "_keras_fit"),
 }

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 import replicax as rx
-from replicax import _ending, _runtime, _verdict
+from replicax import _ending, _joining, _runtime, _verdict
 from replicax._calls import Calls
 from replicax._channel import Channel, Relay, interface, parse, wait
 from replicax._verdict import Peer
@@ -110,16 +110,16 @@ def test_without_a_job_nothing_is_counted():
     with _runtime.calling("step") as call, _runtime.waiting("a message"):
         call.output = jnp.ones(2)
     assert _runtime.begin("step") is None
-    alone = _runtime.start([("worker", 0)], ["127.0.0.1:1"], 0)
+    alone = _joining.start([("worker", 0)], ["127.0.0.1:1"], 0)
     assert alone.name(0) == "worker 0" and _runtime.current() is None and not jax.distributed.is_initialized()
 
 
 def test_what_start_refuses():
     with pytest.raises(ValueError, match="one address for each task.*got 2 tasks, 1 addresses and process id 0"):
-        _runtime.start([("worker", 0), ("worker", 1)], ["127.0.0.1:1"], 0)
+        _joining.start([("worker", 0), ("worker", 1)], ["127.0.0.1:1"], 0)
     jnp.ones(1)
     with pytest.raises(RuntimeError, match="^Collective ops must be configured at program startup"):
-        _runtime.start([("worker", 0), ("worker", 1)], ["127.0.0.1:1", "127.0.0.1:2"], 0)
+        _joining.start([("worker", 0), ("worker", 1)], ["127.0.0.1:1", "127.0.0.1:2"], 0)
 
 
 def test_time_limits(monkeypatch):

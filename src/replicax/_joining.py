@@ -7,9 +7,10 @@ import contextlib
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +30,56 @@ _PORT = "REPLICAX_COORDINATION_PORT"
 _JAX_TIMEOUT = 30 * 86400  # seconds; JAX's own detection ends processes without a name, so the monitor comes first
 _LONGEST = 100_000  # characters of a traceback that are told to others
 
+_lock = threading.RLock()
 _hooks: _ending.Hooks | None = None
+
+
+def start(
+    tasks: Sequence[tuple[str, int]], addresses: Sequence[str], process_id: int, *, step_timeout: float | None = None
+) -> Job:
+    """Joins a job, once; with the same arguments again, returns the job that runs.
+
+    Process 0 listens at its address and the others go there. When all are there and fit together, JAX is started
+    across them, on a port that process 0 chooses (`REPLICAX_COORDINATION_PORT` fixes it). A job of one process
+    starts nothing.
+
+    Args:
+        tasks: task type and task id of every process, by process id.
+        addresses: `"host:port"` of every process, by process id.
+        process_id: which of them this is.
+        step_timeout: as for `set_step_timeout`; None leaves it as it is.
+
+    Raises:
+        RuntimeError: JAX has begun to compute already, or the process belongs to another job.
+        JobError: who is missing within the deadline, or what does not fit together.
+    """
+    job = Job(tuple((str(kind), int(index)) for kind, index in tasks), tuple(addresses), int(process_id))
+    if len(job.tasks) != len(job.addresses) or not 0 <= job.process_id < len(job.tasks):
+        raise ValueError(
+            f"A job has one address for each task, and this process is one of them; got {len(job.tasks)} tasks, "
+            f"{len(job.addresses)} addresses and process id {job.process_id}."
+        )
+    with _lock:
+        if len(job.tasks) == 1:
+            return job
+        running = _runtime.current()
+        if running is not None and running != job:
+            raise RuntimeError(
+                f"This process is {running.name(running.process_id)} of a job of {len(running.tasks)} processes "
+                f"already; it cannot become {job.name(job.process_id)} of a job of {len(job.tasks)}."
+            )
+        if running is None:
+            try:
+                join(job)
+            except JobError as error:
+                _ending.write_report(
+                    job.process_id, job.name(job.process_id), "start", str(error), traceback.format_exc(), None, None
+                )
+                raise
+            _runtime.joined(job)
+        if step_timeout is not None:
+            _runtime.set_step_timeout(step_timeout)
+        return job
 
 
 def join(job: Job) -> None:

@@ -1,30 +1,25 @@
-"""A job of several processes: joining it, and saying which calls wait for the others.
+"""The job of several processes that this one belongs to, and which of its calls wait for the others.
 
-Every process of a job runs the same program. `start` joins the job and must come before JAX's first computation.
-From then on a monitor thread exchanges a few bytes a second with the other processes, so that none of them ever
-waits in silence: what fails, stops, leaves early or goes another way is named on every process, which then ends.
+Every process of a job runs the same program. `_joining.start` joins the job, before JAX's first computation. From
+then on a monitor thread exchanges a few bytes a second with the other processes, so that none of them ever waits in
+silence: what fails, stops, leaves early or goes another way is named on every process, which then ends.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-import traceback
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
 from replicax._calls import Call, Calls
 from replicax._channel import HEARTBEAT, seconds_from_environment
-from replicax._errors import JobError
 
 if TYPE_CHECKING:
     from replicax._monitor import Monitor
 
 _START, _STEP = "REPLICAX_START_TIMEOUT", "REPLICAX_STEP_TIMEOUT"
 
-_lock = threading.RLock()
 _job: Job | None = None
 _monitor: Monitor | None = None
 _calls: Calls | None = None  # None in a process that is alone
@@ -97,54 +92,10 @@ def current() -> Job | None:
     return _job
 
 
-def start(
-    tasks: Sequence[tuple[str, int]], addresses: Sequence[str], process_id: int, *, step_timeout: float | None = None
-) -> Job:
-    """Joins a job, once; with the same arguments again, returns the job that runs.
-
-    Process 0 listens at its address and the others go there. When all are there and fit together, JAX is started
-    across them, on a port that process 0 chooses (`REPLICAX_COORDINATION_PORT` fixes it). A job of one process
-    starts nothing.
-
-    Args:
-        tasks: task type and task id of every process, by process id.
-        addresses: `"host:port"` of every process, by process id.
-        process_id: which of them this is.
-        step_timeout: as for `set_step_timeout`; None leaves it as it is.
-
-    Raises:
-        RuntimeError: JAX has begun to compute already, or the process belongs to another job.
-        JobError: who is missing within the deadline, or what does not fit together.
-    """
+def joined(job: Job) -> None:
+    """Notes the job that this process has joined."""
     global _job
-    job = Job(tuple((str(kind), int(index)) for kind, index in tasks), tuple(addresses), int(process_id))
-    if len(job.tasks) != len(job.addresses) or not 0 <= job.process_id < len(job.tasks):
-        raise ValueError(
-            f"A job has one address for each task, and this process is one of them; got {len(job.tasks)} tasks, "
-            f"{len(job.addresses)} addresses and process id {job.process_id}."
-        )
-    with _lock:
-        if len(job.tasks) == 1:
-            return job
-        if _job is not None and _job != job:
-            raise RuntimeError(
-                f"This process is {_job.name(_job.process_id)} of a job of {len(_job.tasks)} processes already; it "
-                f"cannot become {job.name(job.process_id)} of a job of {len(job.tasks)}."
-            )
-        if _job is None:
-            from replicax import _ending, _joining  # only jobs need them
-
-            try:
-                _joining.join(job)
-            except JobError as error:
-                _ending.write_report(
-                    job.process_id, job.name(job.process_id), "start", str(error), traceback.format_exc(), None, None
-                )
-                raise
-            _job = job
-        if step_timeout is not None:
-            set_step_timeout(step_timeout)
-        return _job
+    _job = job
 
 
 def watched_by(monitor: Monitor, calls: Calls) -> None:

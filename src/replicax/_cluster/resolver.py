@@ -7,7 +7,7 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from replicax import _devices, _runtime
+from replicax import _devices
 from replicax._cluster import explain as _explain
 from replicax._cluster.spec import ClusterSpec
 from replicax._errors import JobError
@@ -74,8 +74,10 @@ class ClusterResolver(abc.ABC):
 
     def _join(self, tasks: Sequence[tuple[Any, Any]], addresses: Sequence[str], rank: int) -> None:
         """Joins the job of these tasks; what is known of the cluster is added to the error where that fails."""
+        from replicax import _joining  # only jobs need it
+
         try:
-            _runtime.start(tasks, addresses, rank)
+            _joining.start(tasks, addresses, rank)
         except JobError as error:
             error.add_note(str(self.explain()))
             raise
