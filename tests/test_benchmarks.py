@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import replicax as rx
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -150,3 +154,50 @@ def test_pictures_name_what_was_measured(report, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {f"{name}.svg" for name in report.PICTURES}
     assert "TensorFlow, loop" in (tmp_path / "epoch.svg").read_text()
     assert "64" in (tmp_path / "first.svg").read_text()
+
+
+STEP_OF_ITS_OWN = """
+import jax.numpy as jnp
+import replicax as rx
+
+def make_step(strategy, batch_size):
+    with strategy.scope():
+        total = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)
+
+    @rx.function
+    def my_step(x):
+        strategy.run(lambda x: total.assign_add(jnp.sum(x), read_value=False), args=(x,))
+
+    return my_step, rx.data.Dataset.from_tensors(jnp.ones(3)).repeat().batch(batch_size)
+"""
+
+
+def scaling(folder, *arguments):
+    """The figures of scaling.py, in a few short rounds, and what it printed."""
+    (folder / "train.py").write_text(STEP_OF_ITS_OWN)
+    command = [
+        sys.executable,
+        BENCHMARKS / "scaling.py",
+        *arguments,
+        "--rounds",
+        "2",
+        "--steps",
+        "1",
+        "--json",
+        "a.json",
+    ]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True)
+    return [rx.Benchmark(**one) for one in json.loads((folder / "a.json").read_text())["figures"]], done.stdout
+
+
+def test_a_step_of_the_users_is_measured_on_as_many_devices_as_asked_for(tmp_path):
+    what = ["--program", "train.py:make_step", "--batch-size", "6", "--replicas", "3", "--plot", "a.png"]
+    (figures,), shown = scaling(tmp_path, *what)
+    assert "my_step, MirroredStrategy" in shown and "3 replicas" in shown and "1 of 4 B" in shown
+    assert figures.devices == ["CPU:0", "CPU:1", "CPU:2"] and figures.seconds["input"] is not None
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_model_is_measured_on_one_replica_and_on_two(tmp_path):
+    figures, shown = scaling(tmp_path, "--model", "mlp")
+    assert [one.replicas for one in figures] == [1, 2] and "a step, of the first" in shown

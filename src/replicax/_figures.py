@@ -1,14 +1,11 @@
-"""`Benchmark`: the figures of a benchmark as a table and as a picture, and several side by side."""
+"""`Benchmark`: the figures of a benchmark as a table, and several side by side."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
-
-from replicax._help import install
 
 _TIMES = {
     "step": "a step",
@@ -66,16 +63,8 @@ class Benchmark:
         return dataclasses.asdict(self)
 
     def beside(self, *others: Benchmark) -> Benchmarks:
-        """This one and others, such as those of more replicas, in one table and one picture."""
+        """This one and others, such as those of more replicas, in one table."""
         return Benchmarks((self, *others))
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws the times and the bytes into a file, of the format that its name ends with.
-
-        Raises:
-            ImportError: matplotlib is not installed.
-        """
-        Benchmarks((self,)).plot(path)
 
     def __str__(self) -> str:
         return str(Benchmarks((self,)))
@@ -160,59 +149,6 @@ class Benchmarks:
         for row in rows:
             table.add_row(*row)
         return table
-
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws the times and the bytes into a file, of the format that its name ends with.
-
-        Raises:
-            ImportError: matplotlib is not installed.
-        """
-        try:
-            figure = importlib.import_module("matplotlib.figure").Figure(figsize=(11, 4.5), layout="constrained")
-        except ImportError as error:
-            raise ImportError(f"A picture needs matplotlib: {install('bench')}.") from error
-        left, right = figure.subplots(1, 2)
-        names = self._names(str)
-        all_seconds = [one.seconds for one in self.figures]
-        times = {
-            "compute": [1e3 * (each["compute"] or 0) for each in all_seconds],
-            "communication": [1e3 * (each["communication"] or 0) for each in all_seconds],
-            "not told apart": [1e3 * (each["step"] or 0) * (each["compute"] is None) for each in all_seconds],
-        }
-        spreads = [1e3 * (one.spread.get("step") or 0) for one in self.figures]
-        _bars(left, names, times, "ms a step", spreads)
-        waits = [1e3 * (each["input"] or 0) for each in all_seconds]
-        if any(waits):  # beside the step, of which it is no part
-            left.plot(range(len(waits)), waits, "v", color="black", label="input wait, besides")
-            left.legend(loc="upper left", bbox_to_anchor=(0, -0.15), ncols=3)
-        sizes = {
-            key: [one.bytes_per_device.get(key, 0) / 1e6 for one in self.figures] for key in ("variables", "temporary")
-        }
-        _bars(right, names, sizes, "MB a device")
-        figure.suptitle(self._title())
-        figure.savefig(path, dpi=110)
-
-
-def _bars(
-    axes: Any, names: list[str], parts: dict[str, list[float]], unit: str, spreads: list[float] | None = None
-) -> None:
-    """Bars of parts that stand on each other, one bar a name, with the spread of the whole."""
-    ground = [0.0] * len(names)
-    places = range(len(names))  # two may have one name
-    for label, heights in parts.items():
-        if any(heights):
-            axes.bar(places, heights, 0.6, bottom=ground, label=label)
-            ground = [low + height for low, height in zip(ground, heights)]
-    for place, top, spread in zip(places, ground, spreads or [0.0] * len(names)):
-        axes.annotate(f"{top:.3g}", (place, top + spread), ha="center", va="bottom")
-    if spreads and any(spreads):
-        axes.errorbar(places, ground, yerr=spreads, fmt="none", color="black", capsize=4)
-    axes.set_xticks(places, names)
-    axes.set_xlim(min(-0.5, len(names) / 2 - 2), max(len(names) - 0.5, len(names) / 2 + 1))  # one bar is no wall
-    axes.set(xlabel="replicas", ylabel=unit)
-    axes.margins(y=0.15)
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), ncols=3)  # below, where it covers no bar
 
 
 def _time(seconds: float | None, spread: float | None) -> str:

@@ -246,7 +246,7 @@ class Strategy(OlderMethods):
             steps: how many steps a round has.
 
         Returns:
-            A `Benchmark`: `print` shows a table, `plot` draws it, `as_dict` has the numbers.
+            A `Benchmark`: `print` shows a table, `as_dict` has the numbers.
 
         Raises:
             RuntimeError: the step has no program of its own for these arguments: it makes variables on its first call,

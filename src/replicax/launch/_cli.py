@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from replicax.launch._bench import bench
 from replicax.launch._cluster import LaunchError, check_open_files, split_address
 from replicax.launch._launcher import Launcher, Plan
 from replicax.launch._output import Screen
@@ -226,21 +225,14 @@ def launch(arguments: Sequence[str], program: str) -> int:
     return status
 
 
-_COMMANDS = {"launch": launch, "bench": bench}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command `replicax`, with its subcommands."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments and arguments[0] in _COMMANDS:
-        return _COMMANDS[arguments[0]](arguments[1:], f"replicax {arguments[0]}")
+    if arguments and arguments[0] == "launch":
+        return launch(arguments[1:], "replicax launch")
     top = argparse.ArgumentParser("replicax", description="The programming model of tf.distribute on JAX.")
     top.add_argument("--version", action="version", version=f"replicax {_version()}")
-    top.add_argument(
-        "command",
-        choices=list(_COMMANDS),
-        help="launch: start the workers of a job; bench: measure where a step's time goes (each with --help)",
-    )
+    top.add_argument("command", choices=["launch"], help="start the workers of a job (replicax launch --help)")
     top.parse_args(arguments or ["--help"])
     return 2
 
