@@ -120,7 +120,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_checkpoint",
         "_checkpoint_manager",
     ),
-    "adapters": ("_keras", "_keras_fit", "_keras_files", "_nnx"),
+    "adapters": ("_keras", "_keras_losses", "_keras_fit", "_keras_files", "_nnx"),
     "namespaces": (
         "__init__",
         "_door",
@@ -168,8 +168,6 @@ MODULES, TREES, IMPORTS = GRAPH.paths, GRAPH.trees, GRAPH.imports
 STILL_THERE = {
     ("_conversion", "_autograph"),
     ("_context", "_strategy"),
-    ("_keras", "_keras_files"),
-    ("_keras", "_keras_fit"),
 }
 GROUPS_STILL_THERE = ("_data", ("_extended", "_strategy"))
 

@@ -4,7 +4,7 @@ Keras knows `tf.distribute` on its TensorFlow backend alone. On the JAX backend 
 attribute, which here becomes a view of a `replicax.Variable` of the strategy that was current when it was made. All
 else of Keras goes on as it is: it reads and assigns, and a `function` finds the variables that a step touches.
 
-What is changed in Keras, all of it here, in `_keras_fit` and in `_keras_files`:
+What is changed in Keras, all of it here, in `_keras_losses`, `_keras_fit` and `_keras_files`:
 
 | in Keras | what changes |
 |---|---|
@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,8 +32,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _adapters, _aggregating, _context, _creation, _levels, _staging, _tracebacks
+from replicax import (
+    _adapters,
+    _aggregating,
+    _context,
+    _creation,
+    _keras_files,
+    _keras_fit,
+    _keras_losses,
+    _levels,
+    _staging,
+    _tracebacks,
+)
 from replicax._distributed_variables import SyncOnReadVariable
+from replicax._keras_losses import replicas
 from replicax._types import VariableAggregation, VariableSynchronization
 from replicax._variables import Variable
 
@@ -83,11 +94,9 @@ def join() -> None:
     _adapters.around(keras.random.SeedGenerator, "__init__", _new_seeds)
     _adapters.around(keras.random.SeedGenerator, "next", _next_seed)
     _adapters.around(keras.layers.BatchNormalization, "call", _normalize)
-    _adapters.around(losses, "reduce_values", _reduce_values)
-    losses.scale_loss_for_distribution = _scale_loss
-    losses.unscale_loss_for_distribution = _unscale_loss
-    from replicax import _keras_files, _keras_fit
-
+    _adapters.around(losses, "reduce_values", _keras_losses.reduce_values)
+    losses.scale_loss_for_distribution = _keras_losses.scale_loss
+    losses.unscale_loss_for_distribution = _keras_losses.unscale_loss
     _keras_fit.join()
     _keras_files.join()
 
@@ -229,13 +238,9 @@ def _build_layer(build: Callable[..., Any], layer: Any, *args: Any, **kwargs: An
 # What goes on in a replica.
 
 
-def _replicas() -> int:
-    return _context.get_strategy().num_replicas_in_sync
-
-
 def _clip_gradients(clip: Callable[..., Any], optimizer: Any, grads: Any) -> Any:
     context = _context.get_replica_context()
-    if context is not None and _replicas() > 1:
+    if context is not None and replicas() > 1:
         with_value = [i for i, grad in enumerate(grads) if grad is not None]
         grads = list(grads)
         for i, total in zip(with_value, context.all_reduce("SUM", [grads[i] for i in with_value])):
@@ -257,7 +262,7 @@ def _apply(apply: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any)
 
 def _check_finite(check: Callable[..., Any], optimizer: Any, grads: Any) -> Any:
     finite, context = check(optimizer, grads), _context.get_replica_context()
-    if context is None or _replicas() == 1:
+    if context is None or replicas() == 1:
         return finite
     return context.all_reduce("SUM", 1.0 - jnp.asarray(finite, jnp.float32)) == 0
 
@@ -274,32 +279,15 @@ def _cond(cond: Callable[..., Any], pred: Any, true_fn: Callable[[], Any], false
     return _staging.cond(pred, lambda: (true_fn(),), lambda: (false_fn(),), ("the result",))[0]
 
 
-def _scale_loss(value: Any) -> Any:
-    replicas = _replicas()
-    return value if replicas == 1 else value * jnp.asarray(1.0 / replicas, value.dtype)
-
-
-def _reduce_values(reduce: Callable[..., Any], values: Any, *args: Any, **kwargs: Any) -> Any:
-    loss, reduction = reduce(values, *args, **kwargs), inspect.signature(reduce).bind(values, *args, **kwargs)
-    reduction.apply_defaults()
-    is_mean = reduction.arguments["reduction"] in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
-    return _scale_loss(loss) if is_mean and values.shape == () else loss  # Keras leaves a scalar as it is
-
-
 def _normalize(call: Callable[..., Any], layer: Any, inputs: Any, training: Any = None, **kwargs: Any) -> Any:
     # The mean of no rows is no number, and would stay in the statistics.
     return call(layer, inputs, training=training and inputs.size > 0, **kwargs)
 
 
-def _unscale_loss(value: Any) -> Any:
-    replicas = _replicas()
-    return value if replicas == 1 else value * jnp.asarray(replicas, value.dtype)
-
-
 def _next_seed(draw: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> Any:
     seed = draw(generator, *args, **kwargs)
     context = _context.get_replica_context()
-    if context is None or _replicas() == 1:
+    if context is None or replicas() == 1:
         return seed
     replica = jnp.asarray(context.replica_id_in_sync_group, jnp.uint32)
     # The first replica keeps the seed, and draws what one replica alone would.

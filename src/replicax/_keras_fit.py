@@ -25,7 +25,7 @@ from replicax._data import Dataset
 from replicax._data.iterators import ends_data
 from replicax._errors import OutOfRangeError
 from replicax._input import DistributedDataset, DistributedIterator
-from replicax._keras import _scale_loss, _unscale_loss
+from replicax._keras_losses import scale_loss, unscale_loss
 from replicax._tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues, PerReplica
 
@@ -231,7 +231,7 @@ def _rows(x: Any) -> Any:
 
 
 def _track(model: Any, loss: Any, x: Any) -> None:
-    whole = _unscale_loss(loss) if loss.ndim == 0 else loss  # one for each row is of `reduction=None`, never scaled
+    whole = unscale_loss(loss) if loss.ndim == 0 else loss  # one for each row is of `reduction=None`, never scaled
     model._loss_tracker.update_state(whole, sample_weight=_rows(x))
 
 
@@ -417,4 +417,4 @@ def _no_state(get: Callable[..., Any], model: Any, purge_model_variables: bool =
 def _additional_loss(aggregate: Callable[..., Any], model: Any, loss: Any) -> Any:
     """Regularization counts once for all replicas together."""
     total = aggregate(model, loss)
-    return _scale_loss(total) if strategy_of(model) is not None else total
+    return scale_loss(total) if strategy_of(model) is not None else total
