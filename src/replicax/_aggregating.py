@@ -18,9 +18,10 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from replicax import _levels, _nest, _private
 from replicax._distributed_variables import OfReplicas, first_component
+from replicax._resource_variable import ResourceVariable
 from replicax._types import VariableAggregation
 from replicax._values import AXIS, ReplicaMesh
-from replicax._variables import ResourceVariable, Variable, register
+from replicax._variables import Variable, register
 
 _HOST = "pinned_host"
 

@@ -17,6 +17,7 @@ from replicax import _checkpoint_files as _files
 from replicax._atomic_files import path_text
 from replicax._errors import CheckpointError
 from replicax._input import DistributedIterator
+from replicax._resource_variable import ResourceVariable
 from replicax._restoring import (
     POSITION,
     CheckpointLoadStatus,
@@ -27,7 +28,6 @@ from replicax._restoring import (
     some,
 )
 from replicax._tracking import Node, PositionLeaf
-from replicax._variables import ResourceVariable
 
 Then = Callable[[str, bool], None]
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"

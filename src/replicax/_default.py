@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from replicax import _collectives, _compiled_runs, _context, _extended, _function, _levels, _nest, _variables
+from replicax import _collectives, _compiled_runs, _context, _extended, _function, _levels, _nest
 from replicax._context import ReplicaContext
 from replicax._extended import StrategyExtended
+from replicax._resource_variable import ResourceVariable
 from replicax._strategy import Strategy
 from replicax._types import InputContext, ValueContext
 from replicax._values import is_array, is_text
@@ -69,7 +70,7 @@ class SingleReplicaExtended(StrategyExtended):
         return [value for value, _ in value_destination_pairs]
 
     def _new_variable(self, **kwargs: Any) -> Any:
-        variable = _variables.ResourceVariable(**kwargs)
+        variable = ResourceVariable(**kwargs)
         variable._strategy = self._container
         return variable
 

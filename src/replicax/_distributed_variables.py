@@ -12,15 +12,18 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax import _across, _assigned_alike, _collectives, _context, _errors, _late, _levels, _nest, _packs
+from replicax._as_leaves import convert_leaf
 from replicax._indexed_slices import IndexedSlices
 from replicax._recycled import put
+from replicax._resource_variable import ResourceVariable
+from replicax._scattering import SCATTER
 from replicax._types import (
     ReduceOp,
     VariableAggregation,
     VariableSynchronization,
 )
 from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_global, own_component
-from replicax._variables import SCATTER, ResourceVariable, Variable, register, replacing
+from replicax._variables import Variable, register, replacing
 
 _NONE = VariableAggregation.NONE
 
@@ -54,13 +57,13 @@ class OfReplicas(Variable):
         leaves = [value] if single else jax.tree.leaves(value, is_leaf=_nest.is_leaf)
         if extended._mesh.lone:  # a Python number is this replica's component, of the variable's dtype
             leaves = [
-                self._convert_leaf(x, t) if isinstance(x, int | float) else x for x, t in zip(leaves, self._types)
+                convert_leaf(x, t, self.name) if isinstance(x, int | float) else x for x, t in zip(leaves, self._types)
             ]
         # Without an aggregation it comes here where all assign the same.
         aggregation = VariableAggregation.ONLY_FIRST_REPLICA if self._aggregation is _NONE else self._aggregation
         combined = [extended._aggregate(aggregation, leaf) for leaf in leaves]
         converted = [
-            leaf if isinstance(leaf, DistributedValues) else self._convert_leaf(leaf, kind)
+            leaf if isinstance(leaf, DistributedValues) else convert_leaf(leaf, kind, self.name)
             for leaf, kind in zip(combined, self._types)
         ]
         self._apply(boxed.content, converted)
@@ -375,7 +378,7 @@ class MirroredVariable(_Distributed):
                     f"dtype {dtype}."
                 )
         if isinstance(leaf, (PerReplica, Mirrored)) and leaf._local is None and leaf._array is None:
-            converted = [self._convert_leaf(part, kind) for part in leaf.values]
+            converted = [convert_leaf(part, kind, self.name) for part in leaf.values]
             return type(leaf)(converted, leaf.mesh)
         return leaf
 

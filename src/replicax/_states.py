@@ -18,8 +18,8 @@ import numpy as np
 
 from replicax import _across, _creation, _dispatch, _late, _levels, _nest, _shards
 from replicax._distributed_variables import MirroredVariable
+from replicax._resource_variable import ResourceVariable
 from replicax._values import ReplicaMesh
-from replicax._variables import ResourceVariable
 
 
 class Made(NamedTuple):

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _context, _data, _function, _levels, _private
-from replicax._variables import ResourceVariable
+from replicax._resource_variable import ResourceVariable
 
 # Named, so that the numbers do not depend on JAX's setting for its default generator.
 _IMPLEMENTATION = "threefry2x32"

@@ -1,0 +1,92 @@
+"""Values that users give to variables, as arrays of the variable's shapes and dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _context, _nest, _private
+from replicax._array_protocol import ArrayProtocol
+from replicax._indexed_slices import IndexedSlices
+from replicax._specs import as_dtype
+from replicax._values import DistributedValues, is_array
+
+ARRAY = jax.tree.structure(0)  # of a variable that holds one array
+
+
+def initial_tree(initial_value: Any, dtype: Any) -> tuple[list[Any], Any, bool]:
+    """The leaves of an initial value as concrete arrays, their tree, and whether somebody else may have their buffers.
+
+    (JAX's arrays of numpy's, and of numbers, are copies.)
+    """
+    with _private.at_once():
+        value = initial_value() if callable(initial_value) else initial_value
+        if isinstance(value, ArrayProtocol):
+            value = value.value()
+        if isinstance(value, DistributedValues):
+            value = value.values[0]
+        if is_array(value) or _is_number_list(value):
+            return [_new_array(value, dtype)], jax.tree.structure(0), isinstance(value, jax.Array)
+        leaves, tree = jax.tree.flatten(value)
+        for number, leaf in enumerate(leaves):
+            if not is_array(leaf) and hasattr(leaf, "__jax_array__"):  # Keras's variables
+                leaves[number] = leaf.__jax_array__()
+            elif not (is_array(leaf) or isinstance(leaf, (bool, int, float, complex))):
+                raise TypeError(
+                    f"A variable holds an array or a pytree of arrays; got a leaf {leaf!r} of type "
+                    f"{type(leaf).__name__} in {type(value).__name__}."
+                )
+        lent = any(isinstance(leaf, jax.Array) for leaf in leaves)
+        return [_new_array(leaf, dtype) for leaf in leaves], tree, lent
+
+
+def _is_number_list(value: Any) -> bool:
+    if isinstance(value, (list, tuple)) and not _nest.is_namedtuple(value):
+        return all(_is_number_list(item) for item in value)
+    return isinstance(value, (bool, int, float, complex, np.generic))
+
+
+def _new_array(value: Any, dtype: Any) -> jax.Array:
+    if isinstance(value, jax.core.Tracer):
+        raise RuntimeError(
+            "The initial value of a variable is a traced value of jax.jit or another JAX transformation, which has no "
+            "value of its own. Make the variable outside of it, or use replicax.function in place of jax.jit."
+        )
+    dtype = None if dtype is None else as_dtype(dtype)
+    if dtype is not None and not isinstance(value, jax.Array):
+        return _context.own_array(value, dtype)
+    array = _context.as_array(value)
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):  # a PRNG key
+        return array
+    return array.astype(array.dtype if dtype is None else dtype)  # of a firm type also where `value` is a number
+
+
+def convert_leaf(value: Any, kind: jax.ShapeDtypeStruct, name: str) -> Any:
+    """Returns `value` as a leaf of this shape and dtype of the variable of that name."""
+    if isinstance(value, IndexedSlices):
+        value = value.to_dense()
+    elif not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):  # a Keras variable
+        value = value.__jax_array__()
+    if isinstance(value, jax.Array):
+        if value.dtype != kind.dtype:
+            if not (value.weak_type and np.can_cast(value.dtype, kind.dtype, "same_kind")):
+                raise ValueError(
+                    f"Tensor conversion requested dtype {kind.dtype} for Tensor with dtype {value.dtype}: {value!r}"
+                )
+            value = value.astype(kind.dtype)
+    else:
+        try:
+            if getattr(value, "dtype", np.dtype("O")).kind == "f" and jnp.issubdtype(kind.dtype, jnp.integer):
+                raise TypeError("it has a fraction")
+            value = _context.own_array(value, kind.dtype)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"Cannot convert {value!r} to an array of dtype {kind.dtype}.") from error
+    if value.shape != kind.shape:
+        raise ValueError(
+            f"Cannot assign value to variable ' {name}': Shape mismatch.The variable shape {kind.shape}, and "
+            f"the assigned value shape {value.shape} are incompatible."
+        )
+    return value

@@ -1,0 +1,152 @@
+"""Variables of one copy: ordinary ones, and single components of distributed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from replicax import _collectives, _context, _levels, _packs
+from replicax._scattering import SCATTER
+from replicax._values import AXIS, DistributedValues
+from replicax._variables import Variable, register
+
+
+class ResourceVariable(Variable):
+    """A variable that has one copy: an ordinary one, or one component of a distributed one."""
+
+    _parent: Variable | None = None
+    _index = 0
+
+    @classmethod
+    def _component(cls, parent: Variable, index: int) -> ResourceVariable:
+        self = cls.__new__(cls)
+        for attribute in ("_synchronization", "_aggregation", "_trainable", "_constraint", "_treedef", "_types"):
+            setattr(self, attribute, getattr(parent, attribute))
+        self._parent, self._index, self._lent = parent, index, True
+        self._name = parent._name + (f"/replica_{index}" if index else "")
+        return self
+
+    _leaves: list[Any]  # None for one that stands in a pack
+
+    def _store(self, leaves: list[jax.Array]) -> None:
+        self._leaves = leaves
+
+    def _read_global(self) -> list[Any]:
+        if _levels.any_lost:
+            _levels.refuse_lost(self)
+        if self._slots:
+            return [self._slots[i].read() if leaf is None else leaf for i, leaf in enumerate(self._leaves)]
+        return self._leaves
+
+    def _pack_home(self, index: int) -> Any:
+        leaf = self._leaves[index]
+        if self._parent is not None or type(self) is not ResourceVariable or not leaf.is_fully_addressable:
+            return None
+        (device, *others) = leaf.devices()
+        return None if others else _packs.Home(device, committed=leaf.committed, stays=self._place is not None)
+
+    def _own_leaves(self, indices: Sequence[int]) -> list[Any]:
+        return [self._leaves[index] for index in indices]
+
+    def _write_own(self, indices: Sequence[int], leaves: Sequence[Any]) -> None:
+        self._leaves = list(self._leaves)
+        for index, leaf in zip(indices, leaves):
+            self._leaves[index] = _packs.stored(self._slots, index, _packs.on_one_device(leaf, self._place))
+
+    def _is_shelvable(self, spread: bool) -> bool:
+        return self._parent is None and type(self) is ResourceVariable and not spread
+
+    def _give_up(self, index: int) -> None:
+        self._leaves = [None if i == index else leaf for i, leaf in enumerate(self._leaves)]
+
+    def _write_global(self, leaves: list[Any]) -> None:
+        self._leave_packs()
+        self._leaves, self._lent = [_packs.on_one_device(leaf, self._place) for leaf in leaves], True
+
+    def _get(self) -> list[Any]:
+        if self._parent is None:
+            return super()._get()
+        frame = _levels.frame()
+        if frame.local:
+            return frame.read(self._parent)
+        if not isinstance(frame, _levels.Level):
+            return self._parent._read_component(self._index)
+        leaves = frame.read(self._parent)
+        return [leaf[self._index] for leaf in leaves] if self._parent._stacked else leaves
+
+    def _put(self, leaves: list[Any]) -> None:
+        if self._parent is None:
+            return super()._put(leaves)
+        frame = _levels.frame()
+        if frame.local:
+            return frame.write(self._parent, leaves)
+        if isinstance(frame, _levels.Level):
+            raise RuntimeError(
+                f"One component of {self._parent.name} is assigned in compiled code, outside of any replica. Assign "
+                "it in the replica function, or through `strategy.extended.update`."
+            )
+        _levels.note(self._parent)
+        self._parent._write_component(self._index, leaves)
+
+    def _read(self) -> list[Any]:
+        if not isinstance(_levels.frame(), _levels.Level):
+            self._lent = True
+        return self._get()
+
+    def _device(self) -> Any:
+        if self._parent is None or self._parent._mesh is None:
+            return super()._device()
+        return self._parent._mesh.local_devices[self._index]
+
+    def _update(self, combine, value, read_value, method):
+        leaves = self._convert(value)
+        if any(isinstance(leaf, DistributedValues) for leaf in leaves):
+            raise TypeError(f"{self.name} takes one value, got a {type(leaves[0]).__name__} value.")
+        with _levels.lock:
+            level = self._level_of_sharing_replicas()
+            leaves = self._in_turn(level, combine, leaves, method) if level else self._combined(combine, leaves)
+            self._put(leaves)
+        return self._of_leaves(leaves) if read_value else None
+
+    def _level_of_sharing_replicas(self) -> _levels.Level | None:
+        """Returns the level of the compiled replicas that share this variable and assign to it, None elsewhere."""
+        frame = _levels.frame()
+        if not isinstance(frame, _levels.Level) or not frame.local or self._parent is not None:
+            return None
+        return None if _context.in_cross_replica_context() else frame
+
+    def _in_turn(
+        self, level: _levels.Level, combine: Callable[[Any, Any], Any], leaves: list[Any], method: str
+    ) -> list[Any]:
+        """In compiled code, what the process's replicas' assignments come to when they are made one after the other.
+
+        Each would see what those before it have assigned, which replicas that compute side by side do not: where that
+        makes a difference it is refused when all is traced (`_control_flow.check_shared`), but for branches and loops.
+        """
+        level.shared.append((self, method, leaves))
+        old = self._get()
+        zero = [jnp.zeros_like(leaf) for leaf in old]
+        groups = level.mesh.groups
+        if method == "assign":  # the last replica's value stays
+            lasts = [group[-1] for group in groups] if groups else [lax.axis_size(AXIS) - 1]
+            last = jnp.isin(lax.axis_index(AXIS), jnp.array(lasts))
+            return [_collectives.local_sum(jnp.where(last, leaf, z), groups) for leaf, z in zip(leaves, zero)]
+        return [x + _collectives.local_sum(combine(z, leaf), groups) for x, z, leaf in zip(old, zero, leaves)]
+
+    def _update_slices(self, method, slices):
+        indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
+        if level := self._level_of_sharing_replicas():
+            level.shared.append((self, method, [indices, values]))
+            groups = level.mesh.groups
+            indices, values = (_collectives.local_gather(x, 0, groups) for x in (indices, values))
+        with _levels.lock:
+            new = SCATTER[method](self._get()[0], indices, values)
+            self._put([new])
+        return new
+
+
+register(ResourceVariable)

@@ -1,0 +1,120 @@
+"""Reading and writing parts of variables: rows, elements and slices at given indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from replicax import _context
+from replicax._as_leaves import ARRAY
+from replicax._indexed_slices import IndexedSlices
+
+SCATTER: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "scatter_add": lambda x, i, u: x.at[i].add(u),
+    "scatter_sub": lambda x, i, u: x.at[i].add(-u),
+    "scatter_mul": lambda x, i, u: x.at[i].multiply(u),
+    "scatter_div": lambda x, i, u: x.at[i].divide(u),
+    "scatter_update": lambda x, i, u: x.at[i].set(u),
+    "scatter_max": lambda x, i, u: x.at[i].max(u),
+    "scatter_min": lambda x, i, u: x.at[i].min(u),
+}
+
+
+class Scattering:
+    """Adds the methods that read and write parts to a variable."""
+
+    value: Callable[[], Any]
+    assign: Callable[..., Any]
+    _treedef: Any
+    _be_settled: Callable[[], None]
+    _update_slices: Callable[[str, IndexedSlices], Any]
+
+    @property
+    def name(self) -> str:
+        """The variable's name."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> Any:
+        """The array's dtype."""
+        raise NotImplementedError
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+        """The rows at `indices`."""
+        self._require_array("sparse_read")
+        return jnp.take(self.value(), jnp.asarray(indices), axis=0)
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> Any:
+        """The elements or slices at `indices`, whose last dimension counts through the variable's first ones."""
+        self._require_array("gather_nd")
+        return self.value()[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
+
+    def _scatter(self, method: str, slices: Any) -> Any:
+        if not isinstance(slices, IndexedSlices):
+            raise TypeError(f"sparse_delta is not IndexedSlices: {slices!r}")
+        self._be_settled()
+        return self._update_slices(method, slices)
+
+    def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+        """Adds rows to those at their indices."""
+        return self._scatter("scatter_add", sparse_delta)
+
+    def scatter_sub(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+        """Subtracts rows from those at their indices."""
+        return self._scatter("scatter_sub", sparse_delta)
+
+    def scatter_mul(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+        """Multiplies the rows at the indices."""
+        return self._scatter("scatter_mul", sparse_delta)
+
+    def scatter_div(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+        """Divides the rows at the indices."""
+        return self._scatter("scatter_div", sparse_delta)
+
+    def scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+        """Replaces the rows at the indices."""
+        return self._scatter("scatter_update", sparse_delta)
+
+    def scatter_max(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+        """The larger of each row's elements and the given ones."""
+        return self._scatter("scatter_max", sparse_delta)
+
+    def scatter_min(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+        """The smaller of each row's elements and the given ones."""
+        return self._scatter("scatter_min", sparse_delta)
+
+    def batch_scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None):
+        """Replaces elements along the last indexed axis, for each batch of indices."""
+        if not isinstance(sparse_delta, IndexedSlices):
+            raise TypeError(f"sparse_delta is not IndexedSlices: {sparse_delta}")
+        self._require_array("batch_scatter_update")
+        indices, values = jnp.asarray(sparse_delta.indices), jnp.asarray(sparse_delta.values)
+        batch = jnp.indices(indices.shape)[:-1]
+        return self.assign(self.value().at[(*batch, indices)].set(values))
+
+    def _require_array(self, method: str) -> None:
+        if self._treedef != ARRAY:
+            raise TypeError(
+                f"`{method}` is for variables of one array, and {self.name} holds a pytree: {self._treedef}. Take the "
+                "leaf of its value that you mean, and assign the changed pytree."
+            )
+
+    def _scatter_nd(self, indices: Any, updates: Any, method: str) -> Any:
+        self._require_array(f"scatter_nd_{method}")
+        at = self.value().at[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
+        updates = _context.own_array(updates, self.dtype)
+        return self.assign(at.set(updates) if method == "update" else at.add(updates if method == "add" else -updates))
+
+    def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Adds to the elements or slices at `indices`, whose last dimension counts through the first ones."""
+        return self._scatter_nd(indices, updates, "add")
+
+    def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Subtracts from the elements or slices at `indices`."""
+        return self._scatter_nd(indices, updates, "sub")
+
+    def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+        """Replaces the elements or slices at `indices`."""
+        return self._scatter_nd(indices, updates, "update")
