@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np  # noqa: F401  for the examples
 
-from ._agreed_input import Round, Worker, empty, kinds_of
-from ._data import RowBatches, num_rows, regroup
-from ._errors import InvalidArgumentError
-from ._ragged import refuse_composites
+from replicax._agreed_input import Round, Worker, empty, kinds_of
+from replicax._data import RowBatches, num_rows, regroup
+from replicax._errors import InvalidArgumentError
+from replicax._ragged import refuse_composites
 
 ALONE = Worker()
 
