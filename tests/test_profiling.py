@@ -5,13 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import WORKERS, local_ids, mirrored, one_of_each, per_replica, replica_id
+from test_ways import WORKERS, mirrored, one_of_each, per_replica, replica_id
 
 import replicax as rx
 from replicax import _profiling
@@ -55,33 +54,21 @@ def test_the_trace_has_the_steps_and_the_replicas_by_name(make, n, tmp_path):
     train_step(x)
     assert float(total) == 4 * 2 * n
     worker = f".worker-{jax.process_index()}" if WORKERS > 1 else ""
-    xplane, trace, perfetto = profile.files
+    xplane, trace = profile.files
     assert all(path.parent == tmp_path / "plugins" / "profile" / "here" for path in profile.files)
     host = xplane.name.removesuffix(f"{worker}.xplane.pb")
-    assert [trace.name, perfetto.name] == [f"{host}{worker}.trace.json.gz", f"{host}{worker}.perfetto.json.gz"]
+    assert trace.name == f"{host}{worker}.trace.json.gz"
     assert list(tmp_path.iterdir()) == [tmp_path / "plugins"]  # nothing is left of the writing
     assert b"train_step" in xplane.read_bytes()
-    assert steps_of(events_of(trace)) == [("train_step", 1), ("train_step", 2)]
-    events = events_of(perfetto)
-    processes = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    replicas = {pid: name for pid, name in processes.items() if name.startswith("replica ")}
-    assert {int(re.match(r"replica (\d+): [GT]PU:\d$", name)[1]) for name in replicas.values()} == set(
-        local_ids(strategy)
-    )
-    for pid in replicas:  # each of their devices has operations, in each of the steps
-        own = [event for event in events if event["pid"] == pid and event["ph"] == "X"]
-        steps = {event["name"]: event for event in own if event["name"].startswith("train_step ")}
-        assert set(steps) == {"train_step 1", "train_step 2"}
-        operations = [event for event in own if "hlo_op" in event.get("args", {})]
-        assert operations
-        for event in operations:
-            inside = [s for s in steps.values() if s["ts"] <= event["ts"] <= s["ts"] + s["dur"]]
-            assert inside or event["args"]["hlo_module"] != "jit_train_step"
+    events = events_of(trace)
+    assert steps_of(events) == [("train_step", 1), ("train_step", 2)]
+    ran = {event["args"]["hlo_module"] for event in events if "hlo_op" in event.get("args", {})}
+    assert "jit_train_step" in ran
 
 
 def test_eager_replicas_stand_in_it_by_their_numbers(tmp_path):
     strategy = mirrored(2)
-    with rx.profile(tmp_path, perfetto=False) as profile:
+    with rx.profile(tmp_path) as profile:
         strategy.run(replica_id)
     assert [path.suffixes[-1] for path in profile.files] == [".pb", ".gz"]
     names = [event.get("name") for event in events_of(profile.files[1])]
@@ -117,19 +104,6 @@ def test_an_interrupt_while_it_waits_for_the_devices_ends_the_trace(tmp_path, mo
     assert profile.files
 
 
-def test_many_steps_are_told_apart_in_little_time():
-    args = [{"run_id": str(number)} for number in range(20_000)]
-    steps = [
-        {"pid": 1, "tid": 1, "ts": 10.0 * n, "dur": 5.0, "name": "f", "args": {"step_num": n}} for n in range(10_000)
-    ]
-    calls = [{"pid": 1, "tid": 1, "ts": 5.0 * n + 1, "args": arg} for n, arg in enumerate(args)]
-    elsewhere = [{"pid": 2, "tid": 1, "ts": 1.0, "args": {"run_id": "other"}}]
-    start = time.perf_counter()
-    found = _profiling._calls_of_steps([*reversed(steps), *calls, *elsewhere])
-    assert time.perf_counter() - start < 5
-    assert found == {str(2 * n): f"f {n}" for n in range(10_000)}  # every other call is made between two steps
-
-
 def test_there_is_one_profile_at_a_time(tmp_path):
     with rx.profile(tmp_path / "first") as profile:
         with pytest.raises(RuntimeError, match=r"on already, into .*first"):
@@ -148,12 +122,3 @@ def test_a_place_where_nothing_can_be_written_is_refused_before_anything_runs(tm
     assert _profiling.active is None
     with rx.profile(tmp_path / "new" / "folder"):
         pass
-
-
-def test_devices_with_events_of_their_own_are_called_after_their_replicas():
-    """As XLA writes them for GPUs, which are processes already."""
-    process = {"ph": "M", "pid": 3, "name": "process_name", "args": {"name": "/device:GPU:1"}}
-    other = {"ph": "M", "pid": 9, "name": "process_name", "args": {"name": "/host:CPU"}}
-    kernel = {"ph": "X", "pid": 3, "tid": 7, "ts": 1.0, "dur": 2.0, "name": "fusion", "args": {"hlo_op": "fusion"}}
-    named, *rest = _profiling.named([process, other, kernel, {}], {}, {1: "replica 0: GPU:1"})
-    assert named["args"] == {"name": "replica 0: GPU:1 (/device:GPU:1)"} and rest == [other, kernel]

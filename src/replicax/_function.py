@@ -185,10 +185,6 @@ class Function:
         """The Python function's name, where programs and steps go by it."""
         return _profiling.identifier(self._python_function)
 
-    def _meshes(self) -> list[Any]:
-        """The meshes of the replicas that its programs run."""
-        return [mesh for entries in self._entries.values() for entry in entries for mesh in entry.level.meshes]
-
     @property
     def python_function(self) -> Callable[..., Any]:
         """The Python function itself."""
@@ -288,7 +284,7 @@ class Function:
             return self._run_python(args, kwargs, host=True)
         called = self._called if self._steps == 1 else self._called_several
         if _profiling.active is not None:
-            with _profiling.active.step(self, self._calls - 1):
+            with _profiling.step(self._name, self._calls - 1):
                 return called(call, args, kwargs, taped)
         return called(call, args, kwargs, taped)
 

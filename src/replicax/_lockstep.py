@@ -184,7 +184,7 @@ class _Replica:
                 stack.enter_context(_tape.beside_replicas(run.tapes))
             stack.enter_context(jax.default_device(run.mesh.local_devices[self.index]))
             if _profiling.active is not None:
-                stack.enter_context(_profiling.active.replica(run.mesh, self.id))
+                stack.enter_context(_profiling.replica(self.id))
             return self.fn(*self.args, **self.kwargs)
 
     def _main(self) -> None:
