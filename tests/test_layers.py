@@ -45,7 +45,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_quiet",
         "_exchange",
         "_late",
-        "_protobuf",
         "_topology",
         "partitioners",
         "_tpu_system",

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import enum
 import itertools
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-
-from replicax import _protobuf
-
-_FIELDS = {"mesh_shape": 1, "num_tasks": 2, "num_tpus_per_task": 3, "device_coordinates": 4}
 
 
 class Topology:
@@ -120,14 +117,9 @@ class Topology:
         return f"{_job(job)}/task:{task}/device:TPU:{ordinal}"
 
     def serialized(self) -> bytes:
-        """The topology as bytes, in the form (a protocol buffer) that TensorFlow gives it."""
-        values = {
-            "mesh_shape": self._mesh_shape.tolist(),
-            "num_tasks": self.num_tasks,
-            "num_tpus_per_task": self.num_tpus_per_task,
-            "device_coordinates": self._coordinates.ravel().tolist(),
-        }
-        return b"".join(_protobuf.encoded(_FIELDS[name], value) for name, value in values.items())
+        """Returns the topology as bytes, in JSON, of which `Topology(serialized=...)` makes it again."""
+        values = {"mesh_shape": self._mesh_shape.tolist(), "device_coordinates": self._coordinates.tolist()}
+        return json.dumps(values).encode()
 
     def _place(self, coordinates: Sequence[int]) -> tuple[int, int]:
         key = tuple(int(n) for n in coordinates)
@@ -145,17 +137,16 @@ def _job(job: str | None) -> str:
     return "" if job is None else f"/job:{job}"
 
 
-def _parsed(serialized: bytes) -> tuple[list[int], np.ndarray]:
+def _parsed(serialized: bytes) -> tuple[Any, Any]:
     if not isinstance(serialized, bytes):
         raise TypeError(f"`serialized` is the bytes that Topology.serialized() gives, got {type(serialized).__name__}.")
     try:
-        fields = dict(_protobuf.fields(serialized))
-        lists = [list(_protobuf.varints(fields[_FIELDS[name]])) for name in ("mesh_shape", "device_coordinates")]  # type: ignore[arg-type]
-        tasks, devices = fields[_FIELDS["num_tasks"]], fields[_FIELDS["num_tpus_per_task"]]
-        return lists[0], np.array(lists[1]).reshape(tasks, devices, len(lists[0]))  # type: ignore[arg-type]
-    except (KeyError, ValueError, IndexError, TypeError) as error:
+        values = json.loads(serialized)
+        return values["mesh_shape"], values["device_coordinates"]
+    except (KeyError, ValueError, TypeError) as error:
         raise ValueError(
-            f"`serialized` is no serialized topology ({error}). It is what Topology.serialized() gives."
+            f"`serialized` is no serialized topology ({error}). It is the JSON text that Topology.serialized() gives, "
+            "not TensorFlow's TopologyProto."
         ) from error
 
 

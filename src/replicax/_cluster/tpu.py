@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from replicax import _devices, _protobuf
+from replicax import _devices
 from replicax._channel import join_address
 from replicax._cluster import google, machine
 from replicax._cluster.explain import Explanation
@@ -243,21 +243,13 @@ class TPUClusterResolver(ClusterResolver):
         return TPUSystemMetadata(own * hosts, hosts, own, None, tuple(names))
 
     def set_tpu_topology(self, serialized_tpu_topology: bytes) -> None:
-        """Keeps a topology, a serialized TopologyProto, from which `tpu_hardware_feature` reads.
-
-        Args:
-            serialized_tpu_topology: the bytes.
-
-        Raises:
-            ValueError: bytes that are no such message.
-        """
-        _hardware_feature(serialized_tpu_topology)
+        """Keeps a topology, as `Topology.serialized()` gives it."""
         self._topology = serialized_tpu_topology
 
     @property
     def tpu_hardware_feature(self) -> TPUHardwareFeature | None:
-        """What the topology says about the hardware; None without a topology."""
-        return None if self._topology is None else _hardware_feature(self._topology)
+        """Returns that embeddings have no hardware of their own, once there is a topology; None without one."""
+        return None if self._topology is None else TPUHardwareFeature()
 
     def _describe(self, report: Explanation) -> None:
         name, addresses, own, source = self._workers
@@ -351,13 +343,3 @@ def _free_address(others: list[str]) -> str:
             own = "127.0.0.1"
         free.bind(("", 0))
         return f"{own}:{free.getsockname()[1]}"
-
-
-def _hardware_feature(serialized: bytes) -> TPUHardwareFeature:
-    """Reads a TopologyProto: field 5 is a message, whose field 1 is the embedding feature."""
-    try:
-        inner: Any = dict(_protobuf.fields(serialized)).get(5, b"")
-        feature: Any = dict(_protobuf.fields(inner)).get(1, 0)
-        return TPUHardwareFeature(int(feature))
-    except (ValueError, IndexError, TypeError) as error:
-        raise ValueError(f"This is no serialized topology: {serialized[:40]!r}.") from error
