@@ -104,7 +104,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_function",
         "_compiled_runs",
         "_loops",
-        "_host_maps",
         "_logical",
     ),
     "strategies": (

@@ -68,7 +68,6 @@ CASES = [
     (lambda: pytree().scatter_nd_add([[0]], [1.0]), TypeError, "`scatter_nd_add` .* tree:0 holds a pytree"),
     (lambda: pytree().gather_nd([[0]]), TypeError, "`gather_nd` is for variables of one array"),
     (lambda: pytree().sparse_read([0]), TypeError, "`sparse_read` is for variables of one array"),
-    (lambda: rx.function(lambda x: x).program_of(5), TypeError, "`program_of` takes a `Call`, got 5"),
     (lambda: rx.NcclAllReduce("x"), TypeError, "`num_packs` is an int, got 'x'"),
     (lambda: rx.HierarchicalCopyAllReduce(1.5), TypeError, "`num_packs` is an int, got 1.5"),
     (lambda: rx.CommunicationOptions("x"), TypeError, "`bytes_per_pack` is an int, got 'x'"),

@@ -29,7 +29,6 @@ from replicax import (
     _dispatch,
     _distributed_variables,
     _function,
-    _host_maps,  # noqa: F401  for the functions of datasets
     _input,
     _levels,
     _lockstep,

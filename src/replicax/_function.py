@@ -529,15 +529,6 @@ class Function:
             _rehearses.reset(token)
             self.random_numbers = numbers
 
-    def program_of(self, call: Call) -> Program | None:
-        """The program that such calls have run so far, each as one step; None where there is not one."""
-        if not isinstance(call, Call):
-            raise TypeError(
-                f"`program_of` takes a `Call`, got {call!r}. `lower(*args)` shows the program for arguments."
-            )
-        entries = self._entries.get(call.key, ())
-        return entries[0] if len(entries) == self._steps == 1 and self._input_signature is None else None
-
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """The program for these arguments as `jax.jit(...).lower` gives it, to look at; nothing is run.
 

@@ -12,15 +12,15 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from replicax._data.arithmetic import Mapped
 from replicax._data.core import Base, made
 from replicax._data.elements import as_tensor, host_structure, positive
-from replicax._data.iterators import call, call_user, fold, tensors, truth
+from replicax._data.iterators import call, call_to_host, call_user, fold, tensors, truth
 from replicax._data.parallel import ParallelMap
 from replicax._data.probe_spec import result_spec
 from replicax._data.reading import Reading, replayed
 from replicax._data.specs import AUTOTUNE, UNKNOWN_CARDINALITY, first_spec, host_spec
 from replicax._errors import InvalidArgumentError
+from replicax._recycled import Pool
 from replicax._specs import dtype_name
 
 # How many inputs `interleave` reads at a time where it is not told: fixed, so that the order is the same everywhere.
@@ -40,8 +40,6 @@ class Functions(Base):
         name: str | None = None,
     ) -> Self:
         """`map_func` of each element. After `batch` it is called once a batch, which is much faster.
-
-        A function that turns out to be simple arithmetic alone is not called any more after a while; see docs/guide.md.
 
         Args:
             map_func: takes an element, a tuple as several arguments, and returns an element.
@@ -64,7 +62,7 @@ class Functions(Base):
             raise ValueError(
                 f"`synchronous` is not supported with `num_parallel_calls`, which is {num_parallel_calls}: drop one."
             )
-        function = Mapped(map_func)
+        function = functools.partial(call_to_host, "`map_func` of `Dataset.map`", map_func, Pool())
         cores = os.cpu_count() or 1
         threads = cores if num_parallel_calls == AUTOTUNE else positive("num_parallel_calls", num_parallel_calls or 1)
         if num_parallel_calls == 0:
@@ -75,7 +73,7 @@ class Functions(Base):
             if num_parallel_calls is None or reading.probing:
                 return map(function, elements)
             in_order = deterministic is None or bool(deterministic)
-            return ParallelMap(function, elements, threads, in_order, lambda: function.is_simple)
+            return ParallelMap(function, elements, threads, in_order)
 
         return self._seen(make, lambda make: result_spec(function, self._spec(True), make), self._cardinality)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from replicax._data.buffer import advancing, on_behalf_of
 
-_END = object()
 _Future = concurrent.futures.Future[Any]
 
 
@@ -18,7 +17,7 @@ class ParallelMap(Iterator[Any]):
     """`function` of each element, called in `threads` threads, which end with the iterator.
 
     Results come in the order of the elements, or else as they are there. An error comes in the place of its result,
-    and the iterator goes on after it. While `is_quick()`, calls take less than to hand them over, and are done here.
+    and the iterator goes on after it.
     """
 
     def __init__(
@@ -27,10 +26,8 @@ class ParallelMap(Iterator[Any]):
         elements: Iterator[Any],
         threads: int,
         in_order: bool,
-        is_quick: Callable[[], bool] = lambda: False,
     ):
         self._function, self._elements, self._threads, self._in_order = function, elements, threads, in_order
-        self._is_quick = is_quick
         self._executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="replicax-map")
         # Not waiting: the collector may come along in one of these threads.
         self._close = weakref.finalize(self, self._executor.shutdown, wait=False, cancel_futures=True)
@@ -39,14 +36,8 @@ class ParallelMap(Iterator[Any]):
         self._ended = False
 
     def __next__(self) -> Any:
-        quick = self._is_quick()
-        while not (quick or self._ended) and len(self._calls) < 2 * self._threads:
+        while not self._ended and len(self._calls) < 2 * self._threads:
             self._call_next()
-        if quick and not (self._calls or self._ended):
-            element = next(self._elements, _END)
-            if element is not _END:
-                return self._function(element)
-            self._ended = True
         if not self._calls:
             self._close()
             raise StopIteration
