@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import functools
 import gc
-import operator
-import types
 import weakref
 
 import jax
@@ -17,7 +13,7 @@ import pytest
 from test_ways import SUM, a_few_strategies, mirrored, one_device
 
 import replicax as rx
-from replicax import _function, _input, _loops, _pieces, _programs
+from replicax import _input, _pieces, _programs
 from replicax._agreed_input import Pass
 from replicax._data.several import Demand
 
@@ -31,8 +27,8 @@ def programs(monkeypatch):
     called: list[int] = []
     run = _programs.Program.run
 
-    def counted(self, call, pulled, taped, steps=None):
-        called.append(1 if steps is None else steps.times)
+    def counted(self, call, pulled, taped, steps=1):
+        called.append(steps)
         return run(self, call, pulled, taped, steps)
 
     monkeypatch.setattr(_programs.Program, "run", counted)
@@ -307,7 +303,7 @@ def test_wrong_numbers_of_steps(steps, error):
         rx.function(lambda: 0, steps_per_call=steps)
 
 
-# Loops over distributed datasets, by themselves.
+# Loops over distributed datasets, which the host drives.
 
 
 SLICES = rx.data.Dataset.from_tensor_slices
@@ -333,7 +329,6 @@ def test_rows_of_several_batches_are_taken_together_and_are_the_same(what, strat
     iterator = iter(strategy.experimental_distribute_dataset(IN_MEMORY[what]))
     state, expected = iterator.save_state(), list(iterator)
     iterator.restore_state(state)
-    iterator._ask_for(3, after=1)  # as a loop does it, whose first element comes alone
     found = [next(iterator)]
     while (three := iterator._pull_several(3)) is not None:
         found += [three.take() for _ in range(three.count)]
@@ -352,14 +347,6 @@ def test_rows_of_several_batches_are_taken_together_and_are_the_same(what, strat
     assert [x is None for x in joined] == ([True] * len(joined) if what == "strings" or uneven else [])
 
 
-@pytest.fixture
-def at_once(monkeypatch):
-    """Loops take several iterations a call as soon as they can, four at the most."""
-    for name, value in {"SHORT": 60.0, "MOST": 4, "MEASURED": 1, "PATIENCE": 0.0, "CALL": 1e6}.items():
-        monkeypatch.setattr(_loops, name, value)
-    monkeypatch.setattr(_function, "_join_steps", True)
-
-
 def numbers(strategy, count=21, size=2):
     return strategy.experimental_distribute_dataset(
         rx.data.Dataset.from_tensor_slices(np.arange(count, dtype=np.float32)).batch(size)
@@ -367,15 +354,15 @@ def numbers(strategy, count=21, size=2):
 
 
 @pytest.mark.parametrize("strategy", [lambda: mirrored(2), one_device], ids=["mirrored", "one device"])
-def test_short_iterations_of_a_loop_become_one_program(strategy, programs, at_once):
+def test_a_loop_that_the_host_drives_takes_one_program_a_step(strategy, programs):
     strategy, traces = strategy(), []
     with strategy.scope():
-        v, steps = rx.Variable(0.0, aggregation=A.SUM), rx.Variable(0)
+        v = rx.Variable(0.0, aggregation=A.SUM)
 
     def replica(x):
         traces.append(1)
-        v.assign_add(x.sum())
-        return x.sum()
+        v.assign_add(jnp.sum(x) / 3)
+        return jnp.sum(x)
 
     @rx.function(autograph=True)
     def epoch(dataset):
@@ -385,225 +372,38 @@ def test_short_iterations_of_a_loop_become_one_program(strategy, programs, at_on
             total += last
             if last > 20:
                 total += 100
-            steps.assign_add(1)
             count += 2
         return total, count, last
 
-    for k in range(3):  # the last batch of each is smaller
-        total, count, last = epoch(numbers(strategy) if k == 0 else numbers(strategy, 41))
-        n = 21 if k == 0 else 41
-        expected = [sum(range(i, min(i + 2, n))) for i in range(0, n, 2)]
-        assert float(total) == sum(expected) + 100 * sum(x > 20 for x in expected)
-        assert (count, type(count), float(last)) == (10 + 2 * len(expected), int, float(n - 1))
-    assert float(v) == 210 + 2 * 820 and int(steps) == 11 + 2 * 21
-    assert 4 not in programs and programs.count(3) >= 10
+    dataset, found = numbers(strategy, 100), []
+    for _ in range(3):
+        v.assign(0.0)
+        total, count, last = epoch(dataset)
+        assert (count, type(count), float(last)) == (110, int, 197.0)
+        assert float(total) == 4950 + 100 * 45
+        found.append(v.numpy().tobytes())
+    assert len(set(found)) == 1 and programs == [1] * 150 and len(traces) == 1
 
 
-def test_a_loop_is_traced_once_for_all_its_epochs(programs, at_once):
-    strategy, traces = mirrored(2), []
-    distributed = numbers(strategy, 36)
-
-    def replica(x):
-        traces.append(1)
-        return x.sum()
-
-    @rx.function(autograph=True)
-    def epoch():
-        total = jnp.zeros(())
-        for x in distributed:
-            total += strategy.reduce(SUM, strategy.run(replica, args=(x,)), axis=None)
-        return total
-
-    assert [float(epoch()) for _ in range(3)] == [630.0] * 3  # 18 iterations each
-    assert len(traces) == 2  # by itself in the first iterations, and as a part of the whole
-    assert programs[-6:] == [1, 4, 4, 4, 4, 1]
-
-
-class Box:
-    """Things that are seen from outside."""
-
-    def __init__(self, seen):
-        self.seen = seen
-
-    @property
-    def asked(self):
-        self.seen.append(len(self.seen))
-        return 0
-
-
-WAYS_TO_BE_SEEN = [
-    *("print", "with", "append", "attribute", "item", "modulo", "float", "function", "weak"),
-    *("operator", "mapped", "method", "property", "stream", "zip", "grown"),
-]
-
-
-@pytest.mark.parametrize("what", WAYS_TO_BE_SEEN)
-def test_a_body_that_is_seen_from_outside_runs_each_time(what, at_once, capsys):
+def test_the_body_of_a_loop_runs_each_time(capsys):
     strategy, seen = mirrored(2), []
-    holder = collections.namedtuple("Holder", "values")({})
-    box, stream, grown = Box(seen), iter(range(100)), []
-
-    def noted(value):
-        seen.append(value)
-
-    def from_stream():
-        for value in stream:
-            return value
-
-    @rx.function(autograph=True)
-    def epoch(dataset, grown):
-        total, count = 0.0, 0
-        for x in dataset:
-            part = strategy.reduce(SUM, x, axis=0)
-            count += 1
-            if what == "print":
-                print("one more")
-            elif what == "with":
-                with contextlib.nullcontext(seen.append(part)):
-                    part = part * 1
-            elif what == "append":
-                seen.append(part)
-            elif what == "attribute":
-                box.last = part
-            elif what == "item":
-                holder.values[count] = part
-            elif what == "modulo":
-                if count % 5 == 0:
-                    part = part * 0
-            elif what == "float":
-                total += float(part)
-                continue
-            elif what == "function":
-                noted(part)
-            elif what == "weak":
-                part = jnp.asarray(1.0) * 2
-            elif what == "operator":
-                operator.setitem(holder.values, count, part)
-            elif what == "mapped":
-                jax.tree.map(noted, [part])
-            elif what == "method":
-                jax.tree.map(seen.append, [part])
-            elif what == "property":
-                part = part + box.asked
-            elif what == "stream":
-                part = part + from_stream()
-            elif what == "zip":
-                part = part + [number for _, number in zip([1], stream)][0]
-            elif what == "grown":
-                grown += [part]
-            total += part
-        return total
-
-    for _ in range(2):
-        seen.clear()
-        grown.clear()
-        stream = iter(range(100))
-        total = epoch(numbers(strategy, 24), grown)
-        parts = [float(i + i + 1) for i in range(0, 24, 2)]
-        more = {"modulo": -parts[4] - parts[9], "weak": 24.0 - sum(parts), "stream": 66.0, "zip": 66.0}
-        assert float(total) == sum(parts) + more.get(what, 0)
-        if what == "print":
-            assert capsys.readouterr().out == "one more\n" * 12
-        elif what in ("append", "function", "with", "mapped", "method", "grown"):
-            assert [float(x) for x in grown or seen] == parts
-        elif what == "property":
-            assert seen == list(range(12))
-        elif what == "attribute":
-            assert float(box.last) == parts[-1]
-        elif what in ("item", "operator"):
-            assert [float(holder.values[i + 1]) for i in range(12)] == parts
-        elif what == "float":
-            assert type(total) is float
-
-
-def test_what_a_loop_reads_of_python_is_what_it_is_now(at_once, programs):
-    strategy = mirrored(2)
 
     class Trainer:
         rate = 1.0
 
         @rx.function(autograph=True)
         def epoch(self, dataset):
-            total = jnp.zeros(())
             for x in dataset:
-                total += strategy.reduce(SUM, x, axis=0) * self.rate
-            return total
+                seen.append(float(strategy.reduce(SUM, x, axis=0) * self.rate))
+                self.rate += 1
+                print("one more")
 
-    trainer, distributed = Trainer(), numbers(strategy, 24)
-    for rate in (1.0, 2.0, 2.0, 3.0, 4.0, 5.0, 6.0):
-        trainer.rate = rate
-        assert float(trainer.epoch(distributed)) == 276 * rate
-    assert max(programs) > 1
-
-
-class Slots:
-    __slots__ = ("rate",)
+    Trainer().epoch(numbers(strategy, 24))
+    assert seen == [(i + 1) * (4.0 * i + 1) for i in range(12)]
+    assert capsys.readouterr().out == "one more\n" * 12
 
 
-class Config:
-    rate = 1.0
-
-
-class Rates:
-    def __init__(self):
-        self.values = {"rate": 1.0}
-        self.inner = Slots()
-        self.inner.rate = 1.0
-
-    def __getattr__(self, name):
-        return self.__dict__["values"][name]
-
-    @property
-    def last(self):
-        return self.history[-1]
-
-    def scaled(self, x):
-        return x * self.factor
-
-
-def test_a_loop_reads_all_kinds_of_python_objects_as_they_are_now(at_once, programs, monkeypatch):
-    monkeypatch.setattr(_loops, "TRACES", 100)
-    strategy, module, array, rates = mirrored(2), types.ModuleType("settings"), np.ones(1), Rates()
-    a, b, c = types.SimpleNamespace(), types.SimpleNamespace(), types.SimpleNamespace()
-    a.b, b.c, c.deep, module.rate, rates.history, rates.factor = b, c, [{"k": 1.0}], 1.0, [1.0], 1.0
-    partial, scaled = functools.partial(lambda rates, x: x * rates["rate"], opened := {"rate": 1.0}), rates.scaled
-
-    @rx.function(autograph=True)
-    def epoch(dataset):
-        total, local = jnp.zeros(()), {"two": 2}  # the same each time, though another object
-        for x in dataset:
-            part = strategy.reduce(SUM, x, axis=0) * array[0] * Config.rate * module.rate * a.b.c.deep[0]["k"]
-            total += partial(scaled(part * rates.rate * rates.inner.rate * rates.last)) * local["two"]
-        return total
-
-    distributed = numbers(strategy, 24)
-
-    def found():
-        programs.clear()
-        total = float(epoch(distributed))
-        assert max(programs) > 1
-        return total / 2
-
-    assert found() == found() == 276.0
-    assert [len(known.programs) for known in epoch._loops.values()] == [1]
-    expected = 276.0
-    for change in (
-        lambda: array.fill(2),
-        lambda: monkeypatch.setattr(Config, "rate", 2.0),
-        lambda: setattr(module, "rate", 2.0),
-        lambda: c.deep[0].update(k=2.0),
-        lambda: rates.values.update(rate=2.0),
-        lambda: setattr(rates.inner, "rate", 2.0),
-        lambda: rates.history.append(2.0),
-        lambda: setattr(rates, "factor", 2.0),
-        lambda: opened.update(rate=2.0),
-    ):
-        change()
-        expected *= 2
-        assert found() == expected
-
-
-def test_a_loop_and_its_body_may_take_elements_of_one_iterator(at_once):
+def test_a_loop_and_its_body_may_take_elements_of_one_iterator():
     strategy = mirrored(2)
     iterator = iter(numbers(strategy, 24))
     following = rx.function(lambda: strategy.reduce(SUM, next(iterator), axis=0))
@@ -618,53 +418,7 @@ def test_a_loop_and_its_body_may_take_elements_of_one_iterator(at_once):
     assert float(epoch(iterator)) == sum(10 * (i + i + 1) + (i + 2 + i + 3) for i in range(0, 24, 4))
 
 
-def test_a_function_tells_how_its_loops_run(at_once, monkeypatch):
-    strategy, seen = mirrored(2), []
-
-    def replica(x):
-        return x.sum()
-
-    @rx.function(autograph=True)
-    def epoch(dataset):
-        total, count = 0.0, 0
-        for x in dataset:
-            total += strategy.reduce(SUM, x, axis=0)
-        for step, x in enumerate(dataset):
-            total += step * strategy.reduce(SUM, x, axis=0)
-        for x in dataset:
-            seen.append(strategy.reduce(SUM, x, axis=0))
-        for x in dataset:
-            count += 1
-            if count % 2 == 0:
-                total += strategy.reduce(SUM, x, axis=0)
-        for _ in dataset:
-            print(end="")
-        for x in dataset:
-            if strategy.reduce(SUM, x, axis=0) > 3:
-                break
-        for _ in range(3):
-            count += 1
-        return total
-
-    assert epoch.pretty_printed_loops() == ""
-    epoch(numbers(strategy, 36))
-    one, file = "one iteration a call: ", __file__
-    lines = epoch.pretty_printed_loops().splitlines()
-    first = epoch.python_function.__code__.co_firstlineno
-    assert lines == [
-        f"{file}:{first + 3}: 4 iterations a call",
-        f"{file}:{first + 5}: {one}it goes over enumerate, and not over a distributed dataset itself",
-        f"{file}:{first + 7}: {one}it calls list.append, which may do more than compute, or asks for a value",
-        f"{file}:{first + 9}: {one}it asks for the value of an integer that it counts",
-        f"{file}:{first + 13}: {one}it assigns attributes, items or globals, or has `with`, `yield` or `print`",
-        f"{file}:{first + 15}: {one}it has a break or a return",
-    ]
-    monkeypatch.setattr(_function, "_join_steps", False)
-    epoch(numbers(strategy, 36))
-    assert f":{first + 3}: {one}rx.config.join_short_steps(False) holds" in epoch.pretty_printed_loops()
-
-
-def test_loops_in_one_program_keep_nothing_alive(at_once, programs):
+def test_a_loop_keeps_no_variables_alive():
     strategy = mirrored(2)
     distributed = numbers(strategy, 24)
 
@@ -693,9 +447,7 @@ def test_loops_in_one_program_keep_nothing_alive(at_once, programs):
         trainer = Trainer() if k % 2 else None
         v, epoch = (trainer.v, trainer.epoch) if trainer else trained()
         for _ in range(2):
-            programs.clear()
             epoch()
-            assert max(programs) > 1
         assert float(v) == 552.0
         gone.append(weakref.ref(v))
     del trainer, v, epoch
@@ -703,7 +455,7 @@ def test_loops_in_one_program_keep_nothing_alive(at_once, programs):
     assert [reference() for reference in gone] == [None] * len(gone)
 
 
-def test_an_exception_in_a_loop_comes_in_its_place(at_once, programs):
+def test_an_exception_in_a_loop_comes_in_its_place():
     def made():
         yield from np.arange(36, dtype=np.float32).reshape(18, 2)
         raise ArithmeticError("no more of these")
@@ -721,16 +473,6 @@ def test_an_exception_in_a_loop_comes_in_its_place(at_once, programs):
         with pytest.raises(ArithmeticError, match="no more of these"):
             epoch()
         assert float(v) == 630 * k
-    assert max(programs) > 1
-
-    programs.clear()
-    rx.config.join_short_steps(False)
-    try:
-        with pytest.raises(ArithmeticError, match="no more of these"):
-            epoch()
-    finally:
-        rx.config.join_short_steps(True)
-    assert float(v) == 630 * 3 and max(programs, default=1) == 1
 
 
 @pytest.mark.parametrize("strategy", [one_device, lambda: mirrored(2)], ids=["one_device", "mirrored"])

@@ -21,7 +21,7 @@ import jax
 from malt.core import converter
 from malt.operators import function_wrappers, py_builtins
 
-from replicax import _blocks, _conversion, _loops, _operators, _pure, _rewriting
+from replicax import _blocks, _conversion, _operators, _rewriting
 from replicax._blocks import Undefined, UndefinedReturnValue
 
 # Libraries whose functions are called as they are: written for JAX, or with no tensors in their control flow.
@@ -87,8 +87,6 @@ def converted_call(f: Any, args: tuple, kwargs: dict | None, scope: Any = None, 
     if isinstance(f, functools.partial):
         return converted_call(f.func, (*f.args, *args), {**f.keywords, **kwargs}, scope)
     if id(f) in _IN_CONTEXT:
-        if _pure.is_watched():
-            _pure.refuse(f"it calls {f.__name__}")
         return _IN_CONTEXT[id(f)](args, scope)
     if id(f) in _BUILTINS:
         return _BUILTINS[id(f)](*args, **kwargs)
@@ -96,16 +94,8 @@ def converted_call(f: Any, args: tuple, kwargs: dict | None, scope: Any = None, 
     users = function is not None and _conversion.is_on() and _is_the_users(function)
     rewritten = _rewritten(function) if function is not None and users else None
     if function is None or rewritten is None:
-        return _watched_call(f, args, kwargs) if _pure.is_watched() else f(*args, **kwargs)
-    _pure.entering(function)
-    return rewritten(*first, *args, **kwargs)
-
-
-def _watched_call(f: Any, args: tuple, kwargs: dict) -> Any:
-    if isinstance(f, types.FunctionType) and _rewriting.is_rewritten(f.__code__):  # defined in converted code
-        _pure.entering(f)
         return f(*args, **kwargs)
-    return _pure.call(f, args, kwargs, converted_call)
+    return rewritten(*first, *args, **kwargs)
 
 
 def _python_function(f: Any) -> tuple[types.FunctionType | None, tuple]:
@@ -138,7 +128,7 @@ _OPERATORS = types.SimpleNamespace(
     assert_stmt=_operators.assert_stmt,
     autograph_artifact=converted_artifact,
     converted_call=converted_call,
-    for_stmt=_loops.for_stmt,
+    for_stmt=_operators.for_stmt,
     if_exp=_operators.if_exp,
     if_stmt=_operators.if_stmt,
     ld=_operators.ld,

@@ -19,7 +19,6 @@ import inspect
 import operator
 import threading
 import time
-import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -96,28 +95,6 @@ def functions_run_eagerly() -> bool:
     return _run_eagerly or _rehearses.get()
 
 
-_join_steps = True
-
-
-def join_short_steps(join: bool) -> None:
-    """Whether loops over distributed datasets may take several short iterations in one program; they may by default.
-
-    When they begin to is decided by time, and what one program computes may differ from several in the last digits.
-    Without it two runs of a program give the same, bit by bit. Simple functions of `Dataset.map` are then called for
-    each element, too, where otherwise NumPy does what they do once their calls have taken a while.
-
-    >>> import replicax as rx
-    >>> rx.config.join_short_steps(True)
-    """
-    global _join_steps
-    _join_steps = bool(join)
-
-
-def short_steps_join() -> bool:
-    """Whether `join_short_steps(True)` holds."""
-    return _join_steps
-
-
 class _CreatesVariables(Abort):
     pass
 
@@ -125,11 +102,6 @@ class _CreatesVariables(Abort):
 def host_driven() -> bool:
     """Whether `strategy.run` is to compile by itself."""
     return _modes.host_driven
-
-
-def loops() -> dict[types.CodeType, Any]:
-    """What is known of the loops of the function that the host drives."""
-    return _modes.driven._loops
 
 
 def note_creation() -> None:
@@ -167,7 +139,6 @@ class Function:
         self._methods: dict[int, Function] = {}
         self._bound = weakref.WeakValueDictionary[int, _Method]()  # `instance.method is instance.method`
         self._runs: dict[Any, tuple[Function, list[Any]]] = {}  # what it has `strategy.run` compile
-        self._loops: dict[types.CodeType, Any] = {}  # what is known of its loops that the host drives (see `_loops`)
         self._uneven = UnevenCalls(python_function)
         self._traces = self._calls = 0
         self._retraced = 0  # the calls for which it was traced; a program may also be asked for without a call
@@ -222,17 +193,6 @@ class Function:
     def pretty_printed_concrete_signatures(self, verbose: bool = True) -> str:
         """The names, dtypes and shapes of the programs that there are, one a line."""
         return "\n".join(entry.label for entries in self._entries.values() for entry in entries)
-
-    def pretty_printed_loops(self) -> str:
-        """How each loop over a dataset in it ran last: how many iterations a call takes, or why only one; a line each.
-
-        docs/guide.md has an example. Where all of the function is one program, there is nothing to tell.
-
-        >>> import replicax as rx
-        >>> rx.function(lambda x: 2 * x).pretty_printed_loops()
-        ''
-        """
-        return "\n".join(map(str, self._loops.values()))
 
     def experimental_get_tracing_count(self) -> int:
         """How many times the Python code was traced."""
@@ -320,7 +280,7 @@ class Function:
         """As many steps as are one call: in one program where it can be, and one by one elsewhere."""
         several = None
         if not (taped or call.ragged or self._is_host_driven(call)):
-            several = self._found_several(call, args, kwargs, self._steps)
+            several = self._found_several(call, args, kwargs)
         if several is not None:
             return several.entry.run(call, several.elements, taped, several.steps)
 
@@ -331,14 +291,12 @@ class Function:
 
         return self._repeated(step, lambda: _several.has_more(self._entries.get(call.key), call.iterators))
 
-    def _found_several(
-        self, call: Call, args: tuple, kwargs: dict, count: int, carries: bool = False
-    ) -> _several.Found | None:
+    def _found_several(self, call: Call, args: tuple, kwargs: dict) -> _several.Found | None:
         """The program of so many steps and its elements; None where there is none for the elements that come."""
         if _nans.are_looked_for():
             return None
-        entries = self._entries.setdefault(call.key, [])
-        several = _several.found(entries, count, call.iterators, carries) if entries else _several.NOT_TRACED
+        entries, count = self._entries.setdefault(call.key, []), self._steps
+        several = _several.found(entries, count, call.iterators) if entries else _several.NOT_TRACED
         if several is not _several.NOT_TRACED:
             return several
         for iterator in call.iterators:
@@ -347,7 +305,7 @@ class Function:
         with self._turn():
             if len(entries) == known and self._ahead(call, lambda: self._new_program(call, args, kwargs)) is None:
                 return None
-        several = _several.found(entries, count, call.iterators, carries)
+        several = _several.found(entries, count, call.iterators)
         return None if several is _several.NOT_TRACED else several  # other elements come than were just pushed back
 
     def _run(self, call: Call, args: tuple, kwargs: dict) -> Any:

@@ -86,10 +86,10 @@ class DistributedIterator(ElementIterator, Distributed):
         self._demand = Demand()
         self._closed = False
 
-    def _ask_for(self, count: int, after: int = 0) -> None:
+    def _ask_for(self, count: int) -> None:
         # The threads of several workers would come to know at different elements, and make other arrays of them.
         if self._dataset._worker.size == 1:
-            self._demand.ask(count, self._position + after)
+            self._demand.ask(count, self._position)
 
     def _next_element(self) -> Any:
         if self._closed:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -39,24 +38,6 @@ from replicax._pulls import Pull, element_arrays
 from replicax._values import PerReplica
 
 _nowhere = contextlib.nullcontext()
-
-
-class _Observing(threading.local):
-    def __init__(self) -> None:
-        self.outputs: list[Any] | None = None
-
-
-_observing = _Observing()
-
-
-@contextlib.contextmanager
-def observed() -> Iterator[list[Any]]:
-    """A context that gives outputs of the last program that was called in it, to wait for."""
-    _observing.outputs = []
-    try:
-        yield _observing.outputs
-    finally:
-        _observing.outputs = None
 
 
 def meshes_of(level: _levels.Level, call: Call, pulls: Sequence[Pull]) -> list[Any]:
@@ -177,7 +158,7 @@ class Program:
         self._arranged_at = -1  # `_packs.changes` when `_inputs` was made
         self._inputs: Any = None
         self._compiled: Any = None
-        self._several: dict[_several.Steps, _several.Repeated] = {}  # programs of several steps
+        self._several: dict[int, _several.Repeated] = {}  # programs of several steps, by how many
         self._taped = jax.jit(self._named(self._compute_taped))  # for calls under a gradient tape
         if not level.local:
             self._pack()
@@ -275,7 +256,7 @@ class Program:
         results = list(out[self._state_count :])
         return [*results, jnp.zeros((), jnp.int8)] if self._mesh is not None and self._token == -1 else results
 
-    def _repeated(self, steps: _several.Steps) -> _several.Repeated:
+    def _repeated(self, steps: int) -> _several.Repeated:
         """The program of several steps."""
         if steps not in self._several:
             inputs, donors = self._inputs, {id(variable) for variable, _ in self._inputs.donors}
@@ -293,10 +274,11 @@ class Program:
 
     # A call.
 
-    def run(self, call: Call, pulled: Sequence[Any], taped: bool, steps: _several.Steps | None = None) -> Any:
+    def run(self, call: Call, pulled: Sequence[Any], taped: bool, steps: int = 1) -> Any:
         """Runs it with the arguments of a call and the elements that it pulled; a gradient tape may look on.
 
-        With `steps` it is the program of so many, and the elements are those of all of them (see `_several`).
+        With more than one of `steps` it is the program of so many, and the elements are those of all of them (see
+        `_several`).
         """
         if _nans.are_looked_for() and not self._checks and not taped:
             with jax.debug_nans(False):  # JAX would name neither the operation nor the line
@@ -315,11 +297,11 @@ class Program:
         call: Call,
         pulled: Sequence[Any],
         taped: bool,
-        steps: _several.Steps | None,
+        steps: int,
         awaited: set[int] | None = None,
     ) -> Any:
         frame, level, mesh = _levels.frame(), self.level, self._mesh
-        label = self.label if steps is None else f"{steps.times} steps of {self.label}"
+        label = self.label if steps == 1 else f"{steps} steps of {self.label}"
         chosen: Any = self
         with (
             _dispatch.calling(mesh, label, small=True) if mesh is not None else _nowhere as under_way,
@@ -336,7 +318,7 @@ class Program:
                 program, arguments = self._taped, (self._tape_reads(frame), elements, call.dynamic)
             else:
                 arguments = (*self._variables(frame), elements, call.dynamic)
-                chosen = self if steps is None else self._repeated(steps)
+                chosen = self if steps == 1 else self._repeated(steps)
                 program = chosen._compiled
             if awaited is not None:
                 awaited.update(self._assigned() - _levels.awaited)
@@ -358,14 +340,12 @@ class Program:
                 self._store_taped(frame, new)
             if under_way is not None:
                 under_way.output = results[chosen._token]
-            if _observing.outputs is not None:
-                _observing.outputs[:] = [*results[-1:], *new[-1:]]
         if self._guard is not None:  # what it prints comes out before the call returns
             self._end(frame, new, results, arguments, taped)
         return self.results.rebuilt(results)
 
-    def _tell_of_compiling(self, steps: _several.Steps | None) -> None:
-        name = self.name if steps is None else f"{self.name}, {steps.times} steps a call,"
+    def _tell_of_compiling(self, steps: int) -> None:
+        name = self.name if steps == 1 else f"{self.name}, {steps} steps a call,"
         name = f"{name} with a look for NaN" if self._checks else name
         _compile_log.end(name, *self.told_of)
         self.told_of = ToldOf(0.0, self.told_of.inputs, "It had been compiled for these before. ")

@@ -31,13 +31,6 @@ def token_of(results: Sequence[Any], repeats: int = 1) -> int:
     return next(small, -1)
 
 
-class Steps(NamedTuple):
-    """How many steps one program takes, and whether what a step returns is what the next one gets for arguments."""
-
-    times: int
-    carries: bool = False
-
-
 class Repeated:
     """The program of so many steps.
 
@@ -47,9 +40,9 @@ class Repeated:
         told: whether it is to be known when a call ends.
     """
 
-    def __init__(self, steps: Steps, results: Sequence[Any], told: bool):
+    def __init__(self, steps: int, results: Sequence[Any], told: bool):
         self._steps, self._results = steps, len(results)
-        self._token = token_of(results, 1 if steps.carries else steps.times)
+        self._token = token_of(results, steps)
         self._own_token = told and self._token == -1
         self._compiled_at = -1
         self._compiled: Any = None
@@ -63,7 +56,7 @@ class Repeated:
     ) -> Callable[..., tuple[list[Any], list[Any]]]:
         """What is to be compiled: the same as `step`, but for the elements, which are those of all steps.
 
-        It gives the variables' last values, and the results of the steps stacked; where it carries, the last ones.
+        It gives the variables' last values, and the results of the steps stacked.
 
         Args:
             step: the program of one step, as `_programs` has it.
@@ -71,25 +64,23 @@ class Repeated:
             rows: which of the elements' arrays have the replicas along their first axis.
             over_steps: makes of a result's place and the stacked results what is to be returned.
         """
-        (count, carries), number = self._steps, self._results
+        count, number = self._steps, self._results
 
         def program(
             replaced: list[Any], donated: list[Any], read: list[Any], kept: list[Any], pulled: Any, dynamic: Any
         ) -> tuple[list[Any], list[Any]]:
-            def body(carry: tuple[list[Any], list[Any], list[Any]], elements: list[Any]) -> Any:
-                vectors, leaves, arguments = carry
-                own = leaves[: len(donated)]
-                new, results = step(vectors, own, read, kept, elements, arguments if carries else dynamic)
-                after, results = [strong(x) for x in new], results[:number]
-                vectors, leaves = after[: len(replaced)], after[len(replaced) :]
-                return (vectors, leaves, [strong(x) for x in results] if carries else []), [] if carries else results
+            def body(carry: tuple[list[Any], list[Any]], elements: list[Any]) -> Any:
+                vectors, leaves = carry
+                new, results = step(vectors, leaves[: len(donated)], read, kept, elements, dynamic)
+                after = [strong(x) for x in new]
+                return (after[: len(replaced)], after[len(replaced) :]), results[:number]
 
             # Variables that are only written have no value before.
             fresh = [jnp.zeros(kind.shape, kind.dtype) for kind in types]
-            start = list(replaced), [*(strong(x) for x in donated), *fresh], [strong(x) for x in dynamic if carries]
+            start = list(replaced), [*(strong(x) for x in donated), *fresh]
             elements = [jnp.moveaxis(x, 1, 0) if of_replicas else x for x, of_replicas in zip(pulled, rows)]
-            (vectors, leaves, last), stacked = lax.scan(body, start, elements, length=count)
-            results = last if carries else [over_steps(i, x) for i, x in enumerate(stacked)]
+            (vectors, leaves), stacked = lax.scan(body, start, elements, length=count)
+            results = [over_steps(i, x) for i, x in enumerate(stacked)]
             return [*vectors, *leaves], [*results, jnp.zeros((), jnp.int8)] if self._own_token else results
 
         return program
@@ -99,14 +90,14 @@ class Found(NamedTuple):
     """What a call of several steps runs: the program of one step, if there is one, and the elements."""
 
     entry: Any
-    steps: Steps
+    steps: int
     elements: list[Any]
 
 
-NOT_TRACED = Found(None, Steps(0), [])
+NOT_TRACED = Found(None, 0, [])
 
 
-def found(entries: Sequence[Any], count: int, arguments: list[Any], carries: bool = False) -> Found | None:
+def found(entries: Sequence[Any], count: int, arguments: list[Any]) -> Found | None:
     """The next elements, with the program that takes them; None where the steps have to run one by one.
 
     `entries` are the programs of one step that there are. Where none takes the elements, it is `NOT_TRACED`, and they
@@ -114,7 +105,7 @@ def found(entries: Sequence[Any], count: int, arguments: list[Any], carries: boo
     """
     first = entries[0]
     sources = [pull.source(arguments) for pull in first.pulls]
-    if any(source is None for source in sources) or len({id(x._itself()) for x in sources}) < len(sources):
+    if any(source is None for source in sources) or len({id(x) for x in sources}) < len(sources):
         return None
     pulled: list[Any] = []
     with outside():
@@ -132,7 +123,7 @@ def found(entries: Sequence[Any], count: int, arguments: list[Any], carries: boo
             for source, several in zip(sources, pulled):
                 source._push_several_back(several)
             return NOT_TRACED if entry is None and len(pulled) == len(sources) else None
-    return Found(entry, Steps(count, carries), elements)
+    return Found(entry, count, elements)
 
 
 def _takes(pulls: Sequence[Pull], elements: Sequence[Any]) -> bool:

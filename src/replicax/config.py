@@ -11,7 +11,7 @@ from replicax._assigned_alike import refuse_different_assignments
 from replicax._compilation_cache import set_compilation_cache
 from replicax._compile_log import log_compiles
 from replicax._devices import device_table, set_virtual_devices
-from replicax._function import functions_run_eagerly, join_short_steps, run_functions_eagerly
+from replicax._function import functions_run_eagerly, run_functions_eagerly
 from replicax._runtime import set_timeouts as set_job_timeouts
 from replicax._runtime import timeouts as job_timeouts
 from replicax._tpu_system import experimental_connect_to_cluster, experimental_connect_to_host
@@ -21,7 +21,6 @@ __all__ = [
     "experimental_connect_to_host",
     "functions_run_eagerly",
     "job_timeouts",
-    "join_short_steps",
     "list_devices",
     "log_compiles",
     "refuse_different_assignments",

@@ -146,12 +146,8 @@ class ElementIterator(Iterator[Any]):
         finally:
             advancing.locks = before
 
-    def _itself(self) -> ElementIterator:
-        """The iterator whose elements it gives."""
-        return self
-
-    def _ask_for(self, count: int, after: int = 0) -> None:
-        """Elements are taken so many at a time from now on, `after` so many single ones."""
+    def _ask_for(self, count: int) -> None:
+        """Elements are taken so many at a time from now on."""
 
     @exclusive
     def _pull(self) -> Any:

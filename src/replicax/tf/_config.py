@@ -173,11 +173,7 @@ def get_memory_info(device: str) -> dict[str, int]:
 
 
 def enable_op_determinism() -> None:
-    """Has XLA compile deterministic GPU operations, if JAX has not started; random numbers need `set_seed`.
-
-    Loops whose steps are short run as they are written: see `replicax.config.join_short_steps`.
-    """
-    _function.join_short_steps(False)
+    """Has XLA compile deterministic GPU operations, if JAX has not started; random numbers need `set_seed`."""
     flag = "--xla_gpu_deterministic_ops=true"
     if flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
