@@ -67,6 +67,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_collectives",
         "_across",
         "_shards",
+        "_sharded_evaluation",
         "_cross_device_ops",
         "_assigned_alike",
         "_lockstep",

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _dispatch, _function, _levels, _nest, _shards, _spmd, _states
+from replicax import _context, _dispatch, _function, _levels, _nest, _sharded_evaluation, _shards, _spmd, _states
 from replicax._distributed_variables import MirroredVariable
 from replicax._sharded_variables import ShardedVariable
 from replicax._types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
@@ -238,7 +238,7 @@ class Optimizer:
         cut = [self.state._has_rows(i) for i in range(len(kinds))]
         parts = [_shards.Part(x, kind.shape) if is_part else x for x, kind, is_part in zip(state, kinds, cut)]
         known = [_shards.known_part(x, count) for x in parameters]
-        results = _shards.evaluate(closed, [*gradients, *parts, *known], count)
+        results = _sharded_evaluation.evaluate(closed, [*gradients, *parts, *known], count)
         new_state = []
         for value, kind, is_part in zip(results[len(parameters) :], kinds, cut):
             if tuple(value.shape) != kind.shape:
