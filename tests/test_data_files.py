@@ -86,21 +86,40 @@ def test_looking_for_the_spec_writes_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("count", [0, 1, 1023, 1024, 1025, 3000])
+def test_a_file_has_all_elements_whatever_their_number_and_shapes(tmp_path, count):
+    texts = R(count).map(lambda n: (n, np.array(b"x" * int(n % 5)), np.zeros((int(n % 3), 2), np.int8)))
+    kept = texts.cache(str(tmp_path / "cache"))
+    assert listed(kept) == listed(kept) == listed(texts)
+
+
+def test_elements_of_several_ranks_have_files_and_those_of_several_dtypes_have_not(tmp_path):
+    ranks = Dataset.from_generator(lambda: iter([1, [2], [[3]], [[4]], 5])).cache(str(tmp_path / "ranks"))
+    assert listed(ranks) == listed(ranks) == [1, [2], [[3]], [[4]], 5]
+    with pytest.raises(InvalidArgumentError, match="one structure and its dtypes"):
+        listed(Dataset.from_generator(lambda: iter([1, 2.0])).cache(str(tmp_path / "dtypes")))
+
+
+def test_a_cache_of_numbers_in_the_other_byte_order_has_their_values(tmp_path):
+    kept = Dataset.from_tensor_slices(np.arange(3, dtype=">f4")).cache(str(tmp_path / "cache"))
+    assert listed(kept) == listed(kept) == [0, 1, 2]
+
+
+def test_numpy_reads_the_files_of_elements(tmp_path):
+    listed(R(3).map(lambda n: np.full(int(n), n)).cache(str(tmp_path / "cache")))
+    with np.load(tmp_path / "cache") as arrays:
+        assert arrays["0.0.values"].tolist() == [1, 2, 2] and arrays["0.0.shapes"].tolist() == [[0], [1], [2]]
+
+
 def test_damaged_files_are_named(tmp_path):
     path = tmp_path / "cache"
     dataset = R(3).cache(str(path))
     listed(dataset)
     whole = path.read_bytes()
-    for damaged, message in [
-        (whole[:-12], "ends in the middle of an element"),
-        (whole[:-25], "ends after 3 elements, before its end"),
-        (whole + b"\x00", "ends in the middle of an element"),
-        (whole[:-30] + bytes([whole[-30] ^ 1]) + whole[-29:], "a checksum does not fit"),
-        (b"hello", "is no file of elements that replicax wrote"),
-        (b"", "is no file of elements that replicax wrote"),
-    ]:
+    place = whole.index(np.arange(3).tobytes())
+    for damaged in (whole[:-12], whole[:place] + b"\x01" + whole[place + 1 :], b"hello", b""):
         path.write_bytes(damaged)
-        with pytest.raises(DataLossError, match=message):
+        with pytest.raises(DataLossError, match=f"{path} is damaged, or is no file of elements that replicax wrote"):
             listed(dataset)
     with pytest.raises(IsADirectoryError, match="is a folder. Give the name of a file"):
         listed(R(3).cache(str(tmp_path)))

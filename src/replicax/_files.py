@@ -6,6 +6,7 @@ a checksum of that, the bytes, and a checksum of these; both are CRC-32C, rotate
 
 from __future__ import annotations
 
+import gzip
 import importlib.util
 import itertools
 import os
@@ -19,7 +20,7 @@ from replicax import _help
 from replicax._data import UNKNOWN_CARDINALITY, Dataset, Reading, replayed
 from replicax._data.elements import positive
 from replicax._data.sources import names_of
-from replicax._data.stored import checked_compression, opened
+from replicax._data.stored import checked_compression
 from replicax._errors import DataLossError, InvalidArgumentError
 from replicax._specs import TensorSpec
 
@@ -33,7 +34,7 @@ class _FileDataset(Dataset):
         kind, names = checked_compression(compression), names_of(filenames)
 
         def elements(name: bytes) -> Iterator[Any]:
-            with opened(name, kind) as file:
+            with _opened(name, kind) as file:
                 for text in read(file, name):
                     element = np.empty((), object)
                     element[()] = text
@@ -187,7 +188,7 @@ class TFRecordWriter:
         self._checksum = _checksums()
         if self._checksum is None:
             raise ImportError(f"TFRecordWriter needs the package google-crc32c: {_help.install('data')}.")
-        self._file = opened(os.fspath(path), checked_compression(getattr(options, "compression_type", options)), "wb")
+        self._file = _opened(os.fspath(path), checked_compression(getattr(options, "compression_type", options)), "wb")
 
     def write(self, record: Any) -> None:
         """Writes one record, of bytes or text."""
@@ -212,6 +213,11 @@ class TFRecordWriter:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _opened(path: str | bytes | os.PathLike[Any], compression: str | None, mode: str = "rb") -> BinaryIO:
+    """Opens a file, through GZIP where `compression` says so."""
+    return gzip.open(path, mode) if compression == "GZIP" else open(path, mode)  # type: ignore[return-value]
 
 
 def _checksums() -> Callable[[bytes], int] | None:

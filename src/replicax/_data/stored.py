@@ -1,44 +1,43 @@
 """Elements on disk: caches, snapshots and saved datasets.
 
-A file has a first line that tells the format, and then records. A record is the length of its bytes (64 bits), a
-checksum, the bytes, and a checksum again. A checksum is the CRC-32 of all lengths and bytes of the file up to there,
-so that a length is not believed before it is checked, and records that have changed places are noticed. The first
-record is JSON: the elements' structure, dtypes and shapes, and to which saving the file belongs. One for an element
-begins with a byte 1, and has for each array its rank and dimensions as 64-bit numbers, and its bytes; strings have
-their lengths before them. The last record has a byte 0 and the number of elements. All numbers are little-endian.
-Files and folders come into place whole (see `_atomic_files`).
+A file of elements is an `.npz` file, which `numpy.load` reads too: a zip archive of `.npy` arrays, with a CRC-32 of
+each. It has consecutive elements in chunks. A chunk has two arrays for each leaf of the elements:
+`CHUNK.LEAF.values` are the values of all elements one after the other, and `CHUNK.LEAF.shapes` the shape of each
+element. Strings are stored as bytes, with their lengths in `CHUNK.LEAF.lengths`, and so are dtypes that `.npy` does
+not know. The last member, `elements.json`, is the elements' structure and dtypes, how many elements each chunk has,
+and to which saving the file belongs. Files and folders come into place whole (see `_atomic_files`).
 """
 
 from __future__ import annotations
 
 import collections
-import gzip
+import contextlib
+import io
 import json
 import os
-import struct
 import uuid
-import zlib
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any
 
 import jax
 import numpy as np
 
 from replicax._atomic_files import Kind, existing, read_record, replacing, write_record
+from replicax._data.core import Base
 from replicax._data.elements import flatten, tensor_dtype
 from replicax._data.reading import Maker, Reading, replayed
 from replicax._errors import DataLossError, InvalidArgumentError
 from replicax._specs import TensorSpec, as_dtype, spec_of
 
-if TYPE_CHECKING:
-    from replicax._data.core import Base
-
-_FORMAT = "replicax dataset 2"  # 1 had no checksums; no release wrote it
-_BEGINNING = b"replicax elements 2\n"
+_FORMAT = "replicax dataset 3"
 RECORD = "replicax-dataset.json"
 DATASET, _CACHE = Kind("saved dataset", RECORD), Kind("cache")
-_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, struct.error)  # what no writer wrote
+_ABOUT = "elements.json"
+_SUFFIX = ".elements.npz"
+_CHUNK_ELEMENTS, _CHUNK_BYTES = 1024, 1 << 20  # a chunk ends with the element that reaches one of these
+_STRING = np.dtype(object)
 
 
 # --- structures as JSON ----------------------------------------------------------------------------------------------
@@ -75,13 +74,8 @@ def read_description(description: Any) -> Any:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
-def opened(path: str | bytes | os.PathLike[Any], compression: str | None, mode: str = "rb") -> BinaryIO:
-    """The file, read or written through GZIP where `compression` says so."""
-    return gzip.open(path, mode) if compression == "GZIP" else open(path, mode)  # type: ignore[return-value]
-
-
 def checked_compression(compression: str | None, *further: str) -> str | None:
-    """`compression`, if it is one that there is."""
+    """Returns `"GZIP"` or None for the compression that a user gave."""
     if compression not in (None, "", "NONE", "GZIP", *further):
         raise ValueError(f'The compression is "GZIP" or None, got {compression!r}.')
     return "GZIP" if compression == "GZIP" else None
@@ -92,147 +86,119 @@ class Writer:
 
     def __init__(self, path: str | os.PathLike[str], compression: str | None, **about: Any):
         self.count = 0
-        self._about, self._spec, self._checksum = about, None, 0
-        self._file = opened(path, compression, "wb")
-        self._file.write(_BEGINNING)
+        self._about, self._spec = about, None
+        self._structure, self._dtypes, self._description = None, list[np.dtype](), described(())
+        self._waiting: list[list[np.ndarray]] = []  # the leaves of the elements of the next chunk
+        self._bytes, self._chunks = 0, list[int]()
+        how = zipfile.ZIP_DEFLATED if compression == "GZIP" else zipfile.ZIP_STORED
+        self._file = zipfile.ZipFile(path, "w", how)
 
     def write(self, element: Any) -> None:
         """Writes one element."""
-        if self._spec is None:
-            self._begin(spec_of(element))
         leaves, structure = flatten(element)
-        if structure != jax.tree.structure(self._spec):
+        if self._spec is None:
+            self._spec = spec_of(element)
+            self._structure, self._dtypes = structure, [array.dtype for array in leaves]
+            self._description = described(self._spec)
+        if structure != self._structure or [array.dtype for array in leaves] != self._dtypes:
             raise InvalidArgumentError(
-                f"Elements of one file have one structure: the first is {self._spec}, number {self.count} "
-                f"{spec_of(element)}."
+                f"Elements of one file have one structure and its dtypes: the first is {self._spec}, number "
+                f"{self.count} {spec_of(element)}."
             )
-        parts = [b"\x01"]
-        for array in leaves:
-            parts.append(struct.pack(f"<{1 + array.ndim}q", array.ndim, *array.shape))
-            if array.dtype == np.dtype(object):
-                for text in array.ravel():
-                    parts += [struct.pack("<q", len(text)), text]
-            else:
-                parts.append(array.tobytes())
-        self._record(b"".join(parts))
+        if self._waiting and [array.ndim for array in leaves] != [array.ndim for array in self._waiting[0]]:
+            self._end_chunk()
+        self._waiting.append([np.array(array) for array in leaves])  # copies: iterators may use their memory again
+        self._bytes += sum(array.nbytes for array in leaves)
         self.count += 1
+        if len(self._waiting) >= _CHUNK_ELEMENTS or self._bytes >= _CHUNK_BYTES:
+            self._end_chunk()
 
-    def _begin(self, spec: Any) -> None:
-        self._spec = spec
-        self._record(json.dumps({"spec": described(spec), **self._about}).encode())
-
-    def _record(self, content: bytes) -> None:
-        length = struct.pack("<Q", len(content))
-        before = zlib.crc32(length, self._checksum)
-        self._checksum = zlib.crc32(content, before)
-        self._file.write(b"".join([length, struct.pack("<I", before), content, struct.pack("<I", self._checksum)]))
+    def _end_chunk(self) -> None:
+        for leaf, arrays in enumerate(zip(*self._waiting)):
+            for part, array in _packed(arrays).items():
+                content = io.BytesIO()
+                np.lib.format.write_array(content, array, allow_pickle=False)
+                self._file.writestr(f"{len(self._chunks)}.{leaf}.{part}.npy", content.getbuffer())
+        self._chunks.append(len(self._waiting))
+        self._waiting, self._bytes = [], 0
 
     def finish(self) -> None:
         """Ends the file."""
-        if self._spec is None:
-            self._begin(())
-        self._record(b"\x00" + struct.pack("<q", self.count))
+        if self._waiting:
+            self._end_chunk()
+        about = {"spec": self._description, "chunks": self._chunks, **self._about}
+        self._file.writestr(_ABOUT, json.dumps(about))
         self._file.close()
 
     def abandon(self) -> None:
-        """Closes the file where it stands, unless `finish` was called."""
-        self._file.close()
+        """Closes the file, which is not to be read, unless `finish` was called."""
+        with contextlib.suppress(OSError):  # as on a full disk
+            self._file.close()
 
 
-def read_elements(path: str | os.PathLike[str], compression: str | None, **about: Any) -> Iterator[Any]:
-    """The elements of a file that `Writer` wrote, with the same `about`.
+def _packed(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns arrays of one dtype and rank as those that stand for them in a file."""
+    shapes = np.array([array.shape for array in arrays], np.int64)
+    values = np.concatenate([array.ravel() for array in arrays])
+    if values.dtype == _STRING:
+        lengths = np.array([len(text) for text in values], np.int64)
+        return {"shapes": shapes, "lengths": lengths, "values": np.frombuffer(b"".join(values), np.uint8)}
+    return {"shapes": shapes, "values": values if values.dtype.isbuiltin == 1 else values.view(np.uint8)}
+
+
+def _unpacked(file: zipfile.ZipFile, name: str, dtype: np.dtype) -> list[np.ndarray]:
+    """Returns the arrays that `_packed` packed, of a chunk and leaf of this name."""
+    shapes, values = _member(file, f"{name}.shapes"), _member(file, f"{name}.values")
+    if dtype == _STRING:
+        ends, content = _member(file, f"{name}.lengths").cumsum(), values.tobytes()
+        texts = np.empty(len(ends), object)
+        texts[:] = [content[start:end] for start, end in zip([0, *ends], ends)]
+        values = texts
+    else:
+        values = values.view(dtype)
+    values.flags.writeable = False  # elements are views of it
+    ends = shapes.prod(axis=1).cumsum()
+    return [values[start:end].reshape(shape) for start, end, shape in zip([0, *ends], ends, shapes)]
+
+
+def _member(file: zipfile.ZipFile, name: str) -> np.ndarray:
+    # A member is read whole before its content is used, so that its checksum has been compared.
+    return np.lib.format.read_array(io.BytesIO(file.read(f"{name}.npy")), allow_pickle=False)
+
+
+def read_elements(path: str | os.PathLike[str], **about: Any) -> Iterator[Any]:
+    """Yields the elements of a file that `Writer` wrote, with the same `about`.
 
     Raises:
         DataLossError: it is missing or damaged.
     """
-    records = _records(path, compression)
-    try:
-        told = json.loads(next(records, b""))
-        specs, structure = flatten(read_description(told["spec"]))
-    except _UNREADABLE as e:
-        raise DataLossError(f"{path} is no file of elements that replicax wrote: {e}") from e
-    if any(told.get(name) != value for name, value in about.items()):
-        raise DataLossError(f"{path} belongs to another saved dataset, or was saved anew since this one was loaded.")
-    count = 0
-    for content in records:
-        if content[:1] == b"\x00":
-            if content[1:] != struct.pack("<q", count) or next(records, None) is not None:
-                raise DataLossError(f"{path} does not have the elements that it should have. Write it anew.")
-            return
-        try:
-            element = structure.unflatten(_arrays(content, specs))
-        except _UNREADABLE as e:
-            raise DataLossError(f"{path} cannot be read at element {count}: {e}") from e
-        yield element
-        count += 1
-    raise DataLossError(f"{path} ends after {count} elements, before its end. Write it anew.")
-
-
-def _records(path: str | os.PathLike[str], compression: str | None) -> Iterator[bytes]:
-    """The records of a file, each once its checksum was found right."""
-    with _opened_whole(path, compression) as file:
-        if _bytes(file, len(_BEGINNING), path) != _BEGINNING:
+    with contextlib.ExitStack() as stack:
+        with _as_data_loss(path):
+            file = stack.enter_context(zipfile.ZipFile(path))
+            told = json.loads(file.read(_ABOUT))
+            specs, structure = flatten(read_description(told["spec"]))
+            chunks: list[int] = told["chunks"]
+        if any(told.get(name) != value for name, value in about.items()):
             raise DataLossError(
-                f"{path} is no file of elements that replicax wrote. Delete it to have it written anew."
+                f"{path} belongs to another saved dataset, or was saved anew since this one was loaded."
             )
-        checksum = 0
-        while length := _bytes(file, 8, path):
-            (size,) = struct.unpack("<Q", _checked(length, file, checksum, path))
-            checksum = zlib.crc32(length, checksum)
-            content = _checked(_bytes(file, size, path), file, checksum, path, size)
-            checksum = zlib.crc32(content, checksum)
-            yield content
+        for number, count in enumerate(chunks):
+            with _as_data_loss(path):
+                columns = [_unpacked(file, f"{number}.{leaf}", spec.dtype) for leaf, spec in enumerate(specs)]
+            yield from (structure.unflatten([column[i] for column in columns]) for i in range(count))
 
 
-def _opened_whole(path: str | os.PathLike[str], compression: str | None) -> BinaryIO:
+@contextlib.contextmanager
+def _as_data_loss(path: Any) -> Iterator[None]:
+    """Raises what reading a file raises as a DataLossError that names it."""
     try:
-        return opened(path, compression)
-    except PermissionError:
+        yield
+    except (PermissionError, MemoryError):
         raise
-    except OSError as e:
-        raise DataLossError(f"{path} cannot be read: {e}") from e
-
-
-def _checked(content: bytes, file: BinaryIO, checksum: int, path: Any, size: int = 8) -> bytes:
-    """What was read, if it is complete and the checksum that comes next is that of it."""
-    told = _bytes(file, 4, path)
-    if len(content) < size or len(told) < 4:
-        raise DataLossError(f"{path} ends in the middle of an element. Write it anew.")
-    if told != struct.pack("<I", zlib.crc32(content, checksum)):
-        raise DataLossError(f"{path} is damaged: a checksum does not fit. Write it anew.")
-    return content
-
-
-def _bytes(file: BinaryIO, count: int, path: Any) -> bytes:
-    try:
-        return file.read(count)
-    except (EOFError, OSError, zlib.error) as e:  # as gzip says it
-        raise DataLossError(f"{path} cannot be read: {e}") from e
-
-
-def _arrays(content: bytes, specs: list[TensorSpec]) -> list[np.ndarray]:
-    arrays, place, view = [], 1, memoryview(content)
-
-    def numbers(count: int) -> tuple[int, ...]:
-        nonlocal place
-        place += 8 * count
-        return struct.unpack_from(f"<{count}q", content, place - 8 * count)
-
-    def taken(count: int) -> bytes:
-        nonlocal place
-        place += count
-        return bytes(view[place - count : place])  # a copy, which is aligned
-
-    for spec in specs:
-        shape = numbers(*numbers(1))
-        size = int(np.prod(shape, dtype=np.int64))
-        if spec.dtype != np.dtype(object):
-            arrays.append(np.frombuffer(taken(size * spec.dtype.itemsize), spec.dtype).reshape(shape))
-            continue
-        texts = np.empty(size, object)
-        texts[:] = [taken(*numbers(1)) for _ in range(size)]
-        arrays.append(texts.reshape(shape))
-    return arrays
+    except Exception as e:  # what zipfile and the decompression raise for damage is not documented
+        raise DataLossError(
+            f"{path} is damaged, or is no file of elements that replicax wrote: {e}. Delete it and write it anew."
+        ) from e
 
 
 # --- datasets --------------------------------------------------------------------------------------------------------
@@ -245,7 +211,7 @@ def written_once(filename: str | os.PathLike[str], source: Base) -> Maker:
     @replayed
     def make(reading: Reading) -> Iterator[Any]:
         if path.is_file():
-            yield from read_elements(path, None)
+            yield from read_elements(path)
             return
         if reading.probing:
             yield from source._make(reading)
@@ -283,7 +249,6 @@ class Spread:
             "format": _FORMAT,
             "token": self._token,
             "spec": described(self._spec),
-            "compression": self._compression,
             "shards": {str(number): writer.count for number, writer in sorted(self._writers.items())},
             "files": [_name(number) for number in sorted(self._writers)],
         }
@@ -307,7 +272,7 @@ def while_written(elements: Iterator[Any], writer: Writer | Spread) -> Iterator[
 
 
 def _name(number: int) -> str:
-    return f"{number:05d}.elements"
+    return f"{number:05d}{_SUFFIX}"
 
 
 def is_saved(path: Path) -> bool:
@@ -317,7 +282,7 @@ def is_saved(path: Path) -> bool:
         DataLossError: there is one, and its record is not.
     """
     place = Path(existing(str(path)))
-    if not (place / RECORD).is_file() and next(place.glob("*.elements"), None):
+    if not (place / RECORD).is_file() and next(place.glob(f"*{_SUFFIX}"), None):
         raise DataLossError(f"{path} is a saved dataset of which the file {RECORD} is missing. Save it anew elsewhere.")
     return (place / RECORD).is_file()
 
@@ -338,16 +303,16 @@ class Saved:
             about = read_record(os.path.join(existing(self._path), RECORD))
             if about["format"] != _FORMAT:
                 raise ValueError(f"the format is {about['format']!r}")
-            self.spec, self._compression = read_description(about["spec"]), about["compression"]
+            self.spec = read_description(about["spec"])
             self.shards = {int(number): int(count) for number, count in about["shards"].items()}
             self._token = about["token"]
-        except (*_UNREADABLE, OSError) as e:
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, OSError) as e:
             raise DataLossError(f"{path} is no dataset that replicax saved, or is damaged: {e}") from e
 
     def elements(self, number: int, structure: Any) -> Iterator[Any]:
         """The elements of one file, in the structure `structure`."""
         file = os.path.join(existing(self._path), _name(number))
-        for element in read_elements(file, self._compression, token=self._token, number=number):
+        for element in read_elements(file, token=self._token, number=number):
             yield structure.unflatten(jax.tree.leaves(element))
 
     def check(self, spec: Any) -> Any:
