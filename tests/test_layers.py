@@ -168,7 +168,6 @@ MODULES, TREES, IMPORTS = GRAPH.paths, GRAPH.trees, GRAPH.imports
 
 # Circles that are there still: an import of the first group each, or all the members of a group of the second.
 STILL_THERE = {
-    ("_conversion", "_autograph"),
     ("_context", "_strategy"),
 }
 GROUPS_STILL_THERE = ("_data", ("_extended", "_strategy"))
@@ -256,3 +255,34 @@ def test_the_table_names_no_module_that_is_gone():
     there = {name.partition(".")[0] for name in MODULES} | set(MODULES)
     gone = [name for names in LAYERS.values() for name in names if name not in there]
     assert not gone, f"Remove from LAYERS in tests/test_layers.py: {gone}"
+
+
+def test_what_is_not_plugged_in_is_missed_by_name(run_python):
+    done = run_python("""
+        from replicax import _adapters, _context, _conversion, _data, _pulls
+
+        assert list(_data.Dataset.range(3).as_numpy_iterator()) == [0, 1, 2]  # which needs nothing of the others
+
+        def missed(call, what):
+            try:
+                call()
+            except RuntimeError as error:
+                assert str(error).startswith(f"{what} is missing: modules of replicax"), error
+            else:
+                raise AssertionError(f"nothing said that {what} is missing")
+
+        missed(_context.get_strategy, "The default strategy")
+        missed(lambda: _pulls.lifts.push(id), "The reading of datasets by compiled functions")
+        missed(_adapters.join, "The joining of Keras and Flax NNX")
+        if _conversion.available():
+            missed(lambda: _conversion.call(True, id, (), {}), "AutoGraph's converter")
+
+        import replicax as rx
+
+        rx.function
+        assert _context.get_strategy().num_replicas_in_sync == 1
+        _pulls.lifts.push(_pulls.lifts.stack.append)
+        _adapters.join()
+        assert _conversion.call(True, lambda x: x + 1, (1,), {}) == 2
+        """)
+    assert done.returncode == 0, done.stderr

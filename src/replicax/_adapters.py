@@ -1,6 +1,6 @@
 """State that other libraries hold, as variables of the strategy.
 
-A library joins through a module of ours that is imported once the library is loaded. What holds a variable tells it
+A library joins through a function of ours that is called once the library is loaded. What holds a variable tells it
 by an attribute `__replicax_variable__` (None: it holds none), which gradient tapes take among their sources.
 """
 
@@ -14,19 +14,26 @@ from typing import Any
 
 import jax
 
-from replicax import _help
+from replicax import _errors, _help
 
-_MODULES = {"keras": "replicax._keras", "flax.nnx": "replicax._nnx"}
+_joining: dict[str, Callable[[], None]] = {}
 _joined: set[str] = set()
+
+
+def plug_in(name: str, joining: Callable[[], None]) -> None:
+    """Plugs in the function that is called once when the library with this name is loaded."""
+    _joining[name] = joining
 
 
 def join() -> None:
     """Has the libraries that are loaded by now join. Cheap where nothing has changed."""
-    for name, module in _MODULES.items():
+    if not _joining:
+        raise _errors.not_plugged_in("The joining of Keras and Flax NNX")
+    for name, joining in _joining.items():
         if name not in _joined and _is_loaded(name):
             _joined.add(name)
             try:
-                importlib.import_module(module).join()
+                joining()
             except BaseException:
                 _joined.discard(name)
                 raise

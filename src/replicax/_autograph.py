@@ -21,7 +21,7 @@ import jax
 from malt.core import converter
 from malt.operators import function_wrappers, py_builtins
 
-from replicax import _blocks, _conversion, _operators, _rewriting
+from replicax import _conversion, _operators, _rewriting
 from replicax._blocks import Undefined, UndefinedReturnValue
 
 # Libraries whose functions are called as they are: written for JAX, or with no tensors in their control flow.
@@ -47,7 +47,7 @@ class FunctionScope(function_wrappers.FunctionScope):
             return None
         if not isinstance(_operators.truth_of(did_return, "return"), bool):
             raise ValueError(
-                f"{_where()}{self._function_name} returns a value in one branch on a tensor, but not in the other: the "
+                f"{where()}{self._function_name} returns a value in one branch on a tensor, but not in the other: the "
                 "other branch must also have a return statement."
             )
         return value
@@ -179,12 +179,9 @@ def call(fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         _operators.forget_negation()
 
 
-def _where() -> str:
+def where() -> str:
     """The line of the user's code that runs, for the beginning of a message."""
     for frame, line in itertools.islice(traceback.walk_stack(sys._getframe(1)), 200):
         if _rewriting.is_rewritten(frame.f_code):
             return f"{frame.f_code.co_filename}:{line}: "
     return ""
-
-
-_blocks.find_line = _where

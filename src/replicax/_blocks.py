@@ -64,14 +64,6 @@ for _name in _OPERATORS.split():
     setattr(DynamicRange, f"__{_name}__", _operated(f"__{_name}__"))
 
 
-find_line: Callable[[], str] | None = None  # set by what converts Python code
-
-
-def where() -> str:
-    """The line of the user's code that is being traced, for the beginning of a message; empty where it is not known."""
-    return "" if find_line is None else find_line()
-
-
 # Values: the tensors among them, and the rest.
 
 
@@ -228,7 +220,7 @@ class Block:
                 written = [strong(leaf) for key in level.written for leaf in level.values[key]]
             return [*arrays, *written]
 
-        _pulls.lifts.stack.append(lift)
+        _pulls.lifts.push(lift)
         try:
             self.jaxpr = jax.make_jaxpr(traced)(*inputs)
         finally:

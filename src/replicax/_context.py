@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _conversion, _errors, _nest, _tracebacks, _value_errors
+from replicax import _conversion, _errors, _nest, _tracebacks
 from replicax._data import iterators
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import has_64_bit_types
@@ -258,11 +258,11 @@ class _Contexts(threading.local):
 
 
 _contexts = _Contexts()
-_default_strategy: Any = None  # set by _default.py
+_default_strategy: Any = None
 
 
 def set_default_strategy(strategy: Any) -> None:
-    """Registers the strategy that is current outside of any scope."""
+    """Plugs in the strategy that is current outside of any scope."""
     global _default_strategy
     _default_strategy = strategy
 
@@ -272,14 +272,14 @@ def _current() -> tuple[Any, ReplicaContext | None]:
         return _contexts.stack[-1]
     if _contexts.default is not None:
         return _contexts.default
+    if _default_strategy is None:
+        raise _errors.not_plugged_in("The default strategy")
     return _default_strategy, _default_strategy.extended._replica_context
 
 
-def _in_replica_function() -> bool:
+def in_replica_function() -> bool:
+    """Returns whether a replica function of a strategy runs in this thread."""
     return bool(_contexts.stack) and _contexts.stack[-1][1] is not None
-
-
-_value_errors.in_replica_function = _in_replica_function
 
 
 class entered:

@@ -1,6 +1,7 @@
-"""Whether the Python code that runs now is rewritten for tensors in its control flow; see `_autograph`, which does it.
+"""The switch of AutoGraph: whether functions that are called now are converted for tensors in their control flow.
 
-This much is needed without the library that rewrites, and is imported by everything that calls functions of the user's.
+Everything that calls functions of the user imports this module. The converter, which needs the library that rewrites
+Python code, stands above; it is plugged in with `set_converter` and imported when a function is first converted.
 """
 
 from __future__ import annotations
@@ -10,13 +11,26 @@ import functools
 import importlib.util
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
-from replicax import _help, _tracebacks
+from replicax import _errors, _help
 
 MARK = "_replicax_converted"  # on functions that are called as they are, having been converted or not to be
+
+
+class Converter(Protocol):
+    """Converts Python code, so that its `if`, `while` and `for` may stand on tensors."""
+
+    def call(self, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+        """Calls `fn` converted."""
+
+    def reason(self, error: BaseException) -> str:
+        """Returns which function that the error came through could not be converted, and why; empty where all were."""
+
+    def where(self) -> str:
+        """Returns the line of the user's converted code that runs, for the beginning of a message, or an empty text."""
 
 
 class _Mode(threading.local):
@@ -48,23 +62,43 @@ def available() -> bool:
     return importlib.util.find_spec("malt") is not None
 
 
+_provider: Callable[[], Converter] | None = None
+_converter: Converter | None = None  # once a function has been converted
+
+
+def set_converter(provider: Callable[[], Converter]) -> None:
+    """Plugs in the converter. `provider` is called when a function is first converted, and imports it."""
+    global _provider
+    _provider = provider
+
+
+def _provided() -> Converter:
+    global _converter
+    if _converter is None:
+        if _provider is None:
+            raise _errors.not_plugged_in("AutoGraph's converter")
+        _converter = _provider()
+    return _converter
+
+
+def where() -> str:
+    """Returns the line of converted code that runs, for the beginning of a message; empty where it is not known."""
+    return "" if _converter is None else _converter.where()
+
+
 def call(on: bool, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Calls `fn`, converted where `on` and where it can be, and otherwise as it is."""
     if not on or not available():
         with switched(False):
             return fn(*args, **kwargs)
-    from replicax import _autograph  # the library is imported for whom it is needed
-
-    return _autograph.call(fn, args, kwargs)
+    return _provided().call(fn, args, kwargs)
 
 
 def hint(error: Exception) -> str:
     """What may help a function that was not compiled for this error."""
     if not available():
         return f"For `if`, `while` and `for` on arrays to be compiled: {_help.install('autograph')}."
-    from replicax import _autograph
-
-    return _autograph.reason(error) or (
+    return _provided().reason(error) or (
         "For one program, take the value from a Python number or a shape, give a `tf.TensorArray` its size, and use "
         "`tf.cond` or `lax.cond` for what AutoGraph does not convert."
     )
@@ -88,15 +122,12 @@ _NEEDS_VALUES = (
 )
 
 
-def _advise(error: BaseException) -> None:
+def advise(error: BaseException) -> None:
     """Adds to an error about a value that is not known while tracing what to do, once."""
     if isinstance(error, _NEEDS_VALUES):
         text = _BRANCH if isinstance(error, jax.errors.TracerBoolConversionError) and not is_on() else _VALUE
         if not {_BRANCH, _VALUE} & set(getattr(error, "__notes__", ())):
             error.add_note(text)
-
-
-_tracebacks.advise = _advise
 
 
 def converted(fn: Callable[..., Any]) -> Callable[..., Any]:

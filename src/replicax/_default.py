@@ -139,6 +139,3 @@ class _DefaultDistributionStrategy(Strategy):
 
 def _is_text(value: Any) -> bool:
     return is_array(value) and is_text(value)
-
-
-_context.set_default_strategy(_DefaultDistributionStrategy())

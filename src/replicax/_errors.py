@@ -78,3 +78,11 @@ MERGE_IN_TRACE = (
 def mixing(one: object, other: object) -> RuntimeError:
     """The error for a strategy used where another one is current."""
     return RuntimeError(f"Mixing different tf.distribute.Strategy objects: {one!r} is not {other!r}")
+
+
+def not_plugged_in(what: str) -> RuntimeError:
+    """Returns the error for modules of replicax that were imported without those that plug into them."""
+    return RuntimeError(
+        f"{what} is missing: modules of replicax whose names begin with an underscore were imported by themselves. Use "
+        "a name of `replicax` first, such as `replicax.function`, which puts its parts together."
+    )

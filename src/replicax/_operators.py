@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from replicax import _data, _input, _levels, _pulls, _staging
-from replicax._blocks import DynamicRange, Undefined, where
+from replicax._blocks import DynamicRange, Undefined
+from replicax._conversion import where
 
 
 class _Negation(threading.local):

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from replicax import _levels, _nest, _private
+from replicax import _errors, _levels, _nest, _private
 from replicax._data import iterators
 from replicax._values import Mirrored, PerReplica, is_text
 
@@ -83,6 +83,12 @@ class _Lifts(threading.local):
     def __init__(self):
         self.stack: list[Callable[[Any], Any]] = []
 
+    def push(self, lift: Callable[[Any], Any]) -> None:
+        """Has `lift` give the elements that are taken from now on."""
+        if not iterators.has_hooks():
+            raise _errors.not_plugged_in("The reading of datasets by compiled functions")
+        self.stack.append(lift)
+
 
 lifts = _Lifts()
 
@@ -125,7 +131,7 @@ def given_back() -> Iterator[None]:
         taken.append((iterator, pull_from(iterator)))
         return taken[-1][1]
 
-    lifts.stack.append(lift)
+    lifts.push(lift)
     try:
         yield
     finally:
@@ -203,4 +209,6 @@ def _on_iterate() -> None:
         drive_from_host("A loop over a dataset")
 
 
-iterators.lift, iterators.on_iterate = _lift, _on_iterate
+def install() -> None:
+    """Has iterators over datasets ask the function that is being traced for their elements."""
+    iterators.set_hooks(_lift, _on_iterate)

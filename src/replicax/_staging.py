@@ -26,9 +26,9 @@ from replicax._blocks import (
     flattened,
     pulled_outside,
     state_of,
-    where,
     write,
 )
+from replicax._conversion import where
 
 
 class _Guessing(threading.local):

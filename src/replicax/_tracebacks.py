@@ -75,7 +75,7 @@ def boundary(function: _F) -> _F:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            advise(error)
+            _advise(error)
             _filter(error)
             raise  # JAX_TRACEBACK_FILTERING=off shows the frames of replicax and JAX too
 
@@ -86,7 +86,13 @@ def _no_advice(error: BaseException) -> None:
     pass
 
 
-advise: Callable[[BaseException], None] = _no_advice  # adds what helps to an error; see `_conversion`
+_advise: Callable[[BaseException], None] = _no_advice
+
+
+def set_advice(advise: Callable[[BaseException], None]) -> None:
+    """Plugs in the function that adds to an error that leaves replicax what the user can do."""
+    global _advise
+    _advise = advise
 
 
 def users_frame() -> types.FrameType:

@@ -50,7 +50,7 @@ class Tracing:
 
     def run(self, function: Callable[[tuple, dict], Any], users: Callable[..., Any]) -> Any:
         """The jaxpr of `function(args, kwargs)`, which calls the user's. Where it raises, all elements go back."""
-        lifts.stack.append(self._lift)
+        lifts.push(self._lift)
         try:
             flat = _signatures.named(lambda *dynamic: self._traced(function, dynamic), users, self._call.paths())
             return jax.make_jaxpr(flat)(*map(_aval, self._call.dynamic))

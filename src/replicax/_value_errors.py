@@ -12,15 +12,20 @@ import numpy as np
 
 from replicax import _errors, _nest
 
-# Set by the contexts: tells whether a replica function of a strategy runs here.
-in_replica_function: Callable[[], bool] = bool
+_in_replica_function: Callable[[], bool] = bool
 
 _LIBRARIES = ("replicax", "jax", "jaxlib", "numpy")
 
 
+def set_in_replica_function(ask: Callable[[], bool]) -> None:
+    """Plugs in the function that tells whether a replica function of a strategy runs in this thread."""
+    global _in_replica_function
+    _in_replica_function = ask
+
+
 def not_a_tensor(value: Any) -> ValueError:
     """The error for a PerReplica value in an operation."""
-    return _captured(value) if in_replica_function() else ValueError(_errors.NOT_A_TENSOR)
+    return _captured(value) if _in_replica_function() else ValueError(_errors.NOT_A_TENSOR)
 
 
 class NotATensor:
@@ -75,7 +80,7 @@ class NotATensor:
 
     def __getattr__(self, name: str) -> Any:  # called for those that there are not
         text = f"{type(self).__name__!r} object has no attribute {name!r}"
-        if in_replica_function() and not name.startswith("_"):
+        if _in_replica_function() and not name.startswith("_"):
             text += f". {_captured(self)}"
         raise AttributeError(text, name=name, obj=self)
 
@@ -112,7 +117,7 @@ for _name, _text in {"neg": "unary -", "pos": "unary +", "invert": "unary ~", "a
 
 
 def _refuse_captured(value: Any) -> None:
-    if in_replica_function():
+    if _in_replica_function():
         raise _captured(value)
 
 

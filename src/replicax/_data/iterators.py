@@ -73,16 +73,30 @@ class Optional:
         return self._value[0]
 
 
-# Set by compiled functions. `lift(iterator)` may give the next element in its own way, or return NotImplemented;
-# `on_iterate()` is called before a dataset is iterated over.
-lift: Callable[[ElementIterator], Any] | None = None
-on_iterate: Callable[[], None] | None = None
+_lift: Callable[[ElementIterator], Any] | None = None
+_on_iterate: Callable[[], None] | None = None
+
+
+def set_hooks(lift: Callable[[ElementIterator], Any], on_iterate: Callable[[], None]) -> None:
+    """Plugs in compiled functions.
+
+    Args:
+        lift: may give an iterator's next element in its own way, or return NotImplemented.
+        on_iterate: is called before a dataset is iterated over.
+    """
+    global _lift, _on_iterate
+    _lift, _on_iterate = lift, on_iterate
+
+
+def has_hooks() -> bool:
+    """Returns whether compiled functions are plugged in."""
+    return _lift is not None
 
 
 def tell() -> None:
     """Tells compiled functions, if there are any, that a dataset is about to be iterated over."""
-    if on_iterate is not None:
-        on_iterate()
+    if _on_iterate is not None:
+        _on_iterate()
 
 
 class _Failure:
@@ -245,7 +259,7 @@ class ElementIterator(Iterator[Any]):
 
     @_tracebacks.boundary
     def __next__(self) -> Any:
-        element = NotImplemented if lift is None else lift(self)
+        element = NotImplemented if _lift is None else _lift(self)
         return self._pull() if element is NotImplemented else element
 
     def get_next(self) -> Any:

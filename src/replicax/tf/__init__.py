@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib as _importlib
 from typing import Any
 
+from replicax import _door as _parts
 from replicax import _function
 from replicax._creation import name_scope, variable_creator_scope
 from replicax._distributed_variables import MirroredVariable as _MirroredVariable
