@@ -15,6 +15,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_types",
         "_errors",
         "_specs",
+        "_array_conversion",
         "_display",
         "_devices",
         "_accelerators",

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax import _context
+from replicax import _array_conversion
 from replicax._data.buffer import SPARE
 from replicax._recycled import SMALL, Pool, is_settled, settle
 from replicax.data import Dataset
@@ -229,7 +229,7 @@ WAYS = {
     "variable of a dtype": lambda strategy, value: [rx.Variable(value, dtype=np.float32)],
     "mirrored variable": lambda strategy, value: in_scope(strategy, value).values,
     "assign": lambda strategy, value: in_scope(strategy, np.ones_like(value)).assign(value).values,
-    "tensor": lambda strategy, value: [_context.as_array(value)],
+    "tensor": lambda strategy, value: [_array_conversion.as_array(value)],
     "argument": lambda strategy, value: [rx.function(lambda x: x)(value)],
     "typed argument": lambda strategy, value: [
         rx.function(lambda x: x, input_signature=[rx.TensorSpec([256], np.float32)])(value)

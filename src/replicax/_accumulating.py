@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax import _blocks, _collectives, _context, _levels
+from replicax import _array_conversion, _blocks, _collectives, _levels
 from replicax._errors import InvalidArgumentError
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import ReduceOp, as_reduce_op
@@ -158,7 +158,7 @@ def _batch(leaf: Any) -> Any:
             "is not to be split by keyword, or say which arguments to split: "
             "accumulate_gradients(..., batch_argnums=(1, 2))."
         )
-    return _context.as_array(leaf)
+    return _array_conversion.as_array(leaf)
 
 
 class _Sums:

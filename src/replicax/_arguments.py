@@ -10,7 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _across, _compile_log, _context, _display, _input, _levels, _nest, _private, _tape
+from replicax import (
+    _across,
+    _array_conversion,
+    _compile_log,
+    _context,
+    _display,
+    _input,
+    _levels,
+    _nest,
+    _private,
+    _specs,
+    _tape,
+)
 from replicax._blocks import DynamicRange
 from replicax._data import ElementIterator
 from replicax._data.elements import as_host, as_strings
@@ -56,7 +68,7 @@ class Call:
         self.uneven_arguments = self.uneven  # and in `uneven` itself also those of elements that it pulls
         frame, (strategy, replica_context) = _levels.frame(), _context._current()
         replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) else None
-        self.key = (self._tree, self.keys, strategy, replica_context is None, replica, _context.has_64_bit_types())
+        self.key = (self._tree, self.keys, strategy, replica_context is None, replica, _specs.has_64_bit_types())
 
     def _take(self, leaf: Any) -> Any:
         kind = type(leaf)
@@ -65,7 +77,7 @@ class Call:
                 parts = leaf.values
                 if len({part.sharding for part in parts if isinstance(part, jax.Array) and part.committed}) > 1:
                     parts = jax.device_get(parts)  # which only a program over the strategy's devices could take there
-                parts = [_context.as_array(part) for part in parts]
+                parts = [_array_conversion.as_array(part) for part in parts]
                 self.dynamic += parts
                 return (kind, *((part.shape, part.dtype, getattr(part, "weak_type", False)) for part in parts))
             if kind is PerReplica and leaf.to_be_compared():
@@ -85,7 +97,7 @@ class Call:
             return (IndexedSlices, *((x.shape, x.dtype) for x in self.dynamic[-2:]), shape)
         if _is_dynamic(leaf):
             self.ragged |= PerReplica.is_uneven(leaf)  # as the array that it is here, it would be another one elsewhere
-            array = leaf if isinstance(leaf, jax.Array) else _context.as_array(leaf)
+            array = leaf if isinstance(leaf, jax.Array) else _array_conversion.as_array(leaf)
             self.dynamic.append(array)
             return (array.shape, array.dtype, getattr(array, "weak_type", False))  # keys of random numbers have none
         if isinstance(leaf, (float, complex)):
@@ -275,7 +287,7 @@ class Results:
             )
             return _Made(lambda arrays: IndexedSlices(values(arrays), indices(arrays), shape))
         if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and not is_text(leaf)):
-            place = self._add(_context.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
+            place = self._add(_array_conversion.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
             return _Made(_OwnCopy(place), place)
         if isinstance(leaf, (str, bytes)) and _display.style == "tensorflow":  # a tensor, as numbers are
             return _Made(lambda arrays: as_strings(as_host(leaf)))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _nest, _private
+from replicax import _array_conversion, _nest, _private
 from replicax._array_protocol import ArrayProtocol
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import as_dtype
@@ -57,8 +57,8 @@ def _new_array(value: Any, dtype: Any) -> jax.Array:
         )
     dtype = None if dtype is None else as_dtype(dtype)
     if dtype is not None and not isinstance(value, jax.Array):
-        return _context.own_array(value, dtype)
-    array = _context.as_array(value)
+        return _array_conversion.own_array(value, dtype)
+    array = _array_conversion.as_array(value)
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):  # a PRNG key
         return array
     return array.astype(array.dtype if dtype is None else dtype)  # of a firm type also where `value` is a number
@@ -81,7 +81,7 @@ def convert_leaf(value: Any, kind: jax.ShapeDtypeStruct, name: str) -> Any:
         try:
             if getattr(value, "dtype", np.dtype("O")).kind == "f" and jnp.issubdtype(kind.dtype, jnp.integer):
                 raise TypeError("it has a fraction")
-            value = _context.own_array(value, kind.dtype)
+            value = _array_conversion.own_array(value, kind.dtype)
         except (TypeError, ValueError) as error:
             raise TypeError(f"Cannot convert {value!r} to an array of dtype {kind.dtype}.") from error
     if value.shape != kind.shape:

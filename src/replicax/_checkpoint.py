@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import _adapters, _context, _exchange, _late, _levels, _tracking
+from replicax import _adapters, _context, _exchange, _late, _levels, _specs, _tracking
 from replicax import _checkpoint_files as _files
 from replicax._atomic_files import path_text
 from replicax._errors import CheckpointError
@@ -198,7 +198,7 @@ class Checkpoint:
     def save_counter(self) -> Any:
         """How many times `save` was called, an integer variable, which is saved and restored too."""
         if "save_counter" not in self._attributes:
-            dtype = np.int64 if _context.has_64_bit_types() else np.int32
+            dtype = np.int64 if _specs.has_64_bit_types() else np.int32
             self._attributes["save_counter"] = ResourceVariable(0, dtype=dtype, trainable=False, name="save_counter")
         return self._attributes["save_counter"]
 

@@ -15,9 +15,10 @@ import numpy as np
 from jax import lax
 
 from replicax import _levels
-from replicax._context import as_array, has_64_bit_types
+from replicax._array_conversion import as_array
 from replicax._errors import InvalidArgumentError
 from replicax._indexed_slices import IndexedSlices
+from replicax._specs import has_64_bit_types
 from replicax._types import ReduceOp, check_reduction_axis
 from replicax._values import AXIS, PerReplica, is_array
 

@@ -10,14 +10,12 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from replicax import _conversion, _errors, _nest, _tracebacks
+from replicax._array_conversion import as_array
 from replicax._data import iterators
 from replicax._indexed_slices import IndexedSlices
-from replicax._specs import has_64_bit_types
 from replicax._types import CommunicationOptions, ReduceOp, as_axis, as_options, as_reduce_op
 from replicax._values import DistributedValues, is_array
 
@@ -184,71 +182,6 @@ def _tensor(leaf: Any, what: str, sparse: bool = True) -> Any:
     if what.endswith("gather") and leaf.dtype == bool:
         raise TypeError(f"{what} takes floating and integer arrays, got dtype bool.")
     return leaf
-
-
-def own_array(value: Any, dtype: Any) -> jax.Array:
-    """A value as a JAX array of this dtype, which shares no memory that the user may write.
-
-    (Where JAX has 64-bit types only on demand, it cuts off those of Python's numbers, and `jnp.array` numpy's as well.)
-
-    Args:
-        value: an array, a number, or a nested list of them, in which arrays and variables may be traced.
-        dtype: the array's dtype.
-
-    Raises:
-        OverflowError: a Python integer that the dtype has not.
-        TypeError: what is no number, a Python float as an integer, or a complex number as a real one.
-    """
-    if isinstance(value, np.ndarray):
-        return jnp.asarray(value.copy(), dtype=dtype)
-    if isinstance(value, (list, tuple)) and holds_arrays(value):
-        return jnp.stack([own_array(part, dtype) for part in value])
-    if not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):
-        value = value.__jax_array__()
-    if not isinstance(value, (jax.Array, np.generic)):
-        value = _of_numbers(value, dtype)
-    elif loses_a_part(value.dtype, dtype) and isinstance(value, jax.Array):
-        raise TypeError(f"Cannot convert an array of dtype {value.dtype} to dtype {dtype}: cast it first.")
-    return jnp.asarray(np.asarray(value) if isinstance(value, np.generic) else value, dtype=dtype)
-
-
-def holds_arrays(nest: Any) -> bool:
-    """Whether a nested list holds arrays of JAX, or variables, in place of numbers alone."""
-    return any(
-        holds_arrays(x) if isinstance(x, (list, tuple)) else isinstance(x, jax.Array) or hasattr(x, "__jax_array__")
-        for x in nest
-    )
-
-
-def _of_numbers(value: Any, dtype: Any) -> np.ndarray:
-    """A nested list of numbers as numpy's array of the dtype, or of that which JAX has in its place."""
-    found = np.asarray(value)
-    if found.dtype.kind in "OSUMm" and not all(isinstance(x, (bool, int, float, complex)) for x in found.flat):
-        raise TypeError(f"Expected a number or a nested list of numbers, got {value!r}.")
-    if loses_a_part(found.dtype, dtype):
-        raise TypeError(f"Cannot convert {value!r} to dtype {dtype} without losing a part of it: cast it first.")
-    return np.array(value, dtype if has_64_bit_types() else jax.dtypes.canonicalize_dtype(dtype))
-
-
-def loses_a_part(found: Any, wanted: Any) -> bool:
-    """Whether a value's fraction or its imaginary part would be cut off."""
-    if jnp.issubdtype(wanted, jnp.integer):
-        return bool(jnp.issubdtype(found, jnp.inexact))
-    return bool(jnp.issubdtype(found, jnp.complexfloating) and jnp.issubdtype(wanted, jnp.floating))
-
-
-def as_array(value: Any) -> jax.Array:
-    """A numpy value or number as a JAX array of the same dtype, where JAX is set to have 64-bit types.
-
-    (`jnp.asarray` without a dtype is a program, which JAX compiles for each shape.)
-    """
-    if isinstance(value, (np.ndarray, np.generic)):
-        if has_64_bit_types():
-            return own_array(value, value.dtype)
-        if not isinstance(value, np.ma.MaskedArray):  # which JAX refuses
-            dtype = jax.dtypes.canonicalize_dtype(value.dtype)
-            return jnp.asarray(np.array(value, dtype), dtype=dtype)
-    return jnp.asarray(value)
 
 
 class _Contexts(threading.local):

@@ -11,7 +11,18 @@ import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import _across, _assigned_alike, _collectives, _context, _errors, _late, _levels, _nest, _packs
+from replicax import (
+    _across,
+    _array_conversion,
+    _assigned_alike,
+    _collectives,
+    _context,
+    _errors,
+    _late,
+    _levels,
+    _nest,
+    _packs,
+)
 from replicax._as_leaves import convert_leaf
 from replicax._indexed_slices import IndexedSlices
 from replicax._recycled import put
@@ -45,7 +56,9 @@ class OfReplicas(Variable):
         replica_context = _context.get_replica_context()
         assert replica_context is not None
         if isinstance(value, (np.ndarray, np.number)) and _levels.is_tracing():
-            value = lax.optimization_barrier(_context.as_array(value))  # each replica's own, such as its number of rows
+            value = lax.optimization_barrier(
+                _array_conversion.as_array(value)
+            )  # each replica's own, such as its number of rows
         tag = (method, self._name, id(self))
         return replica_context._merge(self._merge_update, (_Box(combine), value), {}, tag)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _context, _nest, _pieces
+from replicax import _array_conversion, _nest, _pieces
 from replicax._indexed_slices import IndexedSlices
 from replicax._values import Mirrored, PerReplica, ReplicaMesh, filled, is_array, is_text, largest_of
 
@@ -32,7 +32,7 @@ class Outputs:
             )
         for array in (leaf.values, leaf.indices) if isinstance(leaf, IndexedSlices) else (leaf,):
             if isinstance(array, (np.ndarray, np.number)) and not is_text(array):
-                array = _context.as_array(array)
+                array = _array_conversion.as_array(array)
                 array = lax.optimization_barrier(array)
                 self._bring_out(id(leaf), array)
             elif id(array) not in self.places and (self.context._is_own(array) or self.context.is_common(array)):
@@ -132,7 +132,7 @@ def _of_replicas(parts: Sequence[Any], mesh: ReplicaMesh) -> PerReplica:
     if not any(numbers):
         return PerReplica([parts[i] for i in mesh.local_ids], mesh)
     # All processes have to make the same program, so that it holds everyone's.
-    arrays = [_context.as_array(x) if number else x for x, number in zip(parts, numbers)]
+    arrays = [_array_conversion.as_array(x) if number else x for x, number in zip(parts, numbers)]
     if not all(numbers) or len({(type(x), a.shape, a.dtype) for x, a in zip(parts, arrays)}) > 1:
         raise _pieces.NotAlike("what the replicas return differs in type")
     return PerReplica.of_array(lax.optimization_barrier(jnp.stack(arrays)), mesh)

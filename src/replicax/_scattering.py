@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from replicax import _context
+from replicax import _array_conversion
 from replicax._as_leaves import ARRAY
 from replicax._indexed_slices import IndexedSlices
 
@@ -104,7 +104,7 @@ class Scattering:
     def _scatter_nd(self, indices: Any, updates: Any, method: str) -> Any:
         self._require_array(f"scatter_nd_{method}")
         at = self.value().at[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
-        updates = _context.own_array(updates, self.dtype)
+        updates = _array_conversion.own_array(updates, self.dtype)
         return self.assign(at.set(updates) if method == "update" else at.add(updates if method == "add" else -updates))
 
     def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> Any:

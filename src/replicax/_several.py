@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _context, _nest, _private
+from replicax import _array_conversion, _nest, _private
 from replicax._blocks import strong
 from replicax._data.iterators import ends_data
 from replicax._errors import OutOfRangeError
@@ -183,7 +183,10 @@ def _stacked(leaves: Sequence[Any]) -> Any:
         parts = [_stacked(column) for column in zip(*(leaf.values for leaf in leaves))]
         return Apart(leaves) if any(isinstance(part, Apart) for part in parts) else kind(parts, first.mesh)
     if isinstance(first, (bool, int, float, complex)):
-        leaves = [_context.as_array(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf for leaf in leaves]
+        leaves = [
+            _array_conversion.as_array(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+            for leaf in leaves
+        ]
     if not all(is_array(leaf) and not is_text(leaf) for leaf in leaves):
         return first if all(_is_same(leaf, first) for leaf in leaves) else Apart(leaves)
     if len({(leaf.shape, leaf.dtype) for leaf in leaves}) > 1:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _errors, _levels, _private, _value_errors
+from replicax import _array_conversion, _errors, _levels, _private, _value_errors
 from replicax._data.elements import as_strings
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import as_dtype
@@ -44,7 +44,7 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
                 f"{value.dtype}: {value!r}"
             )
         return value
-    if isinstance(value, (list, tuple)) and _context.holds_arrays(value):
+    if isinstance(value, (list, tuple)) and _array_conversion.holds_arrays(value):
         if dtype is None:
             found = [x.dtype for x in jax.tree.leaves(value, is_leaf=is_tensor) if is_tensor(x)]
             dtype = found[0] if found else None
@@ -73,7 +73,7 @@ _constants: dict[int, tuple[Any, np.ndarray]] = {}
 
 def as_array(array: np.ndarray) -> Any:
     """A numpy array as a tensor of the same dtype."""
-    tensor = _context.as_array(array)
+    tensor = _array_conversion.as_array(array)
     if isinstance(tensor, jax.core.Tracer) and array.size <= 64:
         key = id(tensor)
         _constants[key] = weakref.ref(tensor, lambda _: _constants.pop(key, None)), array
@@ -99,7 +99,7 @@ def _narrow(array: np.ndarray, value: Any) -> np.ndarray:
 
 def _checked(array: np.ndarray, dtype: Any, value: Any) -> np.ndarray:
     """TensorFlow takes no Python number whose fraction or imaginary part would have to be cut off."""
-    loses = _context.loses_a_part(array.dtype, dtype)
+    loses = _array_conversion.loses_a_part(array.dtype, dtype)
     if loses and array.size and not isinstance(value, (np.ndarray, np.generic)):
         raise TypeError(f"Cannot convert {value!r} to a tensor of dtype {np.dtype(dtype).name}: use tf.cast.")
     return array
@@ -139,7 +139,7 @@ def known(value: Any, what: str, instead: str) -> np.ndarray:
     """
     if isinstance(value, Variable):
         value = value.value()
-    if isinstance(value, (list, tuple)) and _context.holds_arrays(value):
+    if isinstance(value, (list, tuple)) and _array_conversion.holds_arrays(value):
         return np.asarray([known(x, what, instead) for x in value])
     if isinstance(value, jax.core.Tracer):
         if (constant := _constants.get(id(value))) is not None:
@@ -330,7 +330,7 @@ def beside(value: Any, other: Any) -> Any:
             return of_dtype(value, dtype)
         return value if hasattr(other, "dtype") else convert_to_tensor(value)
     plain = isinstance(value, (list, tuple)) and is_tensor(other)
-    return convert_to_tensor(value, other.dtype if plain and not _context.holds_arrays(value) else None)
+    return convert_to_tensor(value, other.dtype if plain and not _array_conversion.holds_arrays(value) else None)
 
 
 def tensors(x: Any, y: Any) -> tuple[Any, Any]:

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _data, _function, _levels, _private
+from replicax import _array_conversion, _context, _data, _function, _levels, _private
 from replicax._resource_variable import ResourceVariable
 
 # Named, so that the numbers do not depend on JAX's setting for its default generator.
@@ -151,7 +151,7 @@ class _OfFunction:
 
     def _write(self, state: ResourceVariable, value: np.ndarray) -> None:
         with _private.at_once():
-            _levels.Frame().write(state, [_context.as_array(value)])
+            _levels.Frame().write(state, [_array_conversion.as_array(value)])
 
 
 _eager = _Eager(stream=0)
