@@ -60,6 +60,27 @@ def test_a_branch_that_replicas_may_take_differently_is_refused(make, n, meet):
     assert compiled_run(strategy, lambda x: total(x), x) == [n * (n + 1) / 2] * n
 
 
+@several_mirroring
+def test_jax_own_collectives_in_a_branch_that_replicas_may_take_differently_are_refused(make, n):
+    """Those that the strategy itself never uses as well: a hang is a hang."""
+    strategy = make()
+    ones, zeros = jnp.ones(n, jnp.int32), jnp.zeros(n, jnp.int32)
+    collectives = [
+        lambda x: lax.ppermute(x, "replica", [(i, (i + 1) % n) for i in range(n)]),
+        lambda x: lax.all_to_all(x, "replica", 0, 0),
+        lambda x: lax.psum_scatter(x, "replica"),
+        lambda x: lax.ragged_all_to_all(x, x, jnp.arange(n), ones, zeros, ones, axis_name="replica"),
+    ]
+    for collective in collectives:
+
+        def replica(collective=collective):
+            x = jnp.arange(float(n))
+            return lax.cond(replica_id() > 0, lambda: collective(x).sum(), lambda: 0.0)
+
+        with pytest.raises(RuntimeError, match=REFUSED + "branch"):
+            compiled_run(strategy, replica)
+
+
 @several_replicated
 @meetings
 def test_a_branch_that_all_replicas_take_alike_works(make, n, meet):

@@ -56,6 +56,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "engine": (
         "_levels",
         "_step_failures",
+        "_primitives",
         "_nans",
         "_packs",
         "_vectors",

@@ -14,22 +14,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax import _private
+from replicax._primitives import COLLECTIVES
 from replicax._stages import _is_mapped, _is_rows
-
-# What JAX calls its collectives in programs. Where a result has another shape, parts of the own value fill it.
-_COLLECTIVES = {
-    "psum",
-    "psum_invariant",
-    "pmax",
-    "pmin",
-    "ppermute",
-    "pbroadcast",
-    "all_gather",
-    "all_gather_invariant",
-    "reduce_scatter",
-    "all_to_all",
-    "ragged_all_to_all",
-}
 
 
 class _Rows(NamedTuple):
@@ -58,7 +44,7 @@ def _evaluated(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[A
     for eqn in jaxpr.eqns:
         operands = of(eqn.invars)
         name, inside = eqn.primitive.name, eqn.params.get("jaxpr")
-        if name in _COLLECTIVES:
+        if name in COLLECTIVES:
             results = [_filled(operand, var.aval) for operand, var in zip(operands, eqn.outvars)]
         elif _is_mapped(eqn):
             results = _mapped(eqn, _plain(operands))
@@ -103,10 +89,11 @@ def _communicates(param: Any) -> bool:
     if isinstance(param, tuple):
         return any(_communicates(part) for part in param)
     return isinstance(param, (jex.ClosedJaxpr, jex.Jaxpr)) and any(
-        eqn.primitive.name in _COLLECTIVES or _is_mapped(eqn) or any(map(_communicates, eqn.params.values()))
+        eqn.primitive.name in COLLECTIVES or _is_mapped(eqn) or any(map(_communicates, eqn.params.values()))
         for eqn in param.eqns
     )
 
 
 def _filled(operand: Any, aval: Any) -> Any:
+    """Returns the replica's own value; where a collective's result has another shape, parts of the value fill it."""
     return operand if operand.shape == aval.shape else jnp.resize(operand, aval.shape)

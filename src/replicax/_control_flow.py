@@ -12,11 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-COLLECTIVES = {
-    "psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant", "all_to_all",
-    "reduce_scatter", "psum_scatter", "ppermute", "pbroadcast",
-}  # fmt: skip
-_SAME_EVERYWHERE = {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
+from replicax._primitives import COLLECTIVES, SAME_EVERYWHERE
 
 
 def check(jaxpr: Any, varying_inputs: list[bool], varying_slots: set[int], results: bool = False) -> list[bool]:
@@ -131,7 +127,7 @@ class _Flow:
         inner = [j for value in eqn.params.values() for j in _jaxprs(value)]
         if name == "replicax_input":
             return [eqn.params["slot"] in self._slots]
-        if self._of_replicas and name in _SAME_EVERYWHERE and not eqn.params.get("axis_index_groups"):
+        if self._of_replicas and name in SAME_EVERYWHERE and not eqn.params.get("axis_index_groups"):
             return [False] * count
         if name == "optimization_barrier":
             return flags

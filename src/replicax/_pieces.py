@@ -25,6 +25,7 @@ import numpy as np
 from jax import lax
 
 from replicax import _collectives, _control_flow, _convolutions, _private, _stages, _vectors
+from replicax._primitives import CALLS, CHECKPOINTS, COLLECTIVES
 from replicax._values import AXIS, filled, largest_of, part_of
 
 
@@ -32,11 +33,7 @@ class NotAlike(Exception):
     """The replicas' programs do not meet in the same collectives; the message says why."""
 
 
-# Calls that are no more than their jaxpr, and where it stands.
-_CALLS = {
-    "pjit": "jaxpr", "jit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
-    "checkpoint": "jaxpr", "remat": "jaxpr", "remat2": "jaxpr",
-}  # fmt: skip
+_CALLS = {**CALLS, **CHECKPOINTS}
 
 
 def _inside(eqn: Any) -> Iterable[Any]:
@@ -58,7 +55,7 @@ def unwrapped(
         others: what computes the equations of some primitives in place of them, from an equation and its operands.
         meet: whether it is about collectives at all.
     """
-    jaxpr, special = closed.jaxpr, {*(_control_flow.COLLECTIVES if meet else ()), *others}
+    jaxpr, special = closed.jaxpr, {*(COLLECTIVES if meet else ()), *others}
     values = _Values(jaxpr, dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args])))
     waiting: list[Any] = []
     for eqn in jaxpr.eqns:
@@ -76,7 +73,7 @@ def unwrapped(
             inner = eqn.params[_CALLS[name]]
             inner = inner if hasattr(inner, "consts") else jex.ClosedJaxpr(inner, [])
             values.known.update(zip(eqn.outvars, unwrapped(inner, *values.of(eqn.invars), others=others, meet=meet)))
-        elif meet and found & _control_flow.COLLECTIVES:
+        elif meet and found & COLLECTIVES:
             raise NotAlike(f"the replicas meet inside of a {name!r}")
         else:
             waiting.append(eqn)
@@ -224,7 +221,7 @@ class _Program:
             self._add([variable], key, 0)
         for i, eqn in enumerate(self.jaxpr.eqns):
             stage = max((self.stage[atom] for atom in eqn.invars if not isinstance(atom, jex.Literal)), default=0)
-            if eqn.primitive.name in _control_flow.COLLECTIVES:
+            if eqn.primitive.name in COLLECTIVES:
                 self._add(eqn.outvars, ("meeting", len(self.meetings)), stage + 1)
                 self.meetings.append((stage, eqn))
             else:

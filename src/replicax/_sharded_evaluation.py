@@ -16,13 +16,11 @@ import numpy as np
 from jax import lax
 
 from replicax import _collectives, _vectors
+from replicax._primitives import CALLS, CHECKPOINTS, CUSTOM_DERIVATIVES, ELEMENTWISE, SAME_ELEMENTS
 from replicax._shards import Part, Same, is_cut, own_part, whole
 from replicax._values import AXIS
-from replicax._vectors import ELEMENTWISE
 
-# Whose result has the elements of the operand in the same order, if it has as many.
-_IN_ORDER = {"reshape", "squeeze", "broadcast_in_dim", "reshard", "sharding_constraint"}
-_CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"}
+_CALLS = {**CALLS, **CHECKPOINTS, **CUSTOM_DERIVATIVES}
 
 
 def evaluate(closed: Any, args: Sequence[Any], count: int) -> list[Any]:
@@ -51,7 +49,7 @@ class _Evaluation:
     def _outputs(self, jaxpr: Any, eqn: Any, args: list[Any]) -> list[Any]:
         name, out = eqn.primitive.name, eqn.outvars[0].aval if eqn.outvars else _NOTHING
         if name in _CALLS:
-            inner = next(eqn.params[key] for key in ("jaxpr", "call_jaxpr") if key in eqn.params)
+            inner = eqn.params[_CALLS[name]]
             return self.run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), args)
         if name == "broadcast_in_dim" and is_cut(out, self._count) and _is_number(args[0]):
             return [Same(_array(args[0]), out.shape)]
@@ -64,7 +62,7 @@ class _Evaluation:
             result = Part(eqn.primitive.bind(*(self._aligned(arg, out) for arg in args), **eqn.params), out.shape)
         elif name in ELEMENTWISE and all(_is_number(arg) for arg in args):
             result = Same(eqn.primitive.bind(*(_array(arg) for arg in args), **eqn.params), out.shape)
-        elif name in _IN_ORDER and isinstance(args[0], Part) and out.size == _size(args[0].shape):
+        elif name in SAME_ELEMENTS and isinstance(args[0], Part) and out.size == _size(args[0].shape):
             if eqn.params.get("dimensions") is None or name == "squeeze":  # else `reshape` transposes first
                 result = Part(args[0].part, out.shape)
         elif name in _REDUCTIONS and isinstance(args[0], Part) and out.size == 1:

@@ -22,24 +22,15 @@ import numpy as np
 from jax import lax
 
 from replicax import _private
+from replicax._primitives import CALLS, CUSTOM_DERIVATIVES, ELEMENTWISE, SAME_ELEMENTS
 
 Key = Any  # a variable of a jaxpr and the scope that it belongs to, or a `_Literal`
 
-# Whose result has at each place what comes of the operands at that place, or of a scalar for all places.
-_NAMES = (
-    "abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp clz complex conj convert_element_type "
-    "copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le "
-    "lgamma log log1p logistic lt max min mul ne neg nextafter not or population_count pow real reduce_precision rem "
-    "round rsqrt select_n "
-    "shift_left shift_right_arithmetic shift_right_logical sign sin sinh sqrt square sub tan tanh xor"
-)
-ELEMENTWISE = frozenset(_NAMES.split())
-_SAME_ELEMENTS = frozenset({"reshape", "squeeze", "expand_dims", "sharding_constraint", "copy", "copy_p"})
 _OF_SHAPES = frozenset(
     {"shape", "new_sizes", "dimensions", "broadcast_dimensions", "sharding", "context_mesh", "layout"}
     | {"unconstrained_dims"}
 )
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
+_CALLS = {**CALLS, **CUSTOM_DERIVATIVES}  # not checkpoints, which would no longer recompute
 _MOST_RUNS = 8  # stretches of one vector; where there are more, its elements are gathered one by one
 _DEEPEST = 64  # equations behind each other that tell apart what is computed
 
@@ -171,7 +162,7 @@ class Graph:
         while True:
             key = self.seen_through(key)
             node = self.nodes.get(key)
-            if is_end(key) or node is None or node.name not in _SAME_ELEMENTS or _operands([node]) is None:
+            if is_end(key) or node is None or node.name not in SAME_ELEMENTS or _operands([node]) != [False]:
                 return key
             key = node.inputs[0]
 
@@ -263,7 +254,7 @@ def _operands(nodes: Sequence[_Node]) -> list[bool] | None:
         return None
     if name == "broadcast_in_dim" and all(_shape(n.inputs[0]) == () for n in nodes):
         return [True] if len(first.inputs) == 1 else None
-    if name in _SAME_ELEMENTS or name == "broadcast_in_dim":
+    if name in SAME_ELEMENTS:
         same = len(first.inputs) == 1 and all(
             math.prod(_shape(n.inputs[0])) == math.prod(_shape(n.outputs[0])) for n in nodes
         )
@@ -294,7 +285,7 @@ class _Group:
     def computed(self, operands: list[Any]) -> Any:
         """The vector of all their results."""
         name = self.first.name
-        if name in _SAME_ELEMENTS or name == "broadcast_in_dim":
+        if name in SAME_ELEMENTS:
             (only,) = operands
             return only if only.ndim else lax.broadcast(only, (sum(self.sizes),))
         return self.first.eqn.primitive.bind(*operands, **self.first.eqn.params)
