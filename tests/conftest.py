@@ -23,6 +23,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # The shared tests also run in each worker of a job of several (see test_multi_worker_suite.py), which says what it has.
 os.environ["REPLICAX_VIRTUAL_DEVICES"] = os.environ.get("REPLICAX_SUITE_DEVICES", "GPU:8,CPU:4")
 os.environ["MPLBACKEND"] = "Agg"
+os.environ["REPLICAX_HINT_SHORT_STEPS"] = "off"
 os.environ["REPLICAX_LOG_COMPILES"] = "off"  # what is printed would depend on how busy the machine is
 os.environ["KERAS_BACKEND"] = "jax"  # as replicax sets it, also where Keras is imported first
 if "jax" in sys.modules:

@@ -101,6 +101,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_concrete",
         "_several",
         "_programs",
+        "_step_hints",
         "_tracing",
         "_turns",
         "_function",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,16 @@ from replicax._values import Mirrored, PerReplica, as_copies, is_array, is_text
 from replicax._variables import Variable
 
 
+class Probe(Protocol):
+    """Measures a call."""
+
+    def entered(self, program: Any) -> None:
+        """Called when the call begins to run this `Program`, its elements at hand."""
+
+    def watched(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns the compiled program, measured."""
+
+
 class Call:
     """The arguments of one call: dynamic arrays, and a key for all that the program depends on."""
 
@@ -45,6 +55,7 @@ class Call:
         "has_dataset",
         "key",
         "keys",
+        "probe",
         "ragged",
         "statics",
         "uneven",
@@ -62,6 +73,7 @@ class Call:
         self.statics: list[Any] = []
         self.iterators: list[Any] = []
         self.ragged = self.has_dataset = False
+        self.probe: Probe | None = None
         self.counts = False  # whether a function that is traced for it has yet to count it as a call that was
         self.uneven: tuple[Any, ...] = ()  # the shapes of values whose components differ in shape
         self.keys = tuple([self._take(leaf) for leaf in self._leaves])

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from replicax import _alone, _context, _data, _devices, _function, _hlo, _input, _levels
+from replicax import _alone, _context, _data, _devices, _function, _hlo, _input, _levels, _step_hints
 from replicax._arguments import Call
 from replicax._data import ElementIterator
 from replicax._figures import Benchmark
@@ -57,7 +57,7 @@ def benchmark(strategy: Any, step: Any, batch: Any, rounds: int, steps: int) -> 
                 f"{function._name} runs {max(sizes)} replicas of another strategy, and {strategy!r} has "
                 f"{strategy.num_replicas_in_sync}. Call `benchmark` of the strategy that the step is written for."
             )
-        with program.variables_kept() as restore:
+        with program.variables_kept() as restore, _step_hints.none_for(function):
             measured = _measured(program, feed, restore, rounds, steps)
     return Benchmark(
         step=function._name,

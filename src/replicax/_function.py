@@ -25,7 +25,19 @@ from typing import Any
 
 import jax
 
-from replicax import _adapters, _conversion, _levels, _nans, _private, _profiling, _several, _specs, _tracebacks, _turns
+from replicax import (
+    _adapters,
+    _conversion,
+    _levels,
+    _nans,
+    _private,
+    _profiling,
+    _several,
+    _specs,
+    _step_hints,
+    _tracebacks,
+    _turns,
+)
 from replicax._arguments import Call, difference, inputs_of, is_python_iterator
 from replicax._concrete import ConcreteFunction
 from replicax._data import iterators
@@ -145,6 +157,8 @@ class Function:
         self._last_call: tuple[Any, Any] | None = None  # structure and keys of the call that was traced last
         self._last_inputs: list[str] = []  # and what its program takes
         self._warned = 0
+        self.step_hint = _step_hints.StepHint() if steps_per_call == 1 else None  # as long as it is not decided
+        self.told_of_steps = False  # whether the hint was printed
         self.random_numbers: Any = None  # what `replicax.tf` counts its random numbers with
         functools.update_wrapper(self, python_function, updated=())
         for name, value in getattr(python_function, "__dict__", {}).items():
@@ -243,6 +257,12 @@ class Function:
         if self._steps == 1 and self._is_host_driven(call):
             return self._run_python(args, kwargs, host=True)
         called = self._called if self._steps == 1 else self._called_several
+        hint = self.step_hint
+        if hint is not None:
+            hint.calls += 1
+            if hint.calls > _step_hints.FIRST and not taped and _profiling.active is None:
+                owner = _modes.driven if _modes.host_driven else self
+                return hint.run(self, owner, call, lambda: called(call, args, kwargs, taped))
         if _profiling.active is not None:
             with _profiling.step(self._name, self._calls - 1):
                 return called(call, args, kwargs, taped)

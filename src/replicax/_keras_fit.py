@@ -323,7 +323,9 @@ def _loop(
 
     `joined` makes one output of those of the steps. Without it the last one counts, and the steps are one program.
     """
-    run = step if model.run_eagerly else _function.function(step)
+    run: Any = step if model.run_eagerly else _function.function(step)
+    if not model.run_eagerly:
+        run.step_hint = None  # Keras has `steps_per_execution` for this
 
     @functools.cache
     def program(count: int) -> Any:

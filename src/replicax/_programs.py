@@ -164,6 +164,16 @@ class Program:
             self._pack()
         self._arrange()
 
+    @property
+    def is_guarded(self) -> bool:
+        """Whether each call is waited for, since it may fail."""
+        return self._guard is not None
+
+    @property
+    def assigns(self) -> bool:
+        """Whether a call assigns variables."""
+        return bool(self._writes)
+
     def result_specs(self) -> Any:
         """The specs of what a call returns."""
         return self.results.specs(self.jaxpr.out_avals[self._state_count :])
@@ -300,6 +310,8 @@ class Program:
         steps: int,
         awaited: set[int] | None = None,
     ) -> Any:
+        if call.probe is not None:
+            call.probe.entered(self)
         frame, level, mesh = _levels.frame(), self.level, self._mesh
         label = self.label if steps == 1 else f"{steps} steps of {self.label}"
         chosen: Any = self
@@ -313,6 +325,7 @@ class Program:
                 for key in level.inputs:
                     _levels.refuse_lost(level.variables[key])
             elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
+            program: Any
             arguments: tuple[Any, ...]
             if taped:
                 program, arguments = self._taped, (self._tape_reads(frame), elements, call.dynamic)
@@ -329,6 +342,8 @@ class Program:
                     _compile_log.begin()
                     if under_way is not None:
                         under_way.compile(program, *arguments)
+                elif call.probe is not None:
+                    program = call.probe.watched(program)
                 if taped or self._keeps:
                     new, results = program(*arguments)
                 else:

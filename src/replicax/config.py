@@ -14,12 +14,14 @@ from replicax._devices import device_table, set_virtual_devices
 from replicax._function import functions_run_eagerly, run_functions_eagerly
 from replicax._runtime import set_timeouts as set_job_timeouts
 from replicax._runtime import timeouts as job_timeouts
+from replicax._step_hints import hint_short_steps
 from replicax._tpu_system import experimental_connect_to_cluster, experimental_connect_to_host
 
 __all__ = [
     "experimental_connect_to_cluster",
     "experimental_connect_to_host",
     "functions_run_eagerly",
+    "hint_short_steps",
     "job_timeouts",
     "list_devices",
     "log_compiles",

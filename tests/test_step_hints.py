@@ -1,0 +1,156 @@
+"""A function whose short steps are called one by one says once how much `steps_per_call` would gain."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_ways import SUM, mirrored, one_device
+
+import replicax as rx
+from replicax import _step_hints
+
+ENOUGH = _step_hints.FIRST + _step_hints.FREE + _step_hints.WAITED + 10
+
+
+@pytest.fixture
+def hints(capfd, monkeypatch):
+    """Returns the hints printed since the last time. How busy the machine is does not decide about them."""
+    monkeypatch.setattr(_step_hints, "_on", True)
+    monkeypatch.setattr(_step_hints, "LEAST", 0.0)
+    return lambda: [line for line in capfd.readouterr().err.splitlines() if "takes one step a call" in line]
+
+
+def batches(strategy, count=ENOUGH):
+    data = rx.data.Dataset.from_tensor_slices(np.ones((2 * count, 3), np.float32)).batch(2)
+    return strategy.experimental_distribute_dataset(data)
+
+
+def training(strategy):
+    with strategy.scope():
+        w = rx.Variable(np.zeros(3, np.float32), aggregation=rx.VariableAggregation.SUM)
+    return w, lambda x: w.assign_add(jnp.sum(x, axis=0) / 3)
+
+
+@pytest.mark.parametrize("make", [lambda: mirrored(2), one_device], ids=["mirrored", "one device"])
+def test_a_loop_around_calls_gets_one_line_with_its_place_and_its_figures(make, hints):
+    strategy = make()
+    w, replica = training(strategy)
+
+    @rx.function
+    def train_step(x):
+        strategy.run(replica, args=(x,))
+
+    for _ in range(2):
+        for x in batches(strategy):
+            train_step(x)
+    (line,) = hints()
+    number = train_step.python_function.__code__.co_firstlineno + 6
+    figures = r"takes (\d+\.\d\d) ms: the devices compute for (\d+\.\d\d) ms, and the host takes (\d+\.\d\d) ms"
+    assert line.startswith(f"replicax: {__file__}:{number}: `train_step` takes one step a call, 341 so far. ")
+    step, _, host = map(float, re.search(figures, line).groups())
+    assert step > 0 and host <= step
+    assert "Have train_step call next(iterator) in place of taking its batch as an argument" in line
+    assert "`steps_per_call=32`" in line and re.search(r"about \d+\.\d times as fast", line)
+    assert w.numpy().tolist() == pytest.approx([ENOUGH * 4 / 3] * 3, rel=1e-4)
+
+
+def test_a_loop_that_the_host_drives_gets_the_line_of_its_body(hints):
+    strategy = mirrored(2)
+    _, replica = training(strategy)
+
+    @rx.function(autograph=True)
+    def epoch(dataset):
+        for x in dataset:
+            strategy.run(replica, args=(x,))
+            strategy.run(lambda x: replica(x + 1), args=(x,))
+
+    for _ in range(2):
+        epoch(batches(strategy))
+    (line,) = hints()
+    number = epoch.python_function.__code__.co_firstlineno + 3
+    assert line.startswith(f"replicax: {__file__}:{number}: `epoch` takes one step a call")
+    assert "Make the body of the loop a function of its own that calls next(iterator)" in line
+
+
+def test_a_function_that_takes_its_elements_itself_is_told_to_declare_it(hints):
+    strategy = mirrored(2)
+    iterator, total = iter(batches(strategy)), rx.Variable(0.0)
+    step = rx.function(lambda: total.assign_add(strategy.reduce(SUM, next(iterator), axis=(0, 1))))
+    for _ in range(ENOUGH):
+        step()
+    (line,) = hints()
+    assert "Declare function with `steps_per_call=32`." in line
+
+
+def test_nothing_is_said_of_short_programs_several_steps_and_plain_functions(hints):
+    strategy = mirrored(2)
+    _, replica = training(strategy)
+    step = rx.function(lambda x: strategy.run(replica, args=(x,)))
+    for x in batches(strategy, _step_hints.FIRST):
+        step(x)
+    several = rx.function(lambda iterator: strategy.run(replica, args=(next(iterator),)), steps_per_call=2)
+    iterator = iter(batches(strategy, 2 * ENOUGH))
+    for _ in range(ENOUGH):
+        several(iterator)
+    double = rx.function(lambda x: 2 * x)  # which nobody may be able to call for several arguments at once
+    printing = rx.function(lambda x: jax.debug.callback(lambda x: None, x))
+    for _ in range(ENOUGH):
+        double(jnp.ones(3))
+        printing(jnp.ones(3))
+    assert hints() == []
+
+
+def test_nothing_is_said_where_it_is_turned_off(hints):
+    rx.config.hint_short_steps(False)
+    step = rx.function(lambda: jnp.ones(()))
+    for _ in range(ENOUGH):
+        step()
+    assert hints() == [] and step.step_hint is None
+
+
+def test_nothing_is_said_of_steps_in_which_the_devices_compute_for_long(hints, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(_step_hints, "_on", True)
+    monkeypatch.setattr(_step_hints, "FIRST", 20)
+    strategy = mirrored(2)
+    w, _ = training(strategy)
+
+    def slow(x):
+        time.sleep(0.005)
+        return np.asarray(x)
+
+    @rx.function
+    def step():
+        w.assign_add(jax.pure_callback(slow, jax.ShapeDtypeStruct((3,), np.float32), jnp.ones(3)))
+
+    @rx.function
+    def multiply(iterator):
+        x = jnp.ones((400, 400))
+        for _ in range(20):
+            x = x @ x / 400
+        total.assign_add(x.sum() + strategy.reduce(SUM, next(iterator), axis=(0, 1)))
+
+    total, iterator = rx.Variable(0.0), iter(batches(strategy))
+    for _ in range(80):
+        step()
+        multiply(iterator)
+    assert hints() == [] and multiply.step_hint is None
+
+
+def test_what_is_computed_is_the_same_with_and_without_it(hints):
+    def trained(on):
+        rx.config.hint_short_steps(on)
+        strategy = mirrored(2)
+        with strategy.scope():
+            w = rx.Variable(np.ones(3, np.float32), aggregation=rx.VariableAggregation.MEAN)
+        step = rx.function(lambda x: strategy.run(lambda x: w.assign(w.value() * 1.001 + x.sum(0) / 7), args=(x,)))
+        for x in batches(strategy):
+            step(x)
+        return w.numpy().tobytes()
+
+    assert trained(True) == trained(False) and len(hints()) == 1
