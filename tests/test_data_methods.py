@@ -6,10 +6,11 @@ tests/test_data_against_tensorflow.py has the rest, beside TensorFlow.
 import jax
 import numpy as np
 import pytest
+from jax.experimental.sparse import BCOO
 
 import replicax as rx
 from replicax import _data
-from replicax._errors import DataLossError, InvalidArgumentError
+from replicax._errors import InvalidArgumentError
 from replicax._specs import TensorSpec
 from replicax.data import Dataset, DatasetSpec, Optional, Options
 
@@ -173,48 +174,44 @@ def counted(n):
     return np.arange(int(n), dtype=np.int32)
 
 
-def test_ragged_batches_are_tensorflows():
-    # Rows, splits, specs and what fills them up are what TensorFlow 2.21 gives.
-    dataset = R(5).map(lambda n: {"a": counted(n), "n": n}).ragged_batch(2)
-    assert repr(dataset.element_spec["a"]) == "RaggedTensorSpec(TensorShape([None, None]), int32, 1, int64)"
-    assert dataset.element_spec["n"] == TensorSpec((None,), np.int64) and len(dataset) == 3
-    batches = list(dataset)
-    assert [batch["a"].to_list() for batch in batches] == [[[], [0]], [[0, 1], [0, 1, 2]], [[0, 1, 2, 3]]]
-    second = batches[1]["a"]
-    assert second.row_splits.tolist() == [0, 2, 5] and second.values.tolist() == [0, 1, 0, 1, 2]
-    assert second.to_tensor(-1).tolist() == [[0, 1, -1], [0, 1, 2]] and second.shape.as_list() == [2, None]
-    assert len(R(5).map(counted).ragged_batch(2, drop_remainder=True)) == 2
-    assert R(4).ragged_batch(2).element_spec == TensorSpec((None,), np.int64)  # known shapes stay arrays
-    inner = next(iter(R(3).map(lambda n: np.ones((int(n), 2))).ragged_batch(3)))
-    assert inner.shape.as_list() == [3, None, 2] and inner.values.shape == (3, 2)
-    nested = next(iter(R(3).map(lambda n: np.ones((2, int(n)))).ragged_batch(3, row_splits_dtype=np.int32)))
+def test_ragged_tensors_have_the_rows_and_padding_of_tensorflows():
+    # Rows, splits and what fills them up are what TensorFlow 2.21 gives.
+    Ragged = rx.data.RaggedTensor
+    ragged = Ragged.from_row_lengths([0, 1, 0, 1, 2], [2, 3])
+    assert ragged.row_splits.tolist() == [0, 2, 5] and ragged.to_list() == [[0, 1], [0, 1, 2]]
+    assert ragged.to_tensor(-1).tolist() == [[0, 1, -1], [0, 1, 2]] and ragged.shape.as_list() == [2, None]
+    inner = Ragged(np.ones((3, 2)), np.array([0, 0, 1, 3]))
+    assert inner.shape.as_list() == [3, None, 2]
+    nested = Ragged(Ragged(np.ones(6), np.array([0, 0, 0, 1, 2, 4, 6])), np.array([0, 2, 4, 6]))
     assert [s.tolist() for s in nested.nested_row_splits] == [[0, 2, 4, 6], [0, 0, 0, 1, 2, 4, 6]]
-    assert (
-        nested.to_list() == [[[], []], [[1.0], [1.0]], [[1.0, 1.0], [1.0, 1.0]]] and nested.row_splits.dtype == np.int32
-    )
+    assert nested.to_list() == [[[], []], [[1.0], [1.0]], [[1.0, 1.0], [1.0, 1.0]]]
     assert nested.to_tensor().shape == (3, 2, 2) and nested[2].to_list() == [[1.0, 1.0], [1.0, 1.0]]
-    words = Dataset.from_generator(lambda: iter([["a"], ["b", "c"]]), "string", [None]).ragged_batch(2)
-    assert next(iter(words)).to_tensor().tolist() == [[b"a", b""], [b"b", b"c"]]
-    compiled = jax.jit(lambda ragged: ragged.to_tensor(shape=[None, 4]))(second)
+    words = Ragged(np.array([b"a", b"b", b"c"], object), np.array([0, 1, 3]))
+    assert words.to_tensor().tolist() == [[b"a", b""], [b"b", b"c"]]
+    compiled = jax.jit(lambda ragged: ragged.to_tensor(shape=[None, 4]))(ragged)
     assert compiled.tolist() == [[0, 1, 0, 0], [0, 1, 2, 0]]
     with pytest.raises(TypeError, match="shape=\\[None, 16\\]"):
-        jax.jit(lambda ragged: ragged.to_tensor())(second)
+        jax.jit(lambda ragged: ragged.to_tensor())(ragged)
     with pytest.raises(InvalidArgumentError, match="end with the number of values, 3"):
-        rx.data.RaggedTensor.from_row_splits([1, 2, 3], [0, 2])
+        Ragged.from_row_splits([1, 2, 3], [0, 2])
 
 
-def test_sparse_batches_are_tensorflows():
-    dataset = R(4).map(counted).sparse_batch(2, [5])
-    assert repr(dataset.element_spec) == "SparseTensorSpec(TensorShape([None, 5]), int32)"
-    first, second = dataset
-    assert first.indices.tolist() == [[1, 0]] and first.shape == (2, 5)  # zeros are stored
-    assert second.todense().tolist() == [[0, 1, 0, 0, 0], [0, 1, 2, 0, 0]] and second.data.tolist() == [0, 1, 0, 1, 2]
-    with pytest.raises(DataLossError, match="larger than the row shape"):
-        list(R(4).map(counted).sparse_batch(4, [2]))
-    with pytest.raises(InvalidArgumentError, match="incompatible with the row shape"):
-        list(R(4).sparse_batch(4, [2]))
-    with pytest.raises(TypeError, match="single component"):
-        R(3).enumerate().sparse_batch(2, [3])
+def test_ragged_batch_batches_elements_of_known_shapes():
+    dataset = R(5).map(lambda n: {"n": n, "x": np.zeros(2)}).ragged_batch(2)
+    assert dataset.element_spec["n"] == TensorSpec((None,), np.int64) and len(dataset) == 3
+    assert [batch["n"].tolist() for batch in dataset] == [[0, 1], [2, 3], [4]]
+    assert len(R(5).ragged_batch(2, drop_remainder=True)) == 2
+
+
+def test_batches_of_elements_of_unknown_shapes_are_refused():
+    with pytest.raises(NotImplementedError, match="use `padded_batch`"):
+        Dataset.from_generator(lambda: iter([[1], [2, 3]]), "int32", [None]).ragged_batch(2)
+    mapped = R(5).map(counted).ragged_batch(2)
+    for ask in (lambda: mapped.element_spec, lambda: next(iter(mapped))):
+        with pytest.raises(NotImplementedError, match="use `padded_batch`"):
+            ask()
+    with pytest.raises(NotImplementedError, match="Use `padded_batch\\(2, \\[5\\]\\)`, which pads with zeros"):
+        R(4).map(counted).sparse_batch(2, [5])
 
 
 @pytest.mark.parametrize(
@@ -226,9 +223,11 @@ def test_sparse_batches_are_tensorflows():
         lambda d: next(iter(rx.MirroredStrategy(["GPU:0", "GPU:1"]).experimental_distribute_dataset(d))),
     ],
 )
-def test_ragged_and_sparse_batches_are_not_cut_into_rows(cut):
-    # A ragged batch of as many values as splits, and a sparse one always, would be cut without an error.
-    for dataset in (R(2).map(lambda n: np.zeros(3 * int(n))).ragged_batch(2), R(3).map(counted).sparse_batch(3, [3])):
+def test_ragged_and_sparse_elements_are_not_cut_into_rows(cut):
+    # A ragged element of as many values as splits, and a sparse one always, would be cut without an error.
+    ragged = R(2).map(lambda n: rx.data.RaggedTensor(np.zeros(3), np.array([0, 0, 3])))
+    sparse = R(2).map(lambda n: BCOO.fromdense(np.eye(3)))
+    for dataset in (ragged, sparse):
         with pytest.raises(InvalidArgumentError, match="Make it dense before"):
             cut(dataset)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from replicax._specs import TensorShape, dtype_name
 class RaggedTensor:
     """Rows of different lengths: `values` has them one after the other, row i from `row_splits[i]` to the next split.
 
-    What `Dataset.ragged_batch` gives, and a pytree. Values are an array, or a RaggedTensor where dimensions inside of
+    What `tf.strings.split` gives, and a pytree. Values are an array, or a RaggedTensor where dimensions inside of
     the rows are ragged too. Operations do not take it: compute with `values`, or with `to_tensor()`.
 
     Args:
@@ -177,21 +177,10 @@ def _rows(values: Any, start: int, stop: int) -> Any:
     return RaggedTensor(_rows(values.values, int(splits[0]), int(splits[-1])), splits - splits[0])
 
 
-def ragged(arrays: Sequence[np.ndarray], rank: int, splits_dtype: Any, dtype: Any, inner: tuple[int, ...]) -> Any:
-    """Arrays, of which the first `rank` dimensions may differ and the others are `inner`, as one RaggedTensor."""
-    splits = np.cumsum([0, *(a.shape[0] for a in arrays)]).astype(splits_dtype)
-    if rank > 1:
-        rows = [row for array in arrays for row in array]
-        return RaggedTensor(ragged(rows, rank - 1, splits_dtype, dtype, inner), splits)
-    return RaggedTensor(np.concatenate([np.zeros((0, *inner), dtype), *arrays]), splits)
-
-
 class RaggedTensorSpec:
     """What is known of a RaggedTensor before it is there.
 
-    >>> import replicax as rx
-    >>> dataset = rx.data.Dataset.from_generator(lambda: iter([[1], [2, 3]]), "int32", [None])
-    >>> dataset.ragged_batch(2).element_spec
+    >>> RaggedTensorSpec([None, None], "int32", 1, "int64")
     RaggedTensorSpec(TensorShape([None, None]), int32, 1, int...)
     """
 
@@ -210,24 +199,6 @@ class RaggedTensorSpec:
     def __repr__(self) -> str:
         names = dtype_name(self.dtype), self.ragged_rank, dtype_name(self.row_splits_dtype)
         return f"RaggedTensorSpec({self.shape!r}, {', '.join(map(str, names))})"
-
-
-class SparseTensorSpec:
-    """What is known of a sparse array before it is there: its shape and dtype."""
-
-    __slots__ = ("shape", "dtype")
-
-    def __init__(self, shape: Any, dtype: Any):
-        self.shape, self.dtype = TensorShape(shape), np.dtype(dtype)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SparseTensorSpec) and repr(self) == repr(other)
-
-    def __hash__(self) -> int:
-        return hash(repr(self))
-
-    def __repr__(self) -> str:
-        return f"SparseTensorSpec({self.shape!r}, {dtype_name(self.dtype)})"
 
 
 def is_composite(value: Any) -> bool:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
+import jax
 import numpy as np
 
 from replicax._data.core import Base
 from replicax._data.elements import flatten, grouped, num_rows, pad_and_stack, padded_shape, positive, regroup, stack
 from replicax._data.reading import Maker, Reading, replayed
 from replicax._data.rows import RowBatches, skip_rows
-from replicax._data.specs import UNKNOWN_CARDINALITY, batch_count, with_batch, without_batch
+from replicax._data.specs import UNKNOWN_CARDINALITY, batch_count, tensor_spec, with_batch, without_batch
 from replicax._errors import InvalidArgumentError
 from replicax._ragged import refuse_composites
 from replicax._specs import TensorShape, TensorSpec
@@ -83,6 +84,51 @@ class Batches(Base):
             return with_batch(structure.unflatten(padded), size if drop_remainder else None)
 
         return self._batched(make, size, drop_remainder, spec)
+
+    def ragged_batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,
+        row_splits_dtype: Any = np.int64,
+        name: str | None = None,
+    ) -> Self:
+        """Like `batch`, for elements of known shapes only: batches of others would be ragged, which XLA cannot take.
+
+        Args:
+            batch_size: how many elements a batch has.
+            drop_remainder: whether to drop a last, smaller batch.
+            row_splits_dtype: accepted for compatibility.
+            name: accepted for compatibility.
+
+        Raises:
+            NotImplementedError: elements have dimensions that are not known, at once or when elements are asked for.
+        """
+
+        def refuse_unknown(spec: Any) -> Any:
+            if not all(s.shape.rank is not None and s.shape[1:].is_fully_defined() for s in jax.tree.leaves(spec)):
+                raise NotImplementedError(
+                    "`ragged_batch` makes no ragged batches, and not all dimensions of these elements are known: the "
+                    f"spec of a batch is {tensor_spec(spec)}. XLA's shapes are static: use `padded_batch`, or "
+                    "`bucket_by_sequence_length`."
+                )
+            return spec
+
+        batched = self.batch(batch_size, drop_remainder)
+        if (known := batched._spec(False)) is not None:
+            refuse_unknown(known)
+
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+            refuse_unknown(batched._spec(True))
+            return batched._make(reading, start)
+
+        return batched._derived(make, batched._cardinality, refuse_unknown, batch_size=batched._batch_size)
+
+    def sparse_batch(self, batch_size: int, row_shape: Any, name: str | None = None) -> NoReturn:
+        """Raises NotImplementedError: batches are dense. `padded_batch` pads elements to a common shape."""
+        raise NotImplementedError(
+            "`Dataset.sparse_batch` is not supported: batches are dense, since XLA's shapes are static. Use "
+            f"`padded_batch({batch_size}, {row_shape})`, which pads with zeros."
+        )
 
     def unbatch(self, name: str | None = None) -> Self:
         """The rows of each element, one by one."""

@@ -9,7 +9,6 @@ import numpy as np  # noqa: F401  for the example below
 from replicax._data import core
 from replicax._data.batches import Batches
 from replicax._data.combined import Combined
-from replicax._data.composite import Composites
 from replicax._data.core import Base
 from replicax._data.functions import Functions
 from replicax._data.grouping import Grouping
@@ -28,7 +27,7 @@ class Variant:
         return f"<Variant {self.dataset!r}>"
 
 
-class Dataset(Sources, Batches, Composites, Functions, Grouping, Order, Combined, Saving):
+class Dataset(Sources, Batches, Functions, Grouping, Order, Combined, Saving):
     """Elements that are structures of arrays, and transformations of them: tf.data's, over data on the host.
 
     An element is an array, or a tuple, named tuple or dict of elements. As in tf.data a *list* is one array. Functions

@@ -10,7 +10,7 @@ import numpy as np
 from replicax._data.elements import Nested, tensor_dtype
 from replicax._data.reading import Maker, Reading
 from replicax._errors import InvalidArgumentError
-from replicax._ragged import RaggedTensor, RaggedTensorSpec, SparseTensorSpec, is_composite
+from replicax._ragged import RaggedTensor, RaggedTensorSpec
 from replicax._specs import TensorShape, TensorSpec, spec_of
 
 INFINITE_CARDINALITY = -1
@@ -65,11 +65,9 @@ def tensor_spec(spec: Any) -> Any:
         if isinstance(s, RaggedTensor):
             splits = tensor_dtype(s.row_splits.dtype)
             return RaggedTensorSpec(s.shape, tensor_dtype(s.dtype), s.ragged_rank, splits)
-        if is_composite(s):
-            return SparseTensorSpec(s.shape, tensor_dtype(s.data.dtype))
         return TensorSpec(s.shape, tensor_dtype(s.dtype), s.name)
 
-    return jax.tree.map(shown, spec, is_leaf=is_composite)
+    return jax.tree.map(shown, spec, is_leaf=lambda s: isinstance(s, RaggedTensor))
 
 
 def host_spec(element: Any) -> Any:

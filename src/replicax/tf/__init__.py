@@ -17,7 +17,7 @@ from replicax._creation import name_scope, variable_creator_scope
 from replicax._distributed_variables import MirroredVariable as _MirroredVariable
 from replicax._indexed_slices import IndexedSlices
 from replicax._input import DistributedDataset, DistributedIterator
-from replicax._ragged import RaggedTensor, RaggedTensorSpec, SparseTensorSpec
+from replicax._ragged import RaggedTensor, RaggedTensorSpec
 from replicax._specs import TensorSpec
 from replicax._tape import GradientTape, UnconnectedGradients
 from replicax._types import VariableAggregation, VariableSynchronization

@@ -34,6 +34,7 @@ ABSENT: dict[str, str] = {
     "DeviceSpec": 'Name devices by strings, such as "GPU:0"',
     "Session": _GRAPHS,
     "SparseTensor": _SPARSE,
+    "SparseTensorSpec": _SPARSE,
     "TypeSpec": "Use tf.TensorSpec, or jax.ShapeDtypeStruct",
     "AggregationMethod": "JAX adds gradients up itself: leave it out",
     "approx_top_k": "Use tf.math.top_k, or jax.lax.approx_max_k",

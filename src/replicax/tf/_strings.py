@@ -19,7 +19,7 @@ import numpy as np
 from replicax import _levels, _nest, _step_failures
 from replicax._data.elements import as_strings
 from replicax._errors import InvalidArgumentError
-from replicax._ragged import RaggedTensor, ragged
+from replicax._ragged import RaggedTensor
 from replicax._specs import as_dtype
 from replicax._variables import Variable
 from replicax.tf._ops import as_array, as_axis, convert_to_tensor, known
@@ -98,7 +98,8 @@ def _parts(strings: Any, cut: Callable[[bytes], list[bytes]]) -> Any:
         out[:] = found
         return as_strings(out)
     rows = [_parts(np.array(string, object), cut) for string in strings.ravel()]
-    whole: Any = ragged(rows, 1, np.int64, object, ())
+    splits = np.cumsum([0, *map(builtins.len, rows)])
+    whole = RaggedTensor(np.concatenate([np.empty(0, object), *rows]), splits)
     for size in strings.shape[:0:-1]:  # the inner dimensions, each of one length
         whole = RaggedTensor(whole, np.arange(0, whole.nrows() + 1, size))
     return jax.tree.map(lambda x: as_strings(x) if x.dtype == object else as_array(x), whole)
