@@ -149,7 +149,7 @@ def test_whatever_strangers_send_to_the_port_the_job_starts(tmp_path):
     ]
     wrong += [{"addresses": wrong} for wrong in ([], [1], ["a"], ["a:1", "b:1"], "a:1", {}, None)]
     messages = [5, [1], None, "x", {}, {"op": 5}, {"op": []}, {"op": "join"}, {"op": "done"}, {"op": "failed"}]
-    messages += [{"op": "done", "outcomes": [1]}, {"op": "verdict"}, {"op": "alive"}, *({**join, **w} for w in wrong)]
+    messages += [{"op": "done", "outcomes": [1]}, {"op": "outcome"}, {"op": "alive"}, *({**join, **w} for w in wrong)]
     words = [b"GET / HTTP/1.1\r\n\r\n", b"\xff\xfe\n", b"{" * 100_000, b"[" * 100_000 + b"\n", b"x" * (2 << 20)]
     with Launch(tmp_path, f"{options} 0", "print('hello')") as zero, contextlib.ExitStack() as stack:
         for word in [*words, *(json.dumps(message).encode() + b"\n" for message in messages)]:

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replicax.launch._cluster import LaunchError, Ports, split_address, visible_gpus
+from replicax.launch._outcome import Outcome, job_outcome, read_report
 from replicax.launch._output import LONGEST_LINE, PROGRESS_INTERVAL, Lines
-from replicax.launch._report import Outcome, read_report, verdict
 
 # Nothing by the clock: the machine may be busy.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -116,12 +116,12 @@ def outcome(worker, status, when, *, ended=False, **report):
 
 
 def first_line(*outcomes):
-    status, text = verdict(outcomes)
+    status, text = job_outcome(outcomes)
     return status, text.partition("\n")[0]
 
 
 def test_no_failure():
-    assert verdict([outcome(0, 0, 1.0), outcome(1, 0, 2.0)]) == (0, "")
+    assert job_outcome([outcome(0, 0, 1.0), outcome(1, 0, 2.0)]) == (0, "")
 
 
 def test_the_first_to_fail_is_not_the_first_to_end():
@@ -150,7 +150,9 @@ def test_workers_that_blame_each_other():
 
 
 def test_a_worker_that_left_early_is_the_cause_and_the_exit_status_the_witness():
-    status, text = verdict([outcome(0, 70, 5.0, kind="left", caused_by=1, message="worker 1 left"), outcome(1, 0, 1.0)])
+    status, text = job_outcome(
+        [outcome(0, 70, 5.0, kind="left", caused_by=1, message="worker 1 left"), outcome(1, 0, 1.0)]
+    )
     assert status == 70
     assert text.splitlines()[:2] == [
         "worker 1 is the cause: ended with exit status 0",

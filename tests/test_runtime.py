@@ -17,7 +17,7 @@ from replicax import _ending, _joining, _runtime, _verdict
 from replicax._calls import Calls
 from replicax._channel import Channel, Relay, interface, parse, wait
 from replicax._verdict import Peer
-from replicax.launch._report import read_mark
+from replicax.launch._outcome import read_mark
 
 
 def ready(calls: Calls, label: str) -> None:
@@ -218,9 +218,9 @@ def test_the_first_failure_is_the_cause():
     job[1].failed = {"kind": "exception", "message": "ValueError: late", "traceback": "T1", "time": 3.0}
     job[2].failed = {"kind": "exception", "message": "KeyError: early", "traceback": "T2\n", "time": 2.0}
     job[0].lost = "has ended without a word"
-    verdict = _verdict.failure(job)
-    assert verdict.cause == (2,) and verdict.kind == "exception"
-    assert verdict.text.splitlines() == [
+    diagnosis = _verdict.failure(job)
+    assert diagnosis.cause == (2,) and diagnosis.kind == "exception"
+    assert diagnosis.text.splitlines() == [
         "worker 2 failed: KeyError: early",
         "T2",
         "worker 1 failed too: ValueError: late",
@@ -242,11 +242,11 @@ def test_an_exit_status_alone_may_follow_from_another_failure():
 def test_who_is_late_is_told():
     job = peers(4, 3, 4)
     job[0].oldest, job[2].oldest = (4, "step", 9.0), (4, "step", 8.0)
-    verdict = _verdict.stuck(job, 0, 9.0, 101.0)
-    assert verdict.cause == (1,) and verdict.message.endswith('in call 4, "step", which worker 1 has not reached')
+    diagnosis = _verdict.stuck(job, 0, 9.0, 101.0)
+    assert diagnosis.cause == (1,) and diagnosis.message.endswith('in call 4, "step", which worker 1 has not reached')
     job[1].count = 4
-    verdict = _verdict.stuck(job, 0, 9.0, 101.0)
-    assert verdict.cause == () and verdict.message.endswith("which every process has reached")
+    diagnosis = _verdict.stuck(job, 0, 9.0, 101.0)
+    assert diagnosis.cause == () and diagnosis.message.endswith("which every process has reached")
 
 
 @pytest.mark.parametrize(

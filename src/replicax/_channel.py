@@ -1,4 +1,10 @@
-"""Messages between the processes of a job: lines of JSON over TCP, sent and received without ever blocking."""
+"""Messages between the processes of a job, and between launchers: lines of JSON over TCP, and the addresses of both.
+
+Framing and limits are the same for all. The processes of a job use `Channel`, a socket that never blocks, in a thread;
+launchers run an event loop and have connections of asyncio (`launch/_connection.py`). Both send something about once a
+second, and take who is silent for too long for lost. TCP's own keepalive is not used: the system of a machine answers
+it for a process that is stopped, and whatever it finds, silence shows as well.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +16,19 @@ import os
 import selectors
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from replicax._errors import JobError
 
 HEARTBEAT = "REPLICAX_HEARTBEAT_TIMEOUT"
-LONGEST = 1 << 22  # bytes of a line; who sends more is not one of us
+LONGEST = 1 << 24  # bytes of a line; who sends more is not one of us
+LONGEST_OF_A_STRANGER = 1 << 20  # the same of one that has not said who it is,
+SPEAKS = 10.0  # seconds that it has to say so,
+STRANGERS = 256  # and the most of these; one more, and the oldest is closed
+STOOD_STILL = 2.0  # seconds of delay that show that a process was stopped itself
+
+Message = dict[str, Any]
 
 
 def seconds_from_environment(name: str, default: float, or_none: bool = False) -> float | None:
@@ -42,13 +54,44 @@ def seconds_from_environment(name: str, default: float, or_none: bool = False) -
     return seconds
 
 
-def read_message(line: bytes) -> dict[str, Any] | None:
-    """The message that a line holds; None where it is none, whatever it is."""
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return message if isinstance(message, dict) else None
+def beat_interval(timeout: float) -> float:
+    """Returns the seconds from one word to the next, where who is silent for `timeout` seconds is taken for lost."""
+    return min(1.0, timeout / 6)
+
+
+def encoded(message: Message) -> bytes:
+    """Returns the line that is sent for a message."""
+    return json.dumps(message).encode() + b"\n"
+
+
+class Messages:
+    """Cuts the bytes that arrive over a connection into messages.
+
+    Args:
+        longest: bytes of the longest line that the other side may send.
+    """
+
+    def __init__(self, longest: int):
+        self.longest = longest
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Yields the messages that are complete with these bytes; ValueError at what no process of ours sends."""
+        *lines, last = data.split(b"\n")
+        if lines:
+            lines[0] = bytes(self._rest) + lines[0]
+            self._rest.clear()
+        self._rest += last
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except RecursionError as error:
+                raise ValueError("too deep a message") from error
+            if not isinstance(message, dict):
+                raise ValueError("no message at all")
+            yield message
+        if len(self._rest) > self.longest:
+            raise ValueError("too long a message")
 
 
 class Channel:
@@ -64,14 +107,13 @@ class Channel:
         with contextlib.suppress(OSError):  # it has ended already
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = connection
-        self.longest = longest
+        self.incoming = Messages(longest)
         self.closed = False
-        self._incoming = b""
         self._outgoing = b""
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: Message) -> None:
         """Sends as much as goes at once; `flush` sends the rest later."""
-        self._outgoing += json.dumps(message).encode() + b"\n"
+        self._outgoing += encoded(message)
         self.flush()
 
     def flush(self) -> None:
@@ -89,27 +131,21 @@ class Channel:
         """Whether something waits to be sent."""
         return bool(self._outgoing) and not self.closed
 
-    def receive(self) -> list[dict[str, Any]]:
-        """The messages that have arrived."""
+    def receive(self) -> list[Message]:
+        """Returns the messages that have arrived."""
+        messages: list[Message] = []
         read = 0
         try:
-            while not self.closed and read < self.longest:
+            while not self.closed and read < self.incoming.longest:
                 data = self.socket.recv(1 << 16)
-                self._incoming += data
                 read += len(data)
                 self.closed = not data
+                for message in self.incoming.feed(data):
+                    messages.append(message)  # also those in front of what is none
         except BlockingIOError:
             pass
-        except OSError:
+        except (OSError, ValueError):
             self.closed = True
-        *lines, self._incoming = self._incoming.split(b"\n")
-        messages = []
-        for line in lines:
-            if (message := read_message(line)) is None:
-                self.closed = True
-                break
-            messages.append(message)
-        self.closed = self.closed or len(self._incoming) > self.longest
         return messages
 
     def close(self) -> None:

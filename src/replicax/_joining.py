@@ -21,7 +21,7 @@ from replicax._calls import Calls
 from replicax._channel import Channel, Relay, interface, is_own, join_address, listen, parse
 from replicax._errors import JobError
 from replicax._monitor import Member, Monitor
-from replicax._monitor_hub import Hub
+from replicax._monitor_hub import Coordinator
 from replicax._runtime import Job
 from replicax._verdict import Peer
 
@@ -120,7 +120,7 @@ def join(job: Job) -> None:
             _ending.say(_every_interface(job, address))
         for channel in gathering.channels.values():
             channel.send({"start": {"jax": address, "heartbeat": heartbeat}})
-        monitor: Monitor = Hub(peers, calls, heartbeat, gathering.channels)
+        monitor: Monitor = Coordinator(peers, calls, heartbeat, gathering.channels)
     else:
         channel, answer = _preflight.reach(job, limit)
         own = _own_address(job.addresses[job.process_id], [channel])

@@ -1,9 +1,9 @@
 """The thread that watches over a job: every process tells process 0 how it stands, and process 0 tells all how it ends.
 
-Process 0 is the hub: it listens at its address, and each other process, a member, holds one connection to it. About
-once a second a member says how many calls it has made, with a digest of their labels, and which one is not done.
-The hub (`_monitor_hub`) compares. When something is wrong it deals one verdict to all, and every process prints it and
-ends. When the hub itself is gone each member says so by itself.
+Process 0 is the coordinator (`_monitor_hub`): it listens at its address, and each other process, a member, holds one
+connection to it. About once a second a member says how many calls it has made, with a digest of their labels, and which
+one is not done. The coordinator compares. When something is wrong it deals one diagnosis to all, and every process
+prints it and ends. When the coordinator itself is gone each member says so by itself.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 
 from replicax import _ending
 from replicax._calls import Calls
-from replicax._channel import Channel, wait
-from replicax._verdict import Peer, Verdict, call_name, failure, left, stuck
+from replicax._channel import STOOD_STILL, Channel, beat_interval, wait
+from replicax._verdict import Diagnosis, Peer, call_name, failure, left, stuck
 
 LINGER = 2.0  # seconds for others to take what was sent to them
 _MANY = 16  # processes whose messages are taken together, not each as it comes
@@ -30,7 +30,7 @@ _TOLD = 64  # how many of the latest calls are told where processes differ
 
 
 class Monitor:
-    """What the hub and the members share."""
+    """What the coordinator and the members share."""
 
     def __init__(self, process_id: int, peers: dict[int, Peer], calls: Calls, heartbeat: float):
         self.process_id = process_id
@@ -56,7 +56,7 @@ class Monitor:
     @property
     def _interval(self) -> float:
         """Seconds from one word to the next."""
-        return max(0.05, min(1.0, self.heartbeat / 6, (self.step_timeout or math.inf) / 4))
+        return max(0.05, min(beat_interval(self.heartbeat), (self.step_timeout or math.inf) / 4))
 
     def start(self) -> None:
         """Begins to watch."""
@@ -91,7 +91,7 @@ class Monitor:
                 _ending.finish(_ending.BECAUSE_OF_ANOTHER)
 
     def _turn(self, now: float) -> None:
-        if (gap := now - self._looked) > self._interval + 2.0:  # this process itself stood still
+        if (gap := now - self._looked) > self._interval + STOOD_STILL:  # this process itself stood still
             for peer in self.peers.values():
                 peer.heard += gap
         self._looked = now
@@ -177,12 +177,14 @@ class Monitor:
 
     # The end.
 
-    def _obey(self, verdict: Verdict) -> None:
-        """Ends this process as the verdict says. The main thread does it where it has an exception of its own."""
+    def _obey(self, diagnosis: Diagnosis) -> None:
+        """Ends this process as the diagnosis says. The main thread does it where it has an exception of its own."""
         me = self.me
-        own = bool(me.failed) or (bool(me.broken) and verdict.kind == "exception" and self.process_id in verdict.cause)
-        if own and self.process_id not in verdict.cause[:1] and verdict.cause:
-            _ending.say(verdict.message)
+        own = bool(me.failed) or (
+            bool(me.broken) and diagnosis.kind == "exception" and self.process_id in diagnosis.cause
+        )
+        if own and self.process_id not in diagnosis.cause[:1] and diagnosis.cause:
+            _ending.say(diagnosis.message)
         if self._signal is not None:
             _ending.finish_by_signal(self._signal)
         if self._status is not None:
@@ -191,19 +193,19 @@ class Monitor:
             self.over.set()
             return
         _ending.flush()
-        text = verdict.traceback
-        if verdict.kind in ("stuck", "diverged", "left") and not me.left:
+        text = diagnosis.traceback
+        if diagnosis.kind in ("stuck", "diverged", "left") and not me.left:
             self._detail()
             text = f"Its main thread:\n{me.stack}"
             where = call_name(me.oldest[0], me.oldest[1]) if me.oldest else "no call"
             more = f"\n{me.name} waits in {where}; its main thread:\n{me.stack.rstrip()}"
         else:
             more = f"\nHere ({me.name}) this showed as {me.broken['message']}" if me.broken else ""
-        _ending.say(verdict.text + more)
-        others = [i for i in verdict.cause if i != self.process_id]
+        _ending.say(diagnosis.text + more)
+        others = [i for i in diagnosis.cause if i != self.process_id]
         _ending.write_report(
-            self.process_id, me.name, verdict.kind, verdict.message, text, self.calls.step(),
-            None if self.process_id in verdict.cause else others[0] if others else None,
+            self.process_id, me.name, diagnosis.kind, diagnosis.message, text, self.calls.step(),
+            None if self.process_id in diagnosis.cause else others[0] if others else None,
         )  # fmt: skip
         _ending.finish(_ending.BECAUSE_OF_ANOTHER)
 
@@ -231,22 +233,22 @@ def _main_position() -> tuple[int, int] | None:
 class Member(Monitor):
     """The monitor of a process other than 0."""
 
-    def __init__(self, process_id: int, peers: dict[int, Peer], calls: Calls, heartbeat: float, hub: Channel):
+    def __init__(self, process_id: int, peers: dict[int, Peer], calls: Calls, heartbeat: float, coordinator: Channel):
         super().__init__(process_id, peers, calls, heartbeat)
-        self._hub = hub
-        self._told = 0.0  # when the hub was last told how this process stands
+        self._coordinator = coordinator
+        self._told = 0.0  # when the coordinator was last told how this process stands
 
     def _channels(self) -> list[Channel]:
-        return [self._hub]
+        return [self._coordinator]
 
     def _own(self, kind: str, report: dict[str, Any]) -> None:
         if kind == "leaving":
-            self._hub.send({"left": self._detailed()})
+            self._coordinator.send({"left": self._detailed()})
             end = time.monotonic() + LINGER
-            while self._hub.unsent and time.monotonic() < end:
-                wait([self._hub], [], 0.1)
-                self._hub.flush()
-            self._hub.close()
+            while self._coordinator.unsent and time.monotonic() < end:
+                wait([self._coordinator], [], 0.1)
+                self._coordinator.flush()
+            self._coordinator.close()
             self.over.set()
             return
         if kind == "failed":
@@ -256,16 +258,16 @@ class Member(Monitor):
         else:
             self._tell(time.monotonic())
             return
-        self._hub.send({kind: report})
+        self._coordinator.send({kind: report})
 
     def _listen(self, now: float) -> None:
         if self.over.is_set():
             return
-        hub = self.peers[0]
-        for message in self._hub.receive():
-            hub.heard = now
-            if verdict := message.get("verdict"):
-                self._obey(Verdict(**{**verdict, "cause": tuple(verdict["cause"])}))
+        coordinator = self.peers[0]
+        for message in self._coordinator.receive():
+            coordinator.heard = now
+            if diagnosis := message.get("diagnosis"):
+                self._obey(Diagnosis(**{**diagnosis, "cause": tuple(diagnosis["cause"])}))
                 return
             if message.get("compiling"):
                 self.calls.hold()
@@ -277,35 +279,36 @@ class Member(Monitor):
                 if self._differ:
                     self._tell(now)
             if "left" in message:
-                hub.left, hub.count, hub.waits = True, message["left"]["count"], message["left"]["waits"]
+                coordinator.left = True
+                coordinator.count, coordinator.waits = message["left"]["count"], message["left"]["waits"]
             if "tell" in message:
                 self._tell(now)
             if "detail" in message:
-                self._hub.send({"detail": self._detailed()})
-        self._hub.flush()
+                self._coordinator.send({"detail": self._detailed()})
+        self._coordinator.flush()
 
     def _tell(self, now: float) -> None:
         self._told = now
-        self._hub.send({"beat": self._record()})
+        self._coordinator.send({"beat": self._record()})
 
     def _decide(self, now: float) -> None:
-        hub = self.peers[0]
-        if hub.left:
-            if verdict := left(self.peers, now):
-                self._obey(verdict)
+        coordinator = self.peers[0]
+        if coordinator.left:
+            if diagnosis := left(self.peers, now):
+                self._obey(diagnosis)
             elif (timeout := self._late()) is not None:
                 self._obey(stuck(self.peers, self.process_id, timeout, now))
             elif self.me.failed or self.me.broken:
-                self._obey(Verdict("exception", (self.process_id,), ""))
+                self._obey(Diagnosis("exception", (self.process_id,), ""))
             return
-        if self._hub.closed:
-            hub.lost = "has ended without a word: it was killed, or it crashed"
-        elif now - hub.heard > self.heartbeat:
-            hub.lost = f"has not answered for {now - hub.heard:.0f} s"
-        if hub.lost is not None:
+        if self._coordinator.closed:
+            coordinator.lost = "has ended without a word: it was killed, or it crashed"
+        elif now - coordinator.heard > self.heartbeat:
+            coordinator.lost = f"has not answered for {now - coordinator.heard:.0f} s"
+        if coordinator.lost is not None:
             self._obey(failure(self.peers))
         elif now - self._told >= self._interval:
             self._tell(now)
         timeout, oldest = self._late(), self.me.oldest
         if timeout is not None and oldest is not None and oldest[2] > timeout + self.heartbeat:
-            self._obey(stuck(self.peers, self.process_id, timeout, now))  # the hub has not seen to it
+            self._obey(stuck(self.peers, self.process_id, timeout, now))  # the coordinator has not seen to it

@@ -9,13 +9,13 @@ from replicax import _ending
 from replicax._calls import Calls, Made
 from replicax._channel import Channel, wait
 from replicax._monitor import LINGER, Monitor
-from replicax._verdict import Peer, Verdict, broken, diverged, failure, left, standing, stuck
+from replicax._verdict import Diagnosis, Peer, broken, diverged, failure, left, standing, stuck
 
 _SETTLE = 0.3  # seconds in which failures count as being of the same time
 _COMPILES = 10  # deadlines of a step that compiling may take
 
 
-class Hub(Monitor):
+class Coordinator(Monitor):
     """The monitor of process 0."""
 
     def __init__(self, peers: dict[int, Peer], calls: Calls, heartbeat: float, members: dict[int, Channel]):
@@ -133,8 +133,8 @@ class Hub(Monitor):
         self._differ = self._differ or self._compare()
         if any(peer.broken for peer in self.peers.values()):
             self._broken = self._broken or now
-            if verdict := left(self.peers, now):
-                self._deal(verdict)
+            if diagnosis := left(self.peers, now):
+                self._deal(diagnosis)
             elif now - self._broken > self.heartbeat + 2 * self._interval:
                 self._deal(broken(self.peers))
             return
@@ -144,8 +144,8 @@ class Hub(Monitor):
             if now - self._asked > LINGER or all(peer.detailed or peer.gone for peer in self.peers.values()):
                 late = None if self._differ else self._late_one
                 self._deal(stuck(self.peers, *late, now) if late else diverged(self.peers, now))
-        elif verdict := left(self.peers, now):
-            self._deal(verdict)
+        elif diagnosis := left(self.peers, now):
+            self._deal(diagnosis)
         elif self._differ or self._late_one is not None:
             self._asked, self._soon = now, True
             self._detail()
@@ -159,10 +159,10 @@ class Hub(Monitor):
         """Whether every other process has made the calls that this one has."""
         return all(peer.count == self.me.count and (peer.left or peer.oldest is None) for peer in self.peers.values())
 
-    def _deal(self, verdict: Verdict) -> None:
-        self._tell({"verdict": verdict._asdict()})
+    def _deal(self, diagnosis: Diagnosis) -> None:
+        self._tell({"diagnosis": diagnosis._asdict()})
         self._drain(LINGER)
-        self._obey(verdict)
+        self._obey(diagnosis)
 
     def _drain(self, seconds: float) -> None:
         """Stays until the others have taken what was sent, and have ended, for so long at most."""

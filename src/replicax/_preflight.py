@@ -17,13 +17,10 @@ from typing import Any
 import jax
 
 from replicax import _ending
-from replicax._channel import LONGEST, Channel, interface, listen, parse, wait
+from replicax._channel import LONGEST, LONGEST_OF_A_STRANGER, SPEAKS, STRANGERS, Channel, interface, listen, parse, wait
 from replicax._errors import JobError
 from replicax._verdict import odd_ones
 
-_SPEAKS = 10.0  # seconds after which a connection that has said nothing is not one of ours
-_STRANGERS = 256  # connections that have said nothing yet; one more, and the oldest is closed
-_LONGEST_HELLO = 1 << 20  # bytes
 _AT_ONCE = 64
 _TEXT = 10_000  # characters of a refusal
 _NAMED = 8  # strangers that are named
@@ -149,8 +146,8 @@ class Gathering:
                 return
             except OSError:  # it has ended already, or there are too many
                 break
-            self._unknown.append((Channel(connection, _LONGEST_HELLO), now))
-        while len(self._unknown) > _STRANGERS + len(self._job.tasks):
+            self._unknown.append((Channel(connection, LONGEST_OF_A_STRANGER), now))
+        while len(self._unknown) > STRANGERS + len(self._job.tasks):
             self._unknown.pop(0)[0].close()
 
     def _hear(self, now: float) -> None:
@@ -163,7 +160,7 @@ class Gathering:
             if messages:
                 self._unknown.remove((channel, since))
                 self._admit(channel, messages[0].get("hello"))
-            elif channel.closed or now - since > _SPEAKS:
+            elif channel.closed or now - since > SPEAKS:
                 self._unknown.remove((channel, since))
                 channel.close()
 
@@ -193,7 +190,7 @@ class Gathering:
                 f"Two processes say that they are {job.name(index)}: {one} and {other}. Give each its own task index."
             )
         channel.send({"welcome": True})
-        channel.longest = LONGEST
+        channel.incoming.longest = LONGEST
         self.channels[index] = channel
         self.said[index] = hello
 
@@ -270,7 +267,7 @@ def reach(job: Any, timeout: float) -> tuple[Channel, dict[str, Any]]:
             continue
         channel = Channel(connection)
         channel.send({"hello": about_me(job)})
-        end, welcome = min(start + timeout, time.monotonic() + _SPEAKS), False
+        end, welcome = min(start + timeout, time.monotonic() + SPEAKS), False
         while not channel.closed and (left := end - time.monotonic()) > 0:
             if welcome and not noted and time.monotonic() - start > _NOTE:
                 noted = True

@@ -40,7 +40,7 @@ class Peer:
         return self.left or self.lost is not None or self.failed is not None
 
 
-class Verdict(NamedTuple):
+class Diagnosis(NamedTuple):
     """Why the job ends."""
 
     kind: str  # "exception", "lost", "stuck", "diverged", "left"
@@ -108,7 +108,7 @@ def _indent(text: str, by: int) -> str:
     return "\n".join(" " * by + line for line in text.rstrip().splitlines())
 
 
-def failure(peers: Mapping[int, Peer]) -> Verdict:
+def failure(peers: Mapping[int, Peer]) -> Diagnosis:
     """Some have failed or are lost: the cause is the first that failed, then who is lost, then an exit status."""
     failed = {i: p.failed for i, p in peers.items() if p.failed}
     order = sorted(failed, key=lambda i: (failed[i].get("status_only", False), failed[i]["time"]))
@@ -119,24 +119,24 @@ def failure(peers: Mapping[int, Peer]) -> Verdict:
         more = [f"{peers[i].name} failed too: {failed[i]['message']}" for i in others]
         more += [f"{peers[i].name} {peers[i].lost}" for i in lost]
         message = f"{peers[first].name} failed: {report['message']}"
-        return Verdict(report["kind"], (first,), message, report["traceback"], "\n".join(more))
+        return Diagnosis(report["kind"], (first,), message, report["traceback"], "\n".join(more))
     message = "; ".join(f"{peers[i].name} ({peers[i].address}) {peers[i].lost}" for i in lost)
     details = (
         f"Look at its own output. Where that says nothing the process was killed, perhaps for want of memory.\n"
         f"{table({i: p for i, p in peers.items() if i not in lost}, max(p.heard for p in peers.values()))}"
     )
-    return Verdict("lost", tuple(lost), message, "", details)
+    return Diagnosis("lost", tuple(lost), message, "", details)
 
 
-def broken(peers: Mapping[int, Peer]) -> Verdict:
+def broken(peers: Mapping[int, Peer]) -> Diagnosis:
     """Calls have failed as they do when another process ends, but none has."""
     which = tuple(i for i, p in peers.items() if p.broken)
     report = peers[which[0]].broken or {}
     message = f"{names(peers, which)} could not go on: {report['message']}"
-    return Verdict("exception", which, message, report["traceback"], "No process of the job is known to have ended.")
+    return Diagnosis("exception", which, message, report["traceback"], "No process of the job is known to have ended.")
 
 
-def left(peers: Mapping[int, Peer], now: float) -> Verdict | None:
+def left(peers: Mapping[int, Peer], now: float) -> Diagnosis | None:
     """Some have ended their programs, and others are in calls that these have not made."""
     for i, peer in peers.items():
         if peer.gone or peer.ended:
@@ -155,7 +155,7 @@ def left(peers: Mapping[int, Peer], now: float) -> Verdict | None:
             )
             running = [j for j in absent if peers[j].ended]
             message += "".join(f"; its thread {peers[j].ended} still runs" for j in running[:1])
-            return Verdict("left", tuple(absent), message, "", table(peers, now, (i, *running)))
+            return Diagnosis("left", tuple(absent), message, "", table(peers, now, (i, *running)))
     return None
 
 
@@ -166,13 +166,13 @@ def waits_for(peer: Peer) -> tuple[int | None, str]:
     return (peer.oldest[0], peer.oldest[1]) if peer.oldest else (None, "")
 
 
-def diverged(peers: Mapping[int, Peer], now: float) -> Verdict:
+def diverged(peers: Mapping[int, Peer], now: float) -> Diagnosis:
     """The processes have made different calls: the first one that differs."""
     known = {i: p for i, p in peers.items() if p.made}
     common = set.intersection(*(set(p.made) for p in known.values())) if known else set()
     differ = sorted(n for n in common if len({p.made[n].digest for p in known.values()}) > 1)
     if not differ:
-        return Verdict("diverged", (), "the processes have made different calls", "", table(peers, now))
+        return Diagnosis("diverged", (), "the processes have made different calls", "", table(peers, now))
     number = differ[0]
     labels = {i: p.made[number].label for i, p in known.items()}
     by_label: dict[str, list[int]] = {}
@@ -186,10 +186,10 @@ def diverged(peers: Mapping[int, Peer], now: float) -> Verdict:
     )
     message = f"the processes go different ways: in call {number}{' or before' if before else ''}, {parts}"
     details = table(peers, now, tuple(peers)[:8])
-    return Verdict("diverged", odd, message, "", details)
+    return Diagnosis("diverged", odd, message, "", details)
 
 
-def stuck(peers: Mapping[int, Peer], late: int, timeout: float, now: float) -> Verdict:
+def stuck(peers: Mapping[int, Peer], late: int, timeout: float, now: float) -> Diagnosis:
     """A call has not ended within the deadline of a step."""
     peer = peers[late]
     number, label, age = peer.oldest or (None, "", timeout)
@@ -206,7 +206,7 @@ def stuck(peers: Mapping[int, Peer], late: int, timeout: float, now: float) -> V
         f"{table(peers, now, absent[:8])}\n"
         f"The deadline of a step is {timeout:g} s (REPLICAX_STEP_TIMEOUT, or CommunicationOptions.timeout_seconds)."
     )
-    return Verdict("stuck", silent or absent, message, "", details)
+    return Diagnosis("stuck", silent or absent, message, "", details)
 
 
 def odd_ones(values: Mapping[int, Any]) -> dict[int, Any]:

@@ -1,35 +1,36 @@
-"""The connections between the launchers of several machines: lines of JSON over TCP, and a heartbeat every second.
-
-TCP's own keepalive is answered by the system of a machine, also for a launcher that is stopped.
-"""
+"""The connections between the launchers of several machines, with the framing and limits of `_channel`."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import socket
 import time
 from collections.abc import Callable, Iterable
 
-from replicax._channel import interface, join_address, read_message
+from replicax._channel import (
+    LONGEST,
+    LONGEST_OF_A_STRANGER,
+    SPEAKS,
+    STOOD_STILL,
+    STRANGERS,
+    Message,
+    Messages,
+    beat_interval,
+    encoded,
+    interface,
+    join_address,
+)
 from replicax.launch._cluster import LaunchError
-from replicax.launch._hub import FROM_HUB, Hub, Message, checked
+from replicax.launch._leader import FROM_LEADER, Leader, checked
 
-_LONGEST_MESSAGE = 1 << 24
-_LONGEST_OF_A_STRANGER = 1 << 20
-_STRANGERS = 256  # connections that have not said who they are; one more, and the oldest is closed
-_SPEAKS = 10.0  # seconds that such a connection has
 _RETRY = 0.25
-# A machine that is gone (no power, no network): where something is sent, the system gives up after half a minute.
-_KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
-
 _ALIVE = {"op": "alive"}
 
 
 class Connection:
-    """A member's connection to the hub, or the hub's to a member or a stranger.
+    """A member's connection to the leader, or the leader's to a member or a stranger.
 
     Args:
         writer: sends over the connection.
@@ -42,37 +43,25 @@ class Connection:
         self.known = False  # a launcher of this job is at the other end
         self.strange = False  # it has sent what no launcher sends
         self.host: str = writer.get_extra_info("sockname")[0]
-        connection = writer.get_extra_info("socket")
-        with contextlib.suppress(OSError):  # it has ended already
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _KEEPALIVE.items():
-                if hasattr(socket, name):
-                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._incoming = Messages(LONGEST_OF_A_STRANGER)
 
     def send(self, message: Message) -> None:
         """Sends a message, without waiting."""
         if not self._writer.is_closing():
-            self._writer.write(json.dumps(message).encode() + b"\n")
+            self._writer.write(encoded(message))
 
-    send_to_hub = send
+    send_to_leader = send
 
     async def messages(self, reader: asyncio.StreamReader, receive: Callable[[Message], object]) -> None:
         """Passes on what comes, until the connection ends or something comes that no launcher sends."""
-        rest = bytearray()
         try:
             while data := await reader.read(1 << 16):
                 self.heard = time.monotonic()
-                *lines, last = data.split(b"\n")
-                if lines:
-                    lines[0], rest = bytes(rest) + lines[0], bytearray()
-                rest += last
-                for line in lines:
-                    if (message := read_message(line)) is None:
-                        raise ValueError("no message at all")
+                for message in self._incoming.feed(data):
                     if message != _ALIVE:
                         receive(message)
-                if len(rest) > (_LONGEST_MESSAGE if self.known else _LONGEST_OF_A_STRANGER):
-                    raise ValueError("too long a message")
+                if self.known:
+                    self._incoming.longest = LONGEST
         except OSError:
             pass  # it has ended
         except ValueError:
@@ -93,14 +82,16 @@ async def _watch(
     connections: Callable[[], Iterable[Connection]], timeout: float, silent: Callable[[Connection, float], None]
 ) -> None:
     """Sends heartbeats over connections, and calls `silent` for each over which nothing has come for `timeout` s."""
-    interval = min(1.0, timeout / 6)
+    interval = beat_interval(timeout)
     looked = time.monotonic()
     while True:
         await asyncio.sleep(interval)
         now = time.monotonic()
         stood_still, looked = now - looked - interval, now
         for connection in list(connections()):
-            if stood_still > 2.0:  # this process itself was stopped: what the others have sent is still to be read
+            if (
+                stood_still > STOOD_STILL
+            ):  # this process itself was stopped: what the others have sent is still to be read
                 connection.heard += stood_still
             connection.send(_ALIVE)
             if now - connection.heard > timeout:
@@ -111,7 +102,7 @@ class Listener:
     """Accepts the connections of members on other machines, and closes those of anything else (strangers).
 
     Args:
-        hub: gets their messages.
+        leader: gets their messages.
         host: where to listen.
         port: the port there.
         timeout: seconds after which a member that is silent is given up.
@@ -120,8 +111,8 @@ class Listener:
         LaunchError: on entering the context, where it cannot listen there.
     """
 
-    def __init__(self, hub: Hub, host: str, port: int, timeout: float):
-        self._hub = hub
+    def __init__(self, leader: Leader, host: str, port: int, timeout: float):
+        self._leader = leader
         self._address = host, port
         self._timeout = timeout
         self._connections: dict[Connection, None] = {}  # the oldest first
@@ -152,29 +143,29 @@ class Listener:
     def _present(self) -> Iterable[Connection]:
         """Closes strangers that have said nothing for too long, and returns the members."""
         for connection in list(self._connections):
-            if not connection.known and time.monotonic() - connection.since > _SPEAKS:
+            if not connection.known and time.monotonic() - connection.since > SPEAKS:
                 connection.abort()
         return (connection for connection in self._connections if connection.known)
 
     def _silent(self, connection: Connection, seconds: float) -> None:
         # Its connection stays: a launcher that is continued reads there that the job is over.
-        self._hub.lost(connection, f"its launcher has not answered for {seconds:.0f} s")
+        self._leader.lost(connection, f"its launcher has not answered for {seconds:.0f} s")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(writer)
         self._connections[connection] = None
         strangers = [other for other in self._connections if not other.known]
-        if len(strangers) > _STRANGERS + self._hub.workers:
+        if len(strangers) > STRANGERS + self._leader.workers:
             strangers[0].abort()
 
         def receive(message: Message) -> None:
-            connection.known = self._hub.receive(connection, message) or connection.known
+            connection.known = self._leader.receive(connection, message) or connection.known
 
         try:
             await connection.messages(reader, receive)
         finally:
             del self._connections[connection]
-            self._hub.left(connection)
+            self._leader.left(connection)
             await connection.close()
 
     async def __aexit__(self, *error: object) -> None:
@@ -186,15 +177,15 @@ class Listener:
 async def connect(
     host: str, port: int, start_timeout: float, timeout: float, inbox: asyncio.Queue[Message]
 ) -> Connection:
-    """Connects to the hub, trying until it is there.
+    """Connects to the leader, trying until it is there.
 
     Args:
         host: the coordinator's machine.
         port: its port.
         start_timeout: seconds after which to give up.
-        timeout: seconds after which a hub that is silent is given up.
-        inbox: gets the hub's messages and, when the connection ends or the hub is silent, one whose "op" is "lost" and
-            whose "how" says which.
+        timeout: seconds after which a leader that is silent is given up.
+        inbox: gets the leader's messages and, when the connection ends or the leader is silent, one whose "op" is
+            "lost" and whose "how" says which.
 
     Raises:
         LaunchError: nobody answers.
@@ -223,10 +214,10 @@ async def connect(
 def _follow(
     connection: Connection, reader: asyncio.StreamReader, timeout: float, inbox: asyncio.Queue[Message]
 ) -> None:
-    """Puts what the hub says into the inbox, until the connection ends or the hub is silent."""
+    """Puts what the leader says into the inbox, until the connection ends or the leader is silent."""
 
     def receive(message: Message) -> None:
-        inbox.put_nowait(checked(message, FROM_HUB))
+        inbox.put_nowait(checked(message, FROM_LEADER))
         connection.known = True
 
     async def listen() -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from replicax.launch import _guard
+from replicax.launch._outcome import TAIL_LINES, Outcome, read_mark, read_report, readable
 from replicax.launch._output import Lines, Screen
-from replicax.launch._report import TAIL_LINES, Outcome, read_mark, read_report, readable
 
 # Seconds that the others have, once a worker has failed, to say what they know of it before they are ended.
 SETTLE = 2.0
@@ -192,7 +192,7 @@ class Gang:
             self._on_failure()
 
     async def _watch_marks(self) -> None:
-        """A worker may wait for one that has ended, perhaps on another machine: the hub puts that together."""
+        """A worker may wait for one that has ended, perhaps on another machine: the leader puts that together."""
         told: dict[int, bool] = {}
         while True:
             for worker in self._alive():

@@ -1,4 +1,4 @@
-"""One launcher: joins the others, starts its workers, and follows what the hub decides."""
+"""One launcher: joins the others, starts its workers, and follows what the leader decides."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from replicax._channel import HEARTBEAT, join_address, seconds_from_environment
+from replicax._channel import HEARTBEAT, Message, join_address, seconds_from_environment
 from replicax._errors import JobError
 from replicax.launch import _guard
 from replicax.launch._cluster import (
@@ -25,9 +25,9 @@ from replicax.launch._cluster import (
 )
 from replicax.launch._connection import Connection, Listener, connect
 from replicax.launch._gang import SETTLE, Gang, Worker
-from replicax.launch._hub import Hub, LocalLink, Message
+from replicax.launch._leader import Leader, LocalLink
+from replicax.launch._outcome import Outcome, exit_status, job_outcome, signal_name
 from replicax.launch._output import Screen
-from replicax.launch._report import Outcome, exit_status, signal_name, verdict
 
 # Seconds from the request to end to SIGKILL: after a failure, and when the launcher was asked to end, where a worker
 # may want to save its state.
@@ -151,7 +151,7 @@ class Launcher:
 
     @contextlib.asynccontextmanager
     async def _link(self) -> AsyncIterator[tuple[LocalLink | Connection, str]]:
-        """The way to the hub, and the address of this machine."""
+        """The way to the leader, and the address of this machine."""
         plan = self._plan
         if plan.first > 0:
             assert plan.coordinator is not None
@@ -161,24 +161,24 @@ class Launcher:
             finally:
                 await connection.close()
             return
-        hub = Hub(plan.workers, plan.max_restarts, plan.start_timeout)
+        leader = Leader(plan.workers, plan.max_restarts, plan.start_timeout)
         try:
             if plan.coordinator is None:
-                yield LocalLink(hub, self._inbox), "127.0.0.1"
+                yield LocalLink(leader, self._inbox), "127.0.0.1"
             else:
                 host, port = split_address(plan.coordinator)
-                async with Listener(hub, host, port, self._timeout):
-                    yield LocalLink(hub, self._inbox), plan.host or host
+                async with Listener(leader, host, port, self._timeout):
+                    yield LocalLink(leader, self._inbox), plan.host or host
         finally:
-            hub.close()
+            leader.close()
 
     async def _attempt(self, link: LocalLink | Connection, host: str) -> Message:
-        """Starts the workers once: the hub's verdict when all of them, on all machines, have ended."""
+        """Starts the workers once: the leader's outcome when all of them, on all machines, have ended."""
         plan = self._plan
         ports = Ports(plan.here)
         try:
             addresses = [join_address(host, port) for port in ports.numbers]
-            link.send_to_hub(
+            link.send_to_leader(
                 {"op": "join", "workers": plan.workers, "first": plan.first, "host": host, "addresses": addresses}
             )
             start = await self._message("start")
@@ -188,10 +188,10 @@ class Launcher:
             workers = [self._worker(index, start, folder) for index in range(plan.here)]
 
             def failed() -> None:
-                link.send_to_hub({"op": "failed", "interrupt": None})
+                link.send_to_leader({"op": "failed", "interrupt": None})
 
             def stands(worker: int, how: str, addresses: list[str]) -> None:
-                link.send_to_hub({"op": "stands", "worker": worker, "how": how, "addresses": addresses})
+                link.send_to_leader({"op": "stands", "worker": worker, "how": how, "addresses": addresses})
 
             self._gang = Gang(workers, host, Path(folder), failed, stands)
             following = asyncio.create_task(self._follow(self._gang, link))
@@ -199,10 +199,10 @@ class Launcher:
             following.cancel()
             self._gang = None
         if self._interrupts:
-            link.send_to_hub({"op": "failed", "interrupt": self._interrupts[0]})
+            link.send_to_leader({"op": "failed", "interrupt": self._interrupts[0]})
         now = time.time()
-        link.send_to_hub({"op": "done", "outcomes": [outcome.to_message(now) for outcome in outcomes]})
-        found = await self._verdict(outcomes)
+        link.send_to_leader({"op": "done", "outcomes": [outcome.to_message(now) for outcome in outcomes]})
+        found = await self._job_outcome(outcomes)
         if found["text"]:
             self._screen.say(found["text"], alarm=True)
         if found["again"]:
@@ -210,7 +210,7 @@ class Launcher:
         return found
 
     async def _message(self, kind: str) -> Message:
-        """The hub's next message of that kind."""
+        """The leader's next message of that kind."""
         while (message := await self._inbox.get())["op"] != kind:
             if message["op"] == "refused":
                 raise LaunchError(message["message"])
@@ -222,14 +222,14 @@ class Launcher:
                 raise LaunchError(f"The launcher of worker 0, at {self._plan.coordinator}, {message['how']}.")
         return message
 
-    async def _verdict(self, outcomes: list[Outcome]) -> Message:
-        """The hub's verdict on all workers or, where that does not come, one on the workers of this machine."""
+    async def _job_outcome(self, outcomes: list[Outcome]) -> Message:
+        """Returns the leader's outcome of the job or, where that does not come, one of the workers of this machine."""
         # The others have as long to end their workers as this launcher had, and then it waits for them no longer.
         patience = self._grace(_GRACE_AFTER_SIGNAL) + self._timeout if self._interrupts else None
         problem = "What has become of the workers of other machines is not known."
         try:
             async with asyncio.timeout(patience):
-                return await self._message("verdict")
+                return await self._message("outcome")
         except TimeoutError:
             pass
         except LaunchError as error:
@@ -238,10 +238,10 @@ class Launcher:
             number = self._interrupts[0]
             status, text = exit_status(-number), f"interrupted by {signal_name(number)}; all workers here have ended."
         else:
-            status, text = verdict(outcomes)
+            status, text = job_outcome(outcomes)
             of_itself = any(o.failed and (o.report is None or o.report["caused_by"] is None) for o in outcomes)
             status = status if of_itself else 2
-        return {"op": "verdict", "status": status, "text": f"{problem}\n{text}".rstrip(), "again": False}
+        return {"op": "outcome", "status": status, "text": f"{problem}\n{text}".rstrip(), "again": False}
 
     def _worker(self, index: int, start: Message, folder: str) -> Worker:
         plan = self._plan
@@ -260,13 +260,13 @@ class Launcher:
         return Worker(plan.first + index, plan.command, environment, self._screen, width, address)
 
     async def _follow(self, gang: Gang, link: LocalLink | Connection) -> None:
-        """Ends the workers when the hub or a signal says so, or when the hub is lost."""
+        """Ends the workers when the leader or a signal says so, or when the leader is lost."""
         while (message := await self._inbox.get())["op"] not in ("signal", "stop", "lost"):
             pass
         if message["op"] == "lost":
-            self._inbox.put_nowait(message)  # for whoever will wait for the verdict
-        if message["op"] == "signal":  # the hub has the workers of other machines end in the same way
-            link.send_to_hub({"op": "failed", "interrupt": message["interrupt"]})
+            self._inbox.put_nowait(message)  # for whoever will wait for the outcome
+        if message["op"] == "signal":  # the leader has the workers of other machines end in the same way
+            link.send_to_leader({"op": "failed", "interrupt": message["interrupt"]})
         if message.get("interrupt") is None:
             await gang.end(signal.SIGTERM, settle=SETTLE, grace=self._grace(_GRACE_AFTER_FAILURE))
             return

@@ -1,20 +1,19 @@
 """How the launchers of several machines act as one.
 
-Worker 0's launcher has the hub. Each launcher, that one included, is a member, and they exchange messages, over TCP as
-lines of JSON:
+Worker 0's launcher has the leader. Each launcher, that one included, is a member, and they exchange messages, over TCP
+as lines of JSON:
 
-    member to hub                                       hub to members
+    member to leader                                    leader to members
     join    my workers, and their addresses             start    the addresses of all workers
     failed  a worker of mine has failed, or a signal    stop     end your workers
             has come that asks to end
-    stands  a worker of mine waits in the start of      verdict  what to tell, and whether to begin again
+    stands  a worker of mine waits in the start of      outcome  what to tell, and whether to begin again
             its job, has joined it, or has ended before
     done    how my workers have ended
                                                         refused  why there will be no start
 
-Over TCP both sides also send a heartbeat every second: a machine's system keeps the connections of a launcher that is
-stopped. After a verdict to begin again every member joins anew, with new ports. A launcher on a single machine is a
-hub with one member. Nothing that comes over a connection is ever run.
+Over TCP both sides also send a heartbeat every second. After an outcome to begin again every member joins anew, with
+new ports. A launcher on a single machine is a leader with one member. Nothing that comes over a connection is ever run.
 """
 
 from __future__ import annotations
@@ -25,10 +24,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from replicax._channel import parse
-from replicax.launch._report import Outcome, exit_status, join_names, signal_name, verdict
-
-Message = dict[str, Any]
+from replicax._channel import Message, parse
+from replicax.launch._outcome import Outcome, exit_status, job_outcome, join_names, signal_name
 
 _NAMED = 50  # missing workers that are named one by one
 
@@ -39,10 +36,10 @@ FROM_MEMBER: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "stands": {"worker": (int,), "how": (str,), "addresses": (list,)},
     "done": {"outcomes": (list,)},
 }
-FROM_HUB: Mapping[str, Mapping[str, tuple[type, ...]]] = {
+FROM_LEADER: Mapping[str, Mapping[str, tuple[type, ...]]] = {
     "start": {"cluster": (list,), "attempt": (int,)},
     "stop": {"interrupt": (int, type(None))},
-    "verdict": {"status": (int,), "text": (str,), "again": (bool,), "attempt": (int,), "max_restarts": (int,)},
+    "outcome": {"status": (int,), "text": (str,), "again": (bool,), "attempt": (int,), "max_restarts": (int,)},
     "refused": {"message": (str,)},
 }
 
@@ -63,7 +60,7 @@ class Peer(Protocol):
         """Sends a message, without waiting."""
 
 
-class Hub:
+class Leader:
     """Brings the members together, and decides.
 
     Args:
@@ -117,7 +114,7 @@ class Hub:
             return
         outcomes = self._outcomes.get(peer, [])
         if any(outcome.ended for outcome in outcomes) and not any(outcome.failed for outcome in outcomes):
-            del self._outcomes[peer]  # it has ended its workers by itself, since it took this hub for lost
+            del self._outcomes[peer]  # it has ended its workers by itself, since it took this leader for lost
         self.lost(peer, "its launcher was lost")
 
     def lost(self, peer: Peer, how: str) -> None:
@@ -204,10 +201,10 @@ class Hub:
             again = False
         else:
             everyone = sorted((o for some in self._outcomes.values() for o in some), key=lambda o: o.worker)
-            status, text = verdict(everyone)
+            status, text = job_outcome(everyone)
             again = status != 0 and self._attempt < self._max_restarts
         message = {
-            "op": "verdict",
+            "op": "outcome",
             "status": status,
             "text": text,
             "again": again,
@@ -239,20 +236,20 @@ def _is_address(address: object) -> bool:
 
 
 class LocalLink:
-    """A member's way to a hub in its own process, and the hub's way to it.
+    """A member's way to a leader in its own process, and the leader's way to it.
 
     Args:
-        hub: the hub.
-        inbox: gets what the hub sends.
+        leader: the leader.
+        inbox: gets what the leader sends.
     """
 
-    def __init__(self, hub: Hub, inbox: asyncio.Queue[Message]):
-        self._hub = hub
+    def __init__(self, leader: Leader, inbox: asyncio.Queue[Message]):
+        self._leader = leader
         self._inbox = inbox
 
-    def send_to_hub(self, message: Message) -> None:
-        """Gives the hub a message."""
-        self._hub.receive(self, message)
+    def send_to_leader(self, message: Message) -> None:
+        """Gives the leader a message."""
+        self._leader.receive(self, message)
 
     def send(self, message: Message) -> None:
         """Gives the member a message."""

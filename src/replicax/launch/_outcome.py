@@ -152,7 +152,7 @@ def exit_status(status: int) -> int:
     return 128 - status if status < 0 else status
 
 
-def verdict(outcomes: Sequence[Outcome]) -> tuple[int, str]:
+def job_outcome(outcomes: Sequence[Outcome]) -> tuple[int, str]:
     """The launcher's exit status, and what to tell: which worker failed first, and why.
 
     Returns:
