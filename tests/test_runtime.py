@@ -228,17 +228,6 @@ def test_the_first_failure_is_the_cause():
     ]
 
 
-def test_an_exit_status_alone_may_follow_from_another_failure():
-    job = peers(5, 5, 5)
-    job[1].failed = {"kind": "exception", "message": "it ended with exit status 1", "traceback": "", "time": 1.0,
-                     "status_only": True}  # fmt: skip
-    assert _verdict.failure(job).cause == (1,)
-    job[2].lost = "has ended without a word"
-    assert _verdict.failure(job).cause == (2,)
-    job[0].failed = {"kind": "exception", "message": "ValueError", "traceback": "", "time": 2.0}
-    assert _verdict.failure(job).cause == (0,)
-
-
 def test_who_is_late_is_told():
     job = peers(4, 3, 4)
     job[0].oldest, job[2].oldest = (4, "step", 9.0), (4, "step", 8.0)

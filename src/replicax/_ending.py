@@ -207,27 +207,12 @@ def mark_joined(process_id: int) -> None:
             Path(folder, f"{process_id}.waits").replace(Path(folder, f"{process_id}.joined"))
 
 
-class _Exit(SystemExit):
-    """What `sys.exit` raises in a job: when it dies with no frame below, nothing has caught it and the process ends."""
-
-    uncaught: Any = None
-
-    def __del__(self) -> None:
-        if sys is not None and sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():
-            _Exit.uncaught = self.code
-
-
-def _exit(status: Any = None, /) -> NoReturn:
-    raise _Exit(status)
-
-
 class Hooks:
     """What Python calls when the main thread ends in an exception, and when a signal comes.
 
     Args:
         failed: is told of an uncaught exception and of what Python would print of it, and does not return unless
             the interpreter is interactive.
-        signalled: is told of SIGINT and SIGTERM, in another thread and even while the main thread is blocked.
     """
 
     def __init__(self, failed: Callable[[BaseException], None]):
@@ -235,8 +220,6 @@ class Hooks:
         self._previous = sys.excepthook
         self._wakeup: int | None = None
         sys.excepthook = self._hook
-        self._sys_exit = sys.exit
-        sys.exit = _exit
         _delay_abort()
 
     def watch_signals(self, descriptor: int) -> None:
@@ -258,8 +241,6 @@ class Hooks:
         """Python's own ways again."""
         if sys.excepthook == self._hook:
             sys.excepthook = self._previous
-        if sys.exit is _exit:
-            sys.exit = self._sys_exit
         if self._wakeup is not None and threading.current_thread() is threading.main_thread():
             signal.set_wakeup_fd(-1)
             if signal.getsignal(signal.SIGTERM) is on_sigterm:
@@ -294,11 +275,6 @@ def on_sigterm(number: int, frame: object) -> None:
     """Nothing: the monitor thread ends the process, whose main thread may be blocked."""
 
 
-def status_of_exit() -> int:
-    """The status with which the interpreter ends, of what this module can know: 0 if no exception was left uncaught."""
-    if getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1"):
-        return 1
-    code = _Exit.uncaught
-    if code is None or isinstance(code, int):
-        return int(code or 0)
-    return 1
+def uncaught() -> BaseException | None:
+    """Returns the exception with which the main program has ended, where a hook of the program's own has shown it."""
+    return None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)

@@ -240,7 +240,7 @@ def _failed(error: BaseException) -> None:
     if monitor is None or monitor.over.is_set():
         hooks.show(error)
         return
-    report = _report(error, "exception")
+    report = _report(error)
     if _ending.caused_by_another(error):
         last, oldest = monitor.calls.last, monitor.calls.oldest()
         number, label = (oldest.number, oldest.label) if oldest is not None else (last.number, last.label)
@@ -257,12 +257,10 @@ def _failed(error: BaseException) -> None:
     _ending.finish(1)
 
 
-def _report(error: BaseException | None, message: str) -> dict[str, Any]:
-    """What the others are told of a failure here; of an exit status alone, another failure may be the cause."""
-    text = ""
-    if error is not None:
-        message, text = _ending.one_line(error), "".join(traceback.format_exception(error))
-    return {"kind": "exception", "message": message[:1000], "traceback": text[-_LONGEST:], "status_only": error is None}
+def _report(error: BaseException) -> dict[str, Any]:
+    """Returns what the others are told of a failure here."""
+    text = "".join(traceback.format_exception(error))
+    return {"kind": "exception", "message": _ending.one_line(error)[:1000], "traceback": text[-_LONGEST:]}
 
 
 def _end(monitor: Monitor, report: dict[str, Any]) -> None:
@@ -278,11 +276,11 @@ def _leave() -> None:
     if monitor is None or monitor.over.is_set():
         _private.leave_distributed()
         return
-    if status := _ending.status_of_exit():
-        report = _report(getattr(sys, "last_value", None), f"it ended with exit status {status}")
+    if (error := _ending.uncaught()) is not None:
+        report = _report(error)
         monitor.post("failed", report)
         _end(monitor, report)
-        _ending.finish(status)
+        _ending.finish(1)
     while monitor.calls.oldest(waits=False) is not None:  # the monitor sees to it that this ends
         time.sleep(0.01)
     monitor.post("leaving", {})

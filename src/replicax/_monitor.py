@@ -126,9 +126,9 @@ class Monitor:
         me.ended = ", ".join(repr(thread.name) for thread in threads)
         if not me.ended or self._status is not None or any(t.ident in self.calls.threads for t in threads):
             me.ended = ""
-        elif status := _ending.status_of_exit():
-            self._status = status
-            self._fail(f"it ended with exit status {status}", status_only=True)
+        elif (error := _ending.uncaught()) is not None:
+            self._status = 1
+            self._fail(_ending.one_line(error))
         else:
             me.stack = _ending.lasting_stacks()
 
@@ -168,10 +168,10 @@ class Monitor:
 
     def _end_by(self, number: int, message: str) -> None:
         self._signal = number
-        self._fail(message, status_only=False)
+        self._fail(message)
 
-    def _fail(self, message: str, *, status_only: bool) -> None:
-        report = {"kind": "exception", "message": message, "traceback": "", "status_only": status_only}
+    def _fail(self, message: str) -> None:
+        report = {"kind": "exception", "message": message, "traceback": ""}
         _ending.write_report(self.process_id, self.me.name, "exception", message, "", self.calls.step(), None)
         self._own("failed", report)
 

@@ -109,11 +109,11 @@ def _indent(text: str, by: int) -> str:
 
 
 def failure(peers: Mapping[int, Peer]) -> Diagnosis:
-    """Some have failed or are lost: the cause is the first that failed, then who is lost, then an exit status."""
+    """Some have failed or are lost: the cause is the first that failed, then who is lost."""
     failed = {i: p.failed for i, p in peers.items() if p.failed}
-    order = sorted(failed, key=lambda i: (failed[i].get("status_only", False), failed[i]["time"]))
+    order = sorted(failed, key=lambda i: failed[i]["time"])
     lost = [i for i, p in peers.items() if p.lost is not None]
-    if order and not (lost and failed[order[0]].get("status_only")):
+    if order:
         first, *others = order
         report = failed[first]
         more = [f"{peers[i].name} failed too: {failed[i]['message']}" for i in others]
