@@ -15,7 +15,7 @@ import pytest
 import replicax as rx
 from replicax import _ending, _joining, _runtime, _verdict
 from replicax._calls import Calls
-from replicax._channel import Channel, Relay, interface, parse, wait
+from replicax._channel import Channel, Messages, Relay, encoded, interface, parse, wait
 from replicax._verdict import Peer
 from replicax.launch._outcome import read_mark
 
@@ -172,6 +172,22 @@ def test_channels_never_block():
     assert received(near, 1) == [] and near.closed
     near.send({"to": "nobody"})
     near.close()
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_messages_do_not_depend_on_how_their_bytes_arrive(size):
+    sent = [{"a": 1}, {}, {"text": "line\nbreak \u00e9" * 20}]
+    data = b"".join(map(encoded, sent))
+    incoming = Messages(longest=1000)
+    got = [message for at in range(0, len(data), size) for message in incoming.feed(data[at : at + size])]
+    assert got == sent
+
+
+def test_a_line_may_be_as_long_as_its_sender_is_trusted():
+    incoming = Messages(longest=10)
+    assert list(incoming.feed(b"x" * 10)) == []
+    with pytest.raises(ValueError, match="too long a message"):
+        list(incoming.feed(b"x"))
 
 
 @pytest.mark.parametrize("text", [b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b"\xff\xfe\n"])

@@ -24,8 +24,8 @@ from replicax.launch._cluster import (
     worker_environment,
 )
 from replicax.launch._connection import Connection, Listener, connect
-from replicax.launch._gang import SETTLE, Gang, Worker
 from replicax.launch._leader import Leader, LocalLink
+from replicax.launch._local_workers import SETTLE, LocalWorkers, Worker
 from replicax.launch._outcome import Outcome, exit_status, job_outcome, signal_name
 from replicax.launch._output import Screen
 
@@ -79,7 +79,7 @@ class Launcher:
         self._plan = plan
         self._screen = screen
         self._gpus = share_gpus(visible_gpus(os.environ), plan.here, plan.devices)
-        self._gang: Gang | None = None
+        self._local: LocalWorkers | None = None
         self._interrupts: list[int] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
         self._task: asyncio.Task[int] | None = None
@@ -126,7 +126,7 @@ class Launcher:
         """Follows signals, but those that are ignored, such as SIGHUP under nohup."""
 
         def act(number: int) -> None:
-            if self._gang is not None:
+            if self._local is not None:
                 self._inbox.put_nowait({"op": "signal", "interrupt": number})
             elif self._task is not None:
                 self._task.cancel()
@@ -193,11 +193,11 @@ class Launcher:
             def stands(worker: int, how: str, addresses: list[str]) -> None:
                 link.send_to_leader({"op": "stands", "worker": worker, "how": how, "addresses": addresses})
 
-            self._gang = Gang(workers, host, Path(folder), failed, stands)
-            following = asyncio.create_task(self._follow(self._gang, link))
-            outcomes = await self._gang.wait()
+            self._local = LocalWorkers(workers, host, Path(folder), failed, stands)
+            following = asyncio.create_task(self._follow(self._local, link))
+            outcomes = await self._local.wait()
             following.cancel()
-            self._gang = None
+            self._local = None
         if self._interrupts:
             link.send_to_leader({"op": "failed", "interrupt": self._interrupts[0]})
         now = time.time()
@@ -259,7 +259,7 @@ class Launcher:
         address = start["cluster"][plan.first + index]
         return Worker(plan.first + index, plan.command, environment, self._screen, width, address)
 
-    async def _follow(self, gang: Gang, link: LocalLink | Connection) -> None:
+    async def _follow(self, local: LocalWorkers, link: LocalLink | Connection) -> None:
         """Ends the workers when the leader or a signal says so, or when the leader is lost."""
         while (message := await self._inbox.get())["op"] not in ("signal", "stop", "lost"):
             pass
@@ -268,14 +268,14 @@ class Launcher:
         if message["op"] == "signal":  # the leader has the workers of other machines end in the same way
             link.send_to_leader({"op": "failed", "interrupt": message["interrupt"]})
         if message.get("interrupt") is None:
-            await gang.end(signal.SIGTERM, settle=SETTLE, grace=self._grace(_GRACE_AFTER_FAILURE))
+            await local.end(signal.SIGTERM, settle=SETTLE, grace=self._grace(_GRACE_AFTER_FAILURE))
             return
         # A worker knows Ctrl-C and a request to end; the other signals are the launcher's business.
         number = signal.SIGINT if message["interrupt"] == signal.SIGINT else signal.SIGTERM
         grace = self._grace(_GRACE_AFTER_SIGNAL)
         more = "; press Ctrl-C again to kill them now" if self._interrupts == [signal.SIGINT] else ""
         self._screen.say(f"{signal_name(message['interrupt'])}: the workers have {grace:g} s to end{more}.")
-        await gang.end(number, settle=0.0, grace=grace)
+        await local.end(number, settle=0.0, grace=grace)
 
     def _grace(self, usual: float) -> float:
         return usual if self._plan.grace is None else self._plan.grace

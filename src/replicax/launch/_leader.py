@@ -53,8 +53,8 @@ def checked(message: Message, kinds: Mapping[str, Mapping[str, tuple[type, ...]]
     return message
 
 
-class Peer(Protocol):
-    """The other end of a connection."""
+class Link(Protocol):
+    """The leader's way to a member, or to who wants to become one."""
 
     def send(self, message: Message) -> None:
         """Sends a message, without waiting."""
@@ -81,65 +81,65 @@ class Leader:
         self._running = False
         self._stopped = False
         self._interrupt: tuple[int, str] | None = None
-        self._joined: dict[Peer, Message] = {}
-        self._outcomes: dict[Peer, list[Outcome]] = {}
+        self._joined: dict[Link, Message] = {}
+        self._outcomes: dict[Link, list[Outcome]] = {}
         self._stands: dict[int, tuple[str, frozenset[str]]] = {}  # of workers: how, and with which addresses
         self._deadline = asyncio.get_running_loop().call_later(self._start_timeout, self._give_up)
 
-    def receive(self, peer: Peer, message: Message) -> bool:
+    def receive(self, link: Link, message: Message) -> bool:
         """Acts on a message, and returns whether it came from a member. ValueError for what no member sends."""
         checked(message, FROM_MEMBER)
         if message["op"] == "join":
-            return self._join(peer, message)
-        if peer in self._joined and self._running:
+            return self._join(link, message)
+        if link in self._joined and self._running:
             if message["op"] == "stands":
                 self._stands[message["worker"]] = message["how"], frozenset(map(str, message["addresses"]))
                 ended = frozenset().union(*(addresses for how, addresses in self._stands.values() if how == "ended"))
                 if not self._stopped and any(how == "waits" and ended & of for how, of in self._stands.values()):
                     self._stop()  # it would wait for one that will never come
             elif message["op"] == "done":
-                self._done(peer, self._outcomes_of(peer, message["outcomes"]))
+                self._done(link, self._outcomes_of(link, message["outcomes"]))
             elif message["interrupt"] is None:
                 if not self._stopped:
                     self._stop()
             elif self._interrupt is None:
-                self._interrupt = int(message["interrupt"]), self._host(peer)
+                self._interrupt = int(message["interrupt"]), self._host(link)
                 self._stop(self._interrupt[0])
-        return peer in self._joined
+        return link in self._joined
 
-    def left(self, peer: Peer) -> None:
+    def left(self, link: Link) -> None:
         """Forgets a member whose connection has ended; its workers are lost if they still ran."""
         if not self._running:
-            self._joined.pop(peer, None)
+            self._joined.pop(link, None)
             return
-        outcomes = self._outcomes.get(peer, [])
+        outcomes = self._outcomes.get(link, [])
         if any(outcome.ended for outcome in outcomes) and not any(outcome.failed for outcome in outcomes):
-            del self._outcomes[peer]  # it has ended its workers by itself, since it took this leader for lost
-        self.lost(peer, "its launcher was lost")
+            del self._outcomes[link]  # it has ended its workers by itself, since it took this leader for lost
+        self.lost(link, "its launcher was lost")
 
-    def lost(self, peer: Peer, how: str) -> None:
+    def lost(self, link: Link, how: str) -> None:
         """Counts the workers of a member that is not heard of any more as lost, if they still ran."""
-        if self._running and peer in self._joined and peer not in self._outcomes:
-            host, now = self._host(peer), time.time()
+        if self._running and link in self._joined and link not in self._outcomes:
+            host, now = self._host(link), time.time()
             if not self._stopped:
                 self._stop()
-            self._done(peer, [Outcome(number, host, None, now, lost=how) for number in _numbers(self._joined[peer])])
+            self._done(link, [Outcome(number, host, None, now, lost=how) for number in _numbers(self._joined[link])])
 
     def close(self) -> None:
         """Cancels the deadline for members to join."""
         self._deadline.cancel()
 
-    def _outcomes_of(self, peer: Peer, messages: list[Any]) -> list[Outcome]:
+    def _outcomes_of(self, link: Link, messages: list[Any]) -> list[Outcome]:
         now = time.time()
         outcomes = [Outcome.from_message(message, now) for message in messages]
-        if [outcome.worker for outcome in outcomes] != list(_numbers(self._joined[peer])):
+        if [outcome.worker for outcome in outcomes] != list(_numbers(self._joined[link])):
             raise ValueError("no outcomes of this member's workers")
         return outcomes
 
-    def _host(self, peer: Peer) -> str:
-        return self._joined[peer]["host"]
+    def _host(self, link: Link) -> str:
+        return self._joined[link]["host"]
 
-    def _join(self, peer: Peer, message: Message) -> bool:
+    def _join(self, link: Link, message: Message) -> bool:
         first, addresses = message["first"], message["addresses"]
         if not (0 <= first < first + len(addresses) <= message["workers"] and all(map(_is_address, addresses))):
             raise ValueError("no workers of a job")
@@ -158,9 +158,9 @@ class Leader:
                 f"the number of the first worker that runs on it."
             )
         if problem:
-            peer.send({"op": "refused", "message": problem})
+            link.send({"op": "refused", "message": problem})
             return True
-        self._joined[peer] = message
+        self._joined[link] = message
         if len(mine) + len(taken) == self.workers:
             self._deadline.cancel()
             self._running = True
@@ -170,7 +170,7 @@ class Leader:
         return True
 
     def _give_up(self) -> None:
-        came = {number: self._host(peer) for peer in self._joined for number in _numbers(self._joined[peer])}
+        came = {number: self._host(link) for link in self._joined for number in _numbers(self._joined[link])}
         absent = (f"worker {number}" for number in range(self.workers) if number not in came)
         missing = list(itertools.islice(absent, _NAMED))
         if (more := self.workers - len(came) - len(missing)) > 0:
@@ -190,8 +190,8 @@ class Leader:
         self._stopped = True
         self._tell_all({"op": "stop", "interrupt": interrupt})
 
-    def _done(self, peer: Peer, outcomes: list[Outcome]) -> None:
-        self._outcomes[peer] = outcomes
+    def _done(self, link: Link, outcomes: list[Outcome]) -> None:
+        self._outcomes[link] = outcomes
         if len(self._outcomes) < len(self._joined):
             return
         if self._interrupt is not None:
@@ -220,8 +220,8 @@ class Leader:
             member.send(message)
 
     def _tell_all(self, message: Message) -> None:
-        for peer in list(self._joined):
-            peer.send(message)
+        for link in list(self._joined):
+            link.send(message)
 
 
 def _numbers(join: Message) -> range:

@@ -112,7 +112,7 @@ class Worker:
             transport.close()
 
 
-class Gang:
+class LocalWorkers:
     """The workers of this machine, from their start to the end of all.
 
     Args:
