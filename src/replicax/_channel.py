@@ -32,7 +32,7 @@ Message = dict[str, Any]
 
 
 def seconds_from_environment(name: str, default: float, or_none: bool = False) -> float | None:
-    """The time limit that a variable of the environment sets; JobError where that is no number of seconds.
+    """Returns the time limit that an environment variable sets; JobError if that is not a number of seconds.
 
     Args:
         name: the variable.
@@ -168,7 +168,7 @@ def wait(channels: Iterable[Channel], others: Iterable[socket.socket], timeout: 
 
 
 def parse(address: str) -> tuple[str, int]:
-    """`"host:port"` or `"[::1]:port"` as host and port; ValueError where it does not read so.
+    """Splits `"host:port"` or `"[::1]:port"`; ValueError if the address does not read so.
 
     >>> parse("10.0.0.1:2222"), parse("[::1]:80")
     (('10.0.0.1', 2222), ('::1', 80))
@@ -181,7 +181,7 @@ def parse(address: str) -> tuple[str, int]:
 
 
 def interface(host: str) -> str:
-    """The address to listen at so that others reach `host`: its own, if this machine has it, else every interface.
+    """Returns the address to listen at so that others reach `host`: its own if this machine has it, else any interface.
 
     A name may stand for the loopback on its own machine (127.0.1.1 in Debian's /etc/hosts) and for something else on
     the others, so a name that stands for the loopback here is not trusted, nor one that stands for several addresses.
@@ -201,7 +201,7 @@ def interface(host: str) -> str:
 
 
 def is_own(address: str) -> bool:
-    """Whether this machine has an address."""
+    """Returns whether this machine has an address."""
     try:
         listen(address, 0).close()
     except OSError:
@@ -218,13 +218,13 @@ def _resolved(name: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens at an interface."""
+    """Returns a socket that listens at an interface."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     return socket.create_server((host, port), family=family, backlog=1024)
 
 
 def join_address(host: str, port: int) -> str:
-    """Host and port as one text.
+    """Returns host and port as one string.
 
     >>> join_address("::1", 80)
     '[::1]:80'

@@ -34,7 +34,7 @@ _OF_ANOTHER = re.compile(
 
 
 def caused_by_another(error: BaseException) -> bool:
-    """Whether an exception, or one that it came from, is what JAX raises when another process is gone."""
+    """Returns whether an exception, or one that it came from, is what JAX raises when another process is gone."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -49,7 +49,7 @@ def caused_by_another(error: BaseException) -> bool:
 
 
 def main_has_ended() -> bool:
-    """Whether the main program has ended: Python waits for the program's other threads, or for nothing more."""
+    """Returns whether the main program has ended, and Python waits at most for its other threads."""
     main = threading.main_thread()
     frame = sys._current_frames().get(main.ident or 0)
     while frame is not None and frame.f_back is not None:
@@ -60,12 +60,12 @@ def main_has_ended() -> bool:
 
 
 def lasting_threads() -> list[threading.Thread]:
-    """The threads beside the main one that keep the process alive."""
+    """Returns the threads beside the main one that keep the process alive."""
     return [t for t in threading.enumerate() if not t.daemon and t is not threading.main_thread() and t.is_alive()]
 
 
 def lasting_stacks() -> str:
-    """Where these threads stand."""
+    """Returns the stacks of the threads that keep the process alive."""
     frames = sys._current_frames()
     stacks = [(thread.name, frames.get(thread.ident or 0)) for thread in lasting_threads()]
     return "".join(
@@ -76,7 +76,7 @@ def lasting_stacks() -> str:
 
 
 def main_stack() -> str:
-    """Where the main thread of this process stands or, where it has ended, the threads that keep the process alive."""
+    """Returns the main thread's stack or, if it has ended, those of the threads that keep the process alive."""
     if main_has_ended():
         return lasting_stacks() or "  (it has ended)\n"
     for _ in range(10):
@@ -89,7 +89,7 @@ def main_stack() -> str:
 
 
 def _text(error: BaseException) -> str:
-    """An exception's message, also where its own `__str__` raises."""
+    """Returns an exception's message, even if its own `__str__` raises."""
     try:
         return str(error)
     except Exception:
@@ -97,7 +97,7 @@ def _text(error: BaseException) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's type and the first line of its message."""
+    """Returns an exception's type and the first line of its message."""
     kind = type(error)
     name = kind.__name__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__name__}"
     text = _text(error).strip().split("\n")[0]
@@ -223,7 +223,7 @@ class Hooks:
         _delay_abort()
 
     def watch_signals(self, descriptor: int) -> None:
-        """Has the numbers of signals written to a descriptor, where no other code has asked for them.
+        """Has Python write the numbers of signals to a descriptor, unless other code has asked for them.
 
         Python's own handler of a signal runs once the main thread is back from JAX, which may be never.
         """
@@ -238,7 +238,7 @@ class Hooks:
             signal.signal(signal.SIGTERM, on_sigterm)
 
     def remove(self) -> None:
-        """Python's own ways again."""
+        """Puts Python's own hook and handlers back."""
         if sys.excepthook == self._hook:
             sys.excepthook = self._previous
         if self._wakeup is not None and threading.current_thread() is threading.main_thread():
@@ -258,7 +258,7 @@ class Hooks:
 
 
 def _delay_abort() -> None:
-    """Has a C++ library that aborts the process do so some seconds later, so that the monitor can say why.
+    """Delays the abort of a C++ library by some seconds, so that the monitor can say why.
 
     Gloo aborts at once where processes make calls of different sizes. The handler is the C function `sleep`, called
     with the number of the signal, 6, as its seconds: no Python could run there.
@@ -272,7 +272,7 @@ def _delay_abort() -> None:
 
 
 def on_sigterm(number: int, frame: object) -> None:
-    """Nothing: the monitor thread ends the process, whose main thread may be blocked."""
+    """Does nothing: the monitor thread ends the process, whose main thread may be blocked."""
 
 
 def uncaught() -> BaseException | None:

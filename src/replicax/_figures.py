@@ -59,11 +59,11 @@ class Benchmark:
     collectives_left: int
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as numbers, strings, lists and dicts, for a JSON file; `Benchmark(**figures)` makes it again."""
+        """Returns all of it as numbers, strings, lists and dicts, for JSON; `Benchmark(**figures)` makes it again."""
         return dataclasses.asdict(self)
 
     def beside(self, *others: Benchmark) -> Benchmarks:
-        """This one and others, such as those of more replicas, in one table."""
+        """Returns this one and others, such as those of more replicas, as columns of one table."""
         return Benchmarks((self, *others))
 
     def __str__(self) -> str:
@@ -84,14 +84,14 @@ class Benchmarks:
         self.figures = tuple(figures)
 
     def as_dict(self) -> dict[str, Any]:
-        """A dict with the dicts of the benchmarks under "figures"."""
+        """Returns a dict with the dicts of the benchmarks under "figures"."""
         return {"figures": [one.as_dict() for one in self.figures]}
 
     def _title(self) -> str:
         return ", ".join(dict.fromkeys([*(one.step for one in self.figures), *(one.strategy for one in self.figures)]))
 
     def _names(self, replicas: Callable[[int], str]) -> list[str]:
-        """What each benchmark is called: the number of its replicas, and whatever else tells it from the others."""
+        """Returns a name for each benchmark: the number of its replicas, and what else tells it from the others."""
         names = [replicas(one.replicas) for one in self.figures]
         for attribute in ("strategy", "step"):
             values = [getattr(one, attribute) for one in self.figures]
@@ -100,7 +100,7 @@ class Benchmarks:
         return names
 
     def _rows(self) -> list[list[str]]:
-        """The table: a head, and rows of a name and a text for each benchmark."""
+        """Returns the table: a head, and rows of a name and a text for each benchmark."""
         all_of_them = self.figures
         rows = [["", *self._names(lambda count: f"{count} replica{'s' * (count > 1)}")]]
         for key, name in _TIMES.items():

@@ -69,7 +69,7 @@ class Monitor:
             self.waker.send(b"\0")
 
     def forget(self) -> None:
-        """In a forked child: this is its parent's business."""
+        """Closes everything in a forked child, which is no process of the job."""
         self.over.set()
         for channel in self._channels():
             channel.close()
@@ -104,7 +104,7 @@ class Monitor:
             self._decide(now)
 
     def _update(self, now: float) -> None:
-        """How this process stands."""
+        """Records how this process stands."""
         me, oldest = self.me, self.calls.oldest()
         me.heard, (me.count, me.digest, _) = now, self.calls.last
         me.compiling = oldest is not None and oldest.compiling  # looked at before its age, which ends with it
@@ -133,7 +133,7 @@ class Monitor:
             me.stack = _ending.lasting_stacks()
 
     def _late(self) -> float | None:
-        """The deadline that the oldest call has passed, if it has."""
+        """Returns the deadline that the oldest call has missed, if it has."""
         oldest, timeout = None if self.me.compiling else self.me.oldest, self.step_timeout
         return timeout if timeout is not None and oldest is not None and oldest[2] > timeout else None
 
@@ -225,7 +225,7 @@ class Monitor:
 
 
 def _main_position() -> tuple[int, int] | None:
-    """Where the main thread is, to see whether it has moved."""
+    """Returns where the main thread is, to see whether it has moved."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return (id(frame), frame.f_lasti) if frame is not None else None
 

@@ -81,7 +81,7 @@ class Coordinator(Monitor):
                 self._heard(index, kind, message[kind])
 
     def _hold(self, now: float) -> bool:
-        """Whether deadlines stand still because some process is compiling. Who reads hears of it.
+        """Returns whether deadlines are suspended because some process is compiling, and says so at times.
 
         Not for ever: processes may wait for each other there too.
         """
@@ -115,7 +115,7 @@ class Coordinator(Monitor):
             peer.detailed = True
 
     def _compare(self) -> bool:
-        """Whether some process has made other calls than another one."""
+        """Returns whether two processes have made different calls."""
         seen: dict[int, int] = {}
         for peer in self.peers.values():
             own = self.calls.digest_at(peer.count) if peer.count <= self.me.count else None
@@ -156,7 +156,7 @@ class Coordinator(Monitor):
             self.over.set()
 
     def _all_agree(self) -> bool:
-        """Whether every other process has made the calls that this one has."""
+        """Returns whether every other process has made the same calls as this one."""
         return all(peer.count == self.me.count and (peer.left or peer.oldest is None) for peer in self.peers.values())
 
     def _deal(self, diagnosis: Diagnosis) -> None:

@@ -32,7 +32,7 @@ _MUST_AGREE = {"replicax": "replicax", "jax": "JAX", "python": "Python", "progra
 
 
 def about_me(job: Any) -> dict[str, Any]:
-    """What a process says of itself at the first contact."""
+    """Returns what a process says of itself at the first contact."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -58,7 +58,7 @@ def about_me(job: Any) -> dict[str, Any]:
 
 
 def mode() -> str:
-    """`REPLICAX_PREFLIGHT`: "on" compares and prints the table, "quiet" compares, "off" does neither."""
+    """Returns `REPLICAX_PREFLIGHT`: "on" compares and prints the table, "quiet" compares, "off" does neither."""
     found = os.environ.get(_MODE, "on").lower()
     if found not in ("on", "quiet", "off"):
         raise JobError(f"{_MODE} is 'on', 'quiet' or 'off'; got {found!r}.")
@@ -121,7 +121,7 @@ class Gathering:
                 time.sleep(_RETRY)
 
     def _refused_by_the_holder(self, host: str, port: int) -> str | None:
-        """What a process that listens at this one's address has against it, if it is one of the job."""
+        """Returns why a process that listens at this one's address refuses it, if that is one of the job."""
         try:
             channel = Channel(socket.create_connection((host, port), timeout=1.0))
         except OSError:
@@ -210,7 +210,7 @@ class Gathering:
         return ", ".join(f"{self._job.name(i)} ({self._job.addresses[i]})" for i in which)
 
     def refuse(self, text: str) -> JobError:
-        """Tells all that are there; the error to raise here."""
+        """Tells all that are there, and returns the error to raise here."""
         for channel in self.channels.values():
             channel.send({"refused": text})
         end = time.monotonic() + 2.0
@@ -229,7 +229,7 @@ class Gathering:
 
 
 def disagreement(said: Mapping[int, Mapping[str, Any]], keys: Mapping[str, str], name: Callable[[int], str]) -> str:
-    """What does not agree between processes, naming the odd ones; empty where all do.
+    """Returns what does not agree between processes, naming the odd ones; empty if all agree.
 
     >>> disagreement({0: {"jax": "1"}, 1: {"jax": "2"}, 2: {"jax": "1"}}, {"jax": "JAX"}, "worker {}".format)
     "The processes of a job must run the same. worker 1 differs: JAX is '2', where the others have '1'. ..."
@@ -251,7 +251,7 @@ def disagreement(said: Mapping[int, Mapping[str, Any]], keys: Mapping[str, str],
 
 
 def reach(job: Any, timeout: float) -> tuple[Channel, dict[str, Any]]:
-    """Another process goes to process 0: the connection, and what process 0 has said. JobError where that fails."""
+    """Connects to process 0, and returns the connection and its answer. JobError if that fails."""
     where = f"{job.name(0)} at {job.addresses[0]}"
     host, port = parse(job.addresses[0])
     start, noted, problem = time.monotonic(), False, "no answer"
@@ -297,7 +297,7 @@ def reach(job: Any, timeout: float) -> tuple[Channel, dict[str, Any]]:
 
 
 def _starts(start: Any) -> bool:
-    """Whether this is what process 0 says when all are there."""
+    """Returns whether this is what process 0 says when all are there."""
     try:
         return bool(parse(start["jax"])) and 0.0 < float(start["heartbeat"]) < math.inf
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
@@ -305,7 +305,7 @@ def _starts(start: Any) -> bool:
 
 
 def devices() -> dict[int, str]:
-    """How many devices of which kind each process has. Starts JAX's backend."""
+    """Returns how many devices of which kind each process has. Starts JAX's backend."""
     found: dict[int, Counter[str]] = {}
     for device in jax.devices():
         found.setdefault(device.process_index, Counter())[device.device_kind] += 1
@@ -320,7 +320,7 @@ def compare_devices(found: Mapping[int, str], name: Callable[[int], str]) -> Non
 
 
 def table(said: Mapping[int, Mapping[str, Any]], found: Mapping[int, str], job: Any) -> str:
-    """The processes of a job, one a line."""
+    """Returns a table of the processes of a job, one a line."""
     rows = [("process", "address", "host", "pid", "replicax", "JAX", "Python", "devices", "program")]
     for i in range(len(job.tasks)):
         one = said[i]

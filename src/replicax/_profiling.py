@@ -22,7 +22,7 @@ active: profile | None = None
 
 
 def identifier(function: Any) -> str:
-    """What a function is called in programs and traces."""
+    """Returns the name that a function has in programs and traces."""
     name = getattr(function, "__name__", "")
     return name if name.isidentifier() else "function"
 
@@ -119,7 +119,7 @@ class profile(contextlib.AbstractContextManager):
 
 
 def _writable_folder(directory: Path) -> str:
-    """A new folder in the directory; `OSError` where there can be none."""
+    """Makes a new folder in the directory; `OSError` if there can be none."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         return tempfile.mkdtemp(prefix=".writing-", dir=directory)
@@ -131,7 +131,7 @@ def _writable_folder(directory: Path) -> str:
 
 
 def _run_folder(parent: Path, run: str | None, names: Iterable[str]) -> Path:
-    """The folder of a run: of the name given, or of the time, and a number where files of these names are there."""
+    """Returns the folder of a run: the name given, or the time, with a number if it has files of these names."""
     if run is not None:
         return parent / run
     time_of_it = time.strftime("%Y_%m_%d_%H_%M_%S")

@@ -100,19 +100,19 @@ class Topology:
         return self._coordinates.shape[1]
 
     def task_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
-        """The task whose device is there; `ValueError` where there is none."""
+        """Returns the task whose device is there; `ValueError` if there is none."""
         return self._place(device_coordinates)[0]
 
     def tpu_device_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
-        """The number of the device there among those of its task; `ValueError` where there is none."""
+        """Returns the number of the device there among those of its task; `ValueError` if there is none."""
         return self._place(device_coordinates)[1]
 
     def cpu_device_name_at_coordinates(self, device_coordinates: Sequence[int], job: str | None = None) -> str:
-        """The name of the host's CPU to which the device there is attached."""
+        """Returns the name of the host's CPU to which the device there is attached."""
         return f"{_job(job)}/task:{self._place(device_coordinates)[0]}/device:CPU:0"
 
     def tpu_device_name_at_coordinates(self, device_coordinates: Sequence[int], job: str | None = None) -> str:
-        """The name of the device there."""
+        """Returns the name of the device there."""
         task, ordinal = self._place(device_coordinates)
         return f"{_job(job)}/task:{task}/device:TPU:{ordinal}"
 
@@ -232,11 +232,11 @@ class DeviceAssignment:
         return self._cores.shape[1]
 
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
-        """The coordinates of one of a replica's cores."""
+        """Returns the coordinates of one of a replica's cores."""
         return tuple(self._cores[replica, logical_core])
 
     def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
-        """The replicas whose core of this number belongs to this task; `ValueError` where there is none."""
+        """Returns the replicas whose core of this number belongs to this task; `ValueError` if there is none."""
         found = [
             replica
             for replica, tasks in enumerate(self._tasks)
@@ -247,15 +247,15 @@ class DeviceAssignment:
         return found
 
     def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
-        """The number of a core's device among those of its task."""
+        """Returns the number of a core's device among those of its task."""
         return self._topology.tpu_device_ordinal_at_coordinates(self.coordinates(replica, logical_core))
 
     def host_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """The name of the host's CPU to which a core is attached."""
+        """Returns the name of the host's CPU to which a core is attached."""
         return self._topology.cpu_device_name_at_coordinates(self.coordinates(replica, logical_core), job)
 
     def tpu_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """The name of a core's device."""
+        """Returns the name of a core's device."""
         return self._topology.tpu_device_name_at_coordinates(self.coordinates(replica, logical_core), job)
 
     def __repr__(self) -> str:
@@ -263,7 +263,7 @@ class DeviceAssignment:
 
 
 def build(topology: Any, shape: Any, stride: Any, num_replicas: int, mode: DeviceOrderMode) -> DeviceAssignment:
-    """See `DeviceAssignment.build`."""
+    """Builds a device assignment; see `DeviceAssignment.build`."""
     if not isinstance(topology, Topology):
         raise ValueError(f"`topology` is not a Topology object; got {type(topology)}")
     mode, mesh = DeviceOrderMode(mode), topology.mesh_shape
@@ -313,7 +313,7 @@ def _four_numbers(name: str, value: Any, rank: int) -> np.ndarray:
 
 
 def _by_coordinates(count: int, counts: list[int]) -> list[tuple[int, int, int, int]]:
-    """So many positions of a block that is about as long in each direction: cores first, then x, y and z."""
+    """Returns so many positions of a block of about equal sides: cores first, then x, y and z."""
     block = [1, 1, 1, min(count, counts[3])]
     remaining = -(-count // max(block[3], 1))
     for left, axis in zip((3, 2, 1), sorted(range(3), key=lambda axis: counts[axis])):
@@ -324,14 +324,14 @@ def _by_coordinates(count: int, counts: list[int]) -> list[tuple[int, int, int, 
 
 
 def _ring(x: int, y: int, z: int) -> list[tuple[int, int, int]]:
-    """All chips, neighbours one after the other and the last beside the first, where the sides allow for it."""
+    """Orders all chips so that neighbours follow each other, the first the last too, if the sides allow it."""
     if any(side > 1 and side % 2 for side in (x, y, z)):
         return [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
     return [(i, j, k) for (i, j), k in _snake(_snake(list(range(x)), y), z)]
 
 
 def _snake(line: list[Any], rows: int) -> list[tuple[Any, int]]:
-    """Along the first row, to and fro over the others but for their first items, and back by those."""
+    """Goes along the first row, to and fro over the others but for their first items, and back by those."""
     if len(line) == 1:
         return [(line[0], row) for row in range(rows)]
     first, *rest = line

@@ -56,7 +56,7 @@ class Diagnosis(NamedTuple):
 
 
 def call_name(number: int | None, label: str) -> str:
-    """How messages name a call.
+    """Returns what messages call a call.
 
     >>> call_name(13, "step"), call_name(None, "the end of the data")
     ('call 13, "step"', '"the end of the data"')
@@ -69,13 +69,13 @@ def _calls(count: int) -> str:
 
 
 def names(peers: Mapping[int, Peer], which: list[int] | tuple[int, ...]) -> str:
-    """The names of these processes, as one text."""
+    """Returns the names of these processes, as one text."""
     found = [peers[i].name for i in which]
     return found[0] if len(found) == 1 else ", ".join(found[:-1]) + f" and {found[-1]}"
 
 
 def standing(peer: Peer, now: float) -> str:
-    """One line: where a process stands."""
+    """Returns one line on where a process stands."""
     calls = f"after {_calls(peer.count)}"
     if peer.left:
         return f"{peer.name}: has ended its program {calls}"
@@ -95,7 +95,7 @@ def standing(peer: Peer, now: float) -> str:
 
 
 def table(peers: Mapping[int, Peer], now: float, stacks: tuple[int, ...] = ()) -> str:
-    """Where each process stands, and the stacks of some of them."""
+    """Returns where each process stands, and the stacks of some of them."""
     lines = []
     for index, peer in peers.items():
         lines.append(f"  {standing(peer, now)}")
@@ -109,7 +109,7 @@ def _indent(text: str, by: int) -> str:
 
 
 def failure(peers: Mapping[int, Peer]) -> Diagnosis:
-    """Some have failed or are lost: the cause is the first that failed, then who is lost."""
+    """Diagnoses processes that failed or are lost: the cause is the first that failed, else those that are lost."""
     failed = {i: p.failed for i, p in peers.items() if p.failed}
     order = sorted(failed, key=lambda i: failed[i]["time"])
     lost = [i for i, p in peers.items() if p.lost is not None]
@@ -129,7 +129,7 @@ def failure(peers: Mapping[int, Peer]) -> Diagnosis:
 
 
 def broken(peers: Mapping[int, Peer]) -> Diagnosis:
-    """Calls have failed as they do when another process ends, but none has."""
+    """Diagnoses calls that failed as they do when another process ends, where none has."""
     which = tuple(i for i, p in peers.items() if p.broken)
     report = peers[which[0]].broken or {}
     message = f"{names(peers, which)} could not go on: {report['message']}"
@@ -137,7 +137,7 @@ def broken(peers: Mapping[int, Peer]) -> Diagnosis:
 
 
 def left(peers: Mapping[int, Peer], now: float) -> Diagnosis | None:
-    """Some have ended their programs, and others are in calls that these have not made."""
+    """Diagnoses processes that ended their programs while others are in calls that these have not made."""
     for i, peer in peers.items():
         if peer.gone or peer.ended:
             continue
@@ -160,14 +160,14 @@ def left(peers: Mapping[int, Peer], now: float) -> Diagnosis | None:
 
 
 def waits_for(peer: Peer) -> tuple[int | None, str]:
-    """The call that a process waits in, or in which it has failed."""
+    """Returns the call that a process waits in, or in which it has failed."""
     if peer.broken:
         return peer.broken["count"], peer.broken["label"]
     return (peer.oldest[0], peer.oldest[1]) if peer.oldest else (None, "")
 
 
 def diverged(peers: Mapping[int, Peer], now: float) -> Diagnosis:
-    """The processes have made different calls: the first one that differs."""
+    """Diagnoses processes that made different calls, by the first one that differs."""
     known = {i: p for i, p in peers.items() if p.made}
     common = set.intersection(*(set(p.made) for p in known.values())) if known else set()
     differ = sorted(n for n in common if len({p.made[n].digest for p in known.values()}) > 1)
@@ -190,7 +190,7 @@ def diverged(peers: Mapping[int, Peer], now: float) -> Diagnosis:
 
 
 def stuck(peers: Mapping[int, Peer], late: int, timeout: float, now: float) -> Diagnosis:
-    """A call has not ended within the deadline of a step."""
+    """Diagnoses a call that did not end within the deadline of a step."""
     peer = peers[late]
     number, label, age = peer.oldest or (None, "", timeout)
     absent = tuple(
@@ -210,7 +210,7 @@ def stuck(peers: Mapping[int, Peer], late: int, timeout: float, now: float) -> D
 
 
 def odd_ones(values: Mapping[int, Any]) -> dict[int, Any]:
-    """Those whose value is not the most common one; all of them where none is.
+    """Returns those whose value is not the most common one; all of them if no value is.
 
     >>> odd_ones({0: "a", 1: "b", 2: "a"}), odd_ones({0: "a", 1: "b"}), odd_ones({0: "a", 1: "a"})
     ({1: 'b'}, {0: 'a', 1: 'b'}, {})

@@ -39,7 +39,7 @@ A worker finds in its environment: TF_CONFIG, REPLICAX_RESTART_COUNT (0, then 1,
 
 
 def parser(program: str) -> argparse.ArgumentParser:
-    """The parser of the options and of the program's own arguments."""
+    """Returns the parser of the options and of the program's own arguments."""
     result = argparse.ArgumentParser(
         program,
         usage=f"{program} --workers N [options] [-m] PROGRAM [ARGUMENTS ...]",
@@ -135,7 +135,7 @@ def _seconds(text: str) -> float:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """The plan that the options make; `LaunchError` where they contradict each other or name what is not there."""
+    """Returns the plan that the options make; `LaunchError` if they contradict each other or name what is not there."""
     several = {
         "--worker-rank": options.worker_rank,
         "--workers-here": options.workers_here,
@@ -226,7 +226,7 @@ def launch(arguments: Sequence[str], program: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command `replicax`, with its subcommands."""
+    """Runs the command `replicax` with its subcommand."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments and arguments[0] == "launch":
         return launch(arguments[1:], "replicax launch")

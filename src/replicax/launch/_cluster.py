@@ -89,7 +89,7 @@ def check_open_files(workers: int) -> None:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """The host and the port of `host:port`; `LaunchError` where it does not read so."""
+    """Splits `host:port`; `LaunchError` if it does not read so."""
     match = re.fullmatch(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\s\[\]]+)):(?P<port>\d{1,5})", text)
     if not match or not 0 < int(match["port"]) < 65536:
         raise LaunchError(
@@ -100,7 +100,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def visible_gpus(environment: Mapping[str, str], device_folder: str = "/dev") -> list[str]:
-    """The NVIDIA GPUs that a program with this environment would use, as CUDA_VISIBLE_DEVICES names them.
+    """Returns the NVIDIA GPUs that a program with this environment uses, as CUDA_VISIBLE_DEVICES names them.
 
     >>> visible_gpus({"CUDA_VISIBLE_DEVICES": "2,3"})
     ['2', '3']
@@ -121,7 +121,7 @@ def visible_gpus(environment: Mapping[str, str], device_folder: str = "/dev") ->
 
 
 def share_gpus(gpus: Sequence[str], workers: int, per_worker: int | None) -> list[list[str]] | None:
-    """The GPUs of each worker on this machine; None where there is nothing to share.
+    """Returns the GPUs of each worker on this machine; None if there are none to share.
 
     Args:
         gpus: all that there are.
@@ -157,7 +157,7 @@ def worker_environment(
     attempt: int,
     tuning: bool,
 ) -> dict[str, str]:
-    """The environment of one worker.
+    """Returns the environment of one worker.
 
     Args:
         base: the launcher's own.
@@ -194,7 +194,7 @@ _LARGE_PAGES = {"hugetlb": "1", "mmap_threshold": "4294967296", "trim_threshold"
 
 
 def with_large_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """This environment for a process that is to be started, in which the C library of Linux keeps large buffers.
+    """Returns this environment for a process to be started, in which Linux's C library keeps large buffers.
 
     What the user has set in `GLIBC_TUNABLES` stays. Other C libraries do not know the variable.
     """

@@ -39,7 +39,7 @@ def adopt_orphans() -> None:
 
 
 def descendants(ancestor: int, spare: Collection[int] = ()) -> list[int]:
-    """The processes below a process, those nearest to it first. Empty where there is no /proc.
+    """Returns the processes below a process, those nearest to it first. Empty without /proc.
 
     Args:
         ancestor: the process.
@@ -108,7 +108,7 @@ def _start(command: list[str]) -> int:
 
 
 def _ended(worker: int) -> int | None:
-    """Reaps whatever has ended. The worker's exit status if it is among them."""
+    """Reaps whatever has ended, and returns the worker's exit status if it is among them."""
     status = None
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:

@@ -94,7 +94,7 @@ class Launcher:
         return bool(self._interrupts)
 
     def run(self) -> int:
-        """Runs everything; the exit status."""
+        """Runs everything, and returns the exit status."""
         # Where a shell has started something else and then become the launcher, that is its child.
         others = _guard.descendants(os.getpid())
         _guard.adopt_orphans()
@@ -151,7 +151,7 @@ class Launcher:
 
     @contextlib.asynccontextmanager
     async def _link(self) -> AsyncIterator[tuple[LocalLink | Connection, str]]:
-        """The way to the leader, and the address of this machine."""
+        """Yields the way to the leader, and the address of this machine."""
         plan = self._plan
         if plan.first > 0:
             assert plan.coordinator is not None
@@ -173,7 +173,7 @@ class Launcher:
             leader.close()
 
     async def _attempt(self, link: LocalLink | Connection, host: str) -> Message:
-        """Starts the workers once: the leader's outcome when all of them, on all machines, have ended."""
+        """Starts the workers once, and returns the leader's outcome when all workers on all machines have ended."""
         plan = self._plan
         ports = Ports(plan.here)
         try:
@@ -210,7 +210,7 @@ class Launcher:
         return found
 
     async def _message(self, kind: str) -> Message:
-        """The leader's next message of that kind."""
+        """Returns the leader's next message of that kind."""
         while (message := await self._inbox.get())["op"] != kind:
             if message["op"] == "refused":
                 raise LaunchError(message["message"])

@@ -78,7 +78,7 @@ class Worker:
         self._process.send_signal(signal.SIGCONT)
 
     async def wait(self) -> tuple[int | None, float, float | None]:
-        """Passes its output on until it has ended: its exit status, when that was, and when it was asked to."""
+        """Passes its output on until it has ended; returns its exit status, when that was, and when it was asked to."""
         streams = (self._process.stdout, self._process.stderr)
         pumps = [asyncio.create_task(self._pump(stream, lines)) for stream, lines in zip(streams, self._lines)]
         reader, writer = await asyncio.open_unix_connection(sock=self._control)
@@ -141,7 +141,7 @@ class LocalWorkers:
         self._running = {asyncio.create_task(self._attend(worker)): worker for worker in workers}
 
     async def wait(self) -> list[Outcome]:
-        """How all of them ended, in order."""
+        """Waits for all of them, and returns how they ended, in order."""
         watches = [asyncio.create_task(self._watch_reports()), asyncio.create_task(self._watch_marks())]
         try:
             return list(await asyncio.gather(*self._running))
@@ -192,7 +192,7 @@ class LocalWorkers:
             self._on_failure()
 
     async def _watch_marks(self) -> None:
-        """A worker may wait for one that has ended, perhaps on another machine: the leader puts that together."""
+        """Tells which workers wait for their job: the leader knows whether one that they wait for has ended."""
         told: dict[int, bool] = {}
         while True:
             for worker in self._alive():
@@ -203,7 +203,7 @@ class LocalWorkers:
             await asyncio.sleep(_LOOK)
 
     async def _watch_reports(self) -> None:
-        """A worker may know that it has failed and not come to its end."""
+        """Looks for a worker that has reported its failure and does not end."""
         while not any(self._folder.glob("*.json")):  # the folder itself may have been deleted
             await asyncio.sleep(_LOOK)
         await asyncio.sleep(_REPORTED_AND_ALIVE)

@@ -60,7 +60,7 @@ class Outcome:
         return self.report["time"] if self.report else self.when
 
     def to_message(self, now: float) -> dict[str, Any]:
-        """For another machine, whose clock may differ: times become ages."""
+        """Returns it for another machine, whose clock may differ: times become ages."""
         message = asdict(self) | {"when": now - self.when}
         if self.report:
             message["report"] = self.report | {"time": now - self.report["time"]}
@@ -68,7 +68,7 @@ class Outcome:
 
     @classmethod
     def from_message(cls, message: dict[str, Any], now: float) -> Outcome:
-        """The reverse of `to_message`; ValueError where it is not from there."""
+        """Reverses `to_message`; ValueError for anything else."""
         try:
             outcome = cls(**message)
             outcome.when = now - float(outcome.when)
@@ -93,7 +93,7 @@ _NOT_SO = (ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 
 def _report(fields: Any) -> dict[str, Any]:
-    """A worker's report with fields of the right types; one of `_NOT_SO` where it is none."""
+    """Returns a worker's report with fields of the right types; raises one of `_NOT_SO` if it is none."""
     caused_by, step = fields.get("caused_by"), fields.get("step")
     return {
         "time": float(fields["time"]),
@@ -107,7 +107,7 @@ def _report(fields: Any) -> dict[str, Any]:
 
 
 def read_report(folder: Path, worker: int) -> dict[str, Any] | None:
-    """The report of a worker that failed, if it wrote one that can be read."""
+    """Returns the report of a worker that failed, if it wrote one that can be read."""
     try:
         return _report(json.loads((folder / f"{worker}.json").read_text(encoding="utf-8", errors="replace")))
     except (OSError, *_NOT_SO):
@@ -115,7 +115,7 @@ def read_report(folder: Path, worker: int) -> dict[str, Any] | None:
 
 
 def read_mark(folder: Path, worker: int) -> tuple[list[str], bool]:
-    """The addresses of the job that a worker has begun to join, and whether all of that job were there."""
+    """Returns the addresses of the job that a worker has begun to join, and whether all of that job were there."""
     for name in ("joined", "waits"):
         with contextlib.suppress(OSError, ValueError, TypeError):
             text = (folder / f"{worker}.{name}").read_text(encoding="utf-8", errors="replace")
@@ -124,12 +124,12 @@ def read_mark(folder: Path, worker: int) -> tuple[list[str], bool]:
 
 
 def readable(lines: Iterable[bytes]) -> list[str]:
-    """Lines of output as text, the long ones cut."""
+    """Decodes lines of output, and cuts the long ones."""
     return [line[:_LINE].decode(errors="replace") for line in lines]
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal, such as `"SIGKILL"`."""
+    """Returns the name of a signal, such as `"SIGKILL"`."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -137,7 +137,7 @@ def signal_name(number: int) -> str:
 
 
 def describe(outcome: Outcome) -> str:
-    """How a worker ended, in a few words."""
+    """Describes how a worker ended, in a few words."""
     status = outcome.status
     if status is None:
         return outcome.lost or "its launcher was lost"
@@ -148,12 +148,12 @@ def describe(outcome: Outcome) -> str:
 
 
 def exit_status(status: int) -> int:
-    """What a shell would say: 128 and the signal's number for a process that a signal killed."""
+    """Returns the status that a shell gives: 128 and the signal's number for a process that a signal killed."""
     return 128 - status if status < 0 else status
 
 
 def job_outcome(outcomes: Sequence[Outcome]) -> tuple[int, str]:
-    """The launcher's exit status, and what to tell: which worker failed first, and why.
+    """Returns the launcher's exit status, and what to tell: which worker failed first, and why.
 
     Returns:
         0 and an empty text if none failed.
@@ -172,14 +172,14 @@ def job_outcome(outcomes: Sequence[Outcome]) -> tuple[int, str]:
 
 
 def _absent(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The first worker that ended with 0 and never began to join the job in which others waited for it."""
+    """Returns the first worker that ended with 0 and never began to join the job in which others waited for it."""
     awaited = {address for outcome in outcomes if not outcome.joined for address in outcome.joins}
     ended = [o for o in outcomes if o.status == 0 and not o.ended and not o.joins and o.address in awaited]
     return min(ended, key=lambda outcome: outcome.when, default=None)
 
 
 def _follow(witness: Outcome, by_worker: dict[int, Outcome]) -> Outcome:
-    """The worker whom the first report names as the cause, or whom that one's report names, and so on."""
+    """Returns the worker whom the first report names as the cause, or whom that one's report names, and so on."""
     cause, seen = witness, set()
     while cause.worker not in seen and cause.report and cause.report["caused_by"] in by_worker:
         seen.add(cause.worker)
@@ -225,7 +225,7 @@ def _step(report: dict[str, Any] | None) -> str:
 
 
 def _others(cause: Outcome, outcomes: Sequence[Outcome], said: str) -> list[str]:
-    """A line for each way in which other workers ended, without what has been said before."""
+    """Returns a line for each way in which other workers ended, without what has been said before."""
     groups: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome is not cause:
@@ -236,7 +236,7 @@ def _others(cause: Outcome, outcomes: Sequence[Outcome], said: str) -> list[str]
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Names as a list for people.
+    """Joins names to a list for people.
 
     >>> join_names(["worker 1", "worker 2", "worker 3"])
     'worker 1, worker 2 and worker 3'

@@ -75,7 +75,7 @@ class Lines:
 
 
 def _last_state(line: bytes) -> bytes:
-    """What a terminal would show of a line in which carriage returns stand."""
+    """Returns what a terminal shows of a line with carriage returns."""
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
@@ -99,7 +99,7 @@ class Screen:
         threading.Thread(target=self._write_all, name="launch-output", daemon=True).start()
 
     def writer(self, worker: int, width: int, stream: int, tail: deque[bytes] | None = None) -> Callable[[bytes], None]:
-        """A function that writes a line of a worker's.
+        """Returns a function that writes a line of a worker's.
 
         Args:
             worker: its number.
@@ -169,7 +169,7 @@ class _Stream:
         self.is_terminal = os.isatty(descriptor)
 
     def write(self, lines: bytes) -> str:
-        """Writes lines or drops them: why, where the ones before could still be written; else an empty text."""
+        """Writes lines, or drops them and returns why, unless the ones before were dropped too; else an empty text."""
         note = f"replicax launch: {self._lost} lines are missing here: {self._problem}\n" if self._lost else ""
         data = (b"\n" if self._torn else b"") + note.encode() + lines
         while data:
@@ -188,7 +188,7 @@ class _Stream:
 
 
 def _standard_streams() -> dict[int, int]:
-    """The descriptors of standard output and error. Nothing else may get a number that the caller has closed."""
+    """Returns the descriptors of standard output and error. Nothing else may get a number that the caller closed."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     while nowhere <= 2:
         nowhere = os.dup(nowhere)
