@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 _TIMES = {
@@ -90,9 +90,9 @@ class Benchmarks:
     def _title(self) -> str:
         return ", ".join(dict.fromkeys([*(one.step for one in self.figures), *(one.strategy for one in self.figures)]))
 
-    def _names(self, replicas: Callable[[int], str]) -> list[str]:
+    def _names(self) -> list[str]:
         """Returns a name for each benchmark: the number of its replicas, and what else tells it from the others."""
-        names = [replicas(one.replicas) for one in self.figures]
+        names = [f"{one.replicas} replica{'s' * (one.replicas > 1)}" for one in self.figures]
         for attribute in ("strategy", "step"):
             values = [getattr(one, attribute) for one in self.figures]
             if len(set(values)) > 1:
@@ -102,7 +102,7 @@ class Benchmarks:
     def _rows(self) -> list[list[str]]:
         """Returns the table: a head, and rows of a name and a text for each benchmark."""
         all_of_them = self.figures
-        rows = [["", *self._names(lambda count: f"{count} replica{'s' * (count > 1)}")]]
+        rows = [["", *self._names()]]
         for key, name in _TIMES.items():
             if any(one.seconds[key] is not None for one in all_of_them):
                 rows.append([name, *(_time(one.seconds[key], one.spread.get(key)) for one in all_of_them)])
