@@ -793,7 +793,7 @@ def test_whatever_strangers_send_the_job_starts(tmp_path):
             b"[" * 100_000 + b"\n", b'{"hello":' * 100_000 + b"\n", b"9" * 10_000 + b"\n", b"x" * (2 << 20), b'{"hell',
             *(line({"hello": hello}) for hello in (5, [1], "x", None, True, {}, {"tasks": 5}, {"process_id": 1})),
             *(line({"hello": {**me, **fields}}) for fields in wrong),
-            *map(line, ({"start": {}}, {"beat": {}}, {"failed": 1}, {"verdict": {}}, {"refused": 1}, {"welcome": 1})),
+            *map(line, ({"start": {}}, {"beat": {}}, {"failed": 1}, {"diagnosis": {}}, {"refused": 1}, {"welcome": 1})),
         ]  # fmt: skip
         strangers = [_connect(host, port)]
         for data in sent:
