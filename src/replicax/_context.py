@@ -6,9 +6,10 @@ have a component per replica; in a *replica* context (the function given to `run
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -16,11 +17,32 @@ from replicax import _conversion, _errors, _nest, _tracebacks
 from replicax._array_conversion import as_array
 from replicax._data import iterators
 from replicax._indexed_slices import IndexedSlices
-from replicax._types import CommunicationOptions, ReduceOp, as_axis, as_options, as_reduce_op
+from replicax._types import CommunicationOptions, ReduceOp, RunOptions, as_axis, as_options, as_reduce_op
 from replicax._values import DistributedValues, is_array
 
-if TYPE_CHECKING:
-    from replicax._strategy import Strategy
+
+class StrategyLike(Protocol):
+    """What modules below the strategies ask of a strategy."""
+
+    @property
+    def extended(self) -> Any:
+        """The methods for those who write optimizers and the like."""
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The number of replicas, on all workers together."""
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns a context in which the strategy is current."""
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Calls a function on every replica."""
 
 
 class ReplicaContext:
@@ -37,12 +59,12 @@ class ReplicaContext:
     [3.0, 3.0]
     """
 
-    def __init__(self, strategy: Strategy, replica_id_in_sync_group: Any):
+    def __init__(self, strategy: StrategyLike, replica_id_in_sync_group: Any):
         self._strategy = strategy
         self._replica_id = replica_id_in_sync_group
 
     @property
-    def strategy(self) -> Strategy:
+    def strategy(self) -> StrategyLike:
         """The strategy that runs the function."""
         return self._strategy
 
@@ -229,13 +251,8 @@ class entered:
         _contexts.stack.pop()
 
 
-def get_strategy() -> Strategy:
-    """The current strategy: the one whose scope was entered, or the default strategy.
-
-    >>> import replicax as rx
-    >>> rx.get_strategy().num_replicas_in_sync
-    1
-    """
+def get_strategy() -> StrategyLike:
+    """Returns the current strategy, as modules below the strategies see it; users call `_default.get_strategy`."""
     return _current()[0]
 
 
@@ -254,7 +271,7 @@ def in_cross_replica_context() -> bool:
     return _current()[1] is None
 
 
-def experimental_set_strategy(strategy: Strategy | None) -> None:
+def experimental_set_strategy(strategy: StrategyLike | None) -> None:
     """Makes a strategy current without a `with` block, until the next call; None takes it away.
 
     Raises:

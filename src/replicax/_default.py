@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, cast
 
 from replicax import _collectives, _compiled_runs, _context, _extended, _function, _levels, _nest
 from replicax._context import ReplicaContext
@@ -139,3 +139,13 @@ class _DefaultDistributionStrategy(Strategy):
 
 def _is_text(value: Any) -> bool:
     return is_array(value) and is_text(value)
+
+
+def get_strategy() -> Strategy:
+    """The current strategy: the one whose scope was entered, or the default strategy.
+
+    >>> import replicax as rx
+    >>> rx.get_strategy().num_replicas_in_sync
+    1
+    """
+    return cast(Strategy, _context.get_strategy())

@@ -24,7 +24,6 @@ from replicax._context import (
     ReplicaContext,
     experimental_set_strategy,
     get_replica_context,
-    get_strategy,
     has_strategy,
     in_cross_replica_context,
 )
@@ -36,6 +35,7 @@ from replicax._cross_device_ops import (
     ReductionToOneDevice,
 )
 from replicax._default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
+from replicax._default import get_strategy
 from replicax._errors import (
     CheckpointError,
     DataLossError,

@@ -11,7 +11,6 @@ from replicax._context import (
     ReplicaContext,
     experimental_set_strategy,
     get_replica_context,
-    get_strategy,
     has_strategy,
     in_cross_replica_context,
 )
@@ -21,6 +20,7 @@ from replicax._cross_device_ops import (
     NcclAllReduce,
     ReductionToOneDevice,
 )
+from replicax._default import get_strategy
 from replicax._extended import StrategyExtended
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._mirrored import MirroredStrategy
