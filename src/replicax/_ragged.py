@@ -35,7 +35,7 @@ class RaggedTensor:
 
     @classmethod
     def from_row_splits(cls, values: Any, row_splits: Any, name: str | None = None, validate: bool = True) -> Any:
-        """One of values and splits; `InvalidArgumentError` where these do not go from 0 to the number of values."""
+        """Returns one of values and splits; raises InvalidArgumentError if these do not span the values."""
         values, splits = _array(values), _array(row_splits)
         if validate and not isinstance(splits, jax.core.Tracer):
             found = np.asarray(splits)
@@ -49,7 +49,7 @@ class RaggedTensor:
 
     @classmethod
     def from_row_lengths(cls, values: Any, row_lengths: Any, name: str | None = None, validate: bool = True) -> Any:
-        """One of values and the lengths of the rows."""
+        """Returns one of values and the lengths of the rows."""
         lengths = _array(row_lengths)
         return cls.from_row_splits(
             values, jnp.concatenate([jnp.zeros_like(lengths[:1]), lengths.cumsum()]), validate=validate
@@ -62,13 +62,13 @@ class RaggedTensor:
 
     @property
     def shape(self) -> TensorShape:
-        """The shape, None for ragged dimensions."""
+        """Returns the shape, None for ragged dimensions."""
         rows = self.row_splits.shape[0]
         inner = self.values.shape
         return TensorShape([None if rows is None else rows - 1, None, *tuple(inner)[1:]])
 
     def get_shape(self) -> TensorShape:
-        """The shape, None for ragged dimensions."""
+        """Returns the shape, None for ragged dimensions."""
         return self.shape
 
     @property
@@ -88,7 +88,7 @@ class RaggedTensor:
         return (self.row_splits, *inner)
 
     def nrows(self) -> int:
-        """The number of rows."""
+        """Returns the number of rows."""
         return int(self.row_splits.shape[0]) - 1
 
     def row_lengths(self) -> Any:
@@ -96,7 +96,7 @@ class RaggedTensor:
         return self.row_splits[1:] - self.row_splits[:-1]
 
     def to_tensor(self, default_value: Any = None, name: str | None = None, shape: Any = None) -> Any:
-        """An array of all rows, those that are shorter filled up.
+        """Returns an array of all rows, in which shorter rows are padded.
 
         Args:
             default_value: what they are filled with; 0 by default, empty strings for strings.
@@ -134,7 +134,7 @@ class RaggedTensor:
         return xp.concatenate([dense, more])
 
     def to_list(self) -> list[Any]:
-        """The rows as lists."""
+        """Returns the rows as lists."""
         return [row.to_list() if isinstance(row, RaggedTensor) else np.asarray(row).tolist() for row in self]
 
     def __len__(self) -> int:
@@ -154,12 +154,12 @@ class RaggedTensor:
             return f"tf.RaggedTensor(values={self.values!r}, row_splits={self.row_splits!r})"
 
     def tree_flatten(self) -> tuple[Any, None]:
-        """For `jax.tree`: the values and the splits."""
+        """Returns the values and the splits, for `jax.tree`."""
         return (self.values, self.row_splits), None
 
     @classmethod
     def tree_unflatten(cls, aux: None, children: Any) -> RaggedTensor:
-        """For `jax.tree`."""
+        """Returns a RaggedTensor of these values and splits, for `jax.tree`."""
         return cls(*children)
 
 
@@ -178,7 +178,7 @@ def _rows(values: Any, start: int, stop: int) -> Any:
 
 
 class RaggedTensorSpec:
-    """What is known of a RaggedTensor before it is there.
+    """The spec of a RaggedTensor: its shape, dtypes and number of ragged dimensions.
 
     >>> RaggedTensorSpec([None, None], "int32", 1, "int64")
     RaggedTensorSpec(TensorShape([None, None]), int32, 1, int...)
@@ -202,12 +202,12 @@ class RaggedTensorSpec:
 
 
 def is_composite(value: Any) -> bool:
-    """Whether a value is a ragged or sparse batch: several arrays that are no rows of one batch each."""
+    """Returns whether a value is ragged or sparse: a pytree whose leaves do not have its rows."""
     return isinstance(value, RaggedTensor) or type(value).__name__ == "BCOO"
 
 
 def refuse_composites(element: Any, what: str) -> None:
-    """`InvalidArgumentError` where an element has a ragged or sparse batch in it."""
+    """Raises InvalidArgumentError if a leaf of an element is ragged or sparse."""
     if type(element) is tuple and all(type(part) is np.ndarray for part in element):
         return  # as most are
     for leaf in jax.tree.leaves(element, is_leaf=is_composite):

@@ -1,4 +1,4 @@
-"""What can be distributed: our datasets, other libraries', and whatever else yields batches again and again."""
+"""Datasets that can be distributed: our own, other libraries', and iterables of batches that start anew each time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from replicax._types import AutoShardPolicy
 
 
 class Distributed:
-    """What is distributed already."""
+    """The base class of distributed datasets."""
 
 
 class Source(NamedTuple):
-    """What a distributed dataset needs to know of the dataset that it distributes."""
+    """The dataset that a distributed dataset reads, as far as it needs it."""
 
     make: Maker  # a new iterator over elements: structures of host arrays
     spec: Callable[[bool], Any]  # see Dataset: the elements' specs, or None where only probing would tell
@@ -35,7 +35,7 @@ _MAKE_DATASET = "Make batches of it: `rx.data.Dataset.from_tensor_slices(arrays)
 
 
 def normalize_source(dataset: Any, ahead: bool = False) -> Source:
-    """A `Source` of anything that yields batches, again each time it is iterated over.
+    """Returns a `Source` of anything that yields batches each time it is iterated over.
 
     `ahead` says that elements are made before they are needed, as `prefetch` does it.
     """
@@ -64,7 +64,7 @@ def normalize_source(dataset: Any, ahead: bool = False) -> Source:
 
 
 def _foreign_source(dataset: Any) -> Source:
-    """Anything else that can be iterated over: its spec is known once an element has been seen."""
+    """Returns a `Source` of any other iterable, whose spec is known once an element has been seen."""
     seen: list[Any] = []
     pool = Pool()
 
@@ -89,7 +89,7 @@ def _foreign_source(dataset: Any) -> Source:
 
 
 def _tf_source(dataset: Any) -> Source:
-    """A `tf.data.Dataset`, by what it can do: TensorFlow is not imported here."""
+    """Returns a `Source` of a `tf.data.Dataset`, known by its methods: TensorFlow is not imported here."""
     spec = jax.tree.map(
         lambda s: TensorSpec(None if s.shape.rank is None else s.shape.as_list(), s.dtype.as_numpy_dtype),
         dataset.element_spec,
@@ -104,7 +104,7 @@ def _tf_source(dataset: Any) -> Source:
 
 
 def _host_element(element: Any) -> Any:
-    """An element of another library's dataset with numpy leaves. Unlike in `Dataset`, lists are structures."""
+    """Returns an element of another library's dataset with numpy leaves. Unlike in `Dataset`, lists are structures."""
     try:
         return jax.tree.map(as_host, element)
     except TypeError as e:

@@ -1,4 +1,4 @@
-"""What every dataset has."""
+"""The base of all parts of `Dataset`: how datasets are made of each other, and their facts."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class Base(Nested):
         self._found_spec: Any = None
 
     def _make(self, reading: Reading, start: int = 0, /) -> Iterator[Any]:
-        """The elements of a reading, from number `start` on."""
+        """Returns an iterator over the elements of a reading, from number `start` on."""
         return reading.guarded(self._maker(reading, start))
 
     def _spec(self, probe: bool) -> Any:
-        """The spec of the host's elements, None where it is not known and `probe` is False."""
+        """Returns the spec of the elements on the host, None where it is not known and `probe` is False."""
         if self._found_spec is None:
             self._found_spec = self._find_spec(probe)
         return self._found_spec
@@ -81,7 +81,7 @@ class Base(Nested):
         nodes: Iterable[Node] = (),
         **known: Any,
     ) -> Self:
-        """A dataset made of this one; `spec` is a function of this one's."""
+        """Returns a dataset made of this one; `spec` is a function of this one's."""
 
         def find(probe: bool) -> Any:
             found = self._spec(probe)
@@ -91,7 +91,7 @@ class Base(Nested):
         return made(make, find, cardinality, options=self._options, files=self._files, nodes=nodes, **known)
 
     def _seen(self, make: Maker, find: Callable[[Maker], Any], cardinality: int) -> Self:
-        """A dataset whose spec is seen only where the users' functions may run: then it is `find(make)`."""
+        """Returns a dataset whose spec is `find(make)`, found only where the users' functions may run."""
         return made(
             make,
             lambda probe: find(make) if probe else None,
@@ -102,7 +102,7 @@ class Base(Nested):
         )
 
     def _reordered(self, make: Maker, on_rows: Callable[[Order], Order], cardinality: int, *nodes: Node) -> Self:
-        """A dataset of the same elements in another number or order; `on_rows` does it to row numbers."""
+        """Returns a dataset of these elements in another number or order; `on_rows` does that to row numbers."""
         if self._rows is None:
             dataset = self._derived(make, cardinality, batch_size=self._batch_size, nodes=nodes)
             dataset._at_hand = self._at_hand
@@ -111,13 +111,13 @@ class Base(Nested):
         return self._derived(rows.elements, cardinality, batch_size=self._batch_size, rows=rows, nodes=nodes)
 
     def spec(self) -> DatasetSpec:
-        """What `element_spec` says of a dataset that has this one for an element."""
+        """Returns the `element_spec` of a dataset that has this one as an element."""
         return DatasetSpec(self._spec(True))
 
     # Facts
 
     def with_options(self, options: Options, name: str | None = None) -> Self:
-        """This dataset with `options` set, on top of those that it has; `TypeError` if they are no `Options`."""
+        """Returns this dataset with `options` added to its own; raises TypeError if they are no `Options`."""
         if not isinstance(options, Options):
             raise TypeError(f"`options` is an `rx.data.Options`, got {options!r:.80} of type {type(options).__name__}.")
         return self._with(self._options.merge(options))
@@ -128,7 +128,7 @@ class Base(Nested):
         return dataset
 
     def options(self) -> Options:
-        """The options set for this dataset."""
+        """Returns the options set for this dataset."""
         return copy.deepcopy(self._options)
 
     @property
@@ -144,11 +144,11 @@ class Base(Nested):
         return tensor_spec(self._spec(True))
 
     def cardinality(self, name: str | None = None) -> np.int64:
-        """How many elements there are; -1 for no end, -2 for not known."""
+        """Returns the number of elements; -1 for no end, -2 for not known."""
         return np.int64(self._cardinality)
 
     def as_numpy_iterator(self) -> NumpyIterator:
-        """An iterator over the elements as numpy arrays; scalars as numpy scalars."""
+        """Returns an iterator over the elements as numpy arrays; scalars as numpy scalars."""
         iterators.tell()
         return NumpyIterator(self)
 

@@ -1,4 +1,4 @@
-"""Part of `Dataset`: saving and loading."""
+"""Part of `Dataset`: `save`, `load` and `snapshot`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Saving(Base):
         reader_func: Callable[[Self], Self] | None = None,
         wait: bool = False,
     ) -> Self:
-        """The dataset that was saved at `path`.
+        """Returns the dataset that was saved at `path`.
 
         Args:
             path: the folder that `save` wrote.
@@ -95,7 +95,7 @@ class Saving(Base):
         shard_func: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> Self:
-        """These elements; the first complete pass saves them at `path`, and later ones read them there.
+        """Returns a dataset of these elements, which the first complete pass saves at `path` and later ones read there.
 
         So do other programs that find it. Where the data or what is done to them have changed, delete it.
 

@@ -1,4 +1,4 @@
-"""What is known of a dataset's elements before they are there."""
+"""Specs of elements: dtypes and shapes that are known before there are elements."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DatasetSpec:
 
 
 def tensor_spec(spec: Any) -> Any:
-    """The specs of what users see of elements of `spec`."""
+    """Returns the specs of the tensors that users see of elements of `spec`."""
 
     def shown(s: Any) -> Any:
         if isinstance(s, DatasetSpec):
@@ -71,12 +71,12 @@ def tensor_spec(spec: Any) -> Any:
 
 
 def host_spec(element: Any) -> Any:
-    """The spec of one element."""
+    """Returns the spec of one element."""
     return jax.tree.map(lambda leaf: leaf.spec() if isinstance(leaf, Nested) else spec_of(leaf), element)
 
 
 def shown_spec(element: Any) -> Any:
-    """The spec that an element shows. Its first dimensions count as unknown: those of the next may differ."""
+    """Returns the spec that an element shows. Its first dimensions count as unknown: those of the next may differ."""
 
     def shown(leaf: Any) -> Any:
         if isinstance(leaf, Nested):
@@ -87,7 +87,7 @@ def shown_spec(element: Any) -> Any:
 
 
 def first_spec(make: Maker) -> Any:
-    """The spec that the first element shows."""
+    """Returns the spec that the first element shows."""
     for element in make(Reading(probing=True)):
         return shown_spec(element)
     raise InvalidArgumentError(
@@ -96,7 +96,7 @@ def first_spec(make: Maker) -> Any:
 
 
 def common_spec(one: Any, other: Any) -> Any:
-    """The most special spec that both fit."""
+    """Returns the most specific spec that both fit."""
 
     def common(a: Any, b: Any) -> Any:
         if isinstance(a, DatasetSpec):
@@ -109,7 +109,7 @@ def common_spec(one: Any, other: Any) -> Any:
 
 
 def same_kinds(one: Any, other: Any) -> bool:
-    """Whether two specs have one structure, and the same dtypes."""
+    """Returns whether two specs have one structure, and the same dtypes."""
     structures: list[Any] = [jax.tree.structure(one), jax.tree.structure(other)]
     if structures[0] != structures[1]:
         return False
@@ -118,12 +118,12 @@ def same_kinds(one: Any, other: Any) -> bool:
 
 
 def batch_count(cardinality: int, size: int, drop_remainder: bool) -> int:
-    """How many batches so many elements make; what says that their number is not known or has no end stays."""
+    """Returns the number of batches of this many elements; unknown and infinite cardinalities stay."""
     return cardinality if cardinality < 0 else cardinality // size if drop_remainder else -(-cardinality // size)
 
 
 def with_batch(spec: Any, size: int | None) -> Any:
-    """The spec of batches of `size` elements."""
+    """Returns the spec of batches of `size` elements."""
 
     def grow(s: TensorSpec) -> TensorSpec:
         return TensorSpec(None if s.shape.rank is None else (size, *s.shape), s.dtype)
@@ -132,5 +132,5 @@ def with_batch(spec: Any, size: int | None) -> Any:
 
 
 def without_batch(spec: Any) -> Any:
-    """The spec of the elements of batches."""
+    """Returns the spec of the elements of batches."""
     return jax.tree.map(lambda s: TensorSpec(s.shape[1:], s.dtype), spec)

@@ -44,7 +44,7 @@ _STRING = np.dtype(object)
 
 
 def described(spec: Any) -> Any:
-    """A structure of specs as what JSON can write."""
+    """Returns a structure of specs as what JSON can write."""
     if isinstance(spec, TensorSpec):
         shape = None if spec.shape.rank is None else list(spec.shape)
         return {"shape": shape, "dtype": "string" if spec.dtype == np.dtype(object) else np.dtype(spec.dtype).name}
@@ -60,7 +60,7 @@ def described(spec: Any) -> Any:
 
 
 def read_description(description: Any) -> Any:
-    """The specs that `described` described. A named tuple becomes one of a class of its own."""
+    """Returns the specs that `described` described. A named tuple becomes one of a class of its own."""
     if "dtype" in description:
         return TensorSpec(description["shape"], as_dtype(description["dtype"]))
     if "dict" in description:
@@ -205,7 +205,7 @@ def _as_data_loss(path: Any) -> Iterator[None]:
 
 
 def written_once(filename: str | os.PathLike[str], source: Base) -> Maker:
-    """The elements of `source`, from the file if it is there; the first complete pass writes it."""
+    """Returns the elements of `source`, read from the file if it exists; the first complete pass writes it."""
     path = Path(os.fspath(filename))
 
     @replayed
@@ -261,7 +261,7 @@ class Spread:
 
 
 def while_written(elements: Iterator[Any], writer: Writer | Spread) -> Iterator[Any]:
-    """The elements, each written as it passes by. What is written is finished only if all of them have passed."""
+    """Yields the elements and writes each of them; the file is finished only if all have been asked for."""
     try:
         for element in elements:
             writer.write(element)
@@ -276,7 +276,7 @@ def _name(number: int) -> str:
 
 
 def is_saved(path: Path) -> bool:
-    """Whether there is a folder that `Spread` wrote.
+    """Returns whether there is a folder that `Spread` wrote.
 
     Raises:
         DataLossError: there is one, and its record is not.
@@ -310,13 +310,13 @@ class Saved:
             raise DataLossError(f"{path} is no dataset that replicax saved, or is damaged: {e}") from e
 
     def elements(self, number: int, structure: Any) -> Iterator[Any]:
-        """The elements of one file, in the structure `structure`."""
+        """Yields the elements of one file, in the structure `structure`."""
         file = os.path.join(existing(self._path), _name(number))
         for element in read_elements(file, token=self._token, number=number):
             yield structure.unflatten(jax.tree.leaves(element))
 
     def check(self, spec: Any) -> Any:
-        """The spec of the elements in the structure of `spec`, if it fits; None for what was saved."""
+        """Returns the spec of the saved elements, in the structure of `spec` if that is given and fits."""
         if spec is None:
             return self.spec
         structure: Any
@@ -328,6 +328,6 @@ class Saved:
 
 
 def _fits(wanted: Any, there: TensorSpec) -> bool:
-    """Whether users may describe `there` so: on the host, or as the tensor that it becomes."""
+    """Returns whether `wanted` describes the array `there`, or the tensor that it becomes."""
     dtypes = (there.dtype, tensor_dtype(there.dtype))
     return isinstance(wanted, TensorSpec) and wanted.dtype in dtypes and wanted.shape.is_compatible_with(there.shape)
