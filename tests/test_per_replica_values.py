@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax._values import mesh
 
 
 def mirrored():
@@ -182,3 +183,21 @@ def test_pickled_variables_and_per_replica_values_of_64_bits_load_where_jax_has_
         value = value.values[0] if isinstance(value, rx.PerReplica) else value.value()
         (leaf,) = jax.tree.leaves(value)
         assert leaf.dtype == np.asarray(number).dtype and leaf.item() == number
+
+
+def test_components_of_a_result_that_is_still_computed_are_taken_without_a_program(monkeypatch):
+    strategy = mirrored()
+
+    def multiplied(x):
+        return jax.lax.fori_loop(0, 50, lambda _, y: y @ x / 300, x)
+
+    step = rx.function(lambda x: strategy.run(multiplied, args=(x,)))
+    ones = jnp.ones((300, 300))
+    step(ones)
+
+    def compiled(block, shape):
+        raise AssertionError("which depends on how long the result takes")
+
+    monkeypatch.setattr(mesh, "_part_of_row", compiled)
+    for part in strategy.experimental_local_results(step(ones)):
+        np.testing.assert_allclose(part, np.ones((300, 300)), rtol=1e-4)

@@ -188,8 +188,9 @@ class ReplicaMesh:
         """The part of this shape that the row in a block begins with, on its device."""
         (device,) = block.devices()
         is_key = jax.dtypes.issubdtype(block.dtype, jax.dtypes.extended)
-        if device.platform == "cpu" and not (is_key or block.weak_type) and block.is_ready():
-            # It shares the memory. A program would have to be compiled for each shape and each device.
+        if device.platform == "cpu" and not (is_key or block.weak_type):
+            # It shares the memory, which is waited for. A program would have to be compiled for each shape and device,
+            # and whether it was would depend on how long the block takes to be computed.
             return self.pool.on_device(part_of(np.asarray(block)[0], shape), device, wide=True)
         return _private.uncommitted(_part_of_row(block, shape))
 
