@@ -57,6 +57,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_levels",
         "_step_failures",
         "_primitives",
+        "_interpret",
         "_nans",
         "_packs",
         "_vectors",

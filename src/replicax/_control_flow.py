@@ -9,9 +9,9 @@ the replica id, and have not been through a collective since.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
+from replicax._interpret import Interpreter, Rule, equations, jaxprs_in, opened
 from replicax._primitives import COLLECTIVES, SAME_EVERYWHERE
 
 
@@ -27,10 +27,10 @@ def check(jaxpr: Any, varying_inputs: list[bool], varying_slots: set[int], resul
     Returns:
         Which results of the jaxpr may differ. What a collective of groups of replicas gives may (see `has_groups`).
     """
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    inner, _ = opened(jaxpr)
     if not results and not _has_collective(inner):
         return []
-    return _Flow(varying_slots, of_replicas=True).walk(inner, varying_inputs)
+    return _Flow(varying_slots, of_replicas=True).run(jaxpr, varying_inputs)
 
 
 def check_shared(level: Any, jaxpr: Any, differ: list[bool]) -> None:
@@ -47,12 +47,12 @@ def check_shared(level: Any, jaxpr: Any, differ: list[bool]) -> None:
     groups = level.mesh.groups or [level.mesh.devices]
     if not level.shared or max(map(len, groups)) < 2:
         return
-    inner = getattr(jaxpr, "jaxpr", jaxpr)
+    inner, _ = opened(jaxpr)
     first = len(inner.outvars) - len(level.shared_leaves)
     replaced = set()
     for variable, method, leaves in level.shared:
         own = _Flow(set(level.inputs.get(id(variable), ())), of_replicas=False)
-        depend = own.walk(inner, [False] * len(inner.invars))
+        depend = own.run(jaxpr, [False] * len(inner.invars))
         found = any(differ[i] and depend[i] for i in range(first, first + len(leaves)))
         first += len(leaves)
         if found or (method != "assign" and id(variable) in replaced):
@@ -67,29 +67,13 @@ def check_shared(level: Any, jaxpr: Any, differ: list[bool]) -> None:
             replaced.add(id(variable))
 
 
-def _jaxprs(value: Any) -> Iterator[Any]:
-    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-        yield getattr(value, "jaxpr", value)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _jaxprs(item)
-
-
-def _equations(jaxpr: Any) -> Iterator[Any]:
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for value in eqn.params.values():
-            for inner in _jaxprs(value):
-                yield from _equations(inner)
-
-
 def _has_collective(jaxpr: Any) -> bool:
-    return any(eqn.primitive.name in COLLECTIVES for eqn in _equations(jaxpr))
+    return any(eqn.primitive.name in COLLECTIVES for eqn in equations(jaxpr))
 
 
 def has_groups(jaxpr: Any) -> bool:
     """Whether a replica function has collectives of groups of replicas, after which values may differ or be alike."""
-    return any(eqn.params.get("axis_index_groups") for eqn in _equations(getattr(jaxpr, "jaxpr", jaxpr)))
+    return any(eqn.params.get("axis_index_groups") for eqn in equations(jaxpr))
 
 
 def _refuse(what: str) -> None:
@@ -100,7 +84,7 @@ def _refuse(what: str) -> None:
     )
 
 
-class _Flow:
+class _Flow(Interpreter[bool]):
     """Follows values through jaxprs: which of them come from the variables of some slots.
 
     With `of_replicas`, which of them differ between replicas: those that come from the slots or the replica id, as long
@@ -110,62 +94,54 @@ class _Flow:
     def __init__(self, slots: set[int], of_replicas: bool):
         self._slots, self._of_replicas = slots, of_replicas
 
-    def walk(self, jaxpr: Any, flags_of_inputs: list[bool]) -> list[bool]:
-        """Returns the flags of the jaxpr's results, given those of its inputs."""
-        found = {var for var, flag in zip(jaxpr.invars, flags_of_inputs) if flag}
+    def literal(self, literal: Any) -> bool:
+        return False
 
-        def is_found(atom: Any) -> bool:
-            return not hasattr(atom, "val") and atom in found
+    def constant(self, value: Any) -> bool:
+        return False
 
-        for eqn in jaxpr.eqns:
-            out = self._equation(eqn, [is_found(atom) for atom in eqn.invars])
-            found.update(var for var, flag in zip(eqn.outvars, out) if flag)
-        return [is_found(atom) for atom in jaxpr.outvars]
+    def rule(self, eqn: Any) -> Rule[bool]:
+        return {"cond": self._cond, "while": self._while, "scan": self._scan}.get(eqn.primitive.name, self._equation)
 
     def _equation(self, eqn: Any, flags: list[bool]) -> list[bool]:
         name, count = eqn.primitive.name, len(eqn.outvars)
-        inner = [j for value in eqn.params.values() for j in _jaxprs(value)]
+        inner = list(jaxprs_in([*eqn.params.values()]))
         if name == "replicax_input":
             return [eqn.params["slot"] in self._slots]
         if self._of_replicas and name in SAME_EVERYWHERE and not eqn.params.get("axis_index_groups"):
             return [False] * count
         if name == "optimization_barrier":
             return flags
-        if name == "cond":
-            return self._cond(eqn, flags)
-        if name == "while":
-            return self._while(eqn, flags)
-        if name == "scan" and inner:
-            return self._scan(eqn, inner[0], flags)
-        if len(inner) == 1 and len(inner[0].invars) == len(flags):  # jit, checkpoint, custom derivatives ...
-            return self.walk(inner[0], flags)
+        if len(inner) == 1 and len(opened(inner[0])[0].invars) == len(flags):  # jit, checkpoint, custom derivatives ...
+            return self.run(inner[0], flags)
         own = name == "axis_index" or name in COLLECTIVES or bool(inner and not eqn.invars)
         return [any(flags) or (own and self._of_replicas)] * count
 
     def _cond(self, eqn: Any, flags: list[bool]) -> list[bool]:
-        branches = list(_jaxprs(eqn.params["branches"]))
+        branches = list(jaxprs_in(eqn.params["branches"]))
         if self._of_replicas and flags[0] and any(_has_collective(branch) for branch in branches):
             _refuse("a branch")
-        outs = [self.walk(branch, flags[1:]) for branch in branches]
+        outs = [self.run(branch, flags[1:]) for branch in branches]
         return [flags[0] or any(column) for column in zip(*outs)]
 
     def _while(self, eqn: Any, flags: list[bool]) -> list[bool]:
-        (cond,), (body,) = list(_jaxprs(eqn.params["cond_jaxpr"])), list(_jaxprs(eqn.params["body_jaxpr"]))
+        (cond,), (body,) = list(jaxprs_in(eqn.params["cond_jaxpr"])), list(jaxprs_in(eqn.params["body_jaxpr"]))
         cond_count, body_count = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         cond_consts, body_consts = flags[:cond_count], flags[cond_count : cond_count + body_count]
         carry = flags[cond_count + body_count :]
         for _ in range(len(carry) + 1):
-            new = [a or b for a, b in zip(carry, self.walk(body, body_consts + carry))]
+            new = [a or b for a, b in zip(carry, self.run(body, body_consts + carry))]
             if new == carry:
                 break
             carry = new
-        if self.walk(cond, cond_consts + carry)[0]:
+        if self.run(cond, cond_consts + carry)[0]:
             if self._of_replicas and (_has_collective(body) or _has_collective(cond)):
                 _refuse("a loop")
             return [True] * len(carry)
         return carry
 
-    def _scan(self, eqn: Any, body: Any, flags: list[bool]) -> list[bool]:
+    def _scan(self, eqn: Any, flags: list[bool]) -> list[bool]:
+        body, _ = opened(eqn.params["jaxpr"])
         # What is scanned over has one dimension less in the body; the rest are constants and the carry, an output.
         carried = sum(out.aval.ndim == inner.aval.ndim for out, inner in zip(eqn.outvars, body.outvars))
         scanned = sum(arg.aval.ndim != inner.aval.ndim for arg, inner in zip(eqn.invars, body.invars))
@@ -173,7 +149,7 @@ class _Flow:
         carry = flags[consts : consts + carried]
         outs: list[bool] = []
         for _ in range(len(carry) + 1):
-            outs = self.walk(body, flags[:consts] + carry + flags[consts + carried :])
+            outs = self.run(eqn.params["jaxpr"], flags[:consts] + carry + flags[consts + carried :])
             new = [a or b for a, b in zip(carry, outs[:carried])]
             if new == carry:
                 break

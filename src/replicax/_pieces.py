@@ -24,7 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _collectives, _control_flow, _convolutions, _private, _stages, _vectors
+from replicax import _collectives, _convolutions, _private, _stages
+from replicax._interpret import Environment, Interpreter, Rule, computed, equations, equations_in, needed_for, stages
 from replicax._primitives import CALLS, CHECKPOINTS, COLLECTIVES
 from replicax._values import AXIS, filled, largest_of, part_of
 
@@ -34,11 +35,6 @@ class NotAlike(Exception):
 
 
 _CALLS = {**CALLS, **CHECKPOINTS}
-
-
-def _inside(eqn: Any) -> Iterable[Any]:
-    """The equations of the jaxprs in an equation."""
-    return (one for inner in _control_flow._jaxprs([*eqn.params.values()]) for one in _control_flow._equations(inner))
 
 
 _NO_OTHERS: Mapping[str, Callable[..., Any]] = {}
@@ -55,36 +51,34 @@ def unwrapped(
         others: what computes the equations of some primitives in place of them, from an equation and its operands.
         meet: whether it is about collectives at all.
     """
-    jaxpr, special = closed.jaxpr, {*(COLLECTIVES if meet else ()), *others}
-    values = _Values(jaxpr, dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args])))
-    waiting: list[Any] = []
-    for eqn in jaxpr.eqns:
+    return _Unwrapping(others, COLLECTIVES if meet else frozenset()).run(closed, args)
+
+
+class _Unwrapping(Interpreter[Any]):
+    """Computes a jaxpr, calls opened that have collectives or equations in them that others compute."""
+
+    def __init__(self, others: Mapping[str, Callable[..., Any]], meetings: frozenset[str]):
+        self._others, self._meetings = others, meetings
+
+    def rule(self, eqn: Any) -> Rule[Any] | None:
         name = eqn.primitive.name
-        found = {one.primitive.name for one in _inside(eqn)} & special
-        if not (name in others or found):
-            waiting.append(eqn)
-            continue
-        values.compute(waiting)
-        waiting = []
-        if name in others:
-            results = others[name](eqn, *values.of(eqn.invars))
-            values.known.update(zip(eqn.outvars, results if eqn.primitive.multiple_results else [results]))
-        elif name in _CALLS:
-            inner = eqn.params[_CALLS[name]]
-            inner = inner if hasattr(inner, "consts") else jex.ClosedJaxpr(inner, [])
-            values.known.update(zip(eqn.outvars, unwrapped(inner, *values.of(eqn.invars), others=others, meet=meet)))
-        elif meet and found & COLLECTIVES:
+        if name in self._others:
+            return self._by_others
+        found = {one.primitive.name for one in equations_in(eqn)}
+        if name in _CALLS and not found.isdisjoint({*self._meetings, *self._others}):
+            return self.enter
+        if not found.isdisjoint(self._meetings):
             raise NotAlike(f"the replicas meet inside of a {name!r}")
-        else:
-            waiting.append(eqn)
-    values.compute(waiting)
-    return values.of(jaxpr.outvars)
+        return None
+
+    def _by_others(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        results = self._others[eqn.primitive.name](eqn, *operands)
+        return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def convolves(closed: Any) -> bool:
     """Whether there is a convolution in a jaxpr."""
-    inside = (one for eqn in closed.jaxpr.eqns for one in (eqn, *_inside(eqn)))
-    return any(one.primitive.name == "conv_general_dilated" for one in inside)
+    return any(eqn.primitive.name == "conv_general_dilated" for eqn in equations(closed))
 
 
 def in_loop(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,22 +140,6 @@ def _outputs(programs: Sequence[_Program]) -> list[tuple[Any, ...]]:
     return list(zip(*(program.jaxpr.outvars for program in programs)))
 
 
-class _Values:
-    """The values of a jaxpr's variables, as far as they are computed."""
-
-    def __init__(self, jaxpr: Any, known: Mapping[Any, Any]):
-        self._jaxpr, self.known = jaxpr, dict(known)
-
-    def of(self, atoms: Iterable[Any]) -> list[Any]:
-        return [atom.val if isinstance(atom, jex.Literal) else self.known[atom] for atom in atoms]
-
-    def compute(self, eqns: Sequence[Any]) -> None:
-        """Computes some equations, which need nothing but what is known and each other."""
-        if not eqns:
-            return
-        self.known.update(_vectors.computed(self._jaxpr, eqns, self.known.__getitem__))
-
-
 class Gathers:
     """How replicas gather values that differ in shape from one to the other.
 
@@ -210,7 +188,8 @@ class _Program:
         self.known = dict(zip([*self.jaxpr.constvars, *self.jaxpr.invars], [*closed.consts, *args]))
         self.made: dict[int, Any] = {}  # a variable for each number
         self.number: dict[Any, int] = {}
-        self.stage: dict[Any, int] = {}  # for how many collectives, one after another, a variable waits
+        # For how many collectives, one after another, a variable waits.
+        self.stage = stages(closed, lambda eqn: eqn.primitive.name in COLLECTIVES).known
         self.maker: dict[Any, int] = {}  # the equation that computes a variable
         self.meetings: list[tuple[int, Any]] = []  # stage and equation of each collective
         if not all(type(effect) in _stages._HARMLESS for effect in self.jaxpr.effects):
@@ -218,20 +197,18 @@ class _Program:
         for i, (variable, value) in enumerate(self.known.items()):
             outer = i < len(self.jaxpr.constvars)
             key = ("outer", _constant_key(value, exact)) if outer else ("argument", i - len(self.jaxpr.constvars))
-            self._add([variable], key, 0)
+            self._add([variable], key)
         for i, eqn in enumerate(self.jaxpr.eqns):
-            stage = max((self.stage[atom] for atom in eqn.invars if not isinstance(atom, jex.Literal)), default=0)
             if eqn.primitive.name in COLLECTIVES:
-                self._add(eqn.outvars, ("meeting", len(self.meetings)), stage + 1)
-                self.meetings.append((stage, eqn))
+                self._add(eqn.outvars, ("meeting", len(self.meetings)))
+                self.meetings.append((max(map(self.stage_of, eqn.invars), default=0), eqn))
             else:
                 key = (eqn.primitive, _key(eqn.params, exact), *map(self.number_of, eqn.invars))
-                self._add(eqn.outvars, key, stage, maker=i)
+                self._add(eqn.outvars, key, maker=i)
 
-    def _add(self, variables: Sequence[Any], key: Any, stage: int, maker: int | None = None) -> None:
+    def _add(self, variables: Sequence[Any], key: Any, maker: int | None = None) -> None:
         for i, variable in enumerate(variables):
             number = self.number[variable] = self._numbers.setdefault((key, i), len(self._numbers))
-            self.stage[variable] = stage
             self.made.setdefault(number, variable)
             if maker is not None:
                 self.maker[variable] = maker
@@ -274,25 +251,16 @@ class _Piece:
 
     def __init__(self, program: _Program, stage: int, wanted: Sequence[Any]):
         self.program, self.wanted = program, list(wanted)
-        self.needed: dict[Any, None] = {}  # what is known before
-        self.kept: dict[Any, None] = {}  # those of them that earlier pieces computed
-        makers: set[int] = set()
-        waiting, seen = [*wanted], set()
-        while waiting:
-            atom = waiting.pop()
-            if isinstance(atom, jex.Literal) or atom in seen:
-                continue
-            seen.add(atom)
-            if not program.is_free(atom):
-                if atom in program.known or program.number[atom] in program.common:
-                    self.needed[atom] = None
-                    continue
-                if program.stage[atom] < stage:
-                    self.needed[atom] = self.kept[atom] = None
-                    continue
-            makers.add(program.maker[atom])
-            waiting += program.jaxpr.eqns[program.maker[atom]].invars
-        self.eqns = [program.jaxpr.eqns[i] for i in sorted(makers)]
+
+        def is_elsewhere(variable: Any) -> bool:  # arguments and common code
+            return variable in program.known or program.number[variable] in program.common
+
+        def is_known(variable: Any) -> bool:
+            return not program.is_free(variable) and (is_elsewhere(variable) or program.stage[variable] < stage)
+
+        # What it computes, and of what: `kept` are those that earlier pieces compute.
+        self.eqns, self.needed = needed_for(wanted, program.jaxpr, program.maker, is_known)
+        self.kept = [variable for variable in self.needed if not is_elsewhere(variable)]
 
 
 class _Assembly:
@@ -300,7 +268,7 @@ class _Assembly:
 
     def __init__(self, programs: Sequence[_Program], which: Any):
         self._programs, self._which, self._first = programs, which, programs[0]
-        self._values = _Values(self._first.jaxpr, self._first.known)  # of the first program: what is common
+        self._values = Environment(self._first.jaxpr, self._first.known.items())  # what is common, of the first program
         self._places: dict[tuple[int, Any], Any] = {}  # of each program's own variables that live on
         # What leaves the pieces: for each the stage, and the programs' atoms.
         self._leaving = [
@@ -342,7 +310,7 @@ class _Assembly:
             for i, program in enumerate(self._programs):
                 kept = [variable for variable in living[i] if program.stage[variable] == stage]
                 piece = _Piece(program, stage, [*(self._leaving[place][1][i] for place in own), *kept])
-                living[i].update(piece.kept)
+                living[i].update(dict.fromkeys(piece.kept))
                 pieces.append(piece)
                 keeping.append(kept)
             plan.append((own, pieces, keeping))
@@ -377,15 +345,9 @@ class _Assembly:
 
     def _common(self, atoms: Iterable[Any]) -> list[Any]:
         """Values of the first program that all programs compute alike."""
-        atoms, first = list(atoms), self._first
-        makers: set[int] = set()
-        waiting = [*atoms]
-        while waiting:
-            atom = waiting.pop()
-            if not isinstance(atom, jex.Literal) and atom not in self._values.known and first.maker[atom] not in makers:
-                makers.add(first.maker[atom])
-                waiting += first.jaxpr.eqns[first.maker[atom]].invars
-        self._values.compute([first.jaxpr.eqns[i] for i in sorted(makers)])
+        atoms, first, known = list(atoms), self._first, self._values.known
+        eqns, _ = needed_for(atoms, first.jaxpr, first.maker, known.__contains__)
+        known.update(computed(first.jaxpr, eqns, known.__getitem__) if eqns else ())
         return self._values.of(atoms)
 
 

@@ -29,10 +29,12 @@ LOCAL_OF_AXES = frozenset({"axis_index", "preduced", "vary_unreduced_cast", "var
 CALLS: Mapping[str, str] = types.MappingProxyType({"jit": "jaxpr", "closed_call": "call_jaxpr", "call": "call_jaxpr"})
 # The same, but derivatives recompute what is inside, in place of keeping it.
 CHECKPOINTS: Mapping[str, str] = types.MappingProxyType({"remat2": "jaxpr"})
-# The same, but derivatives are the user's: where nothing differentiates any more, these are calls as well.
+# The same, but derivatives are the user's.
 CUSTOM_DERIVATIVES: Mapping[str, str] = types.MappingProxyType(
     {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 )
+# All calls, where nothing differentiates any more.
+IN_CALLS: Mapping[str, str] = types.MappingProxyType({**CALLS, **CHECKPOINTS, **CUSTOM_DERIVATIVES})
 
 # Each element of the result is computed from the elements of the operands at the same place, or from a scalar.
 _ELEMENTWISE = """

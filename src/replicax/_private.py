@@ -196,9 +196,13 @@ def part_of_jaxpr(jaxpr, eqns, inputs, outputs):
 def bound_again(eqn, params, operands):
     """The results of a jaxpr's equation for these operands, with these parameters in place of its own.
 
-    Only for equations without programs in their parameters is it documented how to bind them.
+    Only for equations without programs in their parameters is it documented how to bind them. JAX's errors and
+    profiles name the user's line of the equation, and not the one that binds it again.
     """
-    with eqn.ctx.manager:
+    from jax._src import source_info_util
+
+    names = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with source_info_util.user_context(eqn.source_info.traceback, name_stack=names), eqn.ctx.manager:
         results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(params))
     return results if eqn.primitive.multiple_results else [results]
 

@@ -1,0 +1,193 @@
+"""The one loop over the equations of a jaxpr, for all that computes jaxprs in another way than JAX does.
+
+A pass is an `Interpreter` whose rules say what is different; what has no rule is computed as JAX does. The values need
+not be arrays: with numbers or flags in their place, an interpreter finds out what depends on what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+import jax.extend.core as jex
+
+from replicax import _private
+from replicax._primitives import IN_CALLS
+
+V = TypeVar("V")
+Rule = Callable[[Any, list[V]], Sequence[V]]  # computes the outputs of an equation from its operands
+
+
+class Environment(Generic[V]):
+    """The values of a jaxpr's variables, as far as they are known. `literal` gives the value of a literal."""
+
+    def __init__(self, jaxpr: Any, known: Iterable[tuple[Any, V]], literal: Callable[[Any], V] = lambda x: x.val):
+        self.jaxpr, self.known = jaxpr, dict(known)
+        self._literal = literal
+
+    def of(self, atoms: Iterable[Any]) -> list[V]:
+        """Returns the values of variables and literals."""
+        return [self._literal(atom) if isinstance(atom, jex.Literal) else self.known[atom] for atom in atoms]
+
+    def set(self, variables: Iterable[Any], values: Iterable[V]) -> None:
+        """Adds the values of variables."""
+        self.known.update(zip(variables, values))
+
+
+class Interpreter(Generic[V]):
+    """Computes jaxprs, some equations by rules of its own."""
+
+    def run(self, jaxpr: Any, args: Sequence[V]) -> list[V]:
+        """Returns the outputs of a jaxpr, open or closed."""
+        environment = self.environment(jaxpr, args)
+        return environment.of(environment.jaxpr.outvars)
+
+    def environment(self, jaxpr: Any, args: Sequence[V]) -> Environment[V]:
+        """Returns the values of all variables of a jaxpr."""
+        inner, consts = opened(jaxpr)
+        variables, values = [*inner.constvars, *inner.invars], [*map(self.constant, consts), *args]
+        environment = Environment(inner, zip(variables, values), self.literal)
+        waiting: list[Any] = []  # equations without a rule are computed together
+        for eqn in inner.eqns:
+            rule = self.rule(eqn)
+            if rule is None:
+                waiting.append(eqn)
+                continue
+            if eqn.invars:  # inputs of programs need nothing, and may stand anywhere
+                self.compute(environment, waiting)
+                waiting = []
+            environment.set(eqn.outvars, rule(eqn, environment.of(eqn.invars)))
+        self.compute(environment, waiting)
+        return environment
+
+    def rule(self, eqn: Any) -> Rule[V] | None:
+        """For subclasses: returns what computes an equation, None where JAX does."""
+        raise NotImplementedError
+
+    def literal(self, literal: Any) -> V:
+        """Returns the value of a literal."""
+        return literal.val
+
+    def constant(self, value: Any) -> V:
+        """Returns the value of a constant of a closed jaxpr."""
+        return value
+
+    def array(self, value: V) -> Any:
+        """Returns a value as JAX takes it."""
+        return value
+
+    def compute(self, environment: Environment[V], eqns: Sequence[Any]) -> None:
+        """Computes equations as JAX does."""
+        if eqns:
+            known = environment.known
+            environment.known.update(computed(environment.jaxpr, eqns, lambda var: self.array(known[var])))
+
+    def enter(self, eqn: Any, operands: list[V]) -> list[V]:
+        """A rule: computes the jaxpr of a call in place of the call."""
+        return self.run(inside_of_call(eqn), operands)
+
+
+def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """Returns a jaxpr without its constants, and these."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def inside_of_call(eqn: Any) -> Any:
+    """Returns the jaxpr of a call of the table of primitives."""
+    return eqn.params[IN_CALLS[eqn.primitive.name]]
+
+
+def part_of(jaxpr: Any, eqns: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
+    """Returns some equations as a jaxpr of their own, the variables that it needs, and those that it computes."""
+    made = dict.fromkeys(var for eqn in eqns for var in eqn.outvars if not isinstance(var, jex.DropVar))
+    atoms = (atom for eqn in eqns for atom in eqn.invars if not isinstance(atom, jex.Literal))
+    needed = [var for var in dict.fromkeys(atoms) if var not in made]
+    return _private.part_of_jaxpr(jaxpr, eqns, needed, list(made)), needed, list(made)
+
+
+def computed(jaxpr: Any, eqns: Sequence[Any], value_of: Callable[[Any], Any]) -> Iterable[tuple[Any, Any]]:
+    """Computes some equations of a jaxpr as JAX does.
+
+    Args:
+        jaxpr: theirs.
+        eqns: need nothing but each other and what is known.
+        value_of: returns the array of a variable that is known.
+
+    Returns:
+        The variables that they assign, with their values.
+    """
+    part, needed, made = part_of(jaxpr, eqns)
+    return zip(made, jex.jaxpr_as_fun(part)(*map(value_of, needed)))
+
+
+def jaxprs_in(value: Any) -> Iterator[Any]:
+    """Yields the jaxprs in a parameter of an equation, or in a list of parameters."""
+    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from jaxprs_in(item)
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """Yields the equations of a jaxpr, and those of the jaxprs in them."""
+    for eqn in opened(jaxpr)[0].eqns:
+        yield eqn
+        yield from equations_in(eqn)
+
+
+def equations_in(eqn: Any) -> Iterator[Any]:
+    """Yields the equations of the jaxprs in an equation."""
+    for inner in jaxprs_in([*eqn.params.values()]):
+        yield from equations(inner)
+
+
+class _Stages(Interpreter[int]):
+    def __init__(self, is_meeting: Callable[[Any], bool]):
+        self._is_meeting = is_meeting
+
+    def literal(self, literal: Any) -> int:
+        return 0
+
+    def constant(self, value: Any) -> int:
+        return 0
+
+    def rule(self, eqn: Any) -> Rule[int]:
+        return self._after
+
+    def _after(self, eqn: Any, stages: list[int]) -> list[int]:
+        return [max(stages, default=0) + self._is_meeting(eqn)] * len(eqn.outvars)
+
+
+def stages(jaxpr: Any, is_meeting: Callable[[Any], bool]) -> Environment[int]:
+    """Finds for each variable of a jaxpr for how many meetings, one after another, it waits."""
+    return _Stages(is_meeting).environment(jaxpr, [0] * len(opened(jaxpr)[0].invars))
+
+
+def needed_for(
+    wanted: Iterable[Any], jaxpr: Any, makers: Mapping[Any, int], is_known: Callable[[Any], bool]
+) -> tuple[list[Any], list[Any]]:
+    """Finds the equations of a jaxpr that compute some variables from what is known.
+
+    Args:
+        wanted: the variables; literals are passed over.
+        jaxpr: theirs.
+        makers: for each variable that is not known, the place of the equation that computes it.
+        is_known: returns whether a variable is known.
+
+    Returns:
+        The equations in their order, and the known variables that are needed.
+    """
+    found: set[int] = set()
+    known: dict[Any, None] = {}
+    waiting = [*wanted]
+    while waiting:
+        atom = waiting.pop()
+        if isinstance(atom, jex.Literal):
+            continue
+        if is_known(atom):
+            known[atom] = None
+        elif makers[atom] not in found:
+            found.add(makers[atom])
+            waiting += jaxpr.eqns[makers[atom]].invars
+    return [jaxpr.eqns[i] for i in sorted(found)], list(known)
