@@ -10,51 +10,41 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _collectives, _vectors
-from replicax._primitives import CALLS, CHECKPOINTS, CUSTOM_DERIVATIVES, ELEMENTWISE, SAME_ELEMENTS
+from replicax import _collectives, _private
+from replicax._interpret import Interpreter, Rule
+from replicax._primitives import ELEMENTWISE, IN_CALLS, SAME_ELEMENTS
 from replicax._shards import Part, Same, is_cut, own_part, whole
 from replicax._values import AXIS
-
-_CALLS = {**CALLS, **CHECKPOINTS, **CUSTOM_DERIVATIVES}
 
 
 def evaluate(closed: Any, args: Sequence[Any], count: int) -> list[Any]:
     """What the program of a closed jaxpr computes of arrays and parts, for so many replicas: arrays and parts."""
-    return _Evaluation(count).run(closed.jaxpr, closed.consts, args)
+    return _Evaluation(count).run(closed, args)
 
 
 _NOTHING: Any = None  # in place of the first output's type, where there is none
 
 
-class _Evaluation:
+class _Evaluation(Interpreter[Any]):
     def __init__(self, count: int):
         self._count = count
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args)))
+    def literal(self, literal: Any) -> Any:
+        return jnp.asarray(literal.val, literal.aval.dtype)
 
-        def of(atom: Any) -> Any:
-            kind: Any = atom.aval
-            return jnp.asarray(atom.val, kind.dtype) if isinstance(atom, jex.Literal) else values[atom]
+    def rule(self, eqn: Any) -> Rule[Any]:
+        return self.enter if eqn.primitive.name in IN_CALLS else self._outputs
 
-        for eqn in jaxpr.eqns:
-            values.update(zip(eqn.outvars, self._outputs(jaxpr, eqn, [of(atom) for atom in eqn.invars])))
-        return [of(atom) for atom in jaxpr.outvars]
-
-    def _outputs(self, jaxpr: Any, eqn: Any, args: list[Any]) -> list[Any]:
+    def _outputs(self, eqn: Any, args: list[Any]) -> list[Any]:
         name, out = eqn.primitive.name, eqn.outvars[0].aval if eqn.outvars else _NOTHING
-        if name in _CALLS:
-            inner = eqn.params[_CALLS[name]]
-            return self.run(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), args)
         if name == "broadcast_in_dim" and is_cut(out, self._count) and _is_number(args[0]):
             return [Same(_array(args[0]), out.shape)]
         if not any(isinstance(arg, (Part, Same)) for arg in args):
-            return _computed(jaxpr, eqn, args)
+            return _private.bound_again(eqn, eqn.params, args)
         if name == "cond" and any(isinstance(arg, Part) for arg in args):
             return self._branches(eqn, args)
         result: Any = None
@@ -69,7 +59,7 @@ class _Evaluation:
             result = self._reduced(name, args[0], out)
         elif name == "dot_general" and out.ndim == 0:
             result = self._product(eqn, args, out)
-        return [result] if result is not None else _computed(jaxpr, eqn, [whole(arg) for arg in args])
+        return [result] if result is not None else _private.bound_again(eqn, eqn.params, [whole(arg) for arg in args])
 
     def _aligned(self, arg: Any, out: Any) -> Any:
         """The part of an operand, which is as large as the result or repeated along some dimensions."""
@@ -107,7 +97,7 @@ class _Evaluation:
         def branch(closed: Any) -> Callable[[], list[Any]]:
             def run() -> list[Any]:
                 own = [Part(arg.part, arg.shape) if isinstance(arg, Part) else arg for arg in args[1:]]
-                results = self.run(closed.jaxpr, closed.consts, own)
+                results = self.run(closed, own)
                 return [
                     own_part(x, self._count) if is_cut(k, self._count) else whole(x) for x, k in zip(results, kinds)
                 ]
@@ -129,13 +119,6 @@ def _array(value: Any) -> Any:
 
 def _size(shape: Sequence[int]) -> int:
     return int(np.prod(shape, dtype=np.int64))
-
-
-def _computed(jaxpr: Any, eqn: Any, args: list[Any]) -> list[Any]:
-    """The outputs of one equation of whole arrays."""
-    known = {atom: arg for atom, arg in zip(eqn.invars, args) if not isinstance(atom, jex.Literal)}
-    results = dict(_vectors.computed(jaxpr, [eqn], known.__getitem__))
-    return [results.get(var) for var in eqn.outvars]
 
 
 def _least(dtype: Any) -> Any:
