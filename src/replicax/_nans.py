@@ -18,6 +18,7 @@ from jax.experimental import checkify
 from jax.sharding import PartitionSpec
 
 from replicax import _levels, _private, _tracebacks
+from replicax._interpret import Environment, Interpreter, Rule, part_of
 from replicax._values import AXIS
 
 
@@ -47,7 +48,7 @@ def error(name: str, level: Any, closed: Any, supplied: Mapping[int, Any], args:
         args: the jaxpr's own inputs.
     """
     search = _Search(supplied)
-    search.run(closed, args)
+    search.environment(closed, args)
     slots = {slot: level.variables[key].name for key, slots in level.inputs.items() for slot in slots}
     before = sorted({slots.get(slot, "its input") for slot, value in supplied.items() if are_in([value])})
     before += ["an argument"] if are_in(args) else []
@@ -70,45 +71,32 @@ def _line(traceback: Any) -> str:
     return ""
 
 
-class _Search:
+class _Search(Interpreter[Any]):
     """Runs a program part by part. `found` are the first NaN of each part, with the replicas that have it."""
 
     def __init__(self, supplied: Mapping[int, Any]):
         self._supplied = supplied
         self.found: list[tuple[Any, str | None]] = []
 
-    def run(self, closed: Any, args: Sequence[Any]) -> None:
-        jaxpr = closed.jaxpr
-        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args]))
-        waiting: list[Any] = []
-        for eqn in jaxpr.eqns:
-            if _levels.is_input(eqn):
-                known[eqn.outvars[0]] = self._supplied[eqn.params["slot"]]
-            elif eqn.primitive.name == "shard_map":
-                self._compute(jaxpr, waiting, known)
-                waiting = []
-                operands = [x.val if isinstance(x, jex.Literal) else known[x] for x in eqn.invars]
-                known.update(zip(eqn.outvars, self._replicas(eqn, operands)))
-            else:
-                waiting.append(eqn)
-        self._compute(jaxpr, waiting, known)
+    def rule(self, eqn: Any) -> Rule[Any] | None:
+        if _levels.is_input(eqn):
+            return self._input
+        return self._replicas if eqn.primitive.name == "shard_map" else None
 
-    def _compute(self, jaxpr: Any, eqns: Sequence[Any], known: dict[Any, Any]) -> None:
+    def _input(self, eqn: Any, _: list[Any]) -> list[Any]:
+        return [self._supplied[eqn.params["slot"]]]
+
+    def compute(self, environment: Environment[Any], eqns: Sequence[Any]) -> None:
         """Computes equations that are the same for all replicas."""
         if not eqns:
             return
-        used = {x for eqn in jaxpr.eqns for x in eqn.invars if not isinstance(x, jex.Literal)}
-        inputs = list(
-            dict.fromkeys(x for eqn in eqns for x in eqn.invars if not isinstance(x, jex.Literal) and x in known)
-        )
-        outputs = [x for eqn in eqns for x in eqn.outvars if x in used]
-        part = _private.part_of_jaxpr(jaxpr, eqns, inputs, outputs)
-        found, results = jax.jit(_checked(part))(*(known[x] for x in inputs))
-        known.update(zip(outputs, results))
+        part, needed, made = part_of(environment.jaxpr, eqns)
+        found, results = jax.jit(_checked(part))(*environment.of(needed))
+        environment.set(made, results)
         if (error := found.get_exception()) is not None:
             self.found.append((error, None))
 
-    def _replicas(self, eqn: Any, operands: Sequence[Any]) -> list[Any]:
+    def _replicas(self, eqn: Any, operands: list[Any]) -> list[Any]:
         """Computes an equation that runs replicas, each of which tells its own first NaN."""
         body = jex.ClosedJaxpr(eqn.params["jaxpr"], [])
         form: list[Any] = []
