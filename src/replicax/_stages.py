@@ -15,12 +15,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
 from replicax import _collectives, _levels, _private
+from replicax._interpret import stages
 from replicax._values import AXIS
 from replicax._vectors import Graph, Piece, Values, joined, pieces, whole
 
@@ -170,23 +170,16 @@ def _is_rows(mapped: Any, place: int) -> bool:
 def _staged(jaxpr: Any, args: Sequence[Any], row_places: Sequence[int], wanted: Sequence[Sequence[int]]) -> list[Any]:
     """The outputs of one replica's jaxpr, the sums over the replicas of those at these places, and wanted vectors."""
     values = Values(jaxpr, zip(jaxpr.invars, args))
-    stage: dict[Any, int] = {}  # of each variable that waits for a message, for how many
-
-    def stage_of(atoms: Iterable[Any]) -> int:
-        return max((stage.get(atom, 0) for atom in atoms if not isinstance(atom, jex.Literal)), default=0)
-
+    waits = stages(jaxpr, _is_sum)  # for each variable, for how many messages, one after another
     messages: list[list[tuple[Any, Any]]] = [[]]  # for each stage, what is added up after it, and what that gives
-    for eqn in jaxpr.eqns:
-        at = stage_of(eqn.invars)
-        if _is_sum(eqn):
-            messages[at] += zip(eqn.invars, eqn.outvars)
-            if len(messages) == at + 1:
-                messages.append([])
-        stage.update((var, at + _is_sum(eqn)) for var in eqn.outvars)
+    for eqn in filter(_is_sum, jaxpr.eqns):
+        (at,) = waits.of(eqn.invars)
+        messages += [[] for _ in range(at + 2 - len(messages))]
+        messages[at] += zip(eqn.invars, eqn.outvars)
     rows = [jaxpr.outvars[place] for place in row_places]
     row_sums: list[Any] = [None] * len(rows)
     for at, message in enumerate(messages):
-        own = [i for i, atom in enumerate(rows) if stage_of([atom]) == at]
+        own = [i for i, atom in enumerate(rows) if waits.of([atom]) == [at]]
         parts = values.of([*(atom for atom, _ in message), *(rows[i] for i in own)])
         parts[len(message) :] = [whole(row)[0] for row in parts[len(message) :]]
         sums = _all_reduced(parts)

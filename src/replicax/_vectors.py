@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _private
+from replicax._interpret import computed, opened
 from replicax._primitives import CALLS, CUSTOM_DERIVATIVES, ELEMENTWISE, SAME_ELEMENTS
 
 Key = Any  # a variable of a jaxpr and the scope that it belongs to, or a `_Literal`
@@ -87,15 +87,6 @@ def joined(values: Sequence[Any]) -> Any:
         for run in runs
     ]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
-
-
-def computed(jaxpr: Any, eqns: Sequence[Any], value_of: Callable[[Any], Any]) -> Iterable[tuple[Any, Any]]:
-    """The variables that some equations of a jaxpr make, with their values; the others' are `value_of(variable)`."""
-    made = dict.fromkeys(var for eqn in eqns for var in eqn.outvars if not isinstance(var, jex.DropVar))
-    atoms = (atom for eqn in eqns for atom in eqn.invars if not isinstance(atom, jex.Literal))
-    needed = [var for var in dict.fromkeys(atoms) if var not in made]
-    part = _private.part_of_jaxpr(jaxpr, eqns, needed, list(made))
-    return zip(made, jex.jaxpr_as_fun(part)(*map(value_of, needed)))
 
 
 class _Literal:
@@ -167,10 +158,9 @@ class Graph:
             key = node.inputs[0]
 
     def _open(self, node: _Node) -> bool:
-        inner = node.eqn.params.get(_CALLS.get(node.name, ""))
-        if inner is None or inner.jaxpr.constvars or inner.jaxpr.effects:
+        jaxpr, _ = opened(node.eqn.params.get(_CALLS.get(node.name, "")))
+        if jaxpr is None or jaxpr.constvars or jaxpr.effects:
             return False
-        jaxpr = inner.jaxpr
         scope = self._enter(jaxpr)
         self._aliases.update(((scope, var), key) for var, key in zip(jaxpr.invars, node.inputs))
         for key, atom in zip(node.outputs, jaxpr.outvars):
