@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
 from import_graph import Graph, Import, circles
 
 PACKAGE = Path(__file__).parents[1] / "src" / "replicax"
@@ -130,6 +131,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "namespaces": (
         "__init__",
         "_door",
+        "_wiring",
         "cluster_resolver",
         "config",
         "data",
@@ -230,7 +232,7 @@ def place_of(module: str) -> int | None:
     if MODULES[module].parent == PACKAGE:
         if module == "__main__":
             return len(PACKAGES) + 2
-        return None if module.startswith("_") and module not in ("__init__", "_door") else len(PACKAGES)
+        return None if module.startswith("_") and module not in ("__init__", "_door", "_wiring") else len(PACKAGES)
     package = module.partition(".")[0]
     if package in PROGRAMS:
         return len(PACKAGES) + 1
@@ -324,5 +326,17 @@ def test_what_is_not_plugged_in_is_missed_by_name(run_python):
         _pulls.lifts.push(_pulls.lifts.stack.append)
         _adapters.join()
         assert _conversion.call(True, lambda x: x + 1, (1,), {}) == 2
+        """)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["train.Checkpoint", "experimental.CentralStorageStrategy"])
+def test_public_modules_need_no_name_of_the_package_first(run_python, name):
+    module, _, attribute = name.partition(".")
+    done = run_python(f"""
+        from replicax.{module} import {attribute}
+        {attribute}()
+        from replicax._context import get_strategy
+        assert get_strategy().num_replicas_in_sync == 1
         """)
     assert done.returncode == 0, done.stderr

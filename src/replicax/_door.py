@@ -1,23 +1,9 @@
-"""The names of `replicax`, and the place where its parts are put together.
-
-Both are done when a name of `replicax` is first used, and JAX is imported with it. What a lower module calls of one
-that stands above it is plugged in at the end of this file, and nowhere else.
-"""
+"""The names of `replicax`. They are imported when one of them is first used, and JAX with them."""
 
 import typing as _typing
 
-from replicax import (
-    _adapters,
-    _context,
-    _conversion,
-    _pulls,
-    _tracebacks,
-    _value_errors,
-    config,
-    data,
-    experimental,
-    tpu,
-)
+from replicax import _wiring as _wiring  # puts the parts together
+from replicax import config, data, experimental, tpu
 from replicax._accumulating import accumulate_gradients
 from replicax._cluster.spec import ClusterSpec
 from replicax._context import (
@@ -143,30 +129,3 @@ __all__ = [
     "train",
     "variable_creator_scope",
 ]
-
-
-def _converter() -> _conversion.Converter:
-    from replicax import _autograph  # and the library that rewrites Python code
-
-    return _autograph
-
-
-def _join_keras() -> None:
-    from replicax import _keras
-
-    _keras.join()
-
-
-def _join_nnx() -> None:
-    from replicax import _nnx
-
-    _nnx.join()
-
-
-_context.set_default_strategy(_DefaultDistributionStrategy())
-_conversion.set_converter(_converter)
-_tracebacks.set_advice(_conversion.advise)
-_value_errors.set_in_replica_function(_context.in_replica_function)
-_pulls.install()
-_adapters.plug_in("keras", _join_keras)
-_adapters.plug_in("flax.nnx", _join_nnx)

@@ -1,5 +1,6 @@
 """Names that `tf.distribute` keeps under `experimental`."""
 
+from replicax import _wiring as _wiring  # puts the parts together
 from replicax import partitioners as partitioners
 from replicax._central import CentralStorageStrategy as CentralStorageStrategy
 

@@ -10,6 +10,7 @@ True
 (5, 'ckpt-1')
 """
 
+from replicax import _wiring as _wiring  # puts the parts together
 from replicax._checkpoint import Checkpoint, list_variables, load_checkpoint, load_variable
 from replicax._checkpoint_files import latest_checkpoint
 from replicax._checkpoint_manager import CheckpointManager, checkpoints_iterator, get_checkpoint_state

@@ -1,0 +1,33 @@
+"""What lower modules call of those that stand above them is plugged in here, and nowhere else.
+
+Public modules that need all parts import this one.
+"""
+
+from replicax import _adapters, _context, _conversion, _default, _pulls, _tracebacks, _value_errors
+
+
+def _converter() -> _conversion.Converter:
+    from replicax import _autograph  # and the library that rewrites Python code
+
+    return _autograph
+
+
+def _join_keras() -> None:
+    from replicax import _keras
+
+    _keras.join()
+
+
+def _join_nnx() -> None:
+    from replicax import _nnx
+
+    _nnx.join()
+
+
+_context.set_default_strategy(_default._DefaultDistributionStrategy())
+_conversion.set_converter(_converter)
+_tracebacks.set_advice(_conversion.advise)
+_value_errors.set_in_replica_function(_context.in_replica_function)
+_pulls.install()
+_adapters.plug_in("keras", _join_keras)
+_adapters.plug_in("flax.nnx", _join_nnx)
