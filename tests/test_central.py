@@ -219,10 +219,10 @@ def test_beside_accelerators_a_variable_lies_in_the_hosts_memory_once():
 def test_what_does_not_split_has_a_copy_on_each_way_to_the_host():
     strategy = central()
     for value, rows in (jnp.zeros((3, 4)), (3, 2)), (jnp.zeros((2, 3)), (1, 3)), (jnp.zeros((3, 5)), (3, 5)):
-        (stored,) = made(strategy, value)._leaves
+        (stored,) = made(strategy, value)._storage.arrays
         assert {shard.data.shape for shard in stored.addressable_shards} == {rows}
         assert stored.sharding.memory_kind == "pinned_host"
-    (stored,) = made(strategy, 1.0)._leaves
+    (stored,) = made(strategy, 1.0)._storage.arrays
     assert len(stored.addressable_shards) == 2 and stored.sharding.memory_kind == "pinned_host"
 
 
@@ -291,9 +291,9 @@ def test_a_compiled_step_fetches_from_the_hosts_memory_and_puts_back_by_itself()
     assert 'memory_kind = "pinned_host"' in of_variable
     assert 'memory_kind = "pinned_host"' in outputs and outputs.count("tensor<4x3xf32>") == 1
     step(x)
-    (before,) = v._leaves
+    (before,) = v._storage.arrays
     step(x)
-    (after,) = v._leaves
+    (after,) = v._storage.arrays
     assert before.is_deleted() and after.sharding == before.sharding and after.sharding.memory_kind == "pinned_host"
 
 

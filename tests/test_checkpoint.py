@@ -121,10 +121,10 @@ def test_a_variable_that_is_laid_out_keeps_its_layout(tmp_path):
         v = rx.Variable(np.arange(16.0, dtype=np.float32).reshape(4, 4))
     v = strategy.experimental_split_to_logical_devices(v, [2, 2])
     path = Checkpoint(v=v).save(tmp_path / "ckpt")
-    before = v._read_global()[0].sharding
+    before = v._storage.read()[0].sharding
     v.assign(jnp.zeros((4, 4)))
     Checkpoint(v=v).restore(path).assert_consumed()
-    assert v.numpy().tolist() == np.arange(16.0).reshape(4, 4).tolist() and v._read_global()[0].sharding == before
+    assert v.numpy().tolist() == np.arange(16.0).reshape(4, 4).tolist() and v._storage.read()[0].sharding == before
 
 
 KINDS = {
@@ -231,7 +231,7 @@ def test_a_step_takes_over_what_was_restored_and_not_what_was_read_since(make, t
     step()
     for _ in range(2):
         Checkpoint(a=a, b=b).restore(path).expect_partial()
-        (restored,), read = a._read_global(), b.value()
+        (restored,), read = a._storage.read(), b.value()
         step()
         step()
         assert restored.is_deleted() and read[:3].tolist() == [1, 2, 3]

@@ -401,7 +401,7 @@ def test_the_first_step_takes_over_what_nobody_holds(scope):
     with KINDS[scope]():
         variables = [rx.Variable(np.ones(5000, np.float32)), rx.Variable(np.ones(5000, np.float32))]
         optimizer = rx.Optimizer(optax.adam(0.1), variables)
-    before = [x for v in [*variables, optimizer.state] for x in v._read_global() if x.size > 1]
+    before = [x for v in [*variables, optimizer.state] for x in v._storage.read() if x.size > 1]
     strategy = variables[0].distribute_strategy or rx.get_strategy()
     rx.function(lambda: strategy.run(lambda: optimizer.apply_gradients([jnp.ones(5000)] * 2)))()
     assert len(before) == 6 and all(array.is_deleted() for array in before)
@@ -539,7 +539,7 @@ def test_a_sharded_state_in_jobs_of_several_workers(make, n, way, monkeypatch):
         params = rx.Variable(START)
         optimizer = rx.Optimizer(adam(), params)
         first = rx.Optimizer(optax.GradientTransformation(of_this_worker, adam().update), params)
-    assert not optimizer.state._lent  # made where it stays
+    assert not optimizer.state._storage.lent  # made where it stays
     assert not first.state.numpy().any()  # the first worker's
 
     def replica(x, y):
@@ -557,7 +557,7 @@ def test_each_device_has_a_part_of_the_state():
     sharded, whole = trained(lambda: optax.adam(0.01), 6), trained(lambda: optax.adam(0.01), 6, sharded=False)
 
     def held(made, replica):
-        return sum(array.addressable_shards[replica].data.nbytes for array in made.optimizer.state._read_global())
+        return sum(array.addressable_shards[replica].data.nbytes for array in made.optimizer.state._storage.read())
 
     # ceil(35 / 6) + ceil(80 / 6) numbers of the weights, 5 of the bias, 1 of the scale, each twice; and the count.
     assert [held(sharded, replica) for replica in range(6)] == [4 * (2 * (6 + 14 + 5 + 1) + 1)] * 6
@@ -584,8 +584,8 @@ def test_small_arrays_of_a_sharded_state_stay_whole_in_packs(monkeypatch):
 
     (step, optimizer, got), (_, _, expected) = stepped(True), stepped(False)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, expected)
-    assert sorted(optimizer.state._slots) == [1, 2, 3, 4, 5]
-    assert [array.shape for array in optimizer.state._read_global()] == [(2, 2500), *((i,) for i in range(1, 6))]
+    assert sorted(optimizer.state._storage.slots) == [1, 2, 3, 4, 5]
+    assert [array.shape for array in optimizer.state._storage.read()] == [(2, 2500), *((i,) for i in range(1, 6))]
     collectives = Counter(one.kind for one in _hlo.collectives(step.lower().compile().as_text()))
     assert collectives == {"reduce-scatter": 1, "all-reduce": 1, "all-gather": 1}
     optimizer.state.assign(jax.tree.map(jnp.ones_like, optimizer.state.value()))

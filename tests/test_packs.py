@@ -19,7 +19,7 @@ import pytest
 from test_ways import mirrored, one_device
 
 import replicax as rx
-from replicax import _packs, _vectors
+from replicax import _packs, _storage, _vectors
 
 SHAPES = [(3, 2), (4,), (2, 2), (1,), (5,), (1, 3)]
 
@@ -28,7 +28,7 @@ SHAPES = [(3, 2), (4,), (2, 2), (1,), (5,), (1, 3)]
 def packed(request, monkeypatch) -> bool:
     """Whether variables are packed, or on a shelf, or each by itself: what follows holds either way."""
     monkeypatch.setattr(_packs, "FEWEST", 2 if request.param == "packed" else 10**9)
-    monkeypatch.setattr(_packs, "FEWEST_ON_SHELF", 10**9 if request.param == "apart" else 1)
+    monkeypatch.setattr(_packs, "FEWEST_IN_LIST", 10**9 if request.param == "apart" else 1)
     return request.param == "packed"
 
 
@@ -515,12 +515,12 @@ def test_no_program_is_compiled_for_each_choice_of_variables_that_were_read():
 
     step()
     step()
-    before = _packs._copied._cache_size()
+    before = _storage._copied._cache_size()
     for chosen in range(8):
         kept = [variable.value() for variable in variables[: chosen + 1]]
         step()
         assert len(kept) == chosen + 1
-    assert _packs._copied._cache_size() - before <= 2  # one array, and all of them
+    assert _storage._copied._cache_size() - before <= 2  # one array, and all of them
 
 
 def test_copies_of_a_variable(packed):

@@ -139,9 +139,9 @@ def test_a_split_product_takes_its_part_of_the_memory_on_each_device(n, logical)
     x = per_replica(strategy, [np.full((rows, inner), i, np.float32) for i in range(n)])
     result = program(split)(x)
     # The variable's and the activations' shards.
-    assert shards(split._read_global()[0]) == {(inner, columns // logical)}
+    assert shards(split._storage.read()[0]) == {(inner, columns // logical)}
     assert shards(result.array()) == {(1, rows, columns // logical)}
-    assert bytes_of(split._read_global()[0]) == {4 * inner * columns // logical}
+    assert bytes_of(split._storage.read()[0]) == {4 * inner * columns // logical}
     # What the compiler says of a device's memory: the inputs are x and w, the outputs w and y.
     x_bytes, w_bytes, y_bytes = 4 * rows * inner, 4 * inner * columns, 4 * rows * columns
     assert arguments(program(whole), x) == x_bytes + w_bytes
@@ -225,7 +225,7 @@ def test_a_variable_keeps_its_layout_however_it_is_assigned(n, logical):
     part = {(8, 8 // logical)}
 
     def check(expected):
-        assert shards(w.value()) == part and shards(w._read_global()[0]) == part
+        assert shards(w.value()) == part and shards(w._storage.read()[0]) == part
         np.testing.assert_array_equal(w.numpy(), expected)
 
     start = np.arange(64.0).reshape(8, 8)
@@ -250,10 +250,10 @@ def test_a_variable_may_be_split_and_made_whole_later():
     with strategy.scope():
         w = rx.Variable(jnp.ones((4, 8)))
     assert strategy.experimental_split_to_logical_devices(w, [1, 2]) is w
-    assert shards(w._read_global()[0]) == {(4, 4)}
+    assert shards(w._storage.read()[0]) == {(4, 4)}
     strategy.run(lambda: w.assign(jnp.full((4, 8), 3.0)))
     assert strategy.experimental_replicate_to_logical_devices(w) is w
-    assert shards(w._read_global()[0]) == {(4, 8)}
+    assert shards(w._storage.read()[0]) == {(4, 8)}
     np.testing.assert_array_equal(w.numpy(), np.full((4, 8), 3))
 
 
@@ -278,8 +278,8 @@ def test_a_pytree_may_be_split_in_part_and_an_optimizers_state_is_split_as_the_v
         optimizer.apply_gradients(jax.grad(lambda p: jnp.sum(p["w"] * 2 + p["b"]))(p))
 
     rx.function(lambda: strategy.run(replica))()
-    assert [shards(leaf) for leaf in parameters._read_global()] == [{(8,)}, {(8, 4)}]
-    moments = [leaf for leaf in optimizer.state._read_global() if leaf.ndim == 2]
+    assert [shards(leaf) for leaf in parameters._storage.read()] == [{(8,)}, {(8, 4)}]
+    moments = [leaf for leaf in optimizer.state._storage.read() if leaf.ndim == 2]
     assert len(moments) == 2 and all(shards(leaf) == {(8, 4)} for leaf in moments)
     np.testing.assert_allclose(parameters.numpy()["w"], np.full((8, 8), 0.9), rtol=1e-4)
 
@@ -297,7 +297,7 @@ def test_an_optimizers_state_is_divided_among_replicas_of_one_device_each():
 
     (got, state), (expected, _) = trained(True), trained(False)
     np.testing.assert_allclose(got, expected, rtol=1e-6)
-    assert shards(state._read_global()[1]) == {(1, 3000)}
+    assert shards(state._storage.read()[1]) == {(1, 3000)}
     with pytest.raises(ValueError, match="replicas of one device each.* gives each replica 2"):
         tpu(2, 2, shard_optimizer_state=True)
 

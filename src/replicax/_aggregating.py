@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from replicax import _levels, _nest, _private
 from replicax._distributed_variables import OfReplicas, first_component
 from replicax._resource_variable import ResourceVariable
+from replicax._storage import Storage, Types
 from replicax._types import VariableAggregation
 from replicax._values import AXIS, ReplicaMesh
 from replicax._variables import Variable, register
@@ -113,6 +114,56 @@ class HostHome:
         return self.put(self._fetched(leaf))
 
 
+class HomeStorage(Storage):
+    """Leaves that live once for all replicas, on one device or in the host's memory."""
+
+    mesh: ReplicaMesh
+
+    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: list[Any], home: DeviceHome | HostHome):
+        super().__init__(name, types, mesh, home.lends)
+        self._home = home
+        self.arrays = self.placed(leaves)
+
+    def stored(self) -> list[Any]:
+        if self.lost is not None:
+            self.refuse_lost()
+        return self.arrays
+
+    def read(self) -> list[Any]:
+        with _private.at_once():
+            return [self._home.spread(leaf) for leaf in self.stored()]
+
+    def read_on(self, device: jax.Device | None) -> list[Any]:
+        """Returns the leaves on this device, or, where that is None, wherever is nearest."""
+        leaves = self.stored()
+        self.lent = self.lent or self._home.lends
+        with _private.at_once():
+            return [self._home.read(leaf, device) for leaf in leaves]
+
+    def placed(self, leaves: list[Any]) -> list[Any]:
+        with _private.at_once():
+            return [self._home.put(leaf) for leaf in leaves]
+
+    def write(self, leaves: list[Any]) -> None:
+        super().write(leaves)
+        self.lent = self._home.lends
+
+    def read_component(self, replica: int) -> list[Any]:
+        return self.read_on(self.mesh.local_devices[replica])
+
+    def write_component(self, replica: int, leaves: list[Any]) -> None:
+        self.write(leaves)
+
+    def entering(self, leaf: Any) -> Any:
+        return self._home.spread(leaf)
+
+    def leaving(self, leaves: list[Any]) -> list[Any]:
+        return [self._home.gathered(leaf) for leaf in leaves]
+
+    def copied(self, leaves: list[Any]) -> list[Any]:
+        return [self._home.copied(leaf) for leaf in leaves]
+
+
 class _Assigning(threading.local):
     def __init__(self) -> None:
         self.alike = False
@@ -134,6 +185,8 @@ def alike() -> Iterator[None]:
 class AggregatingVariable(OfReplicas, ResourceVariable):
     """A variable that lives once. What replicas assign is aggregated first, and then assigned once."""
 
+    _storage: HomeStorage
+
     def __init__(
         self, *args: Any, strategy: Any, mesh: ReplicaMesh, home: DeviceHome | HostHome, device: Any, **kwargs: Any
     ):
@@ -143,52 +196,15 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
     def _device(self) -> Any:
         return self._device_name
 
-    def _store(self, leaves: list[jax.Array]) -> None:
-        self._write_global(leaves)
-
-    def _stored_global(self) -> list[Any]:
-        if _levels.any_lost:
-            _levels.refuse_lost(self)
-        return self._leaves
-
-    def _read_global(self) -> list[Any]:
-        if _levels.any_lost:
-            _levels.refuse_lost(self)
-        with _private.at_once():
-            return [self._home.spread(leaf) for leaf in self._leaves]
-
-    def _write_global(self, leaves: list[Any]) -> None:
-        with _private.at_once():
-            self._leaves, self._lent = [self._home.put(leaf) for leaf in leaves], self._home.lends
-
-    def _entering(self, leaf: Any) -> Any:
-        return self._home.spread(leaf)
-
-    def _leaving(self, leaves: list[Any]) -> list[Any]:
-        return [self._home.gathered(leaf) for leaf in leaves]
-
-    def _copied(self, leaves: list[Any]) -> list[Any]:
-        return [self._home.copied(leaf) for leaf in leaves]
-
-    def _read_on(self, device: Any) -> list[Any]:
-        if _levels.any_lost:
-            _levels.refuse_lost(self)
-        self._lent = self._lent or self._home.lends
-        with _private.at_once():
-            return [self._home.read(leaf, device) for leaf in self._leaves]
-
-    def _read_component(self, replica: int) -> list[Any]:
+    def _new_storage(self, leaves: list[jax.Array], lent: bool) -> HomeStorage:
         assert self._mesh is not None
-        return self._read_on(self._mesh.local_devices[replica])
-
-    def _write_component(self, replica: int, leaves: list[Any]) -> None:
-        self._write_global(leaves)
+        return HomeStorage(self.name, self._types, self._mesh, leaves, self._home)
 
     def _get(self) -> list[Any]:
         frame = _levels.frame()
         if isinstance(frame, _levels.Level) or (frame.local and frame.mesh is self._mesh):
             return frame.read(self)
-        return self._read_on(None)
+        return self._storage.read_on(None)
 
     _read = _get
 

@@ -93,7 +93,7 @@ def _check_workers(mesh: ReplicaMesh, required: list[Any], alike: list[bool]) ->
 
 def _unlike(variable: Any) -> list[int]:
     """The numbers of the local copies that differ from the first."""
-    leaves = [value.values for value in variable._stored_values()]
+    leaves = [value.values for value in variable._storage.values()]
     first, *others = zip(*leaves)
     return [i for i, copy in enumerate(others, 1) if not all(map(_is_same, first, copy))]
 
@@ -115,7 +115,7 @@ def _is_same(one: jax.Array, other: jax.Array) -> bool:
 def _digest(variable: Any) -> str:
     """What tells the value of the first local copy from others."""
     found = hashlib.blake2b(digest_size=16)
-    for value in variable._stored_values():
+    for value in variable._storage.values():
         array = np.asarray(_raw(value.values[0]))
         if jnp.issubdtype(array.dtype, jnp.inexact):  # one form of NaN, and one of zero
             array = np.where(array != array, np.full_like(array, np.nan), array + np.zeros_like(array))

@@ -186,11 +186,11 @@ class _Program:
     def variables_kept(self) -> Iterator[Callable[[], None]]:
         """Leaves the variables as they are; gives a function that sets them back in between."""
         frame, written = _levels.frame(), list(self._level.written.values())
-        kept = [variable._copied(frame.fetch(variable)) for variable in written]
+        kept = [variable._storage.copied(frame.fetch(variable)) for variable in written]
 
         def restore() -> None:
             for variable, leaves in zip(written, kept):
-                frame.store(variable, variable._copied(leaves))
+                frame.store(variable, variable._storage.copied(leaves))
 
         try:
             yield restore

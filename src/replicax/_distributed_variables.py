@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
-from replicax import (
-    _across,
-    _array_conversion,
-    _assigned_alike,
-    _collectives,
-    _context,
-    _errors,
-    _late,
-    _levels,
-    _nest,
-    _packs,
-)
+from replicax import _array_conversion, _assigned_alike, _collectives, _context, _errors, _late, _levels, _nest
 from replicax._as_leaves import convert_leaf
 from replicax._indexed_slices import IndexedSlices
+from replicax._mesh_storage import ComponentStorage, MirroredStorage, StackedStorage
 from replicax._recycled import put
 from replicax._resource_variable import ResourceVariable
 from replicax._scattering import SCATTER
@@ -33,7 +23,7 @@ from replicax._types import (
     VariableAggregation,
     VariableSynchronization,
 )
-from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_global, own_component
+from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, own_component
 from replicax._variables import Variable, register, replacing
 
 _NONE = VariableAggregation.NONE
@@ -86,58 +76,10 @@ class OfReplicas(Variable):
         raise NotImplementedError
 
 
-class OfArrays(OfReplicas):
-    """A variable of replicas that is kept in global arrays, the small ones of which may stand in packs."""
-
-    _arrays: list[Any] | None = None  # in place of leaves that stand in packs or on shelves, None
-    _values: list[Any] | None = None  # the same as distributed values, where they were asked for
-
-    def _read_global(self) -> list[Any]:
-        if _levels.any_lost:
-            _levels.refuse_lost(self)
-        assert self._arrays is not None
-        if self._slots:
-            return [self._slots[i].read() if array is None else array for i, array in enumerate(self._arrays)]
-        return self._arrays
-
-    def _write_global(self, leaves: list[Any]) -> None:
-        self._leave_packs()
-        self._arrays, self._values, self._lent = list(leaves), None, True
-
-    def _own_leaves(self, indices: Sequence[int]) -> list[Any]:
-        if self._arrays is None:
-            self._read_global()
-        assert self._arrays is not None
-        return [self._arrays[index] for index in indices]
-
-    def _write_own(self, indices: Sequence[int], leaves: Sequence[Any]) -> None:
-        if self._arrays is None:
-            self._read_global()
-        assert self._arrays is not None
-        self._arrays, self._values = list(self._arrays), None
-        for index, leaf in zip(indices, leaves):
-            self._arrays[index] = _packs.stored(self._slots, index, leaf)
-
-    def _give_up(self, index: int) -> None:
-        assert self._arrays is not None
-        self._arrays, self._values = [None if i == index else x for i, x in enumerate(self._arrays)], None
-
-    def _is_shelvable(self, spread: bool) -> bool:
-        return True
-
-    def _pack_home(self, index: int) -> Any:
-        (array,) = self._own_leaves([index])
-        assert self._mesh is not None
-        if self._mesh.crowded:  # taking vectors apart is one more thing to do beside a collective
-            return None
-        if self._has_rows(index) or not array.sharding.is_equivalent_to(self._mesh.mirrored, array.ndim):
-            return None
-        return _packs.Home(self._mesh.mirrored, self._mesh)
-
-
-class _Distributed(OfArrays, DistributedValues):
+class _Distributed(OfReplicas, DistributedValues):
     """What mirrored and on-read variables share: components, and the ways between them and frames."""
 
+    _storage: ComponentStorage
     _value_type: type[PerReplica] | type[Mirrored]
 
     def __init__(self, *args: Any, strategy: Any, mesh: ReplicaMesh, **kwargs: Any):
@@ -167,75 +109,6 @@ class _Distributed(OfArrays, DistributedValues):
         clone._components = None
         return clone
 
-    # `_arrays` and `_values` are each made from the other when they are asked for.
-
-    _layouts: list[PartitionSpec | None] | None = None  # how each leaf is split over logical devices, if any is
-
-    def _store(self, leaves: list[jax.Array]) -> None:
-        mesh = self._mesh
-        assert mesh is not None
-        if not mesh.all_local:  # all workers start from the first one's
-            what = f"the initial value of {self._name}"
-            leaves = [leaf if is_global(leaf) else _across.from_first(mesh, leaf, what) for leaf in leaves]
-        self._arrays = [self._global_leaf(leaf, i, traced=False) for i, leaf in enumerate(leaves)]
-
-    def _stored_values(self) -> list[Any]:
-        if self._values is not None:
-            return self._values
-        assert self._mesh is not None
-        values = [self._value_type.of_array(array, self._mesh) for array in self._read_global()]
-        # Mirrored copies share the array's buffers; rows and parts put together are copies, not to be kept beside it,
-        # and those of a pack are good until the next call.
-        if not self._stacked and self._layouts is None and not self._slots:
-            self._values = values
-        return values
-
-    def _global_shardings(self) -> list[Any]:
-        mesh = self._mesh
-        assert mesh is not None
-        whole = mesh.mirrored if self._value_type is Mirrored else mesh.stacked
-        layouts = self._layouts or [None] * len(self._types)
-        return [whole if layout is None else NamedSharding(mesh.mesh, layout) for layout in layouts]
-
-    def _leaving(self, leaves: list[Any]) -> list[Any]:
-        return [lax.with_sharding_constraint(leaf, where) for leaf, where in zip(leaves, self._global_shardings())]
-
-    def _laid_out(self, leaves: list[Any]) -> list[Any]:
-        return leaves if self._layouts is None else jax.device_put(leaves, self._global_shardings())
-
-    def _read_global(self) -> list[Any]:
-        if self._arrays is None:
-            assert self._values is not None
-            self._arrays = self._laid_out([value.array() for value in self._values])
-            self._values = None
-        return super()._read_global()
-
-    def _write_global(self, leaves: list[Any]) -> None:
-        super()._write_global(self._laid_out(leaves))
-
-    def _read_component(self, replica: int) -> list[Any]:
-        if _levels.any_lost:
-            _levels.refuse_lost(self)
-        self._lent = True
-        if self._values is None and not self._stacked and self._layouts is None:  # one copy, of however many
-            assert self._mesh is not None and self._arrays is not None
-            slots = self._slots or {}
-            return [
-                self._mesh.copy(array, replica) if array is not None else slots[i].read_copy(replica)
-                for i, array in enumerate(self._arrays)
-            ]
-        return [value.values[replica] for value in self._stored_values()]
-
-    def _write_component(self, replica: int, leaves: list[Any]) -> None:
-        assert self._mesh is not None
-        changed, values = [], self._stored_values()
-        self._leave_packs()
-        for stored, leaf in zip(values, leaves):
-            parts = list(stored.values)
-            parts[replica] = leaf
-            changed.append(self._value_type(parts, self._mesh))
-        self._arrays, self._values, self._lent = None, changed, True
-
     def _per_replica(self) -> Any:
         """The components as a value."""
         frame = _levels.frame()
@@ -244,8 +117,8 @@ class _Distributed(OfArrays, DistributedValues):
         if isinstance(frame, _levels.Level):
             return self._value_type.of_array(frame.read(self)[0], self._mesh)
         with _levels.lock:
-            self._lent = True
-            return self._stored_values()[0]
+            self._storage.lent = True
+            return self._storage.values()[0]
 
     def _placed_leaf(self, leaf: Any, index: int) -> Any:
         """A converted value for one leaf in the form that the current frame has for this variable."""
@@ -254,10 +127,7 @@ class _Distributed(OfArrays, DistributedValues):
             if isinstance(frame, _levels.ReplicaFrame) and isinstance(leaf, DistributedValues):
                 return leaf.values[frame.replica]
             return own_component(leaf)
-        return self._global_leaf(leaf, index, isinstance(frame, _levels.Level))
-
-    def _global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
-        raise NotImplementedError
+        return self._storage.global_leaf(leaf, index, isinstance(frame, _levels.Level))
 
     def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
         placed = [self._placed_leaf(leaf, i) for i, leaf in enumerate(leaves)]
@@ -274,15 +144,15 @@ class _Distributed(OfArrays, DistributedValues):
         if isinstance(frame, _levels.Level):
             return self._of_leaves([self._value_type.of_array(leaf, mesh) for leaf in new])
         with _levels.lock:
-            self._lent = True
-            return self._of_leaves(self._stored_values())
+            self._storage.lent = True
+            return self._of_leaves(self._storage.values())
 
     def __repr__(self) -> str:
         show = []
         for index, component in enumerate(self.values):
             frame = _levels.frame()
             with _levels.lock:
-                leaves = component._get() if isinstance(frame, _levels.Level) else self._read_component(index)
+                leaves = component._get() if isinstance(frame, _levels.Level) else self._storage.read_component(index)
             show.append(f"  {index}: {self._text_of(component.name, leaves)}")
         return f"{type(self).__name__}:{{\n" + ",\n".join(show) + "\n}"
 
@@ -292,6 +162,7 @@ class _Distributed(OfArrays, DistributedValues):
 class MirroredVariable(_Distributed):
     """A variable with a copy on each replica's device, written on all of them."""
 
+    _storage: MirroredStorage
     _value_type = Mirrored
 
     def __init__(self, *args: Any, strategy: Any, mesh: ReplicaMesh, **kwargs: Any):
@@ -303,54 +174,25 @@ class MirroredVariable(_Distributed):
     def _read(self) -> list[Any]:
         frame = _levels.frame()
         if frame.local or isinstance(frame, _levels.Level):
-            return frame.read(self) if frame.mesh is self._mesh or not frame.local else self._read_component(0)
-        if self._layouts is not None:  # it need not fit on one device
-            self._lent = True
-            return self._read_global()
-        return self._read_component(0)
+            return frame.read(self) if frame.mesh is self._mesh or not frame.local else self._storage.read_component(0)
+        if self._storage.is_split:  # it need not fit on one device
+            self._storage.lent = True
+            return self._storage.read()
+        return self._storage.read_component(0)
 
-    def _store(self, leaves: list[jax.Array]) -> None:
+    def _new_storage(self, leaves: list[jax.Array], lent: bool) -> MirroredStorage:
         assert self._mesh is not None
-        self._lay_out([self._mesh.layout_of(leaf) for leaf in leaves])
-        super()._store(leaves)
+        return MirroredStorage(self.name, self._types, self._mesh, leaves, lent)
 
     def _lay_out(self, layouts: list[PartitionSpec | None]) -> None:
         """Spreads the leaves over each replica's logical devices in this way, now and from now on."""
-        there = self._arrays is not None or self._values is not None
-        arrays = self._read_global() if there else []
-        self._layouts = layouts if any(layout is not None for layout in layouts) else None
-        if there:
-            _levels.layouts_change()
-            for slot in (self._slots or {}).values():
-                slot.close()
-            self._slots = None
-            _packs.note_change()
-            self._arrays, self._values = jax.device_put(arrays, self._global_shardings()), None
-            self._lent = True
-
-    def _pack_home(self, index: int) -> Any:
-        return super()._pack_home(index) if self._layouts is None else None
+        self._storage.lay_out(layouts)
 
     def _take_from_host(self, arrays: list[Any]) -> None:
         assert self._mesh is not None
-        if self._layouts is not None or not self._mesh.all_local:
+        if self._storage.is_split or not self._mesh.all_local:
             return super()._take_from_host(arrays)
-        self._write_global(put(arrays, self._mesh.mirrored))
-
-    def _global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
-        mesh = self._mesh
-        assert mesh is not None
-        if not traced:
-            _levels.refuse_tracers([leaf])
-        if isinstance(leaf, Mirrored) and leaf.mesh is mesh:
-            return leaf.array()
-        if not traced and isinstance(leaf, jax.Array) and self._layouts is None and leaf.sharding == mesh.mirrored:
-            return leaf
-        if isinstance(leaf, DistributedValues):
-            return spread(_array_of(leaf), mesh) if traced else mesh.mirror(leaf.values)
-        if not traced and (is_global(leaf) or (self._layouts is not None and self._layouts[index] is not None)):
-            return mesh.spread(leaf, self._global_shardings()[index])
-        return leaf if traced else mesh.mirror([leaf] * len(mesh.local_ids))
+        self._storage.write(put(arrays, self._mesh.mirrored))
 
     def _update(self, combine, value, read_value, method):
         self._check_strategy()
@@ -446,13 +288,10 @@ class SyncOnReadVariable(_Distributed):
     """A variable in which each replica has a value of its own, aggregated when it is read from outside."""
 
     _value_type = PerReplica
-    _stacked = True
 
-    def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]:
-        if local:
-            return self._types
+    def _new_storage(self, leaves: list[jax.Array], lent: bool) -> StackedStorage:
         assert self._mesh is not None
-        return [jax.ShapeDtypeStruct((self._mesh.size, *kind.shape), kind.dtype) for kind in self._types]
+        return StackedStorage(self.name, self._types, self._mesh, leaves, lent)
 
     def _read(self) -> list[Any]:
         frame = _levels.frame()
@@ -477,16 +316,9 @@ class SyncOnReadVariable(_Distributed):
                 return [leaf[0] for leaf in leaves]
             return [(jnp.sum if op is ReduceOp.SUM else jnp.mean)(x, axis=0, dtype=x.dtype) for x in leaves]
         if op is None:
-            self._lent = True
-            return [self._strategy.extended._aggregate(self._aggregation, value) for value in self._stored_values()]
-        return [self._strategy.extended._reduce_leaf(op, value, None) for value in self._stored_values()]
-
-    def _global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
-        mesh = self._mesh
-        assert mesh is not None
-        if traced:
-            return jnp.broadcast_to(leaf, (mesh.size, *leaf.shape))
-        return mesh.stack([leaf] * len(mesh.local_ids))
+            self._storage.lent = True
+            return [self._strategy.extended._aggregate(self._aggregation, value) for value in self._storage.values()]
+        return [self._strategy.extended._reduce_leaf(op, value, None) for value in self._storage.values()]
 
     def _update(self, combine, value, read_value, method):
         self._check_strategy()
@@ -524,10 +356,6 @@ class SyncOnReadVariable(_Distributed):
         raise NotImplementedError(f"Variables with `synchronization=ON_READ` doesn't support `{method}`")
 
 
-def _array_of(value: Any) -> Any:
-    return value.array()
-
-
 def first_component(leaf: Any) -> Any:
     """Replica 0's component of a distributed value, anywhere; another value as it is."""
     if not isinstance(leaf, (PerReplica, Mirrored)):
@@ -545,14 +373,6 @@ def first_replica(leaf: Any) -> Any:
         return jax.random.wrap_key_data(first_replica(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
     only = jnp.where(lax.axis_index(AXIS) == 0, leaf, jnp.zeros_like(leaf))
     return _collectives.local_sum(only).astype(leaf.dtype)  # the sum of booleans is an integer
-
-
-def spread(stacked: Any, mesh: ReplicaMesh) -> Any:
-    """A replicated array whose copies are the rows of a stacked one, inside of compiled code."""
-    take = jax.shard_map(
-        lambda row: row[0], mesh=mesh.mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False
-    )
-    return take(stacked)
 
 
 for _cls in (MirroredVariable, SyncOnReadVariable):

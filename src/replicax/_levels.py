@@ -29,46 +29,49 @@ _slots = itertools.count()
 _input = _private.InputPrimitive("replicax_input")
 
 
+class Stored(Protocol):
+    """What frames need of where a variable's arrays are (see `_storage`)."""
+
+    lent: bool
+    lost: tuple[str, BaseException] | None
+    device: jax.Device | None
+
+    def read(self) -> list[Any]: ...
+    def write(self, leaves: list[Any]) -> None: ...
+    def read_component(self, replica: int) -> list[Any]: ...
+    def write_component(self, replica: int, leaves: list[Any]) -> None: ...
+    def stored(self) -> list[Any]: ...
+    def leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]: ...
+    def has_rows(self, index: int) -> bool: ...
+    def copied(self, leaves: list[Any]) -> list[Any]: ...
+    def entering(self, leaf: Any) -> Any: ...
+    def leaving(self, leaves: list[Any]) -> list[Any]: ...
+    def watch(self, watcher: Any) -> None: ...
+    def refuse_lost(self) -> None: ...
+
+
 class State(Protocol):
     """What frames need of a variable. Leaves are lists, since a variable may hold a whole pytree."""
 
     _mesh: Any
     _types: list[jax.ShapeDtypeStruct]
-    _slots: dict[int, Any] | None
-    _lent: bool
-    _place: Any
-    _lost: Any
 
     @property
     def name(self) -> str: ...
-    def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]: ...
-    def _has_rows(self, index: int) -> bool: ...
-    def _read_global(self) -> list[Any]: ...
-    def _write_global(self, leaves: list[Any]) -> None: ...
-    def _read_component(self, replica: int) -> list[Any]: ...
-    def _write_component(self, replica: int, leaves: list[Any]) -> None: ...
-    def _stored_global(self) -> list[Any]: ...
-    def _entering(self, leaf: Any) -> Any: ...
-    def _leaving(self, leaves: list[Any]) -> list[Any]: ...
+    @property
+    def _storage(self) -> Stored: ...
 
 
 any_lost = False  # whether a failed step has ever taken the values of variables with it
 programs: weakref.WeakSet[Any] = weakref.WeakSet()  # the compiled programs that there are
 
 
-def lose(variables: Iterable[Any], step: str, error: BaseException) -> None:
-    """The values of these variables are gone, since this step failed with that error."""
+def lose(storages: Iterable[Stored], step: str, error: BaseException) -> None:
+    """The values in these storages are gone, since this step failed with that error."""
     global any_lost
     any_lost = True
-    for variable in variables:
-        variable._lost = step, error
-
-
-def refuse_lost(variable: Any) -> None:
-    """`StepError` for a variable whose value is gone."""
-    if variable._lost is not None:
-        step, error = variable._lost
-        raise _lost_error(variable, step) from error
+    for storage in storages:
+        storage.lost = step, error
 
 
 class explaining:
@@ -87,12 +90,13 @@ class explaining:
         if isinstance(error, jax.errors.JaxRuntimeError):
             key = id(container_of(self._variable))
             steps = sorted({program.name for program in programs if key in program.level.written})
-            raise _lost_error(self._variable, " or ".join(steps) or "a computation") from error
+            raise lost_error(self._variable.name, " or ".join(steps) or "a computation") from error
 
 
-def _lost_error(variable: Any, step: str) -> StepError:
+def lost_error(name: str, step: str) -> StepError:
+    """Returns the error for a variable whose value is gone."""
     return StepError(
-        f"{variable.name} has no value: {step}, which assigns it, failed while it ran (see the error above). Restore a "
+        f"{name} has no value: {step}, which assigns it, failed while it ran (see the error above). Restore a "
         "checkpoint, or assign all of the value, before it is read."
     )
 
@@ -117,14 +121,14 @@ class Noted:
     def add(self, variable: Any) -> None:
         """Called before a variable is written."""
         if id(variable) not in self.before:
-            self.before[id(variable)] = variable, list(variable._read_global())
-            variable._lent = True  # a compiled program must not take over what may come back
+            self.before[id(variable)] = variable, list(variable._storage.read())
+            variable._storage.lent = True  # a compiled program must not take over what may come back
 
     def take_back(self) -> None:
         """Gives the variables the values again that they had; new ones have their initial values."""
         with lock:
             for variable, leaves in self.before.values():
-                variable._write_global(leaves)
+                variable._storage.write(leaves)
 
 
 _noted: contextvars.ContextVar[tuple[Noted, ...]] = contextvars.ContextVar("noted", default=())
@@ -155,23 +159,22 @@ class Frame:
 
     def read(self, variable: State) -> list[Any]:
         """The variable's leaves, in the frame's form."""
-        return variable._read_global()
+        return variable._storage.read()
 
     def write(self, variable: State, leaves: list[Any]) -> None:
         """Replaces them."""
         refuse_tracers(leaves)
         with lock:
             note(variable)
-            variable._write_global(leaves)
-            variable._lost = None
+            variable._storage.write(leaves)
 
     def fetch(self, variable: State) -> list[Any]:
         """The leaves as a compiled program takes them, which moves them itself where they are stored elsewhere."""
-        return variable._stored_global()
+        return variable._storage.stored()
 
     def store(self, variable: State, leaves: list[Any]) -> None:
         """Replaces them by leaves that a compiled program returned."""
-        variable._write_global(leaves)
+        variable._storage.write(leaves)
 
 
 class ReplicaFrame(Frame):
@@ -185,8 +188,8 @@ class ReplicaFrame(Frame):
     def read(self, variable: State) -> list[Any]:
         with lock:
             if variable._mesh is not self.mesh:
-                return variable._read_global()
-            return variable._read_component(self.replica)
+                return variable._storage.read()
+            return variable._storage.read_component(self.replica)
 
     fetch = read
 
@@ -195,8 +198,8 @@ class ReplicaFrame(Frame):
         with lock:
             note(variable)
             if variable._mesh is not self.mesh:
-                return variable._write_global(leaves)
-            variable._write_component(self.replica, leaves)
+                return variable._storage.write(leaves)
+            variable._storage.write_component(self.replica, leaves)
 
     store = write
 
@@ -229,7 +232,7 @@ class Level(Frame):
     def read(self, variable: State) -> list[Any]:
         key = id(variable)
         if key not in self.values:
-            pairs = [self.new_input(aval) for aval in variable._leaf_types(self.is_local(variable))]
+            pairs = [self.new_input(aval) for aval in variable._storage.leaf_types(self.is_local(variable))]
             self.variables[key] = variable
             self.inputs[key] = [slot for slot, _ in pairs]
             self.values[key] = [tracer for _, tracer in pairs]
@@ -294,15 +297,6 @@ def warn_of_constant(name: str) -> None:
             f"{name} is read inside of jax.jit or the like, which keeps the value that it has now as a constant. Use "
             "replicax.function in place of jax.jit, or pass the value as an argument.",
         )
-
-
-layout_changes = 0  # how often variables have been laid out anew, for which programs are compiled again
-
-
-def layouts_change() -> None:
-    """A variable is laid out anew."""
-    global layout_changes
-    layout_changes += 1
 
 
 def is_tracing() -> bool:

@@ -49,8 +49,8 @@ class OneDeviceExtended(SingleReplicaExtended):
     def _new_variable(self, **kwargs: Any) -> Any:
         with jax.default_device(self._mesh.devices[0]):
             variable = super()._new_variable(**kwargs)
-            variable._leaves = [self._mesh.copies(self._mesh.mirror([leaf]))[0] for leaf in variable._leaves]
-            variable._place = self._mesh.devices[0]
+            there = [self._mesh.copies(self._mesh.mirror([leaf]))[0] for leaf in variable._storage.arrays]
+            variable._storage.stay_on(self._mesh.devices[0], there)
         return variable
 
     def _device_text(self):

@@ -95,7 +95,7 @@ class Optimizer:
         if made is None:
             return Variable(lambda: state, **kwargs)
         variable = Variable(lambda: jax.tree.unflatten(made.tree, made.arrays), **kwargs)
-        variable._lent = False  # nobody else has these arrays
+        variable._storage.lent = False  # nobody else has these arrays
         return variable
 
     @property
@@ -195,7 +195,7 @@ class Optimizer:
         mesh = strategy.extended._mesh
         gradients, tree = jax.tree.flatten(gradients, is_leaf=lambda x: isinstance(x, PerReplica))
         copies = [x.values if isinstance(x, PerReplica) else [x] * len(mesh.local_ids) for x in gradients]
-        rows = [self.state._has_rows(i) for i in range(len(self.state._types))]
+        rows = [self.state._storage.has_rows(i) for i in range(len(self.state._types))]
 
         def program(gradients: Any, state: Any, parameters: Any) -> Any:
             own = [block[0] if cut else block for block, cut in zip(state, rows)]
@@ -208,7 +208,7 @@ class Optimizer:
         for variable in (self.state, *self._flat):
             variable._be_settled()  # by a thread that may want the lock
         with _dispatch.calling(mesh, "optimizer") as call, _levels.lock:
-            values = _nest.map_values(lambda v: v._of_leaves(v._read_global()), self._variables)
+            values = _nest.map_values(lambda v: v._of_leaves(v._storage.read()), self._variables)
             parameters, parameter_tree = jax.tree.flatten(values)
             state = self.state.parts()
             new, state = self._programs[tree]([mesh.mirror(x) for x in copies], state, parameters)
@@ -235,7 +235,7 @@ class Optimizer:
             raise ValueError(
                 f"The optimizer's state had the structure {self.state._treedef}; an update gives {structures[-1]}."
             )
-        cut = [self.state._has_rows(i) for i in range(len(kinds))]
+        cut = [self.state._storage.has_rows(i) for i in range(len(kinds))]
         parts = [_shards.Part(x, kind.shape) if is_part else x for x, kind, is_part in zip(state, kinds, cut)]
         known = [_shards.known_part(x, count) for x in parameters]
         results = _sharded_evaluation.evaluate(closed, [*gradients, *parts, *known], count)

@@ -34,7 +34,9 @@ from replicax import (
     _vectors,
 )
 from replicax._arguments import Call, Results
+from replicax._program_inputs import ProgramInputs
 from replicax._pulls import Pull, element_arrays
+from replicax._storage import Storage
 from replicax._values import PerReplica
 
 _nowhere = contextlib.nullcontext()
@@ -44,66 +46,6 @@ def meshes_of(level: _levels.Level, call: Call, pulls: Sequence[Pull]) -> list[A
     """The meshes of replicas that a program has to do with."""
     variables = [variable._mesh for variable in level.variables.values() if variable._mesh is not None]
     return [m for m in [*level.meshes, *variables, *call.meshes(), *_pulls.meshes_of(pulls)] if m is not None]
-
-
-def _in_packs(variable: Any) -> dict[int, _packs.Slot]:
-    """The places of those of its leaves that stand in packs."""
-    return {i: slot for i, slot in (variable._slots or {}).items() if isinstance(slot.store, _packs.Pack)}
-
-
-class Inputs:
-    """How the variables of a program go in and out: in packs, or their leaves by themselves.
-
-    Those by themselves are listed as variables, each with the leaves that stand in no pack, or None for all of them.
-    """
-
-    def __init__(self, level: _levels.Level, spread: bool):
-        in_packs = {key: {} if level.local else _in_packs(variable) for key, variable in level.variables.items()}
-        by_themselves = {
-            key: [i for i in range(len(variable._types)) if i not in in_packs[key]]
-            for key, variable in level.variables.items()
-        }
-
-        def places(variable: Any) -> dict[int, _packs.Slot]:
-            return in_packs[id(variable)]
-
-        def own(variable: Any) -> list[int]:
-            return by_themselves[id(variable)]
-
-        def alone(variables: list[Any]) -> list[tuple[Any, list[int] | None]]:
-            return [(v, own(v) if places(v) else None) for v in variables if own(v) or not places(v)]
-
-        read = [(level.variables[key], slots) for key, slots in level.inputs.items()]
-        replaced = {id(place.store) for variable in level.written.values() for place in places(variable).values()}
-        packs = {id(place.store): place.store for v in level.variables.values() for place in places(v).values()}
-        # Those that the program replaces, and behind them those that it only reads.
-        self.packs: list[Any] = sorted(packs.values(), key=lambda pack: id(pack) not in replaced)
-        self.replaced = len(replaced)
-        number = {id(pack): i for i, pack in enumerate(self.packs)}
-        # For slots of the level, which pack they stand in, and their place there.
-        self.pieces: dict[int, tuple[int, _packs.Slot]] = {
-            slots[i]: (number[id(place.store)], place) for v, slots in read for i, place in places(v).items()
-        }
-        donors = [(v, slots) for v, slots in read if id(v) in level.written]
-        keepers = [(v, slots) for v, slots in read if id(v) not in level.written]
-        self.donors, self.keepers = alone([v for v, _ in donors]), alone([v for v, _ in keepers])
-        self.slots = [(v, slots[i]) for v, slots in [*donors, *keepers] for i in own(v)]
-        written = alone(list(level.written.values()))
-        self.loose = [(id(variable), indices) for variable, indices in written]
-        self.shelf: _packs.Shelf | None = None
-        if self.donors and not level.local and all(v._is_shelvable(spread) for v, _ in self.donors):
-            self.shelf = _packs.shelf_of([(v, i) for v, _ in self.donors for i in own(v)])
-        self.written = written if self.shelf is None else written[len(self.donors) :]
-
-    def are_as(self, others: Inputs) -> bool:
-        """Whether the same leaves stand in the same packs."""
-        same = self.packs == others.packs and self.replaced == others.replaced
-        return same and self.pieces.keys() == others.pieces.keys() and self.loose == others.loose
-
-    def vectors(self) -> tuple[list[Any], list[Any]]:
-        """The packs' vectors, those to be replaced and the others."""
-        arrays = [pack.current() for pack in self.packs]
-        return arrays[: self.replaced], arrays[self.replaced :]
 
 
 class ToldOf(NamedTuple):
@@ -131,7 +73,7 @@ class Program:
         self._keep_alive = call.statics  # the objects whose identity is part of the key
         meshes = meshes_of(level, call, pulls)
         # A program that no strategy has put elsewhere runs where the variables are that stay on a device.
-        places = {v._place for v in level.variables.values() if v._place is not None}
+        places = {v._storage.device for v in level.variables.values()} - {None}
         if level.device is None and len(places) == 1:
             (level.device,) = places
         self._spread = any(mesh.mesh.size > 1 for mesh in meshes) or not places <= {level.device}
@@ -154,8 +96,8 @@ class Program:
         inputs = [*call.dynamic, *(leaf for pull in pulls for leaf in element_arrays(pull.element))]
         # What it is called, with the shapes of its input, where others call it too.
         self.label = f"{self.name}({_dispatch.shapes((x.dtype, x.shape) for x in inputs)})"
-        self._compiled_at = -1  # `_levels.layout_changes` when it was last compiled
-        self._arranged_at = -1  # `_packs.changes` when `_inputs` was made
+        self._is_compiled = False
+        self._moved = False  # whether leaves of its variables have come to stand elsewhere
         self._inputs: Any = None
         self._compiled: Any = None
         self._several: dict[int, _several.Repeated] = {}  # programs of several steps, by how many
@@ -193,19 +135,31 @@ class Program:
         leaves: dict[int, tuple[Any, int]] = {}
         for variable, start, _ in self._writes:
             for index, slot in enumerate(self.level.inputs.get(id(variable), ())):
-                slots[start + index], leaves[start + index] = slot, (variable, index)
+                slots[start + index], leaves[start + index] = slot, (variable._storage, index)
         if len(slots) >= _packs.FEWEST:
             alike = _stages.updated_alike(self.jaxpr, slots)
             _packs.arrange([[leaves[place] for place in group] for group in alike])
 
     def _arrange(self) -> None:
-        """Makes the program for the packs that there are now, if they are others than before."""
+        """Makes the program for where the variables' leaves are now, if they are elsewhere than before."""
         with _levels.lock:
-            self._arranged_at, before = _packs.changes, self._inputs
-            self._inputs = Inputs(self.level, self._spread)
+            self._moved, before = False, self._inputs
+            for variable in self.level.variables.values():
+                variable._storage.watch(self)
+            self._inputs = ProgramInputs(self.level, self._spread)
         if before is None or not self._inputs.are_as(before):
-            self._compiled_at, self._several = -1, {}
+            self._is_compiled, self._several = False, {}
             self._compiled = jax.jit(self._named(self._compute), donate_argnums=self._donated())
+
+    def leaves_moved(self) -> None:
+        """Leaves of its variables have come to stand elsewhere: the next call looks where they are."""
+        self._moved = True
+
+    def layouts_changed(self) -> None:
+        """Arrays of its variables are split in another way: JAX compiles the program again."""
+        self._is_compiled = False
+        for repeated in self._several.values():
+            repeated._is_compiled = False
 
     def _donated(self) -> tuple[int, ...]:
         """Which arguments the compiled program takes over."""
@@ -225,41 +179,41 @@ class Program:
     ) -> tuple[list[Any], list[Any]]:
         """The vectors and leaves that replace those that went in, and the results."""
         inputs, vectors = self._inputs, [*replaced, *read]
-        supplied = self._supplied(inputs.slots, [*donated, *kept], pulled)
+        supplied = self._supplied(inputs.by_themselves, [*donated, *kept], pulled)
         for slot, (number, place) in inputs.pieces.items():
             supplied[slot] = _vectors.Piece(vectors[number], place.start, place.shape)
-        places: dict[_packs.Slot, int] = {}  # the outputs that replace leaves in packs
-        for variable, start, _ in self._writes if vectors else ():
-            places.update((slot, start + index) for index, slot in _in_packs(variable).items())
-        written = [[places.get(slot) for slot in pack.slots] for pack in inputs.packs[: inputs.replaced]]
+        written = [inputs.outputs_of(vector) for vector in inputs.vectors[: inputs.replaced]]
         whole = [[place for place in each if place is not None] if None not in each else [] for each in written]
         if vectors or (self._mesh is not None and self._mesh.needs_bound):
             out, made = _stages.evaluate(self.level, self.jaxpr, supplied, dynamic, [w for w in whole if w])
         else:
             out, made = self.level.replay(self.jaxpr, supplied, *dynamic), []
         new, remaining = [], iter(made)
-        for pack, vector, each, all_of_it in zip(inputs.packs, replaced, written, whole):
+        for shared, vector, each, all_of_it in zip(inputs.vectors, replaced, written, whole):
             if all_of_it:
                 vector = next(remaining)
             else:  # only some of its leaves are replaced
-                for part, place in zip(pack.slots, each):
+                for part, place in zip(shared.slots, each):
                     if place is not None:
                         vector = jax.lax.dynamic_update_slice(vector, jnp.ravel(out[place]), (part.start,))
-            new.append(pack.home.constrained(vector))
-        packed = set(places.values())
-        new += [leaf for place, leaf in enumerate(out[: self._state_count]) if place not in packed]
+            new.append(shared.home.constrained(vector))
+        in_vectors = {place for each in written for place in each}
+        new += [leaf for place, leaf in enumerate(out[: self._state_count]) if place not in in_vectors]
         return new, self._results(out)
 
     def _compute_taped(self, values: list[Any], pulled: Any, dynamic: Any) -> tuple[list[Any], list[Any]]:
         """The same for a tape, which sees every variable by itself, and nothing donated."""
-        slots = [(self.level.variables[key], slot) for key, slots in self.level.inputs.items() for slot in slots]
+        inputs = self.level.inputs.items()
+        slots = [(self.level.variables[key]._storage, slot) for key, slots in inputs for slot in slots]
         out = self.level.replay(self.jaxpr, self._supplied(slots, values, pulled), *dynamic)
         return list(out[: self._state_count]), self._results(out)
 
-    def _supplied(self, slots: Sequence[tuple[Any, int]], values: Sequence[Any], pulled: Any) -> dict[int, Any]:
+    def _supplied(
+        self, slots: Sequence[tuple[_levels.Stored, int]], values: Sequence[Any], pulled: Any
+    ) -> dict[int, Any]:
         supplied = dict(zip((slot for pull in self.pulls for slot in pull.slots), pulled))
-        for (variable, slot), value in zip(slots, values):
-            supplied[slot] = value if self.level.local else variable._entering(value)
+        for (storage, slot), value in zip(slots, values):
+            supplied[slot] = value if self.level.local else storage.entering(value)
         return supplied
 
     def _results(self, out: Sequence[Any]) -> list[Any]:
@@ -269,9 +223,9 @@ class Program:
     def _repeated(self, steps: int) -> _several.Repeated:
         """The program of several steps."""
         if steps not in self._several:
-            inputs, donors = self._inputs, {id(variable) for variable, _ in self._inputs.donors}
-            fresh = [(v, own) for v, own in inputs.written if id(v) not in donors]
-            types = [v._leaf_types(False)[i] for v, own in fresh for i in own or range(len(v._types))]
+            inputs, donors = self._inputs, {id(arrays.storage) for arrays in self._inputs.donors}
+            fresh = [arrays for arrays in inputs.written if id(arrays.storage) not in donors]
+            types = [arrays.storage.leaf_types(False)[i] for arrays in fresh for i in arrays.leaves]
             rows = [isinstance(leaf, PerReplica) for pull in self.pulls for leaf in _nest.values(pull.element)]
             kinds = self.jaxpr.out_avals[self._state_count :]
             repeated = _several.Repeated(steps, kinds, self._mesh is not None)
@@ -323,7 +277,7 @@ class Program:
                 _levels.wait_until_free(self._assigned())
             if _levels.any_lost:
                 for key in level.inputs:
-                    _levels.refuse_lost(level.variables[key])
+                    level.variables[key]._storage.refuse_lost()
             elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
             program: Any
             arguments: tuple[Any, ...]
@@ -336,7 +290,7 @@ class Program:
             if awaited is not None:
                 awaited.update(self._assigned() - _levels.awaited)
                 _levels.awaited.update(awaited)
-            compiles = chosen._compiled_at != _levels.layout_changes and not taped
+            compiles = not (chosen._is_compiled or taped)
             with _nowhere if level.device is None else jax.default_device(level.device):
                 if compiles:
                     _compile_log.begin()
@@ -349,7 +303,7 @@ class Program:
                 else:
                     new, results = self._carried_out(program, arguments, frame)
             if compiles:
-                chosen._compiled_at = _levels.layout_changes
+                chosen._is_compiled = True
                 self._tell_of_compiling(steps)
             if taped and not self._keeps:
                 self._store_taped(frame, new)
@@ -377,7 +331,7 @@ class Program:
 
     def _nan_error(self, arguments: tuple[Any, ...]) -> FloatingPointError:
         (replaced, donated, read, kept, elements, dynamic), inputs = arguments, self._inputs
-        supplied = self._supplied(inputs.slots, [*donated, *kept], elements)
+        supplied = self._supplied(inputs.by_themselves, [*donated, *kept], elements)
         for slot, (number, place) in inputs.pieces.items():
             vector = [*replaced, *read][number]
             supplied[slot] = _vectors.whole(_vectors.Piece(vector, place.start, place.shape))
@@ -416,12 +370,12 @@ class Program:
     def _store_taped(self, frame: _levels.Frame, new: list[Any]) -> None:
         for variable, start, stop in self._writes:
             frame.store(variable, new[start:stop])
-            variable._lent = True  # the tape holds on to what it saw
+            variable._storage.lent = True  # the tape holds on to what it saw
 
     def _assigned(self) -> set[int]:
-        """The ids of the variables that it assigns, and of the packs and shelves that they stand in."""
-        written = list(self.level.written.values())
-        stores = {id(slot.store) for variable in written for slot in (variable._slots or {}).values()}
+        """Returns the ids of the variables that it assigns, and of the shared stores that they stand in."""
+        written: list[Any] = list(self.level.written.values())
+        stores = {id(slot.store) for variable in written for slot in variable._storage.slots.values()}
         return stores | {id(variable) for variable in written}
 
     def _carried_out(self, program: Any, arguments: tuple[Any, ...], frame: _levels.Frame) -> tuple[Any, Any]:
@@ -446,17 +400,17 @@ class Program:
             raise
         return returned[0]
 
-    def _gone(self) -> list[Any]:
-        """The variables whose arrays a program that failed has taken over."""
-        inputs, gone = self._inputs, []
-        stores: list[Any] = [pack for pack in inputs.packs[: inputs.replaced] if pack.array.is_deleted()]
-        if inputs.shelf is not None and any(array.is_deleted() for array in inputs.shelf.arrays):
-            stores.append(inputs.shelf)
-        for variable in (slot.variable() for store in stores for slot in store.slots):
-            gone += [] if variable is None else [variable]
-        for variable, indices in inputs.donors if inputs.shelf is None else ():
-            leaves = variable._own_leaves(indices) if indices else variable._stored_global()
-            gone += [variable] * any(leaf is not None and leaf.is_deleted() for leaf in leaves)
+    def _gone(self) -> list[Storage]:
+        """Returns the storages whose arrays a program that failed has taken over."""
+        inputs = self._inputs
+        stores: list[Any] = [vector for vector in inputs.vectors[: inputs.replaced] if vector.array.is_deleted()]
+        if inputs.list is not None and any(array.is_deleted() for array in inputs.list.arrays):
+            stores.append(inputs.list)
+        gone = [slot.storage for store in stores for slot in store.slots if slot.storage is not None]
+        for arrays in inputs.donors if inputs.list is None else ():
+            own = arrays.storage.own()
+            if any(own[i] is not None and own[i].is_deleted() for i in arrays.leaves):
+                gone.append(arrays.storage)
         return gone
 
     def lower(self, call: Call) -> Any:
@@ -473,29 +427,30 @@ class Program:
 
     def _variables(self, frame: _levels.Frame) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         """The first arguments of the compiled program."""
-        if self._arranged_at != _packs.changes:
+        if self._moved:
             self._arrange()
         inputs, local = self._inputs, self.level.local
-        replaced, read = inputs.vectors()
+        vectors = [vector.current() for vector in inputs.vectors]
         donated: list[Any] = []
-        if inputs.shelf is not None:
-            donated = inputs.shelf.current()
+        if inputs.list is not None:
+            donated = inputs.list.current()
         else:
-            for variable, indices in inputs.donors:
-                if variable._slots and not local:
-                    leaves = variable._taken(indices or range(len(variable._types)))
+            for arrays in inputs.donors:
+                storage = arrays.storage
+                if storage.slots and not local:
+                    leaves = storage.taken(arrays.leaves)
                 else:
-                    leaves = frame.fetch(variable)
-                    if variable._lent and not local:
-                        leaves = variable._copied(leaves)
+                    leaves = frame.fetch(arrays.variable)
+                    if storage.lent and not local:
+                        leaves = storage.copied(leaves)
                 donated += leaves
         kept: list[Any] = []
-        for variable, indices in inputs.keepers:
-            if variable._slots and not local:
-                kept += variable._kept(indices or range(len(variable._types)))
+        for arrays in inputs.keepers:
+            if arrays.storage.slots and not local:
+                kept += arrays.storage.kept(arrays.leaves)
             else:
-                kept += frame.fetch(variable)
-        return replaced, donated, read, kept
+                kept += frame.fetch(arrays.variable)
+        return vectors[: inputs.replaced], donated, vectors[inputs.replaced :], kept
 
     def _tape_reads(self, frame: _levels.Frame) -> list[Any]:
         variables = (self.level.variables[key] for key in self.level.inputs)
@@ -505,20 +460,20 @@ class Program:
         """Puts new vectors and leaves in the place of those that it took over."""
         if _levels.any_lost:
             for variable in self.level.written.values():
-                variable._lost = None
+                variable._storage.lost = None
         inputs, local = self._inputs, self.level.local
         start = inputs.replaced
-        for pack, vector in zip(inputs.packs, new[:start]):
-            pack.put(vector)
-        if inputs.shelf is not None:
-            stop = start + len(inputs.shelf.slots)
-            inputs.shelf.put(new[start:stop])
+        for shared, vector in zip(inputs.vectors, new[:start]):
+            shared.put(vector)
+        if inputs.list is not None:
+            stop = start + len(inputs.list.slots)
+            inputs.list.put(new[start:stop])
             start = stop
-        for variable, indices in inputs.written:
-            stop = start + (len(variable._types) if indices is None else len(indices))
-            if variable._slots and not local:
-                variable._write_own(indices or range(len(variable._types)), new[start:stop])
+        for arrays in inputs.written:
+            stop, storage = start + len(arrays.leaves), arrays.storage
+            if storage.slots and not local:
+                storage.put(arrays.leaves, new[start:stop])
             else:
-                frame.store(variable, new[start:stop])
-            variable._lent = local  # one replica's component stands among others
+                frame.store(arrays.variable, new[start:stop])
+            storage.lent = local  # one replica's component stands among others
             start = stop

@@ -89,7 +89,7 @@ class Results:
         if len(self._traces) > 1:
             out = [filled(x, largest_of([leaf.shape for leaf in leaves])) for x, leaves in zip(out, self._leaves)]
         for key, variable in self._written.items():
-            out += new_values.get(key) or [known[key, i] for i in range(len(variable._leaf_types(True)))]
+            out += new_values.get(key) or [known[key, i] for i in range(len(variable._storage.leaf_types(True)))]
         return [jnp.asarray(x) for x in out]
 
     def restored(self, stacked: Sequence[Any], mesh: ReplicaMesh) -> Any:

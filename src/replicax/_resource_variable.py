@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax import _collectives, _context, _levels, _packs
+from replicax import _collectives, _context, _levels
+from replicax._array_storage import ArrayStorage
 from replicax._scattering import SCATTER
+from replicax._storage import Storage
 from replicax._values import AXIS, DistributedValues
 from replicax._variables import Variable, register
 
@@ -26,46 +28,19 @@ class ResourceVariable(Variable):
         self = cls.__new__(cls)
         for attribute in ("_synchronization", "_aggregation", "_trainable", "_constraint", "_treedef", "_types"):
             setattr(self, attribute, getattr(parent, attribute))
-        self._parent, self._index, self._lent = parent, index, True
+        self._parent, self._index = parent, index
         self._name = parent._name + (f"/replica_{index}" if index else "")
         return self
 
-    _leaves: list[Any]  # None for one that stands in a pack
+    def _new_storage(self, leaves: list[jax.Array], lent: bool) -> Storage:
+        return ArrayStorage(self.name, self._types, leaves, lent)
 
-    def _store(self, leaves: list[jax.Array]) -> None:
-        self._leaves = leaves
-
-    def _read_global(self) -> list[Any]:
-        if _levels.any_lost:
-            _levels.refuse_lost(self)
-        if self._slots:
-            return [self._slots[i].read() if leaf is None else leaf for i, leaf in enumerate(self._leaves)]
-        return self._leaves
-
-    def _pack_home(self, index: int) -> Any:
-        leaf = self._leaves[index]
-        if self._parent is not None or type(self) is not ResourceVariable or not leaf.is_fully_addressable:
-            return None
-        (device, *others) = leaf.devices()
-        return None if others else _packs.Home(device, committed=leaf.committed, stays=self._place is not None)
-
-    def _own_leaves(self, indices: Sequence[int]) -> list[Any]:
-        return [self._leaves[index] for index in indices]
-
-    def _write_own(self, indices: Sequence[int], leaves: Sequence[Any]) -> None:
-        self._leaves = list(self._leaves)
-        for index, leaf in zip(indices, leaves):
-            self._leaves[index] = _packs.stored(self._slots, index, _packs.on_one_device(leaf, self._place))
-
-    def _is_shelvable(self, spread: bool) -> bool:
-        return self._parent is None and type(self) is ResourceVariable and not spread
-
-    def _give_up(self, index: int) -> None:
-        self._leaves = [None if i == index else leaf for i, leaf in enumerate(self._leaves)]
-
-    def _write_global(self, leaves: list[Any]) -> None:
-        self._leave_packs()
-        self._leaves, self._lent = [_packs.on_one_device(leaf, self._place) for leaf in leaves], True
+    def __deepcopy__(self, memo: dict) -> Variable:
+        if self._parent is None:
+            return super().__deepcopy__(memo)
+        clone = type(self)._component(self._parent, self._index)
+        memo[id(self)] = clone
+        return clone
 
     def _get(self) -> list[Any]:
         if self._parent is None:
@@ -74,9 +49,10 @@ class ResourceVariable(Variable):
         if frame.local:
             return frame.read(self._parent)
         if not isinstance(frame, _levels.Level):
-            return self._parent._read_component(self._index)
+            return self._parent._storage.read_component(self._index)
         leaves = frame.read(self._parent)
-        return [leaf[self._index] for leaf in leaves] if self._parent._stacked else leaves
+        has_rows = self._parent._storage.has_rows
+        return [leaf[self._index] if has_rows(i) else leaf for i, leaf in enumerate(leaves)]
 
     def _put(self, leaves: list[Any]) -> None:
         if self._parent is None:
@@ -90,11 +66,11 @@ class ResourceVariable(Variable):
                 "it in the replica function, or through `strategy.extended.update`."
             )
         _levels.note(self._parent)
-        self._parent._write_component(self._index, leaves)
+        self._parent._storage.write_component(self._index, leaves)
 
     def _read(self) -> list[Any]:
-        if not isinstance(_levels.frame(), _levels.Level):
-            self._lent = True
+        if self._parent is None and not isinstance(_levels.frame(), _levels.Level):
+            self._storage.lent = True
         return self._get()
 
     def _device(self) -> Any:

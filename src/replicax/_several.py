@@ -44,7 +44,7 @@ class Repeated:
         self._steps, self._results = steps, len(results)
         self._token = token_of(results, steps)
         self._own_token = told and self._token == -1
-        self._compiled_at = -1
+        self._is_compiled = False
         self._compiled: Any = None
 
     def program(

@@ -10,17 +10,20 @@ import jax
 from jax import lax
 from jax.sharding import NamedSharding
 
-from replicax import _across, _dispatch, _levels, _nest, _private, _shards
-from replicax._distributed_variables import OfArrays, first_component
-from replicax._values import ReplicaMesh, is_global
+from replicax import _dispatch, _levels, _nest, _private, _shards
+from replicax._distributed_variables import OfReplicas, first_component
+from replicax._mesh_storage import ShardedStorage
+from replicax._values import ReplicaMesh
 from replicax._variables import Variable, register
 
 
-class ShardedVariable(OfArrays):
+class ShardedVariable(OfReplicas):
     """A variable that is one value for all replicas, of which each device keeps a part (see `_shards`).
 
     In global form a leaf that is cut is a stacked array `[replicas, length]`; a small one is mirrored.
     """
+
+    _storage: ShardedStorage
 
     def __init__(self, *args: Any, strategy: Any, mesh: ReplicaMesh, **kwargs: Any):
         self._strategy, self._mesh = strategy, mesh
@@ -31,7 +34,8 @@ class ShardedVariable(OfArrays):
         """A variable of arrays in global form that nobody else has; `kinds` are those of the whole leaves."""
         self = cls(0, **kwargs)  # which they replace
         self._types, self._treedef = list(kinds), tree
-        self._arrays, self._lent = list(arrays), False
+        self._storage = ShardedStorage(self.name, self._types, self._there, lent=False)
+        self._storage.arrays = list(arrays)
         return self
 
     @property
@@ -39,45 +43,11 @@ class ShardedVariable(OfArrays):
         assert self._mesh is not None
         return self._mesh
 
-    def _has_rows(self, index: int) -> bool:
-        return _shards.is_cut(self._types[index], self._there.size)
-
-    def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]:
-        count, types = self._there.size, []
-        for index, kind in enumerate(self._types):
-            if self._has_rows(index):
-                length = _shards.length(kind, count)
-                kind = jax.ShapeDtypeStruct((length,) if local else (count, length), kind.dtype)
-            types.append(kind)
-        return types
-
-    def _store(self, leaves: list[jax.Array]) -> None:
-        _levels.refuse_tracers(leaves)
-        mesh = self._there
-        if not mesh.all_local:  # all workers start from the first one's
-            what = f"the initial value of {self._name}"
-            leaves = [leaf if is_global(leaf) else _across.from_first(mesh, leaf, what) for leaf in leaves]
-        self._arrays = self._spread(leaves)
-
-    def _spread(self, leaves: Sequence[Any]) -> list[jax.Array]:
-        """Whole arrays in global form."""
-        mesh = self._there
-        arrays = []
-        for index, leaf in enumerate(leaves):
-            if self._has_rows(index):
-                rows = _shards.as_rows(leaf, mesh.size)
-                arrays.append(mesh.stack([rows[i] for i in mesh.local_ids]))
-            else:
-                arrays.append(mesh.mirror([leaf] * len(mesh.local_ids)))
-        return arrays
+    def _new_storage(self, leaves: list[jax.Array], lent: bool) -> ShardedStorage:
+        return ShardedStorage.of_leaves(self.name, self._types, self._there, leaves, lent)
 
     def _take_from_host(self, arrays: list[Any]) -> None:
-        self._write_global(self._spread(arrays))
-
-    def _leaving(self, leaves: list[Any]) -> list[Any]:
-        mesh = self._there
-        places = [mesh.stacked if self._has_rows(i) else mesh.mirrored for i in range(len(leaves))]
-        return [lax.with_sharding_constraint(leaf, place) for leaf, place in zip(leaves, places)]
+        self._storage.write(self._storage.spread(arrays))
 
     def parts(self) -> list[Any]:
         """The leaves in the form of the current frame: in compiled replicas what this replica has of them."""
@@ -97,16 +67,16 @@ class ShardedVariable(OfArrays):
     def _read(self) -> list[Any]:
         if self._is_local():
             leaves = self._get()
-            places = [i for i in range(len(leaves)) if self._has_rows(i)]
+            places = [i for i in range(len(leaves)) if self._storage.has_rows(i)]
             parts = [_shards.Part(leaves[i], self._types[i].shape) for i in places]
             return [dict(zip(places, _shards.gathered(parts))).get(i, leaf) for i, leaf in enumerate(leaves)]
         if _levels.is_tracing():
             pairs = enumerate(_levels.frame().read(self))
-            return [_shards.of_rows(x, self._types[i].shape) if self._has_rows(i) else x for i, x in pairs]
-        mesh, frame, self._lent = self._there, _levels.frame(), True
-        shapes = tuple(self._types[i].shape if self._has_rows(i) else None for i in range(len(self._types)))
+            return [_shards.of_rows(x, self._types[i].shape) if self._storage.has_rows(i) else x for i, x in pairs]
+        mesh, frame, self._storage.lent = self._there, _levels.frame(), True
+        shapes = tuple(self._types[i].shape if self._storage.has_rows(i) else None for i in range(len(self._types)))
         with _private.at_once(), _dispatch.calling(mesh, f"reading {self._name}") as call:
-            wholes = _gathered(self._read_global(), shapes, mesh.mirrored)
+            wholes = _gathered(self._storage.read(), shapes, mesh.mirrored)
             call.output = wholes[0] if wholes else None
             replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) and frame.mesh is mesh else 0
             return [mesh.copies(leaf)[replica] for leaf in wholes]
@@ -122,11 +92,13 @@ class ShardedVariable(OfArrays):
         leaves = self._convert(value if isinstance(value, Variable) else _nest.map_structure(first_component, value))
         count = self._there.size
         if self._is_local():
-            new = [_shards.own_part(leaf, count) if self._has_rows(i) else leaf for i, leaf in enumerate(leaves)]
+            new = [
+                _shards.own_part(leaf, count) if self._storage.has_rows(i) else leaf for i, leaf in enumerate(leaves)
+            ]
         elif _levels.is_tracing():
-            new = [_shards.as_rows(leaf, count) if self._has_rows(i) else leaf for i, leaf in enumerate(leaves)]
+            new = [_shards.as_rows(leaf, count) if self._storage.has_rows(i) else leaf for i, leaf in enumerate(leaves)]
         else:
-            new = self._spread(leaves)
+            new = self._storage.spread(leaves)
         with _levels.lock:
             self._put([combine(old, leaf) for old, leaf in zip(self._get(), new)])
         return self.value() if read_value else None

@@ -260,14 +260,14 @@ class _State:
         self.reads = [(key, i) for key, leaves in current.items() for i in range(len(leaves))]
         self.values = [current[key][i] for key, i in self.reads]
         self.stacked = [_rows(level, variables[key], i) for key, i in self.reads]
-        written = [(v, i) for v in self.written.values() for i in range(len(v._leaf_types(True)))]
+        written = [(v, i) for v in self.written.values() for i in range(len(v._storage.leaf_types(True)))]
         self.stacked_after = [_rows(level, variable, i) for variable, i in written]
 
     def write(self, new: Sequence[Any]) -> None:
         """Replaces what is written by these leaves."""
         leaves = iter(new)
         for variable in self.written.values():
-            _levels.frame().write(variable, [next(leaves) for _ in variable._leaf_types(True)])
+            _levels.frame().write(variable, [next(leaves) for _ in variable._storage.leaf_types(True)])
 
 
 def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dict, alike: bool = True) -> Any:
@@ -355,7 +355,7 @@ def _refuse_different(written: Iterable[Any], differ: Sequence[bool], found: str
 
 def _rows(level: _levels.Level, variable: Any, index: int) -> bool:
     """Whether the level sees one row of this leaf's global form, which has one for each replica."""
-    return variable._has_rows(index) and level.is_local(variable)
+    return variable._storage.has_rows(index) and level.is_local(variable)
 
 
 def _outer_traces() -> list[Any]:

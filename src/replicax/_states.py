@@ -50,7 +50,7 @@ def made(init: Callable[[Any], Any], variables: Any, cut: bool) -> Made | None:
             return None
         device, mesh = place
         # Unlike `value()`, this does not lend the arrays: the program keeps none of them.
-        values = _nest.map_values(lambda v: v._of_leaves(v._read_global()), variables)
+        values = _nest.map_values(lambda v: v._of_leaves(v._storage.read()), variables)
         with jax.default_device(device):
             program = state = None
             with contextlib.suppress(Exception):  # it needs concrete values, or fails on these too and says why
@@ -66,11 +66,11 @@ def made(init: Callable[[Any], Any], variables: Any, cut: bool) -> Made | None:
 def _place(variables: list[Any]) -> tuple[jax.Device, ReplicaMesh | None] | None:
     """The one device that all variables lie on, or the devices of the mesh that have copies of them all."""
     mesh = variables[0]._mesh
-    if all(isinstance(v, MirroredVariable) and v._mesh is mesh and v._layouts is None for v in variables):
+    if all(isinstance(v, MirroredVariable) and v._mesh is mesh and not v._storage.is_split for v in variables):
         return mesh.local_devices[0], mesh
     if not all(type(v) is ResourceVariable and v._parent is None for v in variables):
         return None
-    leaves = [leaf for v in variables for leaf in v._read_global()]
+    leaves = [leaf for v in variables for leaf in v._storage.read()]
     devices = {device for leaf in leaves for device in leaf.devices()}
     return (devices.pop(), None) if len(devices) == 1 and not any(leaf.committed for leaf in leaves) else None
 

@@ -26,8 +26,6 @@ from replicax import (
     _late,
     _levels,
     _nest,
-    _packs,
-    _pickling,
     _step_failures,
     _tape,
 )
@@ -37,6 +35,7 @@ from replicax._graph_leftovers import GraphLeftovers
 from replicax._indexed_slices import IndexedSlices
 from replicax._scattering import Scattering
 from replicax._specs import SINGLE_DTYPES, TensorShape
+from replicax._storage import Storage
 from replicax._types import (
     VariableAggregation,
     VariableSynchronization,
@@ -125,13 +124,10 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, _nest.Leaf, metaclass=
 
     _replicax_variable = True
     _mesh: ReplicaMesh | None = None
-    _stacked = False  # whether the global form has a row for each replica
     _strategy: Any = None
     _equal_by_contract = False  # whether it is an error that replicas assign different values
-    _slots: dict[int, Any] | None = None  # the places of leaves that stand in packs (see _packs.py)
+    _storage: Storage  # where the arrays are
     _late: bool | None = False  # whether a restored checkpoint may have a value for it (see _late.py)
-    _place: Any = None  # the one device that it stays on, where its strategy has one
-    _lost: Any = None  # the step that has taken the value with it, and its error
     __hash__: Any
 
     _hidden = False  # whether users do not see it, as the counters of random numbers
@@ -160,10 +156,9 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, _nest.Leaf, metaclass=
         self._trainable = (not on_read) if trainable is None else bool(trainable)
         self._name = "/".join([*_creation.state.names, name or "Variable"])
         self._constraint, self._copies_may_differ = constraint, copies_may_differ
-        # Whether someone outside may hold a buffer of ours, so that it must not be donated.
-        leaves, self._treedef, self._lent = initial_tree(initial_value, dtype)
+        leaves, self._treedef, lent = initial_tree(initial_value, dtype)
         self._types = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
-        self._store(leaves)
+        self._storage = self._new_storage(leaves, lent)
         self._late = _late.is_late()
 
     # What it is.
@@ -335,21 +330,15 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, _nest.Leaf, metaclass=
         return self  # as in TensorFlow: one variable, by another name
 
     def __deepcopy__(self, memo: dict) -> Variable:
-        if _levels.any_lost:
-            _levels.refuse_lost(self)
         clone = type(self).__new__(type(self))
         with _levels.lock:
             clone.__dict__.update(self.__dict__)
-            clone._lent = self._lent = True
-            if self._slots:
-                clone._slots = None
-                clone._write_global(self._read_global())
+            clone._storage = self._storage.clone()
         memo[id(self)] = clone
         return clone
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__deepcopy__({}).__dict__  # with leaves of its own, wherever they stand
-        return {**state, "_leaves": _pickling.stored(state["_leaves"])} if "_leaves" in state else state
+        return self.__deepcopy__({}).__dict__  # with leaves of its own, wherever they stand
 
     # For the engine: how values are stored, and how they go through frames.
 
@@ -358,7 +347,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, _nest.Leaf, metaclass=
         self._be_settled()
         with _levels.lock:
             self._take_from_host([np.asarray(array, kind.dtype) for array, kind in zip(arrays, self._types)])
-            self._lent, self._lost = False, None
+            self._storage.lent, self._storage.lost = False, None
 
     def _take_from_host(self, arrays: list[Any]) -> None:
         leaves = [jnp.asarray(array, dtype=kind.dtype) for array, kind in zip(arrays, self._types)]
@@ -367,81 +356,8 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, _nest.Leaf, metaclass=
     def _of_leaves(self, leaves: Sequence[Any]) -> Any:
         return jax.tree.unflatten(self._treedef, leaves)
 
-    def _store(self, leaves: list[jax.Array]) -> None:
-        """Keeps the initial value."""
-        raise NotImplementedError
-
-    def _leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]:
-        return self._types
-
-    def _has_rows(self, index: int) -> bool:
-        """Whether this leaf's global form has a row for each replica."""
-        return self._stacked
-
-    def _read_global(self) -> list[Any]:
-        raise NotImplementedError
-
-    def _stored_global(self) -> list[Any]:
-        """The global form where it is stored, for compiled programs."""
-        return self._read_global()
-
-    def _entering(self, leaf: Any) -> Any:
-        """A leaf of `_stored_global` inside of compiled code, where the program may compute with it."""
-        return leaf
-
-    def _leaving(self, leaves: list[Any]) -> list[Any]:
-        """New leaves inside of compiled code, as the program has to return them."""
-        return leaves
-
-    def _copied(self, leaves: list[Any]) -> list[Any]:
-        """Copies of leaves of `_stored_global`, which a program may take over."""
-        return _packs.copies(leaves)
-
-    def _write_global(self, leaves: list[Any]) -> None:
-        raise NotImplementedError
-
-    def _pack_home(self, index: int) -> Any:
-        """Where a pack lies that this leaf may stand in; None if it may not."""
-        return None
-
-    def _is_shelvable(self, spread: bool) -> bool:
-        """Whether its leaves may stand on the shelf of a program, which may be spread over several devices."""
-        return False
-
-    def _own_leaves(self, indices: Sequence[int]) -> list[Any]:
-        """Of the global form leaves; None for those whose values stand in packs or on shelves."""
-        raise NotImplementedError
-
-    def _write_own(self, indices: Sequence[int], leaves: Sequence[Any]) -> None:
-        """Replaces leaves that stand in no pack by what a compiled program returned."""
-        raise NotImplementedError
-
-    def _give_up(self, index: int) -> None:
-        """Lets go of a leaf's array: its value stands elsewhere."""
-        raise NotImplementedError
-
-    def _leave_packs(self) -> None:
-        """Before it is written from outside of a compiled program: no leaf's value stands elsewhere any more."""
-        for slot in (self._slots or {}).values():
-            slot.store.replaced.add(slot)
-
-    def _kept(self, indices: Sequence[int]) -> list[Any]:
-        """Leaves that stand in no pack, for a program that leaves them as they are."""
-        assert self._slots is not None
-        leaves = zip(indices, self._own_leaves(indices))
-        return [self._slots[i].store.arrays[self._slots[i].place] if leaf is None else leaf for i, leaf in leaves]
-
-    def _taken(self, indices: Sequence[int]) -> list[Any]:
-        """Leaves that stand in no pack, for a program that takes them over."""
-        assert self._slots is not None
-        slots = (self._slots.get(index) for index in indices)
-        lent = self._lent or any(slot is not None and slot.place in slot.store.lent for slot in slots)
-        return self._copied(self._kept(indices)) if lent else self._kept(indices)
-
-    def _read_component(self, replica: int) -> list[Any]:
-        raise NotImplementedError
-
-    def _write_component(self, replica: int, leaves: list[Any]) -> None:
+    def _new_storage(self, leaves: list[jax.Array], lent: bool) -> Storage:
+        """Returns a storage for the initial value."""
         raise NotImplementedError
 
     def _get(self) -> list[Any]:

@@ -136,7 +136,7 @@ class _OfFunction:
         state = self.state(tag, 0)
         with _lock:
             with _levels.lock:
-                value = np.asarray(state._read_global()[0])
+                value = np.asarray(state._storage.read()[0])
             begun, counts = self._taken.get(tag, (0, {}))
             if begun + max(counts.values(), default=0) != value[2]:  # a program has counted on
                 begun, counts = self._taken[tag] = int(value[2]), {}

@@ -1,0 +1,245 @@
+"""Storage of variables of several replicas: each leaf is a global array on the replicas' mesh.
+
+A *mirrored* leaf is one fully replicated array, a *stacked* one has a row for each replica, and of a *sharded* one each
+replica has a part.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from replicax import _across, _levels, _packs, _shards
+from replicax._storage import Storage, Types, no_slots
+from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_global
+
+
+class MeshStorage(Storage):
+    """The global arrays of a variable of several replicas."""
+
+    mesh: ReplicaMesh
+
+    def _of_first(self, leaves: list[Any]) -> list[Any]:
+        """Returns the initial values that all workers start from: the first one's."""
+        if self.mesh.all_local:
+            return leaves
+        what = f"the initial value of {self.name.removesuffix(':0')}"
+        return [leaf if is_global(leaf) else _across.from_first(self.mesh, leaf, what) for leaf in leaves]
+
+    def may_be_listed(self, spread: bool) -> bool:
+        return True
+
+    def vector_home(self, index: int) -> Hashable:
+        array = self.own()[index]
+        if self.mesh.crowded:  # taking vectors apart is one more thing to do beside a collective
+            return None
+        if self.has_rows(index) or not array.sharding.is_equivalent_to(self.mesh.mirrored, array.ndim):
+            return None
+        return _packs.VectorHome(self.mesh.mirrored, self.mesh)
+
+
+class ComponentStorage(MeshStorage):
+    """Global arrays that can be read and written by replica, as distributed values.
+
+    Arrays and values are each made from the other when they are asked for.
+    """
+
+    value_type: type[PerReplica] | type[Mirrored]
+    layouts: list[PartitionSpec | None] | None = None  # how each leaf is split over logical devices, if any is
+
+    _values: list[Any] | None = None  # the arrays as distributed values, where they were asked for
+    _stale = False  # whether components were written, so that the values are newer than the arrays
+
+    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: list[Any], lent: bool):
+        super().__init__(name, types, mesh, lent)
+        leaves = self._of_first(leaves)
+        self.arrays = [self.global_leaf(leaf, i, traced=False) for i, leaf in enumerate(leaves)]
+
+    @abstractmethod
+    def global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
+        """Returns a converted value for a leaf in global form, outside or inside (`traced`) of a program."""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether a leaf is split over logical devices, so that it need not fit on one device."""
+        return self.layouts is not None
+
+    def _hold(self, arrays: list[Any]) -> None:
+        self.arrays, self._values, self._stale = arrays, None, False
+
+    def own(self) -> list[Any]:
+        if self._stale:
+            assert self._values is not None
+            self._hold(self.placed([value.array() for value in self._values]))
+        return self.arrays
+
+    def values(self) -> list[Any]:
+        """Returns the leaves as distributed values."""
+        if self._values is not None:
+            return self._values
+        values = [self.value_type.of_array(array, self.mesh) for array in self.read()]
+        # Mirrored copies share the array's buffers; rows and parts put together are copies, not to be kept beside it,
+        # and those of a shared vector are good until the next call.
+        if self._shares_copies and not self.slots:
+            self._values = values
+        return values
+
+    @property
+    def _shares_copies(self) -> bool:
+        """Whether components share the buffers of the global arrays."""
+        return self.value_type is Mirrored and self.layouts is None
+
+    def read_component(self, replica: int) -> list[Any]:
+        if self.lost is not None:
+            self.refuse_lost()
+        self.lent = True
+        if self._values is None and self._shares_copies:  # one copy, of however many
+            return [
+                self.slots[i].store.read_copy(self.slots[i], replica)
+                if array is None
+                else self.mesh.copy(array, replica)
+                for i, array in enumerate(self.arrays)
+            ]
+        return [value.values[replica] for value in self.values()]
+
+    def write_component(self, replica: int, leaves: list[Any]) -> None:
+        changed, values = [], self.values()
+        self._leave_shared()
+        for stored, leaf in zip(values, leaves):
+            parts = list(stored.values)
+            parts[replica] = leaf
+            changed.append(self.value_type(parts, self.mesh))
+        self.arrays = []  # not kept beside the components
+        self._values, self._stale, self.lent = changed, True, True
+
+    def _shardings(self) -> list[NamedSharding]:
+        whole = self.mesh.mirrored if self.value_type is Mirrored else self.mesh.stacked
+        layouts = self.layouts or [None] * len(self.types)
+        return [whole if layout is None else NamedSharding(self.mesh.mesh, layout) for layout in layouts]
+
+    def leaving(self, leaves: list[Any]) -> list[Any]:
+        return [lax.with_sharding_constraint(leaf, where) for leaf, where in zip(leaves, self._shardings())]
+
+    def placed(self, leaves: list[Any]) -> list[Any]:
+        return list(leaves) if self.layouts is None else jax.device_put(leaves, self._shardings())
+
+
+class MirroredStorage(ComponentStorage):
+    """Leaves of which every replica has a copy."""
+
+    value_type = Mirrored
+
+    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: list[Any], lent: bool):
+        self.layouts = _if_any([mesh.layout_of(leaf) for leaf in leaves])
+        super().__init__(name, types, mesh, leaves, lent)
+
+    def lay_out(self, layouts: list[PartitionSpec | None]) -> None:
+        """Spreads the leaves over each replica's logical devices in this way, now and from now on."""
+        arrays = self.read()
+        self.layouts = _if_any(layouts)
+        self.tell_layouts()
+        for slot in self.slots.values():
+            slot.close()
+        self.slots = no_slots
+        self.tell_moved()
+        self._hold(jax.device_put(arrays, self._shardings()))
+        self.lent = True
+
+    def vector_home(self, index: int) -> Hashable:
+        return super().vector_home(index) if self.layouts is None else None
+
+    def global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
+        mesh = self.mesh
+        if not traced:
+            _levels.refuse_tracers([leaf])
+        if isinstance(leaf, Mirrored) and leaf.mesh is mesh:
+            return leaf.array()
+        if not traced and isinstance(leaf, jax.Array) and self.layouts is None and leaf.sharding == mesh.mirrored:
+            return leaf
+        if isinstance(leaf, PerReplica | Mirrored) and traced:
+            return _spread(leaf.array(), mesh)
+        if isinstance(leaf, DistributedValues):
+            return mesh.mirror(leaf.values)
+        if not traced and (is_global(leaf) or (self.layouts is not None and self.layouts[index] is not None)):
+            return mesh.spread(leaf, self._shardings()[index])
+        return leaf if traced else mesh.mirror([leaf] * len(mesh.local_ids))
+
+
+class StackedStorage(ComponentStorage):
+    """Leaves of which every replica has one of its own."""
+
+    value_type = PerReplica
+
+    def has_rows(self, index: int) -> bool:
+        return True
+
+    def leaf_types(self, local: bool) -> Types:
+        if local:
+            return self.types
+        return [jax.ShapeDtypeStruct((self.mesh.size, *kind.shape), kind.dtype) for kind in self.types]
+
+    def global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
+        if traced:
+            return jnp.broadcast_to(leaf, (self.mesh.size, *leaf.shape))
+        return self.mesh.stack([leaf] * len(self.mesh.local_ids))
+
+
+class ShardedStorage(MeshStorage):
+    """Leaves of which every replica keeps a part (see `_shards`).
+
+    In global form a leaf that is cut is a stacked array `[replicas, length]`; a small one is mirrored.
+    """
+
+    @classmethod
+    def of_leaves(cls, name: str, types: Types, mesh: ReplicaMesh, leaves: list[Any], lent: bool) -> ShardedStorage:
+        """Returns the storage of initial values that are whole arrays."""
+        _levels.refuse_tracers(leaves)
+        self = cls(name, types, mesh, lent)
+        self.arrays = self.spread(self._of_first(leaves))
+        return self
+
+    def has_rows(self, index: int) -> bool:
+        return _shards.is_cut(self.types[index], self.mesh.size)
+
+    def leaf_types(self, local: bool) -> Types:
+        count, types = self.mesh.size, []
+        for index, kind in enumerate(self.types):
+            if self.has_rows(index):
+                length = _shards.length(kind, count)
+                kind = jax.ShapeDtypeStruct((length,) if local else (count, length), kind.dtype)
+            types.append(kind)
+        return types
+
+    def spread(self, leaves: Sequence[Any]) -> list[jax.Array]:
+        """Returns whole arrays in global form."""
+        mesh = self.mesh
+        arrays = []
+        for index, leaf in enumerate(leaves):
+            if self.has_rows(index):
+                rows = _shards.as_rows(leaf, mesh.size)
+                arrays.append(mesh.stack([rows[i] for i in mesh.local_ids]))
+            else:
+                arrays.append(mesh.mirror([leaf] * len(mesh.local_ids)))
+        return arrays
+
+    def leaving(self, leaves: list[Any]) -> list[Any]:
+        places = [self.mesh.stacked if self.has_rows(i) else self.mesh.mirrored for i in range(len(leaves))]
+        return [lax.with_sharding_constraint(leaf, place) for leaf, place in zip(leaves, places)]
+
+
+def _if_any(layouts: list[PartitionSpec | None]) -> list[PartitionSpec | None] | None:
+    return layouts if any(layout is not None for layout in layouts) else None
+
+
+def _spread(stacked: Any, mesh: ReplicaMesh) -> Any:
+    """Returns a replicated array whose copies are the rows of a stacked one, inside of compiled code."""
+    take = jax.shard_map(
+        lambda row: row[0], mesh=mesh.mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False
+    )
+    return take(stacked)

@@ -1,0 +1,136 @@
+"""How the variables of a compiled program go in and come out: in shared vectors, in a list, or each by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from replicax import _levels, _packs
+from replicax._storage import Slot, Storage
+
+
+@dataclass(frozen=True, slots=True)
+class InputSlot:
+    """One leaf of a variable that a program reads or replaces.
+
+    Args:
+        variable: the variable.
+        storage: where its arrays are.
+        leaf: the leaf's number.
+        slot: the input of the level that it is, None where the program only writes it.
+        output: which of the jaxpr's outputs replaces it, None where the program only reads it.
+        place: its place in a shared vector, None where it goes in by itself.
+    """
+
+    variable: _levels.State
+    storage: Storage
+    leaf: int
+    slot: int | None
+    output: int | None
+    place: Slot | None
+
+    @property
+    def donated(self) -> bool:
+        """Whether the program takes its array over."""
+        return self.slot is not None and self.output is not None and self.place is None
+
+    @property
+    def kept(self) -> bool:
+        """Whether the program takes its array and leaves it as it is."""
+        return self.slot is not None and self.output is None and self.place is None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """Those leaves of one variable whose arrays go in or come out by themselves."""
+
+    variable: _levels.State
+    storage: Storage
+    leaves: tuple[int, ...]
+
+
+def _leaves_of(level: _levels.Level) -> list[InputSlot]:
+    """Returns the leaves that a program reads, in the order of its inputs, and behind them those it only writes."""
+    outputs: dict[int, int] = {}  # the first output of each variable that is written
+    count = 0
+    for key, variable in level.written.items():
+        outputs[key], count = count, count + len(variable._types)
+    leaves = []
+    for key in dict.fromkeys([*level.inputs, *level.written]):
+        variable, slots = level.variables[key], level.inputs.get(key)
+        storage = cast(Storage, variable._storage)
+        for i in range(len(variable._types)):
+            place = None if level.local else storage.slots.get(i)
+            leaves.append(
+                InputSlot(
+                    variable,
+                    storage,
+                    leaf=i,
+                    slot=None if slots is None else slots[i],
+                    output=outputs[key] + i if key in outputs else None,
+                    place=place if place is not None and place.store.is_vector else None,
+                )
+            )
+    return leaves
+
+
+def _by_variable(leaves: Iterable[InputSlot]) -> list[Arrays]:
+    """Returns the leaves of each variable together."""
+    found: dict[int, list[InputSlot]] = {}  # by the variable's id: variables are not hashable
+    for leaf in leaves:
+        found.setdefault(id(leaf.variable), []).append(leaf)
+    return [Arrays(own[0].variable, own[0].storage, tuple(x.leaf for x in own)) for own in found.values()]
+
+
+class ProgramInputs:
+    """The leaves of a program's variables, and how they are handed over.
+
+    Args:
+        level: the level in which the program was traced.
+        spread: whether the program runs on several devices.
+    """
+
+    def __init__(self, level: _levels.Level, spread: bool):
+        self.leaves = _leaves_of(level)
+        vectors: dict[int, _packs.SharedVector] = {}
+        replaced: set[int] = set()  # ids of the vectors in which the program replaces leaves
+        for leaf in self.leaves:
+            if leaf.place is not None:
+                vectors[id(leaf.place.store)] = cast(_packs.SharedVector, leaf.place.store)
+                if leaf.output is not None:
+                    replaced.add(id(leaf.place.store))
+        # The vectors that the program replaces, and behind them those that it only reads.
+        self.vectors = sorted(vectors.values(), key=lambda vector: id(vector) not in replaced)
+        self.replaced = len(replaced)
+        number = {id(vector): i for i, vector in enumerate(self.vectors)}
+        # For slots of the level, in which vector they stand, and where.
+        self.pieces = {
+            leaf.slot: (number[id(leaf.place.store)], leaf.place)
+            for leaf in self.leaves
+            if leaf.place is not None and leaf.slot is not None
+        }
+        donated = [leaf for leaf in self.leaves if leaf.donated]
+        kept = [leaf for leaf in self.leaves if leaf.kept]
+        # What goes in by itself, in this order, and the slots of the level that it is for.
+        self.by_themselves = [(leaf.storage, cast(int, leaf.slot)) for leaf in [*donated, *kept]]
+        self.donors, self.keepers = _by_variable(donated), _by_variable(kept)
+        # What comes out by itself, in the order of the jaxpr's outputs: donated leaves come first (see `_tracing`).
+        came_out = [leaf for leaf in self.leaves if leaf.output is not None and leaf.place is None]
+        self.written = _by_variable(sorted(came_out, key=lambda leaf: leaf.output or 0))
+        self.handed_out = [(id(arrays.variable), arrays.leaves) for arrays in self.written]
+        self.list: _packs.SharedList | None = None
+        if donated and not level.local and all(arrays.storage.may_be_listed(spread) for arrays in self.donors):
+            self.list = _packs.list_of([(leaf.storage, leaf.leaf) for leaf in donated])
+        if self.list is not None:
+            self.written = self.written[len(self.donors) :]
+
+    def are_as(self, others: ProgramInputs) -> bool:
+        """Returns whether the same leaves stand in the same vectors."""
+        same = self.vectors == others.vectors and self.replaced == others.replaced
+        return same and self.pieces.keys() == others.pieces.keys() and self.handed_out == others.handed_out
+
+    def outputs_of(self, vector: _packs.SharedVector) -> list[int | None]:
+        """Returns which outputs replace the leaves that stand in a vector, in their order there."""
+        outputs = {leaf.place: leaf.output for leaf in self.leaves if leaf.place is not None}
+        return [outputs.get(slot) for slot in vector.slots]

@@ -1,0 +1,290 @@
+"""Where the arrays of a variable are: its storage.
+
+A variable has one `Storage`, which knows how its arrays lie on devices. A leaf's array is held by the storage itself,
+or has a place, a `Slot`, in a store that several variables share (see `_packs`). Frames (`_levels`), compiled programs
+(`_programs`) and shared stores use the methods here; the variable itself decides what is assigned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from replicax import _levels, _pickling, _private
+from replicax._values import ReplicaMesh
+
+Types = list[jax.ShapeDtypeStruct]
+
+no_slots: dict[int, Slot] = {}
+
+
+class Watcher(Protocol):
+    """A compiled program, which is told of changes of the storages that it takes arrays from."""
+
+    def leaves_moved(self) -> None:
+        """Leaves have come to stand in shared vectors, or stand in them no more."""
+
+    def layouts_changed(self) -> None:
+        """Arrays are split over devices in another way."""
+
+
+class SharedStore(ABC):
+    """Keeps leaves of several variables. Those in `replaced` have been assigned, and are not in it yet."""
+
+    is_vector = False  # whether the leaves are one array
+    replaced: set[Slot]
+
+    @abstractmethod
+    def read(self, slot: Slot) -> Any:
+        """Returns a leaf as an array for anybody to keep."""
+
+    @abstractmethod
+    def read_copy(self, slot: Slot, replica: int) -> Any:
+        """Returns one replica's copy of it, on that one's device."""
+
+    @abstractmethod
+    def kept(self, slot: Slot) -> Any:
+        """Returns a leaf for a program, which need not be anybody else's to keep."""
+
+    @abstractmethod
+    def is_lent(self, slot: Slot) -> bool:
+        """Returns whether somebody may hold the leaf's array, so that it must not be donated."""
+
+    @abstractmethod
+    def put_one(self, slot: Slot, array: Any) -> Any:
+        """Replaces a leaf by what a program returned; returns the array if the storage itself has to hold it."""
+
+
+class Slot:
+    """The place of one leaf of a variable in a shared store."""
+
+    __slots__ = ("_storage", "index", "place", "shape", "start", "store")
+
+    def __init__(self, store: SharedStore, place: int, storage: Storage, index: int, start: int):
+        self.store, self.place, self.index, self.start = store, place, index, start
+        self.shape = tuple(storage.types[index].shape)
+        self._storage: weakref.ref[Storage] | None = weakref.ref(storage)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def storage(self) -> Storage | None:
+        """The storage of the leaf's variable, None once it is gone or the slot is closed."""
+        return None if self._storage is None else self._storage()
+
+    def close(self) -> None:
+        """Gives the place up: the leaf's array is held by its storage from now on."""
+        self._storage = None
+
+
+class Storage(ABC):
+    """Where the arrays of one variable's leaves are.
+
+    Args:
+        name: the variable's, for errors.
+        types: the shapes and dtypes of the variable's leaves.
+        mesh: the replicas' devices, where the variable is of a strategy that has several.
+        lent: whether somebody else may hold the arrays, so that they must not be donated.
+    """
+
+    device: jax.Device | None = None  # the one that the arrays stay on, where the variable's strategy has one
+
+    # Of each leaf; None for one that stands in a shared store.
+    arrays: list[Any]
+
+    def __init__(self, name: str, types: Types, mesh: ReplicaMesh | None, lent: bool):
+        self.name, self.types, self.mesh, self.lent = name, types, mesh, lent
+        self.slots: dict[int, Slot] = no_slots  # replaced, never changed: others may be reading it
+        self.lost: tuple[str, BaseException] | None = None  # the step that has taken the arrays with it, and its error
+        self._watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+
+    # Reading and writing from outside of compiled programs.
+
+    def own(self) -> list[Any]:
+        """Returns the arrays that are held here, and None for leaves that stand in shared stores."""
+        return self.arrays
+
+    def read(self) -> list[Any]:
+        """Returns the leaves in global form, to compute with; raises `StepError` where they are lost."""
+        if self.lost is not None:
+            self.refuse_lost()
+        own = self.own()
+        if self.slots:
+            return [self.slots[i].store.read(self.slots[i]) if array is None else array for i, array in enumerate(own)]
+        return own
+
+    def write(self, leaves: list[Any]) -> None:
+        """Replaces the leaves, in global form."""
+        self._leave_shared()
+        self._hold(self.placed(leaves))
+        self.lent, self.lost = True, None
+
+    def _hold(self, arrays: list[Any]) -> None:
+        self.arrays = arrays
+
+    def read_component(self, replica: int) -> list[Any]:
+        """Returns what one replica of this process has of the leaves."""
+        raise NotImplementedError
+
+    def write_component(self, replica: int, leaves: list[Any]) -> None:
+        """Replaces what one replica of this process has of the leaves."""
+        raise NotImplementedError
+
+    def refuse_lost(self) -> None:
+        """Raises `StepError` if a step that failed has taken the arrays with it."""
+        if self.lost is not None:
+            step, error = self.lost
+            raise _levels.lost_error(self.name, step) from error
+
+    def clone(self) -> Storage:
+        """Returns a storage with the same values for another variable; the arrays themselves are shared, so lent."""
+        self.refuse_lost()
+        self.lent = True
+        other = copy.copy(self)
+        other._watchers = weakref.WeakSet()
+        if self.slots:
+            other.slots = no_slots
+            other.write(self.read())
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in self.__dict__.items() if name != "_watchers"}
+        return {**state, "arrays": _pickling.stored(self.arrays)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._watchers = weakref.WeakSet()
+
+    # The form of the arrays.
+
+    def leaf_types(self, local: bool) -> Types:
+        """Returns the shapes and dtypes of the leaves in global form, or of one replica's components of them."""
+        return self.types
+
+    def has_rows(self, index: int) -> bool:
+        """Returns whether a leaf has a row for each replica in global form."""
+        return False
+
+    def placed(self, leaves: list[Any]) -> list[Any]:
+        """Returns new leaves in global form as they are held here."""
+        return list(leaves)
+
+    def returned(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Returns leaves that came out of a program as they are held here."""
+        return leaves
+
+    # For compiled programs.
+
+    def stored(self) -> list[Any]:
+        """Returns the leaves where they are held, for a program that brings them to its devices by itself."""
+        return self.read()
+
+    def entering(self, leaf: Any) -> Any:
+        """Inside of a program: returns a leaf of `stored` where the program may compute with it."""
+        return leaf
+
+    def leaving(self, leaves: list[Any]) -> list[Any]:
+        """Inside of a program: returns new leaves as the program has to hand them out."""
+        return leaves
+
+    def copied(self, leaves: list[Any]) -> list[Any]:
+        """Returns copies of leaves of `stored`, which a program may take over."""
+        return copies(leaves)
+
+    def kept(self, indices: Sequence[int]) -> list[Any]:
+        """Returns leaves for a program that leaves them as they are."""
+        own = self.own()
+        return [self.slots[i].store.kept(self.slots[i]) if own[i] is None else own[i] for i in indices]
+
+    def taken(self, indices: Sequence[int]) -> list[Any]:
+        """Returns leaves for a program that takes them over."""
+        slots = (self.slots.get(index) for index in indices)
+        lent = self.lent or any(slot is not None and slot.store.is_lent(slot) for slot in slots)
+        return self.copied(self.kept(indices)) if lent else self.kept(indices)
+
+    def put(self, indices: Sequence[int], leaves: Sequence[Any]) -> None:
+        """Replaces leaves by what a program returned."""
+        arrays = list(self.own())
+        for index, leaf in zip(indices, self.returned(leaves)):
+            slot = self.slots.get(index)
+            arrays[index] = leaf if slot is None else slot.store.put_one(slot, leaf)
+        self._hold(arrays)
+
+    # For shared stores.
+
+    def vector_home(self, index: int) -> Hashable:
+        """Returns where a vector lies that this leaf may stand in; None if it may not."""
+        return None
+
+    def may_be_listed(self, spread: bool) -> bool:
+        """Returns whether the leaves may stand in the list of a program, which may be spread over several devices."""
+        return False
+
+    def join(self, slot: Slot) -> None:
+        """Lets go of a leaf's array, which stands in a shared store from now on."""
+        self.slots = {**self.slots, slot.index: slot}
+        self.release(slot.index)
+
+    def release(self, index: int) -> None:
+        """Lets go of a leaf's array: its value stands in its shared store."""
+        self._hold([None if i == index else array for i, array in enumerate(self.own())])
+
+    def _leave_shared(self) -> None:
+        """Before leaves are written from outside: no leaf's value stands in a shared store any more."""
+        for slot in self.slots.values():
+            slot.store.replaced.add(slot)
+
+    # Telling programs of changes.
+
+    def watch(self, watcher: Watcher) -> None:
+        """Has a program told of changes, as long as there is the program."""
+        self._watchers.add(watcher)
+
+    def tell_moved(self) -> None:
+        """Tells programs that leaves have come to stand in a shared vector, or stand in it no more."""
+        for watcher in list(self._watchers):
+            watcher.leaves_moved()
+
+    def tell_layouts(self) -> None:
+        """Tells programs that the arrays are split over devices in another way."""
+        for watcher in list(self._watchers):
+            watcher.layouts_changed()
+
+
+def copies(arrays: list[Any]) -> list[Any]:
+    """Returns copies of arrays, which may lie in several places."""
+    by_devices: dict[Any, list[int]] = {}
+    for i, array in enumerate(arrays):
+        by_devices.setdefault(tuple(array.sharding.device_set), []).append(i)
+    found = list(arrays)
+    for devices, places in by_devices.items():
+        with jax.default_device(devices[0]) if len(devices) == 1 else contextlib.nullcontext():
+            copied = _copied([arrays[i] for i in places])
+        for i, array in zip(places, copied):
+            found[i] = array
+    return found
+
+
+@jax.jit
+def _copied(arrays: list[Any]) -> list[Any]:
+    return [jnp.copy(array) for array in arrays]
+
+
+def on_one_device(leaf: Any, place: jax.Device | None) -> Any:
+    """Returns a leaf from anywhere as a variable of one copy keeps it: on `place`, or where it is."""
+    leaf = _private.single(leaf)  # a program over several devices leaves a copy on each
+    if place is None or place in leaf.devices():
+        return leaf
+    with _private.at_once():
+        return _private.uncommitted(jax.device_put(leaf, place))
