@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
 from import_graph import Graph, Import, circles
 
 PACKAGE = Path(__file__).parents[1] / "src" / "replicax"
@@ -258,7 +257,7 @@ def test_packages_import_from_those_below_them():
 
 def test_no_module_is_in_a_circle():
     edges = GRAPH.edges()
-    for module in STILL_THERE:
+    for module in STILL_THERE & edges.keys():
         edges[module] -= STILL_THERE
     found = circles(edges)
     assert not found, (
@@ -334,13 +333,12 @@ def test_what_is_not_plugged_in_is_missed_by_name(run_python):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["train.Checkpoint", "experimental.CentralStorageStrategy"])
-def test_public_modules_need_no_name_of_the_package_first(run_python, name):
-    module, _, attribute = name.partition(".")
-    done = run_python(f"""
-        from replicax.{module} import {attribute}
-        {attribute}()
-        from replicax._context import get_strategy
-        assert get_strategy().num_replicas_in_sync == 1
-        """)
-    assert done.returncode == 0, done.stderr
+def test_public_modules_need_no_name_of_the_package_first(run_python):
+    for module, name in (("train", "Checkpoint"), ("experimental", "CentralStorageStrategy")):
+        done = run_python(f"""
+            from replicax.{module} import {name}
+            {name}()
+            from replicax._context import get_strategy
+            assert get_strategy().num_replicas_in_sync == 1
+            """)
+        assert done.returncode == 0, done.stderr
