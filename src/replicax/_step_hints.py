@@ -6,7 +6,8 @@ and nothing else: the measured calls run the same program, and afterwards nothin
 What is known of a call is how long the program takes from its start to its end, and how long an empty program takes
 with the same arguments: JAX's own share of a call. The difference is taken for the time that the devices compute; it
 remains in every step. Of the rest of a call, `steps_per_call=K` leaves one K-th part. What happens outside of the
-call, such as reading the next batch, is taken to remain as it is.
+call, such as reading the next batch, is taken to remain as it is; in a loop that the host drives it is a range, since
+the rest of the loop's body would be part of the program as well.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ FIRST = 300  # calls before those that are measured: short programs are left alo
 FREE, WAITED = 32, 8  # calls that are measured: as they come, and then waiting for the end of each
 STEPS = 32  # steps a call in the hint
 LEAST = 1.25  # times as fast; less is not worth a line
+SHORT = 0.003  # seconds of a step of which much may be the host's
 
 _VARIABLE = "REPLICAX_HINT_SHORT_STEPS"
 _on: bool | None = None  # None as long as nobody has asked
@@ -161,14 +163,18 @@ class StepHint:
         period, inside = _usual(periods), _usual(self._inside[:FREE])
         device = max(0.0, statistics.median(self._computing) - statistics.median(self._empty))
         calling = max(0.0, min(inside, period) - device)
-        gain = period / (period - (1 - 1 / STEPS) * calling)
-        if advice is None or gain < LEAST:
+        kept = 1 - 1 / STEPS
+        least, most = (period / (period - kept * saved) for saved in (calling, max(calling, period - device)))
+        # In a loop that the host drives the rest is the host's too, but how much of it reads the batch is not known.
+        short = driven and period < SHORT and most >= LEAST
+        if advice is None or not (short or least >= LEAST):
             return
+        gain = f"between {least:.1f} and {most:.1f}" if driven else f"at least about {least:.1f}"
         owner.told_of_steps = True
         line = (
             f"replicax: {_where(owner)}: `{owner._name}` takes one step a call, {self.calls} so far. A step takes "
             f"{_ms(period)} ms: the devices compute for {_ms(device)} ms, and the host takes {_ms(calling)} ms to call "
-            f"the program. {advice} With {STEPS} steps a call a step would be about {gain:.1f} times as fast; "
+            f"the program. {advice} With {STEPS} steps a call a step would be {gain} times as fast; "
             'see "Several steps a call" in docs/guide.md. `rx.config.hint_short_steps(False)` turns this hint off.\n'
         )
         with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream that is closed, or none
