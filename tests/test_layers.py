@@ -75,6 +75,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_shards",
         "_sharded_evaluation",
         "_cross_device_ops",
+        "_reducer",
+        "_placement",
         "_assigned_alike",
         "_lockstep",
         "_replica_results",

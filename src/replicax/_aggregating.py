@@ -17,7 +17,9 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from replicax import _levels, _nest, _private
-from replicax._distributed_variables import OfReplicas, first_component
+from replicax._collectives import first_component
+from replicax._distributed_variables import OfReplicas
+from replicax._reducer import Reducer
 from replicax._resource_variable import ResourceVariable
 from replicax._storage import Storage, Types
 from replicax._types import VariableAggregation
@@ -188,9 +190,10 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
     _storage: HomeStorage
 
     def __init__(
-        self, *args: Any, strategy: Any, mesh: ReplicaMesh, home: DeviceHome | HostHome, device: Any, **kwargs: Any
+        self, *args: Any, strategy: Any, reducer: Reducer, home: DeviceHome | HostHome, device: Any, **kwargs: Any
     ):
-        self._strategy, self._mesh, self._home, self._device_name = strategy, mesh, home, device
+        self._strategy, self._reducer, self._mesh = strategy, reducer, reducer.mesh
+        self._home, self._device_name = home, device
         super().__init__(*args, **kwargs)
 
     def _device(self) -> Any:

@@ -7,9 +7,11 @@ from typing import Any
 
 from replicax import _creation, _devices, _nest
 from replicax._aggregating import AggregatingVariable, DeviceHome, HostHome
+from replicax._collectives import first_component
 from replicax._cross_device_ops import CollectiveAllReduce
-from replicax._distributed_variables import first_component
 from replicax._extended import StrategyExtended
+from replicax._placement import Placement
+from replicax._reducer import Reducer
 from replicax._strategy import Strategy
 from replicax._types import as_aggregation, as_synchronization
 from replicax._values import ReplicaMesh
@@ -31,10 +33,8 @@ class CentralStorageExtended(StrategyExtended):
             parameter_device = self._mesh.device_names[0] if self._mesh.size == 1 else "/device:CPU:0"
         self._parameter_device = parameter_device
         self._home = _home_on(_devices.short_name(parameter_device), self._mesh)
-        self._cross_device_ops = CollectiveAllReduce()
-
-    def _cross_device_ops_for(self, options):
-        return self._cross_device_ops
+        self._reducer = Reducer(self._mesh, CollectiveAllReduce())
+        self._placement = Placement(self._mesh)
 
     @property
     def worker_devices(self) -> Any:
@@ -50,7 +50,7 @@ class CentralStorageExtended(StrategyExtended):
         as_synchronization(kwargs["synchronization"], kwargs["name"])
         as_aggregation(kwargs["aggregation"], kwargs["name"])
         variable = AggregatingVariable(
-            strategy=self._container, mesh=self._mesh, home=self._home, device=self._parameter_device, **kwargs
+            strategy=self._container, reducer=self._reducer, home=self._home, device=self._parameter_device, **kwargs
         )
         return _creation.through_creators(lambda **_: variable, inside_scope=False)(**kwargs)
 

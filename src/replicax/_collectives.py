@@ -20,7 +20,7 @@ from replicax._errors import InvalidArgumentError
 from replicax._indexed_slices import IndexedSlices
 from replicax._specs import has_64_bit_types
 from replicax._types import ReduceOp, check_reduction_axis
-from replicax._values import AXIS, PerReplica, is_array
+from replicax._values import AXIS, Mirrored, PerReplica, is_array
 
 
 def mean_dtype(dtype: Any) -> np.dtype:
@@ -239,14 +239,32 @@ def local_sum(leaf: Any, groups: Sequence[Sequence[int]] | None = None) -> Any:
     return lax.psum(leaf, AXIS, axis_index_groups=groups)
 
 
+def first_component(leaf: Any) -> Any:
+    """Returns replica 0's component of a distributed value, anywhere; another value as it is."""
+    if not isinstance(leaf, (PerReplica, Mirrored)):
+        return leaf
+    if leaf._local is None:
+        return leaf.values[0]
+    return leaf._local if isinstance(leaf, Mirrored) else first_replica(leaf._local)
+
+
+def first_replica(leaf: Any) -> Any:
+    """Returns replica 0's value on every replica, inside of compiled code."""
+    if isinstance(leaf, IndexedSlices):
+        return IndexedSlices(first_replica(leaf.values), first_replica(leaf.indices), leaf.dense_shape)
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(first_replica(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
+    only = jnp.where(lax.axis_index(AXIS) == 0, leaf, jnp.zeros_like(leaf))
+    return local_sum(only).astype(leaf.dtype)  # the sum of booleans is an integer
+
+
 def local_gather(leaf: Any, axis: int, groups: Sequence[Sequence[int]] | None = None) -> Any:
     """The concatenation over the replicas, or over those of each group by itself."""
     axis = gather_axis(axis, leaf.ndim)
     if lax.axis_size(AXIS) == 1:
         return leaf
-    level = _levels.frame()
-    if isinstance(level, _levels.Level) and level.gathers is not None:
-        return level.gathers(leaf, axis)
+    if (gathers := _levels.frame().gathers) is not None:
+        return gathers(leaf, axis)
     return gathered_alike(leaf, axis, groups)
 
 

@@ -353,7 +353,7 @@ def _as_per_replica(value: Any) -> PerReplica:
     if isinstance(value, PerReplica):
         return value
     if isinstance(value, DistributedValues) and is_variable(value):
-        return value._per_replica()  # type: ignore[attr-defined]
+        return value._as_distributed()
     if isinstance(value, (IndexedSlices, _nest.Leaf)):
         return PerReplica((value,))
     return PerReplica((_collectives.as_array(value),))

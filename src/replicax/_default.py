@@ -53,12 +53,6 @@ class SingleReplicaExtended(StrategyExtended):
     def _gather(self, value, axis):
         return value
 
-    def _on_each_replica(self, value):
-        return value
-
-    def _gather_merged(self, value, axis):
-        return value
-
     def _local_results(self, value):
         return (value,)
 
@@ -118,8 +112,17 @@ class DefaultExtended(SingleReplicaExtended):
     def variable_created_in_scope(self, v):
         return _levels.container_of(_extended._checked_variable(v))._strategy is None
 
-    def _cross_device_ops_for(self, options):
+    def _get_cross_device_ops(self, value=None):
         raise RuntimeError("The default strategy has one replica and combines nothing.")
+
+    def broadcast_to(self, tensor, destinations):
+        raise RuntimeError("The default strategy has one replica and combines nothing.")
+
+    @property
+    def should_checkpoint(self):
+        return True
+
+    should_save_summary = should_checkpoint
 
     @property
     def worker_devices(self):

@@ -16,6 +16,7 @@ from replicax._as_leaves import convert_leaf
 from replicax._indexed_slices import IndexedSlices
 from replicax._mesh_storage import ComponentStorage, MirroredStorage, StackedStorage
 from replicax._recycled import put
+from replicax._reducer import Reducer
 from replicax._resource_variable import ResourceVariable
 from replicax._scattering import SCATTER
 from replicax._types import (
@@ -23,7 +24,7 @@ from replicax._types import (
     VariableAggregation,
     VariableSynchronization,
 )
-from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, own_component
+from replicax._values import DistributedValues, Mirrored, PerReplica, own_component
 from replicax._variables import Variable, register, replacing
 
 _NONE = VariableAggregation.NONE
@@ -31,6 +32,8 @@ _NONE = VariableAggregation.NONE
 
 class OfReplicas(Variable):
     """A variable of a strategy with replicas, which may combine what they assign."""
+
+    _reducer: Reducer
 
     def _in_own_replica(self) -> bool:
         replica_context = _context.get_replica_context()
@@ -55,16 +58,15 @@ class OfReplicas(Variable):
     def _merge_update(self, strategy: Any, combine: Any, value: Any) -> Any:
         """In cross-replica context: the replicas' values combined, then every component updated."""
         boxed = combine.values[0] if isinstance(combine, PerReplica) else combine
-        extended = strategy.extended
         single = self._treedef == jax.tree.structure(0)
         leaves = [value] if single else jax.tree.leaves(value, is_leaf=_nest.is_leaf)
-        if extended._mesh.lone:  # a Python number is this replica's component, of the variable's dtype
+        if self._reducer.mesh.lone:  # a Python number is this replica's component, of the variable's dtype
             leaves = [
                 convert_leaf(x, t, self.name) if isinstance(x, int | float) else x for x, t in zip(leaves, self._types)
             ]
         # Without an aggregation it comes here where all assign the same.
         aggregation = VariableAggregation.ONLY_FIRST_REPLICA if self._aggregation is _NONE else self._aggregation
-        combined = [extended._aggregate(aggregation, leaf) for leaf in leaves]
+        combined = [self._reducer.aggregate(aggregation, leaf) for leaf in leaves]
         converted = [
             leaf if isinstance(leaf, DistributedValues) else convert_leaf(leaf, kind, self.name)
             for leaf, kind in zip(combined, self._types)
@@ -82,8 +84,8 @@ class _Distributed(OfReplicas, DistributedValues):
     _storage: ComponentStorage
     _value_type: type[PerReplica] | type[Mirrored]
 
-    def __init__(self, *args: Any, strategy: Any, mesh: ReplicaMesh, **kwargs: Any):
-        self._strategy, self._mesh = strategy, mesh
+    def __init__(self, *args: Any, strategy: Any, reducer: Reducer, **kwargs: Any):
+        self._strategy, self._reducer, self._mesh = strategy, reducer, reducer.mesh
         super().__init__(*args, **kwargs)
         kind = self._types[0].dtype if len(self._types) == 1 else None
         if kind is not None and self._aggregation is VariableAggregation.MEAN and not jnp.issubdtype(kind, jnp.inexact):
@@ -109,7 +111,7 @@ class _Distributed(OfReplicas, DistributedValues):
         clone._components = None
         return clone
 
-    def _per_replica(self) -> Any:
+    def _as_distributed(self) -> Any:
         """The components as a value."""
         frame = _levels.frame()
         if frame.local:
@@ -164,9 +166,10 @@ class MirroredVariable(_Distributed):
 
     _storage: MirroredStorage
     _value_type = Mirrored
+    _is_mirrored = True
 
-    def __init__(self, *args: Any, strategy: Any, mesh: ReplicaMesh, **kwargs: Any):
-        super().__init__(*args, strategy=strategy, mesh=mesh, **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         self._synchronization = VariableSynchronization.ON_WRITE
         required = _assigned_alike.is_required(self._copies_may_differ)
         self._equal_by_contract = required and self._aggregation is _NONE
@@ -212,7 +215,7 @@ class MirroredVariable(_Distributed):
     def _spread_tree(self, value: Any) -> list[Any]:
         """The converted leaves of a value whose pytree may have distributed leaves."""
         if isinstance(value, MirroredVariable) and value._mesh is self._mesh and len(self._types) == 1:
-            return [value._per_replica()]
+            return [value._as_distributed()]
         if isinstance(value, DistributedValues) or len(self._types) == 1:
             return [self._checked(leaf, kind) for leaf, kind in zip(self._convert(value), self._types)]
         leaves = jax.tree.leaves(value, is_leaf=_nest.is_leaf)
@@ -267,7 +270,7 @@ class MirroredVariable(_Distributed):
         return self._of_leaves(self._scatter_here(method, slices))
 
     def _merge_slices(self, strategy: Any, method: str, slices: Any) -> None:
-        self._scatter_here(method, strategy.extended._aggregate(self._aggregation, slices))
+        self._scatter_here(method, self._reducer.aggregate(self._aggregation, slices))
 
     def _scatter_here(self, method: str, slices: IndexedSlices) -> list[Any]:
         indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
@@ -307,7 +310,7 @@ class SyncOnReadVariable(_Distributed):
         if frame.local and frame.mesh is mesh:
             leaves = frame.read(self)
             if op is None:
-                return [first_replica(leaf) for leaf in leaves]
+                return [_collectives.first_replica(leaf) for leaf in leaves]
             add = _collectives.local_sum
             return _collectives.local_reduce(op, leaves, mesh.size, lambda x: [add(leaf) for leaf in x])
         if isinstance(frame, _levels.Level) and not frame.local:
@@ -317,8 +320,8 @@ class SyncOnReadVariable(_Distributed):
             return [(jnp.sum if op is ReduceOp.SUM else jnp.mean)(x, axis=0, dtype=x.dtype) for x in leaves]
         if op is None:
             self._storage.lent = True
-            return [self._strategy.extended._aggregate(self._aggregation, value) for value in self._storage.values()]
-        return [self._strategy.extended._reduce_leaf(op, value, None) for value in self._storage.values()]
+            return [self._reducer.aggregate(self._aggregation, value) for value in self._storage.values()]
+        return [self._reducer.reduce(op, value) for value in self._storage.values()]
 
     def _update(self, combine, value, read_value, method):
         self._check_strategy()
@@ -354,25 +357,6 @@ class SyncOnReadVariable(_Distributed):
 
     def _update_slices(self, method, slices):
         raise NotImplementedError(f"Variables with `synchronization=ON_READ` doesn't support `{method}`")
-
-
-def first_component(leaf: Any) -> Any:
-    """Replica 0's component of a distributed value, anywhere; another value as it is."""
-    if not isinstance(leaf, (PerReplica, Mirrored)):
-        return leaf
-    if leaf._local is None:
-        return leaf.values[0]
-    return leaf._local if isinstance(leaf, Mirrored) else first_replica(leaf._local)
-
-
-def first_replica(leaf: Any) -> Any:
-    """Replica 0's value on every replica, inside of compiled code."""
-    if isinstance(leaf, IndexedSlices):
-        return IndexedSlices(first_replica(leaf.values), first_replica(leaf.indices), leaf.dense_shape)
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(first_replica(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
-    only = jnp.where(lax.axis_index(AXIS) == 0, leaf, jnp.zeros_like(leaf))
-    return _collectives.local_sum(only).astype(leaf.dtype)  # the sum of booleans is an integer
 
 
 for _cls in (MirroredVariable, SyncOnReadVariable):

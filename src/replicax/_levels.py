@@ -156,6 +156,7 @@ class Frame:
 
     local = False
     mesh: Any = None
+    gathers: Any = None  # how values are gathered where replicas with other shapes are traced apart
 
     def read(self, variable: State) -> list[Any]:
         """The variable's leaves, in the frame's form."""
@@ -217,7 +218,6 @@ class Level(Frame):
         self.device: Any = None  # where a strategy of one device wants the program to run
         self.meshes: list[Any] = []  # of the strategies whose replicas run in it
         self.shared: list[tuple[State, str, list[Any]]] = []  # assignments to variables that the replicas share
-        self.gathers: Any = None  # how values are gathered where replicas with other shapes are traced apart
 
     def is_local(self, variable: State) -> bool:
         """Whether the variable's leaves stand here as one replica's components."""

@@ -32,7 +32,8 @@ from replicax import (
     _tape,
 )
 from replicax._context import ReplicaContext
-from replicax._values import Mirrored, PerReplica, ReplicaMesh, arrays_of, regroup, select
+from replicax._reducer import Reducer
+from replicax._values import Mirrored, PerReplica, arrays_of, regroup, select
 
 _PACKAGE = __name__.rpartition(".")[0]
 
@@ -44,9 +45,9 @@ class _Abandoned(BaseException):
 class LockstepContext(ReplicaContext):
     """The context of one eager replica."""
 
-    def __init__(self, strategy: Any, replica: _Replica):
+    def __init__(self, strategy: Any, reducer: Reducer, replica: _Replica):
         super().__init__(strategy, None)
-        self._replica = replica
+        self._reducer, self._replica = reducer, replica
 
     @property
     def replica_id_in_sync_group(self) -> Any:
@@ -60,11 +61,9 @@ class LockstepContext(ReplicaContext):
         return self._replica.meet(fn, args, kwargs, tag)
 
     def _all_reduce(self, op, leaves, options):
-        extended = self._strategy.extended
-
         def forward(values):
             results = self._merge(
-                lambda strategy, *merged: extended._all_reduce_merged(op, list(merged), options),
+                lambda strategy, *merged: self._reducer.all_reduce(op, list(merged), options),
                 tuple(values),
                 {},
                 ("all_reduce", op.value, len(values)),
@@ -74,11 +73,9 @@ class LockstepContext(ReplicaContext):
         return _differentiable(forward, lambda _, grads: self._all_reduce(op, grads, options), leaves)
 
     def _all_gather(self, leaves, axis, options):
-        extended = self._strategy.extended
-
         def forward(values):
             results = self._merge(
-                lambda strategy, *merged: [extended._gathered_everywhere(value, axis) for value in merged],
+                lambda strategy, *merged: self._reducer.all_gather(merged, axis),
                 tuple(values),
                 {},
                 ("all_gather", axis, len(values)),
@@ -91,7 +88,7 @@ class LockstepContext(ReplicaContext):
             parts = []
             for value, total in zip(values, sums):
                 sizes = self._merge(
-                    lambda strategy, size: (extended._everyones_sizes(size),),
+                    lambda strategy, size: (self._reducer.everyones_sizes(size),),
                     (value.shape[axis],),
                     {},
                     ("all_gather gradient",),
@@ -170,7 +167,7 @@ class _Replica:
     def body(self) -> Any:
         """The function, in this replica's contexts."""
         run = self.run
-        context = LockstepContext(run.strategy, self)
+        context = LockstepContext(run.strategy, run.reducer, self)
         frame = _levels.ReplicaFrame(run.mesh, self.index)
         with contextlib.ExitStack() as stack:
             if self.thread is not None:
@@ -240,8 +237,8 @@ class _Replica:
 class Lockstep:
     """One call of `run`."""
 
-    def __init__(self, strategy: Any, mesh: ReplicaMesh):
-        self.strategy, self.mesh = strategy, mesh
+    def __init__(self, strategy: Any, reducer: Reducer):
+        self.strategy, self.reducer, self.mesh = strategy, reducer, reducer.mesh
         self.turn = threading.Semaphore(0)  # given back by a replica that meets or ends
         self.abandoned = False
         self.sending = threading.Lock()  # held while a replica's thread is sent an interrupt
@@ -334,17 +331,18 @@ def _user_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dict) -> Any:
+def run(strategy: Any, reducer: Reducer, fn: Callable, args: tuple, kwargs: dict) -> Any:
     """`fn` on every local replica, eagerly; the results put together.
 
     Raises:
         ValueError: the replicas assigned different values to a variable that does not allow it. All variables have the
             values again that they had before.
     """
+    mesh = reducer.mesh
     if mesh.size == 1:
-        return regroup(Lockstep(strategy, mesh).call(fn, args, kwargs), mesh)
+        return regroup(Lockstep(strategy, reducer).call(fn, args, kwargs), mesh)
     with _levels.noted() as notes:
-        result = regroup(Lockstep(strategy, mesh).call(fn, args, kwargs), mesh)
+        result = regroup(Lockstep(strategy, reducer).call(fn, args, kwargs), mesh)
     try:
         _assigned_alike.check(mesh, notes.variables)
     except ValueError:

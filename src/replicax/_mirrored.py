@@ -8,6 +8,8 @@ from typing import Any
 from replicax import _devices
 from replicax._cross_device_ops import CollectiveAllReduce, CrossDeviceOps, NcclAllReduce
 from replicax._extended import StrategyExtended
+from replicax._placement import Placement
+from replicax._reducer import Reducer
 from replicax._strategy import Strategy
 from replicax._types import as_flag
 from replicax._values import ReplicaMesh
@@ -32,15 +34,8 @@ class MirroredExtended(StrategyExtended):
                 f"cross_device_ops is NcclAllReduce(...) or None, got {cross_device_ops!r}."
             )
         self._mesh = ReplicaMesh(_devices.find_devices(devices))
-        self._cross_device_ops = cross_device_ops or CollectiveAllReduce()
-
-    def _cross_device_ops_for(self, options):
-        if not isinstance(self._cross_device_ops, CrossDeviceOps):
-            raise TypeError(
-                f"cross_device_ops is a CrossDeviceOps such as NcclAllReduce(), got {self._cross_device_ops!r} of type "
-                f"{type(self._cross_device_ops).__name__}."
-            )
-        return self._cross_device_ops
+        self._reducer = Reducer(self._mesh, cross_device_ops or CollectiveAllReduce(), self._options)
+        self._placement = Placement(self._mesh)
 
 
 class MirroredStrategy(Strategy):

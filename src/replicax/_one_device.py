@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from replicax import _context, _cross_device_ops, _devices, _input, _levels
 from replicax._default import SingleReplicaContext, SingleReplicaExtended
+from replicax._placement import Placement
 from replicax._strategy import Strategy
 from replicax._values import ReplicaMesh
 
@@ -31,6 +32,7 @@ class OneDeviceExtended(SingleReplicaExtended):
     def __init__(self, container_strategy: Strategy, device: Any):
         super().__init__(container_strategy)
         self._mesh = ReplicaMesh([_devices.find_device(device)])
+        self._placement = Placement(self._mesh)
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """`tensor` itself: with one device there is nothing to copy it to."""
@@ -57,7 +59,7 @@ class OneDeviceExtended(SingleReplicaExtended):
         return super()._device_text()[1:-1]
 
     def _distribute_dataset(self, dataset, options):
-        return _input.DistributedDataset(dataset, 1, self._place, options)
+        return _input.DistributedDataset(dataset, 1, self._placement.place, options)
 
 
 class OneDeviceStrategy(Strategy):

@@ -248,11 +248,10 @@ class Optimizer:
             new = _shards.own_part(value, count) if is_part else _shards.whole(value)
             new_state.append(new.astype(kind.dtype))
         options = self._options_of_parts()
-        ops = self._strategy.extended._cross_device_ops_for(options)
-        return ops._gathered(results[: len(parameters)], options), new_state
+        return self._strategy.extended._reducer.gather_parts(results[: len(parameters)], options), new_state
 
     def _options_of_parts(self) -> CommunicationOptions:
-        return self._options or self._strategy.extended._options
+        return self._options or self._strategy.extended._reducer.options
 
     def _new_values(self, gradients: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
         updates, after = self._transformation.update(gradients, state, parameters)

@@ -11,7 +11,8 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from replicax import _dispatch, _levels, _nest, _private, _shards
-from replicax._distributed_variables import OfReplicas, first_component
+from replicax._collectives import first_component
+from replicax._distributed_variables import OfReplicas
 from replicax._mesh_storage import ShardedStorage
 from replicax._values import ReplicaMesh
 from replicax._variables import Variable, register

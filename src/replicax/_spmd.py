@@ -38,6 +38,7 @@ from replicax import (
 from replicax._context import ReplicaContext
 from replicax._indexed_slices import IndexedSlices
 from replicax._pulls import RunEagerly, lifts
+from replicax._reducer import Reducer
 from replicax._replica_results import Outputs, Results
 from replicax._values import (
     AXIS,
@@ -55,9 +56,9 @@ _STACKED, _MIRRORED = PartitionSpec(AXIS), PartitionSpec()
 class SpmdContext(ReplicaContext):
     """The context of the replicas while their function is traced, once for all of them."""
 
-    def __init__(self, strategy: Any, level: _levels.Level, outer: Any):
+    def __init__(self, strategy: Any, reducer: Reducer, level: _levels.Level, outer: Any):
         super().__init__(strategy, None)
-        self._level, self._outer = level, outer
+        self._reducer, self._level, self._outer = reducer, level, outer
         self.has_ended = False
         self._common: dict[int, Any] = {}  # what merge functions returned, one value for all replicas
 
@@ -115,15 +116,12 @@ class SpmdContext(ReplicaContext):
         return results
 
     def _all_reduce(self, op, leaves, options):
-        extended = self._strategy.extended
-        ops = extended._cross_device_ops_for(options)
         with jax.named_scope("all_reduce"):
-            return self._exchange(leaves, lambda own: ops._local_reduce(op, own, self._level.mesh, options))
+            return self._exchange(leaves, lambda own: self._reducer.reduce_local(op, own, options))
 
     def _reduce_to_parts(self, op: Any, leaves: list[Any], options: Any) -> list[Any]:
         """The sum or mean of the replica's own values, of which each replica gets a part (see `_shards`)."""
-        ops: Any = self._strategy.extended._cross_device_ops_for(options)
-        return self._exchange(leaves, lambda own: ops._local_parts(op, own, self._level.mesh, options))
+        return self._exchange(leaves, lambda own: self._reducer.reduce_to_parts(op, own, options))
 
     def _all_gather(self, leaves, axis, options):
         with jax.named_scope("all_gather"):
@@ -139,11 +137,11 @@ class _Trace:
         gathers: where there are other traces, for replicas whose arguments have other shapes, how it gathers values.
     """
 
-    def __init__(self, strategy: Any, mesh: ReplicaMesh, fn: Callable, skeleton: Any, kind: tuple, gathers: Any):
-        self.level = _levels.Level(local=True, mesh=mesh)
+    def __init__(self, strategy: Any, reducer: Reducer, fn: Callable, skeleton: Any, kind: tuple, gathers: Any):
+        self.level = _levels.Level(local=True, mesh=reducer.mesh)
         self.level.gathers = gathers
         self._strategy, self._fn, self._skeleton, self._kind = strategy, fn, skeleton, kind
-        self._context = SpmdContext(strategy, self.level, _outer_traces())
+        self._context = SpmdContext(strategy, reducer, self.level, _outer_traces())
         self.outputs: Any = None
         self.written: list[Any] = []  # variables
         self._jaxpr: Any = None
@@ -270,18 +268,18 @@ class _State:
             _levels.frame().write(variable, [next(leaves) for _ in variable._storage.leaf_types(True)])
 
 
-def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dict, alike: bool = True) -> Any:
+def run(strategy: Any, reducer: Reducer, fn: Callable, args: tuple, kwargs: dict, alike: bool = True) -> Any:
     """`fn` on all replicas as part of the program that is being traced; the results put together.
 
     Where the parts of an argument differ in shape, `fn` is traced once for each shape, see `_pieces`. With `alike`
     replicas may not assign different values to variables whose copies must stay equal.
     """
-    outer = _levels.frame()
+    mesh, outer = reducer.mesh, _levels.frame()
     if isinstance(outer, _levels.Level):
         outer.meshes.append(mesh)
     inputs = _Inputs(mesh, (args, kwargs))
     try:
-        traces = _traces(strategy, mesh, fn, inputs)
+        traces = _traces(strategy, reducer, fn, inputs)
     except _pieces.NotAlike as error:
         raise inputs.refusal(error) from error
     state = _State(traces)
@@ -318,13 +316,13 @@ def run(strategy: Any, mesh: ReplicaMesh, fn: Callable, args: tuple, kwargs: dic
     return result
 
 
-def _traces(strategy: Any, mesh: ReplicaMesh, fn: Callable, inputs: _Inputs) -> list[_Trace]:
+def _traces(strategy: Any, reducer: Reducer, fn: Callable, inputs: _Inputs) -> list[_Trace]:
     """`fn`, traced for each kind of parts."""
     several = len(inputs.kinds) > 1
 
     def traced(known: Any) -> list[_Trace]:
         traces = [
-            _Trace(strategy, mesh, fn, inputs.skeleton, kind, _pieces.Gathers(known) if several else None)
+            _Trace(strategy, reducer, fn, inputs.skeleton, kind, _pieces.Gathers(known) if several else None)
             for kind in inputs.kinds
         ]
 
@@ -334,7 +332,7 @@ def _traces(strategy: Any, mesh: ReplicaMesh, fn: Callable, inputs: _Inputs) -> 
                 trace.take(inputs.rows(blocks))
             return jnp.zeros(())
 
-        jax.eval_shape(mapped(surroundings, mesh, tuple(_specs_of(inputs.stacked)), _MIRRORED), *inputs.arrays)
+        jax.eval_shape(mapped(surroundings, reducer.mesh, tuple(_specs_of(inputs.stacked)), _MIRRORED), *inputs.arrays)
         return traces
 
     return _settled(traced([]), inputs.which, traced) if several else traced([])

@@ -10,6 +10,8 @@ from jax.sharding import PartitionSpec
 from replicax import _across, _collectives, _devices, _logical, _nest, _tpu_system
 from replicax._cross_device_ops import AllReduceCrossDeviceOps, CollectiveAllReduce
 from replicax._extended import StrategyExtended
+from replicax._placement import Placement
+from replicax._reducer import Reducer
 from replicax._strategy import Strategy
 from replicax._topology import DeviceAssignment
 from replicax._types import as_flag
@@ -41,10 +43,9 @@ class TPUExtended(StrategyExtended):
             )
         _across.connect(self._mesh)
         # Packing tensors that are split over logical devices would bring them together first.
-        self._cross_device_ops = AllReduceCrossDeviceOps(0) if self._mesh.logical_axes else CollectiveAllReduce()
-
-    def _cross_device_ops_for(self, options):
-        return self._cross_device_ops
+        ops = AllReduceCrossDeviceOps(0) if self._mesh.logical_axes else CollectiveAllReduce()
+        self._reducer = Reducer(self._mesh, ops)
+        self._placement = Placement(self._mesh, _check_values)
 
     @property
     def experimental_require_static_shapes(self):
@@ -65,20 +66,17 @@ class TPUExtended(StrategyExtended):
         return self._mesh.size // self.num_hosts
 
     def _run(self, fn, args, kwargs):
-        self._check_values((args, kwargs))
+        _check_values((args, kwargs))
         result = super()._run(fn, args, kwargs)
-        self._check_values(result)
+        _check_values(result)
         return result
 
-    def _place(self, parts, fetch_to_device):
-        element = super()._place(parts, fetch_to_device)
-        self._check_values(element)
-        return element
 
-    def _check_values(self, nest: Any) -> None:
-        for leaf in _nest.leaves(nest):
-            if isinstance(leaf, PerReplica):
-                _collectives.check_static(leaf)
+def _check_values(nest: Any) -> None:
+    """`InvalidArgumentError` where the components of a value in the nest differ in shape."""
+    for leaf in _nest.leaves(nest):
+        if isinstance(leaf, PerReplica):
+            _collectives.check_static(leaf)
 
 
 class TPUStrategy(Strategy):

@@ -14,6 +14,7 @@ from replicax._values.mesh import ReplicaMesh as ReplicaMesh
 from replicax._values.per_replica import DistributedValues as DistributedValues
 from replicax._values.per_replica import Mirrored as Mirrored
 from replicax._values.per_replica import PerReplica as PerReplica
+from replicax._values.per_replica import adopted as adopted
 from replicax._values.per_replica import own_component as own_component
 from replicax._values.regroup import arrays_of as arrays_of
 from replicax._values.regroup import regroup as regroup

@@ -41,10 +41,16 @@ class DistributedValues(_nest.Leaf):
 
     __slots__ = ()
 
+    _is_mirrored = False  # whether it is the same on every replica
+
     @property
     def values(self) -> tuple[Any, ...]:
         """The components of this process's replicas, in order."""
         raise NotImplementedError
+
+    def _as_distributed(self) -> Any:
+        """Returns the value as `PerReplica` or `Mirrored`; of a variable, its current value."""
+        return self
 
     def _text(self, show) -> str:
         lines = ",\n".join(f"  {index}: {show(value)}" for index, value in enumerate(self.values))
@@ -301,6 +307,7 @@ class Mirrored(Value):
     """A value that is the same on every replica, with a copy on each replica's device."""
 
     __slots__ = ()
+    _is_mirrored = True
 
     def _join(self, parts: Sequence[Any]) -> jax.Array:
         assert self.mesh is not None
@@ -346,6 +353,12 @@ def _unflatten(cls):
 
 for _cls in (PerReplica, Mirrored):
     jax.tree_util.register_pytree_node(_cls, _flatten, _unflatten(_cls))
+
+
+def adopted(value: Any, mesh: ReplicaMesh) -> Any:
+    """Returns a PerReplica value that the user made of components as one of this mesh's; another value as it is."""
+    made = isinstance(value, PerReplica) and value.mesh is None
+    return PerReplica(value.values, mesh) if made and value.count == len(mesh.local_ids) else value
 
 
 def own_component(leaf: Any) -> Any:

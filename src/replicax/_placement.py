@@ -1,0 +1,86 @@
+"""Where a round of input goes: from each local replica's arrays on the host to one value on the replicas' devices."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from replicax import _data, _nest
+from replicax._agreed_input import Kind, Round, Worker
+from replicax._array_conversion import as_array
+from replicax._values import PerReplica, ReplicaMesh, is_array, is_text
+
+
+class Placement:
+    """Places the input of a strategy on the devices of its mesh.
+
+    Args:
+        mesh: the replicas' devices.
+        check: called with each element that is placed; it raises where a strategy does not take it.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, check: Callable[[Any], None] | None = None):
+        self._mesh, self._check = mesh, check
+
+    @property
+    def worker(self) -> Worker:
+        """Which of the processes that share the replicas this is."""
+        return Worker() if self._mesh.all_local else Worker(jax.process_count(), jax.process_index())
+
+    def place(self, this_round: Round, fetch_to_device: bool) -> Any:
+        """Returns one element of a distributed dataset, made of each local replica's host arrays.
+
+        Args:
+            this_round: a host structure for each local replica, and what the other workers' are like.
+            fetch_to_device: False leaves the arrays in the host's memory.
+        """
+        kinds = self._kinds_of_leaves(this_round)
+
+        def place(leaves: Sequence[Any]) -> Any:
+            return self._leaf(leaves, next(kinds, leaves), this_round.alike, fetch_to_device)
+
+        element = _nest.merge(list(this_round.parts), place)
+        if self._check is not None:
+            self._check(element)
+        return element
+
+    def _kinds_of_leaves(self, this_round: Round) -> Any:
+        """Iterates over the leaves, with the kinds of all replicas' parts of each, where the workers told them."""
+        told = self._mesh.by_replica(this_round.everyones) if this_round.everyones else []
+        return itertools.zip_longest(*told, fillvalue=Kind((), ""))
+
+    def _leaf(self, leaves: Sequence[Any], of_all: Sequence[Any], alike: bool, fetch_to_device: bool) -> Any:
+        """Returns one leaf of the element.
+
+        Args:
+            leaves: the local replicas' parts.
+            of_all: what has the shapes and dtypes of all replicas' parts.
+            alike: whether all replicas' parts have one shape.
+            fetch_to_device: see `place`.
+        """
+        mesh = self._mesh
+        if all(leaf is None for leaf in leaves):  # a part of the structure
+            return None
+        if any(not is_array(leaf) or is_text(leaf) for leaf in leaves):
+            leaves = [_data.as_tensor(leaf) if is_array(leaf) else leaf for leaf in leaves]
+            return leaves[0] if mesh.size == 1 else PerReplica(leaves, mesh)
+        if not fetch_to_device:
+            with jax.default_device(mesh.local_devices[0]):
+                arrays = [as_array(leaf) for leaf in leaves]
+            return self._in_parts(arrays, of_all, alike)
+        if mesh.size > 1 and alike and all(leaf.shape == leaves[0].shape for leaf in leaves):
+            return PerReplica.of_array(mesh.stack(leaves), mesh)
+        if mesh.size > 1 and (value := PerReplica.from_host(leaves, of_all, mesh)) is not None:
+            return value
+        return self._in_parts(mesh.components(leaves), of_all, alike)
+
+    def _in_parts(self, components: Sequence[Any], of_all: Sequence[Any], alike: bool) -> Any:
+        mesh = self._mesh
+        if mesh.size == 1:
+            return components[0]
+        if alike and not mesh.all_local:
+            of_all = list(components[:1]) * mesh.size
+        return PerReplica.of_kinds(components, of_all, mesh)

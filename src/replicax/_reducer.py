@@ -1,0 +1,320 @@
+"""`Reducer`: reduces and gathers the replicas' values, whatever form they have and wherever the program is.
+
+A value comes as `PerReplica` or `Mirrored`, as a variable, or as one plain value for all replicas. Where it comes from
+decides how it is reduced:
+
+| value | how |
+|---|---|
+| a replica's own, while a replica function is traced | a collective over the axis `replica` |
+| rows of one stacked array | a sum over the rows, in the program that is traced or in one of its own |
+| components, all of them in this process | added up, or by the cross-device operations |
+| components of several processes | a program over all of them, after a comparison of shapes |
+
+A strategy has one reducer, and gives it to its variables and to the contexts of its replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax import _across, _collectives, _context, _cross_device_ops, _dispatch, _levels, _nest, _tape
+from replicax._array_conversion import as_array
+from replicax._collectives import check_numeric, first_component, gather_axis
+from replicax._cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps, is_variable
+from replicax._indexed_slices import IndexedSlices
+from replicax._types import CommunicationOptions, ReduceOp, VariableAggregation
+from replicax._values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    ReplicaMesh,
+    adopted,
+    as_rows,
+    is_array,
+)
+
+
+class Reducer:
+    """Reduces and gathers values over the replicas of a mesh.
+
+    Args:
+        mesh: the replicas' devices.
+        ops: the cross-device operations by which they are combined.
+        options: of collectives for which none are given.
+    """
+
+    def __init__(self, mesh: ReplicaMesh, ops: CrossDeviceOps, options: CommunicationOptions | None = None):
+        self.mesh, self._ops = mesh, ops
+        self.options = CommunicationOptions() if options is None else options
+
+    @property
+    def ops(self) -> CrossDeviceOps:
+        """The cross-device operations.
+
+        Raises:
+            TypeError: the user has given something else.
+        """
+        if not isinstance(self._ops, CrossDeviceOps):
+            raise TypeError(
+                f"cross_device_ops is a CrossDeviceOps such as NcclAllReduce(), got {self._ops!r} of type "
+                f"{type(self._ops).__name__}."
+            )
+        return self._ops
+
+    # In cross-replica context.
+
+    def reduce(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
+        """Returns the sum or mean of each leaf of a nest, along `axis` of the components first if that is not None."""
+        leaves: list[Any] = []
+        _nest.map_structure(leaves.append, value)
+        totals = iter(self._leaves(op, leaves, axis))
+        return _nest.map_structure(lambda _: next(totals), value)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Returns the concatenation of the components along `axis`; a value that is not distributed as it is."""
+        value = self._checked(ReduceOp.MEAN, value)
+        if isinstance(value, DistributedValues) and value._is_mirrored:
+            value = PerReplica([_read(component) for component in value.values], self.mesh)
+        if self.mesh.size == 1 and isinstance(value, PerReplica) and value._local is None:
+            return value.values[0]
+        return self._gathered(value, axis)
+
+    def batch_reduce(
+        self, op: ReduceOp, pairs: Sequence[tuple[Any, Any]], options: CommunicationOptions | None
+    ) -> list[Any]:
+        """Returns the sum or mean of each value of several (value, destinations) pairs, where its destinations are."""
+        results = [self._checked(op, value) for value, _ in pairs]
+        batch = [i for i, value in enumerate(results) if isinstance(value, PerReplica)]
+        for i, value in enumerate(results):
+            if not isinstance(value, DistributedValues):
+                results[i] = self._non_distributed(op, value)
+        if batch:
+            reduced = self._batch(op, [(results[i], pairs[i][1]) for i in batch], options or self.options)
+            for i, result in zip(batch, reduced):
+                results[i] = result
+        return results
+
+    def aggregate(self, aggregation: VariableAggregation, value: Any) -> Any:
+        """Returns what the replicas' values that are assigned to a variable come to."""
+        value = self._own(value)
+        if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            if isinstance(value, PerReplica) and value._local is None and not self.mesh.all_local:
+                return self._first_anywhere(value)
+            return first_component(value) if isinstance(value, PerReplica) else value
+        op = ReduceOp.from_variable_aggregation(aggregation)
+        if not isinstance(value, PerReplica):
+            return self._non_distributed(op, value)
+        if value._local is not None:
+            return self.reduce_local(op, [value._local], self.options.exact())[0]
+        return self._leaf(op, value, None)
+
+    # For replica contexts: in a compiled replica, and for eager ones that have met.
+
+    def reduce_local(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
+        """Returns the sums or means of one replica's leaves while its function is traced."""
+        return self.ops._local_reduce(op, leaves, self.mesh, options)
+
+    def reduce_to_parts(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
+        """Returns the same of which each replica gets its part (see `_shards`)."""
+        return self._scattering_ops._local_parts(op, leaves, self.mesh, options)
+
+    def gather_parts(self, values: Sequence[Any], options: CommunicationOptions) -> list[Any]:
+        """Returns one replica's values while its function is traced, those that are parts gathered from all."""
+        return self._scattering_ops._gathered(values, options)
+
+    @property
+    def _scattering_ops(self) -> AllReduceCrossDeviceOps:
+        return cast(AllReduceCrossDeviceOps, self.ops)  # strategies refuse others where they are made
+
+    def all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
+        """Returns what eager replicas get from `all_reduce`: a value for each they passed."""
+        own = [i for i, value in enumerate(values) if isinstance(value, PerReplica)]
+        for i in own:
+            if is_array(values[i].values[0]):
+                for part in values[i].values:
+                    check_numeric(part.dtype)
+                if self.mesh.all_local:  # else all workers' are compared
+                    _collectives.check_alike(values[i].values)
+        if self.mesh.size == 1:  # the only replica's values arrive bare
+            return [_collectives.reduce_parts(op, [value]) if is_array(value) else value for value in values]
+        results = [self._on_each_replica(value) for value in values]
+        if own:
+            pairs = [(values[i], values[i]) for i in own]
+            for i, total in zip(own, self.ops.batch_reduce(op, pairs, options)):
+                results[i] = self._on_each_replica(total)
+        return results
+
+    def all_gather(self, values: Sequence[Any], axis: int) -> list[Any]:
+        """Returns what eager replicas get from `all_gather`: a value for each they passed."""
+        return [self._on_each_replica(self._gathered(value, axis)) for value in values]
+
+    def everyones_sizes(self, size: Any) -> list[int]:
+        """Returns a number of each replica, on all workers."""
+        sizes = list(size.values) if isinstance(size, PerReplica) else [size] * len(self.mesh.local_ids)
+        return sizes if self.mesh.all_local else _across.everyones_sizes(self.mesh, sizes)
+
+    # One value, by its form.
+
+    def _own(self, value: Any) -> Any:
+        """Returns a plain value as this worker's component, where it has one replica of several."""
+        mesh, value = self.mesh, adopted(value, self.mesh)
+        if not mesh.lone or isinstance(value, DistributedValues):
+            return value
+        if isinstance(value, IndexedSlices):
+            return PerReplica([value], mesh)
+        array = as_array(_read(value))
+        if _levels.frame().local:  # within compiled replicas
+            return PerReplica.of_local(array, mesh)
+        if _levels.is_tracing():
+            return PerReplica.of_array(as_rows(array, mesh), mesh)
+        return PerReplica.of_bare(array, mesh)
+
+    def _checked(self, op: ReduceOp, value: Any) -> Any:
+        """Returns a mirrored value or variable as it is, and others that are distributed as `PerReplica`.
+
+        Raises:
+            AssertionError: the sum of a mirrored value.
+        """
+        if not isinstance(value, DistributedValues):
+            return self._own(value)
+        assert not (value._is_mirrored and op is ReduceOp.SUM), (
+            "The sum of a mirrored value is ambiguous: it is the same on every replica. Reduce a PerReplica value, or "
+            "multiply by the number of replicas."
+        )
+        return value if value._is_mirrored else self._own(value._as_distributed())
+
+    def _non_distributed(self, op: ReduceOp, value: Any) -> Any:
+        if self.mesh.size == 1:
+            return value if isinstance(value, (jax.Array, IndexedSlices)) else as_array(value)
+        if op is ReduceOp.MEAN:
+            return value
+        raise ValueError(f"A non-DistributedValues value {value!s} cannot be reduced with the given reduce op {op}.")
+
+    def _leaves(self, op: ReduceOp, leaves: list[Any], axis: Any) -> list[Any]:
+        values = [self._checked(op, leaf) for leaf in leaves]
+        together = [i for i, value in enumerate(values) if axis is None and self._takes_all_reduce(value)]
+        if len(together) < 2 or not isinstance(self.ops, AllReduceCrossDeviceOps):
+            return [self._leaf(op, value, axis) for value in values]
+        pairs = [(values[i], values[i]) for i in together]
+        totals = dict(zip(together, self.ops.batch_reduce(op, pairs, self.options.exact())))
+        return [totals[i].values[0] if i in totals else self._leaf(op, value, axis) for i, value in enumerate(values)]
+
+    def _takes_all_reduce(self, value: Any) -> bool:
+        """Returns whether reducing this value, now, is a collective of the devices."""
+        if not isinstance(value, PerReplica) or value._local is not None or _levels.is_tracing():
+            return False
+        return value.whole or (not self.mesh.all_local and all(is_array(part) for part in value.values))
+
+    def _leaf(self, op: ReduceOp, value: Any, axis: Any) -> Any:
+        """Reduces one value as `_checked` returns it."""
+        if not isinstance(value, DistributedValues):
+            if axis is None:
+                return self._non_distributed(op, value)
+            return _collectives.reduce_along(op, [as_array(_read(value))] * self.mesh.size, axis)
+        if not isinstance(value, PerReplica):  # mirrored
+            value = value.values[0]
+            return value if axis is None else _collectives.reduce_along(op, [_read(value)], axis)
+        if value._local is not None:
+            return self._local(op, value._local, axis)
+        if value.whole:
+            return self._stacked(op, value._array, axis)
+        if self._spans_processes():
+            if axis is None:
+                return _across.reduced(op, value.values, self.mesh)
+            return _across.reduced_along(op, value.values, axis, self.mesh)
+        if axis is None:
+            return _collectives.reduce_parts(op, value.values)
+        return _collectives.reduce_along(op, value.values, axis)
+
+    def _spans_processes(self) -> bool:
+        """Returns whether components, as they are now, are of some of the replicas only."""
+        return not self.mesh.all_local and not _levels.is_tracing()
+
+    def _local(self, op: ReduceOp, leaf: Any, axis: Any) -> Any:
+        """Reduces one replica's component while its function is traced."""
+        count: Any = self.mesh.size
+        if axis is not None:
+            axes = axis if isinstance(axis, tuple) else (axis,)
+            own = int(np.prod([leaf.shape[a] for a in axes], dtype=np.int64))
+            uneven = _levels.frame().gathers is not None
+            count = _collectives.local_sum(jnp.asarray(own, jnp.int32)) if uneven else count * own
+            total = _collectives.local_sum(_collectives.reduce_along(ReduceOp.SUM, [leaf], axis))
+        else:
+            check_numeric(leaf.dtype)
+            total = _collectives.local_sum(leaf)
+        return _collectives.divided(total, count, leaf.dtype) if op is ReduceOp.MEAN else total
+
+    def _stacked(self, op: ReduceOp, stacked: Any, axis: Any) -> Any:
+        """Reduces the rows of a stacked array."""
+        mesh, traced = self.mesh, isinstance(stacked, jax.core.Tracer) or _levels.is_tracing()
+        row = jax.ShapeDtypeStruct(stacked.shape[1:], stacked.dtype)
+        check_numeric(row.dtype)
+        axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        if axis is not None:  # checks the axis, and raises in the components' terms
+            jax.eval_shape(lambda x: _collectives.reduce_along(op, [x], axis), row)
+        axes = tuple(a % len(row.shape) for a in axes)
+        if traced:
+            total = _collectives.sum_of_rows(stacked, axes)
+        else:
+            with _dispatch.calling(mesh, "reduce", [stacked]) as call:
+                call.output = total = _sum_of_rows(stacked, axes)
+            total = _tape.renamed(total, mesh.copies(total)[0])
+        count = stacked.shape[0] * int(np.prod([row.shape[a] for a in axes], dtype=np.int64))
+        return _collectives.divided(total, count, row.dtype) if op is ReduceOp.MEAN else total
+
+    def _gathered(self, value: Any, axis: int) -> Any:
+        """Returns the concatenation of a distributed value's components; another value as it is."""
+        if isinstance(value, Mirrored):
+            value = PerReplica(value.values, value.mesh)
+        if not isinstance(value, PerReplica):
+            return value
+        if value._local is not None:
+            return _collectives.local_gather(value._local, axis)
+        parts = []
+        for part in value.values:
+            part = _context._tensor(part, "gather", sparse=True)
+            parts.append(part if is_array(part) else part.to_dense())
+        axis = gather_axis(axis, parts[0].ndim)
+        if self._spans_processes():
+            parts = _across.all_parts(self.mesh, parts, axis)
+        _collectives.check_alike(parts, free_axis=axis)
+        return jnp.concatenate(parts, axis)
+
+    def _on_each_replica(self, value: Any) -> Any:
+        """Returns a plain array as a value of its own on every replica's device."""
+        mesh = self.mesh
+        return Mirrored.of_array(mesh.mirror([value] * len(mesh.local_ids)), mesh) if is_array(value) else value
+
+    def _first_anywhere(self, value: PerReplica) -> Any:
+        """Returns replica 0's component, which another worker may hold."""
+
+        def first(part: Any) -> Any:
+            if isinstance(part, IndexedSlices):
+                return IndexedSlices(first(part.values), first(part.indices), part.dense_shape)
+            return _across.from_first(self.mesh, as_array(part), "the first replica's value")
+
+        return _nest.map_structure(first, value.values[0])
+
+    def _batch(self, op: ReduceOp, pairs: list[tuple[Any, Any]], options: CommunicationOptions) -> list[Any]:
+        for _, destinations in pairs:
+            _cross_device_ops.check_destinations(destinations)
+        stacked = [value._array for value, _ in pairs if isinstance(value._array, jax.core.Tracer)]
+        if len(stacked) < len(pairs):
+            return self.ops.batch_reduce(op, pairs, options)
+        totals = [self._stacked(op, array, None) for array in stacked]
+        return [
+            Mirrored.of_array(total, self.mesh) if isinstance(pair[1], DistributedValues) else total
+            for total, pair in zip(totals, pairs)
+        ]
+
+
+_sum_of_rows = jax.jit(_collectives.sum_of_rows, static_argnums=1)
+
+
+def _read(value: Any) -> Any:
+    return value.read_value() if is_variable(value) else value
