@@ -52,7 +52,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "clusters": ("_cluster",),
     "values": ("_value_errors", "_values", "_trace_caches", "_tape", "_indexed_slices", "_ragged"),
-    "data": ("_data", "_files", "_sources", "_agreed_input", "_splits", "_input"),
+    "data": ("_data", "_files", "_sources", "_agreed_input", "_splits", "_input", "_placement"),
     "engine": (
         "_levels",
         "_step_failures",
@@ -76,7 +76,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_sharded_evaluation",
         "_cross_device_ops",
         "_reducer",
-        "_placement",
         "_assigned_alike",
         "_lockstep",
         "_replica_results",
@@ -116,7 +115,10 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_logical",
     ),
     "strategies": (
+        "_run",
         "_extended",
+        "_replicated",
+        "_single_replica",
         "_strategy",
         "_benchmark",
         "_default",

@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import jax
 
 from replicax import _creation, _devices, _nest
 from replicax._aggregating import AggregatingVariable, DeviceHome, HostHome
 from replicax._collectives import first_component
+from replicax._context import StrategyLike
 from replicax._cross_device_ops import CollectiveAllReduce
-from replicax._extended import StrategyExtended
-from replicax._placement import Placement
 from replicax._reducer import Reducer
+from replicax._replicated import ReplicatedExtended, device_text
 from replicax._strategy import Strategy
 from replicax._types import as_aggregation, as_synchronization
 from replicax._values import ReplicaMesh
 from replicax._variables import Variable
 
 
-class CentralStorageExtended(StrategyExtended):
-    """The engine of `CentralStorageStrategy`."""
+class CentralStorageExtended(ReplicatedExtended):
+    """The extended methods of `CentralStorageStrategy`."""
 
     _variables_live_once = True
 
-    def __init__(self, container_strategy: Strategy, compute_devices: Sequence[Any] | None, parameter_device: Any):
-        super().__init__(container_strategy)
+    def __init__(
+        self,
+        container_strategy: StrategyLike,
+        compute_devices: Sequence[str | jax.Device] | None,
+        parameter_device: Any,
+    ):
         if not compute_devices:
             names = _devices.default_devices()
             compute_devices = names[:1] if names[0].startswith("CPU:") else names
-        self._mesh = ReplicaMesh(_devices.find_devices(compute_devices))
+        mesh = ReplicaMesh(_devices.find_devices(compute_devices))
+        super().__init__(container_strategy, Reducer(mesh, CollectiveAllReduce()))
         if parameter_device is None:
-            parameter_device = self._mesh.device_names[0] if self._mesh.size == 1 else "/device:CPU:0"
+            parameter_device = mesh.device_names[0] if mesh.size == 1 else "/device:CPU:0"
         self._parameter_device = parameter_device
-        self._home = _home_on(_devices.short_name(parameter_device), self._mesh)
-        self._reducer = Reducer(self._mesh, CollectiveAllReduce())
-        self._placement = Placement(self._mesh)
+        self._home = _home_on(_devices.short_name(parameter_device), mesh)
 
     @property
-    def worker_devices(self) -> Any:
+    def worker_devices(self) -> list[str]:
         """The full names of the compute devices."""
         return list(self._mesh.device_names)
 
@@ -46,7 +51,10 @@ class CentralStorageExtended(StrategyExtended):
         """The parameter device, as it was given."""
         return (self._parameter_device,)
 
-    def _new_variable(self, **kwargs: Any) -> Any:
+    def _device_text(self) -> str:
+        return device_text(self._mesh)
+
+    def _new_variable(self, **kwargs: Any) -> Variable:
         as_synchronization(kwargs["synchronization"], kwargs["name"])
         as_aggregation(kwargs["aggregation"], kwargs["name"])
         variable = AggregatingVariable(
@@ -54,7 +62,9 @@ class CentralStorageExtended(StrategyExtended):
         )
         return _creation.through_creators(lambda **_: variable, inside_scope=False)(**kwargs)
 
-    def _update(self, var, fn, args, kwargs, group):
+    def _update(
+        self, var: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], group: bool
+    ) -> Any:
         if not isinstance(var, Variable):
             raise ValueError(f"You can not update `var` {var!r}. It must be a Variable.")
         args, kwargs = _nest.map_structure(first_component, args), _nest.map_structure(first_component, kwargs)

@@ -59,6 +59,8 @@ class ReplicaContext:
     [3.0, 3.0]
     """
 
+    _options = CommunicationOptions()  # of collectives where none are given
+
     def __init__(self, strategy: StrategyLike, replica_id_in_sync_group: Any):
         self._strategy = strategy
         self._replica_id = replica_id_in_sync_group
@@ -81,7 +83,7 @@ class ReplicaContext:
     @property
     def devices(self) -> Any:
         """The full names of the replica's devices."""
-        return self._strategy.extended._replica_devices(self)
+        raise NotImplementedError
 
     @_tracebacks.boundary
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
@@ -129,7 +131,7 @@ class ReplicaContext:
             InvalidArgumentError: shapes or dtypes differ between the replicas.
             TypeError: a leaf is no array.
         """
-        op, options = as_reduce_op(reduce_op), as_options(options, self._strategy.extended._options)
+        op, options = as_reduce_op(reduce_op), as_options(options, self._options)
         self._check_current()
         leaves = [_tensor(leaf, "all_reduce") for leaf in _nest.leaves(value)]
         results = iter(self._all_reduce(op, leaves, options) if leaves else [])
@@ -149,7 +151,7 @@ class ReplicaContext:
             InvalidArgumentError: scalars, an axis out of range, or shapes or dtypes that do not fit.
             TypeError: a leaf is no array of a numeric type, or `axis` is no int.
         """
-        options, axis = as_options(options, self._strategy.extended._options), as_axis(axis)
+        options, axis = as_options(options, self._options), as_axis(axis)
         self._check_current()
         leaves = [_tensor(leaf, "all_gather", sparse=False) for leaf in _nest.leaves(value)]
         results = iter(self._all_gather(leaves, axis, options) if leaves else [])
@@ -220,6 +222,11 @@ def set_default_strategy(strategy: Any) -> None:
     """Plugs in the strategy that is current outside of any scope."""
     global _default_strategy
     _default_strategy = strategy
+
+
+def default_strategy() -> Any:
+    """Returns the strategy that is current outside of any scope."""
+    return _default_strategy
 
 
 def _current() -> tuple[Any, ReplicaContext | None]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from replicax import _context, _levels, _private
+from replicax._values import PerReplica
 
 
 class _Creation(threading.local):
@@ -79,3 +81,21 @@ def through_creators(make: Callable[..., Any], inside_scope: bool | None) -> Cal
 
 def _bind_creator(creator: Callable[..., Any], make: Callable[..., Any]) -> Callable[..., Any]:
     return lambda **kwargs: creator(make, **kwargs)
+
+
+def create_together(strategy: _context.StrategyLike, new: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    """Calls `new(**kwargs)`; in a replica function of the strategy once, where all replicas have come to it."""
+    replica_context = _context.get_replica_context()
+    if replica_context is None or replica_context.strategy is not strategy:
+        return new(**kwargs)
+
+    def merged(_: _context.StrategyLike, makers: Any) -> Any:
+        everyones = makers.values if isinstance(makers, PerReplica) else (makers,)
+        for index, other in enumerate(everyones):
+            if other.keywords["name"] != everyones[0].keywords["name"]:
+                name = other.keywords["name"]
+                raise RuntimeError(f"Tried to create variable {name} with mismatching name on device {index}")
+        return everyones[0]()
+
+    tag = ("the creation of a variable", id(strategy))
+    return replica_context._merge(merged, (functools.partial(new, **kwargs),), {}, tag)

@@ -168,7 +168,9 @@ def _new_variable(variable: Any, value: Any) -> Variable:
             # Keras assigns `total + x`, in which the total is the replica's own. A variable that lives once has the
             # sum of all, which would count again for each replica. Nor do replicas without rows come to assign it.
             on_read = True
-            kind = functools.partial(SyncOnReadVariable, strategy=strategy, reducer=strategy.extended._reducer)
+            reducer = strategy.extended._reducer
+            assert reducer is not None
+            kind = functools.partial(SyncOnReadVariable, strategy=strategy, reducer=reducer)
     synchronization = VariableSynchronization.ON_READ if on_read else VariableSynchronization.AUTO
     with _creation.outside():
         return kind(

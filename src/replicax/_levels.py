@@ -157,6 +157,17 @@ class Frame:
     local = False
     mesh: Any = None
     gathers: Any = None  # how values are gathered where replicas with other shapes are traced apart
+    compiles_runs = True  # whether `strategy.run` outside of any trace may have a program of its own
+
+    def is_replica_of(self, mesh: Any) -> bool:
+        """Returns whether the values are those of one replica of this mesh."""
+        return self.local and self.mesh is mesh
+
+    def run_on(self, device: jax.Device) -> None:
+        """Called where a strategy of one device runs in the frame: a program of it is to run there."""
+
+    def note_replicas(self, mesh: Any) -> None:
+        """Called where replicas of this mesh run in the frame."""
 
     def read(self, variable: State) -> list[Any]:
         """The variable's leaves, in the frame's form."""
@@ -182,6 +193,7 @@ class ReplicaFrame(Frame):
     """The values that one eager replica sees: its own components."""
 
     local = True
+    compiles_runs = False
 
     def __init__(self, mesh: Any, replica: int):
         self.mesh, self.replica = mesh, replica  # the replica's number among the local ones
@@ -218,6 +230,12 @@ class Level(Frame):
         self.device: Any = None  # where a strategy of one device wants the program to run
         self.meshes: list[Any] = []  # of the strategies whose replicas run in it
         self.shared: list[tuple[State, str, list[Any]]] = []  # assignments to variables that the replicas share
+
+    def run_on(self, device: jax.Device) -> None:
+        self.device = device
+
+    def note_replicas(self, mesh: Any) -> None:
+        self.meshes.append(mesh)
 
     def is_local(self, variable: State) -> bool:
         """Whether the variable's leaves stand here as one replica's components."""

@@ -47,13 +47,17 @@ class LockstepContext(ReplicaContext):
 
     def __init__(self, strategy: Any, reducer: Reducer, replica: _Replica):
         super().__init__(strategy, None)
-        self._reducer, self._replica = reducer, replica
+        self._reducer, self._replica, self._options = reducer, replica, reducer.options
 
     @property
     def replica_id_in_sync_group(self) -> Any:
         if self._replica_id is None:
             self._replica_id = self._replica.replica_id()
         return self._replica_id
+
+    @property
+    def devices(self) -> Any:
+        return [[self._reducer.mesh.device_names[self._replica.index]]]
 
     def _merge(self, fn, args, kwargs, tag):
         if _levels.is_tracing():

@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 from replicax import _devices
+from replicax._context import StrategyLike
 from replicax._cross_device_ops import CollectiveAllReduce, CrossDeviceOps, NcclAllReduce
-from replicax._extended import StrategyExtended
-from replicax._placement import Placement
 from replicax._reducer import Reducer
+from replicax._replicated import MirroringExtended, device_text
 from replicax._strategy import Strategy
 from replicax._types import as_flag
 from replicax._values import ReplicaMesh
 
 
-class MirroredExtended(StrategyExtended):
-    """The engine of `MirroredStrategy`."""
+class MirroredExtended(MirroringExtended):
+    """The extended methods of `MirroredStrategy`."""
 
     def __init__(
         self,
-        container_strategy: Strategy,
-        devices: Sequence[Any] | None,
-        cross_device_ops: Any,
+        container_strategy: StrategyLike,
+        devices: Sequence[str | jax.Device] | None,
+        cross_device_ops: CrossDeviceOps | None,
         shard_optimizer_state: bool = False,
     ):
-        super().__init__(container_strategy)
         self._shards_optimizer_state = as_flag("shard_optimizer_state", shard_optimizer_state)
         scatters = cross_device_ops is None or isinstance(cross_device_ops, (CollectiveAllReduce, NcclAllReduce))
         if shard_optimizer_state and not scatters:
@@ -33,9 +34,11 @@ class MirroredExtended(StrategyExtended):
                 "With shard_optimizer_state=True gradients are reduced and scattered in one, for which "
                 f"cross_device_ops is NcclAllReduce(...) or None, got {cross_device_ops!r}."
             )
-        self._mesh = ReplicaMesh(_devices.find_devices(devices))
-        self._reducer = Reducer(self._mesh, cross_device_ops or CollectiveAllReduce(), self._options)
-        self._placement = Placement(self._mesh)
+        mesh = ReplicaMesh(_devices.find_devices(devices))
+        super().__init__(container_strategy, Reducer(mesh, cross_device_ops or CollectiveAllReduce()))
+
+    def _device_text(self) -> str:
+        return device_text(self._mesh)
 
 
 class MirroredStrategy(Strategy):

@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from replicax import _across, _devices, _exchange, _runtime
-from replicax._mirrored import MirroredExtended
+from replicax._context import StrategyLike
+from replicax._cross_device_ops import CollectiveAllReduce
+from replicax._reducer import Reducer
+from replicax._replicated import MirroringExtended, device_text
 from replicax._strategy import Strategy
 from replicax._types import CommunicationImplementation, CommunicationOptions, as_flag, as_options
+from replicax._values import ReplicaMesh
 
 if TYPE_CHECKING:
     from replicax._cluster.resolver import ClusterResolver
@@ -18,36 +22,38 @@ if TYPE_CHECKING:
 _JOBS = ("chief", "worker", "evaluator", "ps", None)
 
 
-class MultiWorkerMirroredExtended(MirroredExtended):
-    """The engine of `MultiWorkerMirroredStrategy`: that of `MirroredStrategy`, on a mesh over all workers."""
+class MultiWorkerMirroredExtended(MirroringExtended):
+    """The extended methods of `MultiWorkerMirroredStrategy`: replicas on a mesh over all workers."""
+
+    _between_graph = True
 
     def __init__(
         self,
-        container_strategy: Strategy,
-        resolver: Any,
+        container_strategy: StrategyLike,
+        resolver: ClusterResolver,
         options: CommunicationOptions | None,
         shard_optimizer_state: bool = False,
     ):
-        as_flag("shard_optimizer_state", shard_optimizer_state)  # before anybody joins
-        self._cluster_resolver, self._options = resolver, as_options(options, CommunicationOptions())
+        self._shards_optimizer_state = as_flag("shard_optimizer_state", shard_optimizer_state)  # before anybody joins
+        self._cluster_resolver, known = resolver, as_options(options, CommunicationOptions())
         tasks, addresses = _tasks(resolver)
-        me = (resolver.task_type, resolver.task_id)
+        kind, index = resolver.task_type, resolver.task_id
         if tasks:
-            _devices.set_task(*me)
-        alone = len(tasks) <= 1 or resolver.task_type == "evaluator"  # which counts no replicas of the others
+            assert kind is not None and index is not None  # which `_tasks` refuses
+            _devices.set_task(kind, index)
+        alone = len(tasks) <= 1 or kind == "evaluator"  # which counts no replicas of the others
         if not alone:
-            resolver._join(tasks, addresses, tasks.index(me))
+            resolver._join(tasks, addresses, tasks.index((kind, index)))
             if options is not None:  # else it is the environment's, or five minutes
                 _runtime.set_step_timeout(options.timeout_seconds)
-        super().__init__(container_strategy, None if alone else _everyones_devices(), None, shard_optimizer_state)
-        _across.connect(self._mesh)
-        if self._options.implementation is CommunicationImplementation.NCCL and self._mesh.devices[0].platform == "cpu":
+        mesh = ReplicaMesh(_devices.find_devices(None) if alone else _everyones_devices())
+        super().__init__(container_strategy, Reducer(mesh, CollectiveAllReduce(), known))
+        _across.connect(mesh)
+        if known.implementation is CommunicationImplementation.NCCL and mesh.devices[0].platform == "cpu":
             warnings.warn("NCCL is asked for, but the replicas are on CPU devices, which use Gloo.", stacklevel=4)
 
-    @property
-    def experimental_between_graph(self) -> bool:
-        """True: each process runs the replicas on its own devices."""
-        return True
+    def _device_text(self) -> str:
+        return device_text(self._mesh)
 
 
 def _tasks(resolver: Any) -> tuple[list[tuple[Any, Any]], list[str]]:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _cross_device_ops, _devices, _input, _levels
-from replicax._default import SingleReplicaContext, SingleReplicaExtended
+from replicax import _context, _creation, _cross_device_ops, _devices, _function, _input, _levels
+from replicax._array_storage import ArrayStorage
+from replicax._context import StrategyLike
 from replicax._placement import Placement
+from replicax._replicated import device_text
+from replicax._resource_variable import ResourceVariable
+from replicax._single_replica import SingleReplicaContext, SingleReplicaExtended
 from replicax._strategy import Strategy
+from replicax._types import InputContext, InputOptions
 from replicax._values import ReplicaMesh
+from replicax._variables import Variable
 
 
 class OneDeviceContext(SingleReplicaContext):
@@ -27,39 +35,66 @@ class OneDeviceContext(SingleReplicaContext):
 
 
 class OneDeviceExtended(SingleReplicaExtended):
-    """The engine of `OneDeviceStrategy`."""
+    """The extended methods of `OneDeviceStrategy`."""
 
-    def __init__(self, container_strategy: Strategy, device: Any):
+    _mesh: ReplicaMesh
+
+    def __init__(self, container_strategy: StrategyLike, device: Any):
         super().__init__(container_strategy)
         self._mesh = ReplicaMesh([_devices.find_device(device)])
         self._placement = Placement(self._mesh)
 
-    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """`tensor` itself: with one device there is nothing to copy it to."""
-        _context.require_cross_replica(self._container)
-        _cross_device_ops.check_destinations(destinations)
-        return tensor
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The full name of the device."""
+        return self._mesh.device_names
 
-    def _call(self, fn, args, kwargs):
-        strategy, frame = self._container, _levels.frame()
-        if isinstance(frame, _levels.Level):
-            frame.device = self._mesh.devices[0]
-        context = OneDeviceContext(strategy, None)
-        with _context.entered(strategy, context), jax.default_device(self._mesh.devices[0]):
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The full name of the device."""
+        return self._mesh.device_names
+
+    def _device_text(self) -> str:
+        return device_text(self._mesh)[1:-1]
+
+    def _scope_context(self) -> contextlib.AbstractContextManager[Any]:
+        return _context.entered(self._container, None)
+
+    def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        (device,) = self._mesh.devices
+        _levels.frame().run_on(device)
+        context = OneDeviceContext(self._container, None)
+        with _context.entered(self._container, context), jax.default_device(device):
             return fn(*args, **kwargs)
 
-    def _new_variable(self, **kwargs: Any) -> Any:
-        with jax.default_device(self._mesh.devices[0]):
-            variable = super()._new_variable(**kwargs)
-            there = [self._mesh.copies(self._mesh.mirror([leaf]))[0] for leaf in variable._storage.arrays]
-            variable._storage.stay_on(self._mesh.devices[0], there)
+    def _create_variable(self, **kwargs: Any) -> Variable:
+        _function.note_creation()
+        return _creation.create_together(self._container, self._new_variable, kwargs)
+
+    def _new_variable(self, **kwargs: Any) -> Variable:
+        (device,) = self._mesh.devices
+        with jax.default_device(device):
+            variable = ResourceVariable(**kwargs)
+            variable._strategy, storage = self._container, variable._storage
+            assert isinstance(storage, ArrayStorage)
+            storage.stay_on(device, [self._mesh.copies(self._mesh.mirror([leaf]))[0] for leaf in storage.arrays])
         return variable
 
-    def _device_text(self):
-        return super()._device_text()[1:-1]
+    def _broadcast(self, tensor: Any, destinations: Any) -> Any:
+        _cross_device_ops.check_destinations(destinations)
+        return tensor  # with one device there is nothing to copy it to
 
-    def _distribute_dataset(self, dataset, options):
+    def _get_cross_device_ops(self, value: Any = None) -> _cross_device_ops.CrossDeviceOps:
+        return _cross_device_ops.CollectiveAllReduce()
+
+    def _distribute_dataset(self, dataset: Any, options: InputOptions) -> Any:
         return _input.DistributedDataset(dataset, 1, self._placement.place, options)
+
+    def _datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: InputOptions) -> Any:
+        context = InputContext(*self._worker, 1)
+        return _input.DistributedDatasetsFromFunction(
+            dataset_fn, 1, self._placement.place, options, context, self._worker
+        )
 
 
 class OneDeviceStrategy(Strategy):

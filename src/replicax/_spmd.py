@@ -59,6 +59,7 @@ class SpmdContext(ReplicaContext):
     def __init__(self, strategy: Any, reducer: Reducer, level: _levels.Level, outer: Any):
         super().__init__(strategy, None)
         self._reducer, self._level, self._outer = reducer, level, outer
+        self._options = reducer.options
         self.has_ended = False
         self._common: dict[int, Any] = {}  # what merge functions returned, one value for all replicas
 
@@ -74,6 +75,10 @@ class SpmdContext(ReplicaContext):
             with _levels.jax_trace(self._level.trace):
                 self._replica_id = lax.axis_index(AXIS)
         return self._replica_id
+
+    @property
+    def devices(self) -> Any:
+        return [list(self._reducer.mesh.device_names)]
 
     def _is_own(self, leaf: Any) -> bool:
         """Whether a value was computed by the replica, rather than brought in from outside as one object."""
@@ -274,9 +279,8 @@ def run(strategy: Any, reducer: Reducer, fn: Callable, args: tuple, kwargs: dict
     Where the parts of an argument differ in shape, `fn` is traced once for each shape, see `_pieces`. With `alike`
     replicas may not assign different values to variables whose copies must stay equal.
     """
-    mesh, outer = reducer.mesh, _levels.frame()
-    if isinstance(outer, _levels.Level):
-        outer.meshes.append(mesh)
+    mesh = reducer.mesh
+    _levels.frame().note_replicas(mesh)
     inputs = _Inputs(mesh, (args, kwargs))
     try:
         traces = _traces(strategy, reducer, fn, inputs)
@@ -314,6 +318,24 @@ def run(strategy: Any, reducer: Reducer, fn: Callable, args: tuple, kwargs: dict
         trace.level.values.clear()
         trace.level.shared.clear()
     return result
+
+
+def run_inline(strategy: Any, reducer: Reducer, fn: Callable, args: tuple, kwargs: dict) -> Any:
+    """Calls `fn` in a merge function of compiled replicas, where it goes on as the replica; returns its result."""
+    level = _levels.frame()
+    assert isinstance(level, _levels.Level)
+    outer = [trace for trace in _outer_traces() if trace is not level.trace]
+    context = SpmdContext(strategy, reducer, level, outer)
+
+    def inside(leaf: Any) -> Any:
+        return leaf._local if isinstance(leaf, (PerReplica, Mirrored)) and leaf._local is not None else leaf
+
+    args, kwargs = _nest.map_structure(inside, args), _nest.map_structure(inside, kwargs)
+    with _context.entered(strategy, context):
+        result = fn(*args, **kwargs)
+    return _nest.map_structure(
+        lambda leaf: PerReplica.of_local(leaf, reducer.mesh) if context._is_own(leaf) else leaf, result
+    )
 
 
 def _traces(strategy: Any, reducer: Reducer, fn: Callable, inputs: _Inputs) -> list[_Trace]:
@@ -414,8 +436,3 @@ def _not_compiled(value: Any, why: str = "") -> ValueError:
         f"function, that differ in shape or dtype{why}, got {got}. Run the function eagerly, or make the "
         "components alike."
     )
-
-
-def context_outer(level: _levels.Level) -> list[Any]:
-    """The traces outside of this level."""
-    return [trace for trace in _outer_traces() if trace is not level.trace]

@@ -8,50 +8,46 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from replicax import _across, _collectives, _devices, _logical, _nest, _tpu_system
+from replicax._context import StrategyLike
 from replicax._cross_device_ops import AllReduceCrossDeviceOps, CollectiveAllReduce
-from replicax._extended import StrategyExtended
-from replicax._placement import Placement
 from replicax._reducer import Reducer
+from replicax._replicated import MirroringExtended
 from replicax._strategy import Strategy
 from replicax._topology import DeviceAssignment
 from replicax._types import as_flag
 from replicax._values import PerReplica, ReplicaMesh
 
 
-class TPUExtended(StrategyExtended):
-    """The engine of `TPUStrategy`."""
+class TPUExtended(MirroringExtended):
+    """The extended methods of `TPUStrategy`."""
+
+    _static_shapes = True
 
     def __init__(
         self,
-        container_strategy: Strategy,
+        container_strategy: StrategyLike,
         resolver: Any,
-        assignment: Any,
+        assignment: DeviceAssignment | None,
         spmd: bool = False,
         shard_optimizer_state: bool = False,
     ):
-        super().__init__(container_strategy)
         self._shards_optimizer_state = as_flag("shard_optimizer_state", shard_optimizer_state)
         self._refuses_assignment = spmd
         _tpu_system.check_hosts(resolver)
         self._cluster_resolver = resolver
-        self._mesh = ReplicaMesh(_tpu_system.replica_devices(assignment))
-        if shard_optimizer_state and self._mesh.logical_axes:
+        mesh = ReplicaMesh(_tpu_system.replica_devices(assignment))
+        if shard_optimizer_state and mesh.logical_axes:
             raise ValueError(
                 "shard_optimizer_state=True divides the state among replicas of one device each, and the assignment "
-                f"gives each replica {self._mesh.logical_size}. Leave the option out: the state of a variable that is "
+                f"gives each replica {mesh.logical_size}. Leave the option out: the state of a variable that is "
                 "split over its replica's logical devices is split as the variable is."
             )
-        _across.connect(self._mesh)
+        _across.connect(mesh)
         # Packing tensors that are split over logical devices would bring them together first.
-        ops = AllReduceCrossDeviceOps(0) if self._mesh.logical_axes else CollectiveAllReduce()
-        self._reducer = Reducer(self._mesh, ops)
-        self._placement = Placement(self._mesh, _check_values)
+        ops = AllReduceCrossDeviceOps(0) if mesh.logical_axes else CollectiveAllReduce()
+        super().__init__(container_strategy, Reducer(mesh, ops), _check_values)
 
-    @property
-    def experimental_require_static_shapes(self):
-        return True
-
-    def _device_text(self):
+    def _device_text(self) -> str:
         names = [_devices.short_names(row) for row in self._mesh.logical_devices]
         return repr(names if self._mesh.logical_axes else [name for row in names for name in row])
 
@@ -64,12 +60,6 @@ class TPUExtended(StrategyExtended):
     def num_replicas_per_host(self) -> int:
         """How many replicas each host runs."""
         return self._mesh.size // self.num_hosts
-
-    def _run(self, fn, args, kwargs):
-        _check_values((args, kwargs))
-        result = super()._run(fn, args, kwargs)
-        _check_values(result)
-        return result
 
 
 def _check_values(nest: Any) -> None:

@@ -1,0 +1,211 @@
+"""The extended methods of strategies with replicas on the devices of a mesh, and of those that mirror variables."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from replicax import _context, _conversion, _creation, _function, _input, _levels, _nest, _run, _spmd
+from replicax._context import StrategyLike
+from replicax._cross_device_ops import CrossDeviceOps
+from replicax._distributed_variables import MirroredVariable, SyncOnReadVariable, _Distributed
+from replicax._extended import StrategyExtended
+from replicax._placement import Placement
+from replicax._reducer import Reducer
+from replicax._types import (
+    CommunicationOptions,
+    InputContext,
+    InputOptions,
+    ReduceOp,
+    ValueContext,
+    VariableSynchronization,
+    as_aggregation,
+    as_synchronization,
+)
+from replicax._values import DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_array, own_component, select
+from replicax._variables import Variable
+
+
+class ReplicatedExtended(StrategyExtended):
+    """The extended methods of a strategy whose replicas are on the devices of a mesh, one each or several.
+
+    Args:
+        container_strategy: the strategy.
+        reducer: combines the replicas' values; its mesh says where they are.
+        check: called with what goes into and comes out of replica functions and with elements of datasets; it raises
+            where the strategy does not take such values.
+    """
+
+    _mesh: ReplicaMesh
+    _reducer: Reducer
+
+    def __init__(self, container_strategy: StrategyLike, reducer: Reducer, check: Callable[[Any], None] | None = None):
+        super().__init__(container_strategy)
+        self._reducer, self._mesh, self._options = reducer, reducer.mesh, reducer.options
+        self._check, self._placement = check, Placement(reducer.mesh, check)
+        self._worker = self._placement.worker
+
+    @abc.abstractmethod
+    def _new_variable(self, **kwargs: Any) -> Variable:
+        """Makes a variable, in cross-replica context."""
+
+    def _scope_context(self) -> contextlib.AbstractContextManager[Any]:
+        return _context.entered(self._container, None)
+
+    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._check is None:
+            return _run.run(self._container, self._reducer, fn, args, kwargs)
+        self._check((args, kwargs))
+        result = _run.run(self._container, self._reducer, fn, args, kwargs)
+        self._check(result)
+        return result
+
+    def _reduce(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...] | None) -> Any:
+        with _context.entered(self._container, None):
+            return self._reducer.reduce(op, value, axis)
+
+    def _gather(self, value: Any, axis: int) -> Any:
+        with _context.entered(self._container, None):
+            return self._reducer.gather(value, axis)
+
+    def _batch_reduce(self, op: ReduceOp, pairs: Sequence[tuple[Any, Any]], options: CommunicationOptions) -> list[Any]:
+        with _context.entered(self._container, None):
+            return self._reducer.batch_reduce(op, pairs, options)
+
+    def _broadcast(self, tensor: Any, destinations: Any) -> Any:
+        return self._reducer.ops.broadcast(tensor, destinations)
+
+    def _get_cross_device_ops(self, value: Any = None) -> CrossDeviceOps:
+        return self._reducer.ops
+
+    def _create_variable(self, **kwargs: Any) -> Variable:
+        _function.note_creation()
+        return _creation.create_together(self._container, self._new_variable, kwargs)
+
+    def _local_results(self, value: Any) -> tuple[Any, ...]:
+        if isinstance(value, DistributedValues):
+            return value.values
+        if not isinstance(value, (list, tuple, dict)):
+            return (value,)
+        return tuple(_nest.map_structure(_component_of(i), value) for i in range(len(self._mesh.local_ids)))
+
+    def _values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        values = [value_fn(ValueContext(i, self._mesh.size)) for i in self._mesh.local_ids]
+        return _nest.merge(values, lambda parts: PerReplica(parts, self._mesh))
+
+    def _distribute_dataset(self, dataset: Any, options: InputOptions) -> Any:
+        replicas, place = len(self._mesh.local_ids), self._placement.place
+        return _input.DistributedDataset(dataset, replicas, place, options, worker=self._worker)
+
+    def _datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: InputOptions) -> Any:
+        replicas, place = len(self._mesh.local_ids), self._placement.place
+        context = InputContext(*self._worker, self._mesh.size)
+        return _input.DistributedDatasetsFromFunction(dataset_fn, replicas, place, options, context, self._worker)
+
+
+class MirroringExtended(ReplicatedExtended):
+    """The extended methods of a strategy whose variables have a component on each replica's device."""
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The full names of the replicas' devices."""
+        return self._mesh.device_names
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The full names of the devices that hold variables."""
+        return self._mesh.device_names
+
+    def _new_variable(self, **kwargs: Any) -> Variable:
+        name = kwargs["name"]
+        synchronization = as_synchronization(kwargs["synchronization"], name)
+        as_aggregation(kwargs["aggregation"], name)
+        if synchronization is VariableSynchronization.NONE:
+            raise ValueError(
+                "`NONE` variable synchronization mode is not supported with tf.distribute strategy. Please change the "
+                f"`synchronization` for variable: {name}"
+            )
+        on_read = synchronization is VariableSynchronization.ON_READ
+        kind: type[_Distributed] = SyncOnReadVariable if on_read else MirroredVariable
+        variable = kind(strategy=self._container, reducer=self._reducer, **kwargs)
+        _show_components(variable, kwargs)
+        return variable
+
+    def _update(
+        self, var: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], group: bool
+    ) -> Any:
+        assert isinstance(var, _Distributed) and var._strategy is self._container, (
+            f"update takes a variable made in the strategy's scope, got {var!r}."
+        )
+        merged = _update_components(self._container, self._reducer, var, fn, args, kwargs)
+        traced = _levels.frame().is_replica_of(self._mesh) or _levels.is_tracing()
+        return merged if group or traced else self._local_results(merged)
+
+
+def device_text(mesh: ReplicaMesh) -> str:
+    """Returns the names of this process's devices, as `repr` of a strategy shows them."""
+    return repr([name.rpartition("device:")[2] for name in mesh.device_names])
+
+
+def _component_of(index: int) -> Callable[[Any], Any]:
+    return lambda leaf: leaf.values[index] if isinstance(leaf, DistributedValues) else leaf
+
+
+def _show_components(variable: _Distributed, kwargs: dict[str, Any]) -> None:
+    """Calls the creators that were entered outside of the scope with each component of a new variable."""
+    if not _creation.state.creators:
+        return
+    for component in variable.values:
+        suffix = f"/replica_{component._index}/" if component._index else ""
+        make = _creation.through_creators(_returning(component), inside_scope=False)
+        make(**{**kwargs, "name": (kwargs["name"] or "Variable") + suffix})
+
+
+def _returning(variable: Any) -> Callable[..., Any]:
+    return lambda **kwargs: variable
+
+
+def _update_components(
+    strategy: StrategyLike,
+    reducer: Reducer,
+    var: _Distributed,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Calls `fn(component, *args, **kwargs)` for each component; returns the results put together.
+
+    In a program the components are those of compiled replicas, for which it is traced once.
+    """
+    mesh = reducer.mesh
+    if _levels.frame().is_replica_of(mesh):
+        args, kwargs = _nest.map_structure(own_component, args), _nest.map_structure(own_component, kwargs)
+        result = _conversion.converted(fn)(var.values[0], *args, **kwargs)
+        return _nest.map_structure(
+            lambda leaf: Mirrored.of_local(leaf, mesh) if isinstance(leaf, jax.core.Tracer) else leaf, result
+        )
+    if _levels.is_tracing():
+
+        def in_replica(*a: Any, **k: Any) -> Any:
+            replica_context = _context.get_replica_context()
+            assert replica_context is not None
+            return replica_context.merge_call(
+                lambda _, *b, **c: _update_components(strategy, reducer, var, fn, b, c), a, k
+            )
+
+        return _spmd.run(strategy, reducer, in_replica, args, kwargs, alike=False)
+    results = []
+    for index, component in enumerate(var.values):
+        with jax.default_device(mesh.local_devices[index]):
+            results.append(fn(component, *select(index, args), **select(index, kwargs)))
+    return _nest.merge(results, lambda values: _mirrored_if_arrays(values, mesh))
+
+
+def _mirrored_if_arrays(values: Sequence[Any], mesh: ReplicaMesh) -> Any:
+    if all(value is values[0] for value in values):
+        return values[0]
+    return Mirrored(values, mesh) if all(is_array(value) for value in values) else PerReplica(values, mesh)

@@ -1,0 +1,84 @@
+"""`strategy.run`: in which of four ways the replicas run.
+
+| the call is | the replicas run |
+|---|---|
+| in a merge function of compiled replicas of this strategy | *inline*: the function goes on as the replica |
+| in a program that is traced, by `rx.function` or `jax.jit` | *compiled*: traced once for all, as a part of it |
+| of an `rx.function`, or in one that the host drives | in a *program of their own*: `rx.function` of this call |
+| any other | *eagerly*: a thread for each of them, of which one runs at a time |
+
+The first two are in `_spmd`, the third is in `_compiled_runs`, which comes back here while it traces, the last is in
+`_lockstep`. An eager replica has no program of its own: what it calls meets the others eagerly, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from replicax import _compiled_runs, _context, _function, _levels, _lockstep, _nest, _spmd
+from replicax._reducer import Reducer
+from replicax._values import PerReplica, ReplicaMesh, adopted, is_array, is_text
+
+
+def run(strategy: Any, reducer: Reducer, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls `fn` on every replica and returns the results put together.
+
+    Args:
+        strategy: the strategy of the replicas.
+        reducer: by which the replicas combine values; its mesh says where they are.
+        fn: the replica function.
+        args, kwargs: its arguments, with `PerReplica` leaves where replicas get values of their own.
+
+    Raises:
+        ValueError: an argument has components for another number of replicas.
+    """
+    frame, mesh = _levels.frame(), reducer.mesh
+    _check_counts(strategy, mesh, (args, kwargs))
+    args, kwargs = _nest.map_structure(lambda leaf: adopted(leaf, mesh), (args, kwargs))
+    with _context.entered(strategy, None):
+        if frame.is_replica_of(mesh):
+            return _spmd.run_inline(strategy, reducer, fn, args, kwargs)
+        if _levels.is_tracing():
+            return _spmd.run(strategy, reducer, fn, args, kwargs)
+        if frame.compiles_runs and _asks_for_program(fn):
+            return _compiled_runs.run_compiled(strategy, fn, args, kwargs)
+        return _lockstep.run(strategy, reducer, fn, args, kwargs)
+
+
+def run_single(
+    strategy: Any,
+    call: Callable[..., Any],
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Runs the only replica of a strategy and returns its result.
+
+    Meeting is calling, so that there are two ways only: a program of its own in a function that the host drives, and
+    `call(fn, args, kwargs)`, here and now, everywhere else.
+    """
+    outermost = _levels.frame().compiles_runs and not _levels.is_tracing()
+    if not (outermost and _function.host_driven()) or any(map(_is_text, _nest.leaves((args, kwargs)))):
+        return call(fn, args, kwargs)
+    return _compiled_runs.run_compiled(strategy, fn, args, kwargs)
+
+
+def _asks_for_program(fn: Callable[..., Any]) -> bool:
+    return (_function.is_function(fn) and not _function.functions_run_eagerly()) or _function.host_driven()
+
+
+def _is_text(leaf: Any) -> bool:
+    return is_array(leaf) and is_text(leaf)
+
+
+def _check_counts(strategy: Any, mesh: ReplicaMesh, arguments: Any) -> None:
+    """`ValueError` for a value with components for other replicas."""
+    for leaf in _nest.leaves(arguments):
+        if not isinstance(leaf, PerReplica):
+            continue
+        if leaf.count > mesh.size or (leaf.mesh is None and leaf.count != len(mesh.local_ids)):
+            raise ValueError(
+                f"A PerReplica value with {leaf.count} components is passed to {strategy!r}, which has {mesh.size} "
+                "replicas. Values belong to the strategy that made them."
+            )

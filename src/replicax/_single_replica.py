@@ -1,0 +1,60 @@
+"""One replica whose values are plain: its context, in which meeting is calling, and the extended methods."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicax import _collectives, _context, _nest, _run
+from replicax._context import ReplicaContext
+from replicax._extended import StrategyExtended
+from replicax._types import CommunicationOptions, ReduceOp, ValueContext
+
+
+class SingleReplicaContext(ReplicaContext):
+    """The context of a strategy's only replica: meeting is calling."""
+
+    def _merge(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: tuple) -> Any:
+        with _context.entered(self._strategy, None):
+            return fn(self._strategy, *args, **kwargs)
+
+    def _all_reduce(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
+        return leaves
+
+    def _all_gather(self, leaves: list[Any], axis: int, options: CommunicationOptions) -> list[Any]:
+        return leaves
+
+
+class SingleReplicaExtended(StrategyExtended):
+    """The extended methods of a strategy with one replica, which pass values through."""
+
+    @abc.abstractmethod
+    def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a replica function here and now."""
+
+    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return _run.run_single(self._container, self._call, fn, args, kwargs)
+
+    def _reduce(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...] | None) -> Any:
+        if axis is None:
+            return value
+        return _nest.map_structure(lambda leaf: _collectives.reduce_along(op, [leaf], axis), value)
+
+    def _gather(self, value: Any, axis: int) -> Any:
+        return value
+
+    def _batch_reduce(self, op: ReduceOp, pairs: Sequence[tuple[Any, Any]], options: CommunicationOptions) -> list[Any]:
+        return [value for value, _ in pairs]
+
+    def _update(
+        self, var: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], group: bool
+    ) -> Any:
+        result = fn(var, *args, **kwargs)
+        return result if group else (result,)
+
+    def _local_results(self, value: Any) -> tuple[Any, ...]:
+        return (value,)
+
+    def _values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        return value_fn(ValueContext(0, 1))
