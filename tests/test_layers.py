@@ -71,6 +71,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_conversion",
         "_context",
         "_collectives",
+        "_all_reduce",
         "_across",
         "_shards",
         "_sharded_evaluation",

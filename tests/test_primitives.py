@@ -17,6 +17,7 @@ import pytest
 from jax._src.lax import parallel
 
 from replicax import _primitives
+from replicax._all_reduce import all_reduce_p
 
 OLDEST, NEWEST = (0, 10, 2), (0, 12)
 # What only one of the two ends of the supported versions has.
@@ -46,7 +47,8 @@ def installed() -> dict[str, jex.Primitive]:
             if module.name.removeprefix("jax._src.").startswith(("lax", "custom_", "pjit", "core", "ad_", "interp")):
                 loaded = vars(importlib.import_module(module.name))
                 found |= {v.name: v for v in loaded.values() if isinstance(v, jex.Primitive)}
-    return {**found, "remat2": jax.make_jaxpr(jax.checkpoint(jnp.sin))(0.0).eqns[0].primitive}
+    own = {all_reduce_p.name: all_reduce_p}
+    return {**found, **own, "remat2": jax.make_jaxpr(jax.checkpoint(jnp.sin))(0.0).eqns[0].primitive}
 
 
 def test_every_name_is_a_primitive_of_the_oldest_or_the_newest_jax():

@@ -1,8 +1,4 @@
-"""The arithmetic of reducing and gathering: on the components themselves, and on one replica's while traced.
-
-All tensors of one dtype are packed into one vector for one all-reduce, which is several times faster than one
-each where they are small (see benchmarks/step.py).
-"""
+"""The arithmetic of reducing and gathering: on the components themselves, and on one replica's while traced."""
 
 from __future__ import annotations
 
@@ -159,70 +155,6 @@ def sum_of_rows(stacked: Any, axes: tuple[int, ...] = ()) -> Any:
 
 
 # One replica's view, inside of `shard_map`: values are its own component.
-
-
-def packed(
-    leaves: Sequence[Any],
-    collective: Callable[[Any], Any],
-    packs: Callable[[list[Any]], list[list[int]]],
-    apart: bool = False,
-) -> list[Any]:
-    """`collective` of all leaves, those of one pack raveled into one vector.
-
-    Packs that are to stay apart go one after the other, the last first: gradients come into being in that order.
-    """
-    results: list[Any] = [None] * len(leaves)
-    before: Any = None
-    for group in reversed(packs(list(leaves))) if apart else packs(list(leaves)):
-        vector = leaves[group[0]] if len(group) == 1 else jnp.concatenate([jnp.ravel(leaves[i]) for i in group])
-        vector = collective(vector if before is None else after(before, vector))
-        before = vector if apart and vector.size else before
-        if len(group) == 1:
-            results[group[0]] = vector
-            continue
-        start = 0
-        for i in group:
-            size = leaves[i].size
-            results[i] = jnp.reshape(lax.slice(vector, (start,), (start + size,)), leaves[i].shape)
-            start += size
-    return results
-
-
-def after(before: Any, value: Any) -> Any:
-    """`value`, in a program that has to know `before` first.
-
-    XLA makes one all-reduce of all that need not wait for each other. It does so after it has dropped optimization
-    barriers, so the value itself has to depend on the former result: no byte has more than eight ones, but XLA does
-    not know that.
-    """
-    if not value.size:
-        return value
-    first, new = (lax.slice(x, (0,) * x.ndim, (1,) * x.ndim) for x in (before, value))
-    never = lax.population_count(jnp.reshape(first, ()).real.astype(jnp.uint8)) > 8
-    return lax.dynamic_update_slice(value, jnp.where(never, jnp.zeros_like(new), new), (0,) * value.ndim)
-
-
-def packs_by_dtype(leaves: list[Any], bytes_per_pack: int = 0) -> list[list[int]]:
-    """Groups of leaves of one dtype, of at most so many bytes each where that is not 0."""
-    groups: list[list[int]] = []
-    open_group: dict[Any, tuple[int, int]] = {}  # dtype -> (number of its last group, bytes in it)
-    for i, leaf in enumerate(leaves):
-        size = leaf.size * leaf.dtype.itemsize
-        where, filled = open_group.get(leaf.dtype, (-1, 0))
-        if where < 0 or (bytes_per_pack and filled + size > bytes_per_pack):
-            groups.append([])
-            where, filled = len(groups) - 1, 0
-        groups[where].append(i)
-        open_group[leaf.dtype] = (where, filled + size)
-    return groups
-
-
-def packs_by_count(leaves: list[Any], count: int) -> list[list[int]]:
-    """At most `count` groups for each dtype, of about equal bytes; 0 leaves every tensor by itself."""
-    if count == 0:
-        return [[i] for i in range(len(leaves))]
-    largest = max(sum(x.size * x.dtype.itemsize for x in leaves if x.dtype == leaf.dtype) for leaf in leaves)
-    return packs_by_dtype(leaves, 0 if count == 1 else max(1, -(-largest // count)))
 
 
 def local_sum(leaf: Any, groups: Sequence[Sequence[int]] | None = None) -> Any:

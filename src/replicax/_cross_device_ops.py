@@ -22,6 +22,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from replicax import _across, _collectives, _devices, _dispatch, _nest, _private, _shards
+from replicax._all_reduce import Packing, all_reduce
 from replicax._indexed_slices import IndexedSlices
 from replicax._types import CommunicationOptions, ReduceOp, as_integer, as_options
 from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, mapped
@@ -142,33 +143,17 @@ class CrossDeviceOps:
 class AllReduceCrossDeviceOps(CrossDeviceOps):
     """Combines by all-reduce: every replica has the result at once."""
 
+    _halves = False  # whether within halves of the replicas first
+
     def __init__(self, num_packs: int = 1):
         self._num_packs = num_packs
         self._programs: dict[Any, Callable[..., Any]] = {}
 
-    def _packs(self, leaves: list[Any], options: CommunicationOptions) -> list[list[int]]:
-        if options.bytes_per_pack:
-            return _collectives.packs_by_dtype(leaves, options.bytes_per_pack)
-        return _collectives.packs_by_count(leaves, self._num_packs)
-
-    def _apart(self, options: CommunicationOptions) -> bool:
-        """Whether somebody has asked for packs of another size than all of one dtype."""
-        return self._num_packs != 1 or bool(options.bytes_per_pack)
-
-    def _sum(self, leaf: Any, size: int) -> Any:
-        return _collectives.local_sum(leaf)
+    def _packing(self, options: CommunicationOptions) -> Packing:
+        return Packing(self._num_packs, options.bytes_per_pack, self._halves)
 
     def _local_reduce(self, op, leaves, mesh, options):
-        def add(leaf):
-            return self._sum(leaf, mesh.size)
-
-        # What somebody has asked to be apart stays so: `_stages` does not look into a jitted function.
-        apart = self._apart(options)
-
-        def reduce_dense(dense):
-            total = jax.jit(add) if apart else add
-            return _collectives.packed(dense, total, lambda x: self._packs(x, options), apart)
-
+        reduce_dense = functools.partial(all_reduce, packing=self._packing(options))
         return _collectives.local_reduce(op, leaves, mesh.size, reduce_dense, options.reduction_dtype)
 
     def _local_parts(
@@ -183,8 +168,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             return lax.dynamic_index_in_dim(_collectives.local_sum(block), lax.axis_index(AXIS), keepdims=False)
 
         def reduce_dense(sent):
-            packs = functools.partial(self._packs, options=options)
-            return _shards.sums(sent, mesh.size, packs, scatter, self._apart(options))
+            return _shards.sums(sent, mesh.size, self._packing(options), scatter)
 
         cut = [i for i, leaf in enumerate(leaves) if _shards.is_cut(leaf, mesh.size)]
         others = [i for i in range(len(leaves)) if i not in cut]
@@ -196,7 +180,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
 
     def _gathered(self, values: Sequence[Any], options: CommunicationOptions) -> list[Any]:
         """One replica's values, those that are parts gathered from all of them."""
-        return _shards.gathered(values, functools.partial(self._packs, options=options), self._apart(options))
+        return _shards.gathered(values, self._packing(options))
 
     def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
         return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
@@ -285,17 +269,12 @@ class HierarchicalCopyAllReduce(AllReduceCrossDeviceOps):
         ValueError: `num_packs` is negative.
     """
 
+    _halves = True
+
     def __init__(self, num_packs: int = 1):
         if as_integer("num_packs", num_packs) < 0:
             raise ValueError(f"HierarchicalCopy requires num_packs >= 0, but {num_packs} is specified")
         super().__init__(num_packs)
-
-    def _sum(self, leaf, size):
-        if size < 4 or size % 2:
-            return lax.psum(leaf, AXIS)
-        half = size // 2
-        within = lax.psum(leaf, AXIS, axis_index_groups=[list(range(half)), list(range(half, size))])
-        return lax.psum(within, AXIS, axis_index_groups=[[i, i + half] for i in range(half)])
 
 
 class ReductionToOneDevice(CrossDeviceOps):

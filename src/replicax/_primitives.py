@@ -8,9 +8,12 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 
+from replicax._all_reduce import all_reduce_p
+
 # All replicas have to come to these, or those that come wait for ever. JAX 0.10 and 0.12 have different ones.
 COLLECTIVES = frozenset(
-    {"psum", "psum_invariant", "pmax", "pmin", "ppermute", "psend", "precv", "pbroadcast", "pbroadcast_dynamic"}
+    {all_reduce_p.name, "psum", "psum_invariant", "pmax", "pmin"}
+    | {"ppermute", "psend", "precv", "pbroadcast", "pbroadcast_dynamic"}
     | {"all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "ragged_all_to_all", "reduce_scatter"}
     | {"unreduced_psum", "unreduced_pmax", "unreduced_pmin", "unreduced_reduce_scatter"}
     | {"psum_start", "psum_invariant_start", "unreduced_psum_start", "all_gather_start", "all_gather_reduced_start"}
@@ -20,7 +23,9 @@ COLLECTIVES = frozenset(
 )
 
 # Collectives after which all replicas have the same, unless they are of groups of replicas.
-SAME_EVERYWHERE = frozenset({"psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"})
+SAME_EVERYWHERE = frozenset(
+    {all_reduce_p.name, "psum", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
+)
 
 # Primitives of `jax.lax.parallel` that name an axis and yet communicate nothing.
 LOCAL_OF_AXES = frozenset({"axis_index", "preduced", "vary_unreduced_cast", "vary_unreduced_cast_p"})

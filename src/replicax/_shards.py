@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _collectives
+from replicax._all_reduce import AS_FEW_AS_POSSIBLE, Packing, after
 from replicax._values import AXIS
 
 FEWEST = 1 + (1 << 14) // 4  # elements: in float32 what is too large for a pack of variables
@@ -94,9 +94,8 @@ def known_part(array: Any, count: int) -> Any:
 def sums(
     leaves: Sequence[Any],
     count: int,
-    packs: Callable[[list[Any]], list[list[int]]],
+    packing: Packing,
     scatter: Callable[[Any], Any],
-    apart: bool = False,
 ) -> list[Any]:
     """This replica's parts of the sums over the replicas of leaves that are cut.
 
@@ -105,11 +104,11 @@ def sums(
     """
     results: list[Any] = [None] * len(leaves)
     before: Any = None
-    for group in reversed(packs(list(leaves))):
+    for group in reversed(packing.groups(leaves)):
         columns = [as_rows(leaves[i], count) for i in group]
         block = columns[0] if len(columns) == 1 else jnp.concatenate(columns, axis=1)
-        total = scatter(block if before is None else _collectives.after(before, block))
-        before = total if apart and total.size else before
+        total = scatter(block if before is None else after(before, block))
+        before = total if packing.apart and total.size else before
         start = 0
         for i, column in zip(group, columns):
             results[i] = lax.slice(total, (start,), (start + column.shape[1],))
@@ -119,18 +118,17 @@ def sums(
 
 def gathered(
     values: Sequence[Any],
-    packs: Callable[[list[Any]], list[list[int]]] = _collectives.packs_by_dtype,
-    apart: bool = False,
+    packing: Packing = AS_FEW_AS_POSSIBLE,
 ) -> list[Any]:
     """The whole arrays of some values, the parts of one pack in one message; a pack is of one dtype."""
     results = [None if isinstance(value, Part) else whole(value) for value in values]
     parts = [i for i, value in enumerate(values) if isinstance(value, Part)]
     before: Any = None
-    for group in packs([jax.ShapeDtypeStruct(values[i].shape, values[i].part.dtype) for i in parts]) if parts else ():
+    for group in packing.groups([jax.ShapeDtypeStruct(values[i].shape, values[i].part.dtype) for i in parts]):
         own = [values[parts[j]] for j in group]
         sent = own[0].part if len(own) == 1 else jnp.concatenate([x.part for x in own])
-        rows = lax.all_gather(sent if before is None else _collectives.after(before, sent), AXIS)
-        before = rows if apart and rows.size else before
+        rows = lax.all_gather(sent if before is None else after(before, sent), AXIS)
+        before = rows if packing.apart and rows.size else before
         start = 0
         for j, value in zip(group, own):
             end = start + value.part.size

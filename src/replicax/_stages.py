@@ -12,14 +12,14 @@ is computed alike of the parts of a message, or of the variables of a pack, is c
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _collectives, _levels, _private
+from replicax import _levels, _private
+from replicax._all_reduce import AS_FEW_AS_POSSIBLE, all_reduce_p, by_dtype
 from replicax._interpret import stages
 from replicax._values import AXIS
 from replicax._vectors import Graph, Piece, Values, joined, pieces, whole
@@ -171,47 +171,63 @@ def _staged(jaxpr: Any, args: Sequence[Any], row_places: Sequence[int], wanted: 
     """The outputs of one replica's jaxpr, the sums over the replicas of those at these places, and wanted vectors."""
     values = Values(jaxpr, zip(jaxpr.invars, args))
     waits = stages(jaxpr, _is_sum)  # for each variable, for how many messages, one after another
-    messages: list[list[tuple[Any, Any]]] = [[]]  # for each stage, what is added up after it, and what that gives
+    messages: list[list[_Sum]] = [[]]  # for each stage, what is added up after it
     for eqn in filter(_is_sum, jaxpr.eqns):
-        (at,) = waits.of(eqn.invars)
+        at = max(waits.of(eqn.invars))
         messages += [[] for _ in range(at + 2 - len(messages))]
-        messages[at] += zip(eqn.invars, eqn.outvars)
+        messages[at] += [_Sum([eqn.invars[i] for i in one], [eqn.outvars[i] for i in one]) for one in _by_message(eqn)]
     rows = [jaxpr.outvars[place] for place in row_places]
     row_sums: list[Any] = [None] * len(rows)
-    for at, message in enumerate(messages):
+    for at, sums in enumerate(messages):
         own = [i for i, atom in enumerate(rows) if waits.of([atom]) == [at]]
-        parts = values.of([*(atom for atom, _ in message), *(rows[i] for i in own)])
-        parts[len(message) :] = [whole(row)[0] for row in parts[len(message) :]]
-        sums = _all_reduced(parts)
-        values.set([var for _, var in message], sums)
-        for i, total in zip(own, sums[len(message) :]):
+        found = iter(values.of([*(atom for one in sums for atom in one.operands), *(rows[i] for i in own)]))
+        parts = [[next(found) for _ in one.operands] for one in sums]
+        totals = _all_reduced([*parts, *([whole(row)[0]] for row in found)])
+        for one, total in zip(sums, totals):
+            values.set(one.results, total)
+        for i, (total,) in zip(own, totals[len(sums) :]):
             row_sums[i] = whole(total)
     results, vectors = _apart(values, jaxpr.outvars, wanted)
     return [*(result for result in results if result is not None), *row_sums, *vectors]
 
 
+class _Sum(NamedTuple):
+    """Arrays that are added up over the replicas in one message, as what each of them is called in a jaxpr."""
+
+    operands: Sequence[Any]
+    results: Sequence[Any]
+
+
 def _is_sum(eqn: Any) -> bool:
+    """Whether an equation adds up over all replicas, in as many messages as we like."""
     params = eqn.params
+    if eqn.primitive is all_reduce_p:
+        return params["packing"] == AS_FEW_AS_POSSIBLE
     return eqn.primitive.name == "psum" and params["axes"] == (AXIS,) and params["axis_index_groups"] is None
 
 
-def _all_reduced(parts: list[Any]) -> list[Any]:
-    """The sums of all parts over the replicas; those that went in one message are pieces of a vector."""
-    parts = [part if type(part) is Piece else jnp.asarray(part) for part in parts]
-    sums: list[Any] = [None] * len(parts)
+def _by_message(eqn: Any) -> list[list[int]]:
+    """Returns places of operands of a sum that travel together in any case: those of one dtype."""
+    return AS_FEW_AS_POSSIBLE.groups([var.aval for var in eqn.outvars])
 
-    def all_reduced(part: Any) -> Any:
-        with jax.named_scope("all_reduce"):
-            return lax.psum(part, AXIS)
 
-    for group in _collectives.packs_by_dtype(parts, LIMIT):
-        if len(group) == 1:
-            sums[group[0]] = all_reduced(whole(parts[group[0]]))
-            continue
-        total = all_reduced(joined([parts[i] for i in group]))
-        for i, piece in zip(group, pieces(total, [parts[i].shape for i in group])):
-            sums[i] = piece
-    return sums
+def _all_reduced(sums: Sequence[list[Any]]) -> list[list[Any]]:
+    """Adds up lists of parts, each list of one dtype, over the replicas.
+
+    Lists go in one message as long as that is small; the results that did are pieces of its vector.
+    """
+    sums = [[part if type(part) is Piece else jnp.asarray(part) for part in parts] for parts in sums]
+    kinds = [jax.ShapeDtypeStruct((sum(part.size for part in parts),), parts[0].dtype) for parts in sums]
+    results: list[list[Any]] = [[] for _ in sums]
+    for group in by_dtype(kinds, LIMIT):
+        parts = [part for i in group for part in sums[i]]
+        if len(parts) == 1:
+            totals = iter([AS_FEW_AS_POSSIBLE.add(whole(parts[0]))])
+        else:
+            totals = iter(pieces(AS_FEW_AS_POSSIBLE.add(joined(parts)), [part.shape for part in parts]))
+        for i in group:
+            results[i] = [next(totals) for _ in sums[i]]
+    return results
 
 
 def _bytes(aval: Any) -> int:

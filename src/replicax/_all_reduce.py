@@ -1,0 +1,167 @@
+"""The all-reduce of the replicas' tensors as one equation, and how many messages it is: the one place that decides it.
+
+While replica functions are traced, the tensors of an `all_reduce` become one equation, with what was asked (`Packing`)
+among its parameters. `_stages` puts all-reduces together that were left to it. In programs that it does not rewrite, as
+those of eager replicas, loops and gradient tapes, an equation is lowered to the messages that it asks for by itself.
+
+If nothing was asked, all tensors of one dtype are packed into one vector for one all-reduce, which is several times
+faster than one each where they are small (see benchmarks/step.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax import lax
+from jax.interpreters import ad, batching, mlir
+
+from replicax import _collectives, _private
+from replicax._values import AXIS
+
+
+class Packing(NamedTuple):
+    """How tensors are put into messages.
+
+    Args:
+        packs: at most so many messages for each dtype, of about equal bytes; 0 for one a tensor.
+        pack_bytes: of a message at most, if it is not 0; then `packs` does not matter.
+        halves: whether to add up within halves of the replicas first, and then across them.
+    """
+
+    packs: int = 1
+    pack_bytes: int = 0
+    halves: bool = False
+
+    @property
+    def apart(self) -> bool:
+        """Whether somebody has asked for other messages than one for each dtype."""
+        return self.packs != 1 or self.pack_bytes > 0
+
+    def groups(self, leaves: Sequence[Any]) -> list[list[int]]:
+        """Returns the places of the leaves of each message."""
+        if self.pack_bytes or self.packs == 1:
+            return by_dtype(leaves, self.pack_bytes)
+        if self.packs == 0:
+            return [[i] for i in range(len(leaves))]
+        largest = max((sum(_bytes(x) for x in leaves if x.dtype == leaf.dtype) for leaf in leaves), default=0)
+        return by_dtype(leaves, max(1, -(-largest // self.packs)))
+
+    def add(self, leaf: Any) -> Any:
+        """Returns the sum over the replicas of one message."""
+        size = lax.axis_size(AXIS)
+        with jax.named_scope("all_reduce"):
+            if not self.halves or size < 4 or size % 2:
+                return _collectives.local_sum(leaf)
+            half = size // 2
+            within = _collectives.local_sum(leaf, [list(range(half)), list(range(half, size))])
+            return _collectives.local_sum(within, [[i, i + half] for i in range(half)])
+
+
+def _bytes(leaf: Any) -> int:
+    return leaf.size * leaf.dtype.itemsize
+
+
+def by_dtype(leaves: Sequence[Any], most_bytes: int = 0) -> list[list[int]]:
+    """Returns groups of leaves of one dtype, of at most so many bytes each where that is not 0."""
+    groups: list[list[int]] = []
+    open_group: dict[Any, tuple[int, int]] = {}  # dtype -> (number of its last group, bytes in it)
+    for i, leaf in enumerate(leaves):
+        where, filled = open_group.get(leaf.dtype, (-1, 0))
+        if where < 0 or (most_bytes and filled + _bytes(leaf) > most_bytes):
+            groups.append([])
+            where, filled = len(groups) - 1, 0
+        groups[where].append(i)
+        open_group[leaf.dtype] = (where, filled + _bytes(leaf))
+    return groups
+
+
+AS_FEW_AS_POSSIBLE = Packing()
+
+
+def all_reduce(leaves: Sequence[Any], packing: Packing) -> list[Any]:
+    """Returns the sums over the replicas of one replica's leaves, inside of `shard_map`."""
+    if not leaves or lax.axis_size(AXIS) == 1:
+        return list(leaves)
+    return all_reduce_p.bind(*leaves, packing=packing)
+
+
+def _messages(*leaves: Any, packing: Packing) -> list[Any]:
+    """Computes the sums message by message, the tensors of each raveled into one vector.
+
+    Messages that are to stay apart go one after the other, the last first: gradients come into being in that order.
+    """
+    results: list[Any] = [None] * len(leaves)
+    groups, before = packing.groups(leaves), None
+    for group in reversed(groups) if packing.apart else groups:
+        vector = leaves[group[0]] if len(group) == 1 else jnp.concatenate([jnp.ravel(leaves[i]) for i in group])
+        vector = packing.add(vector if before is None else after(before, vector))
+        before = vector if packing.apart and vector.size else before
+        if len(group) == 1:
+            results[group[0]] = vector
+            continue
+        start = 0
+        for i in group:
+            end = start + leaves[i].size
+            results[i] = jnp.reshape(lax.slice(vector, (start,), (end,)), leaves[i].shape)
+            start = end
+    return results
+
+
+def after(before: Any, value: Any) -> Any:
+    """Returns `value`, in a program that has to know `before` first.
+
+    XLA makes one all-reduce of all that need not wait for each other. It does so after it has dropped optimization
+    barriers, so the value itself has to depend on the former result: no byte has more than eight ones, but XLA does
+    not know that.
+    """
+    if not value.size:
+        return value
+    first, new = (lax.slice(x, (0,) * x.ndim, (1,) * x.ndim) for x in (before, value))
+    never = lax.population_count(jnp.reshape(first, ()).real.astype(jnp.uint8)) > 8
+    return lax.dynamic_update_slice(value, jnp.where(never, jnp.zeros_like(new), new), (0,) * value.ndim)
+
+
+# The equation. It adds up each operand by itself, so its derivatives are all-reduces too, as those of `psum`.
+
+all_reduce_p = jex.Primitive("replicax_all_reduce")
+all_reduce_p.multiple_results = True
+all_reduce_p.def_impl(_messages)
+
+
+def _sums_of(leaves: Sequence[Any], zero: Callable[[Any], bool], packing: Packing) -> list[Any]:
+    """Returns the sums of leaves, some of which are symbolic zeros, and stay so."""
+    there = [i for i, leaf in enumerate(leaves) if not zero(leaf)]
+    results = list(leaves)
+    for i, total in zip(there, all_reduce_p.bind(*(leaves[i] for i in there), packing=packing) if there else ()):
+        results[i] = total
+    return results
+
+
+def _is_zero(leaf: Any) -> bool:
+    return type(leaf) is ad.Zero
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, packing: Packing) -> tuple[list[Any], list[Any]]:
+    return all_reduce_p.bind(*primals, packing=packing), _sums_of(tangents, _is_zero, packing)
+
+
+def _transposed(cotangents: Sequence[Any], *operands: Any, packing: Packing) -> list[Any]:
+    return _sums_of(cotangents, _is_zero, packing)
+
+
+def _abstract(*kinds: Any, packing: Packing) -> tuple[list[Any], set[Any]]:
+    return [kind.update(weak_type=False) for kind in kinds], {_private.named_axis_effect()(AXIS)}
+
+
+all_reduce_p.def_effectful_abstract_eval(_abstract)
+ad.primitive_jvps[all_reduce_p] = _jvp
+ad.primitive_transposes[all_reduce_p] = _transposed
+batching.primitive_batchers[all_reduce_p] = lambda leaves, axes, *, packing: (
+    all_reduce_p.bind(*leaves, packing=packing),
+    axes,
+)
+mlir.register_lowering(all_reduce_p, mlir.lower_fun(_messages, multiple_results=True))
