@@ -21,6 +21,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "_accelerators",
         "_compilation_cache",
         "_compile_log",
+        "_optimizing",
         "_nest",
         "_recycled",
         "_dispatch",

@@ -20,6 +20,7 @@ from jax import lax
 from jax.interpreters import ad, batching, mlir
 
 from replicax import _collectives, _private
+from replicax._optimizing import optimizes_programs
 from replicax._values import AXIS
 
 
@@ -86,6 +87,8 @@ def all_reduce(leaves: Sequence[Any], packing: Packing) -> list[Any]:
     """Returns the sums over the replicas of one replica's leaves, inside of `shard_map`."""
     if not leaves or lax.axis_size(AXIS) == 1:
         return list(leaves)
+    if not packing.apart and not optimizes_programs():
+        return [packing.add(leaf) for leaf in leaves]
     return all_reduce_p.bind(*leaves, packing=packing)
 
 

@@ -27,6 +27,7 @@ from replicax._blocks import DynamicRange
 from replicax._data import ElementIterator
 from replicax._data.elements import as_host, as_strings
 from replicax._indexed_slices import IndexedSlices
+from replicax._optimizing import optimizes_programs
 from replicax._pulls import array_of, like, shapes_of
 from replicax._specs import PerReplicaSpec, TensorSpec
 from replicax._values import Mirrored, PerReplica, as_copies, is_array, is_text
@@ -80,7 +81,8 @@ class Call:
         self.uneven_arguments = self.uneven  # and in `uneven` itself also those of elements that it pulls
         frame, (strategy, replica_context) = _levels.frame(), _context._current()
         replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) else None
-        self.key = (self._tree, self.keys, strategy, replica_context is None, replica, _specs.has_64_bit_types())
+        settings = _specs.has_64_bit_types(), optimizes_programs()
+        self.key = (self._tree, self.keys, strategy, replica_context is None, replica, settings)
 
     def _take(self, leaf: Any) -> Any:
         kind = type(leaf)

@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec
 from replicax import _across, _collectives, _devices, _dispatch, _nest, _private, _shards
 from replicax._all_reduce import Packing, all_reduce
 from replicax._indexed_slices import IndexedSlices
+from replicax._optimizing import optimizes_programs
 from replicax._types import CommunicationOptions, ReduceOp, as_integer, as_options
 from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, mapped
 
@@ -212,7 +213,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         """The compiled program, at once. Results are mirrored."""
         stacked = tuple(value.whole or not mesh.lone for value in values)  # a lone component goes in as it is
         arrays = [value.array() if rows else _across.given(mesh, value.values) for value, rows in zip(values, stacked)]
-        key = (op, mesh, options.bytes_per_pack, options.reduction_dtype, stacked)
+        key = (op, mesh, options.bytes_per_pack, options.reduction_dtype, stacked, optimizes_programs())
         if key not in self._programs:
 
             def program(*blocks):

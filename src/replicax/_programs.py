@@ -34,6 +34,7 @@ from replicax import (
     _vectors,
 )
 from replicax._arguments import Call, Results
+from replicax._optimizing import optimizes_programs
 from replicax._program_inputs import ProgramInputs
 from replicax._pulls import Pull, element_arrays
 from replicax._storage import Storage
@@ -87,6 +88,7 @@ class Program:
         for variable in level.written.values():
             start, self._state_count = self._state_count, self._state_count + len(variable._types)
             self._writes.append((variable, start, self._state_count))
+        self._optimized = optimizes_programs()
         self.told_of = ToldOf()
         self._checks = False  # whether its results are looked at for NaN
         self._with_checks: Program | None = None  # the program that does so
@@ -129,7 +131,7 @@ class Program:
 
     def _pack(self) -> None:
         """Packs small variables that it updates alike."""
-        if self.jaxpr.effects:
+        if self.jaxpr.effects or not self._optimized:
             return
         slots: dict[int, int] = {}  # of the inputs that outputs replace
         leaves: dict[int, tuple[Any, int]] = {}
@@ -185,7 +187,8 @@ class Program:
         written = [inputs.outputs_of(vector) for vector in inputs.vectors[: inputs.replaced]]
         whole = [[place for place in each if place is not None] if None not in each else [] for each in written]
         if vectors or (self._mesh is not None and self._mesh.needs_bound):
-            out, made = _stages.evaluate(self.level, self.jaxpr, supplied, dynamic, [w for w in whole if w])
+            wanted = [places for places in whole if places]
+            out, made = _stages.evaluate(self.level, self.jaxpr, supplied, dynamic, wanted, self._optimized)
         else:
             out, made = self.level.replay(self.jaxpr, supplied, *dynamic), []
         new, remaining = [], iter(made)
@@ -229,7 +232,7 @@ class Program:
             rows = [isinstance(leaf, PerReplica) for pull in self.pulls for leaf in _nest.values(pull.element)]
             kinds = self.jaxpr.out_avals[self._state_count :]
             repeated = _several.Repeated(steps, kinds, self._mesh is not None)
-            slow = jax.default_backend() == "cpu" and _pieces.convolves(self.jaxpr)
+            slow = self._optimized and jax.default_backend() == "cpu" and _pieces.convolves(self.jaxpr)
             step = _pieces.in_loop(self._compute) if slow else self._compute
             program = repeated.program(step, types, rows, self.results.over_steps)
             repeated._compiled = jax.jit(self._named(program), donate_argnums=self._donated())

@@ -28,7 +28,12 @@ LIMIT = 1 << 20  # bytes; packing copies, which costs more than a message where 
 
 
 def evaluate(
-    level: Any, closed: Any, supplied: dict[int, Any], args: Sequence[Any], wanted: Sequence[Sequence[int]] = ()
+    level: Any,
+    closed: Any,
+    supplied: dict[int, Any],
+    args: Sequence[Any],
+    wanted: Sequence[Sequence[int]] = (),
+    optimize: bool = True,
 ) -> tuple[list[Any], list[Any]]:
     """What the program of a level computes, its sums over replicas in as few messages as they can be.
 
@@ -38,12 +43,13 @@ def evaluate(
         supplied: the values of the level's inputs, which may be pieces of vectors.
         args: the jaxpr's own inputs.
         wanted: places of outputs, of each of which one vector is made in place of arrays.
+        optimize: whether to do otherwise than JAX at all.
 
     Returns:
         The outputs, None where they went into a vector; and the vectors.
     """
     jaxpr = closed.jaxpr
-    if jaxpr.effects or not (wanted or any(_is_mapped(eqn) for eqn in jaxpr.eqns)):
+    if not optimize or jaxpr.effects or not (wanted or any(_is_mapped(eqn) for eqn in jaxpr.eqns)):
         results: list[Any] = level.replay(closed, {slot: whole(value) for slot, value in supplied.items()}, *args)
     else:
         values = Values(jaxpr, [*zip(jaxpr.constvars, closed.consts), *zip(jaxpr.invars, args)])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from replicax import _tracebacks
+from replicax._optimizing import optimizes_programs
 from replicax._pulls import RunEagerly
 
 PROGRAMS = 4  # a function has these for batches with parts of different shapes; for further ones it runs eagerly
@@ -29,7 +30,7 @@ class UnevenCalls:
 
     def run_eagerly(self, call: Any) -> bool:
         """Whether a call of which there is no program is to have none."""
-        if (call.key, call.uneven) in self._eager:
+        if (call.key, call.uneven) in self._eager or (call.uneven and not optimizes_programs()):
             return True
         if not call.uneven or call.uneven in self._compiled:
             return False

@@ -12,6 +12,7 @@ from replicax._compilation_cache import set_compilation_cache
 from replicax._compile_log import log_compiles
 from replicax._devices import device_table, set_virtual_devices
 from replicax._function import functions_run_eagerly, run_functions_eagerly
+from replicax._optimizing import optimize_programs, optimizes_programs
 from replicax._runtime import set_timeouts as set_job_timeouts
 from replicax._runtime import timeouts as job_timeouts
 from replicax._step_hints import hint_short_steps
@@ -25,6 +26,8 @@ __all__ = [
     "job_timeouts",
     "list_devices",
     "log_compiles",
+    "optimize_programs",
+    "optimizes_programs",
     "refuse_different_assignments",
     "run_functions_eagerly",
     "set_compilation_cache",

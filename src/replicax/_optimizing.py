@@ -1,0 +1,31 @@
+"""The switch for all that rewrites compiled programs to make them faster, for bisecting a wrong number."""
+
+from __future__ import annotations
+
+_optimizes = True
+
+
+def optimize_programs(optimize: bool) -> None:
+    """Sets whether compiled programs are rewritten to run faster, which they are by default.
+
+    Switched off, programs are what was traced: each tensor of an `all_reduce` is an all-reduce by itself, variables are
+    arrays of their own in every call, equations alike stay many, and batches whose parts differ in shape run eagerly.
+    Results are the same but for the rounding of the last digits. Where a number differs by more, the fault is in
+    replicax and not in your program: please report it.
+
+    It may be called at any time. Functions that were compiled before are compiled anew with their next call; variables
+    that share a vector already stay in it. What was asked for, such as `bytes_per_pack`, holds in any case.
+
+    >>> import replicax as rx
+    >>> rx.config.optimize_programs(False)
+    >>> rx.config.optimizes_programs()
+    False
+    >>> rx.config.optimize_programs(True)
+    """
+    global _optimizes
+    _optimizes = bool(optimize)
+
+
+def optimizes_programs() -> bool:
+    """Whether compiled programs are rewritten to run faster (see `optimize_programs`)."""
+    return _optimizes
