@@ -114,7 +114,7 @@ class CrossDeviceOps:
         return self.broadcast_implementation(tensor, destinations)
 
     def reduce_implementation(
-        self, reduce_op: ReduceOp, per_replica_value: Any, destinations: Any, options: CommunicationOptions
+        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: CommunicationOptions
     ) -> Any:
         """For subclasses: what `reduce` does after it has checked its arguments."""
         raise NotImplementedError("_reduce method must be implemented in descendants.")
@@ -122,7 +122,7 @@ class CrossDeviceOps:
     def batch_reduce_implementation(
         self,
         reduce_op: ReduceOp,
-        value_destination_pairs: Sequence[tuple[Any, Any]],
+        value_destination_pairs: Sequence[tuple[PerReplica, Any]],
         options: CommunicationOptions,
     ) -> list[Any]:
         """For subclasses: what `batch_reduce` does after it has checked its arguments."""
@@ -153,7 +153,9 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
     def _packing(self, options: CommunicationOptions) -> Packing:
         return Packing(self._num_packs, options.bytes_per_pack, self._halves)
 
-    def _local_reduce(self, op, leaves, mesh, options):
+    def _local_reduce(
+        self, op: ReduceOp, leaves: list[Any], mesh: ReplicaMesh, options: CommunicationOptions
+    ) -> list[Any]:
         reduce_dense = functools.partial(all_reduce, packing=self._packing(options))
         return _collectives.local_reduce(op, leaves, mesh.size, reduce_dense, options.reduction_dtype)
 
@@ -162,13 +164,13 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
     ) -> list[Any]:
         """As `_local_reduce`, but each replica gets only its part of what is cut (see `_shards`)."""
 
-        def scatter(block):
+        def scatter(block: jax.Array) -> jax.Array:
             if mesh.all_local or mesh.devices[0].platform != "cpu":
                 return lax.psum_scatter(block, AXIS)
             # Gloo gives up a reduce-scatter when a process is 30 seconds late, whatever limit JAX is given.
             return lax.dynamic_index_in_dim(_collectives.local_sum(block), lax.axis_index(AXIS), keepdims=False)
 
-        def reduce_dense(sent):
+        def reduce_dense(sent: list[Any]) -> list[Any]:
             return _shards.sums(sent, mesh.size, self._packing(options), scatter)
 
         cut = [i for i, leaf in enumerate(leaves) if _shards.is_cut(leaf, mesh.size)]
@@ -183,14 +185,21 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         """One replica's values, those that are parts gathered from all of them."""
         return _shards.gathered(values, self._packing(options))
 
-    def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: CommunicationOptions
+    ) -> Any:
         return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
 
-    def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[PerReplica, Any]],
+        options: CommunicationOptions,
+    ) -> list[Any]:
         values = [value for value, _ in value_destination_pairs]
         meshes = {value.mesh for value in values}
         mesh = meshes.pop()
-        if values[0]._local is not None:
+        if mesh is not None and values[0]._local is not None:
             totals = self._local_reduce(reduce_op, [value._local for value in values], mesh, options)
         elif not meshes and mesh is not None and self._in_step(values, mesh):
             totals = self._run(reduce_op, values, mesh, options)
@@ -216,7 +225,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         key = (op, mesh, options.bytes_per_pack, options.reduction_dtype, stacked, optimizes_programs())
         if key not in self._programs:
 
-            def program(*blocks):
+            def program(*blocks: jax.Array) -> tuple[Any, ...]:
                 own = [block[0] if rows else block for block, rows in zip(blocks, stacked)]
                 return tuple(self._local_reduce(op, own, mesh, options))
 
@@ -292,11 +301,13 @@ class ReductionToOneDevice(CrossDeviceOps):
         self._device = reduce_to_device
         self._accumulate = accumulation_fn or _collectives.add
 
-    def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
-        if per_replica_value._local is not None:
-            total = self._local_reduce(reduce_op, [per_replica_value._local], per_replica_value.mesh, options)[0]
-            return placed(total, destinations)
-        parts = per_replica_value.values
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: CommunicationOptions
+    ) -> Any:
+        mesh, own = per_replica_value.mesh, per_replica_value._local
+        if mesh is not None and own is not None:
+            return placed(self._local_reduce(reduce_op, [own], mesh, options)[0], destinations)
+        parts: Sequence[Any] = per_replica_value.values
         if self._device is not None and not isinstance(parts[0], IndexedSlices):
             device = _devices.find_device(self._device)
             parts = [jax.device_put(_collectives.as_array(part), device) for part in parts]
@@ -305,13 +316,20 @@ class ReductionToOneDevice(CrossDeviceOps):
         )
         return placed(total, destinations)
 
-    def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[PerReplica, Any]],
+        options: CommunicationOptions,
+    ) -> list[Any]:
         return [
             self.reduce_implementation(reduce_op, value, where, options) for value, where in value_destination_pairs
         ]
 
-    def _local_reduce(self, op, leaves, mesh, options):
-        def reduce_dense(dense):
+    def _local_reduce(
+        self, op: ReduceOp, leaves: list[Any], mesh: ReplicaMesh, options: CommunicationOptions
+    ) -> list[Any]:
+        def reduce_dense(dense: list[Any]) -> list[Any]:
             gathered = [_collectives.local_gather(leaf[None], 0) for leaf in dense]
             return [self._accumulate([everyone[i] for i in range(mesh.size)]) for everyone in gathered]
 

@@ -45,7 +45,7 @@ def join() -> None:
 
 def _is_of_a_job(model: Any) -> bool:
     strategy = strategy_of(model)
-    return strategy is not None and not strategy.extended._mesh.all_local
+    return strategy is not None and strategy.extended._worker.size > 1
 
 
 def _everyones(path: str, told: str = "") -> list[tuple[str, str]]:

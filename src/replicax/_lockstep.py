@@ -21,7 +21,6 @@ import jax.numpy as jnp
 
 from replicax import (
     _assigned_alike,
-    _collectives,
     _context,
     _creation,
     _errors,
@@ -31,8 +30,9 @@ from replicax import (
     _profiling,
     _tape,
 )
-from replicax._context import ReplicaContext
+from replicax._context import ReplicaContext, StrategyLike
 from replicax._reducer import Reducer
+from replicax._types import CommunicationOptions, ReduceOp
 from replicax._values import Mirrored, PerReplica, arrays_of, regroup, select
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -45,7 +45,7 @@ class _Abandoned(BaseException):
 class LockstepContext(ReplicaContext):
     """The context of one eager replica."""
 
-    def __init__(self, strategy: Any, reducer: Reducer, replica: _Replica):
+    def __init__(self, strategy: StrategyLike, reducer: Reducer, replica: _Replica):
         super().__init__(strategy, None)
         self._reducer, self._replica, self._options = reducer, replica, reducer.options
 
@@ -59,12 +59,14 @@ class LockstepContext(ReplicaContext):
     def devices(self) -> Any:
         return [[self._reducer.mesh.device_names[self._replica.index]]]
 
-    def _merge(self, fn, args, kwargs, tag):
+    def _merge(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: tuple[Any, ...]
+    ) -> Any:
         if _levels.is_tracing():
             raise RuntimeError(_errors.MERGE_IN_TRACE)
         return self._replica.meet(fn, args, kwargs, tag)
 
-    def _all_reduce(self, op, leaves, options):
+    def _all_reduce(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
         def forward(values):
             results = self._merge(
                 lambda strategy, *merged: self._reducer.all_reduce(op, list(merged), options),
@@ -76,7 +78,7 @@ class LockstepContext(ReplicaContext):
 
         return _differentiable(forward, lambda _, grads: self._all_reduce(op, grads, options), leaves)
 
-    def _all_gather(self, leaves, axis, options):
+    def _all_gather(self, leaves: list[Any], axis: int, options: CommunicationOptions) -> list[Any]:
         def forward(values):
             results = self._merge(
                 lambda strategy, *merged: self._reducer.all_gather(merged, axis),
@@ -88,7 +90,7 @@ class LockstepContext(ReplicaContext):
 
         def backward(values, grads):
             """Each replica's own part of the sum of the gradients of what all replicas got."""
-            sums = self._all_reduce(_collectives.ReduceOp.SUM, grads, options)
+            sums = self._all_reduce(ReduceOp.SUM, grads, options)
             parts = []
             for value, total in zip(values, sums):
                 sizes = self._merge(
@@ -145,7 +147,9 @@ _SETTINGS = {
 class _Replica:
     """One replica's thread, and what it is at."""
 
-    def __init__(self, run: Lockstep, index: int, fn: Callable, args: tuple, kwargs: dict):
+    def __init__(
+        self, run: Lockstep, index: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ):
         self.run, self.index, self.fn, self.args, self.kwargs = run, index, fn, args, kwargs
         self.id = run.mesh.local_ids[index]
         self.resume = threading.Semaphore(0)
@@ -214,7 +218,7 @@ class _Replica:
             except KeyboardInterrupt:  # it has just come
                 continue
 
-    def meet(self, fn: Callable, args: tuple, kwargs: dict, tag: tuple) -> Any:
+    def meet(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: tuple) -> Any:
         if self.run.abandoned:
             raise _Abandoned
         self.meeting, self.where, self.state = (fn, args, kwargs, tag), _user_line(), "waiting"
@@ -241,7 +245,7 @@ class _Replica:
 class Lockstep:
     """One call of `run`."""
 
-    def __init__(self, strategy: Any, reducer: Reducer):
+    def __init__(self, strategy: StrategyLike, reducer: Reducer):
         self.strategy, self.reducer, self.mesh = strategy, reducer, reducer.mesh
         self.turn = threading.Semaphore(0)  # given back by a replica that meets or ends
         self.abandoned = False
@@ -250,7 +254,7 @@ class Lockstep:
         self.names, self.creators = list(_creation.state.names), list(_creation.state.creators)
         self.tapes = _tape.entered()
 
-    def call(self, fn: Callable, args: tuple, kwargs: dict) -> list[Any]:
+    def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Each local replica's result."""
         count = len(self.mesh.local_ids)
         replicas = [_Replica(self, i, fn, select(i, args), select(i, kwargs)) for i in range(count)]
@@ -335,7 +339,9 @@ def _user_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def run(strategy: Any, reducer: Reducer, fn: Callable, args: tuple, kwargs: dict) -> Any:
+def run(
+    strategy: StrategyLike, reducer: Reducer, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """`fn` on every local replica, eagerly; the results put together.
 
     Raises:

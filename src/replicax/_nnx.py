@@ -237,7 +237,7 @@ class _View:
         """A new variable, at once the strategy's where other workers may have drawn another value for it."""
         init(variable, *args, **kwargs)
         content = self._slot.__get__(variable)
-        if type(content) is _Fresh and not content.strategy.extended._mesh.all_local:
+        if type(content) is _Fresh and content.strategy.extended._worker.size > 1:
             self._settled(variable)
 
     def set_value(self, set_value: Callable[..., Any], variable: Any, value: Any, **kwargs: Any) -> None:

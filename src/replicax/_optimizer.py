@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _dispatch, _function, _levels, _nest, _sharded_evaluation, _shards, _spmd, _states
+from replicax import _context, _dispatch, _function, _levels, _nest, _sharded_evaluation, _shards, _states
 from replicax._distributed_variables import MirroredVariable
+from replicax._reducer import Reducer
 from replicax._sharded_variables import ShardedVariable
 from replicax._types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
 from replicax._values import AXIS, Mirrored, PerReplica, mapped
@@ -89,7 +90,7 @@ class Optimizer:
         state = self._transformation.init(self._parameters()) if made is None else None
         if self._sharded:
             _function.note_creation()
-            kwargs |= {"strategy": self._strategy, "mesh": self._strategy.extended._mesh}
+            kwargs |= {"strategy": self._strategy, "mesh": self._reducer.mesh}
             return ShardedVariable(lambda: state, **kwargs) if made is None else ShardedVariable.of(*made, **kwargs)
         kwargs["copies_may_differ"] = not all(variable._equal_by_contract for variable in self._flat)
         if made is None:
@@ -167,7 +168,7 @@ class Optimizer:
 
     def _is_sharded(self) -> bool:
         extended = getattr(self._strategy, "extended", None)
-        if extended is None or not extended._shards_optimizer_state or extended._mesh.size == 1:
+        if extended is None or not extended._shards_optimizer_state or self._strategy.num_replicas_in_sync == 1:
             return False
         for variable in self._flat:
             if not isinstance(variable, MirroredVariable) or variable.distribute_strategy is not self._strategy:
@@ -180,7 +181,7 @@ class Optimizer:
     def _apply_parts(self, replica_context: Any, gradients: Any, parameters: Any) -> None:
         leaves, tree = jax.tree.flatten(gradients)
         options = self._options_of_parts()
-        if isinstance(replica_context, _spmd.SpmdContext):
+        if replica_context._is_compiled:
             leaves = [_context._tensor(leaf, "apply_gradients", sparse=False) for leaf in leaves]
             totals = replica_context._reduce_to_parts(self._reduce_op, leaves, options)
             new, state = self._new_parts(totals, self.state.parts(), jax.tree.leaves(parameters), tree)
@@ -192,7 +193,7 @@ class Optimizer:
 
     def _assign_parts(self, strategy: Any, gradients: Any) -> None:
         """In cross-replica context, with the reduced gradients of eager replicas: one program for all."""
-        mesh = strategy.extended._mesh
+        mesh = self._reducer.mesh
         gradients, tree = jax.tree.flatten(gradients, is_leaf=lambda x: isinstance(x, PerReplica))
         copies = [x.values if isinstance(x, PerReplica) else [x] * len(mesh.local_ids) for x in gradients]
         rows = [self.state._storage.has_rows(i) for i in range(len(self.state._types))]
@@ -218,7 +219,7 @@ class Optimizer:
 
     def _new_parts(self, gradients: list[Any], state: list[Any], parameters: list[Any], tree: Any) -> tuple[Any, Any]:
         """New parameters and this replica's part of the new state, from its part of the gradients or all of them."""
-        count = self._strategy.extended._mesh.size
+        count = self._reducer.mesh.size
         kinds = self.state._types
         wide = [jax.ShapeDtypeStruct(x.shape, (x.part if isinstance(x, _shards.Part) else x).dtype) for x in gradients]
         of_state = self.state._of_leaves
@@ -248,10 +249,15 @@ class Optimizer:
             new = _shards.own_part(value, count) if is_part else _shards.whole(value)
             new_state.append(new.astype(kind.dtype))
         options = self._options_of_parts()
-        return self._strategy.extended._reducer.gather_parts(results[: len(parameters)], options), new_state
+        return self._reducer.gather_parts(results[: len(parameters)], options), new_state
 
     def _options_of_parts(self) -> CommunicationOptions:
-        return self._options or self._strategy.extended._reducer.options
+        return self._options or self._reducer.options
+
+    @property
+    def _reducer(self) -> Reducer:
+        """The reducer of the replicas, which a strategy that shards the state has."""
+        return self._strategy.extended._reducer
 
     def _new_values(self, gradients: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
         updates, after = self._transformation.update(gradients, state, parameters)

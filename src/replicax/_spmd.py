@@ -35,11 +35,12 @@ from replicax import (
     _signatures,
     _tape,
 )
-from replicax._context import ReplicaContext
+from replicax._context import ReplicaContext, StrategyLike
 from replicax._indexed_slices import IndexedSlices
 from replicax._pulls import RunEagerly, lifts
 from replicax._reducer import Reducer
 from replicax._replica_results import Outputs, Results
+from replicax._types import CommunicationOptions, ReduceOp
 from replicax._values import (
     AXIS,
     Mirrored,
@@ -56,7 +57,9 @@ _STACKED, _MIRRORED = PartitionSpec(AXIS), PartitionSpec()
 class SpmdContext(ReplicaContext):
     """The context of the replicas while their function is traced, once for all of them."""
 
-    def __init__(self, strategy: Any, reducer: Reducer, level: _levels.Level, outer: Any):
+    _is_compiled = True
+
+    def __init__(self, strategy: StrategyLike, reducer: Reducer, level: _levels.Level, outer: Any):
         super().__init__(strategy, None)
         self._reducer, self._level, self._outer = reducer, level, outer
         self._options = reducer.options
@@ -95,15 +98,17 @@ class SpmdContext(ReplicaContext):
         """Whether a value was computed by a merge function, as one for all replicas."""
         return id(leaf) in self._common
 
-    def _merge(self, fn, args, kwargs, tag):
+    def _merge(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: tuple[Any, ...]
+    ) -> Any:
         mesh = self._level.mesh
 
-        def wrap(leaf):
+        def wrap(leaf: Any) -> Any:
             if isinstance(leaf, IndexedSlices) or self._is_own(leaf):
                 return PerReplica.of_local(leaf, mesh)
             return leaf
 
-        def unwrap(leaf):
+        def unwrap(leaf: Any) -> Any:
             if self._is_own(leaf):
                 self._common[id(leaf)] = leaf
             return own_component(leaf)
@@ -120,15 +125,15 @@ class SpmdContext(ReplicaContext):
             results[i] = result
         return results
 
-    def _all_reduce(self, op, leaves, options):
+    def _all_reduce(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
         with jax.named_scope("all_reduce"):
             return self._exchange(leaves, lambda own: self._reducer.reduce_local(op, own, options))
 
-    def _reduce_to_parts(self, op: Any, leaves: list[Any], options: Any) -> list[Any]:
+    def _reduce_to_parts(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
         """The sum or mean of the replica's own values, of which each replica gets a part (see `_shards`)."""
         return self._exchange(leaves, lambda own: self._reducer.reduce_to_parts(op, own, options))
 
-    def _all_gather(self, leaves, axis, options):
+    def _all_gather(self, leaves: list[Any], axis: int, options: CommunicationOptions) -> list[Any]:
         with jax.named_scope("all_gather"):
             return self._exchange(leaves, lambda own: [_collectives.local_gather(leaf, axis) for leaf in own])
 
@@ -142,7 +147,9 @@ class _Trace:
         gathers: where there are other traces, for replicas whose arguments have other shapes, how it gathers values.
     """
 
-    def __init__(self, strategy: Any, reducer: Reducer, fn: Callable, skeleton: Any, kind: tuple, gathers: Any):
+    def __init__(
+        self, strategy: StrategyLike, reducer: Reducer, fn: Callable, skeleton: Any, kind: tuple, gathers: Any
+    ):
         self.level = _levels.Level(local=True, mesh=reducer.mesh)
         self.level.gathers = gathers
         self._strategy, self._fn, self._skeleton, self._kind = strategy, fn, skeleton, kind
@@ -273,7 +280,14 @@ class _State:
             _levels.frame().write(variable, [next(leaves) for _ in variable._storage.leaf_types(True)])
 
 
-def run(strategy: Any, reducer: Reducer, fn: Callable, args: tuple, kwargs: dict, alike: bool = True) -> Any:
+def run(
+    strategy: StrategyLike,
+    reducer: Reducer,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    alike: bool = True,
+) -> Any:
     """`fn` on all replicas as part of the program that is being traced; the results put together.
 
     Where the parts of an argument differ in shape, `fn` is traced once for each shape, see `_pieces`. With `alike`
@@ -320,7 +334,9 @@ def run(strategy: Any, reducer: Reducer, fn: Callable, args: tuple, kwargs: dict
     return result
 
 
-def run_inline(strategy: Any, reducer: Reducer, fn: Callable, args: tuple, kwargs: dict) -> Any:
+def run_inline(
+    strategy: StrategyLike, reducer: Reducer, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Calls `fn` in a merge function of compiled replicas, where it goes on as the replica; returns its result."""
     level = _levels.frame()
     assert isinstance(level, _levels.Level)
@@ -338,7 +354,7 @@ def run_inline(strategy: Any, reducer: Reducer, fn: Callable, args: tuple, kwarg
     )
 
 
-def _traces(strategy: Any, reducer: Reducer, fn: Callable, inputs: _Inputs) -> list[_Trace]:
+def _traces(strategy: StrategyLike, reducer: Reducer, fn: Callable, inputs: _Inputs) -> list[_Trace]:
     """`fn`, traced for each kind of parts."""
     several = len(inputs.kinds) > 1
 
