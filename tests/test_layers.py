@@ -1,4 +1,4 @@
-"""The modules of replicax stand in layers, and imports point one way: down, or sideways within a layer."""
+"""Packages import from those below them only, and no module is in a circle of imports."""
 
 from __future__ import annotations
 
@@ -8,150 +8,6 @@ from pathlib import Path
 from import_graph import Graph, Import, circles
 
 PACKAGE = Path(__file__).parents[1] / "src" / "replicax"
-
-# From the lowest layer to the highest. A folder's name stands for all the modules in it.
-LAYERS: dict[str, tuple[str, ...]] = {
-    "words": (
-        "_types",
-        "_errors",
-        "_specs",
-        "_array_conversion",
-        "_display",
-        "_devices",
-        "_accelerators",
-        "_compilation_cache",
-        "_compile_log",
-        "_optimizing",
-        "_nest",
-        "_recycled",
-        "_dispatch",
-        "_adapters",
-        "_atomic_files",
-        "_private",
-        "_pickling",
-        "_profiling",
-        "_tracebacks",
-        "_help",
-        "_signatures",
-        "_figures",
-        "_hlo",
-        "_channel",
-        "_calls",
-        "_verdict",
-        "_ending",
-        "_monitor",
-        "_monitor_hub",
-        "_preflight",
-        "_runtime",
-        "_joining",
-        "_quiet",
-        "_exchange",
-        "_late",
-        "_topology",
-        "partitioners",
-        "_tpu_system",
-    ),
-    "clusters": ("_cluster",),
-    "values": ("_value_errors", "_values", "_trace_caches", "_tape", "_indexed_slices", "_ragged"),
-    "data": ("_data", "_files", "_sources", "_agreed_input", "_splits", "_input", "_placement"),
-    "engine": (
-        "_levels",
-        "_step_failures",
-        "_primitives",
-        "_interpret",
-        "_nans",
-        "_storage",
-        "_packs",
-        "_array_storage",
-        "_mesh_storage",
-        "_vectors",
-        "_stages",
-        "_alone",
-        "_pieces",
-        "_convolutions",
-        "_conversion",
-        "_context",
-        "_collectives",
-        "_all_reduce",
-        "_across",
-        "_shards",
-        "_sharded_evaluation",
-        "_cross_device_ops",
-        "_reducer",
-        "_assigned_alike",
-        "_lockstep",
-        "_replica_results",
-        "_spmd",
-        "_creation",
-        "_older",
-        "_array_protocol",
-        "_as_leaves",
-        "_scattering",
-        "_graph_leftovers",
-        "_variables",
-        "_resource_variable",
-        "_distributed_variables",
-        "_sharded_variables",
-        "_states",
-        "_aggregating",
-        "_accumulating",
-        "_control_flow",
-        "_arguments",
-        "_pulls",
-        "_uneven",
-        "_blocks",
-        "_while",
-        "_staging",
-        "_operators",
-        "_rewriting",
-        "_autograph",
-        "_concrete",
-        "_several",
-        "_program_inputs",
-        "_programs",
-        "_step_hints",
-        "_tracing",
-        "_turns",
-        "_function",
-        "_compiled_runs",
-        "_logical",
-    ),
-    "strategies": (
-        "_run",
-        "_extended",
-        "_replicated",
-        "_single_replica",
-        "_strategy",
-        "_benchmark",
-        "_default",
-        "_mirrored",
-        "_one_device",
-        "_multi_worker",
-        "_central",
-        "_tpu",
-        "_optimizer",
-        "_tracking",
-        "_checkpoint_files",
-        "_restoring",
-        "_checkpoint",
-        "_checkpoint_manager",
-    ),
-    "adapters": ("_keras", "_keras_losses", "_keras_fit", "_keras_files", "_nnx"),
-    "namespaces": (
-        "__init__",
-        "_door",
-        "_wiring",
-        "cluster_resolver",
-        "config",
-        "data",
-        "experimental",
-        "partitioners",
-        "tf",
-        "tpu",
-        "train",
-    ),
-    "programs": ("launch", "__main__"),
-}
 
 # The packages from the lowest to the highest; each imports only from those before it. Above them are the modules at the
 # top, with the names that users import.
@@ -209,35 +65,8 @@ MODULES, TREES, IMPORTS = GRAPH.paths, GRAPH.trees, GRAPH.imports
 STILL_THERE = {"_extended", "_strategy"}
 
 
-def layer_of(module: str) -> int | None:
-    """The number of a module's layer, 0 for the lowest; None for a module that is not in the table."""
-    for number, names in enumerate(LAYERS.values()):
-        if module in names or module.partition(".")[0] in names:
-            return number
-    return None
-
-
-def test_every_module_has_a_layer():
-    missing = [name for name in MODULES if layer_of(name) is None]
-    assert not missing, f"Add these modules to LAYERS in tests/test_layers.py, each to its layer: {missing}"
-
-
-def test_imports_point_down():
-    wrong = []
-    for module, found in IMPORTS.items():
-        own = layer_of(module)
-        for imported in found:
-            if imported.for_types:  # runs nowhere
-                continue
-            target = GRAPH.own_module(imported.module)
-            layer = None if target is None else layer_of(target)
-            if own is not None and layer is not None and layer > own:
-                wrong.append(f"{module}, line {imported.line}: {target} ({list(LAYERS)[layer]})")
-    assert not wrong, f"A module may not import from the layers above its own: {wrong}"
-
-
 def place_of(module: str) -> int | None:
-    """The number of a module's package, the modules at the top after all packages; None for one that LAYERS has."""
+    """The number of a module's package, the modules at the top after all packages; None for one without a package."""
     if MODULES[module].parent == PACKAGE:
         if module == "__main__":
             return len(PACKAGES) + 2
@@ -300,12 +129,6 @@ def _is_wrong_there(module: str, found: Import) -> bool:
             or (GRAPH.own_module(found.module) in IMPORTED_WHERE_USED and module not in IMPORTED_WHERE_USED)
         )
     )
-
-
-def test_the_table_names_no_module_that_is_gone():
-    there = {name.partition(".")[0] for name in MODULES} | set(MODULES)
-    gone = [name for names in LAYERS.values() for name in names if name not in there]
-    assert not gone, f"Remove from LAYERS in tests/test_layers.py: {gone}"
 
 
 def test_what_is_not_plugged_in_is_missed_by_name(run_python):
