@@ -67,7 +67,7 @@ class _Everywhere:
     def nothing_left_behind(self) -> Iterator[None]:
         """Fails a test after which a thread of replicax lives on or a strategy's scope is still open."""
         before = set(threading.enumerate())
-        devices = sys.modules.get("replicax._devices")
+        devices = sys.modules.get("replicax._base.devices")
         virtual = dict(devices._virtual) if devices is not None else None
         yield
         if devices is not None and devices._virtual != virtual:  # a test may give the CPU devices other names

@@ -14,7 +14,7 @@ from typing import Any
 import crash_points
 
 import replicax as rx
-from replicax import _atomic_files as atomic
+from replicax._base import atomic_files as atomic
 
 Dataset = rx.data.Dataset
 v = rx.Variable(0.0)

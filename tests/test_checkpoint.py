@@ -30,8 +30,9 @@ from test_ways import (
 )
 
 import replicax as rx
-from replicax import _atomic_files, _tracking
 from replicax import _checkpoint_files as files
+from replicax import _tracking
+from replicax._base import atomic_files
 
 pytestmark = pytest.mark.skipif(WORKERS > 1, reason="jobs have tests of their own")
 
@@ -396,7 +397,7 @@ def test_writing_over_a_checkpoint_replaces_it_or_leaves_it(tmp_path, monkeypatc
             raise OSError("no space")
         rename(source, destination)
 
-    monkeypatch.setattr(_atomic_files, "_exchanged", lambda one, other: False)
+    monkeypatch.setattr(atomic_files, "_exchanged", lambda one, other: False)
     monkeypatch.setattr(os, "rename", full)
     with pytest.raises(OSError, match="no space"):
         Checkpoint(v=rx.Variable(4.0)).write(tmp_path / "ckpt")

@@ -16,7 +16,7 @@ import kubernetes
 import pytest
 
 import replicax as rx
-from replicax import _devices
+from replicax._base import devices
 from replicax.cluster_resolver import (
     GCEClusterResolver,
     KubernetesClusterResolver,
@@ -468,7 +468,7 @@ def test_the_machines_of_a_slice_are_joined(tpu, environment, addresses, own, se
     service.answers[NODE_PATH] = (200, NODE)
     joined = []
     monkeypatch.setattr(TPUClusterResolver, "_join", lambda self, *job: joined.append(job))
-    monkeypatch.setattr(_devices, "_task", _devices._task)
+    monkeypatch.setattr(devices, "_task", devices._task)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     resolver = TPUClusterResolver(tpu, "us-central2-b", "p", service=tpu_api)

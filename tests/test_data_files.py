@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from replicax import data
+from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._data import Reading
-from replicax._errors import DataLossError, InvalidArgumentError
 from replicax.data import Dataset
 
 R = Dataset.range

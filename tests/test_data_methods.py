@@ -10,8 +10,8 @@ from jax.experimental.sparse import BCOO
 
 import replicax as rx
 from replicax import _data
-from replicax._errors import InvalidArgumentError
-from replicax._specs import TensorSpec
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.specs import TensorSpec
 from replicax.data import Dataset, DatasetSpec, Optional, Options
 
 R = Dataset.range

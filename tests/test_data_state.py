@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax._base.errors import InvalidArgumentError
 from replicax._data import reading
-from replicax._errors import InvalidArgumentError
 from replicax.data import Dataset
 
 R = Dataset.range

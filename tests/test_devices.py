@@ -275,14 +275,16 @@ def test_listing_devices_leaves_them_to_be_configured(run_python):
         """
         import os, warnings
         import jax, replicax.tf as tf
-        from replicax import _accelerators, _devices, _private
+        from replicax._base import accelerators
+        from replicax._base import devices as _devices
+        from replicax._base import jax_internals
 
         def names(kind, visible=False):
             listed = (tf.config.get_visible_devices if visible else tf.config.list_physical_devices)(kind)
             return [device.name.removeprefix("/physical_device:") for device in listed]
 
-        here = _accelerators._plugins, _accelerators._cuda_devices
-        _accelerators._plugins, _accelerators._cuda_devices = lambda: {"xla_cuda12"}, lambda: 2
+        here = accelerators._plugins, accelerators._cuda_devices
+        accelerators._plugins, accelerators._cuda_devices = lambda: {"xla_cuda12"}, lambda: 2
         print(names("GPU"), names("TPU"), names("CPU"), names(None), tf.test.is_gpu_available())
         gpus = tf.config.list_physical_devices("GPU")
         for gpu in gpus:
@@ -292,7 +294,7 @@ def test_listing_devices_leaves_them_to_be_configured(run_python):
         print(jax.config.read("jax_cuda_visible_devices"))
         tf.config.set_visible_devices(gpus, "GPU")
         jax.config.update("jax_platforms", "cpu")
-        print(names("GPU"), _private.backend_started())
+        print(names("GPU"), jax_internals.backend_started())
         jax.config.update("jax_platforms", None)
 
         with warnings.catch_warnings(record=True) as told:
@@ -304,12 +306,12 @@ def test_listing_devices_leaves_them_to_be_configured(run_python):
             print(_devices._virtual["GPU"], "/physical_device:GPU:0" in str(told[-1].message), len(told))
         _devices.set_virtual_devices({})
 
-        _accelerators._plugins, _accelerators._cuda_devices = here
+        accelerators._plugins, accelerators._cuda_devices = here
         tf.config.list_physical_devices()
         tf.config.set_visible_devices([], "GPU")
         cpus = tf.config.list_physical_devices("CPU")
         tf.config.set_logical_device_configuration(cpus[0], [tf.config.LogicalDeviceConfiguration()] * 2)
-        print(_private.backend_started(), len(tf.config.list_logical_devices("CPU")))
+        print(jax_internals.backend_started(), len(tf.config.list_logical_devices("CPU")))
         strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
         print(strategy.num_replicas_in_sync)
         """,

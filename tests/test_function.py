@@ -30,7 +30,7 @@ from test_ways import (
 )
 
 import replicax as rx
-from replicax._errors import InvalidArgumentError
+from replicax._base.errors import InvalidArgumentError
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax import _specs
+from replicax._base import specs
+from replicax._base.errors import InvalidArgumentError, OutOfRangeError
+from replicax._base.specs import PerReplicaSpec, TensorSpec
+from replicax._base.types import InputContext, InputOptions, InputReplicationMode
 from replicax._data import AutoShardPolicy, Dataset, Options, as_tensor, iterators
-from replicax._errors import InvalidArgumentError, OutOfRangeError
 from replicax._input import DistributedDataset, DistributedDatasetsFromFunction, DistributedIterator
-from replicax._specs import PerReplicaSpec, TensorSpec
 from replicax._splits import split_batch
-from replicax._types import InputContext, InputOptions, InputReplicationMode
 
 R = Dataset.range
 LIMIT = 30  # seconds that a test may wait for a thread
@@ -67,7 +67,7 @@ def input_threads():
 def tensors_as_in_tensorflow(monkeypatch):
     before = jax.config.jax_explicit_x64_dtypes
     jax.config.update("jax_explicit_x64_dtypes", "allow")
-    monkeypatch.setattr(_specs, "dtype_prefix", "tf.")
+    monkeypatch.setattr(specs, "dtype_prefix", "tf.")
     yield
     jax.config.update("jax_explicit_x64_dtypes", before.name.lower())
 

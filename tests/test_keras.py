@@ -10,9 +10,9 @@ import pytest
 from test_ways import SUM, carried, compiled, mirrored, one_device, one_of_each, parts, replica_id, replicated, ways
 
 import replicax as rx
-from replicax import _adapters
+from replicax._base import foreign_state
 
-_adapters.join()
+foreign_state.join()
 
 X = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
 Y = (X @ np.array([[1.0], [-2.0], [0.5]], np.float32)) + 0.25
@@ -510,7 +510,7 @@ def test_tapes_take_keras_variables_among_their_sources_and_variables_begin_as_t
     copies = [rx.Variable(kernel), rx.Variable({"kernel": kernel}).value()["kernel"], rx.Variable(lambda: kernel)]
     kernel.assign([0.0, 0.0])  # which they are not
     assert [copy.tolist() for copy in map(np.asarray, copies)] == [[1.0, 2.0]] * 3
-    assert [watched is _adapters.variable_of(kernel) for watched in tape.watched_variables()] == [True]
+    assert [watched is foreign_state.variable_of(kernel) for watched in tape.watched_variables()] == [True]
 
 
 def test_a_variable_made_before_keras_joined_becomes_one_of_ours():

@@ -11,9 +11,9 @@ import pytest
 from test_ways import central, compiled, mirrored, one_device, ways
 
 import replicax as rx
-from replicax import _adapters
+from replicax._base import foreign_state
 
-_adapters.join()
+foreign_state.join()
 
 X = np.random.default_rng(1).normal(size=(16, 3)).astype(np.float32)
 Y = (X @ np.array([[1.0], [-2.0], [0.5]], np.float32)) + 0.25

@@ -14,9 +14,9 @@ from flax.errors import TraceContextError
 from test_ways import SUM, carried, central, compiled, eager, mirrored, one_device, tpu, ways
 
 import replicax as rx
-from replicax import _adapters
+from replicax._base import foreign_state
 
-_adapters.join()
+foreign_state.join()
 
 STEPS, BATCH = 10, 8
 RANDOM = np.random.default_rng(0)

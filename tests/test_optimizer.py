@@ -32,7 +32,7 @@ from test_ways import (
 
 import replicax as rx
 from replicax import _hlo, _levels, _shards
-from replicax._indexed_slices import IndexedSlices
+from replicax._base.indexed_slices import IndexedSlices
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(8, 3)).astype(np.float32)

@@ -14,7 +14,7 @@ from jax.core import ShapedArray
 from jax.experimental import checkify, io_callback
 
 import replicax as rx
-from replicax import _private
+from replicax._base import jax_internals
 
 DEVICES = jax.devices()
 
@@ -22,12 +22,12 @@ DEVICES = jax.devices()
 def test_every_function_is_tested_here():
     public = {
         name
-        for name, value in vars(_private).items()
-        if getattr(value, "__module__", None) == _private.__name__ and not name.startswith("_")
+        for name, value in vars(jax_internals).items()
+        if getattr(value, "__module__", None) == jax_internals.__name__ and not name.startswith("_")
     }
     tested = {name for name in public if name in inspect.getsource(inspect.getmodule(inspect.currentframe()))}
     assert tested == public, f"no test here names {public - tested}"
-    assert all(inspect.getdoc(getattr(_private, name)) for name in public)
+    assert all(inspect.getdoc(getattr(jax_internals, name)) for name in public)
 
 
 def test_hide_lines_of_a_folder_names_the_line_that_calls_it(tmp_path):
@@ -39,7 +39,7 @@ def test_hide_lines_of_a_folder_names_the_line_that_calls_it(tmp_path):
         return namespace["double"](x)
 
     assert library in jax.jit(step).lower(1.0).as_text(debug_info=True)  # what the function is for
-    _private.hide_lines_of(str(tmp_path))
+    jax_internals.hide_lines_of(str(tmp_path))
     text = jax.jit(lambda x: step(x)).lower(1.0).as_text(debug_info=True)
     assert library not in text and f'"{__file__}":{step.__code__.co_firstlineno + 1}:' in text
 
@@ -49,7 +49,7 @@ def test_uncommitted_arrays_are_moved_freely():
     b = jax.device_put(jnp.arange(3.0), DEVICES[1])
     with pytest.raises(ValueError):  # what the function is for
         a + b
-    x, y = _private.uncommitted(a), _private.uncommitted(b)
+    x, y = jax_internals.uncommitted(a), jax_internals.uncommitted(b)
     assert (x + y).tolist() == [0.0, 2.0, 4.0] and (y + x).tolist() == [0.0, 2.0, 4.0]
     assert x.devices() == {DEVICES[0]} and y.devices() == {DEVICES[1]}
 
@@ -62,22 +62,22 @@ def test_uncommitted_keeps_the_buffer_and_the_type():
         jax.random.normal(jax.random.key(0), (2, 2)),
     ):
         array = jax.device_put(value, DEVICES[2])
-        loose = _private.uncommitted(array)
+        loose = jax_internals.uncommitted(array)
         assert loose.shape == array.shape and loose.dtype == array.dtype and loose.tolist() == array.tolist()
         if array.size:
             assert loose.unsafe_buffer_pointer() == array.unsafe_buffer_pointer()
     array = jax.device_put(jnp.arange(1000.0), DEVICES[1])
-    loose = _private.uncommitted(array)
+    loose = jax_internals.uncommitted(array)
     del array
     assert float(loose.sum()) == 499500.0
 
 
 def test_the_current_trace_is_eager_outside_of_transformations():
-    assert _private.is_eager(_private.current_trace())
+    assert jax_internals.is_eager(jax_internals.current_trace())
     seen = []
 
     def look(x):
-        seen.append(_private.is_eager(_private.current_trace()))
+        seen.append(jax_internals.is_eager(jax_internals.current_trace()))
         return x * 2
 
     jax.jit(look)(1.0)
@@ -87,14 +87,14 @@ def test_the_current_trace_is_eager_outside_of_transformations():
     jax.vmap(look)(jnp.ones(2))
     jax.lax.fori_loop(0, 2, lambda i, x: look(x), 1.0)
     assert seen and not any(seen)
-    assert _private.is_eager(_private.current_trace())
+    assert jax_internals.is_eager(jax_internals.current_trace())
 
 
 def test_the_trace_belongs_to_the_thread():
     seen = []
 
     def f(x):
-        thread = threading.Thread(target=lambda: seen.append(_private.is_eager(_private.current_trace())))
+        thread = threading.Thread(target=lambda: seen.append(jax_internals.is_eager(jax_internals.current_trace())))
         thread.start()
         thread.join()
         return x
@@ -107,12 +107,12 @@ def test_the_trace_of_a_tracer():
     seen = []
 
     def f(x):
-        seen.append(_private.trace_of(x) is _private.current_trace())
+        seen.append(jax_internals.trace_of(x) is jax_internals.current_trace())
         y = x * 2
 
         def inner(z):
-            seen.append(_private.trace_of(z) is _private.current_trace())
-            seen.append(_private.trace_of(y) is _private.current_trace())
+            seen.append(jax_internals.trace_of(z) is jax_internals.current_trace())
+            seen.append(jax_internals.trace_of(y) is jax_internals.current_trace())
             return z * y
 
         return jax.jit(inner)(y)
@@ -122,7 +122,7 @@ def test_the_trace_of_a_tracer():
 
 
 def test_the_type_of_concrete_arrays():
-    kind = _private.array_type()
+    kind = jax_internals.array_type()
     assert isinstance(jnp.ones(2), kind) and type(jnp.ones(2)) is kind and issubclass(kind, jax.Array)
     seen = []
     jax.jit(lambda x: seen.append(isinstance(x, kind)))(1.0)
@@ -133,10 +133,10 @@ def test_at_once_runs_primitives_although_something_is_traced():
     seen = []
 
     def f(x):
-        with _private.at_once():
+        with jax_internals.at_once():
             made = jax.random.normal(jax.random.key(0), (3,)) * jnp.arange(3)
-            seen.append((isinstance(made, jax.core.Tracer), _private.is_eager(_private.current_trace())))
-        assert not _private.is_eager(_private.current_trace())
+            seen.append((isinstance(made, jax.core.Tracer), jax_internals.is_eager(jax_internals.current_trace())))
+        assert not jax_internals.is_eager(jax_internals.current_trace())
         return x + made
 
     expected = jax.random.normal(jax.random.key(0), (3,)) * jnp.arange(3)
@@ -145,7 +145,7 @@ def test_at_once_runs_primitives_although_something_is_traced():
 
 
 def test_inputs_are_placeholders_until_they_are_supplied():
-    primitive = _private.InputPrimitive("test_input")
+    primitive = jax_internals.InputPrimitive("test_input")
     aval = ShapedArray((2,), jnp.float32)
 
     def f(x):
@@ -166,7 +166,7 @@ def test_inputs_are_placeholders_until_they_are_supplied():
 
 
 def test_supplies_nest_and_end():
-    primitive = _private.InputPrimitive("test_nested")
+    primitive = jax_internals.InputPrimitive("test_nested")
     aval = ShapedArray((), jnp.float32)
     with primitive.supplied({1: "outer", 2: "two"}):
         with primitive.supplied({1: "inner"}):
@@ -188,9 +188,9 @@ def test_single():
     """One array on one device, of a replicated one; another array itself."""
     mesh = rx.MirroredStrategy(["GPU:1", "GPU:2"]).extended._mesh
     replicated = mesh.mirror([jnp.arange(3.0), jnp.arange(3.0)])
-    array = _private.single(replicated)
+    array = jax_internals.single(replicated)
     assert array.devices() == {mesh.devices[0]} and array.tolist() == [0.0, 1.0, 2.0]
-    assert _private.single(array) is array
+    assert jax_internals.single(array) is array
 
 
 def test_is_staging():
@@ -198,7 +198,7 @@ def test_is_staging():
     seen = []
 
     def f(x):
-        seen.append(_private.is_staging(_private.current_trace()))
+        seen.append(jax_internals.is_staging(jax_internals.current_trace()))
         return x
 
     f(1.0), jax.grad(f)(1.0), jax.jit(f)(1.0)
@@ -210,16 +210,16 @@ def test_the_coordination_service_keeps_keys_and_values(run_python):
         """
         import socket
         import jax
-        from replicax import _private
+        from replicax._base import jax_internals
 
         with socket.socket() as found:
             found.bind(("localhost", 0))
             port = found.getsockname()[1]
         jax.distributed.initialize(f"localhost:{port}", 1, 0)
-        client = _private.coordination_client()
-        assert _private.value_of_key(client, "missing", 50) is None
+        client = jax_internals.coordination_client()
+        assert jax_internals.value_of_key(client, "missing", 50) is None
         client.key_value_set("there", "text")
-        print(_private.value_of_key(client, "there", 50))
+        print(jax_internals.value_of_key(client, "there", 50))
         jax.distributed.shutdown()
         """
     )
@@ -228,16 +228,16 @@ def test_the_coordination_service_keeps_keys_and_values(run_python):
 
 _LEAVES = """
 import sys, jax
-from replicax import _private
-assert not _private.backend_started()
+from replicax._base import jax_internals
+assert not jax_internals.backend_started()
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize("127.0.0.1:" + sys.argv[1], 2, int(sys.argv[2]), shutdown_timeout_seconds=600)
-assert not _private.backend_started()
+assert not jax_internals.backend_started()
 assert len(jax.devices()) == 2 * jax.local_device_count()
-assert _private.backend_started() and jax.distributed.is_initialized()
-_private.leave_distributed()
+assert jax_internals.backend_started() and jax.distributed.is_initialized()
+jax_internals.leave_distributed()
 assert not jax.distributed.is_initialized()
-_private.leave_distributed()
+jax_internals.leave_distributed()
 print("left", flush=True)
 """
 
@@ -261,7 +261,7 @@ def test_gloo_at_gives_gloo_an_address(run_python):
         import socket
         import jax
         from jaxlib import _jax
-        from replicax import _private
+        from replicax._base import jax_internals
 
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
@@ -274,7 +274,7 @@ def test_gloo_at_gives_gloo_an_address(run_python):
             return make(hostname=hostname, **more)
 
         _jax.make_gloo_tcp_collectives = spy
-        with _private.gloo_at("127.0.0.5"):
+        with jax_internals.gloo_at("127.0.0.5"):
             jax.devices()
         print(hosts)
         jax.distributed.shutdown()
@@ -287,14 +287,14 @@ def test_singles_are_as_single():
     mesh = jax.sharding.Mesh(DEVICES[:2], "x")
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     for many in (jnp.arange(3.0), jnp.ones((), jnp.bfloat16), jax.random.key(0)):
-        single = _private.Singles()
+        single = jax_internals.Singles()
         for _ in range(3):
             own = single(jax.device_put(many, everywhere))
             assert own.devices() == {DEVICES[0]} and own.dtype == many.dtype and own.shape == many.shape
             assert own.tolist() == many.tolist() if many.dtype != jax.random.key(0).dtype else True
             assert not own.committed
         alone = jax.device_put(many, DEVICES[1])
-        assert _private.Singles()(alone).devices() == {DEVICES[1]}
+        assert jax_internals.Singles()(alone).devices() == {DEVICES[1]}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.bool_, np.int64, np.complex128])
@@ -302,8 +302,8 @@ def test_singles_are_as_single():
 def test_arrays_from_the_host_are_as_jax_makes_them(shape, dtype):
     mesh = jax.sharding.Mesh(np.array(DEVICES[:4]).reshape(2, 2), ("x", "y"))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
-    make = _private.FromHost(sharding, committed=True)
-    onto = _private.onto(DEVICES[1])
+    make = jax_internals.FromHost(sharding, committed=True)
+    onto = jax_internals.onto(DEVICES[1])
     traces = []
     count = jax.jit(lambda x: (traces.append(x.aval), x)[1])
     for wide in (False, True):
@@ -326,7 +326,7 @@ def test_arrays_from_the_host_are_as_jax_makes_them(shape, dtype):
 
 def test_arrays_from_the_host_follow_what_jax_is_set_to():
     """One of JAX has 64 bits where that is allowed; afterwards those of numpy are cut, as JAX cuts them."""
-    onto, before = _private.onto(DEVICES[1]), jax.config.jax_explicit_x64_dtypes
+    onto, before = jax_internals.onto(DEVICES[1]), jax.config.jax_explicit_x64_dtypes
     host = np.full((3, 7), 5)
     try:
         jax.config.update("jax_explicit_x64_dtypes", "allow")
@@ -354,16 +354,16 @@ def test_parts_of_a_jaxpr_and_shard_map_again():
     jaxpr = jax.make_jaxpr(mapped)(jnp.ones((2, 3)))
     (eqn,) = jaxpr.eqns
     inside = eqn.params["jaxpr"]
-    assert {type(effect) for effect in inside.effects} <= {_private.named_axis_effect()}
-    assert _private.named_axis_effect() in {type(effect) for effect in inside.effects}
+    assert {type(effect) for effect in inside.effects} <= {jax_internals.named_axis_effect()}
+    assert jax_internals.named_axis_effect() in {type(effect) for effect in inside.effects}
     doubled = [e for e in inside.eqns if e.primitive.name == "mul"]
-    part = _private.part_of_jaxpr(inside, doubled, [doubled[0].invars[0]], doubled[0].outvars)
+    part = jax_internals.part_of_jaxpr(inside, doubled, [doubled[0].invars[0]], doubled[0].outvars)
     assert jex.jaxpr_as_fun(part)(jnp.arange(3.0))[0].tolist() == [0.0, 2.0, 4.0]
 
     def more(block):
         return [*jex.jaxpr_as_fun(jex.ClosedJaxpr(inside, []))(block), jax.lax.psum(block.sum(), "x")]
 
-    total, rows, number = jax.jit(_private.shard_map_again(eqn, more, [split], [same, split, same]))(
+    total, rows, number = jax.jit(jax_internals.shard_map_again(eqn, more, [split], [same, split, same]))(
         jnp.arange(6.0).reshape(2, 3)
     )
     assert total.tolist() == [6.0, 10.0, 14.0] and rows.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
@@ -376,9 +376,9 @@ def test_what_runs_at_once_inside_of_shard_map_may_map_itself():
     mapped = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=split, out_specs=split))
 
     def replica(block):
-        with _private.at_once():
+        with jax_internals.at_once():
             total = mapped(jnp.arange(2.0)).tolist()
-        assert not _private.is_eager(_private.current_trace())
+        assert not jax_internals.is_eager(jax_internals.current_trace())
         return block * total[0]
 
     program = jax.shard_map(replica, mesh=mesh, in_specs=split, out_specs=split)
@@ -396,7 +396,7 @@ def test_an_equation_is_computed_again_with_another_program_in_it():
     for eqn in jax.make_jaxpr(looped)(value).jaxpr.eqns:
         params = dict(eqn.params, **({"jaxpr": other} if eqn.primitive.name == "scan" else {}))
         operands = [atom.val if isinstance(atom, jex.Literal) else value for atom in eqn.invars]
-        value = _private.bound_again(eqn, params, operands)[-1]
+        value = jax_internals.bound_again(eqn, params, operands)[-1]
     assert float(value) == 27.0
 
 
@@ -426,14 +426,14 @@ def test_with_callbacks():
 
         return called
 
-    closed, names = _private.with_callbacks(jax.make_jaxpr(f)(jnp.float32(1)), around)
+    closed, names = jax_internals.with_callbacks(jax.make_jaxpr(f)(jnp.float32(1)), around)
     assert found == [([], True), ([], True), ([()], False), ([()], False)]
     assert {"callback", "cond", "sin"} <= names and "pure_callback" not in names
     assert [float(x) for x in jax.jit(jex.jaxpr_as_fun(closed))(jnp.float32(1))] == [5.0]
     jax.effects_barrier()
     assert len(calls) == 4
     same = jax.make_jaxpr(jnp.sin)(1.0)
-    assert _private.with_callbacks(same, around)[0] is same
+    assert jax_internals.with_callbacks(same, around)[0] is same
 
 
 def test_order_of_check():
@@ -443,7 +443,7 @@ def test_order_of_check():
 
     both = jax.jit(checkify.checkify(f))
     codes = [
-        _private.order_of_check(both(jnp.array(x))[0]) for x in ([0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [1.0, 1.0, 0.0])
+        jax_internals.order_of_check(both(jnp.array(x))[0]) for x in ([0.0, 1.0, 1.0], [1.0, 0.0, 0.0], [1.0, 1.0, 0.0])
     ]
     assert codes == sorted(codes) and len(set(codes)) == 3
 
@@ -454,5 +454,5 @@ def test_wait_for_effects(capfd):
     with pytest.raises(jax.errors.JaxRuntimeError):
         failing(1.0).block_until_ready()
         jax.effects_barrier()  # where the program ran after the call had returned
-    _private.wait_for_effects()
-    _private.wait_for_effects()
+    jax_internals.wait_for_effects()
+    jax_internals.wait_for_effects()

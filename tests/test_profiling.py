@@ -13,7 +13,7 @@ import pytest
 from test_ways import WORKERS, mirrored, one_of_each, per_replica, replica_id
 
 import replicax as rx
-from replicax import _profiling
+from replicax._base import profiling
 
 
 def training(strategy):
@@ -88,7 +88,7 @@ def test_an_error_inside_ends_the_profile_and_keeps_it(tmp_path):
     with pytest.raises(KeyError), profile:
         double(jnp.ones(2))
         raise KeyError
-    assert _profiling.active is None
+    assert profiling.active is None
     assert steps_of(events_of(profile.files[1])) == [("function", 0)]
 
 
@@ -119,6 +119,6 @@ def test_a_place_where_nothing_can_be_written_is_refused_before_anything_runs(tm
             raise AssertionError("it began")
     with pytest.raises(ValueError, match="`run` is the name of a folder"):
         rx.profile(tmp_path, run="../elsewhere")
-    assert _profiling.active is None
+    assert profiling.active is None
     with rx.profile(tmp_path / "new" / "folder"):
         pass

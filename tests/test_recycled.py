@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax import _array_conversion
+from replicax._base import array_conversion
+from replicax._base.host_memory import SMALL, Pool, is_settled, settle
 from replicax._data.buffer import SPARE
-from replicax._recycled import SMALL, Pool, is_settled, settle
 from replicax.data import Dataset
 
 ROWS, WIDTH, BATCH = 320, 32, 32
@@ -229,7 +229,7 @@ WAYS = {
     "variable of a dtype": lambda strategy, value: [rx.Variable(value, dtype=np.float32)],
     "mirrored variable": lambda strategy, value: in_scope(strategy, value).values,
     "assign": lambda strategy, value: in_scope(strategy, np.ones_like(value)).assign(value).values,
-    "tensor": lambda strategy, value: [_array_conversion.as_array(value)],
+    "tensor": lambda strategy, value: [array_conversion.as_array(value)],
     "argument": lambda strategy, value: [rx.function(lambda x: x)(value)],
     "typed argument": lambda strategy, value: [
         rx.function(lambda x: x, input_signature=[rx.TensorSpec([256], np.float32)])(value)

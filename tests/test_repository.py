@@ -114,18 +114,18 @@ def test_every_optional_library_is_in_the_extra_all():
 
 
 def test_hints_to_install_name_libraries_and_work_without_replicax_on_an_index():
-    from replicax import _help
+    from replicax._base import doc_pages
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    assert _help.install("flax") == "pip install 'flax>=0.12.8' (replicax's extra 'flax')"
-    assert _help.install("data") == "pip install google-crc32c grain (replicax's extra 'data')"
+    assert doc_pages.install("flax") == "pip install 'flax>=0.12.8' (replicax's extra 'flax')"
+    assert doc_pages.install("data") == "pip install google-crc32c grain (replicax's extra 'data')"
     sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").glob("*.md"), ROOT / "README.md"]
-    texts = {path: path.read_text(encoding="utf-8") for path in sources if path.name != "_help.py"}
+    texts = {path: path.read_text(encoding="utf-8") for path in sources if path.name != "doc_pages.py"}
     assert not [path for path, text in texts.items() if re.search(r"pip install '?replicax\[", text)]
     called = {name for text in texts.values() for name in re.findall(r"\binstall\(['\"](\w+)", text)}
     assert called and called <= set(extras)
-    pages = {name for text in texts.values() for name in re.findall(r"_help\.page\(['\"]([\w.-]+)", text)}
-    assert pages and all(Path(_help.page(name)).is_file() for name in pages)
+    pages = {name for text in texts.values() for name in re.findall(r"doc_pages\.page\(['\"]([\w.-]+)", text)}
+    assert pages and all(Path(doc_pages.page(name)).is_file() for name in pages)
 
 
 def test_import_is_light(run_python):

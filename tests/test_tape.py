@@ -418,9 +418,9 @@ def test_wrong_types(wrong):
 
 
 def test_distributed_values_are_refused():
-    from replicax import _nest
+    from replicax._base import nest
 
-    class PerReplica(_nest.Leaf):
+    class PerReplica(nest.Leaf):
         pass
 
     with GradientTape() as tape, pytest.raises(TypeError, match="of type PerReplica"):

@@ -15,7 +15,7 @@ import pytest
 from test_ways import compiled, ctx, eager, mirrored, per_replica, replica_id, tpu, virtual_tpus, ways
 
 import replicax as rx
-from replicax import _devices
+from replicax._base import devices as _devices
 
 MEAN, SUM = rx.VariableAggregation.MEAN, rx.VariableAggregation.SUM
 

@@ -16,7 +16,7 @@ from test_ways import MEAN, SUM, central, ctx, mirrored, parts, per_replica, une
 
 import replicax as rx
 from replicax import _convolutions, _pieces, _uneven
-from replicax._errors import InvalidArgumentError
+from replicax._base.errors import InvalidArgumentError
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
 

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax import _devices, _exchange, _hlo
+from replicax import _exchange, _hlo
+from replicax._base import devices
 
 SUM, MEAN = rx.ReduceOp.SUM, rx.ReduceOp.MEAN
 
@@ -56,7 +57,7 @@ def virtual_tpus() -> None:
 @functools.cache
 def tpu(n: int, logical: int, **options: Any) -> rx.TPUStrategy:
     """A strategy of `n` replicas with so many logical devices each."""
-    before = dict(_devices._virtual)
+    before = dict(devices._virtual)
     virtual_tpus()
     try:
         topology = rx.tpu.initialize_tpu_system()
@@ -65,7 +66,7 @@ def tpu(n: int, logical: int, **options: Any) -> rx.TPUStrategy:
         strategy.extended.worker_devices  # noqa: B018  # names are those that the devices have now
         return strategy
     finally:
-        _devices.set_virtual_devices(before)
+        devices.set_virtual_devices(before)
 
 
 @functools.cache

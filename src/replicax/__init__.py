@@ -11,13 +11,13 @@ import typing as _typing
 _os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it when it is imported
 
 if "REPLICAX_VIRTUAL_DEVICES" in _os.environ:  # to be known before JAX starts, whoever starts it
-    from replicax import _devices
+    from replicax._base import devices
 
-    _devices.configure_from_environment()
+    devices.configure_from_environment()
 if "REPLICAX_COMPILATION_CACHE" in _os.environ:
-    from replicax import _compilation_cache
+    from replicax._base import compilation_cache
 
-    _compilation_cache.configure_from_environment()
+    compilation_cache.configure_from_environment()
 
 __version__ = "0.1.0"
 

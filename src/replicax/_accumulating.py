@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax import _array_conversion, _blocks, _collectives, _levels
-from replicax._errors import InvalidArgumentError
-from replicax._indexed_slices import IndexedSlices
-from replicax._types import ReduceOp, as_reduce_op
+from replicax import _blocks, _collectives, _levels
+from replicax._base import array_conversion
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.types import ReduceOp, as_reduce_op
 from replicax._values import is_array
 
 
@@ -158,7 +159,7 @@ def _batch(leaf: Any) -> Any:
             "is not to be split by keyword, or say which arguments to split: "
             "accumulate_gradients(..., batch_argnums=(1, 2))."
         )
-    return _array_conversion.as_array(leaf)
+    return array_conversion.as_array(leaf)
 
 
 class _Sums:

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import _collectives, _dispatch, _exchange, _private, _quiet, _runtime
-from replicax._errors import ReplicaError
-from replicax._indexed_slices import IndexedSlices
-from replicax._types import ReduceOp
+from replicax import _collectives, _dispatch, _exchange, _runtime
+from replicax._base import jax_internals, suppress_output
+from replicax._base.errors import ReplicaError
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.types import ReduceOp
 from replicax._values import AXIS, PerReplica, ReplicaMesh, as_rows, is_array
 
 
@@ -78,7 +79,7 @@ def compare(value: PerReplica) -> None:
     """Tells a value of which shapes and dtypes its components in all processes are."""
     parts, mesh = value.values, value.mesh
     assert mesh is not None
-    with _private.at_once():
+    with jax_internals.at_once():
         everyones = _everyones(mesh, "the comparison of a PerReplica argument", [parts])
     value.know([_Shape(text) for text in everyones[0]] if everyones else [parts[0]] * mesh.size)
 
@@ -122,13 +123,13 @@ def given(mesh: ReplicaMesh, parts: Sequence[Any]) -> Any:
     """The local components as a program's input; a single one goes in as it is, which is quickest."""
     if not mesh.lone:
         return mesh.stack(parts)
-    return _private.uncommitted(parts[0]) if getattr(parts[0], "committed", False) else parts[0]
+    return jax_internals.uncommitted(parts[0]) if getattr(parts[0], "committed", False) else parts[0]
 
 
 def _run(of_rows: Callable[[Any], Any], label: str, mesh: ReplicaMesh, parts: Sequence[Any]) -> jax.Array:
     with _dispatch.calling(mesh, f"{label}({_dispatch.shapes([(parts[0].dtype, parts[0].shape)])})") as call:
         call.output = output = _program(mesh, of_rows)(given(mesh, parts))
-    return mesh.copies(output)[0] if mesh.logical_axes else _private.single(output)
+    return mesh.copies(output)[0] if mesh.logical_axes else jax_internals.single(output)
 
 
 def connect(mesh: ReplicaMesh) -> None:
@@ -136,7 +137,7 @@ def connect(mesh: ReplicaMesh) -> None:
     if mesh.all_local:
         return
     ones = given(mesh, [np.ones((), np.int32)] * len(mesh.local_ids))
-    with _quiet.without_greetings(), _runtime.waiting("the connection of the replicas' devices"):
+    with suppress_output.without_greetings(), _runtime.waiting("the connection of the replicas' devices"):
         _program(mesh, _collectives.sum_of_rows)(ones).block_until_ready()
 
 

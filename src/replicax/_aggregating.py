@@ -16,13 +16,14 @@ import jax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from replicax import _levels, _nest, _private
+from replicax import _levels
+from replicax._base import jax_internals, nest
+from replicax._base.types import VariableAggregation
 from replicax._collectives import first_component
 from replicax._distributed_variables import OfReplicas
 from replicax._reducer import Reducer
 from replicax._resource_variable import ResourceVariable
 from replicax._storage import Storage, Types
-from replicax._types import VariableAggregation
 from replicax._values import AXIS, ReplicaMesh
 from replicax._variables import Variable, register
 
@@ -41,12 +42,12 @@ class DeviceHome:
         """A leaf from anywhere, brought home."""
         for shard in leaf.addressable_shards if len(leaf.devices()) > 1 else ():
             if shard.device == self._device:
-                return _private.uncommitted(shard.data)
-        return _private.uncommitted(jax.device_put(_private.single(leaf), self._device))
+                return jax_internals.uncommitted(shard.data)
+        return jax_internals.uncommitted(jax.device_put(jax_internals.single(leaf), self._device))
 
     def read(self, leaf: Any, device: Any) -> Any:
         """A leaf on this device, or, where that is None, wherever is nearest."""
-        return leaf if device is None else _private.uncommitted(jax.device_put(leaf, device))
+        return leaf if device is None else jax_internals.uncommitted(jax.device_put(leaf, device))
 
     def spread(self, leaf: Any) -> Any:
         """A leaf as programs over all replicas' devices can compute with it; inside of them as well."""
@@ -100,7 +101,7 @@ class HostHome:
 
     def read(self, leaf: Any, device: Any) -> Any:
         device = self._mesh.local_devices[0] if device is None else device
-        return _private.uncommitted(jax.device_put(self._fetched(leaf), SingleDeviceSharding(device)))
+        return jax_internals.uncommitted(jax.device_put(self._fetched(leaf), SingleDeviceSharding(device)))
 
     def spread(self, leaf: Any) -> Any:
         if isinstance(leaf, jax.core.Tracer):
@@ -132,18 +133,18 @@ class HomeStorage(Storage):
         return self.arrays
 
     def read(self) -> list[Any]:
-        with _private.at_once():
+        with jax_internals.at_once():
             return [self._home.spread(leaf) for leaf in self.stored()]
 
     def read_on(self, device: jax.Device | None) -> list[Any]:
         """Returns the leaves on this device, or, where that is None, wherever is nearest."""
         leaves = self.stored()
         self.lent = self.lent or self._home.lends
-        with _private.at_once():
+        with jax_internals.at_once():
             return [self._home.read(leaf, device) for leaf in leaves]
 
     def placed(self, leaves: list[Any]) -> list[Any]:
-        with _private.at_once():
+        with jax_internals.at_once():
             return [self._home.put(leaf) for leaf in leaves]
 
     def write(self, leaves: list[Any]) -> None:
@@ -214,7 +215,7 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
     def _update(self, combine, value, read_value, method):
         self._check_strategy()
         if not self._in_own_replica():
-            value = value if isinstance(value, Variable) else _nest.map_structure(first_component, value)
+            value = value if isinstance(value, Variable) else nest.map_structure(first_component, value)
             new = self._apply(combine, self._convert(value))
         elif self._aggregation is VariableAggregation.NONE and not _assigning.alike:
             raise ValueError(

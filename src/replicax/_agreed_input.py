@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from replicax import _exchange, _nest
+from replicax import _exchange
+from replicax._base import nest
 from replicax._data import INFINITE_CARDINALITY, Reading
 from replicax._values import is_array
 
@@ -57,7 +58,7 @@ def kinds_of(parts: Sequence[Any]) -> Kinds:
     def kind(leaf: Any) -> Kind:
         return Kind(leaf.shape, str(leaf.dtype)) if is_array(leaf) else Kind((), type(leaf).__name__)
 
-    return [[kind(leaf) for leaf in _nest.leaves(part)] for part in parts]
+    return [[kind(leaf) for leaf in nest.leaves(part)] for part in parts]
 
 
 def _told(text: str) -> Kinds:

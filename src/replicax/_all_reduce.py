@@ -19,8 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import ad, batching, mlir
 
-from replicax import _collectives, _private
-from replicax._optimizing import optimizes_programs
+from replicax import _collectives
+from replicax._base import jax_internals
+from replicax._base.optimizing import optimizes_programs
 from replicax._values import AXIS
 
 
@@ -157,7 +158,7 @@ def _transposed(cotangents: Sequence[Any], *operands: Any, packing: Packing) -> 
 
 
 def _abstract(*kinds: Any, packing: Packing) -> tuple[list[Any], set[Any]]:
-    return [kind.update(weak_type=False) for kind in kinds], {_private.named_axis_effect()(AXIS)}
+    return [kind.update(weak_type=False) for kind in kinds], {jax_internals.named_axis_effect()(AXIS)}
 
 
 all_reduce_p.def_effectful_abstract_eval(_abstract)

@@ -13,7 +13,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from replicax import _private
+from replicax._base import jax_internals
 from replicax._interpret import Interpreter, Rule, equations_in, opened
 from replicax._primitives import CALLS, COLLECTIVES
 from replicax._stages import _is_mapped, _is_rows
@@ -69,13 +69,13 @@ def _filled(eqn: Any, operands: list[Any]) -> list[Any]:
 def _reduced(eqn: Any, operands: list[Any]) -> list[Any]:
     """Reduces along the first dimension; of rows of replicas that is an all-reduce."""
     own = [x.own if isinstance(x, _Rows) else x for x in operands]
-    return _private.bound_again(eqn, eqn.params, own)
+    return jax_internals.bound_again(eqn, eqn.params, own)
 
 
 def _with_programs_alone(eqn: Any, operands: list[Any]) -> list[Any]:
     """Computes an equation with programs in it, such as a loop, in which each replica is alone."""
     params = {name: _without(value) for name, value in eqn.params.items()}
-    return _private.bound_again(eqn, params, _plain(operands))
+    return jax_internals.bound_again(eqn, params, _plain(operands))
 
 
 def _mapped(eqn: Any, operands: list[Any]) -> list[Any]:
@@ -87,7 +87,7 @@ def _mapped(eqn: Any, operands: list[Any]) -> list[Any]:
         return [*results, *(results[place] for place in rows)]
 
     in_specs, out_specs = eqn.params["in_specs"], [*eqn.params["out_specs"], *[PartitionSpec()] * len(rows)]
-    results = _private.shard_map_again(eqn, replica, in_specs, out_specs)(*_plain(operands))
+    results = jax_internals.shard_map_again(eqn, replica, in_specs, out_specs)(*_plain(operands))
     own = dict(zip(rows, results[len(eqn.outvars) :]))
     return [_Rows(x, own[i]) if i in own else x for i, x in enumerate(results[: len(eqn.outvars)])]
 

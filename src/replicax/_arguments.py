@@ -10,26 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import (
-    _across,
-    _array_conversion,
-    _compile_log,
-    _context,
-    _display,
-    _input,
-    _levels,
-    _nest,
-    _private,
-    _specs,
-    _tape,
-)
+from replicax import _across, _compile_log, _context, _input, _levels, _tape
+from replicax._base import array_conversion, array_text, jax_internals, nest
+from replicax._base import specs as _specs
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.optimizing import optimizes_programs
+from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._blocks import DynamicRange
 from replicax._data import ElementIterator
 from replicax._data.elements import as_host, as_strings
-from replicax._indexed_slices import IndexedSlices
-from replicax._optimizing import optimizes_programs
 from replicax._pulls import array_of, like, shapes_of
-from replicax._specs import PerReplicaSpec, TensorSpec
 from replicax._values import Mirrored, PerReplica, as_copies, is_array, is_text
 from replicax._variables import Variable
 
@@ -91,7 +81,7 @@ class Call:
                 parts = leaf.values
                 if len({part.sharding for part in parts if isinstance(part, jax.Array) and part.committed}) > 1:
                     parts = jax.device_get(parts)  # which only a program over the strategy's devices could take there
-                parts = [_array_conversion.as_array(part) for part in parts]
+                parts = [array_conversion.as_array(part) for part in parts]
                 self.dynamic += parts
                 return (kind, *((part.shape, part.dtype, getattr(part, "weak_type", False)) for part in parts))
             if kind is PerReplica and leaf.to_be_compared():
@@ -111,7 +101,7 @@ class Call:
             return (IndexedSlices, *((x.shape, x.dtype) for x in self.dynamic[-2:]), shape)
         if _is_dynamic(leaf):
             self.ragged |= PerReplica.is_uneven(leaf)  # as the array that it is here, it would be another one elsewhere
-            array = leaf if isinstance(leaf, jax.Array) else _array_conversion.as_array(leaf)
+            array = leaf if isinstance(leaf, jax.Array) else array_conversion.as_array(leaf)
             self.dynamic.append(array)
             return (array.shape, array.dtype, getattr(array, "weak_type", False))  # keys of random numbers have none
         if isinstance(leaf, (float, complex)):
@@ -186,7 +176,7 @@ def inputs_of(call: Call, elements: Sequence[Any]) -> list[str]:
             texts.append(_compile_log.described(*key[1][:2]) + _compile_log.EACH)
         elif kind in (PerReplica, Mirrored):
             texts.append(_compile_log.of_value(key[1], key[2], kind is PerReplica))
-    leaves = [leaf for element in elements for leaf in _nest.values(element)]
+    leaves = [leaf for element in elements for leaf in nest.values(element)]
     arrays = [(array_of(leaf), isinstance(leaf, PerReplica)) for leaf in leaves]
     return texts + [_compile_log.of_value(array.shape, array.dtype, stacked) for array, stacked in arrays]
 
@@ -211,7 +201,7 @@ def _key_text(key: Any) -> str:
     return f"an object of type {first.__name__}"
 
 
-_LEAF_TYPES = {PerReplica, Mirrored, _private.array_type(), np.ndarray, bool, int, float, str}
+_LEAF_TYPES = {PerReplica, Mirrored, jax_internals.array_type(), np.ndarray, bool, int, float, str}
 
 
 @functools.cache
@@ -235,7 +225,7 @@ def _is_dynamic(leaf: Any) -> bool:
 
 
 def _is_argument_leaf(value: Any) -> bool:
-    return _nest.is_leaf(value) or isinstance(value, _input.DistributedDataset) or hasattr(type(value), "__next__")
+    return nest.is_leaf(value) or isinstance(value, _input.DistributedDataset) or hasattr(type(value), "__next__")
 
 
 def is_python_iterator(value: Any) -> bool:
@@ -252,7 +242,7 @@ class Results:
         self.shardings: list[Any] = []  # for each leaf, what the compiled program has to leave it in
         self.values: list[Any] = []  # and the distributed value that it is the array of, by its class and mesh
         self.stackable = True  # whether the results of several steps are arrays as well
-        self._skeleton = _nest.map_structure(self._take, result)
+        self._skeleton = nest.map_structure(self._take, result)
 
     def _add(self, array: Any, sharding: Any = None, value: Any = None) -> int:
         self.shardings.append(sharding)
@@ -281,7 +271,7 @@ class Results:
                 return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
             if isinstance(leaf, PerReplica) and mesh is not None and mesh.lone and id(array) not in self._given:
                 own = self._add(as_copies(array, mesh), mesh.mirrored)  # bare, as `run` returns it eagerly
-                component = _private.Singles()
+                component = jax_internals.Singles()
 
                 def bare(arrays: Sequence[Any]) -> Any:
                     value = PerReplica.bare(component(arrays[own]), mesh)
@@ -301,9 +291,9 @@ class Results:
             )
             return _Made(lambda arrays: IndexedSlices(values(arrays), indices(arrays), shape))
         if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and not is_text(leaf)):
-            place = self._add(_array_conversion.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
+            place = self._add(array_conversion.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
             return _Made(_OwnCopy(place), place)
-        if isinstance(leaf, (str, bytes)) and _display.style == "tensorflow":  # a tensor, as numbers are
+        if isinstance(leaf, (str, bytes)) and array_text.style == "tensorflow":  # a tensor, as numbers are
             return _Made(lambda arrays: as_strings(as_host(leaf)))
         return _Made(lambda arrays: leaf)
 
@@ -317,13 +307,13 @@ class Results:
 
     def specs(self, kinds: Sequence[Any]) -> Any:
         """The result's specs, for arrays of these shapes and dtypes."""
-        return _nest.map_structure(lambda made: made.spec(kinds), self._skeleton)
+        return nest.map_structure(lambda made: made.spec(kinds), self._skeleton)
 
     def rebuilt(self, arrays: list[Any]) -> Any:
         """The result with these arrays."""
         if type(self._skeleton) is _Made:
             return self._skeleton.make(arrays)
-        return _nest.map_structure(lambda made: made.make(arrays), self._skeleton)
+        return nest.map_structure(lambda made: made.make(arrays), self._skeleton)
 
 
 _BARE = (
@@ -336,7 +326,7 @@ class _OwnCopy:
     """A result that other processes may have as well, as an array of this one."""
 
     def __init__(self, place: int):
-        self._place, self._single = place, _private.Singles()
+        self._place, self._single = place, jax_internals.Singles()
         self._shared: bool | None = None
 
     def __call__(self, arrays: Sequence[Any]) -> Any:

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _array_conversion, _nest, _private
 from replicax._array_protocol import ArrayProtocol
-from replicax._indexed_slices import IndexedSlices
-from replicax._specs import as_dtype
+from replicax._base import array_conversion, jax_internals, nest
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.specs import as_dtype
 from replicax._values import DistributedValues, is_array
 
 ARRAY = jax.tree.structure(0)  # of a variable that holds one array
@@ -22,7 +22,7 @@ def initial_tree(initial_value: Any, dtype: Any) -> tuple[list[Any], Any, bool]:
 
     (JAX's arrays of numpy's, and of numbers, are copies.)
     """
-    with _private.at_once():
+    with jax_internals.at_once():
         value = initial_value() if callable(initial_value) else initial_value
         if isinstance(value, ArrayProtocol):
             value = value.value()
@@ -44,7 +44,7 @@ def initial_tree(initial_value: Any, dtype: Any) -> tuple[list[Any], Any, bool]:
 
 
 def _is_number_list(value: Any) -> bool:
-    if isinstance(value, (list, tuple)) and not _nest.is_namedtuple(value):
+    if isinstance(value, (list, tuple)) and not nest.is_namedtuple(value):
         return all(_is_number_list(item) for item in value)
     return isinstance(value, (bool, int, float, complex, np.generic))
 
@@ -57,8 +57,8 @@ def _new_array(value: Any, dtype: Any) -> jax.Array:
         )
     dtype = None if dtype is None else as_dtype(dtype)
     if dtype is not None and not isinstance(value, jax.Array):
-        return _array_conversion.own_array(value, dtype)
-    array = _array_conversion.as_array(value)
+        return array_conversion.own_array(value, dtype)
+    array = array_conversion.as_array(value)
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):  # a PRNG key
         return array
     return array.astype(array.dtype if dtype is None else dtype)  # of a firm type also where `value` is a number
@@ -81,7 +81,7 @@ def convert_leaf(value: Any, kind: jax.ShapeDtypeStruct, name: str) -> Any:
         try:
             if getattr(value, "dtype", np.dtype("O")).kind == "f" and jnp.issubdtype(kind.dtype, jnp.integer):
                 raise TypeError("it has a fraction")
-            value = _array_conversion.own_array(value, kind.dtype)
+            value = array_conversion.own_array(value, kind.dtype)
         except (TypeError, ValueError) as error:
             raise TypeError(f"Cannot convert {value!r} to an array of dtype {kind.dtype}.") from error
     if value.shape != kind.shape:

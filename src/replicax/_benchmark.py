@@ -15,8 +15,9 @@ from typing import Any
 
 import jax
 
-from replicax import _alone, _context, _data, _devices, _function, _hlo, _input, _levels, _step_hints
+from replicax import _alone, _context, _data, _function, _hlo, _input, _levels, _step_hints
 from replicax._arguments import Call
+from replicax._base import devices as _devices
 from replicax._data import ElementIterator
 from replicax._figures import Benchmark
 from replicax._pulls import element_arrays

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _array_conversion, _levels, _pulls, _tape
+from replicax import _levels, _pulls, _tape
+from replicax._base import array_conversion
 
 
 class Undefined:
@@ -120,7 +121,7 @@ def _as_tensor(leaf: Any) -> Any:
     if isinstance(leaf, (bool, int, float, complex)):
         leaf = jnp.asarray(leaf)
     elif isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "biufc":
-        leaf = _array_conversion.as_array(leaf)
+        leaf = array_conversion.as_array(leaf)
     if not isinstance(leaf, jax.Array):
         return None
     return lax.convert_element_type(leaf, leaf.dtype) if leaf.aval.weak_type else leaf

@@ -7,15 +7,16 @@ from typing import Any
 
 import jax
 
-from replicax import _creation, _devices, _nest
+from replicax import _creation
 from replicax._aggregating import AggregatingVariable, DeviceHome, HostHome
+from replicax._base import devices, nest
+from replicax._base.types import as_aggregation, as_synchronization
 from replicax._collectives import first_component
 from replicax._context import StrategyLike
 from replicax._cross_device_ops import CollectiveAllReduce
 from replicax._reducer import Reducer
 from replicax._replicated import ReplicatedExtended, device_text
 from replicax._strategy import Strategy
-from replicax._types import as_aggregation, as_synchronization
 from replicax._values import ReplicaMesh
 from replicax._variables import Variable
 
@@ -32,14 +33,14 @@ class CentralStorageExtended(ReplicatedExtended):
         parameter_device: Any,
     ):
         if not compute_devices:
-            names = _devices.default_devices()
+            names = devices.default_devices()
             compute_devices = names[:1] if names[0].startswith("CPU:") else names
-        mesh = ReplicaMesh(_devices.find_devices(compute_devices))
+        mesh = ReplicaMesh(devices.find_devices(compute_devices))
         super().__init__(container_strategy, Reducer(mesh, CollectiveAllReduce()))
         if parameter_device is None:
             parameter_device = mesh.device_names[0] if mesh.size == 1 else "/device:CPU:0"
         self._parameter_device = parameter_device
-        self._home = _home_on(_devices.short_name(parameter_device), mesh)
+        self._home = _home_on(devices.short_name(parameter_device), mesh)
 
     @property
     def worker_devices(self) -> list[str]:
@@ -67,17 +68,17 @@ class CentralStorageExtended(ReplicatedExtended):
     ) -> Any:
         if not isinstance(var, Variable):
             raise ValueError(f"You can not update `var` {var!r}. It must be a Variable.")
-        args, kwargs = _nest.map_structure(first_component, args), _nest.map_structure(first_component, kwargs)
+        args, kwargs = nest.map_structure(first_component, args), nest.map_structure(first_component, kwargs)
         result = fn(var, *args, **kwargs)
         return result if group else (result,)
 
 
 def _home_on(name: str, mesh: ReplicaMesh) -> DeviceHome | HostHome:
     """Where variables rest: the host's pinned memory, if the device is the host and the replicas' are accelerators."""
-    beside_accelerators = name.startswith("CPU:") and not _devices.short_name(mesh.devices[0]).startswith("CPU:")
+    beside_accelerators = name.startswith("CPU:") and not devices.short_name(mesh.devices[0]).startswith("CPU:")
     if name == "CPU:0" and beside_accelerators and HostHome.possible(mesh):
         return HostHome(mesh)
-    return DeviceHome(_devices.find_device(name))
+    return DeviceHome(devices.find_device(name))
 
 
 class CentralStorageStrategy(Strategy):

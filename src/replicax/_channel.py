@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from replicax._errors import JobError
+from replicax._base.errors import JobError
 
 HEARTBEAT = "REPLICAX_HEARTBEAT_TIMEOUT"
 LONGEST = 1 << 24  # bytes of a line; who sends more is not one of us

@@ -12,10 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import _adapters, _context, _exchange, _late, _levels, _specs, _tracking
 from replicax import _checkpoint_files as _files
-from replicax._atomic_files import path_text
-from replicax._errors import CheckpointError
+from replicax import _context, _exchange, _late, _levels, _tracking
+from replicax._base import foreign_state, specs
+from replicax._base.atomic_files import path_text
+from replicax._base.errors import CheckpointError
 from replicax._input import DistributedIterator
 from replicax._resource_variable import ResourceVariable
 from replicax._restoring import (
@@ -156,7 +157,7 @@ class Checkpoint:
     _root: Any
 
     def __init__(self, root: Any = None, **kwargs: Any):
-        _adapters.join()
+        foreign_state.join()
         vars(self).update(_attributes={}, _root=root, _restoration=None)
         if root is not None and not _tracking.has_children(root):
             raise ValueError(_not_trackable("root", root))
@@ -198,7 +199,7 @@ class Checkpoint:
     def save_counter(self) -> Any:
         """How many times `save` was called, an integer variable, which is saved and restored too."""
         if "save_counter" not in self._attributes:
-            dtype = np.int64 if _specs.has_64_bit_types() else np.int32
+            dtype = np.int64 if specs.has_64_bit_types() else np.int32
             self._attributes["save_counter"] = ResourceVariable(0, dtype=dtype, trainable=False, name="save_counter")
         return self._attributes["save_counter"]
 

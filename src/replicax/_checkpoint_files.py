@@ -24,11 +24,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _help
-from replicax._atomic_files import Kind, between_renames, changing, existing, read_record, replacing, write_record
-from replicax._atomic_files import remove as _remove
-from replicax._errors import CheckpointError
-from replicax._quiet import without_logs
+from replicax._base import doc_pages
+from replicax._base.atomic_files import Kind, between_renames, changing, existing, read_record, replacing, write_record
+from replicax._base.atomic_files import remove as _remove
+from replicax._base.errors import CheckpointError
+from replicax._base.suppress_output import without_logs
 
 _T = TypeVar("_T")
 
@@ -51,7 +51,9 @@ def _orbax() -> Any:
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
-        raise ImportError(f"Checkpoints are written by Orbax. Install it: {_help.install('checkpoint')}.") from error
+        raise ImportError(
+            f"Checkpoints are written by Orbax. Install it: {doc_pages.install('checkpoint')}."
+        ) from error
     me = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(
         primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"replicax{me}"

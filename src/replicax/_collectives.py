@@ -11,11 +11,11 @@ import numpy as np
 from jax import lax
 
 from replicax import _levels
-from replicax._array_conversion import as_array
-from replicax._errors import InvalidArgumentError
-from replicax._indexed_slices import IndexedSlices
-from replicax._specs import has_64_bit_types
-from replicax._types import ReduceOp, check_reduction_axis
+from replicax._base.array_conversion import as_array
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.specs import has_64_bit_types
+from replicax._base.types import ReduceOp, check_reduction_axis
 from replicax._values import AXIS, Mirrored, PerReplica, is_array
 
 

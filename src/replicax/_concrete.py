@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from replicax import _levels, _nest
-from replicax._errors import InvalidArgumentError
-from replicax._specs import PerReplicaSpec, TensorShape, TensorSpec, conform, spec_of
+from replicax import _levels
+from replicax._base import nest
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.specs import PerReplicaSpec, TensorShape, TensorSpec, conform, spec_of
 from replicax._values import PerReplica
 from replicax._variables import Variable
 
@@ -110,24 +111,24 @@ class ConcreteFunction:
         if self._outputs is None:
             specs = self._found("structured_outputs").result_specs()
             if not all(spec.shape.is_fully_defined() for spec in self._leaves()):
-                specs = _nest.merge([specs, self._program_for(self._sizes[1]).result_specs()], _common)
+                specs = nest.merge([specs, self._program_for(self._sizes[1]).result_specs()], _common)
             self._outputs = [specs]
         return self._outputs[0]
 
     @property
     def outputs(self) -> list[Any]:
         """The specs of the tensors that it returns."""
-        return [leaf for leaf in _nest.leaves(self.structured_outputs) if isinstance(leaf, TensorSpec)]
+        return [leaf for leaf in nest.leaves(self.structured_outputs) if isinstance(leaf, TensorSpec)]
 
     @property
     def output_shapes(self) -> Any:
         """The shapes of what it returns, in the same structure."""
-        return _nest.map_structure(lambda leaf: getattr(leaf, "shape", TensorShape(None)), self.structured_outputs)
+        return nest.map_structure(lambda leaf: getattr(leaf, "shape", TensorShape(None)), self.structured_outputs)
 
     @property
     def output_dtypes(self) -> Any:
         """The dtypes of what it returns, in the same structure; None for what is no tensor."""
-        return _nest.map_structure(lambda leaf: getattr(leaf, "dtype", None), self.structured_outputs)
+        return nest.map_structure(lambda leaf: getattr(leaf, "dtype", None), self.structured_outputs)
 
     @property
     def variables(self) -> tuple[Variable, ...]:

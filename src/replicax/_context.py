@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from replicax import _conversion, _errors, _nest, _tracebacks
-from replicax._array_conversion import as_array
+from replicax import _conversion
+from replicax._base import errors, nest, tracebacks
+from replicax._base.array_conversion import as_array
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.types import CommunicationOptions, ReduceOp, RunOptions, as_axis, as_options, as_reduce_op
 from replicax._data import iterators
-from replicax._indexed_slices import IndexedSlices
-from replicax._types import CommunicationOptions, ReduceOp, RunOptions, as_axis, as_options, as_reduce_op
 from replicax._values import DistributedValues, is_array
 
 
@@ -86,7 +87,7 @@ class ReplicaContext:
         """The full names of the replica's devices."""
         raise NotImplementedError
 
-    @_tracebacks.boundary
+    @tracebacks.boundary
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
         """Calls `merge_fn(strategy, *args, **kwargs)` once, in cross-replica context, for all replicas together.
 
@@ -113,7 +114,7 @@ class ReplicaContext:
 
         return self._merge(merge, tuple(args), kwargs or {}, ("merge_call",))
 
-    @_tracebacks.boundary
+    @tracebacks.boundary
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         """The sum or the mean of all replicas' values, on every replica.
 
@@ -134,11 +135,11 @@ class ReplicaContext:
         """
         op, options = as_reduce_op(reduce_op), as_options(options, self._options)
         self._check_current()
-        leaves = [_tensor(leaf, "all_reduce") for leaf in _nest.leaves(value)]
+        leaves = [_tensor(leaf, "all_reduce") for leaf in nest.leaves(value)]
         results = iter(self._all_reduce(op, leaves, options) if leaves else [])
-        return _nest.map_structure(lambda _: next(results), value)
+        return nest.map_structure(lambda _: next(results), value)
 
-    @_tracebacks.boundary
+    @tracebacks.boundary
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """All replicas' values, concatenated along `axis` in replica order, on every replica.
 
@@ -154,9 +155,9 @@ class ReplicaContext:
         """
         options, axis = as_options(options, self._options), as_axis(axis)
         self._check_current()
-        leaves = [_tensor(leaf, "all_gather", sparse=False) for leaf in _nest.leaves(value)]
+        leaves = [_tensor(leaf, "all_gather", sparse=False) for leaf in nest.leaves(value)]
         results = iter(self._all_gather(leaves, axis, options) if leaves else [])
-        return _nest.map_structure(lambda _: next(results), value)
+        return nest.map_structure(lambda _: next(results), value)
 
     # How the replicas meet: one implementation for each way to run.
 
@@ -172,7 +173,7 @@ class ReplicaContext:
     def _check_current(self) -> None:
         current = get_replica_context()
         if current is None:
-            raise RuntimeError(_errors.REPLICA_NEEDED)
+            raise RuntimeError(errors.REPLICA_NEEDED)
         if current.strategy is not self._strategy:
             raise RuntimeError(
                 f"Mismatching tf.distribute.Strategy objects: {current.strategy!r} is not {self._strategy!r}."
@@ -201,7 +202,7 @@ def _tensor(leaf: Any, what: str, sparse: bool = True) -> Any:
         )
     if isinstance(leaf, (np.ndarray, np.generic)):
         if leaf.dtype.kind in _NOT_NUMERIC:
-            error = TypeError if what.endswith("gather") else _errors.InvalidArgumentError
+            error = TypeError if what.endswith("gather") else errors.InvalidArgumentError
             raise error(f"{what} takes numeric arrays, got dtype {leaf.dtype}.")
         leaf = as_array(leaf)
     if what.endswith("gather") and leaf.dtype == bool:
@@ -236,7 +237,7 @@ def _current() -> tuple[Any, ReplicaContext | None]:
     if _contexts.default is not None:
         return _contexts.default
     if _default_strategy is None:
-        raise _errors.not_plugged_in("The default strategy")
+        raise errors.not_plugged_in("The default strategy")
     return _default_strategy, _default_strategy.extended._replica_context
 
 
@@ -290,12 +291,12 @@ def experimental_set_strategy(strategy: StrategyLike | None) -> None:
     _contexts.default = None if strategy is None or strategy is _default_strategy else (strategy, None)
 
 
-def require_cross_replica(strategy: Any, message: str = _errors.CROSS_REPLICA_NEEDED) -> None:
+def require_cross_replica(strategy: Any, message: str = errors.CROSS_REPLICA_NEEDED) -> None:
     """`RuntimeError` unless the program is outside of any replica of a strategy, and in no other one's scope."""
     current, replica_context = _current()
     if current is _default_strategy or strategy is _default_strategy:
         return
     if current is not strategy:
-        raise _errors.mixing(current, strategy)
+        raise errors.mixing(current, strategy)
     if replica_context is not None:
         raise RuntimeError(message)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import jax
 
-from replicax import _errors, _help
+from replicax._base import doc_pages, errors
 
 MARK = "_replicax_converted"  # on functions that are called as they are, having been converted or not to be
 
@@ -76,7 +76,7 @@ def _provided() -> Converter:
     global _converter
     if _converter is None:
         if _provider is None:
-            raise _errors.not_plugged_in("AutoGraph's converter")
+            raise errors.not_plugged_in("AutoGraph's converter")
         _converter = _provider()
     return _converter
 
@@ -97,7 +97,7 @@ def call(on: bool, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
 def hint(error: Exception) -> str:
     """What may help a function that was not compiled for this error."""
     if not available():
-        return f"For `if`, `while` and `for` on arrays to be compiled: {_help.install('autograph')}."
+        return f"For `if`, `while` and `for` on arrays to be compiled: {doc_pages.install('autograph')}."
     return _provided().reason(error) or (
         "For one program, take the value from a Python number or a shape, give a `tf.TensorArray` its size, and use "
         "`tf.cond` or `lax.cond` for what AutoGraph does not convert."

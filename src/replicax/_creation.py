@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from replicax import _context, _levels, _private
+from replicax import _context, _levels
+from replicax._base import jax_internals
 from replicax._values import PerReplica
 
 
@@ -62,7 +63,7 @@ def outside(strategy: Any = None) -> Iterator[None]:
     within = _context.get_replica_context() is not None
     strategy = strategy or (current if within else None)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_private.at_once())
+        stack.enter_context(jax_internals.at_once())
         stack.enter_context(_levels.entered(_levels.Frame()))
         if strategy is not None and (within or strategy is not current):
             stack.enter_context(_context.entered(strategy, None))

@@ -21,11 +21,12 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _across, _collectives, _devices, _dispatch, _nest, _private, _shards
+from replicax import _across, _collectives, _dispatch, _shards
 from replicax._all_reduce import Packing, all_reduce
-from replicax._indexed_slices import IndexedSlices
-from replicax._optimizing import optimizes_programs
-from replicax._types import CommunicationOptions, ReduceOp, as_integer, as_options
+from replicax._base import devices, jax_internals, nest
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.optimizing import optimizes_programs
+from replicax._base.types import CommunicationOptions, ReduceOp, as_integer, as_options
 from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, mapped
 
 _DESTINATIONS = "destinations must be one of a `DistributedValues` object, a tf.Variable object, or a device string."
@@ -51,14 +52,14 @@ def placed(value: Any, destinations: Any) -> Any:
             return Mirrored.of_array(mesh.mirror([value] * len(mesh.local_ids)), mesh)
         return Mirrored((value,) * len(destinations.values))
     if isinstance(destinations, str):
-        device = _devices.find_device(destinations)
+        device = devices.find_device(destinations)
     elif is_variable(destinations):
         device = next(iter(destinations.read_value().devices()))
     elif isinstance(destinations, jax.Array):
         device = next(iter(destinations.devices()))
     else:
         raise ValueError(f"{_DESTINATIONS} Got {destinations!r} of type {type(destinations).__name__}.")
-    return _private.uncommitted(jax.device_put(value, device))
+    return jax_internals.uncommitted(jax.device_put(value, device))
 
 
 class CrossDeviceOps:
@@ -309,7 +310,7 @@ class ReductionToOneDevice(CrossDeviceOps):
             return placed(self._local_reduce(reduce_op, [own], mesh, options)[0], destinations)
         parts: Sequence[Any] = per_replica_value.values
         if self._device is not None and not isinstance(parts[0], IndexedSlices):
-            device = _devices.find_device(self._device)
+            device = devices.find_device(self._device)
             parts = [jax.device_put(_collectives.as_array(part), device) for part in parts]
         total = _collectives.reduce_parts(
             reduce_op, parts, lambda values: self._accumulate(list(values)), options.reduction_dtype
@@ -352,6 +353,6 @@ def _as_per_replica(value: Any) -> PerReplica:
         return value
     if isinstance(value, DistributedValues) and is_variable(value):
         return value._as_distributed()
-    if isinstance(value, (IndexedSlices, _nest.Leaf)):
+    if isinstance(value, (IndexedSlices, nest.Leaf)):
         return PerReplica((value,))
     return PerReplica((_collectives.as_array(value),))

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
 from replicax import _context, _function
+from replicax._base.types import InputContext, InputOptions
 from replicax._context import StrategyLike
 from replicax._resource_variable import ResourceVariable
 from replicax._single_replica import SingleReplicaContext, SingleReplicaExtended
 from replicax._strategy import Strategy
-from replicax._types import InputContext, InputOptions
 from replicax._variables import Variable
 
 

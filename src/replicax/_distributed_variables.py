@@ -11,19 +11,20 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _array_conversion, _assigned_alike, _collectives, _context, _errors, _late, _levels, _nest
+from replicax import _assigned_alike, _collectives, _context, _late, _levels
 from replicax._as_leaves import convert_leaf
-from replicax._indexed_slices import IndexedSlices
-from replicax._mesh_storage import ComponentStorage, MirroredStorage, StackedStorage
-from replicax._recycled import put
-from replicax._reducer import Reducer
-from replicax._resource_variable import ResourceVariable
-from replicax._scattering import SCATTER
-from replicax._types import (
+from replicax._base import array_conversion, errors, nest
+from replicax._base.host_memory import put
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.types import (
     ReduceOp,
     VariableAggregation,
     VariableSynchronization,
 )
+from replicax._mesh_storage import ComponentStorage, MirroredStorage, StackedStorage
+from replicax._reducer import Reducer
+from replicax._resource_variable import ResourceVariable
+from replicax._scattering import SCATTER
 from replicax._values import DistributedValues, Mirrored, PerReplica, own_component
 from replicax._variables import Variable, register, replacing
 
@@ -42,7 +43,7 @@ class OfReplicas(Variable):
     def _check_strategy(self) -> None:
         current = _context.get_strategy()
         if _context.has_strategy() and current is not self._strategy:
-            raise _errors.mixing(current, self._strategy)
+            raise errors.mixing(current, self._strategy)
 
     def _update_aggregated(self, combine: Callable[[Any, Any], Any], value: Any, method: str) -> Any:
         """In replica context: meets the others, and assigns what all replicas' values come to."""
@@ -50,7 +51,7 @@ class OfReplicas(Variable):
         assert replica_context is not None
         if isinstance(value, (np.ndarray, np.number)) and _levels.is_tracing():
             value = lax.optimization_barrier(
-                _array_conversion.as_array(value)
+                array_conversion.as_array(value)
             )  # each replica's own, such as its number of rows
         tag = (method, self._name, id(self))
         return replica_context._merge(self._merge_update, (_Box(combine), value), {}, tag)
@@ -59,7 +60,7 @@ class OfReplicas(Variable):
         """In cross-replica context: the replicas' values combined, then every component updated."""
         boxed = combine.values[0] if isinstance(combine, PerReplica) else combine
         single = self._treedef == jax.tree.structure(0)
-        leaves = [value] if single else jax.tree.leaves(value, is_leaf=_nest.is_leaf)
+        leaves = [value] if single else jax.tree.leaves(value, is_leaf=nest.is_leaf)
         if self._reducer.mesh.lone:  # a Python number is this replica's component, of the variable's dtype
             leaves = [
                 convert_leaf(x, t, self.name) if isinstance(x, int | float) else x for x, t in zip(leaves, self._types)
@@ -218,7 +219,7 @@ class MirroredVariable(_Distributed):
             return [value._as_distributed()]
         if isinstance(value, DistributedValues) or len(self._types) == 1:
             return [self._checked(leaf, kind) for leaf, kind in zip(self._convert(value), self._types)]
-        leaves = jax.tree.leaves(value, is_leaf=_nest.is_leaf)
+        leaves = jax.tree.leaves(value, is_leaf=nest.is_leaf)
         if any(isinstance(leaf, DistributedValues) for leaf in leaves):
             return leaves
         return self._convert(value)

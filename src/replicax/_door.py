@@ -5,6 +5,32 @@ import typing as _typing
 from replicax import _wiring as _wiring  # puts the parts together
 from replicax import config, data, experimental, tpu
 from replicax._accumulating import accumulate_gradients
+from replicax._base.errors import (
+    CheckpointError,
+    DataLossError,
+    DeviceError,
+    InvalidArgumentError,
+    JobError,
+    OutOfRangeError,
+    ReplicaError,
+    ReplicaxError,
+    StepError,
+)
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.profiling import profile
+from replicax._base.specs import PerReplicaSpec, TensorSpec
+from replicax._base.types import (
+    CommunicationImplementation,
+    CommunicationOptions,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    ReduceOp,
+    RunOptions,
+    ValueContext,
+    VariableAggregation,
+    VariableSynchronization,
+)
 from replicax._cluster.spec import ClusterSpec
 from replicax._context import (
     ReplicaContext,
@@ -22,43 +48,17 @@ from replicax._cross_device_ops import (
 )
 from replicax._default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
 from replicax._default import get_strategy
-from replicax._errors import (
-    CheckpointError,
-    DataLossError,
-    DeviceError,
-    InvalidArgumentError,
-    JobError,
-    OutOfRangeError,
-    ReplicaError,
-    ReplicaxError,
-    StepError,
-)
 from replicax._extended import StrategyExtended
 from replicax._figures import Benchmark, Benchmarks
 from replicax._function import Function, function
-from replicax._indexed_slices import IndexedSlices
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._mirrored import MirroredStrategy
 from replicax._multi_worker import MultiWorkerMirroredStrategy
 from replicax._one_device import OneDeviceStrategy
 from replicax._optimizer import Optimizer
-from replicax._profiling import profile
-from replicax._specs import PerReplicaSpec, TensorSpec
 from replicax._strategy import Strategy
 from replicax._tape import GradientTape, UnconnectedGradients
 from replicax._tpu import TPUStrategy
-from replicax._types import (
-    CommunicationImplementation,
-    CommunicationOptions,
-    InputContext,
-    InputOptions,
-    InputReplicationMode,
-    ReduceOp,
-    RunOptions,
-    ValueContext,
-    VariableAggregation,
-    VariableSynchronization,
-)
 from replicax._values import DistributedValues, Mirrored, PerReplica
 from replicax._variables import Variable
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from replicax._errors import FailedElsewhere
+from replicax._base.errors import FailedElsewhere
 
 BECAUSE_OF_ANOTHER = 70  # the exit status of a process that ends because of another one
 _REPORTS = "REPLICAX_REPORT_DIR"

@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 
-from replicax import _private, _runtime
+from replicax import _runtime
+from replicax._base import jax_internals
 
 _lock = threading.Lock()
 _counts: collections.Counter[str] = collections.Counter()
@@ -40,7 +41,7 @@ def everyones(message: str, topic: str = "eager", stopped: Callable[[], bool] | 
     with _lock:
         number = _counts[topic]
         _counts[topic] += 1
-    client = _private.coordination_client()
+    client = jax_internals.coordination_client()
     client.key_value_set(_key(topic, number, me), message)
     watch = _runtime.waiting(f"{' '.join(message.split())[:80]} (exchange {number})")
     with watch if stopped is None else contextlib.nullcontext():
@@ -51,7 +52,9 @@ def everyones(message: str, topic: str = "eager", stopped: Callable[[], bool] | 
 
 
 def _wait(client: Any, key: str, stopped: Callable[[], bool] | None) -> str:
-    while (text := _private.value_of_key(client, key, 500)) is None:  # in pieces, so that Ctrl-C is seen in between
+    while (
+        text := jax_internals.value_of_key(client, key, 500)
+    ) is None:  # in pieces, so that Ctrl-C is seen in between
         if stopped is not None and stopped():
             raise Stopped
     return text

@@ -16,13 +16,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from replicax import _help
+from replicax._base import doc_pages
+from replicax._base.errors import DataLossError, InvalidArgumentError
+from replicax._base.specs import TensorSpec
 from replicax._data import UNKNOWN_CARDINALITY, Dataset, Reading, replayed
 from replicax._data.elements import positive
 from replicax._data.sources import names_of
 from replicax._data.stored import checked_compression
-from replicax._errors import DataLossError, InvalidArgumentError
-from replicax._specs import TensorSpec
 
 
 class _FileDataset(Dataset):
@@ -187,7 +187,7 @@ class TFRecordWriter:
     def __init__(self, path: str | os.PathLike[str], options: Any = None):
         self._checksum = _checksums()
         if self._checksum is None:
-            raise ImportError(f"TFRecordWriter needs the package google-crc32c: {_help.install('data')}.")
+            raise ImportError(f"TFRecordWriter needs the package google-crc32c: {doc_pages.install('data')}.")
         self._file = _opened(os.fspath(path), checked_compression(getattr(options, "compression_type", options)), "wb")
 
     def write(self, record: Any) -> None:

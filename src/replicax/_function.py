@@ -25,23 +25,12 @@ from typing import Any
 
 import jax
 
-from replicax import (
-    _adapters,
-    _conversion,
-    _levels,
-    _nans,
-    _private,
-    _profiling,
-    _several,
-    _specs,
-    _step_hints,
-    _tracebacks,
-    _turns,
-)
+from replicax import _conversion, _levels, _nans, _several, _step_hints, _turns
 from replicax._arguments import Call, difference, inputs_of, is_python_iterator
+from replicax._base import foreign_state, jax_internals, profiling, specs, tracebacks
+from replicax._base.errors import OutOfRangeError
 from replicax._concrete import ConcreteFunction
 from replicax._data import iterators
-from replicax._errors import OutOfRangeError
 from replicax._programs import Program, ToldOf
 from replicax._pulls import (
     Abort,
@@ -168,7 +157,7 @@ class Function:
     @property
     def _name(self) -> str:
         """The Python function's name, where programs and steps go by it."""
-        return _profiling.identifier(self._python_function)
+        return profiling.identifier(self._python_function)
 
     @property
     def python_function(self) -> Callable[..., Any]:
@@ -241,11 +230,11 @@ class Function:
             method = self._bound[key] = _Method(self._methods[key], instance)
         return method
 
-    @_tracebacks.boundary
+    @tracebacks.boundary
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._input_signature is not None:
             args, kwargs = self._bind(args, kwargs)
-        taped = not _private.is_eager(_private.current_trace())  # what stands there may also be a `jax.jit`
+        taped = not jax_internals.is_eager(jax_internals.current_trace())  # what stands there may also be a `jax.jit`
         if _run_eagerly or _rehearses.get():
             with self._runs_now(inside=True):
                 return self._repeated(lambda: self._call_python(args, kwargs, converts=False))
@@ -260,11 +249,11 @@ class Function:
         hint = self.step_hint
         if hint is not None:
             hint.calls += 1
-            if hint.calls > _step_hints.FIRST and not taped and _profiling.active is None:
+            if hint.calls > _step_hints.FIRST and not taped and profiling.active is None:
                 owner = _modes.driven if _modes.host_driven else self
                 return hint.run(self, owner, call, lambda: called(call, args, kwargs, taped))
-        if _profiling.active is not None:
-            with _profiling.step(self._name, self._calls - 1):
+        if profiling.active is not None:
+            with profiling.step(self._name, self._calls - 1):
                 return called(call, args, kwargs, taped)
         return called(call, args, kwargs, taped)
 
@@ -346,7 +335,7 @@ class Function:
             except jax.errors.ConcretizationTypeError as error:
                 self._fall_back(call, error)
         if entry is not None:
-            return entry.run(call, pulled, not _private.is_eager(_private.current_trace()))
+            return entry.run(call, pulled, not jax_internals.is_eager(jax_internals.current_trace()))
         if host:
             return self._run_python(args, kwargs, host=True)
         with self._uneven.explained(call):
@@ -356,7 +345,7 @@ class Function:
         """Has the host drive such calls, with a warning; raises the error again where that is not allowed."""
         if not self._falls_back:
             raise error
-        _tracebacks.warn_of(
+        tracebacks.warn_of(
             error,
             f"{self._name} needs the value of a tensor at {{line}}, which is not known while it is traced, so it "
             f"is driven from the host, with each `strategy.run` in it compiled: it is right, but slower than one "
@@ -450,7 +439,7 @@ class Function:
         if self._uneven.run_eagerly(call):
             raise RunEagerly
         self._traces += 1
-        _adapters.join()
+        foreign_state.join()
         tracing = Tracing(call, queue, lambda: self._uneven.run_eagerly(call))
         before, _modes.no_creation = _modes.no_creation, _modes.no_creation or not creation
         began = time.monotonic()
@@ -555,7 +544,7 @@ class Function:
         """`TypeError` where arrays, specs or PerReplica values do not fit the input signature."""
 
         def fit(given: Any, declared: Any) -> bool:
-            is_spec = isinstance(declared, (_specs.TensorSpec, _specs.PerReplicaSpec))
+            is_spec = isinstance(declared, (specs.TensorSpec, specs.PerReplicaSpec))
             return declared.is_compatible_with(given) if is_spec else given == declared
 
         given = jax.tree.leaves(args, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
@@ -575,7 +564,7 @@ class Function:
                 f"expected by input_signature`. Received args: {args} and kwargs: {kwargs}."
             )
         try:
-            return tuple(_specs.conform(arg, spec) for arg, spec in zip(args, self._input_signature)), {}
+            return tuple(specs.conform(arg, spec) for arg, spec in zip(args, self._input_signature)), {}
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"Binding inputs to tf.function failed due to `{error}`. Received args: {args} and kwargs: {kwargs} "
@@ -597,7 +586,7 @@ class Function:
         if self._retraced < 5 or self._retraced * 2 <= self._calls or self._retraced < self._warned + 5:
             return
         self._warned = self._retraced
-        _tracebacks.warn(
+        tracebacks.warn(
             f"{self._retraced} out of the last {self._calls} calls to {self._python_function!r} triggered retracing, "
             f"which is slow. {cause}Pass numbers that change as arrays, keep shapes the same, and define the function "
             "outside of loops.",
@@ -607,13 +596,13 @@ class Function:
         """Warns of data that are the same in every step, which is hardly what was meant."""
         for leaf in call.statics:
             if is_python_iterator(leaf):
-                _tracebacks.warn(
+                tracebacks.warn(
                     f"{self._python_function!r} is given a Python iterator, {leaf!r}. It is a constant of the compiled "
                     "program: what next() gives while tracing is used in all calls. Pass the elements, or an iterator "
                     "of `strategy.experimental_distribute_dataset(...)` or of an `rx.data.Dataset`.",
                 )
         if self._steps > 1 and not pulls and call.meshes():
-            _tracebacks.warn(
+            tracebacks.warn(
                 f"{self._python_function!r} takes {self._steps} steps a call, all of them with the batch that it was "
                 "given. For a fresh batch in each step pass the dataset's iterator, and call next(iterator) in it.",
             )

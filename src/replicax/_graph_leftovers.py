@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from replicax import _errors
+from replicax._base import errors
 
 
 class GraphLeftovers:
@@ -38,7 +38,7 @@ class GraphLeftovers:
         """Adds 1 to an integer variable and returns its former value; `OutOfRangeError` at the limit."""
         before = self.numpy()
         if before >= limit:
-            raise _errors.OutOfRangeError(f"Reached limit of {limit}")
+            raise errors.OutOfRangeError(f"Reached limit of {limit}")
         self.assign_add(1)
         return before
 

@@ -22,6 +22,9 @@ import numpy as np
 
 from replicax import _runtime
 from replicax._agreed_input import Pass, Round, Worker, agreed, all_static, empty, one_order
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.specs import PerReplicaSpec, TensorSpec
+from replicax._base.types import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
 from replicax._data import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -36,11 +39,8 @@ from replicax._data.buffer import Buffer, is_small
 from replicax._data.iterators import call_user
 from replicax._data.reading import packed, unpacked
 from replicax._data.several import Demand, Several, together_on_host
-from replicax._errors import InvalidArgumentError
 from replicax._sources import Distributed, Source, normalize_source
-from replicax._specs import PerReplicaSpec, TensorSpec
 from replicax._splits import ALONE, Shares, not_a_batch, rebatched_rounds
-from replicax._types import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
 
 __all__ = ["DistributedDataset", "DistributedDatasetsFromFunction", "DistributedIterator", "Optional"]
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import jax.extend.core as jex
 
-from replicax import _private
+from replicax._base import jax_internals
 from replicax._primitives import IN_CALLS
 
 V = TypeVar("V")
@@ -102,7 +102,7 @@ def part_of(jaxpr: Any, eqns: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]
     made = dict.fromkeys(var for eqn in eqns for var in eqn.outvars if not isinstance(var, jex.DropVar))
     atoms = (atom for eqn in eqns for atom in eqn.invars if not isinstance(atom, jex.Literal))
     needed = [var for var in dict.fromkeys(atoms) if var not in made]
-    return _private.part_of_jaxpr(jaxpr, eqns, needed, list(made)), needed, list(made)
+    return jax_internals.part_of_jaxpr(jaxpr, eqns, needed, list(made)), needed, list(made)
 
 
 def computed(jaxpr: Any, eqns: Sequence[Any], value_of: Callable[[Any], Any]) -> Iterable[tuple[Any, Any]]:

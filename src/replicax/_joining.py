@@ -16,10 +16,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import _ending, _preflight, _private, _quiet, _runtime
+from replicax import _ending, _preflight, _runtime
+from replicax._base import jax_internals, suppress_output
+from replicax._base.errors import JobError
 from replicax._calls import Calls
 from replicax._channel import Channel, Relay, interface, is_own, join_address, listen, parse
-from replicax._errors import JobError
 from replicax._monitor import Member, Monitor
 from replicax._monitor_hub import Coordinator
 from replicax._runtime import Job
@@ -94,7 +95,7 @@ def join(job: Job) -> None:
             "jax.distributed has been initialized by the program itself. Leave that to replicax, which starts it when "
             "MultiWorkerMirroredStrategy is made, or on TPU hosts in experimental_connect_to_cluster."
         )
-    if _private.backend_started():
+    if jax_internals.backend_started():
         raise RuntimeError(
             "Collective ops must be configured at program startup: make the strategy (on TPU hosts call "
             "experimental_connect_to_cluster) before the first computation and before jax.devices(). JAX has started "
@@ -139,11 +140,11 @@ def join(job: Job) -> None:
     wait = calls.begin_wait("the start of JAX on all processes")
     with held or contextlib.nullcontext():
         _start_jax(job, address, bind, limit)
-    with contextlib.nullcontext() if own in _EVERY_INTERFACE else _private.gloo_at(own):
+    with contextlib.nullcontext() if own in _EVERY_INTERFACE else jax_internals.gloo_at(own):
         found = _preflight.devices()
     if preflight != "off":
         _preflight.compare_devices(found, job.name)
-    with _quiet.without_greetings():
+    with suppress_output.without_greetings():
         _first_collective()
     calls.end_wait(wait)
     if job.process_id == 0 and preflight == "on":
@@ -274,7 +275,7 @@ def _leave() -> None:
     """At the end of the program: waits for what this process has begun itself, tells the others, and goes."""
     monitor = _runtime.monitor()
     if monitor is None or monitor.over.is_set():
-        _private.leave_distributed()
+        jax_internals.leave_distributed()
         return
     if (error := _ending.uncaught()) is not None:
         report = _report(error)
@@ -287,7 +288,7 @@ def _leave() -> None:
     monitor.over.wait(5.0)
     if _hooks is not None:
         _hooks.remove()
-    _private.leave_distributed()
+    jax_internals.leave_distributed()
 
 
 def _forget() -> None:
@@ -298,5 +299,5 @@ def _forget() -> None:
         atexit.unregister(_leave)
         if _hooks is not None:
             _hooks.remove()
-        _private.leave_distributed()
+        jax_internals.leave_distributed()
     _runtime.forget()

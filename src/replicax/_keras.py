@@ -32,21 +32,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import (
-    _adapters,
-    _aggregating,
-    _context,
-    _creation,
-    _keras_files,
-    _keras_fit,
-    _keras_losses,
-    _levels,
-    _staging,
-    _tracebacks,
-)
+from replicax import _aggregating, _context, _creation, _keras_files, _keras_fit, _keras_losses, _levels, _staging
+from replicax._base import foreign_state, tracebacks
+from replicax._base.types import VariableAggregation, VariableSynchronization
 from replicax._distributed_variables import SyncOnReadVariable
 from replicax._keras_losses import replicas
-from replicax._types import VariableAggregation, VariableSynchronization
 from replicax._variables import Variable
 
 _AGGREGATION = {
@@ -81,20 +71,20 @@ def join() -> None:
     kind = keras.src.backend.Variable
     kind._value = _Value(in_symbolic_scope)
     kind.__replicax_variable__ = property(_held)
-    _adapters.around(kind, "__init__", _made_at_once)
-    _adapters.around(kind, "_deferred_initialize", _made_at_once)
-    _adapters.around(keras.Layer, "add_weight", _add_weight)
-    _adapters.around(keras.Layer, "_maybe_build", _build_layer)
-    _adapters.around(BaseOptimizer, "build", _build_optimizer)
-    _adapters.around(BaseOptimizer, "apply", _apply)
-    _adapters.around(BaseOptimizer, "_clip_gradients", _clip_gradients)
-    _adapters.around(BaseOptimizer, "add_variable_from_reference", _add_slot)
-    _adapters.around(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
-    _adapters.around(keras.src.backend.jax.core, "cond", _cond)
-    _adapters.around(keras.random.SeedGenerator, "__init__", _new_seeds)
-    _adapters.around(keras.random.SeedGenerator, "next", _next_seed)
-    _adapters.around(keras.layers.BatchNormalization, "call", _normalize)
-    _adapters.around(losses, "reduce_values", _keras_losses.reduce_values)
+    foreign_state.around(kind, "__init__", _made_at_once)
+    foreign_state.around(kind, "_deferred_initialize", _made_at_once)
+    foreign_state.around(keras.Layer, "add_weight", _add_weight)
+    foreign_state.around(keras.Layer, "_maybe_build", _build_layer)
+    foreign_state.around(BaseOptimizer, "build", _build_optimizer)
+    foreign_state.around(BaseOptimizer, "apply", _apply)
+    foreign_state.around(BaseOptimizer, "_clip_gradients", _clip_gradients)
+    foreign_state.around(BaseOptimizer, "add_variable_from_reference", _add_slot)
+    foreign_state.around(keras.optimizers.LossScaleOptimizer, "check_finite", _check_finite)
+    foreign_state.around(keras.src.backend.jax.core, "cond", _cond)
+    foreign_state.around(keras.random.SeedGenerator, "__init__", _new_seeds)
+    foreign_state.around(keras.random.SeedGenerator, "next", _next_seed)
+    foreign_state.around(keras.layers.BatchNormalization, "call", _normalize)
+    foreign_state.around(losses, "reduce_values", _keras_losses.reduce_values)
     losses.scale_loss_for_distribution = _keras_losses.scale_loss
     losses.unscale_loss_for_distribution = _keras_losses.unscale_loss
     _keras_fit.join()
@@ -222,7 +212,7 @@ def _one_at_a_time(build: Callable[..., Any], thing: Any, *args: Any, **kwargs: 
 
 def _build_optimizer(build: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
     if _context.get_strategy().extended._shards_optimizer_state and not getattr(optimizer, "built", False):
-        _tracebacks.warn(
+        tracebacks.warn(
             f"shard_optimizer_state has no effect on Keras's optimizers: all state of {type(optimizer).__name__} is on "
             "each replica. `rx.Optimizer` with an Optax optimizer shards its state.",
         )

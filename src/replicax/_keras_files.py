@@ -17,8 +17,8 @@ from typing import Any
 import jax
 
 from replicax import _exchange
-from replicax._adapters import around
-from replicax._atomic_files import Kind, make_folders, replacing
+from replicax._base.atomic_files import Kind, make_folders, replacing
+from replicax._base.foreign_state import around
 from replicax._keras_fit import strategy_of
 
 

@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _function, _nest
-from replicax._adapters import around
+from replicax import _context, _function
+from replicax._base import nest
+from replicax._base.errors import OutOfRangeError
+from replicax._base.foreign_state import around
 from replicax._data import Dataset
 from replicax._data.iterators import ends_data
-from replicax._errors import OutOfRangeError
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._keras_losses import scale_loss, unscale_loss
 from replicax._tape import GradientTape, UnconnectedGradients
@@ -134,7 +135,7 @@ def _adapter(value: Any) -> Any:
         """A dataset, for Keras's loops."""
 
         def get_jax_iterator(self) -> Any:
-            return value if _fitting.strategy is not None else (_nest.map_structure(jnp.asarray, x) for x in value)
+            return value if _fitting.strategy is not None else (nest.map_structure(jnp.asarray, x) for x in value)
 
         get_numpy_iterator = get_jax_iterator
 
@@ -210,7 +211,7 @@ def _call(call: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Any:
 
 def _first_parts(batch: Any) -> Any:
     """One replica's part of a batch; what is not divided as it is."""
-    return _nest.map_structure(lambda leaf: leaf.values[0] if isinstance(leaf, DistributedValues) else leaf, batch)
+    return nest.map_structure(lambda leaf: leaf.values[0] if isinstance(leaf, DistributedValues) else leaf, batch)
 
 
 # Steps.
@@ -311,7 +312,7 @@ def _run_on_replicas(model: Any, step: Callable[[Any], Any], combine: Callable[[
 
 def _spread(model: Any, data: Any) -> Any:
     """A batch from the user's own hands, divided over the replicas."""
-    if any(isinstance(leaf, DistributedValues) for leaf in _nest.leaves(data)):
+    if any(isinstance(leaf, DistributedValues) for leaf in nest.leaves(data)):
         return data
     return next(iter(strategy_of(model).experimental_distribute_dataset([data])))
 
@@ -348,7 +349,7 @@ def _loop(
             if not ends_data(error):
                 raise
             raise StopIteration from error
-        return _nest.map_structure(lambda output: output[-1], outputs), (None,) * states
+        return nest.map_structure(lambda output: output[-1], outputs), (None,) * states
 
     return steps
 
@@ -370,7 +371,7 @@ def _with_logs(model: Any, name: str, ours: Callable[..., Any], states: int) -> 
         def together(log: Any, name: str = "") -> Any:
             if isinstance(log, dict):
                 return {key: together(value, key) for key, value in log.items()}
-            return whole[name] if name in whole else _nest.map_structure(mean, log)
+            return whole[name] if name in whole else nest.map_structure(mean, log)
 
         return together(logs)
 
@@ -388,7 +389,7 @@ def _with_outputs(model: Any) -> Callable[..., Any]:
     strategy = strategy_of(model)
 
     def gathered(outputs: Any) -> Any:
-        return _nest.map_structure(lambda x: strategy.gather(x, axis=0), outputs)
+        return nest.map_structure(lambda x: strategy.gather(x, axis=0), outputs)
 
     def joined(outputs: list[Any]) -> Any:
         return outputs[0] if len(outputs) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *outputs)

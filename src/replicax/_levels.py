@@ -22,11 +22,12 @@ import jax
 import jax.extend.core as jex
 from jax.core import ShapedArray
 
-from replicax import _private, _tape, _trace_caches, _tracebacks
-from replicax._errors import StepError
+from replicax import _tape, _trace_caches
+from replicax._base import jax_internals, tracebacks
+from replicax._base.errors import StepError
 
 _slots = itertools.count()
-_input = _private.InputPrimitive("replicax_input")
+_input = jax_internals.InputPrimitive("replicax_input")
 
 
 class Stored(Protocol):
@@ -297,7 +298,7 @@ def jax_trace(trace: Any):
 
 def untaped_trace() -> Any:
     """The current JAX trace below any gradient tapes."""
-    trace = _private.current_trace()
+    trace = jax_internals.current_trace()
     while isinstance(trace, _tape._TapeTrace):
         trace = trace.parent_trace
     return trace
@@ -305,13 +306,13 @@ def untaped_trace() -> Any:
 
 def is_staging() -> bool:
     """Whether a program is being recorded, as under `jax.jit`; `jax.grad` alone does not count."""
-    return _private.is_staging(untaped_trace())
+    return jax_internals.is_staging(untaped_trace())
 
 
 def warn_of_constant(name: str) -> None:
     """Warns where a variable's value becomes a constant of a program that JAX records by itself."""
     if not isinstance(frame(), Level) and is_staging():
-        _tracebacks.warn(
+        tracebacks.warn(
             f"{name} is read inside of jax.jit or the like, which keeps the value that it has now as a constant. Use "
             "replicax.function in place of jax.jit, or pass the value as an argument.",
         )
@@ -319,7 +320,7 @@ def warn_of_constant(name: str) -> None:
 
 def is_tracing() -> bool:
     """Whether the program is being traced by JAX (a gradient tape alone does not count)."""
-    return not _private.is_eager(untaped_trace())
+    return not jax_internals.is_eager(untaped_trace())
 
 
 def refuse_tracers(leaves: list[Any]) -> None:

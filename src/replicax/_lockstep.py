@@ -19,20 +19,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import (
-    _assigned_alike,
-    _context,
-    _creation,
-    _errors,
-    _levels,
-    _nest,
-    _private,
-    _profiling,
-    _tape,
-)
+from replicax import _assigned_alike, _context, _creation, _levels, _tape
+from replicax._base import errors, jax_internals, nest, profiling
+from replicax._base.types import CommunicationOptions, ReduceOp
 from replicax._context import ReplicaContext, StrategyLike
 from replicax._reducer import Reducer
-from replicax._types import CommunicationOptions, ReduceOp
 from replicax._values import Mirrored, PerReplica, arrays_of, regroup, select
 
 _PACKAGE = __name__.rpartition(".")[0]
@@ -63,7 +54,7 @@ class LockstepContext(ReplicaContext):
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: tuple[Any, ...]
     ) -> Any:
         if _levels.is_tracing():
-            raise RuntimeError(_errors.MERGE_IN_TRACE)
+            raise RuntimeError(errors.MERGE_IN_TRACE)
         return self._replica.meet(fn, args, kwargs, tag)
 
     def _all_reduce(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
@@ -131,7 +122,7 @@ def _differentiable(forward: Callable, backward: Callable, leaves: list[Any]) ->
 
 def _plain() -> bool:
     """Whether nothing looks at the operations that are run: no tracing, and no gradient tape."""
-    return _private.is_eager(_private.current_trace())
+    return jax_internals.is_eager(jax_internals.current_trace())
 
 
 # JAX's settings that a thread can have for itself (`with jax.enable_x64(True)`): replicas get their caller's.
@@ -188,8 +179,8 @@ class _Replica:
             if run.tapes and run.mesh.size > 1:
                 stack.enter_context(_tape.beside_replicas(run.tapes))
             stack.enter_context(jax.default_device(run.mesh.local_devices[self.index]))
-            if _profiling.active is not None:
-                stack.enter_context(_profiling.replica(self.id))
+            if profiling.active is not None:
+                stack.enter_context(profiling.replica(self.id))
             return self.fn(*self.args, **self.kwargs)
 
     def _main(self) -> None:
@@ -289,13 +280,13 @@ class Lockstep:
     def _check(self, replicas: Sequence[_Replica]) -> None:
         standings = "\n".join("  " + replica.standing() for replica in replicas)
         if any(replica.state != "waiting" for replica in replicas):
-            raise _errors.ReplicaError(
+            raise errors.ReplicaError(
                 "Some replicas made a different number of replica_context().merge_call() calls. Every replica must "
                 f"make the same calls in the same order, but:\n{standings}"
             )
         tags = [replica.meeting[3] for replica in replicas if replica.meeting]
         if any(tag != tags[0] for tag in tags):
-            raise _errors.ReplicaError(
+            raise errors.ReplicaError(
                 f"The replicas meet in different calls. Every replica must make the same ones, but:\n{standings}"
             )
 
@@ -326,7 +317,7 @@ class Lockstep:
 
 
 def _own_part(result: Any, index: int) -> Any:
-    return _nest.map_structure(
+    return nest.map_structure(
         lambda leaf: leaf.values[index] if isinstance(leaf, (PerReplica, Mirrored)) else leaf, result
     )
 

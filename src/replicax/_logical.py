@@ -15,7 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import _across, _array_conversion, _context, _levels
+from replicax import _across, _context, _levels
+from replicax._base import array_conversion
 from replicax._distributed_variables import MirroredVariable
 from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, is_global
 from replicax._variables import Variable
@@ -105,13 +106,13 @@ def lay_out(mesh: ReplicaMesh, tensor: Any, layout: PartitionSpec) -> Any:
     if isinstance(tensor, np.ndarray) and tensor.dtype.itemsize < 8 and not _levels.is_tracing():
         array: Any = tensor  # from the host to all devices at once: it need not fit on one
     else:
-        array = _array_conversion.as_array(tensor.value() if isinstance(tensor, Variable) else tensor)
+        array = array_conversion.as_array(tensor.value() if isinstance(tensor, Variable) else tensor)
     if not mesh.logical_axes:
-        return _array_conversion.as_array(array)
+        return array_conversion.as_array(array)
     if set(mesh.logical_axes) <= set(jax.sharding.get_abstract_mesh().axis_names):  # in compiled replicas
         return jax.lax.with_sharding_constraint(array, layout)
     if in_replica:
-        return _array_conversion.as_array(array)
+        return array_conversion.as_array(array)
     if not (mesh.all_local or is_global(array) or isinstance(array, jax.core.Tracer)):
         return _across.from_first_laid_out(mesh, array, layout)
     return _placed(array, NamedSharding(mesh.mesh, layout))

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from replicax import _across, _devices, _exchange, _runtime
+from replicax import _across, _exchange, _runtime
+from replicax._base import devices
+from replicax._base.types import CommunicationImplementation, CommunicationOptions, as_flag, as_options
 from replicax._context import StrategyLike
 from replicax._cross_device_ops import CollectiveAllReduce
 from replicax._reducer import Reducer
 from replicax._replicated import MirroringExtended, device_text
 from replicax._strategy import Strategy
-from replicax._types import CommunicationImplementation, CommunicationOptions, as_flag, as_options
 from replicax._values import ReplicaMesh
 
 if TYPE_CHECKING:
@@ -40,13 +41,13 @@ class MultiWorkerMirroredExtended(MirroringExtended):
         kind, index = resolver.task_type, resolver.task_id
         if tasks:
             assert kind is not None and index is not None  # which `_tasks` refuses
-            _devices.set_task(kind, index)
+            devices.set_task(kind, index)
         alone = len(tasks) <= 1 or kind == "evaluator"  # which counts no replicas of the others
         if not alone:
             resolver._join(tasks, addresses, tasks.index((kind, index)))
             if options is not None:  # else it is the environment's, or five minutes
                 _runtime.set_step_timeout(options.timeout_seconds)
-        mesh = ReplicaMesh(_devices.find_devices(None) if alone else _everyones_devices())
+        mesh = ReplicaMesh(devices.find_devices(None) if alone else _everyones_devices())
         super().__init__(container_strategy, Reducer(mesh, CollectiveAllReduce(), known))
         _across.connect(mesh)
         if known.implementation is CommunicationImplementation.NCCL and mesh.devices[0].platform == "cpu":
@@ -83,7 +84,7 @@ def _tasks(resolver: Any) -> tuple[list[tuple[Any, Any]], list[str]]:
 
 def _everyones_devices() -> list[jax.Device]:
     """Of each process in order, the devices in the places of those that this one would take by itself."""
-    mine = _devices.find_devices(None)
+    mine = devices.find_devices(None)
     every: list[list[jax.Device]] = [[] for _ in range(jax.process_count())]
     for device in jax.devices(mine[0].platform):
         every[device.process_index].append(device)

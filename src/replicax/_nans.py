@@ -17,7 +17,8 @@ import numpy as np
 from jax.experimental import checkify
 from jax.sharding import PartitionSpec
 
-from replicax import _levels, _private, _tracebacks
+from replicax import _levels
+from replicax._base import jax_internals, tracebacks
 from replicax._interpret import Environment, Interpreter, Rule, part_of
 from replicax._values import AXIS
 
@@ -65,7 +66,7 @@ def error(name: str, level: Any, closed: Any, supplied: Mapping[int, Any], args:
 def _line(traceback: Any) -> str:
     """The user's line in a traceback of JAX."""
     for frame in getattr(traceback, "frames", ()):
-        if not _tracebacks.is_hidden_file(frame.file_name):
+        if not tracebacks.is_hidden_file(frame.file_name):
             source = linecache.getline(frame.file_name, frame.line_num).strip()
             return f", at {frame.file_name}:{frame.line_num}{f' ({source})' if source else ''}"
     return ""
@@ -109,7 +110,7 @@ class _Search(Interpreter[Any]):
             return [*results, row[None]]
 
         specs = [*eqn.params["out_specs"], PartitionSpec(AXIS)]
-        *results, rows = jax.jit(_private.shard_map_again(eqn, replica, eqn.params["in_specs"], specs))(*operands)
+        *results, rows = jax.jit(jax_internals.shard_map_again(eqn, replica, eqn.params["in_specs"], specs))(*operands)
         tree, kinds = form
         first: dict[int, tuple[Any, set[int]]] = {}  # by their order in the program
         for shard in rows.addressable_shards:
@@ -120,7 +121,7 @@ class _Search(Interpreter[Any]):
                 row = row[size:]
             found = jax.tree.unflatten(tree, leaves)
             if (error := found.get_exception()) is not None:
-                order = _private.order_of_check(found)
+                order = jax_internals.order_of_check(found)
                 first.setdefault(order, (error, set()))[1].add(shard.index[0].start or 0)
         if first:
             error, replicas = first[min(first)]

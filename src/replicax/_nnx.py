@@ -30,9 +30,10 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from replicax import _adapters, _context, _creation, _help, _levels, _private, _tape
+from replicax import _context, _creation, _levels, _tape
+from replicax._base import doc_pages, foreign_state, jax_internals
+from replicax._base.types import VariableAggregation, VariableSynchronization
 from replicax._tracking import PytreeLeaf, VariableLeaf
-from replicax._types import VariableAggregation, VariableSynchronization
 from replicax._values import is_array
 from replicax._variables import Variable
 
@@ -57,27 +58,27 @@ def join() -> None:
     if missing:
         warnings.warn(
             f"Flax {flax.__version__} has no {', '.join(missing)}: its NNX objects stay plain under a strategy. "
-            f"Install another one: {_help.install('flax')}.",
+            f"Install another one: {doc_pages.install('flax')}.",
             stacklevel=2,
         )
         return
     view = _View(vars(variable)["_raw_value"], variable, _kinds(nnx))
-    with _private.at_once():
+    with jax_internals.at_once():
         writing = _Writing(view, tracers.current_jax_trace(), vars(variable)["_can_update"].fget)
     variable._raw_value = view
     variable.__replicax_variable__ = property(view.variable)
     variable._can_update = property(writing.can_update)
     variable._checkpoint_leaf = _checkpoint_leaf
-    _adapters.around(variable, "_check_can_update", writing.check_can_update)
-    _adapters.around(variable, "__init__", view.init)
-    _adapters.around(variable, "set_value", view.set_value)
-    _adapters.around(tree, "_check_valid_context", writing.check_valid_context)
-    _adapters.around(tree, "_setattr", writing.set_attribute)
-    _adapters.around(pytreelib.PytreeState, "__init__", writing.begin)
+    foreign_state.around(variable, "_check_can_update", writing.check_can_update)
+    foreign_state.around(variable, "__init__", view.init)
+    foreign_state.around(variable, "set_value", view.set_value)
+    foreign_state.around(tree, "_check_valid_context", writing.check_valid_context)
+    foreign_state.around(tree, "_setattr", writing.set_attribute)
+    foreign_state.around(pytreelib.PytreeState, "__init__", writing.begin)
     tree._replicax_leaf = lambda node: view.has_ours(node)
     tree._tracked = lambda node: _nested(nnx.to_flat_state(nnx.state(node, variable)))
     nnx.State._tracked = lambda state: _nested(nnx.to_flat_state(state))  # type: ignore[attr-defined]
-    _adapters.around(nnx.metrics.Welford, "update", _update_welford)
+    foreign_state.around(nnx.metrics.Welford, "update", _update_welford)
     tracers.current_jax_trace = _current_trace(tracers.current_jax_trace)
 
 

@@ -13,9 +13,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from replicax import _nest
+from replicax._base import nest
+from replicax._base.types import InputOptions, InputReplicationMode, ReduceOp
 from replicax._input import DistributedDataset, DistributedIterator
-from replicax._types import InputOptions, InputReplicationMode, ReduceOp
 
 _warned: set[str] = set()
 
@@ -114,7 +114,7 @@ class OlderMethods:
     @older("leave it out, what it groups is done already")
     def group(self: Any, value: Any, name: str | None = None) -> Any:
         """The value if it has one component and no name is given, else None: nothing is left to be run."""
-        results = _nest.leaves(self.experimental_local_results(value))
+        results = nest.leaves(self.experimental_local_results(value))
         return results[0] if len(results) == 1 and name is None else None
 
     @older("use `strategy.extended.colocate_vars_with`")

@@ -9,15 +9,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _creation, _cross_device_ops, _devices, _function, _input, _levels
+from replicax import _context, _creation, _cross_device_ops, _function, _input, _levels
 from replicax._array_storage import ArrayStorage
+from replicax._base import devices as _devices
+from replicax._base.types import InputContext, InputOptions
 from replicax._context import StrategyLike
 from replicax._placement import Placement
 from replicax._replicated import device_text
 from replicax._resource_variable import ResourceVariable
 from replicax._single_replica import SingleReplicaContext, SingleReplicaExtended
 from replicax._strategy import Strategy
-from replicax._types import InputContext, InputOptions
 from replicax._values import ReplicaMesh
 from replicax._variables import Variable
 

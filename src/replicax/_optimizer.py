@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _dispatch, _function, _levels, _nest, _sharded_evaluation, _shards, _states
+from replicax import _context, _dispatch, _function, _levels, _sharded_evaluation, _shards, _states
+from replicax._base import nest
+from replicax._base.types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
 from replicax._distributed_variables import MirroredVariable
 from replicax._reducer import Reducer
 from replicax._sharded_variables import ShardedVariable
-from replicax._types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
 from replicax._values import AXIS, Mirrored, PerReplica, mapped
 from replicax._variables import Variable
 
@@ -66,7 +67,7 @@ class Optimizer:
             )
         self._transformation, self._variables = transformation, variables
         self._reduce_op, self._options = as_reduce_op(reduce_op), as_options(options, None)
-        self._flat = _nest.values(variables)
+        self._flat = nest.values(variables)
         for leaf in self._flat:
             if not isinstance(leaf, Variable):
                 raise TypeError(f"An Optimizer takes variables, got {leaf!r} of type {type(leaf).__name__}.")
@@ -108,7 +109,7 @@ class Optimizer:
         return {"state": self.state}
 
     def _parameters(self) -> Any:
-        return _nest.map_values(lambda v: v.value(), self._variables)
+        return nest.map_values(lambda v: v.value(), self._variables)
 
     def apply_gradients(self, gradients: Any) -> None:
         """Reduces the gradients over the replicas and updates the variables.
@@ -153,7 +154,7 @@ class Optimizer:
     def _assign_once(self, strategy: Any, gradients: Any) -> None:
         """In cross-replica context, with the reduced gradients, of which each replica has the same."""
         one = lambda x: (x.values[0] if x._local is None else x._local) if isinstance(x, PerReplica) else x  # noqa: E731
-        self._assign(_nest.map_structure(one, gradients), self._parameters())
+        self._assign(nest.map_structure(one, gradients), self._parameters())
 
     def _assign(self, gradients: Any, parameters: Any) -> None:
         new, state = self._update(gradients, self.state.value(), parameters)
@@ -209,7 +210,7 @@ class Optimizer:
         for variable in (self.state, *self._flat):
             variable._be_settled()  # by a thread that may want the lock
         with _dispatch.calling(mesh, "optimizer") as call, _levels.lock:
-            values = _nest.map_values(lambda v: v._of_leaves(v._storage.read()), self._variables)
+            values = nest.map_values(lambda v: v._of_leaves(v._storage.read()), self._variables)
             parameters, parameter_tree = jax.tree.flatten(values)
             state = self.state.parts()
             new, state = self._programs[tree]([mesh.mirror(x) for x in copies], state, parameters)
@@ -281,8 +282,8 @@ class Optimizer:
             for _, variable in gradients:
                 if id(variable) not in known:
                     raise ValueError(f"{variable.name} is not among the variables of this optimizer.")
-            gradients = _nest.map_structure(lambda v: by_id.get(id(v)), self._variables)
-        if any(leaf is None for leaf in _nest.leaves(gradients)) and len(self._flat) > 0:
+            gradients = nest.map_structure(lambda v: by_id.get(id(v)), self._variables)
+        if any(leaf is None for leaf in nest.leaves(gradients)) and len(self._flat) > 0:
             gradients = self._with_zeros(gradients)
         return gradients
 

@@ -25,8 +25,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _levels, _private
-from replicax._recycled import put
+from replicax import _levels
+from replicax._base import jax_internals
+from replicax._base.host_memory import put
 from replicax._storage import SharedStore, Slot, Storage, copies, on_one_device
 from replicax._values import ReplicaMesh
 
@@ -73,7 +74,7 @@ class VectorHome:
         if self.mesh is not None:
             return self.mesh.mirror(copies)
         (vector,) = put(copies, self.sharding, may_alias=False)
-        return vector if self.committed else _private.uncommitted(vector)
+        return vector if self.committed else jax_internals.uncommitted(vector)
 
     def joined(self, arrays: list[Any]) -> Any:
         """The vector of arrays that lie here."""
@@ -94,8 +95,8 @@ class VectorHome:
     def cut_copy(self, vector: Any, slot: Slot, replica: int) -> Any:
         """A slot's part of one replica's copy of the vector; no other device takes part."""
         assert self.mesh is not None
-        with _private.at_once():
-            return _private.uncommitted(_cut(self.mesh.shard(vector, replica), np.int32(slot.start), slot.shape))
+        with jax_internals.at_once():
+            return jax_internals.uncommitted(_cut(self.mesh.shard(vector, replica), np.int32(slot.start), slot.shape))
 
     def kept(self, vector: Any) -> Any:
         """A vector that a program returned, as it is kept."""
@@ -103,7 +104,7 @@ class VectorHome:
 
     def cut(self, vector: Any, slot: Slot) -> Any:
         """A slot's part of the vector."""
-        with _private.at_once():
+        with jax_internals.at_once():
             if self.mesh is None:
                 with jax.default_device(self.sharding):
                     return _cut(vector, np.int32(slot.start), slot.shape)
@@ -270,7 +271,7 @@ class SharedList(_Store):
 
 def arrange(groups: Sequence[Sequence[Leaf]]) -> None:
     """Puts leaves of each group that lie together and are small into shared vectors, as far as it is worth it."""
-    with _levels.lock, _private.at_once():
+    with _levels.lock, jax_internals.at_once():
         for group in groups:
             by_home: dict[Any, list[Leaf]] = {}
             for storage, index in group:
@@ -293,7 +294,7 @@ def list_of(leaves: Sequence[Leaf]) -> SharedList | None:
     """Returns the list that has just these leaves, a new one if none is in any store yet; None where neither is so."""
     slots = [storage.slots.get(index) for storage, index in leaves]
     if len(leaves) >= FEWEST_IN_LIST and all(slot is None for slot in slots):
-        with _private.at_once():
+        with jax_internals.at_once():
             return SharedList(leaves)
     found = slots[0].store if slots and slots[0] is not None else None
     return found if isinstance(found, SharedList) and found.slots == slots else None

@@ -24,7 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _collectives, _convolutions, _private, _stages
+from replicax import _collectives, _convolutions, _stages
+from replicax._base import jax_internals
 from replicax._interpret import Environment, Interpreter, Rule, computed, equations, equations_in, needed_for, stages
 from replicax._primitives import CALLS, CHECKPOINTS, COLLECTIVES
 from replicax._values import AXIS, filled, largest_of, part_of
@@ -92,7 +93,7 @@ def in_loop(function: Callable[..., Any]) -> Callable[..., Any]:
         def replica(*blocks: Any) -> list[Any]:
             return unwrapped(jex.ClosedJaxpr(eqn.params["jaxpr"], []), *blocks, others=convolutions, meet=False)
 
-        return _private.shard_map_again(eqn, replica, eqn.params["in_specs"], eqn.params["out_specs"])(*args)
+        return jax_internals.shard_map_again(eqn, replica, eqn.params["in_specs"], eqn.params["out_specs"])(*args)
 
     def run(*args: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)
@@ -369,7 +370,7 @@ def _branch(
         order: what it returns, numbers of what it computes or places, which are filled with zeros.
         operands: all operands by their ids, in the order in which they come.
     """
-    part = _private.part_of_jaxpr(piece.program.jaxpr, piece.eqns, list(piece.needed), piece.wanted)
+    part = jax_internals.part_of_jaxpr(piece.program.jaxpr, piece.eqns, list(piece.needed), piece.wanted)
 
     def run(values: list[Any]) -> list[Any]:
         at = dict(zip(operands, values))

@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 
-from replicax import _data, _nest
+from replicax import _data
 from replicax._agreed_input import Kind, Round, Worker
-from replicax._array_conversion import as_array
+from replicax._base import nest
+from replicax._base.array_conversion import as_array
 from replicax._values import PerReplica, ReplicaMesh, is_array, is_text
 
 
@@ -42,7 +43,7 @@ class Placement:
         def place(leaves: Sequence[Any]) -> Any:
             return self._leaf(leaves, next(kinds, leaves), this_round.alike, fetch_to_device)
 
-        element = _nest.merge(list(this_round.parts), place)
+        element = nest.merge(list(this_round.parts), place)
         if self._check is not None:
             self._check(element)
         return element

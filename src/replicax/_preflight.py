@@ -17,8 +17,8 @@ from typing import Any
 import jax
 
 from replicax import _ending
+from replicax._base.errors import JobError
 from replicax._channel import LONGEST, LONGEST_OF_A_STRANGER, SPEAKS, STRANGERS, Channel, interface, listen, parse, wait
-from replicax._errors import JobError
 from replicax._verdict import odd_ones
 
 _AT_ONCE = 64

@@ -20,10 +20,8 @@ from replicax import (
     _across,
     _compile_log,
     _dispatch,
-    _errors,
     _levels,
     _nans,
-    _nest,
     _packs,
     _pieces,
     _pulls,
@@ -34,7 +32,8 @@ from replicax import (
     _vectors,
 )
 from replicax._arguments import Call, Results
-from replicax._optimizing import optimizes_programs
+from replicax._base import errors, nest
+from replicax._base.optimizing import optimizes_programs
 from replicax._program_inputs import ProgramInputs
 from replicax._pulls import Pull, element_arrays
 from replicax._storage import Storage
@@ -229,7 +228,7 @@ class Program:
             inputs, donors = self._inputs, {id(arrays.storage) for arrays in self._inputs.donors}
             fresh = [arrays for arrays in inputs.written if id(arrays.storage) not in donors]
             types = [arrays.storage.leaf_types(False)[i] for arrays in fresh for i in arrays.leaves]
-            rows = [isinstance(leaf, PerReplica) for pull in self.pulls for leaf in _nest.values(pull.element)]
+            rows = [isinstance(leaf, PerReplica) for pull in self.pulls for leaf in nest.values(pull.element)]
             kinds = self.jaxpr.out_avals[self._state_count :]
             repeated = _several.Repeated(steps, kinds, self._mesh is not None)
             slow = self._optimized and jax.default_backend() == "cpu" and _pieces.convolves(self.jaxpr)
@@ -351,7 +350,7 @@ class Program:
             with _levels.lock:
                 failed = _across.any_worker(self._mesh, error is not None, f"the end of {self.name}")
             if failed and error is None:
-                error = _errors.FailedElsewhere(
+                error = errors.FailedElsewhere(
                     f"A function that the compiled {self.name} calls back raised an error on another worker, which "
                     "tells it. The variables keep the values that they had before."
                 )

@@ -11,7 +11,8 @@ from typing import Any
 
 import jax
 
-from replicax import _errors, _levels, _nest, _private
+from replicax import _levels
+from replicax._base import errors, jax_internals, nest
 from replicax._data import iterators
 from replicax._values import Mirrored, PerReplica, is_text
 
@@ -76,7 +77,7 @@ def same_sources(pulls: Sequence[Pull], others: Sequence[Pull]) -> bool:
 
 def meshes_of(pulls: Sequence[Pull]) -> list[Any]:
     """The meshes of the per-replica values in the elements."""
-    return [leaf.mesh for pull in pulls for leaf in _nest.leaves(pull.element) if isinstance(leaf, PerReplica)]
+    return [leaf.mesh for pull in pulls for leaf in nest.leaves(pull.element) if isinstance(leaf, PerReplica)]
 
 
 class _Lifts(threading.local):
@@ -86,7 +87,7 @@ class _Lifts(threading.local):
     def push(self, lift: Callable[[Any], Any]) -> None:
         """Has `lift` give the elements that are taken from now on."""
         if not iterators.has_hooks():
-            raise _errors.not_plugged_in("The reading of datasets by compiled functions")
+            raise errors.not_plugged_in("The reading of datasets by compiled functions")
         self.stack.append(lift)
 
 
@@ -99,7 +100,7 @@ def outside() -> Iterator[None]:
     before, lifts.stack = lifts.stack, []
     frame = _levels.frame()
     try:
-        with _private.at_once(), _levels.entered(frame if frame.local else _levels.Frame()):
+        with jax_internals.at_once(), _levels.entered(frame if frame.local else _levels.Frame()):
             yield
     finally:
         lifts.stack = before
@@ -149,7 +150,7 @@ def push_back(pulls: Sequence[Pull], elements: Sequence[Any], arguments: list[An
 
 
 def element_arrays(element: Any) -> list[Any]:
-    return [array_of(leaf) for leaf in _nest.values(element)]
+    return [array_of(leaf) for leaf in nest.values(element)]
 
 
 def array_of(leaf: Any) -> Any:
@@ -181,7 +182,7 @@ def same_elements(pulls: Sequence[Pull], pulled: list[Any]) -> bool:
 
 
 def _kinds(element: Any) -> tuple[Any, ...]:
-    leaves = _nest.values(element)
+    leaves = nest.values(element)
     arrays = [array_of(leaf) for leaf in leaves]
     return (jax.tree.structure(element), [(x.shape, x.dtype) for x in arrays], shapes_of(leaves))
 
@@ -201,7 +202,7 @@ def as_inputs(element: Any, level: _levels.Level, slots: list[int]) -> Any:
         slots.append(slot)
         return like(leaf, tracer)
 
-    return _nest.map_values(make, element)
+    return nest.map_values(make, element)
 
 
 def _on_iterate() -> None:

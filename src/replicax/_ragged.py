@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._errors import InvalidArgumentError
-from replicax._specs import TensorShape, dtype_name
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.specs import TensorShape, dtype_name
 
 
 @jax.tree_util.register_pytree_node_class

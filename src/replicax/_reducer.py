@@ -22,12 +22,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _across, _collectives, _context, _cross_device_ops, _dispatch, _levels, _nest, _tape
-from replicax._array_conversion import as_array
+from replicax import _across, _collectives, _context, _cross_device_ops, _dispatch, _levels, _tape
+from replicax._base import nest
+from replicax._base.array_conversion import as_array
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.types import CommunicationOptions, ReduceOp, VariableAggregation
 from replicax._collectives import check_numeric, first_component, gather_axis
 from replicax._cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps, is_variable
-from replicax._indexed_slices import IndexedSlices
-from replicax._types import CommunicationOptions, ReduceOp, VariableAggregation
 from replicax._values import (
     DistributedValues,
     Mirrored,
@@ -71,9 +72,9 @@ class Reducer:
     def reduce(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
         """Returns the sum or mean of each leaf of a nest, along `axis` of the components first if that is not None."""
         leaves: list[Any] = []
-        _nest.map_structure(leaves.append, value)
+        nest.map_structure(leaves.append, value)
         totals = iter(self._leaves(op, leaves, axis))
-        return _nest.map_structure(lambda _: next(totals), value)
+        return nest.map_structure(lambda _: next(totals), value)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Returns the concatenation of the components along `axis`; a value that is not distributed as it is."""
@@ -298,7 +299,7 @@ class Reducer:
                 return IndexedSlices(first(part.values), first(part.indices), part.dense_shape)
             return _across.from_first(self.mesh, as_array(part), "the first replica's value")
 
-        return _nest.map_structure(first, value.values[0])
+        return nest.map_structure(first, value.values[0])
 
     def _batch(self, op: ReduceOp, pairs: list[tuple[Any, Any]], options: CommunicationOptions) -> list[Any]:
         for _, destinations in pairs:

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _array_conversion, _nest, _pieces
-from replicax._indexed_slices import IndexedSlices
+from replicax import _pieces
+from replicax._base import array_conversion, nest
+from replicax._base.indexed_slices import IndexedSlices
 from replicax._values import Mirrored, PerReplica, ReplicaMesh, filled, is_array, is_text, largest_of
 
 
@@ -22,7 +23,7 @@ class Outputs:
         self.leaves: list[Any] = []
         self.common: list[bool] = []  # for each leaf, whether it is one value for all replicas
         self.places: dict[int, int] = {}  # id of a leaf -> its place among the leaves
-        _nest.map_structure(self._add, result)
+        nest.map_structure(self._add, result)
 
     def _add(self, leaf: Any) -> None:
         if isinstance(leaf, (PerReplica, Mirrored)):
@@ -32,7 +33,7 @@ class Outputs:
             )
         for array in (leaf.values, leaf.indices) if isinstance(leaf, IndexedSlices) else (leaf,):
             if isinstance(array, (np.ndarray, np.number)) and not is_text(array):
-                array = _array_conversion.as_array(array)
+                array = array_conversion.as_array(array)
                 array = lax.optimization_barrier(array)
                 self._bring_out(id(leaf), array)
             elif id(array) not in self.places and (self.context._is_own(array) or self.context.is_common(array)):
@@ -56,7 +57,7 @@ class Results:
     def __init__(self, traces: Sequence[Any], which: Sequence[int], written: dict[int, Any]):
         self._traces, self._which, self._written = traces, which, written
         self._places: dict[tuple[int, ...], int] = {}  # places of a leaf in each trace's outputs -> its place here
-        _nest.merge(self._of_traces(), self._take)
+        nest.merge(self._of_traces(), self._take)
         self._leaves = [[t.outputs.leaves[i] for t, i in zip(traces, places)] for places in self._places]
         self.common = [all(t.outputs.common[i] for t, i in zip(traces, places)) for places in self._places]
         for leaves in self._leaves:
@@ -117,7 +118,7 @@ class Results:
             value = value_of(leaves)
             return value.values[0] if mesh.size == 1 and isinstance(value, PerReplica) else value
 
-        return _nest.merge(self._of_traces(), restore)
+        return nest.merge(self._of_traces(), restore)
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -132,7 +133,7 @@ def _of_replicas(parts: Sequence[Any], mesh: ReplicaMesh) -> PerReplica:
     if not any(numbers):
         return PerReplica([parts[i] for i in mesh.local_ids], mesh)
     # All processes have to make the same program, so that it holds everyone's.
-    arrays = [_array_conversion.as_array(x) if number else x for x, number in zip(parts, numbers)]
+    arrays = [array_conversion.as_array(x) if number else x for x, number in zip(parts, numbers)]
     if not all(numbers) or len({(type(x), a.shape, a.dtype) for x, a in zip(parts, arrays)}) > 1:
         raise _pieces.NotAlike("what the replicas return differs in type")
     return PerReplica.of_array(lax.optimization_barrier(jnp.stack(arrays)), mesh)

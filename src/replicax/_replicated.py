@@ -9,14 +9,9 @@ from typing import Any
 
 import jax
 
-from replicax import _context, _conversion, _creation, _function, _input, _levels, _nest, _run, _spmd
-from replicax._context import StrategyLike
-from replicax._cross_device_ops import CrossDeviceOps
-from replicax._distributed_variables import MirroredVariable, SyncOnReadVariable, _Distributed
-from replicax._extended import StrategyExtended
-from replicax._placement import Placement
-from replicax._reducer import Reducer
-from replicax._types import (
+from replicax import _context, _conversion, _creation, _function, _input, _levels, _run, _spmd
+from replicax._base import nest
+from replicax._base.types import (
     CommunicationOptions,
     InputContext,
     InputOptions,
@@ -26,6 +21,12 @@ from replicax._types import (
     as_aggregation,
     as_synchronization,
 )
+from replicax._context import StrategyLike
+from replicax._cross_device_ops import CrossDeviceOps
+from replicax._distributed_variables import MirroredVariable, SyncOnReadVariable, _Distributed
+from replicax._extended import StrategyExtended
+from replicax._placement import Placement
+from replicax._reducer import Reducer
 from replicax._values import DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_array, own_component, select
 from replicax._variables import Variable
 
@@ -91,11 +92,11 @@ class ReplicatedExtended(StrategyExtended):
             return value.values
         if not isinstance(value, (list, tuple, dict)):
             return (value,)
-        return tuple(_nest.map_structure(_component_of(i), value) for i in range(len(self._mesh.local_ids)))
+        return tuple(nest.map_structure(_component_of(i), value) for i in range(len(self._mesh.local_ids)))
 
     def _values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         values = [value_fn(ValueContext(i, self._mesh.size)) for i in self._mesh.local_ids]
-        return _nest.merge(values, lambda parts: PerReplica(parts, self._mesh))
+        return nest.merge(values, lambda parts: PerReplica(parts, self._mesh))
 
     def _distribute_dataset(self, dataset: Any, options: InputOptions) -> Any:
         replicas, place = len(self._mesh.local_ids), self._placement.place
@@ -183,9 +184,9 @@ def _update_components(
     """
     mesh = reducer.mesh
     if _levels.frame().is_replica_of(mesh):
-        args, kwargs = _nest.map_structure(own_component, args), _nest.map_structure(own_component, kwargs)
+        args, kwargs = nest.map_structure(own_component, args), nest.map_structure(own_component, kwargs)
         result = _conversion.converted(fn)(var.values[0], *args, **kwargs)
-        return _nest.map_structure(
+        return nest.map_structure(
             lambda leaf: Mirrored.of_local(leaf, mesh) if isinstance(leaf, jax.core.Tracer) else leaf, result
         )
     if _levels.is_tracing():
@@ -202,7 +203,7 @@ def _update_components(
     for index, component in enumerate(var.values):
         with jax.default_device(mesh.local_devices[index]):
             results.append(fn(component, *select(index, args), **select(index, kwargs)))
-    return _nest.merge(results, lambda values: _mirrored_if_arrays(values, mesh))
+    return nest.merge(results, lambda values: _mirrored_if_arrays(values, mesh))
 
 
 def _mirrored_if_arrays(values: Sequence[Any], mesh: ReplicaMesh) -> Any:

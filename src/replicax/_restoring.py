@@ -12,7 +12,7 @@ import jax
 
 from replicax import _checkpoint_files as _files
 from replicax import _late, _tracking
-from replicax._errors import InvalidArgumentError
+from replicax._base.errors import InvalidArgumentError
 from replicax._input import DistributedIterator
 from replicax._tracking import Names, Node, PositionLeaf
 

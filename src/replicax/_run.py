@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from replicax import _compiled_runs, _context, _function, _levels, _lockstep, _nest, _spmd
+from replicax import _compiled_runs, _context, _function, _levels, _lockstep, _spmd
+from replicax._base import nest
 from replicax._reducer import Reducer
 from replicax._values import PerReplica, ReplicaMesh, adopted, is_array, is_text
 
@@ -35,7 +36,7 @@ def run(strategy: Any, reducer: Reducer, fn: Callable[..., Any], args: tuple[Any
     """
     frame, mesh = _levels.frame(), reducer.mesh
     _check_counts(strategy, mesh, (args, kwargs))
-    args, kwargs = _nest.map_structure(lambda leaf: adopted(leaf, mesh), (args, kwargs))
+    args, kwargs = nest.map_structure(lambda leaf: adopted(leaf, mesh), (args, kwargs))
     with _context.entered(strategy, None):
         if frame.is_replica_of(mesh):
             return _spmd.run_inline(strategy, reducer, fn, args, kwargs)
@@ -59,7 +60,7 @@ def run_single(
     `call(fn, args, kwargs)`, here and now, everywhere else.
     """
     outermost = _levels.frame().compiles_runs and not _levels.is_tracing()
-    if not (outermost and _function.host_driven()) or any(map(_is_text, _nest.leaves((args, kwargs)))):
+    if not (outermost and _function.host_driven()) or any(map(_is_text, nest.leaves((args, kwargs)))):
         return call(fn, args, kwargs)
     return _compiled_runs.run_compiled(strategy, fn, args, kwargs)
 
@@ -74,7 +75,7 @@ def _is_text(leaf: Any) -> bool:
 
 def _check_counts(strategy: Any, mesh: ReplicaMesh, arguments: Any) -> None:
     """`ValueError` for a value with components for other replicas."""
-    for leaf in _nest.leaves(arguments):
+    for leaf in nest.leaves(arguments):
         if not isinstance(leaf, PerReplica):
             continue
         if leaf.count > mesh.size or (leaf.mesh is None and leaf.count != len(mesh.local_ids)):

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from replicax import _array_conversion
 from replicax._as_leaves import ARRAY
-from replicax._indexed_slices import IndexedSlices
+from replicax._base import array_conversion
+from replicax._base.indexed_slices import IndexedSlices
 
 SCATTER: dict[str, Callable[[Any, Any, Any], Any]] = {
     "scatter_add": lambda x, i, u: x.at[i].add(u),
@@ -104,7 +104,7 @@ class Scattering:
     def _scatter_nd(self, indices: Any, updates: Any, method: str) -> Any:
         self._require_array(f"scatter_nd_{method}")
         at = self.value().at[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
-        updates = _array_conversion.own_array(updates, self.dtype)
+        updates = array_conversion.own_array(updates, self.dtype)
         return self.assign(at.set(updates) if method == "update" else at.add(updates if method == "add" else -updates))
 
     def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> Any:

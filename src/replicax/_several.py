@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _array_conversion, _nest, _private
+from replicax._base import array_conversion, jax_internals, nest
+from replicax._base.errors import OutOfRangeError
 from replicax._blocks import strong
 from replicax._data.iterators import ends_data
-from replicax._errors import OutOfRangeError
 from replicax._pulls import Pull, element_arrays, outside, same_sources
 from replicax._values import Mirrored, PerReplica, is_array, is_text
 
@@ -132,7 +132,7 @@ def _takes(pulls: Sequence[Pull], elements: Sequence[Any]) -> bool:
         before: Any = jax.tree.structure(pull.element)
         if before != jax.tree.structure(element):
             return False
-        for one, several, leaf in zip(element_arrays(pull.element), element_arrays(element), _nest.values(element)):
+        for one, several, leaf in zip(element_arrays(pull.element), element_arrays(element), nest.values(element)):
             axis = 1 if isinstance(leaf, PerReplica) else 0
             shape = (*several.shape[:axis], *several.shape[axis + 1 :])
             if (one.shape, one.dtype) != (shape, several.dtype):
@@ -153,7 +153,7 @@ def has_more(entries: Sequence[Any] | None, arguments: list[Any]) -> bool:
         return all(source is None or source._has_next(sources.count(source)) for source in sources)
 
 
-class Apart(list, _nest.Leaf):
+class Apart(list, nest.Leaf):
     """A leaf of the results of several steps that are no one array, such as those of batches of other sizes."""
 
 
@@ -168,7 +168,7 @@ def one_by_one(count: int, step: Callable[[], Any], more: Callable[[], bool]) ->
                 raise
             break
     try:
-        return _nest.merge(results, _stacked)
+        return nest.merge(results, _stacked)
     except AssertionError:  # of different structures
         return Apart(results)
 
@@ -184,7 +184,7 @@ def _stacked(leaves: Sequence[Any]) -> Any:
         return Apart(leaves) if any(isinstance(part, Apart) for part in parts) else kind(parts, first.mesh)
     if isinstance(first, (bool, int, float, complex)):
         leaves = [
-            _array_conversion.as_array(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
+            array_conversion.as_array(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
             for leaf in leaves
         ]
     if not all(is_array(leaf) and not is_text(leaf) for leaf in leaves):
@@ -193,7 +193,7 @@ def _stacked(leaves: Sequence[Any]) -> Any:
         return Apart(leaves)
     # The results of programs lie on all devices, those of eager code on one.
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-    return jnp.stack(leaves if traced else [_private.single(jnp.asarray(leaf)) for leaf in leaves])
+    return jnp.stack(leaves if traced else [jax_internals.single(jnp.asarray(leaf)) for leaf in leaves])
 
 
 def _is_same(one: Any, other: Any) -> bool:

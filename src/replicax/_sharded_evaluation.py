@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _collectives, _private
+from replicax import _collectives
+from replicax._base import jax_internals
 from replicax._interpret import Interpreter, Rule
 from replicax._primitives import ELEMENTWISE, IN_CALLS, SAME_ELEMENTS
 from replicax._shards import Part, Same, is_cut, own_part, whole
@@ -44,7 +45,7 @@ class _Evaluation(Interpreter[Any]):
         if name == "broadcast_in_dim" and is_cut(out, self._count) and _is_number(args[0]):
             return [Same(_array(args[0]), out.shape)]
         if not any(isinstance(arg, (Part, Same)) for arg in args):
-            return _private.bound_again(eqn, eqn.params, args)
+            return jax_internals.bound_again(eqn, eqn.params, args)
         if name == "cond" and any(isinstance(arg, Part) for arg in args):
             return self._branches(eqn, args)
         result: Any = None
@@ -59,7 +60,9 @@ class _Evaluation(Interpreter[Any]):
             result = self._reduced(name, args[0], out)
         elif name == "dot_general" and out.ndim == 0:
             result = self._product(eqn, args, out)
-        return [result] if result is not None else _private.bound_again(eqn, eqn.params, [whole(arg) for arg in args])
+        return (
+            [result] if result is not None else jax_internals.bound_again(eqn, eqn.params, [whole(arg) for arg in args])
+        )
 
     def _aligned(self, arg: Any, out: Any) -> Any:
         """The part of an operand, which is as large as the result or repeated along some dimensions."""

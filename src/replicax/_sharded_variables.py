@@ -10,7 +10,8 @@ import jax
 from jax import lax
 from jax.sharding import NamedSharding
 
-from replicax import _dispatch, _levels, _nest, _private, _shards
+from replicax import _dispatch, _levels, _shards
+from replicax._base import jax_internals, nest
 from replicax._collectives import first_component
 from replicax._distributed_variables import OfReplicas
 from replicax._mesh_storage import ShardedStorage
@@ -76,7 +77,7 @@ class ShardedVariable(OfReplicas):
             return [_shards.of_rows(x, self._types[i].shape) if self._storage.has_rows(i) else x for i, x in pairs]
         mesh, frame, self._storage.lent = self._there, _levels.frame(), True
         shapes = tuple(self._types[i].shape if self._storage.has_rows(i) else None for i in range(len(self._types)))
-        with _private.at_once(), _dispatch.calling(mesh, f"reading {self._name}") as call:
+        with jax_internals.at_once(), _dispatch.calling(mesh, f"reading {self._name}") as call:
             wholes = _gathered(self._storage.read(), shapes, mesh.mirrored)
             call.output = wholes[0] if wholes else None
             replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) and frame.mesh is mesh else 0
@@ -90,7 +91,7 @@ class ShardedVariable(OfReplicas):
                 f"{self.name} is one value for all replicas, of which each has a part, and is assigned by one eager "
                 "replica. Assign it outside of `strategy.run`, or in a compiled function."
             )
-        leaves = self._convert(value if isinstance(value, Variable) else _nest.map_structure(first_component, value))
+        leaves = self._convert(value if isinstance(value, Variable) else nest.map_structure(first_component, value))
         count = self._there.size
         if self._is_local():
             new = [

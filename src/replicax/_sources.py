@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 
+from replicax._base.host_memory import Pool
+from replicax._base.specs import TensorSpec
+from replicax._base.types import AutoShardPolicy
 from replicax._data import UNKNOWN_CARDINALITY, Dataset, Maker, Reading, as_host, first_spec, replayed, shown_spec
 from replicax._data.iterators import call_user
-from replicax._recycled import Pool
-from replicax._specs import TensorSpec
-from replicax._types import AutoShardPolicy
 
 
 class Distributed:

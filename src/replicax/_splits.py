@@ -10,8 +10,8 @@ import jax
 import numpy as np  # noqa: F401  for the examples
 
 from replicax._agreed_input import Round, Worker, empty, kinds_of
+from replicax._base.errors import InvalidArgumentError
 from replicax._data import RowBatches, num_rows, regroup
-from replicax._errors import InvalidArgumentError
 from replicax._ragged import refuse_composites
 
 ALONE = Worker()

@@ -21,26 +21,14 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import (
-    _assigned_alike,
-    _collectives,
-    _context,
-    _control_flow,
-    _convolutions,
-    _levels,
-    _nest,
-    _pieces,
-    _private,
-    _profiling,
-    _signatures,
-    _tape,
-)
+from replicax import _assigned_alike, _collectives, _context, _control_flow, _convolutions, _levels, _pieces, _tape
+from replicax._base import jax_internals, nest, profiling, signatures
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.types import CommunicationOptions, ReduceOp
 from replicax._context import ReplicaContext, StrategyLike
-from replicax._indexed_slices import IndexedSlices
 from replicax._pulls import RunEagerly, lifts
 from replicax._reducer import Reducer
 from replicax._replica_results import Outputs, Results
-from replicax._types import CommunicationOptions, ReduceOp
 from replicax._values import (
     AXIS,
     Mirrored,
@@ -92,7 +80,7 @@ class SpmdContext(ReplicaContext):
             return True
         if not isinstance(leaf, jax.core.Tracer):
             return False
-        return _private.trace_of(leaf) not in self._outer
+        return jax_internals.trace_of(leaf) not in self._outer
 
     def is_common(self, leaf: Any) -> bool:
         """Whether a value was computed by a merge function, as one for all replicas."""
@@ -113,9 +101,9 @@ class SpmdContext(ReplicaContext):
                 self._common[id(leaf)] = leaf
             return own_component(leaf)
 
-        args, kwargs = _nest.map_structure(wrap, args), _nest.map_structure(wrap, kwargs)
+        args, kwargs = nest.map_structure(wrap, args), nest.map_structure(wrap, kwargs)
         with _context.entered(self._strategy, None):
-            return _nest.map_structure(unwrap, fn(self._strategy, *args, **kwargs))
+            return nest.map_structure(unwrap, fn(self._strategy, *args, **kwargs))
 
     def _exchange(self, leaves: list[Any], collective: Callable[[list[Any]], list[Any]]) -> list[Any]:
         """The collective of the replica's own values; others count as one value for all."""
@@ -163,7 +151,7 @@ class _Trace:
 
     def take(self, rows: Sequence[Any]) -> None:
         """Traces the function, in the surroundings that it runs in."""
-        function = _signatures.named(self._function, self._fn, _paths(self._skeleton))
+        function = signatures.named(self._function, self._fn, _paths(self._skeleton))
         self._jaxpr = jax.make_jaxpr(function)(*self._components(rows))
 
     def _function(self, *components: Any) -> list[Any]:
@@ -174,10 +162,10 @@ class _Trace:
                 return components[leaf.index]
             return leaf.component(self._context) if isinstance(leaf, _Parts) else leaf
 
-        own_args, own_kwargs = _nest.map_structure(fill, self._skeleton)
+        own_args, own_kwargs = nest.map_structure(fill, self._skeleton)
         try:
             with _context.entered(self._strategy, self._context), _levels.entered(self.level):
-                with jax.named_scope(f"replica/{_profiling.identifier(self._fn)}"):
+                with jax.named_scope(f"replica/{profiling.identifier(self._fn)}"):
                     result = self._fn(*own_args, **own_kwargs)
                 self.outputs = Outputs(result, self._context)
                 self.written.extend(self.level.written.values())
@@ -226,7 +214,7 @@ class _Inputs:
         self.values: list[Any] = []
         self.arrays: list[Any] = []
         self._shapes: list[Any] = []  # of all parts of each value, None where they are alike
-        self.skeleton = _nest.map_structure(self._split_off, arguments)
+        self.skeleton = nest.map_structure(self._split_off, arguments)
         by_replica = [tuple(each and each[i] for each in self._shapes) for i in range(mesh.size)]
         self.kinds = list(dict.fromkeys(by_replica))
         self.which = [self.kinds.index(kind) for kind in by_replica]
@@ -346,10 +334,10 @@ def run_inline(
     def inside(leaf: Any) -> Any:
         return leaf._local if isinstance(leaf, (PerReplica, Mirrored)) and leaf._local is not None else leaf
 
-    args, kwargs = _nest.map_structure(inside, args), _nest.map_structure(inside, kwargs)
+    args, kwargs = nest.map_structure(inside, args), nest.map_structure(inside, kwargs)
     with _context.entered(strategy, context):
         result = fn(*args, **kwargs)
-    return _nest.map_structure(
+    return nest.map_structure(
         lambda leaf: PerReplica.of_local(leaf, reducer.mesh) if context._is_own(leaf) else leaf, result
     )
 
@@ -427,7 +415,7 @@ class _Place:
 
 def _paths(skeleton: Any) -> list[Any]:
     """Where each `_Place` stands in the arguments."""
-    leaves = jax.tree_util.tree_leaves_with_path(skeleton, is_leaf=_nest.is_leaf)
+    leaves = jax.tree_util.tree_leaves_with_path(skeleton, is_leaf=nest.is_leaf)
     return [path for path, _ in sorted(((p, x.index) for p, x in leaves if isinstance(x, _Place)), key=lambda y: y[1])]
 
 

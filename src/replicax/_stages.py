@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from replicax import _levels, _private
+from replicax import _levels
 from replicax._all_reduce import AS_FEW_AS_POSSIBLE, all_reduce_p, by_dtype
+from replicax._base import jax_internals
 from replicax._interpret import stages
 from replicax._values import AXIS
 from replicax._vectors import Graph, Piece, Values, joined, pieces, whole
@@ -133,7 +134,7 @@ def _take_over(eqn: Any, jaxpr: Any, values: Values) -> None:
         left = [place for place in range(len(eqn.outvars)) if place not in taken]
         out_specs = [eqn.params["out_specs"][place] for place in left]
         same = [PartitionSpec()] * (len(rows) + len(wanted))
-        results = iter(_private.shard_map_again(eqn, replica, specs, [*out_specs, *same])(*operands))
+        results = iter(jax_internals.shard_map_again(eqn, replica, specs, [*out_specs, *same])(*operands))
         values.set([eqn.outvars[place] for place in left], results)
         values.set([one.outvars[0] for one in sums], results)
         for places, vector in zip(wanted, results):
@@ -150,7 +151,7 @@ def _is_mapped(eqn: Any) -> bool:
     return not eqn.params["jaxpr"].constvars and all(type(e) in _HARMLESS for e in eqn.params["jaxpr"].effects)
 
 
-_HARMLESS = {_private.named_axis_effect()}
+_HARMLESS = {jax_internals.named_axis_effect()}
 
 
 def _sums_of_rows(mapped: Any, eqns: Iterable[Any]) -> list[Any]:

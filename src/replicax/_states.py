@@ -16,7 +16,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _across, _creation, _dispatch, _late, _levels, _nest, _shards
+from replicax import _across, _creation, _dispatch, _late, _levels, _shards
+from replicax._base import nest
 from replicax._distributed_variables import MirroredVariable
 from replicax._resource_variable import ResourceVariable
 from replicax._values import ReplicaMesh
@@ -38,7 +39,7 @@ def made(init: Callable[[Any], Any], variables: Any, cut: bool) -> Made | None:
         variables: a nest of variables.
         cut: whether large arrays are cut, a part for each replica (see `_shards`).
     """
-    flat = _nest.values(variables)
+    flat = nest.values(variables)
     if type(_levels.frame()) is not _levels.Frame or _levels.is_tracing() or _creation.state.creators:
         return None
     for variable in flat:
@@ -50,7 +51,7 @@ def made(init: Callable[[Any], Any], variables: Any, cut: bool) -> Made | None:
             return None
         device, mesh = place
         # Unlike `value()`, this does not lend the arrays: the program keeps none of them.
-        values = _nest.map_values(lambda v: v._of_leaves(v._storage.read()), variables)
+        values = nest.map_values(lambda v: v._of_leaves(v._storage.read()), variables)
         with jax.default_device(device):
             program = state = None
             with contextlib.suppress(Exception):  # it needs concrete values, or fails on these too and says why

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import _private
+from replicax._base import jax_internals
 
 # Custom calls of the user's own may fail at run time as well, where nothing of ours can catch it.
 _MAY_FAIL = {"ffi_call"}
@@ -111,7 +111,7 @@ def _text(kinds: Iterable[tuple[Any, Any]]) -> str:
 def guarded(closed: Any) -> tuple[Any, Guard | None]:
     """A program whose callbacks do not fail, and what keeps their errors; None where nothing in it can fail."""
     guard = Guard()
-    closed, names = _private.with_callbacks(closed, guard.around)
+    closed, names = jax_internals.with_callbacks(closed, guard.around)
     guard.keeps = guard.keeps or not _MAY_FAIL.isdisjoint(names)
     return closed, guard if guard.keeps or "callback" in names else None
 
@@ -125,5 +125,5 @@ def wait_for(outputs: Any) -> KeyboardInterrupt | None:
             break
         except KeyboardInterrupt as error:
             interrupt = error
-    _private.wait_for_effects()
+    jax_internals.wait_for_effects()
     return interrupt

@@ -25,8 +25,9 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from replicax import _levels, _nans, _several, _tracebacks
+from replicax import _levels, _nans, _several
 from replicax._arguments import Call
+from replicax._base import tracebacks
 from replicax._programs import Program
 
 FIRST = 300  # calls before those that are measured: short programs are left alone
@@ -195,7 +196,7 @@ def _advice(owner: Function, driven: bool, call: Call, program: Program) -> str 
 
 def _where(owner: Function) -> str:
     """Returns the user's line that runs now: of `owner` where the host drives it, and else the one that calls it."""
-    frame = inner = _tracebacks.users_frame()
+    frame = inner = tracebacks.users_frame()
     code = getattr(inspect.unwrap(owner.python_function), "__code__", None)
     lines = [line for _, _, line in code.co_lines() if line] if code is not None else []
     while code is not None and frame.f_back is not None:

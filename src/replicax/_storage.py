@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from replicax import _levels, _pickling, _private
+from replicax import _levels
+from replicax._base import jax_internals, pickling
 from replicax._values import ReplicaMesh
 
 Types = list[jax.ShapeDtypeStruct]
@@ -160,7 +161,7 @@ class Storage(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name != "_watchers"}
-        return {**state, "arrays": _pickling.stored(self.arrays)}
+        return {**state, "arrays": pickling.stored(self.arrays)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -283,8 +284,8 @@ def _copied(arrays: list[Any]) -> list[Any]:
 
 def on_one_device(leaf: Any, place: jax.Device | None) -> Any:
     """Returns a leaf from anywhere as a variable of one copy keeps it: on `place`, or where it is."""
-    leaf = _private.single(leaf)  # a program over several devices leaves a copy on each
+    leaf = jax_internals.single(leaf)  # a program over several devices leaves a copy on each
     if place is None or place in leaf.devices():
         return leaf
-    with _private.at_once():
-        return _private.uncommitted(jax.device_put(leaf, place))
+    with jax_internals.at_once():
+        return jax_internals.uncommitted(jax.device_put(leaf, place))

@@ -7,12 +7,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from replicax import _adapters, _context, _conversion, _nest, _tape, _tracebacks
-from replicax._data import iterators
-from replicax._extended import StrategyExtended
-from replicax._figures import Benchmark
-from replicax._older import OlderMethods
-from replicax._types import (
+from replicax import _context, _conversion, _tape
+from replicax._base import foreign_state, nest, tracebacks
+from replicax._base.types import (
     InputOptions,
     ReduceOp,
     RunOptions,
@@ -22,6 +19,10 @@ from replicax._types import (
     as_reduce_op,
     check_reduction_axis,
 )
+from replicax._data import iterators
+from replicax._extended import StrategyExtended
+from replicax._figures import Benchmark
+from replicax._older import OlderMethods
 from replicax._values import arrays_of
 
 _GATHER_NEEDED = (
@@ -71,7 +72,7 @@ class Strategy(OlderMethods):
         """What the methods below run in: the scope, where a subclass has one of its own."""
         return contextlib.nullcontext() if type(self).scope is Strategy.scope else self.scope()
 
-    @_tracebacks.boundary
+    @tracebacks.boundary
     def run(
         self,
         fn: Callable[..., Any],
@@ -120,7 +121,7 @@ class Strategy(OlderMethods):
             iterators.refuse_stop(error, "The replica function", fn)
             raise
 
-    @_tracebacks.boundary
+    @tracebacks.boundary
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None) -> Any:
         """The sum or the mean of a per-replica value, as a plain array.
 
@@ -150,7 +151,7 @@ class Strategy(OlderMethods):
         check_reduction_axis(axis)
         return _followed("reduce", value, self._extended._reduce(as_reduce_op(reduce_op), value, axis))
 
-    @_tracebacks.boundary
+    @tracebacks.boundary
     def gather(self, value: Any, axis: int) -> Any:
         """The components of a per-replica value, concatenated along `axis`, as a plain array.
 
@@ -167,7 +168,7 @@ class Strategy(OlderMethods):
         _context.require_cross_replica(self, _GATHER_NEEDED)
         axis = as_axis(axis)
         with self._own_scope():
-            gathered = _nest.map_structure(lambda leaf: self._extended._gather(leaf, axis), value)
+            gathered = nest.map_structure(lambda leaf: self._extended._gather(leaf, axis), value)
         return _followed("gather", value, gathered)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
@@ -177,7 +178,7 @@ class Strategy(OlderMethods):
         """
         return _followed("experimental_local_results", value, self._extended._local_results(value))
 
-    @_tracebacks.boundary
+    @tracebacks.boundary
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """A per-replica value, made by calling `value_fn` for each replica.
 
@@ -189,7 +190,7 @@ class Strategy(OlderMethods):
         """
         return self._extended._values_from_function(value_fn)
 
-    @_tracebacks.boundary
+    @tracebacks.boundary
     def experimental_distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> Any:
         """Splits each batch of a dataset among the replicas.
 
@@ -205,7 +206,7 @@ class Strategy(OlderMethods):
         with self._own_scope():
             return self._extended._distribute_dataset(dataset, as_input_options(options))
 
-    @_tracebacks.boundary
+    @tracebacks.boundary
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[Any], Any], options: InputOptions | None = None
     ) -> Any:
@@ -219,7 +220,7 @@ class Strategy(OlderMethods):
         with self._own_scope():
             return self._extended._datasets_from_function(dataset_fn, as_input_options(options))
 
-    @_tracebacks.boundary
+    @tracebacks.boundary
     def benchmark(self, step: Callable[..., Any], batch: Any, rounds: int = 20, steps: int = 5) -> Benchmark:
         """Measures where the time of a compiled step goes, and what it holds in memory.
 
@@ -313,7 +314,7 @@ class _Scope(contextlib.AbstractContextManager):
         if self._entered:
             raise RuntimeError("A scope object is entered once. Call strategy.scope() for each `with`.")
         _context.require_cross_replica(self._strategy)
-        _adapters.join()
+        foreign_state.join()
         self._entered = True
         self._thread = threading.get_ident()
         self._context = self._strategy.extended._scope_context()

@@ -21,8 +21,10 @@ import jax.numpy as jnp
 from jax.extend.core.primitives import jit_p
 from jax.interpreters.ad import Zero
 
-from replicax import _adapters, _nest, _trace_caches, _tracebacks
-from replicax._private import current_trace, single
+from replicax import _trace_caches
+from replicax._base import foreign_state, tracebacks
+from replicax._base import nest as _nest
+from replicax._base.jax_internals import current_trace, single
 
 
 class UnconnectedGradients(enum.Enum):
@@ -275,7 +277,7 @@ class GradientTape:
         _trace_caches.note_change()
 
     def __enter__(self) -> GradientTape:
-        _adapters.join()
+        foreign_state.join()
         if self._trace is not None:
             raise ValueError("Tape is already recording.")
         self._start()
@@ -321,7 +323,7 @@ class GradientTape:
                 self._tracked[id(leaf)] = leaf
             else:
                 message = f"The dtype of the watched tensor must be floating (e.g. float32), got {leaf.dtype}"
-                _tracebacks.warn(message)
+                tracebacks.warn(message)
 
     @contextlib.contextmanager
     def stop_recording(self) -> Iterator[None]:
@@ -520,7 +522,7 @@ class GradientTape:
         targets, seeds = [], []
         for leaf, weight in zip(leaves, given):
             if not _is_inexact(leaf):
-                _tracebacks.warn(
+                tracebacks.warn(
                     "The dtype of the target tensor must be floating (e.g. float32) when calling "
                     f"GradientTape.gradient, got {leaf.dtype}",
                 )
@@ -692,16 +694,16 @@ def _flatten(nest: Any, role: str) -> tuple[list[Any], Callable[[list[Any]], Any
     """The arrays and variables of a nest, and what puts others in their places; `TypeError` if there is more in it."""
 
     def is_source(node: Any) -> bool:
-        return is_variable(node) or isinstance(node, _nest.Leaf) or _adapters.holds_variable(node)
+        return is_variable(node) or isinstance(node, _nest.Leaf) or foreign_state.holds_variable(node)
 
     found, tree = jax.tree.flatten(nest, is_leaf=is_source)
-    leaves = [_adapters.variable_of(leaf) for leaf in found]
+    leaves = [foreign_state.variable_of(leaf) for leaf in found]
     for leaf in leaves:
         if not is_variable(leaf) and not isinstance(leaf, jax.Array):
             raise TypeError(
                 f"{role} must be JAX arrays, variables or nests of them, got {leaf!r} of type {type(leaf).__name__}."
             )
-    return leaves, lambda values: jax.tree.unflatten(tree, map(_adapters.in_the_form_of, found, values))
+    return leaves, lambda values: jax.tree.unflatten(tree, map(foreign_state.in_the_form_of, found, values))
 
 
 def on_read(variable: Any, leaves: Sequence[jax.Array]) -> list[jax.Array]:

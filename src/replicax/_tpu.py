@@ -7,14 +7,16 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from replicax import _across, _collectives, _devices, _logical, _nest, _tpu_system
+from replicax import _across, _collectives, _logical, _tpu_system
+from replicax._base import devices
+from replicax._base import nest as _nest
+from replicax._base.types import as_flag
 from replicax._context import StrategyLike
 from replicax._cross_device_ops import AllReduceCrossDeviceOps, CollectiveAllReduce
 from replicax._reducer import Reducer
 from replicax._replicated import MirroringExtended
 from replicax._strategy import Strategy
 from replicax._topology import DeviceAssignment
-from replicax._types import as_flag
 from replicax._values import PerReplica, ReplicaMesh
 
 
@@ -48,7 +50,7 @@ class TPUExtended(MirroringExtended):
         super().__init__(container_strategy, Reducer(mesh, ops), _check_values)
 
     def _device_text(self) -> str:
-        names = [_devices.short_names(row) for row in self._mesh.logical_devices]
+        names = [devices.short_names(row) for row in self._mesh.logical_devices]
         return repr(names if self._mesh.logical_axes else [name for row in names for name in row])
 
     @property

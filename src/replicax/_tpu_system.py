@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import _devices
-from replicax._errors import DeviceError
+from replicax._base import devices as _devices
+from replicax._base.errors import DeviceError
 from replicax._topology import DeviceAssignment, Topology
 
 

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 
-from replicax import _levels, _nest, _signatures
+from replicax import _levels
 from replicax._arguments import Call, Results, constrained
+from replicax._base import nest, signatures
 from replicax._programs import meshes_of
 from replicax._pulls import (
     DrivenFromHost,
@@ -52,7 +53,7 @@ class Tracing:
         """The jaxpr of `function(args, kwargs)`, which calls the user's. Where it raises, all elements go back."""
         lifts.push(self._lift)
         try:
-            flat = _signatures.named(lambda *dynamic: self._traced(function, dynamic), users, self._call.paths())
+            flat = signatures.named(lambda *dynamic: self._traced(function, dynamic), users, self._call.paths())
             return jax.make_jaxpr(flat)(*map(_aval, self._call.dynamic))
         except BaseException:
             self._give_back()
@@ -92,7 +93,7 @@ class Tracing:
         self.elements.append(element)
         pull = Pull(iterator, call.iterators, element)
         self.pulls.append(pull)
-        call.uneven += shapes_of(_nest.leaves(element))
+        call.uneven += shapes_of(nest.leaves(element))
         if not can_be_taken(element) or self._runs_eagerly():
             self.hardly_begun = True
             raise RunEagerly(decided=True)

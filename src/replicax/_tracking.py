@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _array_conversion, _late
+from replicax import _late
+from replicax._base import array_conversion
 from replicax._values import is_array, is_global
 from replicax._variables import Variable
 
@@ -89,7 +90,7 @@ def _from_host(array: np.ndarray, like: Any) -> Any:
     if _is_key(like.dtype):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=jax.random.key_impl(like))
     if not like.committed:
-        return _array_conversion.as_array(array)
+        return array_conversion.as_array(array)
     return jax.make_array_from_callback(array.shape, like.sharding, lambda index: array[index])
 
 

@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from replicax import _tracebacks
-from replicax._optimizing import optimizes_programs
+from replicax._base import tracebacks
+from replicax._base.optimizing import optimizes_programs
 from replicax._pulls import RunEagerly
 
 PROGRAMS = 4  # a function has these for batches with parts of different shapes; for further ones it runs eagerly
@@ -40,7 +40,7 @@ class UnevenCalls:
             return False
         if not self._warned:
             self._warned = True
-            _tracebacks.warn(
+            tracebacks.warn(
                 f"{self._python_function!r} is called with batches whose parts differ in shape from replica to replica "
                 f"and from call to call, the last time of shapes {', '.join(map(str, call.uneven[-1]))}. "
                 f"{PROGRAMS} of such kinds have programs; with others it runs eagerly, which is slow. Choose a batch "

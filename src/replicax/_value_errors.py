@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax import _errors, _nest
+from replicax._base import errors, nest
 
 _in_replica_function: Callable[[], bool] = bool
 
@@ -25,7 +25,7 @@ def set_in_replica_function(ask: Callable[[], bool]) -> None:
 
 def not_a_tensor(value: Any) -> ValueError:
     """The error for a PerReplica value in an operation."""
-    return _captured(value) if _in_replica_function() else ValueError(_errors.NOT_A_TENSOR)
+    return _captured(value) if _in_replica_function() else ValueError(errors.NOT_A_TENSOR)
 
 
 class NotATensor:
@@ -121,7 +121,7 @@ def _refuse_captured(value: Any) -> None:
         raise _captured(value)
 
 
-def _captured(value: Any) -> _errors.InvalidOperandError:
+def _captured(value: Any) -> errors.InvalidOperandError:
     """The error for a value that a replica function did not get as an argument."""
     captures = list(_captures(type(value)))
     # JAX rebuilds the arguments of its functions, and then any captured one may be the value.
@@ -130,7 +130,7 @@ def _captured(value: Any) -> _errors.InvalidOperandError:
     if captures:
         name, function, _ = (same or captures)[0]
         where = f"the replica function {function!r}, which takes `{name}` from outside"
-    return _errors.InvalidOperandError(
+    return errors.InvalidOperandError(
         f"A PerReplica value is used in {where}. It has a component for each replica, and a replica function gets its "
         f"own component of what it is passed: pass it in args= of strategy.run, as in run(fn, args=({name},))."
     )
@@ -148,7 +148,7 @@ def _captures(kind: type) -> Iterator[tuple[str, str, Any]]:
             for names, scope in ((code.co_freevars, frame.f_locals), (code.co_names, frame.f_globals)):
                 for name in names:
                     held = scope.get(name)
-                    for leaf in _nest.leaves(held) if isinstance(held, dict | list | tuple) else [held]:
+                    for leaf in nest.leaves(held) if isinstance(held, dict | list | tuple) else [held]:
                         if isinstance(leaf, kind):
                             yield name, re.sub("^(ag__|tf__)", "", code.co_name), leaf
         frame = frame.f_back

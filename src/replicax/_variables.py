@@ -18,30 +18,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import (
-    _context,
-    _creation,
-    _devices,
-    _display,
-    _late,
-    _levels,
-    _nest,
-    _step_failures,
-    _tape,
-)
+from replicax import _context, _creation, _late, _levels, _step_failures, _tape
 from replicax._array_protocol import ArrayProtocol
 from replicax._as_leaves import ARRAY, convert_leaf, initial_tree
-from replicax._graph_leftovers import GraphLeftovers
-from replicax._indexed_slices import IndexedSlices
-from replicax._scattering import Scattering
-from replicax._specs import SINGLE_DTYPES, TensorShape
-from replicax._storage import Storage
-from replicax._types import (
+from replicax._base import array_text, devices, nest
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.specs import SINGLE_DTYPES, TensorShape
+from replicax._base.types import (
     VariableAggregation,
     VariableSynchronization,
     as_aggregation,
     as_synchronization,
 )
+from replicax._graph_leftovers import GraphLeftovers
+from replicax._scattering import Scattering
+from replicax._storage import Storage
 from replicax._values import DistributedValues, ReplicaMesh
 
 _NONE = VariableAggregation.NONE
@@ -94,7 +85,7 @@ def replacing(old: Any, new: Any) -> Any:
     return new
 
 
-class Variable(ArrayProtocol, Scattering, GraphLeftovers, _nest.Leaf, metaclass=_VariableType):
+class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_VariableType):
     """State that replicas share: an array, or a whole pytree such as Flax parameters or an Optax state.
 
     Args:
@@ -206,7 +197,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, _nest.Leaf, metaclass=
     @property
     def device(self) -> str:
         """The full name of the device that the value read here and now lies on."""
-        return _devices.full_names([self._device()])[0]
+        return devices.full_names([self._device()])[0]
 
     @property
     def distribute_strategy(self) -> Any:
@@ -410,7 +401,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, _nest.Leaf, metaclass=
         if self._treedef == ARRAY:
             kind = self._types[0]
             with _levels.explaining(self):
-                return _display.variable_text(name, kind.shape, kind.dtype, leaves[0])
+                return array_text.variable_text(name, kind.shape, kind.dtype, leaves[0])
         size = sum(kind.size * kind.dtype.itemsize for kind in self._types)
         return f"<Variable '{name}' pytree of {len(self._types)} arrays, {size} bytes>"
 

@@ -3,7 +3,8 @@
 Public modules that need all parts import this one.
 """
 
-from replicax import _adapters, _context, _conversion, _default, _pulls, _tracebacks, _value_errors
+from replicax import _context, _conversion, _default, _pulls, _value_errors
+from replicax._base import foreign_state, tracebacks
 
 
 def _converter() -> _conversion.Converter:
@@ -26,8 +27,8 @@ def _join_nnx() -> None:
 
 _context.set_default_strategy(_default._DefaultDistributionStrategy())
 _conversion.set_converter(_converter)
-_tracebacks.set_advice(_conversion.advise)
+tracebacks.set_advice(_conversion.advise)
 _value_errors.set_in_replica_function(_context.in_replica_function)
 _pulls.install()
-_adapters.plug_in("keras", _join_keras)
-_adapters.plug_in("flax.nnx", _join_nnx)
+foreign_state.plug_in("keras", _join_keras)
+foreign_state.plug_in("flax.nnx", _join_nnx)

@@ -8,11 +8,11 @@ False
 from __future__ import annotations
 
 from replicax._assigned_alike import refuse_different_assignments
-from replicax._compilation_cache import set_compilation_cache
+from replicax._base.compilation_cache import set_compilation_cache
+from replicax._base.devices import device_table, set_virtual_devices
+from replicax._base.optimizing import optimize_programs, optimizes_programs
 from replicax._compile_log import log_compiles
-from replicax._devices import device_table, set_virtual_devices
 from replicax._function import functions_run_eagerly, run_functions_eagerly
-from replicax._optimizing import optimize_programs, optimizes_programs
 from replicax._runtime import set_timeouts as set_job_timeouts
 from replicax._runtime import timeouts as job_timeouts
 from replicax._step_hints import hint_short_steps

@@ -1,5 +1,6 @@
 """Datasets: `Dataset`, those that read files, its options, and the policies for dividing input among workers."""
 
+from replicax._base.types import AutoShardPolicy
 from replicax._data import (
     AUTOTUNE,
     INFINITE_CARDINALITY,
@@ -14,7 +15,6 @@ from replicax._data import (
     RaggedTensor,
 )
 from replicax._files import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset, TFRecordWriter
-from replicax._types import AutoShardPolicy
 
 __all__ = [
     "AUTOTUNE",

@@ -7,10 +7,10 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from replicax import _devices
+from replicax._base import devices
+from replicax._base.errors import JobError
 from replicax._cluster import explain as _explain
 from replicax._cluster.spec import ClusterSpec
-from replicax._errors import JobError
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:
@@ -66,7 +66,7 @@ class ClusterResolver(abc.ABC):
         """
         counts: dict[str, int] = collections.defaultdict(int)
         if task_type in (None, self.task_type) and task_id in (None, self.task_id):
-            for name in _devices.device_table():
+            for name in devices.device_table():
                 kind = name.partition(":")[0]
                 if kind != "CPU":
                     counts[kind] += 1

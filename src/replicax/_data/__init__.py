@@ -11,6 +11,7 @@ alone, and `batch` fetches the rows of a whole batch at once, or of several.
 
 from __future__ import annotations
 
+from replicax._base.types import AutoShardPolicy
 from replicax._data.dataset import Dataset, Variant, counter, from_variant, to_variant
 from replicax._data.elements import as_host, as_tensor, host_structure, num_rows, regroup
 from replicax._data.iterators import DatasetIterator, ElementIterator, NumpyIterator, Optional, fold
@@ -27,7 +28,6 @@ from replicax._data.specs import (
     tensor_spec,
 )
 from replicax._ragged import RaggedTensor
-from replicax._types import AutoShardPolicy
 
 __all__ = [
     "AUTOTUNE",

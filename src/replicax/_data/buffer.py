@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from replicax._recycled import SMALL
+from replicax._base.host_memory import SMALL
 
 
 class _Advancing(threading.local):

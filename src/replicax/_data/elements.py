@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _display
-from replicax._errors import InvalidArgumentError
+from replicax._base import array_text
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.host_memory import is_settled
+from replicax._base.specs import PYTHON_DTYPES, TensorShape, has_64_bit_types
 from replicax._ragged import refuse_composites
-from replicax._recycled import is_settled
-from replicax._specs import PYTHON_DTYPES, TensorShape, has_64_bit_types
 
 
 def tensor_dtype(dtype: Any) -> Any:
@@ -46,12 +46,12 @@ class Strings(np.ndarray):
 
     def __str__(self) -> str:
         text = str(np.asarray(self))
-        return f"tf.Tensor({text}, shape={self.shape}, dtype=string)" if _display.style == "tensorflow" else text
+        return f"tf.Tensor({text}, shape={self.shape}, dtype=string)" if array_text.style == "tensorflow" else text
 
     def __repr__(self) -> str:
-        if _display.style != "tensorflow":
+        if array_text.style != "tensorflow":
             return repr(np.asarray(self))
-        return f"<tf.Tensor: shape={self.shape}, dtype=string, numpy={_display.numpy_text(self)}>"
+        return f"<tf.Tensor: shape={self.shape}, dtype=string, numpy={array_text.numpy_text(self)}>"
 
 
 def as_strings(value: Any) -> Any:

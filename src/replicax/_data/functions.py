@@ -12,6 +12,9 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.host_memory import Pool
+from replicax._base.specs import dtype_name
 from replicax._data.core import Base, made
 from replicax._data.elements import as_tensor, host_structure, positive
 from replicax._data.iterators import call, call_to_host, call_user, fold, tensors, truth
@@ -19,9 +22,6 @@ from replicax._data.parallel import ParallelMap
 from replicax._data.probe_spec import result_spec
 from replicax._data.reading import Reading, replayed
 from replicax._data.specs import AUTOTUNE, UNKNOWN_CARDINALITY, first_spec, host_spec
-from replicax._errors import InvalidArgumentError
-from replicax._recycled import Pool
-from replicax._specs import dtype_name
 
 # How many inputs `interleave` reads at a time where it is not told: fixed, so that the order is the same everywhere.
 _CYCLE_LENGTH = 8

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _tracebacks
+from replicax._base import tracebacks
+from replicax._base.errors import InvalidArgumentError, OutOfRangeError
+from replicax._base.host_memory import Pool, kept
 from replicax._data.buffer import advancing
 from replicax._data.elements import Nested, as_host, as_tensor, host_structure
 from replicax._data.reading import Node, Reading, packed, unpacked
 from replicax._data.several import Several, together
 from replicax._data.specs import host_spec, tensor_spec
-from replicax._errors import InvalidArgumentError, OutOfRangeError
-from replicax._recycled import Pool, kept
 
 _E = TypeVar("_E", bound=Exception)
 
@@ -257,7 +257,7 @@ class ElementIterator(Iterator[Any]):
             self._several = several
         self._position -= several.count
 
-    @_tracebacks.boundary
+    @tracebacks.boundary
     def __next__(self) -> Any:
         element = NotImplemented if _lift is None else _lift(self)
         return self._pull() if element is NotImplemented else element

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import types
 
-from replicax._types import AutoShardPolicy
+from replicax._base.types import AutoShardPolicy
 
 
 class DistributeOptions:

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from replicax._base.errors import InvalidArgumentError
 from replicax._data.buffer import Prefetched
 from replicax._data.core import Base
 from replicax._data.elements import positive
@@ -17,7 +18,6 @@ from replicax._data.reading import Kept, Reading, Seeds, replayed
 from replicax._data.rows import repeated, shard_rows, shuffle_rows, skip_rows, take_rows
 from replicax._data.specs import AUTOTUNE, INFINITE_CARDINALITY
 from replicax._data.stored import written_once
-from replicax._errors import InvalidArgumentError
 
 # How many elements wait where it is not told: one that is computed with, and one on its way.
 _PREFETCHED = 2

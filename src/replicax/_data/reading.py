@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from replicax._errors import InvalidArgumentError
+from replicax._base.errors import InvalidArgumentError
 
 _FORMAT = "replicax dataset iterator 2"
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from replicax._base.host_memory import Pool
 from replicax._data.elements import flatten, regroup
 from replicax._data.reading import Reading
-from replicax._recycled import Pool
 
 # How many row numbers are handled at once; large enough that Python's part does not count.
 CHUNK = 1 << 13

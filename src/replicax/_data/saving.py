@@ -10,7 +10,8 @@ from typing import Any, Self
 
 import jax
 
-from replicax._atomic_files import path_text, replacing
+from replicax._base.atomic_files import path_text, replacing
+from replicax._base.errors import InvalidArgumentError
 from replicax._data.core import Base, made
 from replicax._data.functions import returned_dataset
 from replicax._data.grouping import integer
@@ -19,7 +20,6 @@ from replicax._data.reading import Reading, replayed
 from replicax._data.sources import of_list
 from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec
 from replicax._data.stored import DATASET, Saved, Spread, checked_compression, is_saved, while_written
-from replicax._errors import InvalidArgumentError
 
 
 class Saving(Base):

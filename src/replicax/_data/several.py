@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _nest
+from replicax._base import nest
 from replicax._values import PerReplica, is_text
 
 
@@ -29,7 +29,7 @@ class Several:
     def take(self) -> Any:
         """The next of them."""
         place = self.given
-        self._last = _nest.map_values(lambda leaf: _of_array(_row(leaf, place), leaf), self.element)
+        self._last = nest.map_values(lambda leaf: _of_array(_row(leaf, place), leaf), self.element)
         self.given += 1
         return self._last
 
@@ -88,13 +88,13 @@ def together(elements: Sequence[Any]) -> Any:
     structure: Any = jax.tree.structure(elements[0])
     if any(jax.tree.structure(element) != structure for element in elements):
         return None
-    flat = [_nest.values(element) for element in elements]
+    flat = [nest.values(element) for element in elements]
     arrays = [[_array(leaf) for leaf in leaves] for leaves in flat]
     kinds = [[None if a is None else (a.shape, a.dtype) for a in leaves] for leaves in arrays]
     if any(None in of_one or of_one != kinds[0] for of_one in kinds):
         return None
     stacked = iter(_stacking(_sharding(leaf))(list(column)) for leaf, column in zip(flat[0], zip(*arrays)))
-    return _nest.map_values(lambda leaf: _of_array(next(stacked), leaf), elements[0])
+    return nest.map_values(lambda leaf: _of_array(next(stacked), leaf), elements[0])
 
 
 def _array(leaf: Any) -> Any:

@@ -11,6 +11,9 @@ from typing import Any, Self
 import jax
 import numpy as np
 
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.host_memory import kept
+from replicax._base.specs import TensorShape, TensorSpec, as_dtype, dtype_name, spec_of
 from replicax._data.combined import counted
 from replicax._data.core import Base, made
 from replicax._data.elements import as_host, host_structure, num_rows, read_only
@@ -18,9 +21,6 @@ from replicax._data.iterators import call_user
 from replicax._data.reading import Reading, Seeds, replayed
 from replicax._data.rows import CHUNK, fetch_from, plain_rows
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, first_spec, without_batch
-from replicax._errors import InvalidArgumentError
-from replicax._recycled import kept
-from replicax._specs import TensorShape, TensorSpec, as_dtype, dtype_name, spec_of
 
 
 class Sources(Base):

@@ -24,12 +24,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._atomic_files import Kind, existing, read_record, replacing, write_record
+from replicax._base.atomic_files import Kind, existing, read_record, replacing, write_record
+from replicax._base.errors import DataLossError, InvalidArgumentError
+from replicax._base.specs import TensorSpec, as_dtype, spec_of
 from replicax._data.core import Base
 from replicax._data.elements import flatten, tensor_dtype
 from replicax._data.reading import Maker, Reading, replayed
-from replicax._errors import DataLossError, InvalidArgumentError
-from replicax._specs import TensorSpec, as_dtype, spec_of
 
 _FORMAT = "replicax dataset 3"
 RECORD = "replicax-dataset.json"

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from replicax import _devices, _private, _tracebacks
-from replicax._recycled import Pool, keeps_bits, put
+from replicax._base import devices as _devices
+from replicax._base import jax_internals, tracebacks
+from replicax._base.host_memory import Pool, keeps_bits, put
 from replicax._values.arrays import filled, is_global, part_of
 
 AXIS = "replica"
@@ -53,12 +54,12 @@ class ReplicaMesh:
         # With one replica here and others elsewhere, results come bare: a plain value is this replica's component.
         self.lone = not self.all_local and len(self.local_ids) == 1
         self.pool = Pool()
-        self._stack_of_host = _private.FromHost(self.stacked, committed=True)
+        self._stack_of_host = jax_internals.FromHost(self.stacked, committed=True)
         # With several CPU devices, JAX must not have too many collectives in flight (see _dispatch.py).
         self.needs_bound = grid.size > 1 and self.devices[0].platform == "cpu"
         self.crowded = self.needs_bound and len(self._local_grid) > THREADS
         if self.crowded:
-            _tracebacks.warn(
+            tracebacks.warn(
                 f"{len(self._local_grid)} CPU devices of one process are more than the {THREADS} threads that XLA has "
                 "for parts of their programs. A program with much to do beside a collective may stand still, until XLA "
                 f"ends the process. With at most {THREADS} devices that cannot happen.",
@@ -146,13 +147,13 @@ class ReplicaMesh:
         """The local copies of a replicated array; they share its buffers."""
         if not array.sharding.is_equivalent_to(self.mirrored, array.ndim):
             array = jax.device_put(array, self.mirrored)
-        return tuple(_private.uncommitted(shard.data) for shard in array.addressable_shards[:: self.logical_size])
+        return tuple(jax_internals.uncommitted(shard.data) for shard in array.addressable_shards[:: self.logical_size])
 
     def copy(self, array: jax.Array, replica: int) -> jax.Array:
         """One of `copies`."""
         if not array.sharding.is_equivalent_to(self.mirrored, array.ndim):
             array = jax.device_put(array, self.mirrored)
-        return _private.uncommitted(self.shard(array, replica))
+        return jax_internals.uncommitted(self.shard(array, replica))
 
     def shard(self, array: jax.Array, replica: int) -> jax.Array:
         """The same of an array that lies as `mirrored` says, committed to its device."""
@@ -192,7 +193,7 @@ class ReplicaMesh:
             # It shares the memory, which is waited for. A program would have to be compiled for each shape and device,
             # and whether it was would depend on how long the block takes to be computed.
             return self.pool.on_device(part_of(np.asarray(block)[0], shape), device, wide=True)
-        return _private.uncommitted(_part_of_row(block, shape))
+        return jax_internals.uncommitted(_part_of_row(block, shape))
 
 
 def _prime_factors(number: int) -> list[int]:

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _nest, _pickling, _private, _value_errors
+from replicax import _value_errors
+from replicax._base import jax_internals, nest, pickling
 from replicax._values.arrays import filled, is_array, is_text, largest_of, part_of
 from replicax._values.mesh import AXIS, ReplicaMesh
 
@@ -36,7 +37,7 @@ def _can_be_padded(parts: Sequence[Any], kinds: Sequence[Any], mesh: ReplicaMesh
     )
 
 
-class DistributedValues(_nest.Leaf):
+class DistributedValues(nest.Leaf):
     """The base of values with a component for each replica: `PerReplica`, `Mirrored` and distributed variables."""
 
     __slots__ = ()
@@ -101,7 +102,7 @@ class Value(DistributedValues):
         return self  # which nothing changes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (_pickling.stored(self.values),)  # without devices, which another process need not have
+        return type(self), (pickling.stored(self.values),)  # without devices, which another process need not have
 
     def uniform(self) -> bool:
         """Whether the components here are arrays of one shape and dtype."""
@@ -124,7 +125,7 @@ class Value(DistributedValues):
             if any(isinstance(part, jax.core.Tracer) for part in self._parts):
                 return self._join_traced(self._parts)
             parts = [np.asarray(part) if isinstance(part, np.generic) else part for part in self._parts]
-            with _private.at_once():
+            with jax_internals.at_once():
                 self._array = self._join(parts)
         return self._array
 
@@ -214,7 +215,7 @@ class PerReplica(_value_errors.NotATensor, Value):
         shapes = tuple(tuple(kind.shape) for kind in kinds)
         if any(isinstance(part, jax.core.Tracer) for part in parts):
             return jnp.stack([filled(jnp.asarray(part), largest_of(shapes)) for part in parts]), shapes
-        with _private.at_once():
+        with jax_internals.at_once():
             self._padded = mesh.pad(parts, largest_of(shapes)), shapes
         return self._padded
 
@@ -247,7 +248,7 @@ class PerReplica(_value_errors.NotATensor, Value):
                 array, shapes = self._padded
                 if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
                     return tuple(part_of(array[i], shape) for i, shape in enumerate(shapes))
-                with _private.at_once():
+                with jax_internals.at_once():
                     self._parts = self.mesh.cut(array, shapes)
                 return self._parts
             assert self._array is not None
@@ -299,7 +300,7 @@ class PerReplica(_value_errors.NotATensor, Value):
             return (array,) * len(self.mesh.local_ids)
         if isinstance(array, jax.core.Tracer) or not isinstance(array, jax.Array):
             return tuple(array[i] for i in range(self.mesh.size))
-        with _private.at_once():
+        with jax_internals.at_once():
             return self.mesh.rows(array)
 
 
@@ -326,7 +327,7 @@ class Mirrored(Value):
                 return (value,) * self.mesh.size
             if not isinstance(value, jax.Array):
                 return (value,) * len(self.mesh.local_ids)
-            with _private.at_once():
+            with jax_internals.at_once():
                 self._parts = self.mesh.copies(value)
         return self._parts
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from replicax import _nest
-from replicax._indexed_slices import IndexedSlices
+from replicax._base import nest as _nest
+from replicax._base.indexed_slices import IndexedSlices
 from replicax._values.arrays import ARRAYS
 from replicax._values.mesh import ReplicaMesh
 from replicax._values.per_replica import Mirrored, PerReplica, Value

@@ -13,14 +13,14 @@ from typing import Any
 
 from replicax import _door as _parts
 from replicax import _function
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.specs import TensorSpec
+from replicax._base.types import VariableAggregation, VariableSynchronization
 from replicax._creation import name_scope, variable_creator_scope
 from replicax._distributed_variables import MirroredVariable as _MirroredVariable
-from replicax._indexed_slices import IndexedSlices
 from replicax._input import DistributedDataset, DistributedIterator
 from replicax._ragged import RaggedTensor, RaggedTensorSpec
-from replicax._specs import TensorSpec
 from replicax._tape import GradientTape, UnconnectedGradients
-from replicax._types import VariableAggregation, VariableSynchronization
 from replicax._values import DistributedValues
 from replicax._values import Mirrored as _Mirrored
 from replicax._values import PerReplica as _PerReplica

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from replicax import _help
+from replicax._base import doc_pages
 
 _GRAPHS = "There are no graphs and sessions: call operations directly, and @tf.function compiles them"
 _SPARSE = "XLA's shapes are static: use dense tensors with a mask (tf.sequence_mask), or tf.IndexedSlices for gradients"
@@ -208,7 +208,7 @@ def missing_from(namespace: str, otherwise: str = _OPERATIONS) -> Callable[[str]
             raise AttributeError(f"module 'replicax.tf' has no attribute {name!r}")
         full = f"{namespace}.{name}" if namespace else name
         found = alternative(full) or otherwise
-        where = f"{_help.page('tf-names.md')} lists all names."
+        where = f"{doc_pages.page('tf-names.md')} lists all names."
         raise AttributeError(
             " ".join([f"replicax.tf has no {full!r}.", *([f"{found}."] if found else []), where]), name=name
         )

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _blocks, _conversion, _levels
-from replicax._errors import InvalidArgumentError
-from replicax._indexed_slices import IndexedSlices
-from replicax._specs import TensorShape, as_dtype
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.specs import TensorShape, as_dtype
 from replicax.tf import _operations
 from replicax.tf._ops import (
     as_array,

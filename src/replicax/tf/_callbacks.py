@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from replicax import _levels
-from replicax._specs import TensorSpec, as_dtype
+from replicax._base.specs import TensorSpec, as_dtype
 from replicax.tf._ops import convert_to_tensor, known
 
 _INSTEAD = "Give `Tout` as tf.TensorSpec with known shapes, or call it outside of compiled code."

@@ -8,7 +8,9 @@ from typing import Any
 
 import jax
 
-from replicax import _accelerators, _devices, _function, _private, _tpu_system
+from replicax import _function, _tpu_system
+from replicax._base import accelerators, jax_internals
+from replicax._base import devices as _devices
 
 
 class LogicalDevice:
@@ -67,8 +69,8 @@ _visible_gpus: list[PhysicalDevice] | None = None  # as `set_visible_devices` ha
 
 def _accelerator_names() -> list[str]:
     counts = None
-    if _visible_gpus is not None or not _private.backend_started():
-        counts = _accelerators.counted()
+    if _visible_gpus is not None or not jax_internals.backend_started():
+        counts = accelerators.counted()
     if counts is None:
         return [name for name in _devices.device_table() if not name.startswith("CPU")]
     return [f"{kind}:{i}" for kind, count in counts.items() for i in range(count)]
@@ -116,13 +118,13 @@ def set_visible_devices(devices: Any, device_type: str | None = None) -> None:
     """
     global _visible_gpus
     devices = [devices] if isinstance(devices, LogicalDevice) else list(devices)
-    if not _devices._virtual and not _private.backend_started():
+    if not _devices._virtual and not jax_internals.backend_started():
         if device_type in ("GPU", "TPU") and not devices:
             jax.config.update("jax_platforms", "cpu")
             return
         gpus = [device for device in devices if device.device_type == "GPU"]
         known = {device.name for device in list_physical_devices("GPU")} if gpus else set()
-        if gpus and {device.name for device in gpus} <= known and _accelerators.counted():
+        if gpus and {device.name for device in gpus} <= known and accelerators.counted():
             _visible_gpus = gpus
             jax.config.update("jax_cuda_visible_devices", ",".join(gpu.name.rpartition(":")[2] for gpu in gpus))
             return
@@ -141,7 +143,7 @@ def set_memory_growth(device: PhysicalDevice, enable: bool) -> None:
     if _devices._virtual or device.device_type != "GPU":
         return
     value = "false" if enable else "true"
-    if _private.backend_started() and os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower() != value:
+    if jax_internals.backend_started() and os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower() != value:
         warnings.warn(
             f"JAX has started already: set XLA_PYTHON_CLIENT_PREALLOCATE={value} in the environment of the program.",
             stacklevel=2,

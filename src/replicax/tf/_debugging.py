@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _private, _step_failures
-from replicax._errors import InvalidArgumentError
-from replicax._specs import as_dtype
+from replicax import _step_failures
+from replicax._base import jax_internals
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.specs import as_dtype
 from replicax._values import PerReplica
 from replicax.tf._ops import convert_to_tensor, is_tensor, known, pair
 
@@ -30,7 +31,7 @@ _has_traced: list[bool] = []
 def raise_failures() -> None:
     """`InvalidArgumentError` where an assertion in compiled code has failed since the last call."""
     if _has_traced:
-        _private.wait_for_effects()
+        jax_internals.wait_for_effects()
     if _failures:
         message = _failures[0]
         _failures.clear()

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _display, _pickling, _private, _specs
-from replicax._errors import InvalidOperandError
-from replicax._specs import TensorShape
+from replicax._base import array_text, jax_internals, pickling, specs
+from replicax._base.errors import InvalidOperandError
+from replicax._base.specs import TensorShape
 from replicax._variables import Variable
 from replicax.tf import _dtypes, _operations, _ops
 
@@ -45,7 +45,7 @@ def tensor_shape(shape: Any) -> property:
 
 def single_dtype(dtype: Any) -> property:
     """JAX's property `dtype`, which gives the same object also where an array was made of a pickled or copied one."""
-    get, single = dtype.fget, _specs.SINGLE_DTYPES.get
+    get, single = dtype.fget, specs.SINGLE_DTYPES.get
     return property(lambda self: single(found := get(self), found), doc=dtype.__doc__)
 
 
@@ -101,9 +101,9 @@ or ror xor rxor eq ne lt le gt ge"""
 
 def dress() -> None:
     """Gives JAX's arrays all that, and lets JAX have 64-bit types where they are asked for."""
-    array_type: Any = _private.array_type()
+    array_type: Any = jax_internals.array_type()
     array_type.numpy, array_type.ref = numpy, Variable.ref
-    copyreg.pickle(array_type, _pickling.reduced)
+    copyreg.pickle(array_type, pickling.reduced)
     kinds: list[Any] = [array_type, jax.core.Tracer]
     for kind in kinds:
         kind.get_shape, kind.set_shape, kind.__abs__ = get_shape, set_shape, magnitude
@@ -111,7 +111,7 @@ def dress() -> None:
         for name in [f"__{name}__" for name in _OPERATORS.split()]:
             setattr(kind, name, operator(name, getattr(kind, name)))
         kind.shape, kind.dtype = tensor_shape(kind.shape), single_dtype(kind.dtype)
-    array_type.__str__, array_type.__repr__ = _display.tensor_str, _display.tensor_repr
-    _display.style, _specs.dtype_prefix = "tensorflow", "tf."
+    array_type.__str__, array_type.__repr__ = array_text.tensor_str, array_text.tensor_repr
+    array_text.style, specs.dtype_prefix = "tensorflow", "tf."
     _dtypes.dress()
     jax.config.update("jax_explicit_x64_dtypes", "allow")

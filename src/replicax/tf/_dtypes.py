@@ -16,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _specs
+from replicax._base import specs
 
 
 class _DTypeType(type):
@@ -152,7 +152,7 @@ def _limits(dtype: Any, what: str) -> Any:
 
 def as_dtype(type_value: Any) -> Any:
     """A dtype from a name, a type, TensorFlow's number or numpy's dtype; `TypeError` where it is none."""
-    dtype = None if type_value is None else _specs.as_dtype(type_value)
+    dtype = None if type_value is None else specs.as_dtype(type_value)
     if not isinstance(dtype, np.dtype):
         raise TypeError(f"Cannot convert the argument `type_value`: {type_value!r} to a TensorFlow DType.")
     return dtype
@@ -160,14 +160,14 @@ def as_dtype(type_value: Any) -> Any:
 
 _NAMES = """bfloat16 bool complex64 complex128 float16 float32 float64 int8 int16 int32 int64 string uint8 uint16 uint32
 uint64"""
-DTYPES: dict[str, Any] = {name: _specs.as_dtype(name) for name in _NAMES.split()}
+DTYPES: dict[str, Any] = {name: specs.as_dtype(name) for name in _NAMES.split()}
 DTYPES |= {"double": DTYPES["float64"], "half": DTYPES["float16"]}
 
 # The numbers of TensorFlow's `DataType`; those that stand for no dtype here are left out.
 _NUMBERED = """- float32 float64 int32 uint8 int16 int8 string complex64 int64 bool - - - bfloat16 - - uint16 complex128
 float16 - - uint32 uint64 float8_e5m2 float8_e4m3fn float8_e4m3fnuz float8_e4m3b11fnuz float8_e5m2fnuz int4 uint4
 int2 uint2 float4_e2m1fn"""
-_BY_NUMBER = {i: _specs.as_dtype(name) for i, name in enumerate(_NUMBERED.split()) if name != "-"}
+_BY_NUMBER = {i: specs.as_dtype(name) for i, name in enumerate(_NUMBERED.split()) if name != "-"}
 _NUMBERS = {dtype: i for i, dtype in _BY_NUMBER.items()}
 
 
@@ -180,6 +180,6 @@ def dress() -> None:
     (members,) = gc.get_referents(np.dtype.__dict__)
     members.update((name, value) for name, value in vars(DType).items() if not name.startswith("_"))
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(np.dtype))
-    _specs.dtype_aliases.update(_BY_NUMBER)
-    _specs.dtype_aliases.update({kind: np.dtype(dtype) for kind, dtype in _specs.PYTHON_DTYPES.items()})
-    _specs.dtype_aliases["float"] = DTYPES["float32"]
+    specs.dtype_aliases.update(_BY_NUMBER)
+    specs.dtype_aliases.update({kind: np.dtype(dtype) for kind, dtype in specs.PYTHON_DTYPES.items()})
+    specs.dtype_aliases["float"] = DTYPES["float32"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from replicax._errors import DataLossError, InvalidArgumentError, OutOfRangeError, ReplicaxError
+from replicax._base.errors import DataLossError, InvalidArgumentError, OutOfRangeError, ReplicaxError
 
 # Name, code, what it says, and Python's own exception that it also is.
 _TABLE: list[tuple[str, int, str, type[Exception] | None]] = [

@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _conversion, _creation, _devices, _errors, _levels, _nest, _pulls, _specs, _staging
+from replicax import _conversion, _creation, _levels, _pulls, _staging
+from replicax._base import devices, errors, specs
+from replicax._base import nest as _nest
 from replicax._values import PerReplica
 from replicax.tf._ops import convert_to_tensor
 
@@ -63,10 +65,10 @@ def case(
     preds = [convert_to_tensor(pred) for pred, _ in pairs]
     functions = [fn for _, fn in pairs]
     if exclusive and not _traced(*preds) and sum(bool(p) for p in preds) > 1:
-        raise _errors.InvalidArgumentError("More than one condition evaluated as True but exclusive=True.")
+        raise errors.InvalidArgumentError("More than one condition evaluated as True but exclusive=True.")
     if default is None:
         if not _traced(*preds) and not any(bool(p) for p in preds):
-            raise _errors.InvalidArgumentError("None of the conditions evaluated as True, and there is no default.")
+            raise errors.InvalidArgumentError("None of the conditions evaluated as True, and there is no default.")
         default = functions[-1]
     result: Callable[[], Any] = default
     for pred, fn in reversed(list(zip(preds, functions))):
@@ -316,7 +318,7 @@ def tuple(tensors: Any, control_inputs: Any = None, name: str | None = None) -> 
 
 def device(device_name: Any) -> contextlib.AbstractContextManager[Any]:
     """A context in which operations run on this device; None for wherever JAX puts them."""
-    return contextlib.nullcontext() if device_name is None else jax.default_device(_devices.find_device(device_name))
+    return contextlib.nullcontext() if device_name is None else jax.default_device(devices.find_device(device_name))
 
 
 def executing_eagerly() -> bool:
@@ -357,5 +359,5 @@ def timestamp(name: str | None = None) -> Any:
 def type_spec_from_value(value: Any) -> Any:
     """The spec of a value."""
     if isinstance(value, PerReplica):
-        return _specs.PerReplicaSpec(*(_specs.spec_of(part) for part in value.values))
-    return _specs.spec_of(value)
+        return specs.PerReplicaSpec(*(specs.spec_of(part) for part in value.values))
+    return specs.spec_of(value)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from replicax import _help
+from replicax._base import doc_pages
 from replicax.tf._exceptions import AlreadyExistsError, FailedPreconditionError, NotFoundError
 
 
@@ -22,7 +22,7 @@ def _place(path: Any) -> tuple[Any, str]:
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        raise ImportError(f"tf.io.gfile needs fsspec: {_help.install('gfile')}.") from error
+        raise ImportError(f"tf.io.gfile needs fsspec: {doc_pages.install('gfile')}.") from error
     path = os.fspath(path)
     return url_to_fs(path.decode() if isinstance(path, bytes) else path)
 

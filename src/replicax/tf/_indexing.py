@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.specs import as_dtype
 from replicax._data.elements import as_strings
-from replicax._errors import InvalidArgumentError
-from replicax._specs import as_dtype
 from replicax.tf._math import clip_by_norm
 from replicax.tf._operations import operations
 from replicax.tf._ops import (

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax._errors import InvalidArgumentError
-from replicax._specs import as_dtype
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.specs import as_dtype
 from replicax.tf._dressing import magnitude
 from replicax.tf._operations import fitting, of_matmul, operations
 from replicax.tf._ops import as_axis, convert_to_tensor, known, pair

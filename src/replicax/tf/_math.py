@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax._specs import as_dtype
+from replicax._base.specs import as_dtype
 from replicax.tf._dressing import magnitude
 from replicax.tf._operations import fitting, of_broadcast, operations
 from replicax.tf._ops import (

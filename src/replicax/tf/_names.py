@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from replicax import _specs
+from replicax._base import specs
 from replicax.tf import _absent, _dtypes
 
 
@@ -103,7 +103,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
             **_from("_debugging", "assert_equal assert_greater assert_less", "COMPARISONS"),
             "DType": _dtypes.DType,
             "Tensor": jax.Array,
-            "TensorShape": _specs.TensorShape,
+            "TensorShape": specs.TensorShape,
             "as_dtype": _dtypes.as_dtype,
             **_from("_callbacks", "numpy_function py_function"),
             **_from("_module", "Module"),
@@ -200,7 +200,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **_from("replicax._data", f"{_SIZES} DistributeOptions from_variant to_variant"),
             "Counter": _At("replicax._data", "counter"),
-            **_from("replicax._types", "AutoShardPolicy"),
+            **_from("replicax._base.types", "AutoShardPolicy"),
         },
     ),
     "experimental": ("An element that may not be there.", _from("replicax._data", "Optional")),

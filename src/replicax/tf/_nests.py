@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from replicax._indexed_slices import IndexedSlices
-from replicax._specs import TensorShape
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.specs import TensorShape
 from replicax._values import PerReplica
 
 

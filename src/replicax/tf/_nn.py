@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from replicax import _context
-from replicax._errors import InvalidArgumentError
+from replicax._base.errors import InvalidArgumentError
 from replicax.tf import _random
 from replicax.tf._operations import operations
 from replicax.tf._ops import as_axis, as_shape, convert_to_tensor, namespace_of, pair

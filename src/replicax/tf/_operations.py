@@ -14,8 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._errors import InvalidArgumentError, InvalidOperandError
-from replicax._indexed_slices import IndexedSlices
+from replicax._base.errors import InvalidArgumentError, InvalidOperandError
+from replicax._base.indexed_slices import IndexedSlices
 from replicax._values import PerReplica
 from replicax._variables import Variable
 

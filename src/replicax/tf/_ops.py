@@ -18,10 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _array_conversion, _errors, _levels, _private, _value_errors
+from replicax import _levels, _value_errors
+from replicax._base import array_conversion, errors, jax_internals
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.specs import as_dtype
 from replicax._data.elements import as_strings
-from replicax._indexed_slices import IndexedSlices
-from replicax._specs import as_dtype
 from replicax._values import DistributedValues, PerReplica
 from replicax._variables import Variable
 from replicax.tf._operations import fitting, of_broadcast, value_of
@@ -44,7 +45,7 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
                 f"{value.dtype}: {value!r}"
             )
         return value
-    if isinstance(value, (list, tuple)) and _array_conversion.holds_arrays(value):
+    if isinstance(value, (list, tuple)) and array_conversion.holds_arrays(value):
         if dtype is None:
             found = [x.dtype for x in jax.tree.leaves(value, is_leaf=is_tensor) if is_tensor(x)]
             dtype = found[0] if found else None
@@ -73,7 +74,7 @@ _constants: dict[int, tuple[Any, np.ndarray]] = {}
 
 def as_array(array: np.ndarray) -> Any:
     """A numpy array as a tensor of the same dtype."""
-    tensor = _array_conversion.as_array(array)
+    tensor = array_conversion.as_array(array)
     if isinstance(tensor, jax.core.Tracer) and array.size <= 64:
         key = id(tensor)
         _constants[key] = weakref.ref(tensor, lambda _: _constants.pop(key, None)), array
@@ -99,7 +100,7 @@ def _narrow(array: np.ndarray, value: Any) -> np.ndarray:
 
 def _checked(array: np.ndarray, dtype: Any, value: Any) -> np.ndarray:
     """TensorFlow takes no Python number whose fraction or imaginary part would have to be cut off."""
-    loses = _array_conversion.loses_a_part(array.dtype, dtype)
+    loses = array_conversion.loses_a_part(array.dtype, dtype)
     if loses and array.size and not isinstance(value, (np.ndarray, np.generic)):
         raise TypeError(f"Cannot convert {value!r} to a tensor of dtype {np.dtype(dtype).name}: use tf.cast.")
     return array
@@ -139,7 +140,7 @@ def known(value: Any, what: str, instead: str) -> np.ndarray:
     """
     if isinstance(value, Variable):
         value = value.value()
-    if isinstance(value, (list, tuple)) and _array_conversion.holds_arrays(value):
+    if isinstance(value, (list, tuple)) and array_conversion.holds_arrays(value):
         return np.asarray([known(x, what, instead) for x in value])
     if isinstance(value, jax.core.Tracer):
         if (constant := _constants.get(id(value))) is not None:
@@ -185,9 +186,9 @@ def as_shape(shape: Any) -> tuple[int, ...]:
         raise
     except (TypeError, ValueError) as error:
         said = f"Expected a shape of whole numbers that are known, got {shape!r} of type {type(shape).__name__}."
-        raise _errors.InvalidOperandError(said) from error
+        raise errors.InvalidOperandError(said) from error
     if abs(math.prod(dims)) > _MOST:
-        raise _errors.InvalidArgumentError(f"The shape {list(dims)} has too many elements: {abs(math.prod(dims))}.")
+        raise errors.InvalidArgumentError(f"The shape {list(dims)} has too many elements: {abs(math.prod(dims))}.")
     return dims
 
 
@@ -203,7 +204,7 @@ def as_new_shape(shape: Any) -> tuple[int, ...]:
     """
     dims = as_shape(shape)
     if dims and min(dims) < 0:
-        raise _errors.InvalidArgumentError(f"Dimension {min(dims)} must be >= 0, in the shape {list(dims)}.")
+        raise errors.InvalidArgumentError(f"Dimension {min(dims)} must be >= 0, in the shape {list(dims)}.")
     return dims
 
 
@@ -246,7 +247,7 @@ def axes_of(tensor: Any, axis: Any) -> tuple[int, ...]:
     n = tensor.ndim
     axes = tuple(range(n)) if axis is None else tuple(int(a) for a in np.atleast_1d(as_axis(axis)))
     if wrong := [a for a in axes if not -n <= a < n]:
-        raise _errors.InvalidArgumentError(f"There is no axis {wrong[0]} of a tensor of shape {tuple(tensor.shape)}.")
+        raise errors.InvalidArgumentError(f"There is no axis {wrong[0]} of a tensor of shape {tuple(tensor.shape)}.")
     return tuple(a % n for a in axes)
 
 
@@ -256,7 +257,7 @@ def check_range(indices: Any, limit: int, what: str) -> None:
         array = np.asarray(indices)
         if array.size and (array.min() < 0 or array.max() >= limit):
             wrong = array[(array < 0) | (array >= limit)].flat[0]
-            raise _errors.InvalidArgumentError(f"{what}: indices[...] = {wrong} is not in [0, {limit})")
+            raise errors.InvalidArgumentError(f"{what}: indices[...] = {wrong} is not in [0, {limit})")
 
 
 def static(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -274,7 +275,7 @@ def static(op: Callable[..., Any]) -> Callable[..., Any]:
                 leaves = [_constants[id(x)][1] if id(x) in _constants else x for x in leaves]
                 if not any(is_tensor(x) for x in leaves):
                     args, kwargs = jax.tree.unflatten(structure, leaves)
-                    with _private.at_once():
+                    with jax_internals.at_once():
                         return jax.tree.map(lambda x: np.asarray(x)[()], op(*args, **kwargs))
         return op(*args, **kwargs)
 
@@ -330,7 +331,7 @@ def beside(value: Any, other: Any) -> Any:
             return of_dtype(value, dtype)
         return value if hasattr(other, "dtype") else convert_to_tensor(value)
     plain = isinstance(value, (list, tuple)) and is_tensor(other)
-    return convert_to_tensor(value, other.dtype if plain and not _array_conversion.holds_arrays(value) else None)
+    return convert_to_tensor(value, other.dtype if plain and not array_conversion.holds_arrays(value) else None)
 
 
 def tensors(x: Any, y: Any) -> tuple[Any, Any]:
@@ -370,7 +371,7 @@ def reduction(compute: Callable[..., Any], doc: str, keep_dtype: bool = True, lo
         tensor = convert_to_tensor(input_tensor)
         if (tensor.dtype == np.bool_) is not logical:
             needed = "bools" if logical else "numbers"
-            raise _errors.InvalidArgumentError(f"{op.__name__} takes {needed}, got dtype {tensor.dtype}: use tf.cast.")
+            raise errors.InvalidArgumentError(f"{op.__name__} takes {needed}, got dtype {tensor.dtype}: use tf.cast.")
         result = compute(tensor, axis=as_axis(axis), keepdims=bool(keepdims))
         return result.astype(tensor.dtype) if keep_dtype else result
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from replicax._profiling import profile
+from replicax._base.profiling import profile
 
 _started: list[profile] = []
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._specs import as_dtype
+from replicax._base.specs import as_dtype
 from replicax._variables import Variable
 from replicax.tf import _random_keys as keys
 from replicax.tf._ops import as_new_shape, convert_to_tensor, of_dtype

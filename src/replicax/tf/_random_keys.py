@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _array_conversion, _context, _data, _function, _levels, _private
+from replicax import _context, _data, _function, _levels
+from replicax._base import array_conversion, jax_internals
 from replicax._resource_variable import ResourceVariable
 
 # Named, so that the numbers do not depend on JAX's setting for its default generator.
@@ -47,7 +48,7 @@ def of_op(op: str, dtype: Any, seed: Any) -> Any:
     """
     tag = () if seed is None else (op, dtype, int(seed))
     running = _function.running()
-    if isinstance(_levels.frame(), _levels.Level) and not _private.is_eager(_levels.untaped_trace()):
+    if isinstance(_levels.frame(), _levels.Level) and not jax_internals.is_eager(_levels.untaped_trace()):
         state = _of_function(running).state(tag, 0 if running is None or not tag else running.number(tag))
         value = state.value()
         state.assign_add(_NEXT, read_value=False)
@@ -55,7 +56,7 @@ def of_op(op: str, dtype: Any, seed: Any) -> Any:
     # An initial value that is lifted out of a compiled replica is one for all of them.
     who = 0 if isinstance(number := replica(), jax.core.Tracer) else int(number)
     start, count = (_eager if running is None else _of_function(running)).take(tag, who)
-    if not _private.is_eager(_levels.untaped_trace()):
+    if not jax_internals.is_eager(_levels.untaped_trace()):
         _levels.refuse_tracers([jnp.asarray(count) + 0])  # inside of `jax.jit` it would be the same in each call
     return np.asarray([(start[0] + who) & _MASK, (start[1] + count) & _MASK], np.uint32)
 
@@ -125,7 +126,7 @@ class _OfFunction:
         """The variable of a call that names a seed, the `number`th of its kind, or that of all other calls."""
         with _lock:
             if (tag, number) not in self._states:
-                with _private.at_once():  # the function may be traced
+                with jax_internals.at_once():  # the function may be traced
                     state = ResourceVariable(self._first(tag), trainable=False, name="seed")
                 state._late, state._hidden = False, True  # no checkpoint has it, and no list
                 self._states[tag, number] = state
@@ -150,8 +151,8 @@ class _OfFunction:
         return np.asarray([*_start(tag, self._chance, 1), 0], np.uint32)
 
     def _write(self, state: ResourceVariable, value: np.ndarray) -> None:
-        with _private.at_once():
-            _levels.Frame().write(state, [_array_conversion.as_array(value)])
+        with jax_internals.at_once():
+            _levels.Frame().write(state, [array_conversion.as_array(value)])
 
 
 _eager = _Eager(stream=0)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax._errors import InvalidArgumentError
-from replicax._specs import as_dtype
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.specs import as_dtype
 from replicax.tf._operations import operations
 from replicax.tf._ops import as_int, check_range, convert_to_tensor, known
 

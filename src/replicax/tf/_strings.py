@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _levels, _nest, _step_failures
+from replicax import _levels, _step_failures
+from replicax._base import nest
+from replicax._base.errors import InvalidArgumentError
+from replicax._base.specs import as_dtype
 from replicax._data.elements import as_strings
-from replicax._errors import InvalidArgumentError
 from replicax._ragged import RaggedTensor
-from replicax._specs import as_dtype
 from replicax._variables import Variable
 from replicax.tf._ops import as_array, as_axis, convert_to_tensor, known
 
@@ -237,9 +238,9 @@ def print(
     def value(x: Any) -> Any:  # of a variable, Keras's included
         return convert_to_tensor(x) if isinstance(x, Variable) or hasattr(type(x), "__jax_array__") else x
 
-    values = [_nest.map_structure(value, x) for x in inputs]
+    values = [nest.map_structure(value, x) for x in inputs]
     values = [_in_order(value) for value in values]
-    arrays = [x for x in _nest.leaves(values) if isinstance(x, jax.Array)]
+    arrays = [x for x in nest.leaves(values) if isinstance(x, jax.Array)]
 
     def show(*concrete: Any) -> None:
         rest = iter(concrete)
@@ -247,7 +248,7 @@ def print(
         def text(x: Any) -> Any:
             return _shown(next(rest) if isinstance(x, jax.Array) else x, summarize) if is_tensor(x) else x
 
-        texts = [str(_nest.map_structure(text, value)) for value in values]
+        texts = [str(nest.map_structure(text, value)) for value in values]
         (output_stream or sys.stderr).write(sep.join(texts) + end)
 
     if _levels.is_tracing():

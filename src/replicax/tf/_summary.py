@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _creation, _help, _private, _step_failures
+from replicax import _context, _creation, _step_failures
+from replicax._base import doc_pages, jax_internals
 from replicax._variables import Variable
 from replicax.tf._ops import convert_to_tensor
 
@@ -46,7 +47,7 @@ class SummaryWriter:
             try:
                 from tensorboardX import SummaryWriter as Writer
             except ImportError as error:
-                raise ImportError(f"tf.summary needs tensorboardX: {_help.install('summary')}.") from error
+                raise ImportError(f"tf.summary needs tensorboardX: {doc_pages.install('summary')}.") from error
             self._writer = Writer(self._logdir, **self._options)
         return self._writer
 
@@ -81,7 +82,7 @@ class SummaryWriter:
     def flush(self) -> None:
         """Waits for what compiled code has written, and writes it to the file."""
         if self._writer is not None and not self._closed:
-            _private.wait_for_effects()
+            jax_internals.wait_for_effects()
             with self._lock:
                 self._writer.flush()
 

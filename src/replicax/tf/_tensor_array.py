@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax import _levels
-from replicax._errors import InvalidArgumentError, OutOfRangeError
-from replicax._specs import TensorShape, as_dtype
+from replicax._base.errors import InvalidArgumentError, OutOfRangeError
+from replicax._base.specs import TensorShape, as_dtype
 from replicax.tf._ops import as_int, convert_to_tensor, is_known, known
 
 _BOUND = "Give it its size, or the most that it may become, as `size=`."

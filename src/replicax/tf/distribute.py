@@ -6,6 +6,18 @@ import types as _modules
 import typing as _typing
 
 from replicax import partitioners
+from replicax._base.types import (
+    CollectiveHints,
+    CommunicationImplementation,
+    CommunicationOptions,
+    InputContext,
+    InputOptions,
+    InputReplicationMode,
+    ReduceOp,
+    RunOptions,
+    TerminationConfig,
+    ValueContext,
+)
 from replicax._central import CentralStorageStrategy
 from replicax._context import (
     ReplicaContext,
@@ -28,18 +40,6 @@ from replicax._multi_worker import ExperimentalMultiWorkerMirroredStrategy, Mult
 from replicax._one_device import OneDeviceStrategy
 from replicax._strategy import Strategy
 from replicax._tpu import ExperimentalTPUStrategy, TPUStrategy
-from replicax._types import (
-    CollectiveHints,
-    CommunicationImplementation,
-    CommunicationOptions,
-    InputContext,
-    InputOptions,
-    InputReplicationMode,
-    ReduceOp,
-    RunOptions,
-    TerminationConfig,
-    ValueContext,
-)
 from replicax._values import DistributedValues
 from replicax.tf._absent import missing_from as _missing_from
 

@@ -14,7 +14,7 @@ import importlib
 import sys
 from typing import Any
 
-from replicax import _adapters
+from replicax._base import foreign_state
 
 
 def _through_our_summaries() -> None:
@@ -26,7 +26,7 @@ def _through_our_summaries() -> None:
     callback._write_keras_model_summary = lambda self: None  # a drawing of the layers, which takes TensorFlow's protos
 
 
-_adapters.load("keras")
+foreign_state.load("keras")
 keras: Any = importlib.import_module("keras._tf_keras.keras")
 _through_our_summaries()
 sys.modules[__name__] = keras

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 
 import jax
 
-from replicax import _private
+from replicax._base import jax_internals
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -32,7 +32,7 @@ def _folder_of(package: str) -> str:
 
 _HIDDEN = (*map(_folder_of, ("replicax", "jax", "jaxlib", "malt")), contextlib.__file__, functools.__file__)
 for _name in ("replicax", "malt"):
-    _private.hide_lines_of(_folder_of(_name))
+    jax_internals.hide_lines_of(_folder_of(_name))
 
 
 @functools.lru_cache(maxsize=4096)

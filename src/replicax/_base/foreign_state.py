@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from replicax import _errors, _help
+from replicax._base import doc_pages, errors
 
 _joining: dict[str, Callable[[], None]] = {}
 _joined: set[str] = set()
@@ -28,7 +28,7 @@ def plug_in(name: str, joining: Callable[[], None]) -> None:
 def join() -> None:
     """Has the libraries that are loaded by now join. Cheap where nothing has changed."""
     if not _joining:
-        raise _errors.not_plugged_in("The joining of Keras and Flax NNX")
+        raise errors.not_plugged_in("The joining of Keras and Flax NNX")
     for name, joining in _joining.items():
         if name not in _joined and _is_loaded(name):
             _joined.add(name)
@@ -51,7 +51,7 @@ def load(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise ImportError(f"{name} is not installed: {_help.install(name)}.", name=name) from error
+        raise ImportError(f"{name} is not installed: {doc_pages.install(name)}.", name=name) from error
     join()
     return library
 

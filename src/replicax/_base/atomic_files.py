@@ -27,7 +27,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from replicax._errors import InvalidArgumentError
+from replicax._base.errors import InvalidArgumentError
 
 try:
     import fcntl

@@ -7,7 +7,7 @@ import importlib.metadata
 import re
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 
 
 def install(extra: str) -> str:

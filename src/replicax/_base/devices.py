@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from replicax._errors import DeviceError
+from replicax._base.errors import DeviceError
 
 _VARIABLE = "REPLICAX_VIRTUAL_DEVICES"
 _FULL_NAME = re.compile(

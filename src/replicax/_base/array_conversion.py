@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._specs import has_64_bit_types
+from replicax._base.specs import has_64_bit_types
 
 
 def own_array(value: Any, dtype: Any) -> jax.Array:

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import _private
-from replicax._specs import has_64_bit_types
+from replicax._base import jax_internals
+from replicax._base.specs import has_64_bit_types
 
 # What arrays begin at a multiple of for JAX to share their memory, in bytes.
 _ALIGNED = 64
@@ -81,7 +81,7 @@ class Pool:
         """An array of numbers as a JAX array on one device, free to move; `wide` as of `keeps_bits`."""
         settled = self.settled(array)
         wide = keeps_bits(array) if wide is None else wide
-        return _private.onto(device)(array.shape, array.dtype, lambda _: settled, wide)
+        return jax_internals.onto(device)(array.shape, array.dtype, lambda _: settled, wide)
 
     def rows(self, array: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """The rows of an array with these numbers, each of which there is; settled."""

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _nest
+from replicax._base import nest
 
 
-class IndexedSlices(_nest.Leaf):
+class IndexedSlices(nest.Leaf):
     """Rows `values` of a tensor, standing at `indices` along its first axis.
 
     Args:
