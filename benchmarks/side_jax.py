@@ -287,13 +287,14 @@ def join(alone: bool) -> None:
 
 def watch() -> dict[str, float]:
     """Seconds that it takes to tell the job's watch that a call begins and that it has been dispatched."""
-    from replicax import _dispatch, _runtime
+    from replicax import _dispatch
+    from replicax._job import state as _state
 
     mesh = rx.MultiWorkerMirroredStrategy().extended._mesh
     done, many = jnp.zeros(()).block_until_ready(), 2000
 
     def runtime() -> None:
-        with _runtime.calling("step") as call:
+        with _state.calling("step") as call:
             call.output = done
 
     def dispatch() -> None:

@@ -279,13 +279,13 @@ def mark(name: str) -> None:
 
 def join() -> Any:
     """Joins the job of `TF_CONFIG`."""
-    from replicax import _joining
+    from replicax._job import join as _join
 
     config = json.loads(os.environ["TF_CONFIG"])
     tasks = [(kind, i) for kind, addresses in config["cluster"].items() for i in range(len(addresses))]
     addresses = [address for some in config["cluster"].values() for address in some]
     task = config["task"]
-    return _joining.start(tasks, addresses, tasks.index((task["type"], task["index"])))
+    return _join.start(tasks, addresses, tasks.index((task["type"], task["index"])))
 
 
 _programs: dict[int, Any] = {}
@@ -297,7 +297,7 @@ def step(label: str = "step", size: int = 8) -> Any:
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
-    from replicax import _runtime
+    from replicax._job import state as _state
 
     if size not in _programs:
         mesh = jax.sharding.Mesh(jax.devices(), ("replica",))
@@ -308,6 +308,6 @@ def step(label: str = "step", size: int = 8) -> Any:
         ones = jnp.ones((jax.local_device_count() * size,))
         _programs[size] = jax.jit(summed), jax.make_array_from_process_local_data(NamedSharding(mesh, split), ones)
     program, ones = _programs[size]
-    with _runtime.calling(label) as call:
+    with _state.calling(label) as call:
         call.output = program(ones)
     return call.output

@@ -10,7 +10,8 @@ import pytest
 from test_ways import mirrored
 
 import replicax as rx
-from replicax import _compile_log, _runtime
+from replicax import _compile_log
+from replicax._job import state
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def test_it_can_be_switched_off_and_says_nothing_of_short_compiles(told, run_pyt
     assert len(told()) == 1
     with pytest.raises(ValueError, match="not below 0, or None; got -1"):
         rx.config.log_compiles(-1)
-    monkeypatch.setattr(_runtime, "_job", _runtime.Job((("worker", 0), ("worker", 1)), ("a:1", "b:1"), 1))
+    monkeypatch.setattr(state, "_job", state.Job((("worker", 0), ("worker", 1)), ("a:1", "b:1"), 1))
     step(jnp.ones(4))
     assert told() == []  # the first worker of a job says it
     program = """

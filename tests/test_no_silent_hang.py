@@ -255,12 +255,12 @@ def test_compiling_for_ever_ends_all(tmp_path, run_dir):
     code = """
         import time
         from processes import join, step
-        from replicax import _runtime
+        from replicax._job import state
         job = join()
         step().block_until_ready()
-        _runtime.set_step_timeout(0.5)
+        state.set_step_timeout(0.5)
         if job.process_id == 1:
-            with _runtime.calling("step") as call:
+            with state.calling("step") as call:
                 call._call.compiling = True
                 time.sleep(600)
         step().block_until_ready()
@@ -318,10 +318,10 @@ def test_who_is_ahead_is_compared_as_well(tmp_path, run_dir, ahead):
     code = f"""
     import time
     from processes import join
-    from replicax import _runtime
+    from replicax._job import state
     job = join()
     for label in ["other", "one"] if job.process_id == {ahead} else ["one"]:
-        with _runtime.calling(label):
+        with state.calling(label):
             pass
     time.sleep(600)
     """
@@ -430,12 +430,12 @@ def test_an_early_return_is_reported_in_other_waits(tmp_path, run_dir, figures, 
     code = f"""
         import time
         from processes import join, mark, step
-        from replicax import _runtime
+        from replicax._job import state
         job = join()
         step().block_until_ready()
         mark("now")
         if job.process_id != {early}:
-            with _runtime.waiting("the end of the data"):
+            with state.waiting("the end of the data"):
                 time.sleep(600)
     """
     workers, since, done = ended_after_now(tmp_path, run_dir, figures, code, early)
@@ -602,13 +602,13 @@ def test_a_forked_child_is_no_process_of_the_job(tmp_path):
         import os, sys, time, warnings
         warnings.simplefilter("ignore")
         from processes import join, mark, step
-        from replicax import _runtime
+        from replicax._job import state
         job = join()
         step().block_until_ready()
         if job.process_id == 1:
             if (child := os.fork()) == 0:
-                with _runtime.calling("nobody hears of this"):
-                    os._exit(5 if _runtime.current() is None else 6)
+                with state.calling("nobody hears of this"):
+                    os._exit(5 if state.current() is None else 6)
             print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
             if os.fork() == 0:
                 time.sleep(1)
@@ -634,14 +634,14 @@ def test_a_worker_that_dies_while_jax_starts(tmp_path, figures, killed):
     code = f"""
         import os, time
         from processes import join, mark
-        from replicax import _joining
-        go_on = _joining._start_jax
+        from replicax._job import join
+        go_on = join._start_jax
         def start_jax(job, *args):
             if job.process_id == {killed}:
                 mark("now")
                 time.sleep(600)
             go_on(job, *args)
-        _joining._start_jax = start_jax
+        join._start_jax = start_jax
         join()
     """
     with Workers(tmp_path, 3, code) as workers:
@@ -720,8 +720,8 @@ def test_nobody_else_gets_the_port_of_the_coordination_service(tmp_path):
     code = """
         import socket
         from processes import join, step
-        from replicax import _joining
-        go_on = _joining._start_jax
+        from replicax._job import join
+        go_on = join._start_jax
         def start_jax(job, address, bind, limit):
             if bind is not None:
                 host, port = bind.split(":")
@@ -731,7 +731,7 @@ def test_nobody_else_gets_the_port_of_the_coordination_service(tmp_path):
                 except OSError:
                     print("held")
             go_on(job, address, bind, limit)
-        _joining._start_jax = start_jax
+        join._start_jax = start_jax
         join()
         step()
     """

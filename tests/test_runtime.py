@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import pytest
 
 import replicax as rx
-from replicax import _ending, _joining, _runtime, _verdict
-from replicax._calls import Calls
-from replicax._channel import Channel, Messages, Relay, encoded, interface, parse, wait
-from replicax._verdict import Peer
+from replicax._job import diagnosis as _diagnosis
+from replicax._job import join, process_exit, state
+from replicax._job.call_log import Calls
+from replicax._job.channel import Channel, Messages, Relay, encoded, interface, parse, wait
+from replicax._job.diagnosis import Peer
 from replicax.launch._outcome import read_mark
 
 
@@ -106,25 +107,25 @@ def test_donated_outputs_are_no_longer_watched():
 
 
 def test_without_a_job_nothing_is_counted():
-    assert _runtime.current() is None and _runtime._calls is None
-    with _runtime.calling("step") as call, _runtime.waiting("a message"):
+    assert state.current() is None and state._calls is None
+    with state.calling("step") as call, state.waiting("a message"):
         call.output = jnp.ones(2)
-    assert _runtime.begin("step") is None
-    alone = _joining.start([("worker", 0)], ["127.0.0.1:1"], 0)
-    assert alone.name(0) == "worker 0" and _runtime.current() is None and not jax.distributed.is_initialized()
+    assert state.begin("step") is None
+    alone = join.start([("worker", 0)], ["127.0.0.1:1"], 0)
+    assert alone.name(0) == "worker 0" and state.current() is None and not jax.distributed.is_initialized()
 
 
 def test_what_start_refuses():
     with pytest.raises(ValueError, match="one address for each task.*got 2 tasks, 1 addresses and process id 0"):
-        _joining.start([("worker", 0), ("worker", 1)], ["127.0.0.1:1"], 0)
+        join.start([("worker", 0), ("worker", 1)], ["127.0.0.1:1"], 0)
     jnp.ones(1)
     with pytest.raises(RuntimeError, match="^Collective ops must be configured at program startup"):
-        _joining.start([("worker", 0), ("worker", 1)], ["127.0.0.1:1", "127.0.0.1:2"], 0)
+        join.start([("worker", 0), ("worker", 1)], ["127.0.0.1:1", "127.0.0.1:2"], 0)
 
 
 def test_time_limits(monkeypatch):
-    monkeypatch.setattr(_runtime, "_own", {})
-    monkeypatch.setattr(_runtime, "_step_timeout", None)
+    monkeypatch.setattr(state, "_own", {})
+    monkeypatch.setattr(state, "_step_timeout", None)
     monkeypatch.setenv("REPLICAX_STEP_TIMEOUT", "none")
     monkeypatch.setenv("REPLICAX_HEARTBEAT_TIMEOUT", "12.5")
     assert rx.config.job_timeouts() == {"heartbeat": 12.5, "start": 300.0, "step": None}
@@ -136,7 +137,7 @@ def test_time_limits(monkeypatch):
         with pytest.raises(ValueError, match="is a number of seconds above 0"):
             rx.config.set_job_timeouts(**bad)
     with pytest.raises(ValueError, match="`timeout_seconds` is a number of seconds above 0, or None"):
-        _runtime.set_step_timeout(-1)
+        state.set_step_timeout(-1)
     monkeypatch.setenv("REPLICAX_START_TIMEOUT", "soon")
     with pytest.raises(rx.JobError, match="REPLICAX_START_TIMEOUT is a number of seconds above 0; got 'soon'"):
         rx.config.job_timeouts()
@@ -234,7 +235,7 @@ def test_the_first_failure_is_the_cause():
     job[1].failed = {"kind": "exception", "message": "ValueError: late", "traceback": "T1", "time": 3.0}
     job[2].failed = {"kind": "exception", "message": "KeyError: early", "traceback": "T2\n", "time": 2.0}
     job[0].lost = "has ended without a word"
-    diagnosis = _verdict.failure(job)
+    diagnosis = _diagnosis.failure(job)
     assert diagnosis.cause == (2,) and diagnosis.kind == "exception"
     assert diagnosis.text.splitlines() == [
         "worker 2 failed: KeyError: early",
@@ -247,10 +248,10 @@ def test_the_first_failure_is_the_cause():
 def test_who_is_late_is_told():
     job = peers(4, 3, 4)
     job[0].oldest, job[2].oldest = (4, "step", 9.0), (4, "step", 8.0)
-    diagnosis = _verdict.stuck(job, 0, 9.0, 101.0)
+    diagnosis = _diagnosis.stuck(job, 0, 9.0, 101.0)
     assert diagnosis.cause == (1,) and diagnosis.message.endswith('in call 4, "step", which worker 1 has not reached')
     job[1].count = 4
-    diagnosis = _verdict.stuck(job, 0, 9.0, 101.0)
+    diagnosis = _diagnosis.stuck(job, 0, 9.0, 101.0)
     assert diagnosis.cause == () and diagnosis.message.endswith("which every process has reached")
 
 
@@ -266,14 +267,14 @@ def test_who_is_late_is_told():
     ],
 )
 def test_which_exceptions_follow_from_another_process(text, other):
-    assert _ending.caused_by_another(ValueError(text)) is other
+    assert process_exit.caused_by_another(ValueError(text)) is other
     try:
         try:
             raise RuntimeError(text)
         except RuntimeError as error:
             raise OSError("training failed") from error
     except OSError as error:
-        assert _ending.caused_by_another(error) is other
+        assert process_exit.caused_by_another(error) is other
 
 
 def test_an_exception_whose_text_cannot_be_made_is_told_all_the_same():
@@ -281,19 +282,19 @@ def test_an_exception_whose_text_cannot_be_made_is_told_all_the_same():
         def __str__(self):
             raise RuntimeError("no text")
 
-    assert _ending.one_line(Failure()).endswith("Failure: <exception str() failed>")
-    assert not _ending.caused_by_another(Failure())
+    assert process_exit.one_line(Failure()).endswith("Failure: <exception str() failed>")
+    assert not process_exit.caused_by_another(Failure())
 
 
 def test_a_worker_that_has_joined_says_so_on_a_full_disk_too(tmp_path, monkeypatch):
     resource = pytest.importorskip("resource")
     monkeypatch.setenv("REPLICAX_REPORT_DIR", str(tmp_path))
-    _ending.mark_waiting(1, ["a:1", "b:2"])
+    process_exit.mark_waiting(1, ["a:1", "b:2"])
     assert read_mark(tmp_path, 1) == (["a:1", "b:2"], False)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # nothing can be written to a file
     try:
-        _ending.mark_joined(1)
+        process_exit.mark_joined(1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert read_mark(tmp_path, 1) == (["a:1", "b:2"], True)
@@ -301,9 +302,9 @@ def test_a_worker_that_has_joined_says_so_on_a_full_disk_too(tmp_path, monkeypat
 
 def test_reports_are_written_where_they_are_asked_for(tmp_path, monkeypatch):
     monkeypatch.delenv("REPLICAX_REPORT_DIR", raising=False)
-    _ending.write_report(1, "worker 1", "stuck", "one\ntwo", "", (57, "train"), 0)
+    process_exit.write_report(1, "worker 1", "stuck", "one\ntwo", "", (57, "train"), 0)
     monkeypatch.setenv("REPLICAX_REPORT_DIR", str(tmp_path / "reports"))
-    _ending.write_report(1, "worker 1", "stuck", "one\ntwo", "", (57, "train"), 0)
+    process_exit.write_report(1, "worker 1", "stuck", "one\ntwo", "", (57, "train"), 0)
     report = json.loads((tmp_path / "reports" / "1.json").read_text())
     assert abs(report.pop("time") - time.time()) < 60
     assert (report["process_id"], report["worker"], report["kind"]) == (1, "worker 1", "stuck")

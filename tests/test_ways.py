@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax import _exchange, _hlo
+from replicax import _hlo
 from replicax._base import devices
+from replicax._job import exchange
 
 SUM, MEAN = rx.ReduceOp.SUM, rx.ReduceOp.MEAN
 
@@ -183,7 +184,7 @@ def each(strategy: rx.Strategy, value: Any, look: Callable[[Any], Any]) -> list[
 
 def everywhere(local: list[Any]) -> list[Any]:
     """A list of what this worker's replicas have, as that of all."""
-    told = _exchange.everyones(pickle.dumps(local).hex(), "tests")
+    told = exchange.everyones(pickle.dumps(local).hex(), "tests")
     return [part for text in told for part in pickle.loads(bytes.fromhex(text))]
 
 

@@ -17,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import _collectives, _dispatch, _exchange, _runtime
+from replicax import _collectives, _dispatch
 from replicax._base import jax_internals, suppress_output
 from replicax._base.errors import ReplicaError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import ReduceOp
+from replicax._job import exchange, state
 from replicax._values import AXIS, PerReplica, ReplicaMesh, as_rows, is_array
 
 
@@ -38,11 +39,11 @@ def _everyones(mesh: ReplicaMesh, call: str, values: Sequence[Sequence[Any]]) ->
     text = f"{call}\n{'|'.join(mine)}"
     if is_everyones(mesh, text, alike=len(set(mine)) == 1):
         return None
-    told = [text.split("\n", 1) for text in _exchange.everyones(text)]
+    told = [text.split("\n", 1) for text in exchange.everyones(text)]
     workers = [[described.split(";") for described in what.split("|")] for _, what in told]
     replicas = [described for worker in workers for described in worker]
     if any(other != call for other, _ in told) or len({len(described) for described in replicas}) > 1:
-        standings = "\n".join(f"  {_exchange.name(i)} is at {other}({what})" for i, (other, what) in enumerate(told))
+        standings = "\n".join(f"  {exchange.name(i)} is at {other}({what})" for i, (other, what) in enumerate(told))
         raise ReplicaError(
             "The workers are at different calls. Every worker must make the same ones in the same order, but:\n"
             f"{standings}"
@@ -137,7 +138,7 @@ def connect(mesh: ReplicaMesh) -> None:
     if mesh.all_local:
         return
     ones = given(mesh, [np.ones((), np.int32)] * len(mesh.local_ids))
-    with suppress_output.without_greetings(), _runtime.waiting("the connection of the replicas' devices"):
+    with suppress_output.without_greetings(), state.waiting("the connection of the replicas' devices"):
         _program(mesh, _collectives.sum_of_rows)(ones).block_until_ready()
 
 
@@ -193,7 +194,7 @@ def all_parts(mesh: ReplicaMesh, parts: Sequence[Any], axis: int) -> list[Any]:
 
 def everyones_sizes(mesh: ReplicaMesh, sizes: Sequence[int]) -> list[int]:
     """A number for each replica of this worker, as those of all replicas."""
-    told = _exchange.everyones(",".join(map(str, sizes)))
+    told = exchange.everyones(",".join(map(str, sizes)))
     return [int(size) for size in mesh.by_replica([text.split(",") for text in told])]
 
 

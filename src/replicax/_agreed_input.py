@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from replicax import _exchange
 from replicax._base import nest
 from replicax._data import INFINITE_CARDINALITY, Reading
+from replicax._job import exchange
 from replicax._values import is_array
 
 
@@ -83,7 +83,7 @@ class Pass(NamedTuple):
 
     def everyones(self, message: str) -> list[str]:
         """What each worker says."""
-        return _exchange.everyones(message, self.topic, self.stopped)
+        return exchange.everyones(message, self.topic, self.stopped)
 
 
 def one_order(this: Pass, reading: Reading, rounds: Callable[[], Iterator[Round]]) -> Iterator[Round]:
@@ -93,7 +93,7 @@ def one_order(this: Pass, reading: Reading, rounds: Callable[[], Iterator[Round]
     """
     try:
         told = this.everyones(json.dumps(reading.state()))
-    except _exchange.Stopped:
+    except exchange.Stopped:
         return
     if told[0] != told[jax.process_index()]:
         reading.go_along(json.loads(told[0]))
@@ -121,7 +121,7 @@ def agreed(
     """
     try:
         yield from _agreed(this, rounds, replicas, count, shapes_follow, spec)
-    except _exchange.Stopped:
+    except exchange.Stopped:
         return
 
 

@@ -13,11 +13,12 @@ import jax
 import numpy as np
 
 from replicax import _checkpoint_files as _files
-from replicax import _context, _exchange, _late, _levels, _tracking
+from replicax import _context, _late, _levels, _tracking
 from replicax._base import foreign_state, specs
 from replicax._base.atomic_files import path_text
 from replicax._base.errors import CheckpointError
 from replicax._input import DistributedIterator
+from replicax._job import exchange
 from replicax._resource_variable import ResourceVariable
 from replicax._restoring import (
     POSITION,
@@ -45,7 +46,7 @@ def _of_several(nodes: Sequence[Node]) -> bool:
 
 
 def _everyones(message: str) -> list[str]:
-    return _exchange.everyones(message, "checkpoints")
+    return exchange.everyones(message, "checkpoints")
 
 
 def _snapshot(nodes: Sequence[Node], together: bool) -> _files.Saved:
@@ -89,7 +90,7 @@ def _write_together(path: str, saved: _files.Saved, then: Then | None) -> None:
             problem = f"{type(error).__name__}: {error}"
     problems = [text.split("\n", 1)[1] for text in _everyones(f"the writing of the checkpoint {where}\n{problem}")]
     if any(problems):
-        text = "; ".join(f"{_exchange.name(i)}: {problem}" for i, problem in enumerate(problems) if problem)
+        text = "; ".join(f"{exchange.name(i)}: {problem}" for i, problem in enumerate(problems) if problem)
         raise CheckpointError(f"The checkpoint {path} was not written. {text}")
     if first != me:
         apart = _files.token_at(path) != told[first][1]  # the same name on another machine's disk

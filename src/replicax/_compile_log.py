@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from replicax import _runtime
+from replicax._job import state
 
 _VARIABLE = "REPLICAX_LOG_COMPILES"
 _MOST = 8  # shapes that are listed
@@ -91,7 +91,7 @@ def end(name: str, traced: float, inputs: Sequence[str], cause: str) -> None:
     seconds = traced + _spent.seconds
     if _limit is None:
         _limit = _from_environment()
-    job = _runtime.current()
+    job = state.current()
     if seconds < _limit or (job is not None and job.process_id != 0):
         return
     more = [f"{len(inputs) - _MOST} more"] if len(inputs) > _MOST else []

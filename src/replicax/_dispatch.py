@@ -17,8 +17,8 @@ from typing import Any
 
 import jax
 
-from replicax import _runtime
-from replicax._calls import Call, is_small
+from replicax._job import state
+from replicax._job.call_log import Call, is_small
 
 LIMIT = 16
 
@@ -52,14 +52,14 @@ class calling:
 
     def __enter__(self) -> calling:
         if not self._mesh.all_local:
-            self._call = _runtime.begin(self._described() if self._stacked else self._label)
+            self._call = state.begin(self._described() if self._stacked else self._label)
         return self
 
     def compile(self, program: Any, *arguments: Any) -> None:
         """Has JAX compile a program that is about to be called so, where the job's watch would take it for a wait."""
         if self._call is not None:
             self._call.compiling = True
-            _runtime.compare_now()
+            state.compare_now()
             try:
                 program.lower(*arguments).compile()  # JAX keeps it for the call
             finally:

@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import _runtime
 from replicax._agreed_input import Pass, Round, Worker, agreed, all_static, empty, one_order
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import PerReplicaSpec, TensorSpec
@@ -39,6 +38,7 @@ from replicax._data.buffer import Buffer, is_small
 from replicax._data.iterators import call_user
 from replicax._data.reading import packed, unpacked
 from replicax._data.several import Demand, Several, together_on_host
+from replicax._job import state as _state
 from replicax._sources import Distributed, Source, normalize_source
 from replicax._splits import ALONE, Shares, not_a_batch, rebatched_rounds
 
@@ -348,7 +348,7 @@ class DistributedDataset(Distributed):
 
     def _watched(self) -> contextlib.AbstractContextManager[None]:
         """Where `next` waits, which may be for other workers."""
-        return _runtime.waiting("next(iterator)") if self._worker.size > 1 else _nothing
+        return _state.waiting("next(iterator)") if self._worker.size > 1 else _nothing
 
     def __iter__(self) -> DistributedIterator:
         iterators.tell()

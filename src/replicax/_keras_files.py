@@ -16,9 +16,9 @@ from typing import Any
 
 import jax
 
-from replicax import _exchange
 from replicax._base.atomic_files import Kind, make_folders, replacing
 from replicax._base.foreign_state import around
+from replicax._job import exchange
 from replicax._keras_fit import strategy_of
 
 
@@ -50,7 +50,7 @@ def _is_of_a_job(model: Any) -> bool:
 
 def _everyones(path: str, told: str = "") -> list[tuple[str, str]]:
     """The paths of all workers, and what they tell."""
-    texts = _exchange.everyones(f"the file {path}\n{told}", "keras files")
+    texts = exchange.everyones(f"the file {path}\n{told}", "keras files")
     return [(text.partition("\n")[0], text.partition("\n")[2]) for text in texts]
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from replicax import _across, _exchange, _runtime
+from replicax import _across
 from replicax._base import devices
 from replicax._base.types import CommunicationImplementation, CommunicationOptions, as_flag, as_options
 from replicax._context import StrategyLike
 from replicax._cross_device_ops import CollectiveAllReduce
+from replicax._job import exchange, state
 from replicax._reducer import Reducer
 from replicax._replicated import MirroringExtended, device_text
 from replicax._strategy import Strategy
@@ -46,7 +47,7 @@ class MultiWorkerMirroredExtended(MirroringExtended):
         if not alone:
             resolver._join(tasks, addresses, tasks.index((kind, index)))
             if options is not None:  # else it is the environment's, or five minutes
-                _runtime.set_step_timeout(options.timeout_seconds)
+                state.set_step_timeout(options.timeout_seconds)
         mesh = ReplicaMesh(devices.find_devices(None) if alone else _everyones_devices())
         super().__init__(container_strategy, Reducer(mesh, CollectiveAllReduce(), known))
         _across.connect(mesh)
@@ -89,7 +90,7 @@ def _everyones_devices() -> list[jax.Device]:
     for device in jax.devices(mine[0].platform):
         every[device.process_index].append(device)
     if len({len(own) for own in every}) > 1:
-        counts = ", ".join(f"{_exchange.name(i)} has {len(own)}" for i, own in enumerate(every))
+        counts = ", ".join(f"{exchange.name(i)} has {len(own)}" for i, own in enumerate(every))
         raise ValueError(f"Every worker needs the same number of devices, but {counts}.")
     places = [every[jax.process_index()].index(device) for device in mine]
     return [own[place] for own in every for place in places]

@@ -74,10 +74,10 @@ class ClusterResolver(abc.ABC):
 
     def _join(self, tasks: Sequence[tuple[Any, Any]], addresses: Sequence[str], rank: int) -> None:
         """Joins the job of these tasks; what is known of the cluster is added to the error where that fails."""
-        from replicax import _joining  # only jobs need it
+        from replicax._job import join  # only jobs need it
 
         try:
-            _joining.start(tasks, addresses, rank)
+            join.start(tasks, addresses, rank)
         except JobError as error:
             error.add_note(str(self.explain()))
             raise

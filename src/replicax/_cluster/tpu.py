@@ -13,11 +13,11 @@ import jax
 
 from replicax._base import devices as _devices
 from replicax._base.errors import DeviceError
-from replicax._channel import join_address
 from replicax._cluster import google, machine
 from replicax._cluster.explain import Explanation
 from replicax._cluster.resolver import ClusterResolver, master_url
 from replicax._cluster.spec import ClusterSpec
+from replicax._job.channel import join_address
 
 _PORT = 8470  # of a TPU whose address comes without one
 _OWN_PORT = "REPLICAX_TPU_PORT"  # where the first worker listens for the others; as JAX's coordinator on TPU VMs

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable
 
-from replicax._channel import (
+from replicax._job.channel import (
     LONGEST,
     LONGEST_OF_A_STRANGER,
     SPEAKS,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replicax._base.errors import JobError
-from replicax._channel import HEARTBEAT, Message, join_address, seconds_from_environment
+from replicax._job.channel import HEARTBEAT, Message, join_address, seconds_from_environment
 from replicax.launch import _guard
 from replicax.launch._cluster import (
     LaunchError,

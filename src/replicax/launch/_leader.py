@@ -24,7 +24,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from replicax._channel import Message, parse
+from replicax._job.channel import Message, parse
 from replicax.launch._outcome import Outcome, exit_status, job_outcome, join_names, signal_name
 
 _NAMED = 50  # missing workers that are named one by one

@@ -19,10 +19,10 @@ import time
 import traceback
 from typing import Any
 
-from replicax import _ending
-from replicax._calls import Calls
-from replicax._channel import STOOD_STILL, Channel, beat_interval, wait
-from replicax._verdict import Diagnosis, Peer, call_name, failure, left, stuck
+from replicax._job import process_exit
+from replicax._job.call_log import Calls
+from replicax._job.channel import STOOD_STILL, Channel, beat_interval, wait
+from replicax._job.diagnosis import Diagnosis, Peer, call_name, failure, left, stuck
 
 LINGER = 2.0  # seconds for others to take what was sent to them
 _MANY = 16  # processes whose messages are taken together, not each as it comes
@@ -87,8 +87,8 @@ class Monitor:
                 self._turn(time.monotonic())
         except BaseException:
             if not self.over.is_set():
-                _ending.say(f"The monitor of the job has failed:\n{traceback.format_exc()}")
-                _ending.finish(_ending.BECAUSE_OF_ANOTHER)
+                process_exit.say(f"The monitor of the job has failed:\n{traceback.format_exc()}")
+                process_exit.finish(process_exit.BECAUSE_OF_ANOTHER)
 
     def _turn(self, now: float) -> None:
         if (gap := now - self._looked) > self._interval + STOOD_STILL:  # this process itself stood still
@@ -122,15 +122,15 @@ class Monitor:
     def _see_the_end(self) -> None:
         """Looks whether the main program has ended while threads of it keep the process alive, and make no calls."""
         me = self.me
-        threads = _ending.lasting_threads() if not me.left and _ending.main_has_ended() else []
+        threads = process_exit.lasting_threads() if not me.left and process_exit.main_has_ended() else []
         me.ended = ", ".join(repr(thread.name) for thread in threads)
         if not me.ended or self._status is not None or any(t.ident in self.calls.threads for t in threads):
             me.ended = ""
-        elif (error := _ending.uncaught()) is not None:
+        elif (error := process_exit.uncaught()) is not None:
             self._status = 1
-            self._fail(_ending.one_line(error))
+            self._fail(process_exit.one_line(error))
         else:
-            me.stack = _ending.lasting_stacks()
+            me.stack = process_exit.lasting_stacks()
 
     def _late(self) -> float | None:
         """Returns the deadline that the oldest call has missed, if it has."""
@@ -145,7 +145,7 @@ class Monitor:
         return {**calls, **now, **ended}
 
     def _detail(self) -> None:
-        self.me.stack = _ending.main_stack()
+        self.me.stack = process_exit.main_stack()
         self.me.made = dict(list(self.calls.made().items())[-_TOLD:])
         self.me.detailed = True
 
@@ -160,7 +160,7 @@ class Monitor:
         with contextlib.suppress(BlockingIOError):
             numbers = self._woken.recv(4096)
         for number in numbers:
-            if number == signal.SIGTERM and signal.getsignal(number) is _ending.on_sigterm:
+            if number == signal.SIGTERM and signal.getsignal(number) is process_exit.on_sigterm:
                 self._end_by(number, "was ended by SIGTERM")
             elif number == signal.SIGINT and signal.getsignal(number) is signal.default_int_handler:
                 # Python raises KeyboardInterrupt once the main thread is back from JAX. It may never be.
@@ -172,7 +172,7 @@ class Monitor:
 
     def _fail(self, message: str) -> None:
         report = {"kind": "exception", "message": message, "traceback": ""}
-        _ending.write_report(self.process_id, self.me.name, "exception", message, "", self.calls.step(), None)
+        process_exit.write_report(self.process_id, self.me.name, "exception", message, "", self.calls.step(), None)
         self._own("failed", report)
 
     # The end.
@@ -184,15 +184,15 @@ class Monitor:
             bool(me.broken) and diagnosis.kind == "exception" and self.process_id in diagnosis.cause
         )
         if own and self.process_id not in diagnosis.cause[:1] and diagnosis.cause:
-            _ending.say(diagnosis.message)
+            process_exit.say(diagnosis.message)
         if self._signal is not None:
-            _ending.finish_by_signal(self._signal)
+            process_exit.finish_by_signal(self._signal)
         if self._status is not None:
-            _ending.finish(self._status)
+            process_exit.finish(self._status)
         if own:
             self.over.set()
             return
-        _ending.flush()
+        process_exit.flush()
         text = diagnosis.traceback
         if diagnosis.kind in ("stuck", "diverged", "left") and not me.left:
             self._detail()
@@ -201,13 +201,13 @@ class Monitor:
             more = f"\n{me.name} waits in {where}; its main thread:\n{me.stack.rstrip()}"
         else:
             more = f"\nHere ({me.name}) this showed as {me.broken['message']}" if me.broken else ""
-        _ending.say(diagnosis.text + more)
+        process_exit.say(diagnosis.text + more)
         others = [i for i in diagnosis.cause if i != self.process_id]
-        _ending.write_report(
+        process_exit.write_report(
             self.process_id, me.name, diagnosis.kind, diagnosis.message, text, self.calls.step(),
             None if self.process_id in diagnosis.cause else others[0] if others else None,
         )  # fmt: skip
-        _ending.finish(_ending.BECAUSE_OF_ANOTHER)
+        process_exit.finish(process_exit.BECAUSE_OF_ANOTHER)
 
     # What differs.
 

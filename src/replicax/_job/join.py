@@ -16,15 +16,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import _ending, _preflight, _runtime
 from replicax._base import jax_internals, suppress_output
 from replicax._base.errors import JobError
-from replicax._calls import Calls
-from replicax._channel import Channel, Relay, interface, is_own, join_address, listen, parse
-from replicax._monitor import Member, Monitor
-from replicax._monitor_hub import Coordinator
-from replicax._runtime import Job
-from replicax._verdict import Peer
+from replicax._job import preflight as _preflight
+from replicax._job import process_exit, state
+from replicax._job.call_log import Calls
+from replicax._job.channel import Channel, Relay, interface, is_own, join_address, listen, parse
+from replicax._job.coordinator import Coordinator
+from replicax._job.diagnosis import Peer
+from replicax._job.monitor import Member, Monitor
+from replicax._job.state import Job
 
 _EVERY_INTERFACE = ("0.0.0.0", "::")
 _PORT = "REPLICAX_COORDINATION_PORT"
@@ -32,7 +33,7 @@ _JAX_TIMEOUT = 30 * 86400  # seconds; JAX's own detection ends processes without
 _LONGEST = 100_000  # characters of a traceback that are told to others
 
 _lock = threading.RLock()
-_hooks: _ending.Hooks | None = None
+_hooks: process_exit.Hooks | None = None
 
 
 def start(
@@ -63,7 +64,7 @@ def start(
     with _lock:
         if len(job.tasks) == 1:
             return job
-        running = _runtime.current()
+        running = state.current()
         if running is not None and running != job:
             raise RuntimeError(
                 f"This process is {running.name(running.process_id)} of a job of {len(running.tasks)} processes "
@@ -73,13 +74,13 @@ def start(
             try:
                 join(job)
             except JobError as error:
-                _ending.write_report(
+                process_exit.write_report(
                     job.process_id, job.name(job.process_id), "start", str(error), traceback.format_exc(), None, None
                 )
                 raise
-            _runtime.joined(job)
+            state.joined(job)
         if step_timeout is not None:
-            _runtime.set_step_timeout(step_timeout)
+            state.set_step_timeout(step_timeout)
         return job
 
 
@@ -103,12 +104,12 @@ def join(job: Job) -> None:
         )
     global _hooks
     preflight = _preflight.mode()
-    limits = _runtime.timeouts()
+    limits = state.timeouts()
     heartbeat, limit = limits["heartbeat"] or 30.0, limits["start"] or 300.0
     calls = Calls()
     said: dict[int, dict[str, Any]] = {}
     peers = {i: Peer(job.name(i), job.addresses[i]) for i in range(len(job.tasks))}
-    _ending.mark_waiting(job.process_id, job.addresses)
+    process_exit.mark_waiting(job.process_id, job.addresses)
     if job.process_id == 0:
         gathering = _preflight.Gathering(job, limit)
         gathering.run()
@@ -118,7 +119,7 @@ def join(job: Job) -> None:
         own = _own_address(job.addresses[0], gathering.channels.values())
         held, bind, address = _coordination(job.addresses[0], own)
         if own in _EVERY_INTERFACE and preflight == "on":
-            _ending.say(_every_interface(job, address))
+            process_exit.say(_every_interface(job, address))
         for channel in gathering.channels.values():
             channel.send({"start": {"jax": address, "heartbeat": heartbeat}})
         monitor: Monitor = Coordinator(peers, calls, heartbeat, gathering.channels)
@@ -129,10 +130,10 @@ def join(job: Job) -> None:
         address = Relay(parse(answer["jax"])).address
         both = {0: peers[0], job.process_id: peers[job.process_id]}
         monitor = Member(job.process_id, both, calls, heartbeat, channel)
-    _ending.mark_joined(job.process_id)
+    process_exit.mark_joined(job.process_id)
     monitor.step_timeout = limits["step"]
-    _runtime.watched_by(monitor, calls)
-    _hooks = _ending.Hooks(_failed)
+    state.watched_by(monitor, calls)
+    _hooks = process_exit.Hooks(_failed)
     monitor.start()
     _hooks.watch_signals(monitor.waker.fileno())
     os.register_at_fork(after_in_child=_forget)
@@ -148,7 +149,7 @@ def join(job: Job) -> None:
         _first_collective()
     calls.end_wait(wait)
     if job.process_id == 0 and preflight == "on":
-        _ending.say(_preflight.table(said, found, job))
+        process_exit.say(_preflight.table(said, found, job))
 
 
 def _own_address(published: str, channels: Iterable[Channel]) -> str:
@@ -236,13 +237,13 @@ def _first_collective() -> None:
 
 def _failed(error: BaseException) -> None:
     """The main thread has ended in an exception: the others are told, and the process ends. Called by the hook."""
-    monitor, hooks = _runtime.monitor(), _hooks
+    monitor, hooks = state.monitor(), _hooks
     assert hooks is not None
     if monitor is None or monitor.over.is_set():
         hooks.show(error)
         return
     report = _report(error)
-    if _ending.caused_by_another(error):
+    if process_exit.caused_by_another(error):
         last, oldest = monitor.calls.last, monitor.calls.oldest()
         number, label = (oldest.number, oldest.label) if oldest is not None else (last.number, last.label)
         monitor.post("broken", {**report, "count": last.number if number is None else number, "label": label})
@@ -254,34 +255,34 @@ def _failed(error: BaseException) -> None:
         monitor.post("failed", report)
     _end(monitor, report)
     if isinstance(error, KeyboardInterrupt):
-        _ending.finish_by_signal(2)
-    _ending.finish(1)
+        process_exit.finish_by_signal(2)
+    process_exit.finish(1)
 
 
 def _report(error: BaseException) -> dict[str, Any]:
     """Returns what the others are told of a failure here."""
     text = "".join(traceback.format_exception(error))
-    return {"kind": "exception", "message": _ending.one_line(error)[:1000], "traceback": text[-_LONGEST:]}
+    return {"kind": "exception", "message": process_exit.one_line(error)[:1000], "traceback": text[-_LONGEST:]}
 
 
 def _end(monitor: Monitor, report: dict[str, Any]) -> None:
     """Leaves the report of an own failure, and stays until the others know."""
     name, step = monitor.me.name, monitor.calls.step()
-    _ending.write_report(monitor.process_id, name, "exception", report["message"], report["traceback"], step, None)
+    process_exit.write_report(monitor.process_id, name, "exception", report["message"], report["traceback"], step, None)
     monitor.over.wait(4.0)
 
 
 def _leave() -> None:
     """At the end of the program: waits for what this process has begun itself, tells the others, and goes."""
-    monitor = _runtime.monitor()
+    monitor = state.monitor()
     if monitor is None or monitor.over.is_set():
         jax_internals.leave_distributed()
         return
-    if (error := _ending.uncaught()) is not None:
+    if (error := process_exit.uncaught()) is not None:
         report = _report(error)
         monitor.post("failed", report)
         _end(monitor, report)
-        _ending.finish(1)
+        process_exit.finish(1)
     while monitor.calls.oldest(waits=False) is not None:  # the monitor sees to it that this ends
         time.sleep(0.01)
     monitor.post("leaving", {})
@@ -293,11 +294,11 @@ def _leave() -> None:
 
 def _forget() -> None:
     """In a forked child, which is no process of the job."""
-    monitor = _runtime.monitor()
+    monitor = state.monitor()
     if monitor is not None:
         monitor.forget()
         atexit.unregister(_leave)
         if _hooks is not None:
             _hooks.remove()
         jax_internals.leave_distributed()
-    _runtime.forget()
+    state.forget()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from replicax import _ending
-from replicax._calls import Calls, Made
-from replicax._channel import Channel, wait
-from replicax._monitor import LINGER, Monitor
-from replicax._verdict import Diagnosis, Peer, broken, diverged, failure, left, standing, stuck
+from replicax._job import process_exit
+from replicax._job.call_log import Calls, Made
+from replicax._job.channel import Channel, wait
+from replicax._job.diagnosis import Diagnosis, Peer, broken, diverged, failure, left, standing, stuck
+from replicax._job.monitor import LINGER, Monitor
 
 _SETTLE = 0.3  # seconds in which failures count as being of the same time
 _COMPILES = 10  # deadlines of a step that compiling may take
@@ -96,7 +96,7 @@ class Coordinator(Monitor):
         self.calls.hold()
         if times > self._said:
             self._said = times
-            _ending.say("\n".join(f"{standing(peer, now)}, for {times * timeout:g} s now" for peer in compiling))
+            process_exit.say("\n".join(f"{standing(peer, now)}, for {times * timeout:g} s now" for peer in compiling))
         return True
 
     def _heard(self, index: int, kind: str, record: dict[str, Any]) -> None:

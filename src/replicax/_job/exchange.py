@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from replicax import _runtime
 from replicax._base import jax_internals
+from replicax._job import state
 
 _lock = threading.Lock()
 _counts: collections.Counter[str] = collections.Counter()
@@ -22,7 +22,7 @@ _counts: collections.Counter[str] = collections.Counter()
 
 def name(process: int) -> str:
     """What messages call a process of the job."""
-    job = _runtime.current()
+    job = state.current()
     return f"process {process}" if job is None else job.name(process)
 
 
@@ -43,7 +43,7 @@ def everyones(message: str, topic: str = "eager", stopped: Callable[[], bool] | 
         _counts[topic] += 1
     client = jax_internals.coordination_client()
     client.key_value_set(_key(topic, number, me), message)
-    watch = _runtime.waiting(f"{' '.join(message.split())[:80]} (exchange {number})")
+    watch = state.waiting(f"{' '.join(message.split())[:80]} (exchange {number})")
     with watch if stopped is None else contextlib.nullcontext():
         told = [message if i == me else _wait(client, _key(topic, number, i), stopped) for i in range(count)]
     if number >= 2:  # all have sent number - 1, so all have read number - 2

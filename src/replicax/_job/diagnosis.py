@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from replicax._calls import Made
+from replicax._job.call_log import Made
 
 _PATIENCE = 5.0  # seconds of a wait, which may be over without those that have ended their programs
 

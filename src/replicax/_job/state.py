@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 
-from replicax._calls import Call, Calls
-from replicax._channel import HEARTBEAT, seconds_from_environment
+from replicax._job.call_log import Call, Calls
+from replicax._job.channel import HEARTBEAT, seconds_from_environment
 
 if TYPE_CHECKING:
-    from replicax._monitor import Monitor
+    from replicax._job.monitor import Monitor
 
 _START, _STEP = "REPLICAX_START_TIMEOUT", "REPLICAX_STEP_TIMEOUT"
 

@@ -16,10 +16,20 @@ from typing import Any
 
 import jax
 
-from replicax import _ending
 from replicax._base.errors import JobError
-from replicax._channel import LONGEST, LONGEST_OF_A_STRANGER, SPEAKS, STRANGERS, Channel, interface, listen, parse, wait
-from replicax._verdict import odd_ones
+from replicax._job import process_exit
+from replicax._job.channel import (
+    LONGEST,
+    LONGEST_OF_A_STRANGER,
+    SPEAKS,
+    STRANGERS,
+    Channel,
+    interface,
+    listen,
+    parse,
+    wait,
+)
+from replicax._job.diagnosis import odd_ones
 
 _AT_ONCE = 64
 _TEXT = 10_000  # characters of a refusal
@@ -95,7 +105,7 @@ class Gathering:
                     raise self.refuse(self._missing(missing))
                 if not noted and now - start > _NOTE:
                     noted = True
-                    _ending.say(f"{job.name(0)} waits for {self._addresses(missing)}")
+                    process_exit.say(f"{job.name(0)} waits for {self._addresses(missing)}")
                 waiting = [channel for channel, _ in self._unknown] + list(self.channels.values())
                 wait(waiting, [listener], min(_RETRY, self._timeout))
                 self._accept(listener, now)
@@ -258,7 +268,7 @@ def reach(job: Any, timeout: float) -> tuple[Channel, dict[str, Any]]:
     while (left := start + timeout - time.monotonic()) > 0:
         if not noted and timeout - left > _NOTE:
             noted = True
-            _ending.say(f"{job.name(job.process_id)} waits for {where} ({problem})")
+            process_exit.say(f"{job.name(job.process_id)} waits for {where} ({problem})")
         try:
             connection = socket.create_connection((host, port), timeout=min(left, 5.0))
         except OSError as error:
@@ -271,7 +281,7 @@ def reach(job: Any, timeout: float) -> tuple[Channel, dict[str, Any]]:
         while not channel.closed and (left := end - time.monotonic()) > 0:
             if welcome and not noted and time.monotonic() - start > _NOTE:
                 noted = True
-                _ending.say(f"{job.name(job.process_id)} has reached {where}, which waits for others")
+                process_exit.say(f"{job.name(job.process_id)} has reached {where}, which waits for others")
             wait([channel], [], min(left, 1.0))
             channel.flush()
             for message in channel.receive():

@@ -1,0 +1,1 @@
+"""The processes of one job: joining, monitoring, exchanging, ending."""
