@@ -3,8 +3,9 @@
 Public modules that need all parts import this one.
 """
 
-from replicax import _context, _conversion, _default, _pulls, _value_errors
+from replicax import _context, _conversion, _default, _pulls
 from replicax._base import foreign_state, tracebacks
+from replicax._values import errors
 
 
 def _converter() -> _conversion.Converter:
@@ -28,7 +29,7 @@ def _join_nnx() -> None:
 _context.set_default_strategy(_default._DefaultDistributionStrategy())
 _conversion.set_converter(_converter)
 tracebacks.set_advice(_conversion.advise)
-_value_errors.set_in_replica_function(_context.in_replica_function)
+errors.set_in_replica_function(_context.in_replica_function)
 _pulls.install()
 foreign_state.plug_in("keras", _join_keras)
 foreign_state.plug_in("flax.nnx", _join_nnx)

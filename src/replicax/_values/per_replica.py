@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _value_errors
 from replicax._base import jax_internals, nest, pickling
+from replicax._values import errors
 from replicax._values.arrays import filled, is_array, is_text, largest_of, part_of
 from replicax._values.mesh import AXIS, ReplicaMesh
 
@@ -142,7 +142,7 @@ _bare: dict[int, tuple[weakref.ref, ReplicaMesh]] = {}
 _uneven: dict[int, weakref.ref] = {}  # and those of which other replicas have some of other shapes
 
 
-class PerReplica(_value_errors.NotATensor, Value):
+class PerReplica(errors.NotATensor, Value):
     """A value with a component of its own for each replica.
 
     `values` is the tuple of the components of this process. It is no tensor: pass it to `Strategy.run`, in

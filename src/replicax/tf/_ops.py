@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _levels, _value_errors
+from replicax import _levels
 from replicax._base import array_conversion, errors, jax_internals
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import as_dtype
 from replicax._data.elements import as_strings
 from replicax._values import DistributedValues, PerReplica
+from replicax._values import errors as _errors
 from replicax._variables import Variable
 from replicax.tf._operations import fitting, of_broadcast, value_of
 
@@ -35,7 +36,7 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
     if isinstance(value, Variable):
         value = value.value()
     if isinstance(value, PerReplica):
-        raise _value_errors.not_a_tensor(value)
+        raise _errors.not_a_tensor(value)
     if hasattr(value, "__jax_array__") and not isinstance(value, jax.Array):  # Keras's variables too
         value = value.__jax_array__()
     if isinstance(value, jax.Array):
@@ -311,7 +312,7 @@ def pair(x: Any, y: Any) -> tuple[Any, Any]:
     for value in (x, y):
         if isinstance(value, PerReplica):
             in_variable = any(isinstance(other, DistributedValues) and isinstance(other, Variable) for other in (x, y))
-            error = _value_errors.not_a_tensor(value)
+            error = _errors.not_a_tensor(value)
             raise AttributeError(*error.args) if in_variable else error
     if isinstance(x, _NUMBERS) and isinstance(y, _NUMBERS):
         return convert_to_tensor(x), convert_to_tensor(y)
