@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 import replicax as rx
-from replicax._cluster import explain, machine
+from replicax._cluster import explain, local_processes
 from replicax.cluster_resolver import ClusterResolver, SimpleClusterResolver, TFConfigClusterResolver, UnionResolver
 
 NO_ADDRESS = "192.0.2.7"  # of a block that is kept for documents
@@ -164,7 +164,7 @@ def test_addresses_that_are_none(address, trouble):
 
 @pytest.mark.parametrize("address", ["localhost:1024", "127.0.0.1:1024", "[::1]:1024", "a-b.example:65535"])
 def test_addresses_that_are_right(address):
-    assert machine.split_address(address)[1:] in ((1024, None), (65535, None))
+    assert local_processes.split_address(address)[1:] in ((1024, None), (65535, None))
 
 
 def test_one_address_that_is_claimed_twice():
@@ -218,12 +218,12 @@ def test_a_port_that_another_program_holds():
         other.stdin.close()
     text = the_one(report.contradictions, "the address of this process")
     assert text.startswith(f"the address of this process, localhost:{port}: port {port} is in use")
-    if machine._PROC.is_dir():
+    if local_processes._PROC.is_dir():
         assert f" by process {other.pid} (" in text
     assert f"port {port}" not in str(elsewhere.contradictions)  # another task's, which may well run already
 
 
-@pytest.mark.skipif(not machine._PROC.is_dir(), reason="only Linux says who holds a port")
+@pytest.mark.skipif(not local_processes._PROC.is_dir(), reason="only Linux says who holds a port")
 def test_a_port_that_this_process_holds_is_right():
     with socket.socket() as listener:
         listener.bind(("", 0))
@@ -239,7 +239,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.skipif(not machine._PROC.is_dir(), reason="only Linux tells of other processes")
+@pytest.mark.skipif(not local_processes._PROC.is_dir(), reason="only Linux tells of other processes")
 def test_two_processes_that_claim_one_index(tmp_path):
     program = tmp_path / "train.py"
     program.write_text(EXPLAIN)

@@ -492,7 +492,7 @@ def test_a_machine_that_is_none_of_a_slices_is_not_joined(service, tpu_api, monk
 
 
 def test_tpus_that_are_given_wrongly(monkeypatch):
-    from replicax._cluster import google as google_cloud
+    from replicax._cluster import gce as google_cloud
 
     monkeypatch.setattr(google_cloud, "_PRODUCT_FILE", google_cloud.Path("/nowhere"))
     with pytest.raises(ValueError, match="^Please provide a TPU Name to connect to.$"):

@@ -7,16 +7,17 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from replicax import _across, _collectives, _logical, _tpu_system
+from replicax import _across, _collectives, _logical
 from replicax._base import devices
 from replicax._base import nest as _nest
 from replicax._base.types import as_flag
+from replicax._cluster import tpu_system
+from replicax._cluster.topology import DeviceAssignment
 from replicax._context import StrategyLike
 from replicax._cross_device_ops import AllReduceCrossDeviceOps, CollectiveAllReduce
 from replicax._reducer import Reducer
 from replicax._replicated import MirroringExtended
 from replicax._strategy import Strategy
-from replicax._topology import DeviceAssignment
 from replicax._values import PerReplica, ReplicaMesh
 
 
@@ -35,9 +36,9 @@ class TPUExtended(MirroringExtended):
     ):
         self._shards_optimizer_state = as_flag("shard_optimizer_state", shard_optimizer_state)
         self._refuses_assignment = spmd
-        _tpu_system.check_hosts(resolver)
+        tpu_system.check_hosts(resolver)
         self._cluster_resolver = resolver
-        mesh = ReplicaMesh(_tpu_system.replica_devices(assignment))
+        mesh = ReplicaMesh(tpu_system.replica_devices(assignment))
         if shard_optimizer_state and mesh.logical_axes:
             raise ValueError(
                 "shard_optimizer_state=True divides the state among replicas of one device each, and the assignment "

@@ -8,7 +8,7 @@
 
 from replicax._cluster.environment import SageMakerClusterResolver, TFConfigClusterResolver
 from replicax._cluster.explain import Explanation
-from replicax._cluster.google import GCEClusterResolver
+from replicax._cluster.gce import GCEClusterResolver
 from replicax._cluster.kubernetes import ExecutableLocation as KubernetesExecutableLocation
 from replicax._cluster.kubernetes import KubernetesClusterResolver
 from replicax._cluster.resolver import ClusterResolver, SimpleClusterResolver, UnionResolver

@@ -1,6 +1,6 @@
 """TPU systems: their topology, and which cores make up each replica of a `TPUStrategy`."""
 
-from replicax._topology import DeviceAssignment, DeviceOrderMode, Topology
-from replicax._tpu_system import initialize_tpu_system, shutdown_tpu_system
+from replicax._cluster.topology import DeviceAssignment, DeviceOrderMode, Topology
+from replicax._cluster.tpu_system import initialize_tpu_system, shutdown_tpu_system
 
 __all__ = ["DeviceAssignment", "DeviceOrderMode", "Topology", "initialize_tpu_system", "shutdown_tpu_system"]

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from replicax._cluster import machine
+from replicax._cluster import local_processes
 from replicax._cluster.spec import ClusterSpec
 
 _ASK_SECONDS = 10.0  # for the resolver, which may ask a server
@@ -92,7 +92,7 @@ def explain(resolver: Any) -> Explanation:
             except BaseException as error:  # also what would end the thread
                 failures.setdefault(f"{type(error).__name__}: {error}", []).append(name)
 
-    machine.within(_ASK_SECONDS, ask)
+    local_processes.within(_ASK_SECONDS, ask)
     answers, failures = dict(answers), dict(failures)  # the thread may go on
     report.found += sources.found
     report.missing += sources.missing
@@ -163,16 +163,16 @@ def _check_addresses(report: Explanation, tasks: list[tuple[str, int, str]]) -> 
     far: list[str] = []
     addresses: dict[tuple[str, int], Any] = {}
     for job, at, address in tasks:
-        host, port, wrong = machine.split_address(address)
+        host, port, wrong = local_processes.split_address(address)
         task = f"{job} {at}"
         if wrong:
             report.contradictions.append(f"the address of {task}, {address!r}, {wrong}")
-        if machine.is_unspecified(host):
+        if local_processes.is_unspecified(host):
             report.contradictions.append(
                 f"the address of {task}, {address}, is one to listen at; others cannot reach it. Give the machine's own"
             )
         claims[address].append(task)
-        (near if machine.is_loopback(host) else far).append(f"{task} ({address})")
+        (near if local_processes.is_loopback(host) else far).append(f"{task} ({address})")
         addresses[job, at] = (host, port)
     for address, claimants in claims.items():
         if len(claimants) > 1:
@@ -191,11 +191,11 @@ def _check_way(report: Explanation, addresses: dict[tuple[str, int], Any], own: 
     """What this machine says to the addresses: names, its own address and port, proxies."""
     mine = [addresses[own]] if own in addresses else []
     distinct = list(dict.fromkeys(host for host, _ in mine + list(addresses.values())))
-    numbers = machine.look_up(distinct[:_MOST_SHOWN], _LOOK_UP_SECONDS)
+    numbers = local_processes.look_up(distinct[:_MOST_SHOWN], _LOOK_UP_SECONDS)
     for host, found in numbers.items():
         if isinstance(found, str):
             report.contradictions.append(f"the host {host!r} {found}")
-    if len(addresses) > 1 and (proxied := machine.proxied(distinct)):
+    if len(addresses) > 1 and (proxied := local_processes.proxied(distinct)):
         variable, proxy, hosts = proxied
         report.contradictions.append(
             f"{variable}={proxy} is set, and gRPC, by which the processes find each other, would go through that proxy "
@@ -204,13 +204,16 @@ def _check_way(report: Explanation, addresses: dict[tuple[str, int], Any], own: 
     if own not in addresses:
         return
     (host, port), name = addresses[own], f"{own[0]} {own[1]}"
-    here = machine.is_here(host, numbers.get(host, ""))
+    here = local_processes.is_here(host, numbers.get(host, ""))
     if here is False:
-        others = [f"{job} {at}" for (job, at), (h, _) in addresses.items() if machine.is_here(h, numbers.get(h, ""))]
+        others = [
+            f"{job} {at}" for (job, at), (h, _) in addresses.items() if local_processes.is_here(h, numbers.get(h, ""))
+        ]
         instead = f", while {listed(others)} would be here" if others else ""
         report.contradictions.append(
-            f"this process is {name}, whose host {host} is none of this machine's ({listed(sorted(machine.names()))})"
-            f"{instead}. In a container with forwarded ports that may be right"
+            f"this process is {name}, whose host {host} is none of this machine's "
+            f"({listed(sorted(local_processes.names()))}){instead}. In a container with forwarded "
+            "ports that may be right"
         )
-    elif here and port is not None and (trouble := machine.port_trouble(port)):
+    elif here and port is not None and (trouble := local_processes.port_trouble(port)):
         report.contradictions.append(f"the address of this process, {host}:{port}: {trouble}")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from replicax._cluster import machine
+from replicax._cluster import local_processes
 from replicax._cluster.explain import Explanation, listed
 from replicax._cluster.resolver import TaskClusterResolver
 from replicax._cluster.spec import ClusterSpec
@@ -88,7 +88,7 @@ class KubernetesClusterResolver(TaskClusterResolver):
     def _pods(self, job: str) -> list[Any]:
         found = []
         for selector in self._labels[job]:
-            found += sorted(self._list(selector).items, key=lambda pod: machine.natural(pod.metadata.name))
+            found += sorted(self._list(selector).items, key=lambda pod: local_processes.natural(pod.metadata.name))
         return found
 
     def _list(self, selector: str) -> Any:

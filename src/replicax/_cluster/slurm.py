@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from replicax._cluster import machine
+from replicax._cluster import local_processes
 from replicax._cluster.explain import Explanation
 from replicax._cluster.resolver import TaskClusterResolver
 from replicax._cluster.spec import ClusterSpec
@@ -139,7 +139,7 @@ class SlurmClusterResolver(TaskClusterResolver):
         jobs = {"worker": _number("SLURM_STEP_NUM_TASKS")} if jobs is None else jobs
         hosts = _tasks_by_host(tasks_per_node)
         tasks = [
-            (host, index) for host in sorted(hosts, key=machine.natural) for index in range(hosts[host])
+            (host, index) for host in sorted(hosts, key=local_processes.natural) for index in range(hosts[host])
         ]  # in the order of ranks
         if sum(jobs.values()) != len(tasks):
             raise RuntimeError(f"Requested {sum(jobs.values())} tasks but only {len(tasks)} were assigned.")

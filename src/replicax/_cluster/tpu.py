@@ -13,7 +13,7 @@ import jax
 
 from replicax._base import devices as _devices
 from replicax._base.errors import DeviceError
-from replicax._cluster import google, machine
+from replicax._cluster import gce, local_processes
 from replicax._cluster.explain import Explanation
 from replicax._cluster.resolver import ClusterResolver, master_url
 from replicax._cluster.spec import ClusterSpec
@@ -158,7 +158,7 @@ class TPUClusterResolver(ClusterResolver):
         """Joins the job of the slice's machines, where there are several and it is known which of them this is."""
         if self._workers.name == "local":
             return
-        hosts = [machine.split_address(address)[0] for address in self._addresses()]
+        hosts = [local_processes.split_address(address)[0] for address in self._addresses()]
         if len(hosts) > 1 and (own := self._number_of_this_machine(hosts)) is not None:
             self._task_id = own
             self._join([(self._task_type, i) for i in range(len(hosts))], _own_addresses(hosts), own)
@@ -169,10 +169,10 @@ class TPUClusterResolver(ClusterResolver):
         if self._workers.own is not None:
             return self._workers.own
         text, source = os.environ.get("TPU_WORKER_ID", ""), f"{self._workers.source} and TPU_WORKER_ID"
-        if not text and google.on_google_cloud():
+        if not text and gce.on_google_cloud():
             source = f"{self._workers.source} and the metadata of this machine"
             with contextlib.suppress(OSError):
-                text = google.metadata("instance/attributes/agent-worker-number")
+                text = gce.metadata("instance/attributes/agent-worker-number")
         return _number(text, hosts, source) if text else None
 
     def _addresses(self) -> list[str]:
@@ -186,11 +186,11 @@ class TPUClusterResolver(ClusterResolver):
 
     def _node(self) -> dict[str, Any]:
         """What the Cloud TPU service says about this TPU."""
-        self._project = self._project or google.metadata("project/project-id")
-        self._zone = self._zone or google.metadata("instance/zone").rpartition("/")[2]
+        self._project = self._project or gce.metadata("project/project-id")
+        self._zone = self._zone or gce.metadata("instance/zone").rpartition("/")[2]
         if self._service is None:
             options = {"discoveryServiceUrl": self._discovery_url} if self._discovery_url else {}
-            self._service = google.service("tpu", "v2", self._credentials, "TPU cluster resolver", **options)
+            self._service = gce.service("tpu", "v2", self._credentials, "TPU cluster resolver", **options)
         name = f"projects/{self._project}/locations/{self._zone}/nodes/{self._workers.name}"
         try:
             return self._service.projects().locations().nodes().get(name=name).execute()
@@ -297,10 +297,10 @@ def _find(tpu: Any, config: dict[str, Any]) -> _Workers:
             return _vm_workers(hosts.split(","), own, f"{variable} and TPU_WORKER_ID in the environment")
     if _devices.virtual_count("TPU"):
         return _Workers("local", None, 0, "the virtual TPU devices")
-    if google.on_google_cloud():
+    if gce.on_google_cloud():
         try:
-            hosts = google.metadata("instance/attributes/worker-network-endpoints")
-            own = google.metadata("instance/attributes/agent-worker-number")
+            hosts = gce.metadata("instance/attributes/worker-network-endpoints")
+            own = gce.metadata("instance/attributes/agent-worker-number")
         except OSError as error:
             raise ValueError(f"Please provide a TPU Name to connect to. (The metadata has none: {error}.)") from error
         # An entry is a host, or name:id:number.
@@ -334,7 +334,7 @@ def _own_addresses(hosts: list[str]) -> list[str]:
 
 def _free_address(others: list[str]) -> str:
     """An address of this machine at which nothing listens, on the way to the others."""
-    host = machine.split_address(others[0])[0]
+    host = local_processes.split_address(others[0])[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way, socket.socket() as free:
         try:
             way.connect((host if host.replace(".", "").isdecimal() else "192.0.2.1", 1))  # sends nothing

@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 
-from replicax import _function, _tpu_system
+from replicax import _function
 from replicax._base import accelerators, jax_internals
 from replicax._base import devices as _devices
+from replicax._cluster import tpu_system
 
 
 class LogicalDevice:
@@ -208,8 +209,8 @@ CONFIG: dict[str, Any] = {
     "LogicalDevice": LogicalDevice,
     "LogicalDeviceConfiguration": LogicalDeviceConfiguration,
     "PhysicalDevice": PhysicalDevice,
-    "experimental_connect_to_cluster": _tpu_system.experimental_connect_to_cluster,
-    "experimental_connect_to_host": _tpu_system.experimental_connect_to_host,
+    "experimental_connect_to_cluster": tpu_system.experimental_connect_to_cluster,
+    "experimental_connect_to_host": tpu_system.experimental_connect_to_host,
     "experimental_functions_run_eagerly": _function.functions_run_eagerly,
     "experimental_run_functions_eagerly": _function.run_functions_eagerly,
     "functions_run_eagerly": _function.functions_run_eagerly,

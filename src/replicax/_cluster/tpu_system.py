@@ -17,7 +17,7 @@ import numpy as np
 
 from replicax._base import devices as _devices
 from replicax._base.errors import DeviceError
-from replicax._topology import DeviceAssignment, Topology
+from replicax._cluster.topology import DeviceAssignment, Topology
 
 
 def tpu_devices() -> list[list[jax.Device]]:
