@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from replicax._data.buffer import Buffer
+from replicax._data.prefetch import Buffer
 from replicax.data import AUTOTUNE, Dataset
 
 R = Dataset.range

@@ -16,7 +16,7 @@ import pytest
 import replicax as rx
 from replicax._base import array_conversion
 from replicax._base.host_memory import SMALL, Pool, is_settled, settle
-from replicax._data.buffer import SPARE
+from replicax._data.prefetch import SPARE
 from replicax.data import Dataset
 
 ROWS, WIDTH, BATCH = 320, 32, 32

@@ -15,7 +15,7 @@ from test_ways import SUM, a_few_strategies, mirrored, one_device
 import replicax as rx
 from replicax import _input, _pieces, _programs
 from replicax._agreed_input import Pass
-from replicax._data.several import Demand
+from replicax._data.multi_step import Demand
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
 ROWS = np.arange(210, dtype=np.float32).reshape(70, 3) / 100

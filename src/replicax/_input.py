@@ -34,10 +34,10 @@ from replicax._data import (
     iterators,
     tensor_spec,
 )
-from replicax._data.buffer import Buffer, is_small
 from replicax._data.iterators import call_user
+from replicax._data.multi_step import Demand, Several, together_on_host
+from replicax._data.prefetch import Buffer, is_small
 from replicax._data.reading import packed, unpacked
-from replicax._data.several import Demand, Several, together_on_host
 from replicax._job import state as _state
 from replicax._sources import Distributed, Source, normalize_source
 from replicax._splits import ALONE, Shares, not_a_batch, rebatched_rounds

@@ -12,7 +12,7 @@ import numpy as np  # noqa: F401  for the examples
 from replicax._agreed_input import Round, Worker, empty, kinds_of
 from replicax._base.errors import InvalidArgumentError
 from replicax._data import RowBatches, num_rows, regroup
-from replicax._ragged import refuse_composites
+from replicax._data.ragged import refuse_composites
 
 ALONE = Worker()
 

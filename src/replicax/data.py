@@ -14,7 +14,7 @@ from replicax._data import (
     Options,
     RaggedTensor,
 )
-from replicax._files import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset, TFRecordWriter
+from replicax._data.files import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset, TFRecordWriter
 
 __all__ = [
     "AUTOTUNE",

@@ -16,6 +16,7 @@ from replicax._data.dataset import Dataset, Variant, counter, from_variant, to_v
 from replicax._data.elements import as_host, as_tensor, host_structure, num_rows, regroup
 from replicax._data.iterators import DatasetIterator, ElementIterator, NumpyIterator, Optional, fold
 from replicax._data.options import DistributeOptions, Options
+from replicax._data.ragged import RaggedTensor
 from replicax._data.reading import Maker, Reading, replayed, use_default_seed
 from replicax._data.rows import RowBatches
 from replicax._data.specs import (
@@ -27,7 +28,6 @@ from replicax._data.specs import (
     shown_spec,
     tensor_spec,
 )
-from replicax._ragged import RaggedTensor
 
 __all__ = [
     "AUTOTUNE",

@@ -6,14 +6,14 @@ from typing import Any, NoReturn
 
 import numpy as np  # noqa: F401  for the example below
 
-from replicax._data import core
-from replicax._data.batches import Batches
-from replicax._data.combined import Combined
-from replicax._data.core import Base
-from replicax._data.functions import Functions
-from replicax._data.grouping import Grouping
-from replicax._data.order import Order
-from replicax._data.saving import Saving
+from replicax._data import base
+from replicax._data.base import Base
+from replicax._data.batch import Batches
+from replicax._data.combine import Combined
+from replicax._data.group_by import Grouping
+from replicax._data.map_filter import Functions
+from replicax._data.save_load import Saving
+from replicax._data.shuffle_repeat import Order
 from replicax._data.sources import Sources
 
 
@@ -65,7 +65,7 @@ class Dataset(Sources, Batches, Functions, Grouping, Order, Combined, Saving):
         )
 
 
-core.set_dataset_class(Dataset)
+base.set_dataset_class(Dataset)
 counter = Dataset.counter  # which is `tf.data.experimental.Counter` too
 
 

@@ -15,7 +15,7 @@ from replicax._base import array_text
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.host_memory import is_settled
 from replicax._base.specs import PYTHON_DTYPES, TensorShape, has_64_bit_types
-from replicax._ragged import refuse_composites
+from replicax._data.ragged import refuse_composites
 
 
 def tensor_dtype(dtype: Any) -> Any:

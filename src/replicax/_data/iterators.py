@@ -14,10 +14,10 @@ import numpy as np
 from replicax._base import tracebacks
 from replicax._base.errors import InvalidArgumentError, OutOfRangeError
 from replicax._base.host_memory import Pool, kept
-from replicax._data.buffer import advancing
 from replicax._data.elements import Nested, as_host, as_tensor, host_structure
+from replicax._data.multi_step import Several, together
+from replicax._data.prefetch import advancing
 from replicax._data.reading import Node, Reading, packed, unpacked
-from replicax._data.several import Several, together
 from replicax._data.specs import host_spec, tensor_spec
 
 _E = TypeVar("_E", bound=Exception)

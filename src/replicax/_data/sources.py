@@ -14,8 +14,8 @@ import numpy as np
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.host_memory import kept
 from replicax._base.specs import TensorShape, TensorSpec, as_dtype, dtype_name, spec_of
-from replicax._data.combined import counted
-from replicax._data.core import Base, made
+from replicax._data.base import Base, made
+from replicax._data.combine import counted
 from replicax._data.elements import as_host, host_structure, num_rows, read_only
 from replicax._data.iterators import call_user
 from replicax._data.reading import Reading, Seeds, replayed

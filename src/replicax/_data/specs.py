@@ -10,8 +10,8 @@ import numpy as np
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, TensorSpec, spec_of
 from replicax._data.elements import Nested, tensor_dtype
+from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
 from replicax._data.reading import Maker, Reading
-from replicax._ragged import RaggedTensor, RaggedTensorSpec
 
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2

@@ -158,7 +158,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
     "strings": ("Strings.", _all("_strings", "STRINGS")),
     "io": (
         "Files.",
-        {**_from("_gfile", "matching_files read_file write_file"), **_from("replicax._files", "TFRecordWriter")},
+        {**_from("_gfile", "matching_files read_file write_file"), **_from("replicax._data.files", "TFRecordWriter")},
     ),
     "io.gfile": ("Files of any filesystem.", _all("_gfile", "GFILE")),
     "debugging": ("Assertions.", _all("_debugging", "COMPARISONS", "DEBUGGING")),
@@ -192,7 +192,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             **_from("replicax._data", f"{_SIZES} Dataset DatasetSpec NumpyIterator Options"),
             "Iterator": _At("replicax._data", "DatasetIterator"),
-            **_from("replicax._files", "FixedLengthRecordDataset TFRecordDataset TextLineDataset"),
+            **_from("replicax._data.files", "FixedLengthRecordDataset TFRecordDataset TextLineDataset"),
         },
     ),
     "data.experimental": (

@@ -21,7 +21,7 @@ from replicax._base import nest
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
 from replicax._data.elements import as_strings
-from replicax._ragged import RaggedTensor
+from replicax._data.ragged import RaggedTensor
 from replicax._variables import Variable
 from replicax.tf._ops import as_array, as_axis, convert_to_tensor, known
 

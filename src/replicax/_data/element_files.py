@@ -27,7 +27,7 @@ import numpy as np
 from replicax._base.atomic_files import Kind, existing, read_record, replacing, write_record
 from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec, as_dtype, spec_of
-from replicax._data.core import Base
+from replicax._data.base import Base
 from replicax._data.elements import flatten, tensor_dtype
 from replicax._data.reading import Maker, Reading, replayed
 

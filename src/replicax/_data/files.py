@@ -20,9 +20,9 @@ from replicax._base import doc_pages
 from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec
 from replicax._data import UNKNOWN_CARDINALITY, Dataset, Reading, replayed
+from replicax._data.element_files import checked_compression
 from replicax._data.elements import positive
 from replicax._data.sources import names_of
-from replicax._data.stored import checked_compression
 
 
 class _FileDataset(Dataset):

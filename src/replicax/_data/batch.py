@@ -12,12 +12,12 @@ import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, TensorSpec
-from replicax._data.core import Base
+from replicax._data.base import Base
 from replicax._data.elements import flatten, grouped, num_rows, pad_and_stack, padded_shape, positive, regroup, stack
+from replicax._data.ragged import refuse_composites
 from replicax._data.reading import Maker, Reading, replayed
 from replicax._data.rows import RowBatches, skip_rows
 from replicax._data.specs import UNKNOWN_CARDINALITY, batch_count, tensor_spec, with_batch, without_batch
-from replicax._ragged import refuse_composites
 
 
 class Batches(Base):

@@ -11,13 +11,13 @@ from typing import Any, Self
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
-from replicax._data.buffer import Prefetched
-from replicax._data.core import Base
+from replicax._data.base import Base
+from replicax._data.element_files import written_once
 from replicax._data.elements import positive
+from replicax._data.prefetch import Prefetched
 from replicax._data.reading import Kept, Reading, Seeds, replayed
 from replicax._data.rows import repeated, shard_rows, shuffle_rows, skip_rows, take_rows
 from replicax._data.specs import AUTOTUNE, INFINITE_CARDINALITY
-from replicax._data.stored import written_once
 
 # How many elements wait where it is not told: one that is computed with, and one on its way.
 _PREFETCHED = 2

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from replicax._data.buffer import advancing, on_behalf_of
+from replicax._data.prefetch import advancing, on_behalf_of
 
 _Future = concurrent.futures.Future[Any]
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorSpec
-from replicax._data.core import Base, made
+from replicax._data.base import Base, made
 from replicax._data.elements import flatten
-from replicax._data.order import in_turn
 from replicax._data.reading import Reading, Seeds, replayed
 from replicax._data.rows import plain_rows
+from replicax._data.shuffle_repeat import in_turn
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, common_spec, same_kinds, tensor_spec
 
 
