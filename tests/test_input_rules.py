@@ -20,8 +20,8 @@ from replicax._base.errors import InvalidArgumentError, OutOfRangeError
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import InputContext, InputOptions, InputReplicationMode
 from replicax._data import AutoShardPolicy, Dataset, Options, as_tensor, iterators
-from replicax._input import DistributedDataset, DistributedDatasetsFromFunction, DistributedIterator
-from replicax._splits import split_batch
+from replicax._input.distributed_dataset import DistributedDataset, DistributedDatasetsFromFunction, DistributedIterator
+from replicax._input.split import split_batch
 
 R = Dataset.range
 LIMIT = 30  # seconds that a test may wait for a thread
@@ -778,7 +778,7 @@ def test_the_interpreter_ends_while_a_thread_runs(last, run_python):
     done = run_python(
         f"""
         import threading, jax, numpy as np
-        from replicax._input import DistributedDataset
+        from replicax._input.distributed_dataset import DistributedDataset
         class Source:
             def __iter__(self):
                 yield np.arange(2)

@@ -13,9 +13,10 @@ import pytest
 from test_ways import SUM, a_few_strategies, mirrored, one_device
 
 import replicax as rx
-from replicax import _input, _pieces, _programs
-from replicax._agreed_input import Pass
+from replicax import _pieces, _programs
 from replicax._data.multi_step import Demand
+from replicax._input import distributed_dataset
+from replicax._input.agreement import Pass
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
 ROWS = np.arange(210, dtype=np.float32).reshape(70, 3) / 100
@@ -324,8 +325,10 @@ IN_MEMORY = {
 @pytest.mark.parametrize("what", IN_MEMORY)
 def test_rows_of_several_batches_are_taken_together_and_are_the_same(what, strategy, monkeypatch):
     strategy, joined = strategy(), []
-    on_host = _input.together_on_host
-    monkeypatch.setattr(_input, "together_on_host", lambda parts: joined.append(on_host(parts)) or joined[-1])
+    on_host = distributed_dataset.together_on_host
+    monkeypatch.setattr(
+        distributed_dataset, "together_on_host", lambda parts: joined.append(on_host(parts)) or joined[-1]
+    )
     iterator = iter(strategy.experimental_distribute_dataset(IN_MEMORY[what]))
     state, expected = iterator.save_state(), list(iterator)
     iterator.restore_state(state)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _across, _compile_log, _context, _input, _levels, _tape
+from replicax import _across, _compile_log, _context, _levels, _tape
 from replicax._base import array_conversion, array_text, jax_internals, nest
 from replicax._base import specs as _specs
 from replicax._base.indexed_slices import IndexedSlices
@@ -19,6 +19,7 @@ from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._blocks import DynamicRange
 from replicax._data import ElementIterator
 from replicax._data.elements import as_host, as_strings
+from replicax._input import distributed_dataset
 from replicax._pulls import array_of, like, shapes_of
 from replicax._values import Mirrored, PerReplica, as_copies, is_array, is_text
 from replicax._variables import Variable
@@ -113,7 +114,7 @@ class Call:
             self.iterators.append(leaf)
             return (kind, place)  # its elements are looked at when they are there
         self.statics.append(leaf)
-        self.has_dataset |= isinstance(leaf, _input.DistributedDataset)
+        self.has_dataset |= isinstance(leaf, distributed_dataset.DistributedDataset)
         return (kind, id(leaf))
 
     def meshes(self) -> list[Any]:
@@ -225,7 +226,11 @@ def _is_dynamic(leaf: Any) -> bool:
 
 
 def _is_argument_leaf(value: Any) -> bool:
-    return nest.is_leaf(value) or isinstance(value, _input.DistributedDataset) or hasattr(type(value), "__next__")
+    return (
+        nest.is_leaf(value)
+        or isinstance(value, distributed_dataset.DistributedDataset)
+        or hasattr(type(value), "__next__")
+    )
 
 
 def is_python_iterator(value: Any) -> bool:

@@ -15,11 +15,12 @@ from typing import Any
 
 import jax
 
-from replicax import _alone, _context, _data, _function, _hlo, _input, _levels, _step_hints
+from replicax import _alone, _context, _data, _function, _hlo, _levels, _step_hints
 from replicax._arguments import Call
 from replicax._base import devices as _devices
 from replicax._data import ElementIterator
 from replicax._figures import Benchmark
+from replicax._input import distributed_dataset
 from replicax._pulls import element_arrays
 
 
@@ -242,7 +243,7 @@ class _Feed:
         if isinstance(batch, _data.Dataset):
             batch = strategy.experimental_distribute_dataset(batch)
         iterators = [x for x in batch if isinstance(x, ElementIterator)] if isinstance(batch, tuple) else []
-        if isinstance(batch, (_input.DistributedDataset, _data.Dataset)):
+        if isinstance(batch, (distributed_dataset.DistributedDataset, _data.Dataset)):
             self._dataset, self._iterator = batch, iter(batch)
         elif isinstance(batch, ElementIterator) or len(iterators) == 1:
             self._given = batch if iterators else None
@@ -309,7 +310,7 @@ class _Feed:
             self._end()
 
     def _end(self) -> None:
-        if isinstance(self._iterator, _input.DistributedIterator):  # which has a thread
+        if isinstance(self._iterator, distributed_dataset.DistributedIterator):  # which has a thread
             self._iterator.close()
 
 

@@ -17,7 +17,7 @@ from replicax import _context, _late, _levels, _tracking
 from replicax._base import foreign_state, specs
 from replicax._base.atomic_files import path_text
 from replicax._base.errors import CheckpointError
-from replicax._input import DistributedIterator
+from replicax._input.distributed_dataset import DistributedIterator
 from replicax._job import exchange
 from replicax._resource_variable import ResourceVariable
 from replicax._restoring import (

@@ -51,7 +51,7 @@ from replicax._default import get_strategy
 from replicax._extended import StrategyExtended
 from replicax._figures import Benchmark, Benchmarks
 from replicax._function import Function, function
-from replicax._input import DistributedDataset, DistributedIterator
+from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
 from replicax._mirrored import MirroredStrategy
 from replicax._multi_worker import MultiWorkerMirroredStrategy
 from replicax._one_device import OneDeviceStrategy

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from replicax import _context, _conversion, _data, _levels, _variables
-from replicax._agreed_input import Worker
 from replicax._base.types import CommunicationOptions, InputOptions, ReduceOp, ValueContext, as_options, as_reduce_op
 from replicax._context import StrategyLike
 from replicax._cross_device_ops import CrossDeviceOps
+from replicax._input.agreement import Worker
 from replicax._reducer import Reducer
 from replicax._values import ReplicaMesh
 

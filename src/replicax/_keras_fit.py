@@ -25,7 +25,7 @@ from replicax._base.errors import OutOfRangeError
 from replicax._base.foreign_state import around
 from replicax._data import Dataset
 from replicax._data.iterators import ends_data
-from replicax._input import DistributedDataset, DistributedIterator
+from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
 from replicax._keras_losses import scale_loss, unscale_loss
 from replicax._tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues, PerReplica

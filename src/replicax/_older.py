@@ -15,7 +15,7 @@ from typing import Any
 
 from replicax._base import nest
 from replicax._base.types import InputOptions, InputReplicationMode, ReduceOp
-from replicax._input import DistributedDataset, DistributedIterator
+from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
 
 _warned: set[str] = set()
 

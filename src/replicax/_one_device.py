@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _creation, _cross_device_ops, _function, _input, _levels
+from replicax import _context, _creation, _cross_device_ops, _function, _levels
 from replicax._array_storage import ArrayStorage
 from replicax._base import devices as _devices
 from replicax._base.types import InputContext, InputOptions
 from replicax._context import StrategyLike
-from replicax._placement import Placement
+from replicax._input import distributed_dataset
+from replicax._input.placement import Placement
 from replicax._replicated import device_text
 from replicax._resource_variable import ResourceVariable
 from replicax._single_replica import SingleReplicaContext, SingleReplicaExtended
@@ -89,11 +90,11 @@ class OneDeviceExtended(SingleReplicaExtended):
         return _cross_device_ops.CollectiveAllReduce()
 
     def _distribute_dataset(self, dataset: Any, options: InputOptions) -> Any:
-        return _input.DistributedDataset(dataset, 1, self._placement.place, options)
+        return distributed_dataset.DistributedDataset(dataset, 1, self._placement.place, options)
 
     def _datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: InputOptions) -> Any:
         context = InputContext(*self._worker, 1)
-        return _input.DistributedDatasetsFromFunction(
+        return distributed_dataset.DistributedDatasetsFromFunction(
             dataset_fn, 1, self._placement.place, options, context, self._worker
         )
 

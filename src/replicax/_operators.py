@@ -15,9 +15,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _data, _input, _levels, _pulls, _staging
+from replicax import _data, _levels, _pulls, _staging
 from replicax._blocks import DynamicRange, Undefined
 from replicax._conversion import where
+from replicax._input import distributed_dataset
 
 
 class _Negation(threading.local):
@@ -170,7 +171,7 @@ def for_stmt(
         return _for_range(iter_, extra_test, body, *state)
     if isinstance(iter_, jax.Array) and iter_.ndim and _levels.is_tracing():
         return _for_tensor(iter_, extra_test, body, *state)
-    datasets = _data.Dataset, _data.ElementIterator, _input.DistributedDataset
+    datasets = _data.Dataset, _data.ElementIterator, distributed_dataset.DistributedDataset
     if isinstance(iter_, datasets) and _levels.is_tracing():
         _pulls.drive_from_host("A loop over a dataset")
     return _for_python(iter_, extra_test, body, *state)

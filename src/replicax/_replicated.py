@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from replicax import _context, _conversion, _creation, _function, _input, _levels, _run, _spmd
+from replicax import _context, _conversion, _creation, _function, _levels, _run, _spmd
 from replicax._base import nest
 from replicax._base.types import (
     CommunicationOptions,
@@ -25,7 +25,8 @@ from replicax._context import StrategyLike
 from replicax._cross_device_ops import CrossDeviceOps
 from replicax._distributed_variables import MirroredVariable, SyncOnReadVariable, _Distributed
 from replicax._extended import StrategyExtended
-from replicax._placement import Placement
+from replicax._input import distributed_dataset
+from replicax._input.placement import Placement
 from replicax._reducer import Reducer
 from replicax._values import DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_array, own_component, select
 from replicax._variables import Variable
@@ -100,12 +101,14 @@ class ReplicatedExtended(StrategyExtended):
 
     def _distribute_dataset(self, dataset: Any, options: InputOptions) -> Any:
         replicas, place = len(self._mesh.local_ids), self._placement.place
-        return _input.DistributedDataset(dataset, replicas, place, options, worker=self._worker)
+        return distributed_dataset.DistributedDataset(dataset, replicas, place, options, worker=self._worker)
 
     def _datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: InputOptions) -> Any:
         replicas, place = len(self._mesh.local_ids), self._placement.place
         context = InputContext(*self._worker, self._mesh.size)
-        return _input.DistributedDatasetsFromFunction(dataset_fn, replicas, place, options, context, self._worker)
+        return distributed_dataset.DistributedDatasetsFromFunction(
+            dataset_fn, replicas, place, options, context, self._worker
+        )
 
 
 class MirroringExtended(ReplicatedExtended):

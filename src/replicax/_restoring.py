@@ -13,7 +13,7 @@ import jax
 from replicax import _checkpoint_files as _files
 from replicax import _late, _tracking
 from replicax._base.errors import InvalidArgumentError
-from replicax._input import DistributedIterator
+from replicax._input.distributed_dataset import DistributedIterator
 from replicax._tracking import Names, Node, PositionLeaf
 
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"

@@ -19,7 +19,7 @@ from replicax._base.types import VariableAggregation, VariableSynchronization
 from replicax._creation import name_scope, variable_creator_scope
 from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
 from replicax._distributed_variables import MirroredVariable as _MirroredVariable
-from replicax._input import DistributedDataset, DistributedIterator
+from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
 from replicax._tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues
 from replicax._values import Mirrored as _Mirrored

@@ -34,7 +34,7 @@ from replicax._cross_device_ops import (
 )
 from replicax._default import get_strategy
 from replicax._extended import StrategyExtended
-from replicax._input import DistributedDataset, DistributedIterator
+from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
 from replicax._mirrored import MirroredStrategy
 from replicax._multi_worker import ExperimentalMultiWorkerMirroredStrategy, MultiWorkerMirroredStrategy
 from replicax._one_device import OneDeviceStrategy

@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._agreed_input import Pass, Round, Worker, agreed, all_static, empty, one_order
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
@@ -38,9 +37,10 @@ from replicax._data.iterators import call_user
 from replicax._data.multi_step import Demand, Several, together_on_host
 from replicax._data.prefetch import Buffer, is_small
 from replicax._data.reading import packed, unpacked
+from replicax._input.agreement import Pass, Round, Worker, agreed, all_static, empty, one_order
+from replicax._input.sources import Distributed, Source, normalize_source
+from replicax._input.split import ALONE, Shares, not_a_batch, rebatched_rounds
 from replicax._job import state as _state
-from replicax._sources import Distributed, Source, normalize_source
-from replicax._splits import ALONE, Shares, not_a_batch, rebatched_rounds
 
 __all__ = ["DistributedDataset", "DistributedDatasetsFromFunction", "DistributedIterator", "Optional"]
 

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np  # noqa: F401  for the examples
 
-from replicax._agreed_input import Round, Worker, empty, kinds_of
 from replicax._base.errors import InvalidArgumentError
 from replicax._data import RowBatches, num_rows, regroup
 from replicax._data.ragged import refuse_composites
+from replicax._input.agreement import Round, Worker, empty, kinds_of
 
 ALONE = Worker()
 

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 
 from replicax import _data
-from replicax._agreed_input import Kind, Round, Worker
 from replicax._base import nest
 from replicax._base.array_conversion import as_array
+from replicax._input.agreement import Kind, Round, Worker
 from replicax._values import PerReplica, ReplicaMesh, is_array, is_text
 
 

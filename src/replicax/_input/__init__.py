@@ -1,0 +1,1 @@
+"""Distributed datasets: a share of each global batch on every replica's device."""
