@@ -287,7 +287,7 @@ def join(alone: bool) -> None:
 
 def watch() -> dict[str, float]:
     """Seconds that it takes to tell the job's watch that a call begins and that it has been dispatched."""
-    from replicax import _dispatch
+    from replicax._collectives import in_flight as _in_flight
     from replicax._job import state as _state
 
     mesh = rx.MultiWorkerMirroredStrategy().extended._mesh
@@ -298,7 +298,7 @@ def watch() -> dict[str, float]:
             call.output = done
 
     def dispatch() -> None:
-        with _dispatch.calling(mesh, "step") as call:
+        with _in_flight.calling(mesh, "step") as call:
             call.output = done
 
     def took(call: Callable[[], None]) -> float:

@@ -31,8 +31,9 @@ from test_ways import (
 )
 
 import replicax as rx
-from replicax import _hlo, _levels, _shards
+from replicax import _hlo, _levels
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._collectives import sharding
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(8, 3)).astype(np.float32)
@@ -413,7 +414,7 @@ def test_the_first_step_takes_over_what_nobody_holds(scope):
 @pytest.fixture(autouse=True)
 def small_arrays_are_cut(monkeypatch):
     """As large ones are, which would take longer."""
-    monkeypatch.setattr(_shards, "FEWEST", 0)
+    monkeypatch.setattr(sharding, "FEWEST", 0)
 
 
 class Sharded(NamedTuple):

@@ -17,7 +17,7 @@ import pytest
 from jax._src.lax import parallel
 
 from replicax import _primitives
-from replicax._all_reduce import all_reduce_p
+from replicax._collectives.all_reduce import all_reduce_p
 
 OLDEST, NEWEST = (0, 10, 2), (0, 12)
 # What only one of the two ends of the supported versions has.

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax import _blocks, _collectives, _levels
+from replicax import _blocks, _levels
 from replicax._base import array_conversion
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import ReduceOp, as_reduce_op
+from replicax._collectives import arithmetic
 from replicax._values import is_array
 
 
@@ -249,7 +250,7 @@ def _dtype(result: Any) -> Any:
                 f"A function whose gradients are accumulated returns arrays, got {result!r} of type "
                 f"{type(result).__name__}."
             )
-    _collectives.check_numeric(result.dtype)
+    arithmetic.check_numeric(result.dtype)
     return result.dtype
 
 
@@ -262,6 +263,6 @@ def _kept(result: Any, dtype: Any) -> Any:
 
 
 def _finished(total: Any, count: int, op: ReduceOp, dtype: Any) -> Any:
-    return (_collectives.divided(total, count, total.dtype) if op is ReduceOp.MEAN else total).astype(
-        _collectives.mean_dtype(dtype) if op is ReduceOp.MEAN else dtype
+    return (arithmetic.divided(total, count, total.dtype) if op is ReduceOp.MEAN else total).astype(
+        arithmetic.mean_dtype(dtype) if op is ReduceOp.MEAN else dtype
     )

@@ -19,9 +19,9 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from replicax import _levels
 from replicax._base import jax_internals, nest
 from replicax._base.types import VariableAggregation
-from replicax._collectives import first_component
+from replicax._collectives.arithmetic import first_component
+from replicax._collectives.reducer import Reducer
 from replicax._distributed_variables import OfReplicas
-from replicax._reducer import Reducer
 from replicax._resource_variable import ResourceVariable
 from replicax._storage import Storage, Types
 from replicax._values import AXIS, ReplicaMesh

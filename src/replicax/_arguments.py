@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _across, _compile_log, _context, _levels, _tape
+from replicax import _compile_log, _context, _levels, _tape
 from replicax._base import array_conversion, array_text, jax_internals, nest
 from replicax._base import specs as _specs
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.optimizing import optimizes_programs
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._blocks import DynamicRange
+from replicax._collectives import cross_process
 from replicax._data import ElementIterator
 from replicax._data.elements import as_host, as_strings
 from replicax._input import distributed_dataset
@@ -86,7 +87,7 @@ class Call:
                 self.dynamic += parts
                 return (kind, *((part.shape, part.dtype, getattr(part, "weak_type", False)) for part in parts))
             if kind is PerReplica and leaf.to_be_compared():
-                _across.compare(leaf)
+                cross_process.compare(leaf)
             array = array_of(leaf)
             if array is None:
                 self.ragged = True

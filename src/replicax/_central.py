@@ -11,10 +11,10 @@ from replicax import _creation
 from replicax._aggregating import AggregatingVariable, DeviceHome, HostHome
 from replicax._base import devices, nest
 from replicax._base.types import as_aggregation, as_synchronization
-from replicax._collectives import first_component
+from replicax._collectives.arithmetic import first_component
+from replicax._collectives.cross_device_ops import CollectiveAllReduce
+from replicax._collectives.reducer import Reducer
 from replicax._context import StrategyLike
-from replicax._cross_device_ops import CollectiveAllReduce
-from replicax._reducer import Reducer
 from replicax._replicated import ReplicatedExtended, device_text
 from replicax._strategy import Strategy
 from replicax._values import ReplicaMesh

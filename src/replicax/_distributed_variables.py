@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _assigned_alike, _collectives, _context, _late, _levels
+from replicax import _assigned_alike, _context, _late, _levels
 from replicax._as_leaves import convert_leaf
 from replicax._base import array_conversion, errors, nest
 from replicax._base.host_memory import put
@@ -21,8 +21,9 @@ from replicax._base.types import (
     VariableAggregation,
     VariableSynchronization,
 )
+from replicax._collectives import arithmetic
+from replicax._collectives.reducer import Reducer
 from replicax._mesh_storage import ComponentStorage, MirroredStorage, StackedStorage
-from replicax._reducer import Reducer
 from replicax._resource_variable import ResourceVariable
 from replicax._scattering import SCATTER
 from replicax._values import DistributedValues, Mirrored, PerReplica, own_component
@@ -311,9 +312,9 @@ class SyncOnReadVariable(_Distributed):
         if frame.local and frame.mesh is mesh:
             leaves = frame.read(self)
             if op is None:
-                return [_collectives.first_replica(leaf) for leaf in leaves]
-            add = _collectives.local_sum
-            return _collectives.local_reduce(op, leaves, mesh.size, lambda x: [add(leaf) for leaf in x])
+                return [arithmetic.first_replica(leaf) for leaf in leaves]
+            add = arithmetic.local_sum
+            return arithmetic.local_reduce(op, leaves, mesh.size, lambda x: [add(leaf) for leaf in x])
         if isinstance(frame, _levels.Level) and not frame.local:
             leaves = frame.read(self)
             if op is None:

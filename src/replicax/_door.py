@@ -32,6 +32,12 @@ from replicax._base.types import (
     VariableSynchronization,
 )
 from replicax._cluster.spec import ClusterSpec
+from replicax._collectives.cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
 from replicax._context import (
     ReplicaContext,
     experimental_set_strategy,
@@ -40,12 +46,6 @@ from replicax._context import (
     in_cross_replica_context,
 )
 from replicax._creation import name_scope, variable_creator_scope
-from replicax._cross_device_ops import (
-    CrossDeviceOps,
-    HierarchicalCopyAllReduce,
-    NcclAllReduce,
-    ReductionToOneDevice,
-)
 from replicax._default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
 from replicax._default import get_strategy
 from replicax._extended import StrategyExtended

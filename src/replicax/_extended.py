@@ -13,10 +13,10 @@ from typing import Any, Self
 
 from replicax import _context, _conversion, _data, _levels, _variables
 from replicax._base.types import CommunicationOptions, InputOptions, ReduceOp, ValueContext, as_options, as_reduce_op
+from replicax._collectives.cross_device_ops import CrossDeviceOps
+from replicax._collectives.reducer import Reducer
 from replicax._context import StrategyLike
-from replicax._cross_device_ops import CrossDeviceOps
 from replicax._input.agreement import Worker
-from replicax._reducer import Reducer
 from replicax._values import ReplicaMesh
 
 

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from replicax import _assigned_alike, _context, _creation, _levels, _tape
 from replicax._base import errors, jax_internals, nest, profiling
 from replicax._base.types import CommunicationOptions, ReduceOp
+from replicax._collectives.reducer import Reducer
 from replicax._context import ReplicaContext, StrategyLike
-from replicax._reducer import Reducer
 from replicax._values import Mirrored, PerReplica, arrays_of, regroup, select
 
 _PACKAGE = __name__.rpartition(".")[0]

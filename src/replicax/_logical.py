@@ -15,8 +15,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import _across, _context, _levels
+from replicax import _context, _levels
 from replicax._base import array_conversion
+from replicax._collectives import cross_process
 from replicax._distributed_variables import MirroredVariable
 from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, is_global
 from replicax._variables import Variable
@@ -114,7 +115,7 @@ def lay_out(mesh: ReplicaMesh, tensor: Any, layout: PartitionSpec) -> Any:
     if in_replica:
         return array_conversion.as_array(array)
     if not (mesh.all_local or is_global(array) or isinstance(array, jax.core.Tracer)):
-        return _across.from_first_laid_out(mesh, array, layout)
+        return cross_process.from_first_laid_out(mesh, array, layout)
     return _placed(array, NamedSharding(mesh.mesh, layout))
 
 

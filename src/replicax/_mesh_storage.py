@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import _across, _levels, _packs, _shards
+from replicax import _levels, _packs
+from replicax._collectives import cross_process, sharding
 from replicax._storage import Storage, Types, no_slots
 from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_global
 
@@ -30,7 +31,7 @@ class MeshStorage(Storage):
         if self.mesh.all_local:
             return leaves
         what = f"the initial value of {self.name.removesuffix(':0')}"
-        return [leaf if is_global(leaf) else _across.from_first(self.mesh, leaf, what) for leaf in leaves]
+        return [leaf if is_global(leaf) else cross_process.from_first(self.mesh, leaf, what) for leaf in leaves]
 
     def may_be_listed(self, spread: bool) -> bool:
         return True
@@ -205,13 +206,13 @@ class ShardedStorage(MeshStorage):
         return self
 
     def has_rows(self, index: int) -> bool:
-        return _shards.is_cut(self.types[index], self.mesh.size)
+        return sharding.is_cut(self.types[index], self.mesh.size)
 
     def leaf_types(self, local: bool) -> Types:
         count, types = self.mesh.size, []
         for index, kind in enumerate(self.types):
             if self.has_rows(index):
-                length = _shards.length(kind, count)
+                length = sharding.length(kind, count)
                 kind = jax.ShapeDtypeStruct((length,) if local else (count, length), kind.dtype)
             types.append(kind)
         return types
@@ -222,7 +223,7 @@ class ShardedStorage(MeshStorage):
         arrays = []
         for index, leaf in enumerate(leaves):
             if self.has_rows(index):
-                rows = _shards.as_rows(leaf, mesh.size)
+                rows = sharding.as_rows(leaf, mesh.size)
                 arrays.append(mesh.stack([rows[i] for i in mesh.local_ids]))
             else:
                 arrays.append(mesh.mirror([leaf] * len(mesh.local_ids)))

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from replicax import _across
 from replicax._base import devices
 from replicax._base.types import CommunicationImplementation, CommunicationOptions, as_flag, as_options
+from replicax._collectives import cross_process
+from replicax._collectives.cross_device_ops import CollectiveAllReduce
+from replicax._collectives.reducer import Reducer
 from replicax._context import StrategyLike
-from replicax._cross_device_ops import CollectiveAllReduce
 from replicax._job import exchange, state
-from replicax._reducer import Reducer
 from replicax._replicated import MirroringExtended, device_text
 from replicax._strategy import Strategy
 from replicax._values import ReplicaMesh
@@ -50,7 +50,7 @@ class MultiWorkerMirroredExtended(MirroringExtended):
                 state.set_step_timeout(options.timeout_seconds)
         mesh = ReplicaMesh(devices.find_devices(None) if alone else _everyones_devices())
         super().__init__(container_strategy, Reducer(mesh, CollectiveAllReduce(), known))
-        _across.connect(mesh)
+        cross_process.connect(mesh)
         if known.implementation is CommunicationImplementation.NCCL and mesh.devices[0].platform == "cpu":
             warnings.warn("NCCL is asked for, but the replicas are on CPU devices, which use Gloo.", stacklevel=4)
 

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _creation, _cross_device_ops, _function, _levels
+from replicax import _context, _creation, _function, _levels
 from replicax._array_storage import ArrayStorage
 from replicax._base import devices as _devices
 from replicax._base.types import InputContext, InputOptions
+from replicax._collectives import cross_device_ops
 from replicax._context import StrategyLike
 from replicax._input import distributed_dataset
 from replicax._input.placement import Placement
@@ -83,11 +84,11 @@ class OneDeviceExtended(SingleReplicaExtended):
         return variable
 
     def _broadcast(self, tensor: Any, destinations: Any) -> Any:
-        _cross_device_ops.check_destinations(destinations)
+        cross_device_ops.check_destinations(destinations)
         return tensor  # with one device there is nothing to copy it to
 
-    def _get_cross_device_ops(self, value: Any = None) -> _cross_device_ops.CrossDeviceOps:
-        return _cross_device_ops.CollectiveAllReduce()
+    def _get_cross_device_ops(self, value: Any = None) -> cross_device_ops.CrossDeviceOps:
+        return cross_device_ops.CollectiveAllReduce()
 
     def _distribute_dataset(self, dataset: Any, options: InputOptions) -> Any:
         return distributed_dataset.DistributedDataset(dataset, 1, self._placement.place, options)

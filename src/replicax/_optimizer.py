@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _dispatch, _function, _levels, _sharded_evaluation, _shards, _states
+from replicax import _context, _function, _levels, _sharded_evaluation, _states
 from replicax._base import nest
 from replicax._base.types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
+from replicax._collectives import in_flight, sharding
+from replicax._collectives.reducer import Reducer
 from replicax._distributed_variables import MirroredVariable
-from replicax._reducer import Reducer
 from replicax._sharded_variables import ShardedVariable
 from replicax._values import AXIS, Mirrored, PerReplica, mapped
 from replicax._variables import Variable
@@ -209,7 +210,7 @@ class Optimizer:
             self._programs[tree] = jax.jit(mapped(program, mesh, (jax.P(), specs, jax.P()), (jax.P(), specs)))
         for variable in (self.state, *self._flat):
             variable._be_settled()  # by a thread that may want the lock
-        with _dispatch.calling(mesh, "optimizer") as call, _levels.lock:
+        with in_flight.calling(mesh, "optimizer") as call, _levels.lock:
             values = nest.map_values(lambda v: v._of_leaves(v._storage.read()), self._variables)
             parameters, parameter_tree = jax.tree.flatten(values)
             state = self.state.parts()
@@ -222,7 +223,7 @@ class Optimizer:
         """New parameters and this replica's part of the new state, from its part of the gradients or all of them."""
         count = self._reducer.mesh.size
         kinds = self.state._types
-        wide = [jax.ShapeDtypeStruct(x.shape, (x.part if isinstance(x, _shards.Part) else x).dtype) for x in gradients]
+        wide = [jax.ShapeDtypeStruct(x.shape, (x.part if isinstance(x, sharding.Part) else x).dtype) for x in gradients]
         of_state = self.state._of_leaves
         structures: list[Any] = []
 
@@ -238,8 +239,8 @@ class Optimizer:
                 f"The optimizer's state had the structure {self.state._treedef}; an update gives {structures[-1]}."
             )
         cut = [self.state._storage.has_rows(i) for i in range(len(kinds))]
-        parts = [_shards.Part(x, kind.shape) if is_part else x for x, kind, is_part in zip(state, kinds, cut)]
-        known = [_shards.known_part(x, count) for x in parameters]
+        parts = [sharding.Part(x, kind.shape) if is_part else x for x, kind, is_part in zip(state, kinds, cut)]
+        known = [sharding.known_part(x, count) for x in parameters]
         results = _sharded_evaluation.evaluate(closed, [*gradients, *parts, *known], count)
         new_state = []
         for value, kind, is_part in zip(results[len(parameters) :], kinds, cut):
@@ -247,7 +248,7 @@ class Optimizer:
                 raise ValueError(
                     f"An array of the optimizer's state had shape {kind.shape}; an update gives {value.shape}."
                 )
-            new = _shards.own_part(value, count) if is_part else _shards.whole(value)
+            new = sharding.own_part(value, count) if is_part else sharding.whole(value)
             new_state.append(new.astype(kind.dtype))
         options = self._options_of_parts()
         return self._reducer.gather_parts(results[: len(parameters)], options), new_state

@@ -24,8 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _collectives, _convolutions, _stages
+from replicax import _convolutions, _stages
 from replicax._base import jax_internals
+from replicax._collectives import arithmetic
 from replicax._interpret import Environment, Interpreter, Rule, computed, equations, equations_in, needed_for, stages
 from replicax._primitives import CALLS, CHECKPOINTS, COLLECTIVES
 from replicax._values import AXIS, filled, largest_of, part_of
@@ -163,7 +164,7 @@ class Gathers:
         elif leaf.shape[axis] == 0:  # others are likely to have more, and what follows may need some
             shapes, self.guessed = [leaf.shape, (*leaf.shape[:axis], 1, *leaf.shape[axis + 1 :])], True
         if len(set(shapes)) == 1:
-            return _collectives.gathered_alike(leaf, axis)
+            return arithmetic.gathered_alike(leaf, axis)
         if len({(*shape[:axis], *shape[axis + 1 :]) for shape in shapes}) > 1:
             raise NotAlike(f"the replicas gather values of shapes {', '.join(map(str, shapes))} along axis {axis}")
         everyone = lax.all_gather(filled(leaf, largest_of([leaf.shape, *shapes])), AXIS)

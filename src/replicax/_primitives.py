@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 from collections.abc import Mapping
 
-from replicax._all_reduce import all_reduce_p
+from replicax._collectives.all_reduce import all_reduce_p
 
 # All replicas have to come to these, or those that come wait for ever. JAX 0.10 and 0.12 have different ones.
 COLLECTIVES = frozenset(

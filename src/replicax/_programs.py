@@ -17,9 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax import (
-    _across,
     _compile_log,
-    _dispatch,
     _levels,
     _nans,
     _packs,
@@ -34,6 +32,7 @@ from replicax import (
 from replicax._arguments import Call, Results
 from replicax._base import errors, nest
 from replicax._base.optimizing import optimizes_programs
+from replicax._collectives import cross_process, in_flight
 from replicax._program_inputs import ProgramInputs
 from replicax._pulls import Pull, element_arrays
 from replicax._storage import Storage
@@ -96,7 +95,7 @@ class Program:
         _levels.programs.add(self)
         inputs = [*call.dynamic, *(leaf for pull in pulls for leaf in element_arrays(pull.element))]
         # What it is called, with the shapes of its input, where others call it too.
-        self.label = f"{self.name}({_dispatch.shapes((x.dtype, x.shape) for x in inputs)})"
+        self.label = f"{self.name}({in_flight.shapes((x.dtype, x.shape) for x in inputs)})"
         self._is_compiled = False
         self._moved = False  # whether leaves of its variables have come to stand elsewhere
         self._inputs: Any = None
@@ -272,7 +271,7 @@ class Program:
         label = self.label if steps == 1 else f"{steps} steps of {self.label}"
         chosen: Any = self
         with (
-            _dispatch.calling(mesh, label, small=True) if mesh is not None else _nowhere as under_way,
+            in_flight.calling(mesh, label, small=True) if mesh is not None else _nowhere as under_way,
             _levels.lock,
         ):
             if _levels.awaited and not _step_failures.in_callback():
@@ -348,7 +347,7 @@ class Program:
         error = self._guard.error(self.name)
         if self._keeps and self._mesh is not None and not self._mesh.all_local:
             with _levels.lock:
-                failed = _across.any_worker(self._mesh, error is not None, f"the end of {self.name}")
+                failed = cross_process.any_worker(self._mesh, error is not None, f"the end of {self.name}")
             if failed and error is None:
                 error = errors.FailedElsewhere(
                     f"A function that the compiled {self.name} calls back raised an error on another worker, which "
@@ -358,7 +357,7 @@ class Program:
             there = _nans.are_in([*new, *results])
             if self._mesh is not None and not self._mesh.all_local:
                 with _levels.lock:
-                    there = _across.any_worker(self._mesh, there, f"the look for NaN in {self.name}")
+                    there = cross_process.any_worker(self._mesh, there, f"the look for NaN in {self.name}")
             error = self._nan_error(arguments) if there else None
         if error is None and self._keeps:
             with _levels.lock:

@@ -21,13 +21,13 @@ from replicax._base.types import (
     as_aggregation,
     as_synchronization,
 )
+from replicax._collectives.cross_device_ops import CrossDeviceOps
+from replicax._collectives.reducer import Reducer
 from replicax._context import StrategyLike
-from replicax._cross_device_ops import CrossDeviceOps
 from replicax._distributed_variables import MirroredVariable, SyncOnReadVariable, _Distributed
 from replicax._extended import StrategyExtended
 from replicax._input import distributed_dataset
 from replicax._input.placement import Placement
-from replicax._reducer import Reducer
 from replicax._values import DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_array, own_component, select
 from replicax._variables import Variable
 

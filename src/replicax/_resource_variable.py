@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax import _collectives, _context, _levels
+from replicax import _context, _levels
 from replicax._array_storage import ArrayStorage
+from replicax._collectives import arithmetic
 from replicax._scattering import SCATTER
 from replicax._storage import Storage
 from replicax._values import AXIS, DistributedValues
@@ -110,15 +111,15 @@ class ResourceVariable(Variable):
         if method == "assign":  # the last replica's value stays
             lasts = [group[-1] for group in groups] if groups else [lax.axis_size(AXIS) - 1]
             last = jnp.isin(lax.axis_index(AXIS), jnp.array(lasts))
-            return [_collectives.local_sum(jnp.where(last, leaf, z), groups) for leaf, z in zip(leaves, zero)]
-        return [x + _collectives.local_sum(combine(z, leaf), groups) for x, z, leaf in zip(old, zero, leaves)]
+            return [arithmetic.local_sum(jnp.where(last, leaf, z), groups) for leaf, z in zip(leaves, zero)]
+        return [x + arithmetic.local_sum(combine(z, leaf), groups) for x, z, leaf in zip(old, zero, leaves)]
 
     def _update_slices(self, method, slices):
         indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
         if level := self._level_of_sharing_replicas():
             level.shared.append((self, method, [indices, values]))
             groups = level.mesh.groups
-            indices, values = (_collectives.local_gather(x, 0, groups) for x in (indices, values))
+            indices, values = (arithmetic.local_gather(x, 0, groups) for x in (indices, values))
         with _levels.lock:
             new = SCATTER[method](self._get()[0], indices, values)
             self._put([new])

@@ -18,7 +18,7 @@ from typing import Any
 
 from replicax import _compiled_runs, _context, _function, _levels, _lockstep, _spmd
 from replicax._base import nest
-from replicax._reducer import Reducer
+from replicax._collectives.reducer import Reducer
 from replicax._values import PerReplica, ReplicaMesh, adopted, is_array, is_text
 
 

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _collectives
 from replicax._base import jax_internals
+from replicax._collectives import arithmetic
+from replicax._collectives.sharding import Part, Same, is_cut, own_part, whole
 from replicax._interpret import Interpreter, Rule
 from replicax._primitives import ELEMENTWISE, IN_CALLS, SAME_ELEMENTS
-from replicax._shards import Part, Same, is_cut, own_part, whole
 from replicax._values import AXIS
 
 
@@ -142,7 +142,7 @@ def _max_of_all(x: Any) -> Any:
 
 # For each reduction, what changes nothing in it, and how it is made on a part and on all replicas' results.
 _REDUCTIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "reduce_sum": (lambda dtype: 0, lambda x: jnp.sum(x, dtype=x.dtype), _collectives.local_sum),
+    "reduce_sum": (lambda dtype: 0, lambda x: jnp.sum(x, dtype=x.dtype), arithmetic.local_sum),
     "reduce_max": (_least, jnp.max, _max_of_all),
     "reduce_min": (_greatest, jnp.min, _min_of_all),
     "reduce_and": (lambda dtype: 1, jnp.min, _min_of_all),

@@ -10,9 +10,10 @@ import jax
 from jax import lax
 from jax.sharding import NamedSharding
 
-from replicax import _dispatch, _levels, _shards
+from replicax import _levels
 from replicax._base import jax_internals, nest
-from replicax._collectives import first_component
+from replicax._collectives import in_flight, sharding
+from replicax._collectives.arithmetic import first_component
 from replicax._distributed_variables import OfReplicas
 from replicax._mesh_storage import ShardedStorage
 from replicax._values import ReplicaMesh
@@ -70,14 +71,14 @@ class ShardedVariable(OfReplicas):
         if self._is_local():
             leaves = self._get()
             places = [i for i in range(len(leaves)) if self._storage.has_rows(i)]
-            parts = [_shards.Part(leaves[i], self._types[i].shape) for i in places]
-            return [dict(zip(places, _shards.gathered(parts))).get(i, leaf) for i, leaf in enumerate(leaves)]
+            parts = [sharding.Part(leaves[i], self._types[i].shape) for i in places]
+            return [dict(zip(places, sharding.gathered(parts))).get(i, leaf) for i, leaf in enumerate(leaves)]
         if _levels.is_tracing():
             pairs = enumerate(_levels.frame().read(self))
-            return [_shards.of_rows(x, self._types[i].shape) if self._storage.has_rows(i) else x for i, x in pairs]
+            return [sharding.of_rows(x, self._types[i].shape) if self._storage.has_rows(i) else x for i, x in pairs]
         mesh, frame, self._storage.lent = self._there, _levels.frame(), True
         shapes = tuple(self._types[i].shape if self._storage.has_rows(i) else None for i in range(len(self._types)))
-        with jax_internals.at_once(), _dispatch.calling(mesh, f"reading {self._name}") as call:
+        with jax_internals.at_once(), in_flight.calling(mesh, f"reading {self._name}") as call:
             wholes = _gathered(self._storage.read(), shapes, mesh.mirrored)
             call.output = wholes[0] if wholes else None
             replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) and frame.mesh is mesh else 0
@@ -95,10 +96,12 @@ class ShardedVariable(OfReplicas):
         count = self._there.size
         if self._is_local():
             new = [
-                _shards.own_part(leaf, count) if self._storage.has_rows(i) else leaf for i, leaf in enumerate(leaves)
+                sharding.own_part(leaf, count) if self._storage.has_rows(i) else leaf for i, leaf in enumerate(leaves)
             ]
         elif _levels.is_tracing():
-            new = [_shards.as_rows(leaf, count) if self._storage.has_rows(i) else leaf for i, leaf in enumerate(leaves)]
+            new = [
+                sharding.as_rows(leaf, count) if self._storage.has_rows(i) else leaf for i, leaf in enumerate(leaves)
+            ]
         else:
             new = self._storage.spread(leaves)
         with _levels.lock:
@@ -112,7 +115,7 @@ class ShardedVariable(OfReplicas):
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _gathered(arrays: list[jax.Array], shapes: tuple[Any, ...], mirrored: NamedSharding) -> list[jax.Array]:
     """The whole arrays, on every device; those without a shape are whole already."""
-    wholes = [x if shape is None else _shards.of_rows(x, shape) for x, shape in zip(arrays, shapes)]
+    wholes = [x if shape is None else sharding.of_rows(x, shape) for x, shape in zip(arrays, shapes)]
     return [lax.with_sharding_constraint(leaf, mirrored) for leaf in wholes]
 
 

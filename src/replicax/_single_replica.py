@@ -6,9 +6,10 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from replicax import _collectives, _context, _run
+from replicax import _context, _run
 from replicax._base import nest
 from replicax._base.types import CommunicationOptions, ReduceOp, ValueContext
+from replicax._collectives import arithmetic
 from replicax._context import ReplicaContext
 from replicax._extended import StrategyExtended
 
@@ -40,7 +41,7 @@ class SingleReplicaExtended(StrategyExtended):
     def _reduce(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...] | None) -> Any:
         if axis is None:
             return value
-        return nest.map_structure(lambda leaf: _collectives.reduce_along(op, [leaf], axis), value)
+        return nest.map_structure(lambda leaf: arithmetic.reduce_along(op, [leaf], axis), value)
 
     def _gather(self, value: Any, axis: int) -> Any:
         return value

@@ -21,13 +21,14 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _assigned_alike, _collectives, _context, _control_flow, _convolutions, _levels, _pieces, _tape
+from replicax import _assigned_alike, _context, _control_flow, _convolutions, _levels, _pieces, _tape
 from replicax._base import jax_internals, nest, profiling, signatures
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import CommunicationOptions, ReduceOp
+from replicax._collectives import arithmetic
+from replicax._collectives.reducer import Reducer
 from replicax._context import ReplicaContext, StrategyLike
 from replicax._pulls import RunEagerly, lifts
-from replicax._reducer import Reducer
 from replicax._replica_results import Outputs, Results
 from replicax._values import (
     AXIS,
@@ -123,7 +124,7 @@ class SpmdContext(ReplicaContext):
 
     def _all_gather(self, leaves: list[Any], axis: int, options: CommunicationOptions) -> list[Any]:
         with jax.named_scope("all_gather"):
-            return self._exchange(leaves, lambda own: [_collectives.local_gather(leaf, axis) for leaf in own])
+            return self._exchange(leaves, lambda own: [arithmetic.local_gather(leaf, axis) for leaf in own])
 
 
 class _Trace:

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax import _levels
-from replicax._all_reduce import AS_FEW_AS_POSSIBLE, all_reduce_p, by_dtype
 from replicax._base import jax_internals
+from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, all_reduce_p, by_dtype
 from replicax._interpret import stages
 from replicax._values import AXIS
 from replicax._vectors import Graph, Piece, Values, joined, pieces, whole

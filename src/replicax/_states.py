@@ -16,8 +16,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _across, _creation, _dispatch, _late, _levels, _shards
+from replicax import _creation, _late, _levels
 from replicax._base import nest
+from replicax._collectives import cross_process, in_flight, sharding
 from replicax._distributed_variables import MirroredVariable
 from replicax._resource_variable import ResourceVariable
 from replicax._values import ReplicaMesh
@@ -83,22 +84,22 @@ def _everyones(program: Any, mesh: ReplicaMesh | None) -> bool:
     text = ""  # all workers compare, also one that has none
     with contextlib.suppress(Exception):  # constants that have no bytes
         text = f"{program}\n" + "\n".join(hashlib.sha256(np.asarray(x).tobytes()).hexdigest() for x in program.consts)
-    return _across.is_everyones(mesh, f"initial state\n{text}", alike=True) and text != ""
+    return cross_process.is_everyones(mesh, f"initial state\n{text}", alike=True) and text != ""
 
 
 def _run(program: Any, leaves: list[Any], kinds: list[Any], mesh: ReplicaMesh | None, cut: bool) -> list[jax.Array]:
     if mesh is None:
         return jax.jit(_firm(program, kinds))(leaves)
-    rows = [cut and _shards.is_cut(kind, mesh.size) for kind in kinds]
+    rows = [cut and sharding.is_cut(kind, mesh.size) for kind in kinds]
     state = _firm(program, kinds)
 
     def arrays(leaves: list[Any]) -> list[Any]:
-        return [_shards.as_rows(x, mesh.size) if is_cut else x for x, is_cut in zip(state(leaves), rows)]
+        return [sharding.as_rows(x, mesh.size) if is_cut else x for x, is_cut in zip(state(leaves), rows)]
 
     whole = jax.jit(arrays, out_shardings=[mesh.stacked if is_cut else mesh.mirrored for is_cut in rows])
     if mesh.all_local:
         return whole(leaves)
-    with _dispatch.calling(mesh, "initial state") as call:
+    with in_flight.calling(mesh, "initial state") as call:
         call.compile(whole, leaves)
         made = whole(leaves)
         call.output = made[0]

@@ -7,15 +7,16 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from replicax import _across, _collectives, _logical
+from replicax import _logical
 from replicax._base import devices
 from replicax._base import nest as _nest
 from replicax._base.types import as_flag
 from replicax._cluster import tpu_system
 from replicax._cluster.topology import DeviceAssignment
+from replicax._collectives import arithmetic, cross_process
+from replicax._collectives.cross_device_ops import AllReduceCrossDeviceOps, CollectiveAllReduce
+from replicax._collectives.reducer import Reducer
 from replicax._context import StrategyLike
-from replicax._cross_device_ops import AllReduceCrossDeviceOps, CollectiveAllReduce
-from replicax._reducer import Reducer
 from replicax._replicated import MirroringExtended
 from replicax._strategy import Strategy
 from replicax._values import PerReplica, ReplicaMesh
@@ -45,7 +46,7 @@ class TPUExtended(MirroringExtended):
                 f"gives each replica {mesh.logical_size}. Leave the option out: the state of a variable that is "
                 "split over its replica's logical devices is split as the variable is."
             )
-        _across.connect(mesh)
+        cross_process.connect(mesh)
         # Packing tensors that are split over logical devices would bring them together first.
         ops = AllReduceCrossDeviceOps(0) if mesh.logical_axes else CollectiveAllReduce()
         super().__init__(container_strategy, Reducer(mesh, ops), _check_values)
@@ -69,7 +70,7 @@ def _check_values(nest: Any) -> None:
     """`InvalidArgumentError` where the components of a value in the nest differ in shape."""
     for leaf in _nest.leaves(nest):
         if isinstance(leaf, PerReplica):
-            _collectives.check_static(leaf)
+            arithmetic.check_static(leaf)
 
 
 class TPUStrategy(Strategy):

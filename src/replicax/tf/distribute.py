@@ -19,18 +19,18 @@ from replicax._base.types import (
     ValueContext,
 )
 from replicax._central import CentralStorageStrategy
+from replicax._collectives.cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
 from replicax._context import (
     ReplicaContext,
     experimental_set_strategy,
     get_replica_context,
     has_strategy,
     in_cross_replica_context,
-)
-from replicax._cross_device_ops import (
-    CrossDeviceOps,
-    HierarchicalCopyAllReduce,
-    NcclAllReduce,
-    ReductionToOneDevice,
 )
 from replicax._default import get_strategy
 from replicax._extended import StrategyExtended

@@ -22,13 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _across, _collectives, _context, _cross_device_ops, _dispatch, _levels, _tape
+from replicax import _context, _levels, _tape
 from replicax._base import nest
 from replicax._base.array_conversion import as_array
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import CommunicationOptions, ReduceOp, VariableAggregation
-from replicax._collectives import check_numeric, first_component, gather_axis
-from replicax._cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps, is_variable
+from replicax._collectives import arithmetic, cross_device_ops, cross_process, in_flight
+from replicax._collectives.arithmetic import check_numeric, first_component, gather_axis
+from replicax._collectives.cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps, is_variable
 from replicax._values import (
     DistributedValues,
     Mirrored,
@@ -140,9 +141,9 @@ class Reducer:
                 for part in values[i].values:
                     check_numeric(part.dtype)
                 if self.mesh.all_local:  # else all workers' are compared
-                    _collectives.check_alike(values[i].values)
+                    arithmetic.check_alike(values[i].values)
         if self.mesh.size == 1:  # the only replica's values arrive bare
-            return [_collectives.reduce_parts(op, [value]) if is_array(value) else value for value in values]
+            return [arithmetic.reduce_parts(op, [value]) if is_array(value) else value for value in values]
         results = [self._on_each_replica(value) for value in values]
         if own:
             pairs = [(values[i], values[i]) for i in own]
@@ -157,7 +158,7 @@ class Reducer:
     def everyones_sizes(self, size: Any) -> list[int]:
         """Returns a number of each replica, on all workers."""
         sizes = list(size.values) if isinstance(size, PerReplica) else [size] * len(self.mesh.local_ids)
-        return sizes if self.mesh.all_local else _across.everyones_sizes(self.mesh, sizes)
+        return sizes if self.mesh.all_local else cross_process.everyones_sizes(self.mesh, sizes)
 
     # One value, by its form.
 
@@ -216,21 +217,21 @@ class Reducer:
         if not isinstance(value, DistributedValues):
             if axis is None:
                 return self._non_distributed(op, value)
-            return _collectives.reduce_along(op, [as_array(_read(value))] * self.mesh.size, axis)
+            return arithmetic.reduce_along(op, [as_array(_read(value))] * self.mesh.size, axis)
         if not isinstance(value, PerReplica):  # mirrored
             value = value.values[0]
-            return value if axis is None else _collectives.reduce_along(op, [_read(value)], axis)
+            return value if axis is None else arithmetic.reduce_along(op, [_read(value)], axis)
         if value._local is not None:
             return self._local(op, value._local, axis)
         if value.whole:
             return self._stacked(op, value._array, axis)
         if self._spans_processes():
             if axis is None:
-                return _across.reduced(op, value.values, self.mesh)
-            return _across.reduced_along(op, value.values, axis, self.mesh)
+                return cross_process.reduced(op, value.values, self.mesh)
+            return cross_process.reduced_along(op, value.values, axis, self.mesh)
         if axis is None:
-            return _collectives.reduce_parts(op, value.values)
-        return _collectives.reduce_along(op, value.values, axis)
+            return arithmetic.reduce_parts(op, value.values)
+        return arithmetic.reduce_along(op, value.values, axis)
 
     def _spans_processes(self) -> bool:
         """Returns whether components, as they are now, are of some of the replicas only."""
@@ -243,12 +244,12 @@ class Reducer:
             axes = axis if isinstance(axis, tuple) else (axis,)
             own = int(np.prod([leaf.shape[a] for a in axes], dtype=np.int64))
             uneven = _levels.frame().gathers is not None
-            count = _collectives.local_sum(jnp.asarray(own, jnp.int32)) if uneven else count * own
-            total = _collectives.local_sum(_collectives.reduce_along(ReduceOp.SUM, [leaf], axis))
+            count = arithmetic.local_sum(jnp.asarray(own, jnp.int32)) if uneven else count * own
+            total = arithmetic.local_sum(arithmetic.reduce_along(ReduceOp.SUM, [leaf], axis))
         else:
             check_numeric(leaf.dtype)
-            total = _collectives.local_sum(leaf)
-        return _collectives.divided(total, count, leaf.dtype) if op is ReduceOp.MEAN else total
+            total = arithmetic.local_sum(leaf)
+        return arithmetic.divided(total, count, leaf.dtype) if op is ReduceOp.MEAN else total
 
     def _stacked(self, op: ReduceOp, stacked: Any, axis: Any) -> Any:
         """Reduces the rows of a stacked array."""
@@ -257,16 +258,16 @@ class Reducer:
         check_numeric(row.dtype)
         axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
         if axis is not None:  # checks the axis, and raises in the components' terms
-            jax.eval_shape(lambda x: _collectives.reduce_along(op, [x], axis), row)
+            jax.eval_shape(lambda x: arithmetic.reduce_along(op, [x], axis), row)
         axes = tuple(a % len(row.shape) for a in axes)
         if traced:
-            total = _collectives.sum_of_rows(stacked, axes)
+            total = arithmetic.sum_of_rows(stacked, axes)
         else:
-            with _dispatch.calling(mesh, "reduce", [stacked]) as call:
+            with in_flight.calling(mesh, "reduce", [stacked]) as call:
                 call.output = total = _sum_of_rows(stacked, axes)
             total = _tape.renamed(total, mesh.copies(total)[0])
         count = stacked.shape[0] * int(np.prod([row.shape[a] for a in axes], dtype=np.int64))
-        return _collectives.divided(total, count, row.dtype) if op is ReduceOp.MEAN else total
+        return arithmetic.divided(total, count, row.dtype) if op is ReduceOp.MEAN else total
 
     def _gathered(self, value: Any, axis: int) -> Any:
         """Returns the concatenation of a distributed value's components; another value as it is."""
@@ -275,15 +276,15 @@ class Reducer:
         if not isinstance(value, PerReplica):
             return value
         if value._local is not None:
-            return _collectives.local_gather(value._local, axis)
+            return arithmetic.local_gather(value._local, axis)
         parts = []
         for part in value.values:
             part = _context._tensor(part, "gather", sparse=True)
             parts.append(part if is_array(part) else part.to_dense())
         axis = gather_axis(axis, parts[0].ndim)
         if self._spans_processes():
-            parts = _across.all_parts(self.mesh, parts, axis)
-        _collectives.check_alike(parts, free_axis=axis)
+            parts = cross_process.all_parts(self.mesh, parts, axis)
+        arithmetic.check_alike(parts, free_axis=axis)
         return jnp.concatenate(parts, axis)
 
     def _on_each_replica(self, value: Any) -> Any:
@@ -297,13 +298,13 @@ class Reducer:
         def first(part: Any) -> Any:
             if isinstance(part, IndexedSlices):
                 return IndexedSlices(first(part.values), first(part.indices), part.dense_shape)
-            return _across.from_first(self.mesh, as_array(part), "the first replica's value")
+            return cross_process.from_first(self.mesh, as_array(part), "the first replica's value")
 
         return nest.map_structure(first, value.values[0])
 
     def _batch(self, op: ReduceOp, pairs: list[tuple[Any, Any]], options: CommunicationOptions) -> list[Any]:
         for _, destinations in pairs:
-            _cross_device_ops.check_destinations(destinations)
+            cross_device_ops.check_destinations(destinations)
         stacked = [value._array for value, _ in pairs if isinstance(value._array, jax.core.Tracer)]
         if len(stacked) < len(pairs):
             return self.ops.batch_reduce(op, pairs, options)
@@ -314,7 +315,7 @@ class Reducer:
         ]
 
 
-_sum_of_rows = jax.jit(_collectives.sum_of_rows, static_argnums=1)
+_sum_of_rows = jax.jit(arithmetic.sum_of_rows, static_argnums=1)
 
 
 def _read(value: Any) -> Any:

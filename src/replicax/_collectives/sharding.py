@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax._all_reduce import AS_FEW_AS_POSSIBLE, Packing, after
+from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, Packing, after
 from replicax._values import AXIS
 
 FEWEST = 1 + (1 << 14) // 4  # elements: in float32 what is too large for a pack of variables

@@ -21,12 +21,12 @@ import jax
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _across, _collectives, _dispatch, _shards
-from replicax._all_reduce import Packing, all_reduce
 from replicax._base import devices, jax_internals, nest
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.optimizing import optimizes_programs
 from replicax._base.types import CommunicationOptions, ReduceOp, as_integer, as_options
+from replicax._collectives import arithmetic, cross_process, in_flight, sharding
+from replicax._collectives.all_reduce import Packing, all_reduce
 from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, mapped
 
 _DESTINATIONS = "destinations must be one of a `DistributedValues` object, a tf.Variable object, or a device string."
@@ -131,7 +131,7 @@ class CrossDeviceOps:
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
         """For subclasses: what `broadcast` does after it has checked its arguments."""
-        return placed(_collectives.as_array(tensor), destinations)
+        return placed(arithmetic.as_array(tensor), destinations)
 
     def _local_reduce(
         self, op: ReduceOp, leaves: list[Any], mesh: ReplicaMesh, options: CommunicationOptions
@@ -158,7 +158,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         self, op: ReduceOp, leaves: list[Any], mesh: ReplicaMesh, options: CommunicationOptions
     ) -> list[Any]:
         reduce_dense = functools.partial(all_reduce, packing=self._packing(options))
-        return _collectives.local_reduce(op, leaves, mesh.size, reduce_dense, options.reduction_dtype)
+        return arithmetic.local_reduce(op, leaves, mesh.size, reduce_dense, options.reduction_dtype)
 
     def _local_parts(
         self, op: ReduceOp, leaves: list[Any], mesh: ReplicaMesh, options: CommunicationOptions
@@ -169,22 +169,22 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             if mesh.all_local or mesh.devices[0].platform != "cpu":
                 return lax.psum_scatter(block, AXIS)
             # Gloo gives up a reduce-scatter when a process is 30 seconds late, whatever limit JAX is given.
-            return lax.dynamic_index_in_dim(_collectives.local_sum(block), lax.axis_index(AXIS), keepdims=False)
+            return lax.dynamic_index_in_dim(arithmetic.local_sum(block), lax.axis_index(AXIS), keepdims=False)
 
         def reduce_dense(sent: list[Any]) -> list[Any]:
-            return _shards.sums(sent, mesh.size, self._packing(options), scatter)
+            return sharding.sums(sent, mesh.size, self._packing(options), scatter)
 
-        cut = [i for i, leaf in enumerate(leaves) if _shards.is_cut(leaf, mesh.size)]
+        cut = [i for i, leaf in enumerate(leaves) if sharding.is_cut(leaf, mesh.size)]
         others = [i for i in range(len(leaves)) if i not in cut]
         large, small = [leaves[i] for i in cut], [leaves[i] for i in others]
-        parts = _collectives.local_reduce(op, large, mesh.size, reduce_dense, options.reduction_dtype)
+        parts = arithmetic.local_reduce(op, large, mesh.size, reduce_dense, options.reduction_dtype)
         results = dict(zip(others, self._local_reduce(op, small, mesh, options)))
-        results |= {i: _shards.Part(part, leaves[i].shape) for i, part in zip(cut, parts)}
+        results |= {i: sharding.Part(part, leaves[i].shape) for i, part in zip(cut, parts)}
         return [results[i] for i in range(len(leaves))]
 
     def _gathered(self, values: Sequence[Any], options: CommunicationOptions) -> list[Any]:
         """One replica's values, those that are parts gathered from all of them."""
-        return _shards.gathered(values, self._packing(options))
+        return sharding.gathered(values, self._packing(options))
 
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: CommunicationOptions
@@ -206,9 +206,9 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             totals = self._run(reduce_op, values, mesh, options)
         elif mesh is None or mesh.all_local:
             narrow = options.reduction_dtype
-            totals = [_collectives.reduce_parts(reduce_op, value.values, narrow=narrow) for value in values]
+            totals = [arithmetic.reduce_parts(reduce_op, value.values, narrow=narrow) for value in values]
         else:
-            totals = [_across.reduced(reduce_op, value.values, mesh) for value in values]
+            totals = [cross_process.reduced(reduce_op, value.values, mesh) for value in values]
         return [_placed_total(total, pair[1]) for total, pair in zip(totals, value_destination_pairs)]
 
     @staticmethod
@@ -216,13 +216,15 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         """Whether all values have a global form, in other processes as well."""
         parts = [value.values for value in values if not value.whole]
         if not mesh.all_local and parts and not any(isinstance(part[0], IndexedSlices) for part in parts):
-            _across.agree(mesh, "all_reduce", *parts)
+            cross_process.agree(mesh, "all_reduce", *parts)
         return all(value.array() is not None if value.whole else value.uniform() for value in values)
 
     def _run(self, op: ReduceOp, values: list[Any], mesh: ReplicaMesh, options: CommunicationOptions) -> list[Any]:
         """The compiled program, at once. Results are mirrored."""
         stacked = tuple(value.whole or not mesh.lone for value in values)  # a lone component goes in as it is
-        arrays = [value.array() if rows else _across.given(mesh, value.values) for value, rows in zip(values, stacked)]
+        arrays = [
+            value.array() if rows else cross_process.given(mesh, value.values) for value, rows in zip(values, stacked)
+        ]
         key = (op, mesh, options.bytes_per_pack, options.reduction_dtype, stacked, optimizes_programs())
         if key not in self._programs:
 
@@ -232,8 +234,8 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
 
             specs = tuple(PartitionSpec(AXIS) if rows else PartitionSpec() for rows in stacked)
             self._programs[key] = jax.jit(mapped(program, mesh, specs, PartitionSpec()))
-        shapes = _dispatch.shapes((x.dtype, x.shape[1:] if rows else x.shape) for x, rows in zip(arrays, stacked))
-        with _dispatch.calling(mesh, f"all_reduce({shapes})") as call:
+        shapes = in_flight.shapes((x.dtype, x.shape[1:] if rows else x.shape) for x, rows in zip(arrays, stacked))
+        with in_flight.calling(mesh, f"all_reduce({shapes})") as call:
             totals = self._programs[key](*arrays)
             call.output = totals[0]
         return [Mirrored.of_array(total, mesh) for total in totals]
@@ -300,7 +302,7 @@ class ReductionToOneDevice(CrossDeviceOps):
 
     def __init__(self, reduce_to_device: str | None = None, accumulation_fn: Callable[[list[Any]], Any] | None = None):
         self._device = reduce_to_device
-        self._accumulate = accumulation_fn or _collectives.add
+        self._accumulate = accumulation_fn or arithmetic.add
 
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: CommunicationOptions
@@ -311,8 +313,8 @@ class ReductionToOneDevice(CrossDeviceOps):
         parts: Sequence[Any] = per_replica_value.values
         if self._device is not None and not isinstance(parts[0], IndexedSlices):
             device = devices.find_device(self._device)
-            parts = [jax.device_put(_collectives.as_array(part), device) for part in parts]
-        total = _collectives.reduce_parts(
+            parts = [jax.device_put(arithmetic.as_array(part), device) for part in parts]
+        total = arithmetic.reduce_parts(
             reduce_op, parts, lambda values: self._accumulate(list(values)), options.reduction_dtype
         )
         return placed(total, destinations)
@@ -331,10 +333,10 @@ class ReductionToOneDevice(CrossDeviceOps):
         self, op: ReduceOp, leaves: list[Any], mesh: ReplicaMesh, options: CommunicationOptions
     ) -> list[Any]:
         def reduce_dense(dense: list[Any]) -> list[Any]:
-            gathered = [_collectives.local_gather(leaf[None], 0) for leaf in dense]
+            gathered = [arithmetic.local_gather(leaf[None], 0) for leaf in dense]
             return [self._accumulate([everyone[i] for i in range(mesh.size)]) for everyone in gathered]
 
-        return _collectives.local_reduce(op, leaves, mesh.size, reduce_dense, options.reduction_dtype)
+        return arithmetic.local_reduce(op, leaves, mesh.size, reduce_dense, options.reduction_dtype)
 
 
 def _check_op(reduce_op: Any) -> None:
@@ -355,4 +357,4 @@ def _as_per_replica(value: Any) -> PerReplica:
         return value._as_distributed()
     if isinstance(value, (IndexedSlices, nest.Leaf)):
         return PerReplica((value,))
-    return PerReplica((_collectives.as_array(value),))
+    return PerReplica((arithmetic.as_array(value),))

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import _collectives, _dispatch
 from replicax._base import jax_internals, suppress_output
 from replicax._base.errors import ReplicaError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import ReduceOp
+from replicax._collectives import arithmetic, in_flight
 from replicax._job import exchange, state
 from replicax._values import AXIS, PerReplica, ReplicaMesh, as_rows, is_array
 
@@ -64,7 +64,7 @@ def is_everyones(mesh: ReplicaMesh, text: str, alike: bool) -> bool:
 
 def any_worker(mesh: ReplicaMesh, here: bool, label: str) -> bool:
     """Whether something is so on any worker, asked on all of them."""
-    return bool(np.asarray(_run(_collectives.sum_of_rows, label, mesh, [np.int32(here)] * len(mesh.local_ids))))
+    return bool(np.asarray(_run(arithmetic.sum_of_rows, label, mesh, [np.int32(here)] * len(mesh.local_ids))))
 
 
 def agree(mesh: ReplicaMesh, call: str, *values: Sequence[Any]) -> None:
@@ -73,7 +73,7 @@ def agree(mesh: ReplicaMesh, call: str, *values: Sequence[Any]) -> None:
     A value is given by its local components.
     """
     for everyone in _everyones(mesh, call, values) or ():
-        _collectives.check_alike([_Shape(text) for text in everyone])
+        arithmetic.check_alike([_Shape(text) for text in everyone])
 
 
 def compare(value: PerReplica) -> None:
@@ -128,7 +128,7 @@ def given(mesh: ReplicaMesh, parts: Sequence[Any]) -> Any:
 
 
 def _run(of_rows: Callable[[Any], Any], label: str, mesh: ReplicaMesh, parts: Sequence[Any]) -> jax.Array:
-    with _dispatch.calling(mesh, f"{label}({_dispatch.shapes([(parts[0].dtype, parts[0].shape)])})") as call:
+    with in_flight.calling(mesh, f"{label}({in_flight.shapes([(parts[0].dtype, parts[0].shape)])})") as call:
         call.output = output = _program(mesh, of_rows)(given(mesh, parts))
     return mesh.copies(output)[0] if mesh.logical_axes else jax_internals.single(output)
 
@@ -139,7 +139,7 @@ def connect(mesh: ReplicaMesh) -> None:
         return
     ones = given(mesh, [np.ones((), np.int32)] * len(mesh.local_ids))
     with suppress_output.without_greetings(), state.waiting("the connection of the replicas' devices"):
-        _program(mesh, _collectives.sum_of_rows)(ones).block_until_ready()
+        _program(mesh, arithmetic.sum_of_rows)(ones).block_until_ready()
 
 
 def _through_bits(key: Any, change: Callable[[Any], Any]) -> Any:
@@ -172,7 +172,7 @@ def from_first_laid_out(mesh: ReplicaMesh, whole: Any, layout: PartitionSpec) ->
         return host[index[1:]][None]
 
     stacked = jax.make_array_from_callback((mesh.size, *host.shape), rows, part)
-    with _dispatch.calling(mesh, what, [stacked]) as call:
+    with in_flight.calling(mesh, what, [stacked]) as call:
         call.output = _first_to(NamedSharding(mesh.mesh, layout))(stacked)
     return call.output
 
@@ -181,7 +181,7 @@ def all_parts(mesh: ReplicaMesh, parts: Sequence[Any], axis: int) -> list[Any]:
     """The components of all workers, which may differ in size along `axis`."""
     everyones = _everyones(mesh, "gather", [parts])
     shapes = [_Shape(text) for text in everyones[0]] if everyones else [*parts[:1]] * mesh.size
-    _collectives.check_alike(shapes, free_axis=axis)
+    arithmetic.check_alike(shapes, free_axis=axis)
     longest = max(shape.shape[axis] for shape in shapes)
     padding = [(0, 0)] * parts[0].ndim
     padded = []
@@ -204,20 +204,20 @@ def reduced(op: ReduceOp, parts: Sequence[Any], mesh: ReplicaMesh) -> Any:
         values = all_parts(mesh, [part.values for part in parts], 0)
         indices = all_parts(mesh, [jnp.asarray(part.indices) for part in parts], 0)
         joined = [IndexedSlices(v, i, parts[0].dense_shape) for v, i in zip(values, indices)]
-        return _collectives.reduce_parts(op, joined)
+        return arithmetic.reduce_parts(op, joined)
     agree(mesh, "reduce", parts)
-    _collectives.check_numeric(parts[0].dtype)
-    total = _run(_collectives.sum_of_rows, "reduce", mesh, parts)
-    return _collectives.divided(total, mesh.size, parts[0].dtype) if op is ReduceOp.MEAN else total
+    arithmetic.check_numeric(parts[0].dtype)
+    total = _run(arithmetic.sum_of_rows, "reduce", mesh, parts)
+    return arithmetic.divided(total, mesh.size, parts[0].dtype) if op is ReduceOp.MEAN else total
 
 
 def reduced_along(op: ReduceOp, parts: Sequence[Any], axis: Any, mesh: ReplicaMesh) -> Any:
     """Each component reduced along `axis`, then all workers'; the mean weighs every element equally."""
-    parts = [_collectives.as_array(part) for part in parts]
-    sums = [_collectives.reduce_along(ReduceOp.SUM, [part], axis) for part in parts]
+    parts = [arithmetic.as_array(part) for part in parts]
+    sums = [arithmetic.reduce_along(ReduceOp.SUM, [part], axis) for part in parts]
     total = reduced(ReduceOp.SUM, sums, mesh)
     if op is ReduceOp.SUM:
         return total
     axes = axis if isinstance(axis, tuple) else (axis,)
     counts = [int(np.prod([part.shape[one] for one in axes], dtype=np.int64)) for part in parts]
-    return _collectives.divided(total, sum(everyones_sizes(mesh, counts)), parts[0].dtype)
+    return arithmetic.divided(total, sum(everyones_sizes(mesh, counts)), parts[0].dtype)

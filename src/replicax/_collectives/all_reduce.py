@@ -19,9 +19,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import ad, batching, mlir
 
-from replicax import _collectives
 from replicax._base import jax_internals
 from replicax._base.optimizing import optimizes_programs
+from replicax._collectives import arithmetic
 from replicax._values import AXIS
 
 
@@ -57,10 +57,10 @@ class Packing(NamedTuple):
         size = lax.axis_size(AXIS)
         with jax.named_scope("all_reduce"):
             if not self.halves or size < 4 or size % 2:
-                return _collectives.local_sum(leaf)
+                return arithmetic.local_sum(leaf)
             half = size // 2
-            within = _collectives.local_sum(leaf, [list(range(half)), list(range(half, size))])
-            return _collectives.local_sum(within, [[i, i + half] for i in range(half)])
+            within = arithmetic.local_sum(leaf, [list(range(half)), list(range(half, size))])
+            return arithmetic.local_sum(within, [[i, i + half] for i in range(half)])
 
 
 def _bytes(leaf: Any) -> int:

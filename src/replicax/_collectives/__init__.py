@@ -1,0 +1,1 @@
+"""Reducing and gathering over replicas and processes."""
