@@ -7,10 +7,10 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _interpret
+from replicax._passes import interpret
 
 
-class Doubling(_interpret.Interpreter):
+class Doubling(interpret.Interpreter):
     """Sines are doubled, in calls too; all else is as it is."""
 
     def __init__(self):
@@ -19,7 +19,7 @@ class Doubling(_interpret.Interpreter):
     def rule(self, eqn):
         if eqn.primitive.name == "sin":
             return lambda eqn, operands: [2 * jnp.sin(*operands)]
-        inside = [one.primitive.name for one in _interpret.equations_in(eqn)]
+        inside = [one.primitive.name for one in interpret.equations_in(eqn)]
         return self.enter if "sin" in inside else None
 
     def compute(self, environment, eqns):
@@ -60,7 +60,7 @@ def test_stages_count_what_waits_for_what():
         return x + y, first * 2, first + second, jax.jit(jnp.sin)(second)
 
     closed = jax.make_jaxpr(waits)(1.0, 2.0)
-    found = _interpret.stages(closed, lambda eqn: eqn.primitive.name == "sin")
+    found = interpret.stages(closed, lambda eqn: eqn.primitive.name == "sin")
     assert found.of(closed.jaxpr.outvars) == [0, 1, 2, 2]  # what is inside of a call is no meeting
 
 
@@ -74,11 +74,11 @@ def test_what_is_needed_for_a_value():
     jaxpr = jax.make_jaxpr(f)(1.0, 2.0).jaxpr
     makers = {var: i for i, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
     known = {*jaxpr.invars}
-    eqns, inputs = _interpret.needed_for([jaxpr.outvars[0]], jaxpr, makers, known.__contains__)
+    eqns, inputs = interpret.needed_for([jaxpr.outvars[0]], jaxpr, makers, known.__contains__)
     assert [eqn.primitive.name for eqn in eqns] == ["add", "mul", "sub", "mul"]
     assert set(inputs) == set(jaxpr.invars)
     known.add(eqns[0].outvars[0])  # the sum
-    eqns, inputs = _interpret.needed_for([jaxpr.outvars[1]], jaxpr, makers, known.__contains__)
+    eqns, inputs = interpret.needed_for([jaxpr.outvars[1]], jaxpr, makers, known.__contains__)
     assert [eqn.primitive.name for eqn in eqns] == ["sin"] and inputs == [jaxpr.eqns[0].outvars[0]]
     literal = jex.Literal(1.0, jaxpr.invars[0].aval)
-    assert _interpret.needed_for([literal], jaxpr, makers, known.__contains__) == ([], [])
+    assert interpret.needed_for([literal], jaxpr, makers, known.__contains__) == ([], [])

@@ -19,7 +19,8 @@ import pytest
 from test_ways import mirrored, one_device
 
 import replicax as rx
-from replicax import _packs, _storage, _vectors
+from replicax import _packs, _storage
+from replicax._passes import vectorize
 
 SHAPES = [(3, 2), (4,), (2, 2), (1,), (5,), (1, 3)]
 
@@ -554,11 +555,11 @@ def test_variables_go_with_those_who_use_them(n, packed):
 
 def test_the_elements_of_pieces_in_any_order():
     vector = jnp.arange(40.0)
-    parts = _vectors.pieces(vector, [(2,)] * 20)
-    assert _vectors.joined(parts) is vector
-    assert _vectors.joined(parts[3:5]).tolist() == [6.0, 7.0, 8.0, 9.0]
-    assert _vectors.joined(parts[::-1]).tolist() == np.arange(40.0).reshape(20, 2)[::-1].ravel().tolist()
-    assert _vectors.joined([parts[1], jnp.ones((1, 2)), parts[0]]).tolist() == [2.0, 3.0, 1.0, 1.0, 0.0, 1.0]
+    parts = vectorize.pieces(vector, [(2,)] * 20)
+    assert vectorize.joined(parts) is vector
+    assert vectorize.joined(parts[3:5]).tolist() == [6.0, 7.0, 8.0, 9.0]
+    assert vectorize.joined(parts[::-1]).tolist() == np.arange(40.0).reshape(20, 2)[::-1].ravel().tolist()
+    assert vectorize.joined([parts[1], jnp.ones((1, 2)), parts[0]]).tolist() == [2.0, 3.0, 1.0, 1.0, 0.0, 1.0]
 
 
 def test_more_cpu_devices_than_xla_has_threads(run_python):

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from jax._src.lax import parallel
 
-from replicax import _primitives
 from replicax._collectives.all_reduce import all_reduce_p
+from replicax._passes import primitives
 
 OLDEST, NEWEST = (0, 10, 2), (0, 12)
 # What only one of the two ends of the supported versions has.
@@ -31,8 +31,8 @@ ONLY_NEWEST = {
 VERSION = tuple(int(part) for part in jax.__version__.split(".")[:3])
 TABLE = {
     name
-    for value in vars(_primitives).values()
-    if isinstance(value, (frozenset, _primitives.types.MappingProxyType))
+    for value in vars(primitives).values()
+    if isinstance(value, (frozenset, primitives.types.MappingProxyType))
     for name in value
 }
 
@@ -64,9 +64,9 @@ def test_every_name_is_a_primitive_of_the_oldest_or_the_newest_jax():
 def test_every_collective_of_jax_is_known():
     """A new JAX with a new one fails here: does it communicate, and is its result the same on all replicas?"""
     of_axes = {value.name for value in vars(parallel).values() if isinstance(value, jex.Primitive)}
-    assert of_axes <= _primitives.COLLECTIVES | _primitives.LOCAL_OF_AXES
-    assert not _primitives.COLLECTIVES & _primitives.LOCAL_OF_AXES
-    assert _primitives.SAME_EVERYWHERE < _primitives.COLLECTIVES
+    assert of_axes <= primitives.COLLECTIVES | primitives.LOCAL_OF_AXES
+    assert not primitives.COLLECTIVES & primitives.LOCAL_OF_AXES
+    assert primitives.SAME_EVERYWHERE < primitives.COLLECTIVES
 
 
 @jax.custom_jvp
@@ -85,7 +85,7 @@ _own_vjp.defvjp(lambda x: (jnp.sin(x), None), lambda _, ct: (ct,))
 
 @pytest.mark.parametrize("call", [jax.jit(jnp.sin), jax.checkpoint(jnp.sin), _own_jvp, _own_vjp])
 def test_calls_hold_their_jaxpr_where_the_table_says(call):
-    calls = {**_primitives.CALLS, **_primitives.CHECKPOINTS, **_primitives.CUSTOM_DERIVATIVES}
+    calls = {**primitives.CALLS, **primitives.CHECKPOINTS, **primitives.CUSTOM_DERIVATIVES}
     (eqn,) = jax.make_jaxpr(call)(0.5).eqns
     inner = eqn.params[calls[eqn.primitive.name]]
     assert [one.primitive.name for one in inner.eqns] == ["sin"]
@@ -103,7 +103,7 @@ _PARAMS = (
 )
 
 
-@pytest.mark.parametrize("name", sorted(_primitives.ELEMENTWISE - {"copy"}))
+@pytest.mark.parametrize("name", sorted(primitives.ELEMENTWISE - {"copy"}))
 def test_elementwise_primitives_compute_each_element_by_itself(name):
     """A vector through each primitive is the same as its elements one after the other."""
     primitive = installed().get(name)

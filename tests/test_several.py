@@ -13,10 +13,11 @@ import pytest
 from test_ways import SUM, a_few_strategies, mirrored, one_device
 
 import replicax as rx
-from replicax import _pieces, _programs
+from replicax import _programs
 from replicax._data.multi_step import Demand
 from replicax._input import distributed_dataset
 from replicax._input.agreement import Pass
+from replicax._passes import uneven_replicas
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
 ROWS = np.arange(210, dtype=np.float32).reshape(70, 3) / 100
@@ -515,8 +516,8 @@ def test_convolutions_are_put_in_the_order_that_is_quick():
         return jax.jit(jax.grad(loss))(k)
 
     arrays = jnp.arange(96.0).reshape(2, 6, 4, 2), jnp.ones((3, 3, 2, 5))
-    np.testing.assert_allclose(_pieces.in_loop(gradient)(*arrays), gradient(*arrays))
-    jaxpr = jax.make_jaxpr(_pieces.in_loop(gradient))(*arrays)
+    np.testing.assert_allclose(uneven_replicas.in_loop(gradient)(*arrays), gradient(*arrays))
+    jaxpr = jax.make_jaxpr(uneven_replicas.in_loop(gradient))(*arrays)
     numbers = [e.params["dimension_numbers"] for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
     assert len(numbers) == 2  # one is that of the gradient
     assert {(n.lhs_spec, n.rhs_spec, n.out_spec) for n in numbers} == {((0, 3, 1, 2), (3, 2, 0, 1), (0, 3, 1, 2))}

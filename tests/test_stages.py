@@ -9,7 +9,7 @@ import pytest
 from test_ways import MEAN, SUM, carried, ctx, mirrored, parts, replica_id, several_in_one_process
 
 import replicax as rx
-from replicax import _stages
+from replicax._passes import merge_all_reduces
 
 
 def messages(function, *args) -> int:
@@ -84,7 +84,7 @@ def test_each_dtype_is_a_message():
 
 
 def test_large_sums_are_not_copied_together():
-    strategy, size = mirrored(2), _stages.LIMIT // 4 + 1
+    strategy, size = mirrored(2), merge_all_reduces.LIMIT // 4 + 1
 
     @rx.function
     def both():

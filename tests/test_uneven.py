@@ -15,8 +15,9 @@ from jax import lax
 from test_ways import MEAN, SUM, central, ctx, mirrored, parts, per_replica, uneven
 
 import replicax as rx
-from replicax import _convolutions, _pieces, _uneven
+from replicax import _uneven
 from replicax._base.errors import InvalidArgumentError
+from replicax._passes import cpu_convolutions, uneven_replicas
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
 
@@ -431,7 +432,9 @@ def test_convolutions_keep_their_values_in_the_order_for_the_cpu():
             dimension_numbers=(left, right, out), feature_group_count=groups, batch_group_count=of_batch,
         ))  # fmt: skip
         jaxpr = jax.make_jaxpr(convolve)(x, w)
-        ordered = functools.partial(_pieces.unwrapped, jaxpr, others={"conv_general_dilated": _convolutions.in_order})
+        ordered = functools.partial(
+            uneven_replicas.unwrapped, jaxpr, others={"conv_general_dilated": cpu_convolutions.in_order}
+        )
         assert np.allclose(ordered(x, w)[0], convolve(x, w), rtol=1e-4, atol=1e-5)
         count += str(jax.make_jaxpr(ordered)(x, w)).count("lhs_spec=(0, 3, 1, 2), rhs_spec=(3, 2, 0, 1)")
     assert count == 9

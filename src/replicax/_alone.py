@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax._base import jax_internals
-from replicax._interpret import Interpreter, Rule, equations_in, opened
-from replicax._primitives import CALLS, COLLECTIVES
-from replicax._stages import _is_mapped, _is_rows
+from replicax._passes.interpret import Interpreter, Rule, equations_in, opened
+from replicax._passes.merge_all_reduces import _is_mapped, _is_rows
+from replicax._passes.primitives import CALLS, COLLECTIVES
 
 
 class _Rows(NamedTuple):

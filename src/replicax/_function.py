@@ -25,12 +25,13 @@ from typing import Any
 
 import jax
 
-from replicax import _conversion, _levels, _nans, _several, _step_hints, _turns
+from replicax import _conversion, _levels, _several, _step_hints, _turns
 from replicax._arguments import Call, difference, inputs_of, is_python_iterator
 from replicax._base import foreign_state, jax_internals, profiling, specs, tracebacks
 from replicax._base.errors import OutOfRangeError
 from replicax._concrete import ConcreteFunction
 from replicax._data import iterators
+from replicax._passes import nan_checks
 from replicax._programs import Program, ToldOf
 from replicax._pulls import (
     Abort,
@@ -302,7 +303,7 @@ class Function:
 
     def _found_several(self, call: Call, args: tuple, kwargs: dict) -> _several.Found | None:
         """The program of so many steps and its elements; None where there is none for the elements that come."""
-        if _nans.are_looked_for():
+        if nan_checks.are_looked_for():
             return None
         entries, count = self._entries.setdefault(call.key, []), self._steps
         several = _several.found(entries, count, call.iterators) if entries else _several.NOT_TRACED

@@ -7,12 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _function, _levels, _sharded_evaluation, _states
+from replicax import _context, _function, _levels, _states
 from replicax._base import nest
 from replicax._base.types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
 from replicax._collectives import in_flight, sharding
 from replicax._collectives.reducer import Reducer
 from replicax._distributed_variables import MirroredVariable
+from replicax._passes import sharded_eval
 from replicax._sharded_variables import ShardedVariable
 from replicax._values import AXIS, Mirrored, PerReplica, mapped
 from replicax._variables import Variable
@@ -241,7 +242,7 @@ class Optimizer:
         cut = [self.state._storage.has_rows(i) for i in range(len(kinds))]
         parts = [sharding.Part(x, kind.shape) if is_part else x for x, kind, is_part in zip(state, kinds, cut)]
         known = [sharding.known_part(x, count) for x in parameters]
-        results = _sharded_evaluation.evaluate(closed, [*gradients, *parts, *known], count)
+        results = sharded_eval.evaluate(closed, [*gradients, *parts, *known], count)
         new_state = []
         for value, kind, is_part in zip(results[len(parameters) :], kinds, cut):
             if tuple(value.shape) != kind.shape:

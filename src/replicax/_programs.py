@@ -16,23 +16,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from replicax import (
-    _compile_log,
-    _levels,
-    _nans,
-    _packs,
-    _pieces,
-    _pulls,
-    _several,
-    _stages,
-    _step_failures,
-    _tape,
-    _vectors,
-)
+from replicax import _compile_log, _levels, _packs, _pulls, _several, _step_failures, _tape
 from replicax._arguments import Call, Results
 from replicax._base import errors, nest
 from replicax._base.optimizing import optimizes_programs
 from replicax._collectives import cross_process, in_flight
+from replicax._passes import merge_all_reduces, nan_checks, uneven_replicas, vectorize
 from replicax._program_inputs import ProgramInputs
 from replicax._pulls import Pull, element_arrays
 from replicax._storage import Storage
@@ -137,7 +126,7 @@ class Program:
             for index, slot in enumerate(self.level.inputs.get(id(variable), ())):
                 slots[start + index], leaves[start + index] = slot, (variable._storage, index)
         if len(slots) >= _packs.FEWEST:
-            alike = _stages.updated_alike(self.jaxpr, slots)
+            alike = merge_all_reduces.updated_alike(self.jaxpr, slots)
             _packs.arrange([[leaves[place] for place in group] for group in alike])
 
     def _arrange(self) -> None:
@@ -181,12 +170,12 @@ class Program:
         inputs, vectors = self._inputs, [*replaced, *read]
         supplied = self._supplied(inputs.by_themselves, [*donated, *kept], pulled)
         for slot, (number, place) in inputs.pieces.items():
-            supplied[slot] = _vectors.Piece(vectors[number], place.start, place.shape)
+            supplied[slot] = vectorize.Piece(vectors[number], place.start, place.shape)
         written = [inputs.outputs_of(vector) for vector in inputs.vectors[: inputs.replaced]]
         whole = [[place for place in each if place is not None] if None not in each else [] for each in written]
         if vectors or (self._mesh is not None and self._mesh.needs_bound):
             wanted = [places for places in whole if places]
-            out, made = _stages.evaluate(self.level, self.jaxpr, supplied, dynamic, wanted, self._optimized)
+            out, made = merge_all_reduces.evaluate(self.level, self.jaxpr, supplied, dynamic, wanted, self._optimized)
         else:
             out, made = self.level.replay(self.jaxpr, supplied, *dynamic), []
         new, remaining = [], iter(made)
@@ -230,8 +219,8 @@ class Program:
             rows = [isinstance(leaf, PerReplica) for pull in self.pulls for leaf in nest.values(pull.element)]
             kinds = self.jaxpr.out_avals[self._state_count :]
             repeated = _several.Repeated(steps, kinds, self._mesh is not None)
-            slow = self._optimized and jax.default_backend() == "cpu" and _pieces.convolves(self.jaxpr)
-            step = _pieces.in_loop(self._compute) if slow else self._compute
+            slow = self._optimized and jax.default_backend() == "cpu" and uneven_replicas.convolves(self.jaxpr)
+            step = uneven_replicas.in_loop(self._compute) if slow else self._compute
             program = repeated.program(step, types, rows, self.results.over_steps)
             repeated._compiled = jax.jit(self._named(program), donate_argnums=self._donated())
             self._several[steps] = repeated
@@ -245,7 +234,7 @@ class Program:
         With more than one of `steps` it is the program of so many, and the elements are those of all of them (see
         `_several`).
         """
-        if _nans.are_looked_for() and not self._checks and not taped:
+        if nan_checks.are_looked_for() and not self._checks and not taped:
             with jax.debug_nans(False):  # JAX would name neither the operation nor the line
                 return self._checking().run(call, pulled, taped, steps)
         if self._guard is None:
@@ -335,8 +324,8 @@ class Program:
         supplied = self._supplied(inputs.by_themselves, [*donated, *kept], elements)
         for slot, (number, place) in inputs.pieces.items():
             vector = [*replaced, *read][number]
-            supplied[slot] = _vectors.whole(_vectors.Piece(vector, place.start, place.shape))
-        return _nans.error(self.name, self.level, self.jaxpr, supplied, dynamic)
+            supplied[slot] = vectorize.whole(vectorize.Piece(vector, place.start, place.shape))
+        return nan_checks.error(self.name, self.level, self.jaxpr, supplied, dynamic)
 
     def _end(
         self, frame: _levels.Frame, new: list[Any], results: list[Any], arguments: tuple[Any, ...], taped: bool
@@ -354,7 +343,7 @@ class Program:
                     "tells it. The variables keep the values that they had before."
                 )
         if error is None and self._checks:
-            there = _nans.are_in([*new, *results])
+            there = nan_checks.are_in([*new, *results])
             if self._mesh is not None and not self._mesh.all_local:
                 with _levels.lock:
                     there = cross_process.any_worker(self._mesh, there, f"the look for NaN in {self.name}")

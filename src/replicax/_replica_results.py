@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _pieces
 from replicax._base import array_conversion, nest
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._passes import uneven_replicas
 from replicax._values import Mirrored, PerReplica, ReplicaMesh, filled, is_array, is_text, largest_of
 
 
@@ -62,7 +62,7 @@ class Results:
         self.common = [all(t.outputs.common[i] for t, i in zip(traces, places)) for places in self._places]
         for leaves in self._leaves:
             if len({(leaf.ndim, leaf.dtype) for leaf in leaves}) > 1:
-                raise _pieces.NotAlike("what the replicas return differs in rank or dtype")
+                raise uneven_replicas.NotAlike("what the replicas return differs in rank or dtype")
 
     def _of_traces(self) -> list[Any]:
         return [trace.outputs.result for trace in self._traces]
@@ -78,7 +78,7 @@ class Results:
         places = [trace.outputs.places.get(id(leaf)) for trace, leaf in zip(self._traces, leaves)]
         known = [place for place in places if place is not None]
         if known and len(known) < len(places):
-            raise _pieces.NotAlike("what the replicas return is an array of their own on some of them only")
+            raise uneven_replicas.NotAlike("what the replicas return is an array of their own on some of them only")
         return tuple(known) if known else None
 
     def of(self, trace: Any, reads: Sequence[tuple[int, int]], *args: Any) -> list[Any]:
@@ -135,7 +135,7 @@ def _of_replicas(parts: Sequence[Any], mesh: ReplicaMesh) -> PerReplica:
     # All processes have to make the same program, so that it holds everyone's.
     arrays = [array_conversion.as_array(x) if number else x for x, number in zip(parts, numbers)]
     if not all(numbers) or len({(type(x), a.shape, a.dtype) for x, a in zip(parts, arrays)}) > 1:
-        raise _pieces.NotAlike("what the replicas return differs in type")
+        raise uneven_replicas.NotAlike("what the replicas return differs in type")
     return PerReplica.of_array(lax.optimization_barrier(jnp.stack(arrays)), mesh)
 
 

@@ -21,13 +21,14 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _assigned_alike, _context, _control_flow, _convolutions, _levels, _pieces, _tape
+from replicax import _assigned_alike, _context, _levels, _tape
 from replicax._base import jax_internals, nest, profiling, signatures
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import CommunicationOptions, ReduceOp
 from replicax._collectives import arithmetic
 from replicax._collectives.reducer import Reducer
 from replicax._context import ReplicaContext, StrategyLike
+from replicax._passes import check_collectives, cpu_convolutions, uneven_replicas
 from replicax._pulls import RunEagerly, lifts
 from replicax._replica_results import Outputs, Results
 from replicax._values import (
@@ -179,9 +180,9 @@ class _Trace:
         """Refuses collectives that some replicas may not come to and, if `told`, values that should not differ."""
         inputs = self.level.inputs.items()
         slots = {slot for key, slots in inputs for i, slot in enumerate(slots) if (key, i) in varying}
-        differ = _control_flow.check(self._jaxpr, varying_inputs, slots, told or bool(self.level.shared))
-        _control_flow.check_shared(self.level, self._jaxpr, differ)
-        if told and not _control_flow.has_groups(self._jaxpr):
+        differ = check_collectives.check(self._jaxpr, varying_inputs, slots, told or bool(self.level.shared))
+        check_collectives.check_shared(self.level, self._jaxpr, differ)
+        if told and not check_collectives.has_groups(self._jaxpr):
             _refuse_different(self.written, differ[len(self.outputs.leaves) :])
 
     def replayed(
@@ -197,8 +198,8 @@ class _Trace:
         evaluate = None
         if self.level.gathers is not None:
             on_cpu = self.level.mesh.devices[0].platform == "cpu"
-            others = {"conv_general_dilated": _convolutions.in_order} if on_cpu else {}
-            evaluate = functools.partial(_pieces.unwrapped, others=others)
+            others = {"conv_general_dilated": cpu_convolutions.in_order} if on_cpu else {}
+            evaluate = functools.partial(uneven_replicas.unwrapped, others=others)
         found = self.level.replay(self._jaxpr, supplied, *self._components(rows), evaluate=evaluate)
         new_values = iter(found[len(self.outputs.leaves) :])
         return found, {id(v): [next(new_values) for _ in self.level.values[id(v)]] for v in self.written}
@@ -237,7 +238,7 @@ class _Inputs:
         """A replica's own components, where `blocks` are its blocks of the arrays."""
         return [block[0] if stacked else block for block, stacked in zip(blocks, self.stacked)]
 
-    def refusal(self, error: _pieces.NotAlike) -> BaseException:
+    def refusal(self, error: uneven_replicas.NotAlike) -> BaseException:
         """What to raise where parts that are not alike cannot be compiled."""
         if lifts.stack:
             return RunEagerly()
@@ -287,7 +288,7 @@ def run(
     inputs = _Inputs(mesh, (args, kwargs))
     try:
         traces = _traces(strategy, reducer, fn, inputs)
-    except _pieces.NotAlike as error:
+    except uneven_replicas.NotAlike as error:
         raise inputs.refusal(error) from error
     state = _State(traces)
     varying = {read for read, stacked in zip(state.reads, state.stacked) if stacked}
@@ -302,7 +303,7 @@ def run(
             found = functions[0](*own, *inputs.rows(blocks))
         else:
             mine = jnp.asarray(np.array(inputs.which, np.int32))[lax.axis_index(AXIS)]
-            found, same = _pieces.together(functions, mine, [*own, *inputs.rows(blocks)])
+            found, same = uneven_replicas.together(functions, mine, [*own, *inputs.rows(blocks)])
             if told:
                 differ = [not each for each in same[len(results.common) :]]
                 _refuse_different(state.written.values(), differ, ": those whose batches have other shapes differ")
@@ -314,7 +315,7 @@ def run(
         in_specs = _specs_of(state.stacked), _specs_of(inputs.stacked)
         found = mapped(program, mesh, in_specs, _specs_of(out_stacked))(state.values, inputs.arrays)
         result = results.restored(found[: len(results.common)], mesh)
-    except _pieces.NotAlike as error:
+    except uneven_replicas.NotAlike as error:
         raise inputs.refusal(error) from error
     state.write(found[len(results.common) :])
     for trace in traces:
@@ -349,7 +350,7 @@ def _traces(strategy: StrategyLike, reducer: Reducer, fn: Callable, inputs: _Inp
 
     def traced(known: Any) -> list[_Trace]:
         traces = [
-            _Trace(strategy, reducer, fn, inputs.skeleton, kind, _pieces.Gathers(known) if several else None)
+            _Trace(strategy, reducer, fn, inputs.skeleton, kind, uneven_replicas.Gathers(known) if several else None)
             for kind in inputs.kinds
         ]
 
@@ -398,13 +399,13 @@ def _settled(traces: list[_Trace], which: Sequence[int], traced: Callable[[Any],
     known: Any = []
     for _ in range(4):  # what is gathered may come from what was gathered before
         gathers = [trace.level.gathers for trace in traces]
-        found = _pieces.gathered(gathers, which)
+        found = uneven_replicas.gathered(gathers, which)
         alike = all(len(set(shapes)) == 1 for shapes in found) and not any(one.guessed for one in gathers)
         if found == known or (not known and alike):
             return traces
         known = found
         traces = traced(known)
-    raise _pieces.NotAlike("the shapes of what they gather depend on each other")
+    raise uneven_replicas.NotAlike("the shapes of what they gather depend on each other")
 
 
 class _Place:

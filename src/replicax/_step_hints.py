@@ -25,9 +25,10 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from replicax import _levels, _nans, _several
+from replicax import _levels, _several
 from replicax._arguments import Call
 from replicax._base import tracebacks
+from replicax._passes import nan_checks
 from replicax._programs import Program
 
 FIRST = 300  # calls before those that are measured: short programs are left alone
@@ -120,7 +121,9 @@ class StepHint:
 
     def _is_impossible(self, owner: Function) -> bool:
         elsewhere = threading.get_ident() != self._thread or type(_levels.frame()) is not _levels.Frame
-        return owner.told_of_steps or elsewhere or _nans.are_looked_for() or jax.process_count() > 1 or not _are_on()
+        return (
+            owner.told_of_steps or elsewhere or nan_checks.are_looked_for() or jax.process_count() > 1 or not _are_on()
+        )
 
     def entered(self, program: Program) -> None:
         """Notes that a call begins to run `program`, its elements at hand."""

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax._interpret import computed, opened
-from replicax._primitives import CALLS, CUSTOM_DERIVATIVES, ELEMENTWISE, SAME_ELEMENTS
+from replicax._passes.interpret import computed, opened
+from replicax._passes.primitives import CALLS, CUSTOM_DERIVATIVES, ELEMENTWISE, SAME_ELEMENTS
 
 Key = Any  # a variable of a jaxpr and the scope that it belongs to, or a `_Literal`
 

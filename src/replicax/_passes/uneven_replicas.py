@@ -24,11 +24,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _convolutions, _stages
 from replicax._base import jax_internals
 from replicax._collectives import arithmetic
-from replicax._interpret import Environment, Interpreter, Rule, computed, equations, equations_in, needed_for, stages
-from replicax._primitives import CALLS, CHECKPOINTS, COLLECTIVES
+from replicax._passes import cpu_convolutions, merge_all_reduces
+from replicax._passes.interpret import (
+    Environment,
+    Interpreter,
+    Rule,
+    computed,
+    equations,
+    equations_in,
+    needed_for,
+    stages,
+)
+from replicax._passes.primitives import CALLS, CHECKPOINTS, COLLECTIVES
 from replicax._values import AXIS, filled, largest_of, part_of
 
 
@@ -85,7 +94,7 @@ def convolves(closed: Any) -> bool:
 
 def in_loop(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function, with convolutions that XLA makes quick code of also in loops of programs for the CPU."""
-    convolutions = {"conv_general_dilated": _convolutions.in_order}
+    convolutions = {"conv_general_dilated": cpu_convolutions.in_order}
 
     def of_replicas(eqn: Any, *args: Any) -> list[Any]:
         if eqn.params["jaxpr"].constvars:
@@ -194,7 +203,7 @@ class _Program:
         self.stage = stages(closed, lambda eqn: eqn.primitive.name in COLLECTIVES).known
         self.maker: dict[Any, int] = {}  # the equation that computes a variable
         self.meetings: list[tuple[int, Any]] = []  # stage and equation of each collective
-        if not all(type(effect) in _stages._HARMLESS for effect in self.jaxpr.effects):
+        if not all(type(effect) in merge_all_reduces._HARMLESS for effect in self.jaxpr.effects):
             raise NotAlike("it has side effects, such as printing")
         for i, (variable, value) in enumerate(self.known.items()):
             outer = i < len(self.jaxpr.constvars)

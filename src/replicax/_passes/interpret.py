@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import jax.extend.core as jex
 
 from replicax._base import jax_internals
-from replicax._primitives import IN_CALLS
+from replicax._passes.primitives import IN_CALLS
 
 V = TypeVar("V")
 Rule = Callable[[Any, list[V]], Sequence[V]]  # computes the outputs of an equation from its operands

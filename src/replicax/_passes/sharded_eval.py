@@ -17,8 +17,8 @@ from jax import lax
 from replicax._base import jax_internals
 from replicax._collectives import arithmetic
 from replicax._collectives.sharding import Part, Same, is_cut, own_part, whole
-from replicax._interpret import Interpreter, Rule
-from replicax._primitives import ELEMENTWISE, IN_CALLS, SAME_ELEMENTS
+from replicax._passes.interpret import Interpreter, Rule
+from replicax._passes.primitives import ELEMENTWISE, IN_CALLS, SAME_ELEMENTS
 from replicax._values import AXIS
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from replicax._interpret import Interpreter, Rule, equations, jaxprs_in, opened
-from replicax._primitives import COLLECTIVES, SAME_EVERYWHERE
+from replicax._passes.interpret import Interpreter, Rule, equations, jaxprs_in, opened
+from replicax._passes.primitives import COLLECTIVES, SAME_EVERYWHERE
 
 
 def check(jaxpr: Any, varying_inputs: list[bool], varying_slots: set[int], results: bool = False) -> list[bool]:

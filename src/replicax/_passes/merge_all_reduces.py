@@ -21,9 +21,9 @@ from jax.sharding import PartitionSpec
 from replicax import _levels
 from replicax._base import jax_internals
 from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, all_reduce_p, by_dtype
-from replicax._interpret import stages
+from replicax._passes.interpret import stages
+from replicax._passes.vectorize import Graph, Piece, Values, joined, pieces, whole
 from replicax._values import AXIS
-from replicax._vectors import Graph, Piece, Values, joined, pieces, whole
 
 LIMIT = 1 << 20  # bytes; packing copies, which costs more than a message where there are many bytes
 

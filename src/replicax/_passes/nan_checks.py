@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from replicax import _levels
 from replicax._base import jax_internals, tracebacks
-from replicax._interpret import Environment, Interpreter, Rule, part_of
+from replicax._passes.interpret import Environment, Interpreter, Rule, part_of
 from replicax._values import AXIS
 
 

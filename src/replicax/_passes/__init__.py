@@ -1,0 +1,1 @@
+"""Rewriting and checking of jaxprs."""
