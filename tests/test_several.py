@@ -13,8 +13,8 @@ import pytest
 from test_ways import SUM, a_few_strategies, mirrored, one_device
 
 import replicax as rx
-from replicax import _programs
 from replicax._data.multi_step import Demand
+from replicax._engine import program
 from replicax._input import distributed_dataset
 from replicax._input.agreement import Pass
 from replicax._passes import uneven_replicas
@@ -27,13 +27,13 @@ ROWS = np.arange(210, dtype=np.float32).reshape(70, 3) / 100
 def programs(monkeypatch):
     """How many steps each program took that was called, in order."""
     called: list[int] = []
-    run = _programs.Program.run
+    run = program.Program.run
 
     def counted(self, call, pulled, taped, steps=1):
         called.append(steps)
         return run(self, call, pulled, taped, steps)
 
-    monkeypatch.setattr(_programs.Program, "run", counted)
+    monkeypatch.setattr(program.Program, "run", counted)
     return called
 
 

@@ -12,16 +12,16 @@ import pytest
 from test_ways import SUM, mirrored, one_device
 
 import replicax as rx
-from replicax import _step_hints
+from replicax._engine import step_hints
 
-ENOUGH = _step_hints.FIRST + _step_hints.FREE + _step_hints.WAITED + 10
+ENOUGH = step_hints.FIRST + step_hints.FREE + step_hints.WAITED + 10
 
 
 @pytest.fixture
 def hints(capfd, monkeypatch):
     """Returns the hints printed since the last time. How busy the machine is does not decide about them."""
-    monkeypatch.setattr(_step_hints, "_on", True)
-    monkeypatch.setattr(_step_hints, "LEAST", 0.0)
+    monkeypatch.setattr(step_hints, "_on", True)
+    monkeypatch.setattr(step_hints, "LEAST", 0.0)
     return lambda: [line for line in capfd.readouterr().err.splitlines() if "takes one step a call" in line]
 
 
@@ -92,7 +92,7 @@ def test_nothing_is_said_of_short_programs_several_steps_and_plain_functions(hin
     strategy = mirrored(2)
     _, replica = training(strategy)
     step = rx.function(lambda x: strategy.run(replica, args=(x,)))
-    for x in batches(strategy, _step_hints.FIRST):
+    for x in batches(strategy, step_hints.FIRST):
         step(x)
     several = rx.function(lambda iterator: strategy.run(replica, args=(next(iterator),)), steps_per_call=2)
     iterator = iter(batches(strategy, 2 * ENOUGH))
@@ -116,8 +116,8 @@ def test_nothing_is_said_where_it_is_turned_off(hints):
 
 def test_nothing_is_said_of_steps_in_which_the_devices_compute_for_long(hints, monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(_step_hints, "_on", True)
-    monkeypatch.setattr(_step_hints, "FIRST", 20)
+    monkeypatch.setattr(step_hints, "_on", True)
+    monkeypatch.setattr(step_hints, "FIRST", 20)
     strategy = mirrored(2)
     w, _ = training(strategy)
 

@@ -109,7 +109,7 @@ def test_jax_traceback_filtering_off_shows_all_frames():
     finally:
         jax.config.update("jax_traceback_filtering", "auto")
     files = {frame.filename for frame in traceback.extract_tb(caught.tb)}
-    assert any(file.endswith("_spmd.py") for file in files) and os.path.dirname(jax.__file__) in " ".join(files)
+    assert any(file.endswith("compiled.py") for file in files) and os.path.dirname(jax.__file__) in " ".join(files)
 
 
 def test_rewritten_code_leaves_no_files_and_has_the_users_lines(tmp_path, monkeypatch):

@@ -15,8 +15,8 @@ from jax import lax
 from test_ways import MEAN, SUM, central, ctx, mirrored, parts, per_replica, uneven
 
 import replicax as rx
-from replicax import _uneven
 from replicax._base.errors import InvalidArgumentError
+from replicax._engine import uneven_policy
 from replicax._passes import cpu_convolutions, uneven_replicas
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
@@ -354,7 +354,7 @@ def test_what_cannot_be_compiled_is_tried_a_few_times():
     given = rx.function(lambda x: strategy.run(note, args=(x,)))
     for x in several:
         given(x)
-    assert sum(compiled) == _uneven.PROGRAMS == len(given._uneven._eager)
+    assert sum(compiled) == uneven_policy.PROGRAMS == len(given._uneven._eager)
 
     sizes = [3, 5, 7, 9, 11, 13] * 2
     generated = rx.data.Dataset.from_generator(
@@ -365,7 +365,7 @@ def test_what_cannot_be_compiled_is_tried_a_few_times():
     pulled = rx.function(lambda: strategy.run(note, args=(next(iterator),)))
     for _ in sizes:
         pulled()
-    assert pulled.experimental_get_tracing_count() == _uneven.PROGRAMS == len(pulled._uneven._eager)
+    assert pulled.experimental_get_tracing_count() == uneven_policy.PROGRAMS == len(pulled._uneven._eager)
 
     step = rx.function(lambda x: strategy.run(in_a_loop, args=(x,)))
     assert parts(strategy, step(parts_of(1))) == [12.0, 12.0]

@@ -15,10 +15,12 @@ from typing import Any
 
 import jax
 
-from replicax import _alone, _context, _data, _function, _hlo, _levels, _step_hints
-from replicax._arguments import Call
+from replicax import _alone, _context, _data, _hlo, _levels
 from replicax._base import devices as _devices
 from replicax._data import ElementIterator
+from replicax._engine import function as _function
+from replicax._engine import step_hints
+from replicax._engine.signature import Call
 from replicax._figures import Benchmark
 from replicax._input import distributed_dataset
 from replicax._pulls import element_arrays
@@ -59,7 +61,7 @@ def benchmark(strategy: Any, step: Any, batch: Any, rounds: int, steps: int) -> 
                 f"{function._name} runs {max(sizes)} replicas of another strategy, and {strategy!r} has "
                 f"{strategy.num_replicas_in_sync}. Call `benchmark` of the strategy that the step is written for."
             )
-        with program.variables_kept() as restore, _step_hints.none_for(function):
+        with program.variables_kept() as restore, step_hints.none_for(function):
             measured = _measured(program, feed, restore, rounds, steps)
     return Benchmark(
         step=function._name,

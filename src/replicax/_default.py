@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
-from replicax import _context, _function
+from replicax import _context
 from replicax._base.types import InputContext, InputOptions
 from replicax._context import StrategyLike
+from replicax._engine import function
 from replicax._resource_variable import ResourceVariable
 from replicax._single_replica import SingleReplicaContext, SingleReplicaExtended
 from replicax._strategy import Strategy
@@ -50,7 +51,7 @@ class DefaultExtended(SingleReplicaExtended):
         return fn(*args, **kwargs)
 
     def _create_variable(self, **kwargs: Any) -> Variable:
-        _function.note_creation()
+        function.note_creation()
         return ResourceVariable(**kwargs)
 
     def _broadcast(self, tensor: Any, destinations: Any) -> NoReturn:

@@ -48,9 +48,9 @@ from replicax._context import (
 from replicax._creation import name_scope, variable_creator_scope
 from replicax._default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
 from replicax._default import get_strategy
+from replicax._engine.function import Function, function
 from replicax._extended import StrategyExtended
 from replicax._figures import Benchmark, Benchmarks
-from replicax._function import Function, function
 from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
 from replicax._mirrored import MirroredStrategy
 from replicax._multi_worker import MultiWorkerMirroredStrategy

@@ -19,12 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _function
+from replicax import _context
 from replicax._base import nest
 from replicax._base.errors import OutOfRangeError
 from replicax._base.foreign_state import around
 from replicax._data import Dataset
 from replicax._data.iterators import ends_data
+from replicax._engine import function
 from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
 from replicax._keras_losses import scale_loss, unscale_loss
 from replicax._tape import GradientTape, UnconnectedGradients
@@ -324,13 +325,13 @@ def _loop(
 
     `joined` makes one output of those of the steps. Without it the last one counts, and the steps are one program.
     """
-    run: Any = step if model.run_eagerly else _function.function(step)
+    run: Any = step if model.run_eagerly else function.function(step)
     if not model.run_eagerly:
         run.step_hint = None  # Keras has `steps_per_execution` for this
 
     @functools.cache
     def program(count: int) -> Any:
-        return _function.function(lambda iterator: step(next(iterator)), steps_per_call=count)
+        return function.function(lambda iterator: step(next(iterator)), steps_per_call=count)
 
     def one_by_one(iterator: Any) -> Any:
         outputs = [run(_spread(model, next(iterator)))]

@@ -9,12 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _creation, _function, _levels
+from replicax import _context, _creation, _levels
 from replicax._array_storage import ArrayStorage
 from replicax._base import devices as _devices
 from replicax._base.types import InputContext, InputOptions
 from replicax._collectives import cross_device_ops
 from replicax._context import StrategyLike
+from replicax._engine import function
 from replicax._input import distributed_dataset
 from replicax._input.placement import Placement
 from replicax._replicated import device_text
@@ -71,7 +72,7 @@ class OneDeviceExtended(SingleReplicaExtended):
             return fn(*args, **kwargs)
 
     def _create_variable(self, **kwargs: Any) -> Variable:
-        _function.note_creation()
+        function.note_creation()
         return _creation.create_together(self._container, self._new_variable, kwargs)
 
     def _new_variable(self, **kwargs: Any) -> Variable:

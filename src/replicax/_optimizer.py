@@ -7,12 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _function, _levels, _states
+from replicax import _context, _levels, _states
 from replicax._base import nest
 from replicax._base.types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
 from replicax._collectives import in_flight, sharding
 from replicax._collectives.reducer import Reducer
 from replicax._distributed_variables import MirroredVariable
+from replicax._engine import function
 from replicax._passes import sharded_eval
 from replicax._sharded_variables import ShardedVariable
 from replicax._values import AXIS, Mirrored, PerReplica, mapped
@@ -92,7 +93,7 @@ class Optimizer:
         made = _states.made(self._transformation.init, self._variables, self._sharded)
         state = self._transformation.init(self._parameters()) if made is None else None
         if self._sharded:
-            _function.note_creation()
+            function.note_creation()
             kwargs |= {"strategy": self._strategy, "mesh": self._reducer.mesh}
             return ShardedVariable(lambda: state, **kwargs) if made is None else ShardedVariable.of(*made, **kwargs)
         kwargs["copies_may_differ"] = not all(variable._equal_by_contract for variable in self._flat)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from replicax import _context, _conversion, _creation, _function, _levels, _run, _spmd
+from replicax import _context, _conversion, _creation, _levels, _run
 from replicax._base import nest
 from replicax._base.types import (
     CommunicationOptions,
@@ -25,6 +25,7 @@ from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.reducer import Reducer
 from replicax._context import StrategyLike
 from replicax._distributed_variables import MirroredVariable, SyncOnReadVariable, _Distributed
+from replicax._engine import compiled, function
 from replicax._extended import StrategyExtended
 from replicax._input import distributed_dataset
 from replicax._input.placement import Placement
@@ -85,7 +86,7 @@ class ReplicatedExtended(StrategyExtended):
         return self._reducer.ops
 
     def _create_variable(self, **kwargs: Any) -> Variable:
-        _function.note_creation()
+        function.note_creation()
         return _creation.create_together(self._container, self._new_variable, kwargs)
 
     def _local_results(self, value: Any) -> tuple[Any, ...]:
@@ -201,7 +202,7 @@ def _update_components(
                 lambda _, *b, **c: _update_components(strategy, reducer, var, fn, b, c), a, k
             )
 
-        return _spmd.run(strategy, reducer, in_replica, args, kwargs, alike=False)
+        return compiled.run(strategy, reducer, in_replica, args, kwargs, alike=False)
     results = []
     for index, component in enumerate(var.values):
         with jax.default_device(mesh.local_devices[index]):

@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from replicax import _compiled_runs, _context, _function, _levels, _lockstep, _spmd
+from replicax import _context, _levels
 from replicax._base import nest
 from replicax._collectives.reducer import Reducer
+from replicax._engine import compiled, compiled_runs, eager, function
 from replicax._values import PerReplica, ReplicaMesh, adopted, is_array, is_text
 
 
@@ -39,12 +40,12 @@ def run(strategy: Any, reducer: Reducer, fn: Callable[..., Any], args: tuple[Any
     args, kwargs = nest.map_structure(lambda leaf: adopted(leaf, mesh), (args, kwargs))
     with _context.entered(strategy, None):
         if frame.is_replica_of(mesh):
-            return _spmd.run_inline(strategy, reducer, fn, args, kwargs)
+            return compiled.run_inline(strategy, reducer, fn, args, kwargs)
         if _levels.is_tracing():
-            return _spmd.run(strategy, reducer, fn, args, kwargs)
+            return compiled.run(strategy, reducer, fn, args, kwargs)
         if frame.compiles_runs and _asks_for_program(fn):
-            return _compiled_runs.run_compiled(strategy, fn, args, kwargs)
-        return _lockstep.run(strategy, reducer, fn, args, kwargs)
+            return compiled_runs.run_compiled(strategy, fn, args, kwargs)
+        return eager.run(strategy, reducer, fn, args, kwargs)
 
 
 def run_single(
@@ -60,13 +61,13 @@ def run_single(
     `call(fn, args, kwargs)`, here and now, everywhere else.
     """
     outermost = _levels.frame().compiles_runs and not _levels.is_tracing()
-    if not (outermost and _function.host_driven()) or any(map(_is_text, nest.leaves((args, kwargs)))):
+    if not (outermost and function.host_driven()) or any(map(_is_text, nest.leaves((args, kwargs)))):
         return call(fn, args, kwargs)
-    return _compiled_runs.run_compiled(strategy, fn, args, kwargs)
+    return compiled_runs.run_compiled(strategy, fn, args, kwargs)
 
 
 def _asks_for_program(fn: Callable[..., Any]) -> bool:
-    return (_function.is_function(fn) and not _function.functions_run_eagerly()) or _function.host_driven()
+    return (function.is_function(fn) and not function.functions_run_eagerly()) or function.host_driven()
 
 
 def _is_text(leaf: Any) -> bool:

@@ -12,13 +12,13 @@ import importlib as _importlib
 from typing import Any
 
 from replicax import _door as _parts
-from replicax import _function
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import TensorSpec
 from replicax._base.types import VariableAggregation, VariableSynchronization
 from replicax._creation import name_scope, variable_creator_scope
 from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
 from replicax._distributed_variables import MirroredVariable as _MirroredVariable
+from replicax._engine import function as _function
 from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
 from replicax._tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues

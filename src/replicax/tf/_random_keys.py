@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _data, _function, _levels
+from replicax import _context, _data, _levels
 from replicax._base import array_conversion, jax_internals
+from replicax._engine import function
 from replicax._resource_variable import ResourceVariable
 
 # Named, so that the numbers do not depend on JAX's setting for its default generator.
@@ -47,7 +48,7 @@ def of_op(op: str, dtype: Any, seed: Any) -> Any:
     They are the 64 bits by chance that a counter starts from, to which the replica and the count are added.
     """
     tag = () if seed is None else (op, dtype, int(seed))
-    running = _function.running()
+    running = function.running()
     if isinstance(_levels.frame(), _levels.Level) and not jax_internals.is_eager(_levels.untaped_trace()):
         state = _of_function(running).state(tag, 0 if running is None or not tag else running.number(tag))
         value = state.value()

@@ -25,14 +25,17 @@ from typing import Any
 
 import jax
 
-from replicax import _conversion, _levels, _several, _step_hints, _turns
-from replicax._arguments import Call, difference, inputs_of, is_python_iterator
+from replicax import _conversion, _levels
 from replicax._base import foreign_state, jax_internals, profiling, specs, tracebacks
 from replicax._base.errors import OutOfRangeError
-from replicax._concrete import ConcreteFunction
 from replicax._data import iterators
+from replicax._engine import multi_step, step_hints, turns
+from replicax._engine.concrete_function import ConcreteFunction
+from replicax._engine.program import Program, ToldOf
+from replicax._engine.signature import Call, difference, inputs_of, is_python_iterator
+from replicax._engine.trace_function import Tracing
+from replicax._engine.uneven_policy import UnevenCalls
 from replicax._passes import nan_checks
-from replicax._programs import Program, ToldOf
 from replicax._pulls import (
     Abort,
     DrivenFromHost,
@@ -44,8 +47,6 @@ from replicax._pulls import (
     same_elements,
     same_sources,
 )
-from replicax._tracing import Tracing
-from replicax._uneven import UnevenCalls
 from replicax._values import PerReplica
 
 
@@ -147,7 +148,7 @@ class Function:
         self._last_call: tuple[Any, Any] | None = None  # structure and keys of the call that was traced last
         self._last_inputs: list[str] = []  # and what its program takes
         self._warned = 0
-        self.step_hint = _step_hints.StepHint() if steps_per_call == 1 else None  # as long as it is not decided
+        self.step_hint = step_hints.StepHint() if steps_per_call == 1 else None  # as long as it is not decided
         self.told_of_steps = False  # whether the hint was printed
         self.random_numbers: Any = None  # what `replicax.tf` counts its random numbers with
         functools.update_wrapper(self, python_function, updated=())
@@ -250,7 +251,7 @@ class Function:
         hint = self.step_hint
         if hint is not None:
             hint.calls += 1
-            if hint.calls > _step_hints.FIRST and not taped and profiling.active is None:
+            if hint.calls > step_hints.FIRST and not taped and profiling.active is None:
                 owner = _modes.driven if _modes.host_driven else self
                 return hint.run(self, owner, call, lambda: called(call, args, kwargs, taped))
         if profiling.active is not None:
@@ -284,7 +285,7 @@ class Function:
             raise
 
     def _repeated(self, step: Callable[[], Any], more: Callable[[], bool] = lambda: True) -> Any:
-        return step() if self._steps == 1 else _several.one_by_one(self._steps, step, more)
+        return step() if self._steps == 1 else multi_step.one_by_one(self._steps, step, more)
 
     def _called_several(self, call: Call, args: tuple, kwargs: dict, taped: bool) -> Any:
         """As many steps as are one call: in one program where it can be, and one by one elsewhere."""
@@ -299,15 +300,15 @@ class Function:
                 return self._run_python(args, kwargs, host=True)
             return self._called(call, args, kwargs, taped)
 
-        return self._repeated(step, lambda: _several.has_more(self._entries.get(call.key), call.iterators))
+        return self._repeated(step, lambda: multi_step.has_more(self._entries.get(call.key), call.iterators))
 
-    def _found_several(self, call: Call, args: tuple, kwargs: dict) -> _several.Found | None:
+    def _found_several(self, call: Call, args: tuple, kwargs: dict) -> multi_step.Found | None:
         """The program of so many steps and its elements; None where there is none for the elements that come."""
         if nan_checks.are_looked_for():
             return None
         entries, count = self._entries.setdefault(call.key, []), self._steps
-        several = _several.found(entries, count, call.iterators) if entries else _several.NOT_TRACED
-        if several is not _several.NOT_TRACED:
+        several = multi_step.found(entries, count, call.iterators) if entries else multi_step.NOT_TRACED
+        if several is not multi_step.NOT_TRACED:
             return several
         for iterator in call.iterators:
             iterator._ask_for(count)
@@ -315,8 +316,8 @@ class Function:
         with self._turn():
             if len(entries) == known and self._ahead(call, lambda: self._new_program(call, args, kwargs)) is None:
                 return None
-        several = _several.found(entries, count, call.iterators)
-        return None if several is _several.NOT_TRACED else several  # other elements come than were just pushed back
+        several = multi_step.found(entries, count, call.iterators)
+        return None if several is multi_step.NOT_TRACED else several  # other elements come than were just pushed back
 
     def _run(self, call: Call, args: tuple, kwargs: dict) -> Any:
         """Runs the program of such calls, traced first where there is none; the Python code where none can be."""
@@ -413,7 +414,7 @@ class Function:
     def _turn(self) -> contextlib.AbstractContextManager[Any]:
         """A context in which no other thread traces this function. Eager replicas run one at a time as it is."""
         eager_replica = isinstance(_levels.frame(), _levels.ReplicaFrame)
-        return contextlib.nullcontext() if eager_replica else _turns.turn(self)
+        return contextlib.nullcontext() if eager_replica else turns.turn(self)
 
     def _run_python(self, args: tuple, kwargs: dict, host: bool) -> Any:
         before = _modes.host_driven, _modes.host_converts, _modes.driven

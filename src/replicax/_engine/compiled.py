@@ -28,9 +28,9 @@ from replicax._base.types import CommunicationOptions, ReduceOp
 from replicax._collectives import arithmetic
 from replicax._collectives.reducer import Reducer
 from replicax._context import ReplicaContext, StrategyLike
+from replicax._engine.outputs import Outputs, Results
 from replicax._passes import check_collectives, cpu_convolutions, uneven_replicas
 from replicax._pulls import RunEagerly, lifts
-from replicax._replica_results import Outputs, Results
 from replicax._values import (
     AXIS,
     Mirrored,

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from replicax import _function
-from replicax._function import Function, is_function
+from replicax._engine import function
+from replicax._engine.function import Function, is_function
 
 
 def run_compiled(strategy: Any, fn: Any, args: tuple, kwargs: dict) -> Any:
@@ -24,7 +24,7 @@ def run_compiled(strategy: Any, fn: Any, args: tuple, kwargs: dict) -> Any:
     It belongs to `fn` where that is a compiled function, and else to the function that is driven from the host, and
     keeps nothing alive that it knows by its id.
     """
-    modes = _function._modes
+    modes = function._modes
     runs = (fn if is_function(fn) else modes.driven)._runs
     keep: list[Any] = []
     autograph = fn._autograph if is_function(fn) else modes.host_driven and modes.host_converts

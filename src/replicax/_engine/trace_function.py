@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.core import ShapedArray
 
 from replicax import _levels
-from replicax._arguments import Call, Results, constrained
 from replicax._base import nest, signatures
-from replicax._programs import meshes_of
+from replicax._engine.program import meshes_of
+from replicax._engine.signature import Call, Results, constrained
 from replicax._pulls import (
     DrivenFromHost,
     Pull,

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from replicax import _compile_log, _levels, _packs, _pulls, _several, _step_failures, _tape
-from replicax._arguments import Call, Results
+from replicax import _levels, _packs, _pulls, _step_failures, _tape
 from replicax._base import errors, nest
 from replicax._base.optimizing import optimizes_programs
 from replicax._collectives import cross_process, in_flight
+from replicax._engine import compile_log, multi_step
+from replicax._engine.program_inputs import ProgramInputs
+from replicax._engine.signature import Call, Results
 from replicax._passes import merge_all_reduces, nan_checks, uneven_replicas, vectorize
-from replicax._program_inputs import ProgramInputs
 from replicax._pulls import Pull, element_arrays
 from replicax._storage import Storage
 from replicax._values import PerReplica
@@ -79,7 +80,7 @@ class Program:
         self.told_of = ToldOf()
         self._checks = False  # whether its results are looked at for NaN
         self._with_checks: Program | None = None  # the program that does so
-        self._token = _several.token_of(results.leaves)
+        self._token = multi_step.token_of(results.leaves)
         self.name = name
         _levels.programs.add(self)
         inputs = [*call.dynamic, *(leaf for pull in pulls for leaf in element_arrays(pull.element))]
@@ -89,7 +90,7 @@ class Program:
         self._moved = False  # whether leaves of its variables have come to stand elsewhere
         self._inputs: Any = None
         self._compiled: Any = None
-        self._several: dict[int, _several.Repeated] = {}  # programs of several steps, by how many
+        self._several: dict[int, multi_step.Repeated] = {}  # programs of several steps, by how many
         self._taped = jax.jit(self._named(self._compute_taped))  # for calls under a gradient tape
         if not level.local:
             self._pack()
@@ -210,7 +211,7 @@ class Program:
         results = list(out[self._state_count :])
         return [*results, jnp.zeros((), jnp.int8)] if self._mesh is not None and self._token == -1 else results
 
-    def _repeated(self, steps: int) -> _several.Repeated:
+    def _repeated(self, steps: int) -> multi_step.Repeated:
         """The program of several steps."""
         if steps not in self._several:
             inputs, donors = self._inputs, {id(arrays.storage) for arrays in self._inputs.donors}
@@ -218,7 +219,7 @@ class Program:
             types = [arrays.storage.leaf_types(False)[i] for arrays in fresh for i in arrays.leaves]
             rows = [isinstance(leaf, PerReplica) for pull in self.pulls for leaf in nest.values(pull.element)]
             kinds = self.jaxpr.out_avals[self._state_count :]
-            repeated = _several.Repeated(steps, kinds, self._mesh is not None)
+            repeated = multi_step.Repeated(steps, kinds, self._mesh is not None)
             slow = self._optimized and jax.default_backend() == "cpu" and uneven_replicas.convolves(self.jaxpr)
             step = uneven_replicas.in_loop(self._compute) if slow else self._compute
             program = repeated.program(step, types, rows, self.results.over_steps)
@@ -283,7 +284,7 @@ class Program:
             compiles = not (chosen._is_compiled or taped)
             with _nowhere if level.device is None else jax.default_device(level.device):
                 if compiles:
-                    _compile_log.begin()
+                    compile_log.begin()
                     if under_way is not None:
                         under_way.compile(program, *arguments)
                 elif call.probe is not None:
@@ -306,7 +307,7 @@ class Program:
     def _tell_of_compiling(self, steps: int) -> None:
         name = self.name if steps == 1 else f"{self.name}, {steps} steps a call,"
         name = f"{name} with a look for NaN" if self._checks else name
-        _compile_log.end(name, *self.told_of)
+        compile_log.end(name, *self.told_of)
         self.told_of = ToldOf(0.0, self.told_of.inputs, "It had been compiled for these before. ")
 
     def _checking(self) -> Program:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _compile_log, _context, _levels, _tape
+from replicax import _context, _levels, _tape
 from replicax._base import array_conversion, array_text, jax_internals, nest
 from replicax._base import specs as _specs
 from replicax._base.indexed_slices import IndexedSlices
@@ -20,6 +20,7 @@ from replicax._blocks import DynamicRange
 from replicax._collectives import cross_process
 from replicax._data import ElementIterator
 from replicax._data.elements import as_host, as_strings
+from replicax._engine import compile_log
 from replicax._input import distributed_dataset
 from replicax._pulls import array_of, like, shapes_of
 from replicax._values import Mirrored, PerReplica, as_copies, is_array, is_text
@@ -173,14 +174,14 @@ def inputs_of(call: Call, elements: Sequence[Any]) -> list[str]:
     for key in call.keys:
         kind = key[0]
         if isinstance(kind, tuple):
-            texts.append(_compile_log.described(kind, key[1]))
+            texts.append(compile_log.described(kind, key[1]))
         elif kind in (PerReplica, Mirrored) and (len(key) == 2 or isinstance(key[2], tuple)):  # of components
-            texts.append(_compile_log.described(*key[1][:2]) + _compile_log.EACH)
+            texts.append(compile_log.described(*key[1][:2]) + compile_log.EACH)
         elif kind in (PerReplica, Mirrored):
-            texts.append(_compile_log.of_value(key[1], key[2], kind is PerReplica))
+            texts.append(compile_log.of_value(key[1], key[2], kind is PerReplica))
     leaves = [leaf for element in elements for leaf in nest.values(element)]
     arrays = [(array_of(leaf), isinstance(leaf, PerReplica)) for leaf in leaves]
-    return texts + [_compile_log.of_value(array.shape, array.dtype, stacked) for array, stacked in arrays]
+    return texts + [compile_log.of_value(array.shape, array.dtype, stacked) for array, stacked in arrays]
 
 
 def _is_object(key: Any) -> bool:

@@ -25,11 +25,12 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from replicax import _levels, _several
-from replicax._arguments import Call
+from replicax import _levels
 from replicax._base import tracebacks
+from replicax._engine import multi_step
+from replicax._engine.program import Program
+from replicax._engine.signature import Call
 from replicax._passes import nan_checks
-from replicax._programs import Program
 
 FIRST = 300  # calls before those that are measured: short programs are left alone
 FREE, WAITED = 32, 8  # calls that are measured: as they come, and then waiting for the end of each
@@ -127,7 +128,7 @@ class StepHint:
 
     def entered(self, program: Program) -> None:
         """Notes that a call begins to run `program`, its elements at hand."""
-        self._ended = self._ended or not _several.repeatable(program) or program.is_guarded
+        self._ended = self._ended or not multi_step.repeatable(program) or program.is_guarded
         self._program, self._entered = program, time.perf_counter()
 
     def watched(self, program: Callable[..., Any]) -> Callable[..., Any]:

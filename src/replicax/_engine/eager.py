@@ -26,7 +26,7 @@ from replicax._collectives.reducer import Reducer
 from replicax._context import ReplicaContext, StrategyLike
 from replicax._values import Mirrored, PerReplica, arrays_of, regroup, select
 
-_PACKAGE = __name__.rpartition(".")[0]
+_PACKAGE = __name__.partition(".")[0]
 
 
 class _Abandoned(BaseException):

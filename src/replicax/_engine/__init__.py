@@ -1,0 +1,1 @@
+"""Running replica functions, eagerly or compiled, and `rx.function`."""
