@@ -22,7 +22,8 @@ from recorded import from_tensorflow
 from test_ways import MEAN, SUM, mirrored
 
 import replicax as rx
-from replicax import _conversion, _operators
+from replicax import _operators
+from replicax._tracing import autograph_switch
 
 converted = functools.partial(rx.function, autograph=True)
 
@@ -892,9 +893,9 @@ def test_an_assertion_on_a_tensor():
 # What is left as it is.
 
 
-@_conversion.do_not_convert
+@autograph_switch.do_not_convert
 def left_alone(x):
-    return _conversion.is_on(), x
+    return autograph_switch.is_on(), x
 
 
 def test_do_not_convert():
@@ -902,7 +903,7 @@ def test_do_not_convert():
     assert float(f(jnp.float32(2))) == 4
 
     @converted
-    @_conversion.do_not_convert
+    @autograph_switch.do_not_convert
     def g(x):
         return x if x > 0 else -x
 
@@ -945,7 +946,7 @@ def test_libraries_are_not_converted():
 
 
 def test_without_the_library(monkeypatch):
-    monkeypatch.setattr(_conversion, "available", lambda: False)
+    monkeypatch.setattr(autograph_switch, "available", lambda: False)
     with pytest.warns(UserWarning, match="pip install diastatic-malt"):
         assert float(converted(clipped)(jnp.float32(2))) == 1
 

@@ -133,7 +133,10 @@ def _is_wrong_there(module: str, found: Import) -> bool:
 
 def test_what_is_not_plugged_in_is_missed_by_name(run_python):
     done = run_python("""
-        from replicax import _context, _conversion, _data, _pulls
+        from replicax import _data
+        from replicax._tracing import context
+        from replicax._tracing import autograph_switch
+        from replicax._tracing import dataset_reads
         from replicax._base import foreign_state
 
         assert list(_data.Dataset.range(3).as_numpy_iterator()) == [0, 1, 2]  # which needs nothing of the others
@@ -146,19 +149,19 @@ def test_what_is_not_plugged_in_is_missed_by_name(run_python):
             else:
                 raise AssertionError(f"nothing said that {what} is missing")
 
-        missed(_context.get_strategy, "The default strategy")
-        missed(lambda: _pulls.lifts.push(id), "The reading of datasets by compiled functions")
+        missed(context.get_strategy, "The default strategy")
+        missed(lambda: dataset_reads.lifts.push(id), "The reading of datasets by compiled functions")
         missed(foreign_state.join, "The joining of Keras and Flax NNX")
-        if _conversion.available():
-            missed(lambda: _conversion.call(True, id, (), {}), "AutoGraph's converter")
+        if autograph_switch.available():
+            missed(lambda: autograph_switch.call(True, id, (), {}), "AutoGraph's converter")
 
         import replicax as rx
 
         rx.function
-        assert _context.get_strategy().num_replicas_in_sync == 1
-        _pulls.lifts.push(_pulls.lifts.stack.append)
+        assert context.get_strategy().num_replicas_in_sync == 1
+        dataset_reads.lifts.push(dataset_reads.lifts.stack.append)
         foreign_state.join()
-        assert _conversion.call(True, lambda x: x + 1, (1,), {}) == 2
+        assert autograph_switch.call(True, lambda x: x + 1, (1,), {}) == 2
         """)
     assert done.returncode == 0, done.stderr
 
@@ -168,7 +171,7 @@ def test_public_modules_need_no_name_of_the_package_first(run_python):
         done = run_python(f"""
             from replicax.{module} import {name}
             {name}()
-            from replicax._context import get_strategy
+            from replicax._tracing.context import get_strategy
             assert get_strategy().num_replicas_in_sync == 1
             """)
         assert done.returncode == 0, done.stderr

@@ -31,9 +31,10 @@ from test_ways import (
 )
 
 import replicax as rx
-from replicax import _hlo, _levels
+from replicax import _hlo
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._collectives import sharding
+from replicax._tracing import frames
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(8, 3)).astype(np.float32)
@@ -652,9 +653,9 @@ def test_no_other_thread_takes_over_what_eager_replicas_update():
     sgd = optax.sgd(1.0)
 
     def look():
-        free.append(_levels.lock.acquire(blocking=False))
+        free.append(frames.lock.acquire(blocking=False))
         if free[-1]:
-            _levels.lock.release()
+            frames.lock.release()
 
     def update(gradients, state, parameters=None):
         thread = threading.Thread(target=look)

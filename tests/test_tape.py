@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import replicax as rx
-from replicax import _tape
-from replicax._tape import GradientTape, UnconnectedGradients
+from replicax._tracing import tape as _tape
+from replicax._tracing.tape import GradientTape, UnconnectedGradients
 
 X = jnp.array([1.0, 2.0, 3.0])
 W = jnp.array([0.5, -1.0, 2.0])

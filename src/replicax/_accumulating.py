@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax import _blocks, _levels
+from replicax import _blocks
 from replicax._base import array_conversion
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import ReduceOp, as_reduce_op
 from replicax._collectives import arithmetic
+from replicax._tracing import frames
 from replicax._values import is_array
 
 
@@ -201,7 +202,7 @@ def _times(total: Any, weight: int) -> Any:
 
 def _accumulated(results_of: Callable[..., Any], parts: _Parts, op: ReduceOp) -> Any:
     """The results for all micro-batches, those of a mean weighted by how many rows they have."""
-    looped = _levels.is_tracing() and (parts.count > 1 or parts.rest is None)
+    looped = frames.is_tracing() and (parts.count > 1 or parts.rest is None)
     sums = (_looped if looped else _one_by_one)(results_of, parts.full, parts.count)
     if parts.rest is None:
         return sums.finished(op, parts.count)

@@ -16,7 +16,6 @@ import jax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from replicax import _levels
 from replicax._base import jax_internals, nest
 from replicax._base.types import VariableAggregation
 from replicax._collectives.arithmetic import first_component
@@ -24,6 +23,7 @@ from replicax._collectives.reducer import Reducer
 from replicax._distributed_variables import OfReplicas
 from replicax._resource_variable import ResourceVariable
 from replicax._storage import Storage, Types
+from replicax._tracing import frames
 from replicax._values import AXIS, ReplicaMesh
 from replicax._variables import Variable, register
 
@@ -205,8 +205,8 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
         return HomeStorage(self.name, self._types, self._mesh, leaves, self._home)
 
     def _get(self) -> list[Any]:
-        frame = _levels.frame()
-        if isinstance(frame, _levels.Level) or (frame.local and frame.mesh is self._mesh):
+        frame = frames.frame()
+        if isinstance(frame, frames.Level) or (frame.local and frame.mesh is self._mesh):
             return frame.read(self)
         return self._storage.read_on(None)
 
@@ -236,7 +236,7 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
         return [lax.optimization_barrier(x) if isinstance(x, jax.core.Tracer) else x for x in self._get()]
 
     def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
-        with _levels.lock:
+        with frames.lock:
             new = self._combined(combine, leaves)
             self._put(new)
         return new

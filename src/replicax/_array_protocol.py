@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _levels
+from replicax._tracing import frames
 from replicax._values import Mirrored, PerReplica
 
 
@@ -37,15 +37,15 @@ class ArrayProtocol:
         return iter(self.value())
 
     def __float__(self) -> float:
-        with _levels.explaining(self):
+        with frames.explaining(self):
             return float(self.value())
 
     def __int__(self) -> int:
-        with _levels.explaining(self):
+        with frames.explaining(self):
             return int(self.value())
 
     def __bool__(self) -> bool:
-        with _levels.explaining(self):
+        with frames.explaining(self):
             return bool(self.value())
 
     def __index__(self) -> int:

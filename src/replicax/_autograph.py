@@ -21,8 +21,9 @@ import jax
 from malt.core import converter
 from malt.operators import function_wrappers, py_builtins
 
-from replicax import _conversion, _operators, _rewriting
+from replicax import _operators, _rewriting
 from replicax._blocks import Undefined, UndefinedReturnValue
+from replicax._tracing import autograph_switch
 
 # Libraries whose functions are called as they are: written for JAX, or with no tensors in their control flow.
 _LIBRARIES = {
@@ -61,7 +62,7 @@ def with_function_scope(thunk: Callable[[Any], Any], scope_name: str, options: A
 
 def converted_artifact(function: Any) -> Any:
     """Marks a function as converted already."""
-    setattr(function, _conversion.MARK, True)
+    setattr(function, autograph_switch.MARK, True)
     return function
 
 
@@ -91,7 +92,7 @@ def converted_call(f: Any, args: tuple, kwargs: dict | None, scope: Any = None, 
     if id(f) in _BUILTINS:
         return _BUILTINS[id(f)](*args, **kwargs)
     function, first = _python_function(f)
-    users = function is not None and _conversion.is_on() and _is_the_users(function)
+    users = function is not None and autograph_switch.is_on() and _is_the_users(function)
     rewritten = _rewritten(function) if function is not None and users else None
     if function is None or rewritten is None:
         return f(*args, **kwargs)
@@ -100,7 +101,7 @@ def converted_call(f: Any, args: tuple, kwargs: dict | None, scope: Any = None, 
 
 def _python_function(f: Any) -> tuple[types.FunctionType | None, tuple]:
     """The function that a call of `f` runs and what it is bound to; None where it cannot be converted."""
-    if getattr(f, _conversion.MARK, None) is True or inspect.isclass(f):
+    if getattr(f, autograph_switch.MARK, None) is True or inspect.isclass(f):
         return None, ()
     first: tuple = ()
     if not isinstance(f, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
@@ -109,7 +110,7 @@ def _python_function(f: Any) -> tuple[types.FunctionType | None, tuple]:
         first, f = (*first, f.__self__), f.__func__
     if not isinstance(f, types.FunctionType) or inspect.isgeneratorfunction(f) or inspect.iscoroutinefunction(f):
         return None, ()
-    return (None, ()) if getattr(f, _conversion.MARK, None) is True else (f, first)
+    return (None, ()) if getattr(f, autograph_switch.MARK, None) is True else (f, first)
 
 
 def _is_the_users(function: types.FunctionType) -> bool:
@@ -167,9 +168,9 @@ def reason(error: BaseException) -> str:
 
 def call(fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
     """Calls `fn` converted."""
-    outermost = not _conversion.is_on()
+    outermost = not autograph_switch.is_on()
     try:
-        with _conversion.switched(True):
+        with autograph_switch.switched(True):
             return converted_call(fn, args, kwargs)
     except jax.errors.ConcretizationTypeError as error:
         if outermost and (why := reason(error)) and why not in getattr(error, "__notes__", ()):

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from replicax import _alone, _context, _data, _hlo, _levels
+from replicax import _alone, _data, _hlo
 from replicax._base import devices as _devices
 from replicax._data import ElementIterator
 from replicax._engine import function as _function
@@ -23,7 +23,8 @@ from replicax._engine import step_hints
 from replicax._engine.signature import Call
 from replicax._figures import Benchmark
 from replicax._input import distributed_dataset
-from replicax._pulls import element_arrays
+from replicax._tracing import context, frames
+from replicax._tracing.dataset_reads import element_arrays
 
 
 def benchmark(strategy: Any, step: Any, batch: Any, rounds: int, steps: int) -> Benchmark:
@@ -31,8 +32,8 @@ def benchmark(strategy: Any, step: Any, batch: Any, rounds: int, steps: int) -> 
     for name, value in (("rounds", rounds), ("steps", steps)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"`{name}` is a whole number, at least 1; got {value!r}.")
-    _context.require_cross_replica(strategy)
-    if _levels.is_tracing():
+    context.require_cross_replica(strategy)
+    if frames.is_tracing():
         raise RuntimeError("A benchmark runs its step, which cannot be done while another function is traced.")
     if _function.functions_run_eagerly():
         raise RuntimeError(
@@ -189,7 +190,7 @@ class _Program:
     @contextlib.contextmanager
     def variables_kept(self) -> Iterator[Callable[[], None]]:
         """Leaves the variables as they are; gives a function that sets them back in between."""
-        frame, written = _levels.frame(), list(self._level.written.values())
+        frame, written = frames.frame(), list(self._level.written.values())
         kept = [variable._storage.copied(frame.fetch(variable)) for variable in written]
 
         def restore() -> None:
@@ -216,7 +217,7 @@ class _Program:
         """How much a device holds and needs; of variables, the device that holds most."""
         held: dict[Any, int] = {}
         for variable in self._level.variables.values():
-            for leaf in _levels.frame().fetch(variable):
+            for leaf in frames.frame().fetch(variable):
                 raw = jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
                 for shard in raw.addressable_shards:
                     held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _levels, _pulls, _tape
 from replicax._base import array_conversion
+from replicax._tracing import dataset_reads, frames
+from replicax._tracing import tape as _tape
 
 
 class Undefined:
@@ -141,7 +142,7 @@ def _share(x: Any) -> Any:
 _share.defjvp(lambda primals, tangents: (_share(*primals), *tangents))
 
 
-class _BlockLevel(_levels.Level):
+class _BlockLevel(frames.Level):
     """The level of a block.
 
     Under a tape around it, each read of a variable in it is a read of its own, as elsewhere: the gradient goes to the
@@ -149,7 +150,7 @@ class _BlockLevel(_levels.Level):
     share added, which is an input of the block.
     """
 
-    def __init__(self, outer: _levels.Frame):
+    def __init__(self, outer: frames.Frame):
         super().__init__(outer.local, outer.mesh)
         self.shares: dict[int, list[int]] = {}  # slots, of each variable's leaves that have gradients
         self._tracers: dict[int, list[Any]] = {}
@@ -165,7 +166,7 @@ class _BlockLevel(_levels.Level):
             self._tracers[key] = [tracer for _, tracer in inputs]
             self.variables[key] = variable
         shares = iter(self._tracers[key])
-        with _levels.jax_trace(self.trace):
+        with frames.jax_trace(self.trace):
             return [lax.stop_gradient(leaf) + next(shares) if _is_inexact(leaf) else leaf for leaf in leaves]
 
     def forget(self) -> None:
@@ -196,39 +197,39 @@ class Block:
         inputs: Sequence[Any] = (),
         pulled: list[tuple[Any, Any]] | None = None,
     ):
-        outer = _levels.frame()
+        outer = frames.frame()
         self.level = level = _BlockLevel(outer)
         self.pulled = pulled
         self.slots: list[list[int]] = []  # of the leaves of each element
-        outer_lift = _pulls.lifts.stack[-1] if _pulls.lifts.stack else None
+        outer_lift = dataset_reads.lifts.stack[-1] if dataset_reads.lifts.stack else None
 
         def lift(iterator: Any) -> Any:
-            if _levels.frame() is not level or outer_lift is None or level.local:
+            if frames.frame() is not level or outer_lift is None or level.local:
                 return NotImplemented
             if pulled is None:
-                raise _pulls.DrivenFromHost
+                raise dataset_reads.DrivenFromHost
             if len(self.slots) == len(pulled):
-                with _levels.entered(outer):
+                with frames.entered(outer):
                     pulled.append((iterator, pulled_outside(outer_lift, iterator)))
             self.slots.append([])
-            return _pulls.as_inputs(pulled[len(self.slots) - 1][1], level, self.slots[-1])
+            return dataset_reads.as_inputs(pulled[len(self.slots) - 1][1], level, self.slots[-1])
 
         def traced(*tracers: Any) -> list[Any]:
-            level.trace = _levels.untaped_trace()
-            with _levels.entered(level):
+            level.trace = frames.untaped_trace()
+            with frames.entered(level):
                 self.values, arrays = flattened(names, code(*tracers))
                 self.count = len(arrays)
                 written = [strong(leaf) for key in level.written for leaf in level.values[key]]
             return [*arrays, *written]
 
-        _pulls.lifts.push(lift)
+        dataset_reads.lifts.push(lift)
         try:
             self.jaxpr = jax.make_jaxpr(traced)(*inputs)
         finally:
-            _pulls.lifts.stack.pop()
+            dataset_reads.lifts.stack.pop()
         self.sizes = {key: len(level.values[key]) for key in level.written}
         level.forget()
-        if isinstance(outer, _levels.Level):
+        if isinstance(outer, frames.Level):
             outer.meshes += level.meshes
 
     def run(
@@ -256,7 +257,7 @@ class Block:
 def pulled_outside(lift: Callable[[Any], Any], iterator: Any) -> Any:
     element = lift(iterator)
     if element is NotImplemented:
-        raise _pulls.DrivenFromHost
+        raise dataset_reads.DrivenFromHost
     return element
 
 
@@ -274,7 +275,7 @@ def state_of(*blocks: Block) -> tuple[dict[int, list[Any]], dict[int, Any]]:
     """The current leaves of all variables that the blocks touch, and the variables that they assign."""
     state: dict[int, list[Any]] = {}
     written: dict[int, Any] = {}
-    frame = _levels.frame()
+    frame = frames.frame()
     for block in blocks:
         for key, variable in block.level.variables.items():
             leaves = frame.read(variable)
@@ -289,4 +290,4 @@ def state_of(*blocks: Block) -> tuple[dict[int, list[Any]], dict[int, Any]]:
 
 def write(written: dict[int, Any], state: dict[int, list[Any]]) -> None:
     for key, variable in written.items():
-        _levels.frame().write(variable, state[key])
+        frames.frame().write(variable, state[key])

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from replicax import _checkpoint_files as _files
-from replicax import _context, _late, _levels, _tracking
+from replicax import _late, _tracking
 from replicax._base import foreign_state, specs
 from replicax._base.atomic_files import path_text
 from replicax._base.errors import CheckpointError
@@ -29,6 +29,7 @@ from replicax._restoring import (
     said,
     some,
 )
+from replicax._tracing import context, frames
 from replicax._tracking import Node, PositionLeaf
 
 Then = Callable[[str, bool], None]
@@ -107,12 +108,12 @@ def _write_alone(path: str, saved: _files.Saved, then: Then | None) -> None:
 
 
 def _refuse_replicas(method: str) -> None:
-    if _levels.is_tracing() or isinstance(_levels.frame(), _levels.Level):
+    if frames.is_tracing() or isinstance(frames.frame(), frames.Level):
         raise RuntimeError(
             f"Checkpoint.{method} is called in a function that is being compiled, such as that of `rx.function` or "
             "`jax.jit`, where it would happen once, while it is traced. Call it outside, between steps."
         )
-    if _context.get_replica_context() is not None and _context.has_strategy():
+    if context.get_replica_context() is not None and context.has_strategy():
         raise RuntimeError(
             f"Checkpoint.{method} is called by a replica, inside of `strategy.run`. It concerns all replicas: call it "
             "outside, between steps."

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from replicax import _context, _levels
 from replicax._base import jax_internals
+from replicax._tracing import context, frames
 from replicax._values import PerReplica
 
 
@@ -25,7 +25,7 @@ state = _Creation()
 @contextlib.contextmanager
 def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
     """A context in which `creator(next_creator, **kwargs)` makes the variables; it calls `next_creator(**kwargs)`."""
-    state.creators.append((_context.get_strategy(), creator))
+    state.creators.append((context.get_strategy(), creator))
     try:
         yield
     finally:
@@ -59,22 +59,22 @@ class name_scope:
 @contextlib.contextmanager
 def outside(strategy: Any = None) -> Iterator[None]:
     """Outside of all replicas and of any tracing, though under the same strategy or the given one."""
-    current = _context.get_strategy() if _context.has_strategy() else None
-    within = _context.get_replica_context() is not None
+    current = context.get_strategy() if context.has_strategy() else None
+    within = context.get_replica_context() is not None
     strategy = strategy or (current if within else None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax_internals.at_once())
-        stack.enter_context(_levels.entered(_levels.Frame()))
+        stack.enter_context(frames.entered(frames.Frame()))
         if strategy is not None and (within or strategy is not current):
-            stack.enter_context(_context.entered(strategy, None))
+            stack.enter_context(context.entered(strategy, None))
         yield
 
 
 def through_creators(make: Callable[..., Any], inside_scope: bool | None) -> Callable[..., Any]:
     """`make` wrapped in the creators; those entered outside of a strategy's scope see the single components."""
-    strategy = _context.get_strategy()
+    strategy = context.get_strategy()
     for strategy_then, creator in state.creators:
-        outside = strategy_then is not strategy and _context.has_strategy()
+        outside = strategy_then is not strategy and context.has_strategy()
         if (inside_scope is None and not outside) or (inside_scope is False and outside):
             make = _bind_creator(creator, make)
     return make
@@ -84,13 +84,13 @@ def _bind_creator(creator: Callable[..., Any], make: Callable[..., Any]) -> Call
     return lambda **kwargs: creator(make, **kwargs)
 
 
-def create_together(strategy: _context.StrategyLike, new: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+def create_together(strategy: context.StrategyLike, new: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     """Calls `new(**kwargs)`; in a replica function of the strategy once, where all replicas have come to it."""
-    replica_context = _context.get_replica_context()
+    replica_context = context.get_replica_context()
     if replica_context is None or replica_context.strategy is not strategy:
         return new(**kwargs)
 
-    def merged(_: _context.StrategyLike, makers: Any) -> Any:
+    def merged(_: context.StrategyLike, makers: Any) -> Any:
         everyones = makers.values if isinstance(makers, PerReplica) else (makers,)
         for index, other in enumerate(everyones):
             if other.keywords["name"] != everyones[0].keywords["name"]:

@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, NoReturn, cast
 
-from replicax import _context
 from replicax._base.types import InputContext, InputOptions
-from replicax._context import StrategyLike
 from replicax._engine import function
 from replicax._resource_variable import ResourceVariable
 from replicax._single_replica import SingleReplicaContext, SingleReplicaExtended
 from replicax._strategy import Strategy
+from replicax._tracing import context
+from replicax._tracing.context import StrategyLike
 from replicax._variables import Variable
 
 
@@ -81,4 +81,4 @@ def get_strategy() -> Strategy:
     >>> rx.get_strategy().num_replicas_in_sync
     1
     """
-    return cast(Strategy, _context.get_strategy())
+    return cast(Strategy, context.get_strategy())

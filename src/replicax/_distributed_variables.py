@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _assigned_alike, _context, _late, _levels
+from replicax import _assigned_alike, _late
 from replicax._as_leaves import convert_leaf
 from replicax._base import array_conversion, errors, nest
 from replicax._base.host_memory import put
@@ -26,6 +26,7 @@ from replicax._collectives.reducer import Reducer
 from replicax._mesh_storage import ComponentStorage, MirroredStorage, StackedStorage
 from replicax._resource_variable import ResourceVariable
 from replicax._scattering import SCATTER
+from replicax._tracing import context, frames
 from replicax._values import DistributedValues, Mirrored, PerReplica, own_component
 from replicax._variables import Variable, register, replacing
 
@@ -38,19 +39,19 @@ class OfReplicas(Variable):
     _reducer: Reducer
 
     def _in_own_replica(self) -> bool:
-        replica_context = _context.get_replica_context()
+        replica_context = context.get_replica_context()
         return replica_context is not None and replica_context.strategy is self._strategy
 
     def _check_strategy(self) -> None:
-        current = _context.get_strategy()
-        if _context.has_strategy() and current is not self._strategy:
+        current = context.get_strategy()
+        if context.has_strategy() and current is not self._strategy:
             raise errors.mixing(current, self._strategy)
 
     def _update_aggregated(self, combine: Callable[[Any, Any], Any], value: Any, method: str) -> Any:
         """In replica context: meets the others, and assigns what all replicas' values come to."""
-        replica_context = _context.get_replica_context()
+        replica_context = context.get_replica_context()
         assert replica_context is not None
-        if isinstance(value, (np.ndarray, np.number)) and _levels.is_tracing():
+        if isinstance(value, (np.ndarray, np.number)) and frames.is_tracing():
             value = lax.optimization_barrier(
                 array_conversion.as_array(value)
             )  # each replica's own, such as its number of rows
@@ -115,48 +116,48 @@ class _Distributed(OfReplicas, DistributedValues):
 
     def _as_distributed(self) -> Any:
         """The components as a value."""
-        frame = _levels.frame()
+        frame = frames.frame()
         if frame.local:
             return self._value_type.of_local(frame.read(self)[0], self._mesh)
-        if isinstance(frame, _levels.Level):
+        if isinstance(frame, frames.Level):
             return self._value_type.of_array(frame.read(self)[0], self._mesh)
-        with _levels.lock:
+        with frames.lock:
             self._storage.lent = True
             return self._storage.values()[0]
 
     def _placed_leaf(self, leaf: Any, index: int) -> Any:
         """A converted value for one leaf in the form that the current frame has for this variable."""
-        frame = _levels.frame()
+        frame = frames.frame()
         if frame.local:
-            if isinstance(frame, _levels.ReplicaFrame) and isinstance(leaf, DistributedValues):
+            if isinstance(frame, frames.ReplicaFrame) and isinstance(leaf, DistributedValues):
                 return leaf.values[frame.replica]
             return own_component(leaf)
-        return self._storage.global_leaf(leaf, index, isinstance(frame, _levels.Level))
+        return self._storage.global_leaf(leaf, index, isinstance(frame, frames.Level))
 
     def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
         placed = [self._placed_leaf(leaf, i) for i, leaf in enumerate(leaves)]
-        with _levels.lock:
+        with frames.lock:
             new = self._combined(combine, placed)
             self._put(new)
         return new
 
     def _result(self, new: list[Any]) -> Any:
-        frame, mesh = _levels.frame(), self._mesh
+        frame, mesh = frames.frame(), self._mesh
         assert mesh is not None
         if frame.local:
             return self._of_leaves([Mirrored.of_local(leaf, mesh) for leaf in new])
-        if isinstance(frame, _levels.Level):
+        if isinstance(frame, frames.Level):
             return self._of_leaves([self._value_type.of_array(leaf, mesh) for leaf in new])
-        with _levels.lock:
+        with frames.lock:
             self._storage.lent = True
             return self._of_leaves(self._storage.values())
 
     def __repr__(self) -> str:
         show = []
         for index, component in enumerate(self.values):
-            frame = _levels.frame()
-            with _levels.lock:
-                leaves = component._get() if isinstance(frame, _levels.Level) else self._storage.read_component(index)
+            frame = frames.frame()
+            with frames.lock:
+                leaves = component._get() if isinstance(frame, frames.Level) else self._storage.read_component(index)
             show.append(f"  {index}: {self._text_of(component.name, leaves)}")
         return f"{type(self).__name__}:{{\n" + ",\n".join(show) + "\n}"
 
@@ -177,8 +178,8 @@ class MirroredVariable(_Distributed):
         self._equal_by_contract = required and self._aggregation is _NONE
 
     def _read(self) -> list[Any]:
-        frame = _levels.frame()
-        if frame.local or isinstance(frame, _levels.Level):
+        frame = frames.frame()
+        if frame.local or isinstance(frame, frames.Level):
             return frame.read(self) if frame.mesh is self._mesh or not frame.local else self._storage.read_component(0)
         if self._storage.is_split:  # it need not fit on one device
             self._storage.lent = True
@@ -264,7 +265,7 @@ class MirroredVariable(_Distributed):
                     f"{self._aggregation}."
                 )
             if self._aggregation is not _NONE:
-                replica_context = _context.get_replica_context()
+                replica_context = context.get_replica_context()
                 assert replica_context is not None
                 tag = (method, self._name, id(self))
                 replica_context._merge(self._merge_slices, (method, slices), {}, tag)
@@ -276,7 +277,7 @@ class MirroredVariable(_Distributed):
 
     def _scatter_here(self, method: str, slices: IndexedSlices) -> list[Any]:
         indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
-        with _levels.lock:
+        with frames.lock:
             new = [SCATTER[method](leaf, indices, values) for leaf in self._get()]
             self._put(new)
         return new
@@ -299,13 +300,13 @@ class SyncOnReadVariable(_Distributed):
         return StackedStorage(self.name, self._types, self._mesh, leaves, lent)
 
     def _read(self) -> list[Any]:
-        frame = _levels.frame()
+        frame = frames.frame()
         if self._in_own_replica() and frame.local:
             return frame.read(self)
         return self._aggregated()
 
     def _aggregated(self) -> list[Any]:
-        frame, mesh = _levels.frame(), self._mesh
+        frame, mesh = frames.frame(), self._mesh
         first_only = self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA
         op = None if first_only else ReduceOp.from_variable_aggregation(self._aggregation)
         assert mesh is not None
@@ -315,7 +316,7 @@ class SyncOnReadVariable(_Distributed):
                 return [arithmetic.first_replica(leaf) for leaf in leaves]
             add = arithmetic.local_sum
             return arithmetic.local_reduce(op, leaves, mesh.size, lambda x: [add(leaf) for leaf in x])
-        if isinstance(frame, _levels.Level) and not frame.local:
+        if isinstance(frame, frames.Level) and not frame.local:
             leaves = frame.read(self)
             if op is None:
                 return [leaf[0] for leaf in leaves]

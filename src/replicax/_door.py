@@ -38,13 +38,6 @@ from replicax._collectives.cross_device_ops import (
     NcclAllReduce,
     ReductionToOneDevice,
 )
-from replicax._context import (
-    ReplicaContext,
-    experimental_set_strategy,
-    get_replica_context,
-    has_strategy,
-    in_cross_replica_context,
-)
 from replicax._creation import name_scope, variable_creator_scope
 from replicax._default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
 from replicax._default import get_strategy
@@ -57,8 +50,15 @@ from replicax._multi_worker import MultiWorkerMirroredStrategy
 from replicax._one_device import OneDeviceStrategy
 from replicax._optimizer import Optimizer
 from replicax._strategy import Strategy
-from replicax._tape import GradientTape, UnconnectedGradients
 from replicax._tpu import TPUStrategy
+from replicax._tracing.context import (
+    ReplicaContext,
+    experimental_set_strategy,
+    get_replica_context,
+    has_strategy,
+    in_cross_replica_context,
+)
+from replicax._tracing.tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues, Mirrored, PerReplica
 from replicax._variables import Variable
 

@@ -11,12 +11,14 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
-from replicax import _context, _conversion, _data, _levels, _variables
+from replicax import _data, _variables
 from replicax._base.types import CommunicationOptions, InputOptions, ReduceOp, ValueContext, as_options, as_reduce_op
 from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.reducer import Reducer
-from replicax._context import StrategyLike
 from replicax._input.agreement import Worker
+from replicax._tracing import autograph_switch, frames
+from replicax._tracing import context as _context
+from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
 
 
@@ -166,7 +168,7 @@ class StrategyExtended(abc.ABC):
         """Calls `fn(*args, **kwargs)` once, in cross-replica context."""
         _context.require_cross_replica(self._container)
         with _context.entered(self._container, None):
-            return _conversion.converted(fn)(*args, **(kwargs or {}))
+            return autograph_switch.converted(fn)(*args, **(kwargs or {}))
 
     def non_slot_devices(self, var_list: Sequence[Any]) -> Any:
         """Where an optimizer keeps what belongs to no single variable."""
@@ -176,12 +178,12 @@ class StrategyExtended(abc.ABC):
         """Whether the variable, or the one that it is a component of, was made in this strategy's scope."""
         if not isinstance(v, _variables.Variable):
             raise AttributeError(f"{v!r} is no variable and has no strategy.")
-        strategy = _levels.container_of(v)._strategy
+        strategy = frames.container_of(v)._strategy
         return (_context.default_strategy() if strategy is None else strategy) is self._container
 
     def value_container(self, value: Any) -> Any:
         """The distributed variable that a component belongs to; anything else itself."""
-        return _levels.container_of(value)
+        return frames.container_of(value)
 
     def read_var(self, v: Any) -> Any:
         """The variable's value."""

@@ -32,11 +32,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _aggregating, _context, _creation, _keras_files, _keras_fit, _keras_losses, _levels, _staging
+from replicax import _aggregating, _creation, _keras_files, _keras_fit, _keras_losses, _staging
 from replicax._base import foreign_state, tracebacks
 from replicax._base.types import VariableAggregation, VariableSynchronization
 from replicax._distributed_variables import SyncOnReadVariable
 from replicax._keras_losses import replicas
+from replicax._tracing import context as _context
+from replicax._tracing import frames
 from replicax._variables import Variable
 
 _AGGREGATION = {
@@ -266,7 +268,7 @@ def _cond(cond: Callable[..., Any], pred: Any, true_fn: Callable[[], Any], false
         return cond(pred, true_fn, false_fn)
     if not isinstance(pred, jax.core.Tracer):
         return true_fn() if pred else false_fn()
-    if not _levels.is_tracing():
+    if not frames.is_tracing():
         return cond(pred, true_fn, false_fn)
     return _staging.cond(pred, lambda: (true_fn(),), lambda: (false_fn(),), ("the result",))[0]
 

@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context
 from replicax._base import nest
 from replicax._base.errors import OutOfRangeError
 from replicax._base.foreign_state import around
@@ -28,7 +27,8 @@ from replicax._data.iterators import ends_data
 from replicax._engine import function
 from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
 from replicax._keras_losses import scale_loss, unscale_loss
-from replicax._tape import GradientTape, UnconnectedGradients
+from replicax._tracing import context
+from replicax._tracing.tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues, PerReplica
 
 
@@ -47,7 +47,7 @@ def join() -> None:
     from keras.src.trainers import data_adapters
 
     around(JAXTrainer, "__init__", _init)
-    JAXTrainer.distribute_strategy = property(lambda model: strategy_of(model) or _context.get_strategy())
+    JAXTrainer.distribute_strategy = property(lambda model: strategy_of(model) or context.get_strategy())
     for name in ("compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
         around(JAXTrainer, name, _in_scope)
     around(data_adapters, "get_data_adapter", _adapted)
@@ -75,7 +75,7 @@ def strategy_of(model: Any) -> Any:
 
 
 def _init(init: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> None:
-    model.__dict__["_replicax_strategy"] = _context.get_strategy() if _context.has_strategy() else None
+    model.__dict__["_replicax_strategy"] = context.get_strategy() if context.has_strategy() else None
     init(model, *args, **kwargs)
 
 
@@ -85,7 +85,7 @@ def _in_scope(method: Callable[..., Any], model: Any, *args: Any, **kwargs: Any)
         return method(model, *args, **kwargs)
     before, _fitting.strategy = _fitting.strategy, strategy
     try:
-        with strategy.scope() if not _context.has_strategy() else contextlib.nullcontext():
+        with strategy.scope() if not context.has_strategy() else contextlib.nullcontext():
             return method(model, *args, **kwargs)
     except StopIteration as error:
         raise ValueError("The data have no batch, from which the model would be built.") from error

@@ -8,12 +8,12 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from replicax import _context
+from replicax._tracing import context
 
 
 def replicas() -> int:
     """Returns how many replicas the current strategy has."""
-    return _context.get_strategy().num_replicas_in_sync
+    return context.get_strategy().num_replicas_in_sync
 
 
 def scale_loss(value: Any) -> Any:

@@ -15,10 +15,10 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import _context, _levels
 from replicax._base import array_conversion
 from replicax._collectives import cross_process
 from replicax._distributed_variables import MirroredVariable
+from replicax._tracing import context, frames
 from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, is_global
 from replicax._variables import Variable
 
@@ -95,16 +95,16 @@ def lay_out(mesh: ReplicaMesh, tensor: Any, layout: PartitionSpec) -> Any:
 
     Outside of replicas a variable is laid out itself, now and from now on, and returned.
     """
-    replica_context = _context.get_replica_context()
+    replica_context = context.get_replica_context()
     in_replica = replica_context is not None and getattr(replica_context.strategy.extended, "_mesh", None) is mesh
     if isinstance(tensor, MirroredVariable) and tensor._mesh is mesh and not in_replica:
-        if not _levels.is_tracing():
+        if not frames.is_tracing():
             tensor._lay_out([layout])
             return tensor
         tensor = tensor.value()
     if isinstance(tensor, (PerReplica, Mirrored)):
         return _laid_out_value(mesh, tensor, layout)
-    if isinstance(tensor, np.ndarray) and tensor.dtype.itemsize < 8 and not _levels.is_tracing():
+    if isinstance(tensor, np.ndarray) and tensor.dtype.itemsize < 8 and not frames.is_tracing():
         array: Any = tensor  # from the host to all devices at once: it need not fit on one
     else:
         array = array_conversion.as_array(tensor.value() if isinstance(tensor, Variable) else tensor)

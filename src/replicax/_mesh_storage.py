@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import _levels, _packs
+from replicax import _packs
 from replicax._collectives import cross_process, sharding
 from replicax._storage import Storage, Types, no_slots
+from replicax._tracing import frames
 from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_global
 
 
@@ -158,7 +159,7 @@ class MirroredStorage(ComponentStorage):
     def global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
         mesh = self.mesh
         if not traced:
-            _levels.refuse_tracers([leaf])
+            frames.refuse_tracers([leaf])
         if isinstance(leaf, Mirrored) and leaf.mesh is mesh:
             return leaf.array()
         if not traced and isinstance(leaf, jax.Array) and self.layouts is None and leaf.sharding == mesh.mirrored:
@@ -200,7 +201,7 @@ class ShardedStorage(MeshStorage):
     @classmethod
     def of_leaves(cls, name: str, types: Types, mesh: ReplicaMesh, leaves: list[Any], lent: bool) -> ShardedStorage:
         """Returns the storage of initial values that are whole arrays."""
-        _levels.refuse_tracers(leaves)
+        frames.refuse_tracers(leaves)
         self = cls(name, types, mesh, lent)
         self.arrays = self.spread(self._of_first(leaves))
         return self

@@ -30,9 +30,11 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from replicax import _context, _creation, _levels, _tape
+from replicax import _creation
 from replicax._base import doc_pages, foreign_state, jax_internals
 from replicax._base.types import VariableAggregation, VariableSynchronization
+from replicax._tracing import context as _context
+from replicax._tracing import frames, tape
 from replicax._tracking import PytreeLeaf, VariableLeaf
 from replicax._values import is_array
 from replicax._variables import Variable
@@ -146,7 +148,7 @@ class _Held:
 
     def write(self, value: Any) -> None:
         """Replaces the value here."""
-        variable, frame = self.variable, _levels.frame()
+        variable, frame = self.variable, frames.frame()
         if self.of_replica is _first_only and self.is_shared():
             variable.assign_add(value - variable.value(), read_value=False)  # what the replicas add is added up
         elif self.of_replica is None or not variable._storage.has_rows(0) or self._in_replica():
@@ -155,7 +157,7 @@ class _Held:
             variable._be_settled()
             (value,), mesh = variable._convert(value), variable._mesh
             assert mesh is not None
-            traced = isinstance(frame, _levels.Level)
+            traced = isinstance(frame, frames.Level)
             rows = [self.of_replica(value, i) for i in (range(mesh.size) if traced else mesh.local_ids)]
             frame.write(variable, [jnp.stack(rows) if traced else mesh.stack(rows)])
 
@@ -187,7 +189,7 @@ class _View:
         try:
             self._slot.__get__(variable)
         except AttributeError:  # it is just being made
-            fresh = _context.has_strategy() and not in_step() and not _levels.is_tracing()
+            fresh = _context.has_strategy() and not in_step() and not frames.is_tracing()
             content = _Fresh(value, _context.get_strategy()) if fresh else value
             return self._slot.__set__(variable, content)
         content = self.content(variable)
@@ -201,7 +203,7 @@ class _View:
     def content(self, variable: Any) -> Any:
         """What there is: a `_Held`, a `_Fresh`, or a plain value."""
         content = self._slot.__get__(variable)
-        if type(content) is _Fresh and (in_step() or _tape.entered()):
+        if type(content) is _Fresh and (in_step() or tape.entered()):
             return self._settled(variable)
         return content
 
@@ -280,15 +282,15 @@ def _is_arrays(value: Any) -> bool:
 
 def in_step() -> bool:
     """Whether a step is running or being traced: a `function`, or a replica."""
-    if type(_levels.frame()) is not _levels.Frame:
+    if type(frames.frame()) is not frames.Frame:
         return True
     return _context.has_strategy() and _context.get_replica_context() is not None
 
 
 def _may_assign() -> bool:
     """Whether no transformation of JAX lies between here and the step."""
-    frame = _levels.frame()
-    return _levels.untaped_trace() is frame.trace if isinstance(frame, _levels.Level) else not _levels.is_tracing()
+    frame = frames.frame()
+    return frames.untaped_trace() is frame.trace if isinstance(frame, frames.Level) else not frames.is_tracing()
 
 
 class _Writing:
@@ -301,7 +303,7 @@ class _Writing:
         """Whether a variable may be written here."""
         content = self._view.content(variable)
         if type(content) is _Held:
-            if content.is_shared() and isinstance(_levels.frame(), _levels.ReplicaFrame):
+            if content.is_shared() and isinstance(frames.frame(), frames.ReplicaFrame):
                 raise NotImplementedError(
                     "Replicas that run eagerly write an NNX variable of a strategy whose variables live once, and "
                     "would meet for it in the middle of NNX's own work. Put the step into a replicax.function."
@@ -374,7 +376,7 @@ class _OfStep:
 
 def _current_trace(current: Callable[[], Any]) -> Callable[[], Any]:
     def current_jax_trace() -> Any:
-        with jex.set_current_trace(_levels.untaped_trace()):
+        with jex.set_current_trace(frames.untaped_trace()):
             trace = current()
         context = _context.get_replica_context() if _context.has_strategy() else None
         return trace if context is None else _InReplica(trace, weakref.ref(context))

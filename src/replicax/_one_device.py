@@ -9,12 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _creation, _levels
+from replicax import _creation
 from replicax._array_storage import ArrayStorage
 from replicax._base import devices as _devices
 from replicax._base.types import InputContext, InputOptions
 from replicax._collectives import cross_device_ops
-from replicax._context import StrategyLike
 from replicax._engine import function
 from replicax._input import distributed_dataset
 from replicax._input.placement import Placement
@@ -22,6 +21,9 @@ from replicax._replicated import device_text
 from replicax._resource_variable import ResourceVariable
 from replicax._single_replica import SingleReplicaContext, SingleReplicaExtended
 from replicax._strategy import Strategy
+from replicax._tracing import context as _context
+from replicax._tracing import frames
+from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
 from replicax._variables import Variable
 
@@ -66,7 +68,7 @@ class OneDeviceExtended(SingleReplicaExtended):
 
     def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         (device,) = self._mesh.devices
-        _levels.frame().run_on(device)
+        frames.frame().run_on(device)
         context = OneDeviceContext(self._container, None)
         with _context.entered(self._container, context), jax.default_device(device):
             return fn(*args, **kwargs)

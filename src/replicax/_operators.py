@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _data, _levels, _pulls, _staging
+from replicax import _data, _staging
 from replicax._blocks import DynamicRange, Undefined
-from replicax._conversion import where
 from replicax._input import distributed_dataset
+from replicax._tracing import dataset_reads, frames
+from replicax._tracing.autograph_switch import where
 
 
 class _Negation(threading.local):
@@ -169,11 +170,11 @@ def for_stmt(
     state = get_state, set_state, names
     if isinstance(iter_, DynamicRange):
         return _for_range(iter_, extra_test, body, *state)
-    if isinstance(iter_, jax.Array) and iter_.ndim and _levels.is_tracing():
+    if isinstance(iter_, jax.Array) and iter_.ndim and frames.is_tracing():
         return _for_tensor(iter_, extra_test, body, *state)
     datasets = _data.Dataset, _data.ElementIterator, distributed_dataset.DistributedDataset
-    if isinstance(iter_, datasets) and _levels.is_tracing():
-        _pulls.drive_from_host("A loop over a dataset")
+    if isinstance(iter_, datasets) and frames.is_tracing():
+        dataset_reads.drive_from_host("A loop over a dataset")
     return _for_python(iter_, extra_test, body, *state)
 
 

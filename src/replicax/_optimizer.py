@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _context, _levels, _states
+from replicax import _states
 from replicax._base import nest
 from replicax._base.types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
 from replicax._collectives import in_flight, sharding
@@ -16,6 +16,7 @@ from replicax._distributed_variables import MirroredVariable
 from replicax._engine import function
 from replicax._passes import sharded_eval
 from replicax._sharded_variables import ShardedVariable
+from replicax._tracing import context, frames
 from replicax._values import AXIS, Mirrored, PerReplica, mapped
 from replicax._variables import Variable
 
@@ -76,7 +77,7 @@ class Optimizer:
                 raise TypeError(f"An Optimizer takes variables, got {leaf!r} of type {type(leaf).__name__}.")
         if not self._flat:
             raise TypeError("An Optimizer takes at least one variable, got none.")
-        if _context.get_replica_context() is not None and _context.has_strategy():
+        if context.get_replica_context() is not None and context.has_strategy():
             raise RuntimeError(
                 "An Optimizer is made by a replica. Make it outside of `strategy.run`, in the strategy's scope, and "
                 "call its `apply_gradients` in the replica function."
@@ -85,7 +86,7 @@ class Optimizer:
         self._update = jax.jit(self._new_values)  # one program, also where replicas run eagerly
         self._programs: dict[Any, Any] = {}  # for eager replicas, where the state is sharded
         self._sharded = self._is_sharded()
-        with (self._strategy or _context.get_strategy()).scope():
+        with (self._strategy or context.get_strategy()).scope():
             self.state: Any = self._initial_state(trainable=False, name="optimizer_state")
 
     def _initial_state(self, **kwargs: Any) -> Variable:
@@ -126,7 +127,7 @@ class Optimizer:
             ValueError: the structure is another one, or a pair has a variable that is not optimized here.
         """
         gradients = self._in_order(gradients)
-        replica_context = _context.get_replica_context()
+        replica_context = context.get_replica_context()
         in_own_replica = replica_context is not None and replica_context.strategy is self._strategy
         if self._strategy is None or in_own_replica:
             self._apply(gradients)
@@ -144,7 +145,7 @@ class Optimizer:
                 raise ValueError(
                     f"A gradient has the shape {jnp.shape(leaf)}, and its variable's value {jnp.shape(parameter)}."
                 )
-        replica_context = _context.get_replica_context()
+        replica_context = context.get_replica_context()
         if self._sharded:
             return self._apply_parts(replica_context, gradients, parameters)
         if replica_context is not None and replica_context.num_replicas_in_sync > 1:
@@ -186,7 +187,7 @@ class Optimizer:
         leaves, tree = jax.tree.flatten(gradients)
         options = self._options_of_parts()
         if replica_context._is_compiled:
-            leaves = [_context._tensor(leaf, "apply_gradients", sparse=False) for leaf in leaves]
+            leaves = [context._tensor(leaf, "apply_gradients", sparse=False) for leaf in leaves]
             totals = replica_context._reduce_to_parts(self._reduce_op, leaves, options)
             new, state = self._new_parts(totals, self.state.parts(), jax.tree.leaves(parameters), tree)
             self.state.put_parts(state)
@@ -212,7 +213,7 @@ class Optimizer:
             self._programs[tree] = jax.jit(mapped(program, mesh, (jax.P(), specs, jax.P()), (jax.P(), specs)))
         for variable in (self.state, *self._flat):
             variable._be_settled()  # by a thread that may want the lock
-        with in_flight.calling(mesh, "optimizer") as call, _levels.lock:
+        with in_flight.calling(mesh, "optimizer") as call, frames.lock:
             values = nest.map_values(lambda v: v._of_leaves(v._storage.read()), self._variables)
             parameters, parameter_tree = jax.tree.flatten(values)
             state = self.state.parts()

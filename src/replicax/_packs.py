@@ -25,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _levels
 from replicax._base import jax_internals
 from replicax._base.host_memory import put
 from replicax._storage import SharedStore, Slot, Storage, copies, on_one_device
+from replicax._tracing import frames
 from replicax._values import ReplicaMesh
 
 # Measured with benchmarks/step.py --variables: below this number the arrays of a call cost less than to take a vector
@@ -271,7 +271,7 @@ class SharedList(_Store):
 
 def arrange(groups: Sequence[Sequence[Leaf]]) -> None:
     """Puts leaves of each group that lie together and are small into shared vectors, as far as it is worth it."""
-    with _levels.lock, jax_internals.at_once():
+    with frames.lock, jax_internals.at_once():
         for group in groups:
             by_home: dict[Any, list[Leaf]] = {}
             for storage, index in group:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from replicax import _context, _conversion, _creation, _levels, _run
+from replicax import _creation, _run
 from replicax._base import nest
 from replicax._base.types import (
     CommunicationOptions,
@@ -23,12 +23,14 @@ from replicax._base.types import (
 )
 from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.reducer import Reducer
-from replicax._context import StrategyLike
 from replicax._distributed_variables import MirroredVariable, SyncOnReadVariable, _Distributed
 from replicax._engine import compiled, function
 from replicax._extended import StrategyExtended
 from replicax._input import distributed_dataset
 from replicax._input.placement import Placement
+from replicax._tracing import autograph_switch, frames
+from replicax._tracing import context as _context
+from replicax._tracing.context import StrategyLike
 from replicax._values import DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_array, own_component, select
 from replicax._variables import Variable
 
@@ -147,7 +149,7 @@ class MirroringExtended(ReplicatedExtended):
             f"update takes a variable made in the strategy's scope, got {var!r}."
         )
         merged = _update_components(self._container, self._reducer, var, fn, args, kwargs)
-        traced = _levels.frame().is_replica_of(self._mesh) or _levels.is_tracing()
+        traced = frames.frame().is_replica_of(self._mesh) or frames.is_tracing()
         return merged if group or traced else self._local_results(merged)
 
 
@@ -187,13 +189,13 @@ def _update_components(
     In a program the components are those of compiled replicas, for which it is traced once.
     """
     mesh = reducer.mesh
-    if _levels.frame().is_replica_of(mesh):
+    if frames.frame().is_replica_of(mesh):
         args, kwargs = nest.map_structure(own_component, args), nest.map_structure(own_component, kwargs)
-        result = _conversion.converted(fn)(var.values[0], *args, **kwargs)
+        result = autograph_switch.converted(fn)(var.values[0], *args, **kwargs)
         return nest.map_structure(
             lambda leaf: Mirrored.of_local(leaf, mesh) if isinstance(leaf, jax.core.Tracer) else leaf, result
         )
-    if _levels.is_tracing():
+    if frames.is_tracing():
 
         def in_replica(*a: Any, **k: Any) -> Any:
             replica_context = _context.get_replica_context()

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax import _context, _levels
 from replicax._array_storage import ArrayStorage
 from replicax._collectives import arithmetic
 from replicax._scattering import SCATTER
 from replicax._storage import Storage
+from replicax._tracing import context, frames
 from replicax._values import AXIS, DistributedValues
 from replicax._variables import Variable, register
 
@@ -46,10 +46,10 @@ class ResourceVariable(Variable):
     def _get(self) -> list[Any]:
         if self._parent is None:
             return super()._get()
-        frame = _levels.frame()
+        frame = frames.frame()
         if frame.local:
             return frame.read(self._parent)
-        if not isinstance(frame, _levels.Level):
+        if not isinstance(frame, frames.Level):
             return self._parent._storage.read_component(self._index)
         leaves = frame.read(self._parent)
         has_rows = self._parent._storage.has_rows
@@ -58,19 +58,19 @@ class ResourceVariable(Variable):
     def _put(self, leaves: list[Any]) -> None:
         if self._parent is None:
             return super()._put(leaves)
-        frame = _levels.frame()
+        frame = frames.frame()
         if frame.local:
             return frame.write(self._parent, leaves)
-        if isinstance(frame, _levels.Level):
+        if isinstance(frame, frames.Level):
             raise RuntimeError(
                 f"One component of {self._parent.name} is assigned in compiled code, outside of any replica. Assign "
                 "it in the replica function, or through `strategy.extended.update`."
             )
-        _levels.note(self._parent)
+        frames.note(self._parent)
         self._parent._storage.write_component(self._index, leaves)
 
     def _read(self) -> list[Any]:
-        if self._parent is None and not isinstance(_levels.frame(), _levels.Level):
+        if self._parent is None and not isinstance(frames.frame(), frames.Level):
             self._storage.lent = True
         return self._get()
 
@@ -83,21 +83,21 @@ class ResourceVariable(Variable):
         leaves = self._convert(value)
         if any(isinstance(leaf, DistributedValues) for leaf in leaves):
             raise TypeError(f"{self.name} takes one value, got a {type(leaves[0]).__name__} value.")
-        with _levels.lock:
+        with frames.lock:
             level = self._level_of_sharing_replicas()
             leaves = self._in_turn(level, combine, leaves, method) if level else self._combined(combine, leaves)
             self._put(leaves)
         return self._of_leaves(leaves) if read_value else None
 
-    def _level_of_sharing_replicas(self) -> _levels.Level | None:
+    def _level_of_sharing_replicas(self) -> frames.Level | None:
         """Returns the level of the compiled replicas that share this variable and assign to it, None elsewhere."""
-        frame = _levels.frame()
-        if not isinstance(frame, _levels.Level) or not frame.local or self._parent is not None:
+        frame = frames.frame()
+        if not isinstance(frame, frames.Level) or not frame.local or self._parent is not None:
             return None
-        return None if _context.in_cross_replica_context() else frame
+        return None if context.in_cross_replica_context() else frame
 
     def _in_turn(
-        self, level: _levels.Level, combine: Callable[[Any, Any], Any], leaves: list[Any], method: str
+        self, level: frames.Level, combine: Callable[[Any, Any], Any], leaves: list[Any], method: str
     ) -> list[Any]:
         """In compiled code, what the process's replicas' assignments come to when they are made one after the other.
 
@@ -120,7 +120,7 @@ class ResourceVariable(Variable):
             level.shared.append((self, method, [indices, values]))
             groups = level.mesh.groups
             indices, values = (arithmetic.local_gather(x, 0, groups) for x in (indices, values))
-        with _levels.lock:
+        with frames.lock:
             new = SCATTER[method](self._get()[0], indices, values)
             self._put([new])
         return new

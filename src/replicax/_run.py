@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from replicax import _context, _levels
 from replicax._base import nest
 from replicax._collectives.reducer import Reducer
 from replicax._engine import compiled, compiled_runs, eager, function
+from replicax._tracing import context, frames
 from replicax._values import PerReplica, ReplicaMesh, adopted, is_array, is_text
 
 
@@ -35,13 +35,13 @@ def run(strategy: Any, reducer: Reducer, fn: Callable[..., Any], args: tuple[Any
     Raises:
         ValueError: an argument has components for another number of replicas.
     """
-    frame, mesh = _levels.frame(), reducer.mesh
+    frame, mesh = frames.frame(), reducer.mesh
     _check_counts(strategy, mesh, (args, kwargs))
     args, kwargs = nest.map_structure(lambda leaf: adopted(leaf, mesh), (args, kwargs))
-    with _context.entered(strategy, None):
+    with context.entered(strategy, None):
         if frame.is_replica_of(mesh):
             return compiled.run_inline(strategy, reducer, fn, args, kwargs)
-        if _levels.is_tracing():
+        if frames.is_tracing():
             return compiled.run(strategy, reducer, fn, args, kwargs)
         if frame.compiles_runs and _asks_for_program(fn):
             return compiled_runs.run_compiled(strategy, fn, args, kwargs)
@@ -60,7 +60,7 @@ def run_single(
     Meeting is calling, so that there are two ways only: a program of its own in a function that the host drives, and
     `call(fn, args, kwargs)`, here and now, everywhere else.
     """
-    outermost = _levels.frame().compiles_runs and not _levels.is_tracing()
+    outermost = frames.frame().compiles_runs and not frames.is_tracing()
     if not (outermost and function.host_driven()) or any(map(_is_text, nest.leaves((args, kwargs)))):
         return call(fn, args, kwargs)
     return compiled_runs.run_compiled(strategy, fn, args, kwargs)

@@ -10,12 +10,12 @@ import jax
 from jax import lax
 from jax.sharding import NamedSharding
 
-from replicax import _levels
 from replicax._base import jax_internals, nest
 from replicax._collectives import in_flight, sharding
 from replicax._collectives.arithmetic import first_component
 from replicax._distributed_variables import OfReplicas
 from replicax._mesh_storage import ShardedStorage
+from replicax._tracing import frames
 from replicax._values import ReplicaMesh
 from replicax._variables import Variable, register
 
@@ -64,8 +64,8 @@ class ShardedVariable(OfReplicas):
         self._put(leaves)
 
     def _is_local(self) -> bool:
-        frame = _levels.frame()
-        return isinstance(frame, _levels.Level) and frame.is_local(self)
+        frame = frames.frame()
+        return isinstance(frame, frames.Level) and frame.is_local(self)
 
     def _read(self) -> list[Any]:
         if self._is_local():
@@ -73,21 +73,21 @@ class ShardedVariable(OfReplicas):
             places = [i for i in range(len(leaves)) if self._storage.has_rows(i)]
             parts = [sharding.Part(leaves[i], self._types[i].shape) for i in places]
             return [dict(zip(places, sharding.gathered(parts))).get(i, leaf) for i, leaf in enumerate(leaves)]
-        if _levels.is_tracing():
-            pairs = enumerate(_levels.frame().read(self))
+        if frames.is_tracing():
+            pairs = enumerate(frames.frame().read(self))
             return [sharding.of_rows(x, self._types[i].shape) if self._storage.has_rows(i) else x for i, x in pairs]
-        mesh, frame, self._storage.lent = self._there, _levels.frame(), True
+        mesh, frame, self._storage.lent = self._there, frames.frame(), True
         shapes = tuple(self._types[i].shape if self._storage.has_rows(i) else None for i in range(len(self._types)))
         with jax_internals.at_once(), in_flight.calling(mesh, f"reading {self._name}") as call:
             wholes = _gathered(self._storage.read(), shapes, mesh.mirrored)
             call.output = wholes[0] if wholes else None
-            replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) and frame.mesh is mesh else 0
+            replica = frame.replica if isinstance(frame, frames.ReplicaFrame) and frame.mesh is mesh else 0
             return [mesh.copies(leaf)[replica] for leaf in wholes]
 
     def _update(self, combine, value, read_value, method):
         self._check_strategy()
-        frame = _levels.frame()
-        if isinstance(frame, _levels.ReplicaFrame):
+        frame = frames.frame()
+        if isinstance(frame, frames.ReplicaFrame):
             raise RuntimeError(
                 f"{self.name} is one value for all replicas, of which each has a part, and is assigned by one eager "
                 "replica. Assign it outside of `strategy.run`, or in a compiled function."
@@ -98,13 +98,13 @@ class ShardedVariable(OfReplicas):
             new = [
                 sharding.own_part(leaf, count) if self._storage.has_rows(i) else leaf for i, leaf in enumerate(leaves)
             ]
-        elif _levels.is_tracing():
+        elif frames.is_tracing():
             new = [
                 sharding.as_rows(leaf, count) if self._storage.has_rows(i) else leaf for i, leaf in enumerate(leaves)
             ]
         else:
             new = self._storage.spread(leaves)
-        with _levels.lock:
+        with frames.lock:
             self._put([combine(old, leaf) for old, leaf in zip(self._get(), new)])
         return self.value() if read_value else None
 

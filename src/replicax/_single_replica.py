@@ -6,19 +6,20 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from replicax import _context, _run
+from replicax import _run
 from replicax._base import nest
 from replicax._base.types import CommunicationOptions, ReduceOp, ValueContext
 from replicax._collectives import arithmetic
-from replicax._context import ReplicaContext
 from replicax._extended import StrategyExtended
+from replicax._tracing import context
+from replicax._tracing.context import ReplicaContext
 
 
 class SingleReplicaContext(ReplicaContext):
     """The context of a strategy's only replica: meeting is calling."""
 
     def _merge(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: tuple) -> Any:
-        with _context.entered(self._strategy, None):
+        with context.entered(self._strategy, None):
             return fn(self._strategy, *args, **kwargs)
 
     def _all_reduce(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax import _levels, _pulls, _tape, _while
+from replicax import _while
 from replicax._blocks import (
     Block,
     Tensor,
@@ -28,7 +28,8 @@ from replicax._blocks import (
     state_of,
     write,
 )
-from replicax._conversion import where
+from replicax._tracing import dataset_reads, frames, tape
+from replicax._tracing.autograph_switch import where
 
 
 class _Guessing(threading.local):
@@ -160,9 +161,9 @@ def recomputed(f: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
 
     Each call traces `f` anew: `jax.checkpoint` keeps what it traced, the values of variables that were read included.
     """
-    if not _levels.is_tracing():
+    if not frames.is_tracing():
         return f(*args, **kwargs)
-    if not isinstance(_levels.frame(), _levels.Level):  # in a `jax.jit` of the user's
+    if not isinstance(frames.frame(), frames.Level):  # in a `jax.jit` of the user's
         return jax.checkpoint(lambda *args, **kwargs: f(*args, **kwargs))(*args, **kwargs)
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_whole)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
@@ -186,7 +187,7 @@ def recomputed(f: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
 
 
 def _is_whole(leaf: Any) -> bool:
-    return leaf is None or _tape.is_variable(leaf)
+    return leaf is None or tape.is_variable(leaf)
 
 
 # Loops.
@@ -265,13 +266,13 @@ def _all_elements(block: Block, count: int) -> list[list[Any]]:
     if not block.slots:
         return []
     assert block.pulled is not None
-    lift = _pulls.lifts.stack[-1]
+    lift = dataset_reads.lifts.stack[-1]
     first = block.pulled[: len(block.slots)]
-    rounds = [[_pulls.element_arrays(element) for _, element in first]]
+    rounds = [[dataset_reads.element_arrays(element) for _, element in first]]
     for _ in range(count - 1):
-        rounds.append([_pulls.element_arrays(pulled_outside(lift, iterator)) for iterator, _ in first])
+        rounds.append([dataset_reads.element_arrays(pulled_outside(lift, iterator)) for iterator, _ in first])
         if [[x.aval for x in arrays] for arrays in rounds[-1]] != [[x.aval for x in arrays] for arrays in rounds[0]]:
-            raise _pulls.DrivenFromHost(always=False)  # batches of other sizes: each is a program of its own
+            raise dataset_reads.DrivenFromHost(always=False)  # batches of other sizes: each is a program of its own
     return [[jnp.stack(column) for column in zip(*element)] for element in zip(*rounds)]
 
 

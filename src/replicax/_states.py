@@ -16,11 +16,12 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _creation, _late, _levels
+from replicax import _creation, _late
 from replicax._base import nest
 from replicax._collectives import cross_process, in_flight, sharding
 from replicax._distributed_variables import MirroredVariable
 from replicax._resource_variable import ResourceVariable
+from replicax._tracing import frames
 from replicax._values import ReplicaMesh
 
 
@@ -41,12 +42,12 @@ def made(init: Callable[[Any], Any], variables: Any, cut: bool) -> Made | None:
         cut: whether large arrays are cut, a part for each replica (see `_shards`).
     """
     flat = nest.values(variables)
-    if type(_levels.frame()) is not _levels.Frame or _levels.is_tracing() or _creation.state.creators:
+    if type(frames.frame()) is not frames.Frame or frames.is_tracing() or _creation.state.creators:
         return None
     for variable in flat:
         if variable._late is not False:
             _late.settle(variable)
-    with _levels.lock:
+    with frames.lock:
         place = _place(flat)
         if place is None:
             return None

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from replicax import _context, _conversion, _tape
 from replicax._base import foreign_state, nest, tracebacks
 from replicax._base.types import (
     InputOptions,
@@ -23,6 +22,7 @@ from replicax._data import iterators
 from replicax._extended import StrategyExtended
 from replicax._figures import Benchmark
 from replicax._older import OlderMethods
+from replicax._tracing import autograph_switch, context, tape
 from replicax._values import arrays_of
 
 _GATHER_NEEDED = (
@@ -113,10 +113,10 @@ class Strategy(OlderMethods):
         del options
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"positional args must be a list or tuple, got {type(args)}")
-        _context.require_cross_replica(self)
+        context.require_cross_replica(self)
         try:
             with self._own_scope():
-                return self._extended._run(_conversion.converted(fn), tuple(args), kwargs or {})
+                return self._extended._run(autograph_switch.converted(fn), tuple(args), kwargs or {})
         except StopIteration as error:
             iterators.refuse_stop(error, "The replica function", fn)
             raise
@@ -147,7 +147,7 @@ class Strategy(OlderMethods):
         >>> strategy.reduce("SUM", x, axis=None).tolist(), float(strategy.reduce("MEAN", x, axis=0))
         ([1.0, 3.0], 1.0)
         """
-        _context.require_cross_replica(self)
+        context.require_cross_replica(self)
         check_reduction_axis(axis)
         return _followed("reduce", value, self._extended._reduce(as_reduce_op(reduce_op), value, axis))
 
@@ -165,7 +165,7 @@ class Strategy(OlderMethods):
             InvalidArgumentError: scalars, an axis out of range, or components that do not fit.
             TypeError: components that are not floating or integer, or an axis that is no int.
         """
-        _context.require_cross_replica(self, _GATHER_NEEDED)
+        context.require_cross_replica(self, _GATHER_NEEDED)
         axis = as_axis(axis)
         with self._own_scope():
             gathered = nest.map_structure(lambda leaf: self._extended._gather(leaf, axis), value)
@@ -296,8 +296,8 @@ class Strategy(OlderMethods):
 
 def _followed(name: str, value: Any, result: Any) -> Any:
     """`result`, made of `value`; gradient tapes that did not see how are told."""
-    if _tape.entered():
-        _tape.lost(
+    if tape.entered():
+        tape.lost(
             f"A gradient is asked for through `strategy.{name}`, called eagerly with values that replicas of several "
             "devices computed, of which a GradientTape sees nothing. Call it, with the tape, in a `replicax.function`.",
             arrays_of(value),
@@ -313,7 +313,7 @@ class _Scope(contextlib.AbstractContextManager):
     def __enter__(self) -> Strategy:
         if self._entered:
             raise RuntimeError("A scope object is entered once. Call strategy.scope() for each `with`.")
-        _context.require_cross_replica(self._strategy)
+        context.require_cross_replica(self._strategy)
         foreign_state.join()
         self._entered = True
         self._thread = threading.get_ident()

@@ -16,9 +16,9 @@ from replicax._cluster.topology import DeviceAssignment
 from replicax._collectives import arithmetic, cross_process
 from replicax._collectives.cross_device_ops import AllReduceCrossDeviceOps, CollectiveAllReduce
 from replicax._collectives.reducer import Reducer
-from replicax._context import StrategyLike
 from replicax._replicated import MirroringExtended
 from replicax._strategy import Strategy
+from replicax._tracing.context import StrategyLike
 from replicax._values import PerReplica, ReplicaMesh
 
 

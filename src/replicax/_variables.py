@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _creation, _late, _levels, _step_failures, _tape
+from replicax import _creation, _late
 from replicax._array_protocol import ArrayProtocol
 from replicax._as_leaves import ARRAY, convert_leaf, initial_tree
 from replicax._base import array_text, devices, nest
@@ -33,6 +33,7 @@ from replicax._base.types import (
 from replicax._graph_leftovers import GraphLeftovers
 from replicax._scattering import Scattering
 from replicax._storage import Storage
+from replicax._tracing import context, frames, step_failures, tape
 from replicax._values import DistributedValues, ReplicaMesh
 
 _NONE = VariableAggregation.NONE
@@ -45,7 +46,7 @@ class _VariableType(type):
         if cls is not Variable:
             return super().__call__(*args, **kwargs)
         arguments = _arguments(*args, **kwargs)
-        return _creation.through_creators(_context.get_strategy().extended._create_variable, inside_scope=None)(
+        return _creation.through_creators(context.get_strategy().extended._create_variable, inside_scope=None)(
             **arguments
         )
 
@@ -220,10 +221,10 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
         """The value here: the replica's own in replica context; else the first copy, or the aggregated value."""
         if self._late is not False:
             _late.settle(self)
-        with _levels.lock:
+        with frames.lock:
             leaves = self._read()
-        _levels.warn_of_constant(self.name)
-        return self._of_leaves(_tape.on_read(self, leaves))
+        frames.warn_of_constant(self.name)
+        return self._of_leaves(tape.on_read(self, leaves))
 
     def read_value(self) -> Any:
         """The same as `value()`."""
@@ -233,9 +234,9 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
         """The value as a numpy array (for a pytree, a pytree of them)."""
         if self._late is not False:
             _late.settle(self)
-        with _levels.lock:
+        with frames.lock:
             leaves = self._read()
-        with _levels.explaining(self):
+        with frames.explaining(self):
             return self._of_leaves([_numpy(leaf) for leaf in leaves])
 
     def is_initialized(self) -> jax.Array:
@@ -284,9 +285,9 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
         if self._late is not False:
             _late.settle(self)
             self._late = False
-        if _levels.awaited and not _levels.is_tracing() and not _step_failures.in_callback():
-            with _levels.lock:
-                _levels.wait_until_free({id(self)})
+        if frames.awaited and not frames.is_tracing() and not step_failures.in_callback():
+            with frames.lock:
+                frames.wait_until_free({id(self)})
 
     # Identity.
 
@@ -322,7 +323,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
 
     def __deepcopy__(self, memo: dict) -> Variable:
         clone = type(self).__new__(type(self))
-        with _levels.lock:
+        with frames.lock:
             clone.__dict__.update(self.__dict__)
             clone._storage = self._storage.clone()
         memo[id(self)] = clone
@@ -336,7 +337,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
     def _adopt(self, arrays: Sequence[np.ndarray]) -> None:
         """Replaces the leaves by arrays of the host that nobody writes any more: devices may share their memory."""
         self._be_settled()
-        with _levels.lock:
+        with frames.lock:
             self._take_from_host([np.asarray(array, kind.dtype) for array, kind in zip(arrays, self._types)])
             self._storage.lent, self._storage.lost = False, None
 
@@ -352,14 +353,14 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
         raise NotImplementedError
 
     def _get(self) -> list[Any]:
-        return _levels.frame().read(self)
+        return frames.frame().read(self)
 
     def _put(self, leaves: list[Any]) -> None:
-        _levels.frame().write(self, leaves)
+        frames.frame().write(self, leaves)
 
     def _combined(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
         """The leaves here and now, combined with these."""
-        if combine is replacing and not isinstance(_levels.frame(), _levels.Level):
+        if combine is replacing and not isinstance(frames.frame(), frames.Level):
             return leaves  # what is packed is not cut out for nothing
         return [combine(old, leaf) for old, leaf in zip(self._get(), leaves)]
 
@@ -374,8 +375,8 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
         raise NotImplementedError
 
     def _device(self) -> Any:
-        frame = _levels.frame()
-        if isinstance(frame, _levels.ReplicaFrame) and frame.mesh is self._mesh and self._mesh is not None:
+        frame = frames.frame()
+        if isinstance(frame, frames.ReplicaFrame) and frame.mesh is self._mesh and self._mesh is not None:
             return self._mesh.local_devices[frame.replica]
         if self._mesh is not None:
             return self._mesh.local_devices[0]
@@ -400,13 +401,13 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
     def _text_of(self, name: str, leaves: Sequence[Any]) -> str:
         if self._treedef == ARRAY:
             kind = self._types[0]
-            with _levels.explaining(self):
+            with frames.explaining(self):
                 return array_text.variable_text(name, kind.shape, kind.dtype, leaves[0])
         size = sum(kind.size * kind.dtype.itemsize for kind in self._types)
         return f"<Variable '{name}' pytree of {len(self._types)} arrays, {size} bytes>"
 
     def __repr__(self) -> str:
-        with _levels.lock:
+        with frames.lock:
             leaves = self._read()
         return self._text_of(self.name, leaves)
 

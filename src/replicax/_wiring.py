@@ -3,12 +3,13 @@
 Public modules that need all parts import this one.
 """
 
-from replicax import _context, _conversion, _default, _pulls
+from replicax import _default
 from replicax._base import foreign_state, tracebacks
+from replicax._tracing import autograph_switch, context, dataset_reads
 from replicax._values import errors
 
 
-def _converter() -> _conversion.Converter:
+def _converter() -> autograph_switch.Converter:
     from replicax import _autograph  # and the library that rewrites Python code
 
     return _autograph
@@ -26,10 +27,10 @@ def _join_nnx() -> None:
     _nnx.join()
 
 
-_context.set_default_strategy(_default._DefaultDistributionStrategy())
-_conversion.set_converter(_converter)
-tracebacks.set_advice(_conversion.advise)
-errors.set_in_replica_function(_context.in_replica_function)
-_pulls.install()
+context.set_default_strategy(_default._DefaultDistributionStrategy())
+autograph_switch.set_converter(_converter)
+tracebacks.set_advice(autograph_switch.advise)
+errors.set_in_replica_function(context.in_replica_function)
+dataset_reads.install()
 foreign_state.plug_in("keras", _join_keras)
 foreign_state.plug_in("flax.nnx", _join_nnx)

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _levels
 from replicax._base.array_conversion import as_array
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import has_64_bit_types
 from replicax._base.types import ReduceOp, check_reduction_axis
+from replicax._tracing import frames
 from replicax._values import AXIS, Mirrored, PerReplica, is_array
 
 
@@ -195,7 +195,7 @@ def local_gather(leaf: Any, axis: int, groups: Sequence[Sequence[int]] | None = 
     axis = gather_axis(axis, leaf.ndim)
     if lax.axis_size(AXIS) == 1:
         return leaf
-    if (gathers := _levels.frame().gathers) is not None:
+    if (gathers := frames.frame().gathers) is not None:
         return gathers(leaf, axis)
     return gathered_alike(leaf, axis, groups)
 

@@ -22,7 +22,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _levels, _tape
 from replicax._base import nest
 from replicax._base.array_conversion import as_array
 from replicax._base.indexed_slices import IndexedSlices
@@ -30,6 +29,7 @@ from replicax._base.types import CommunicationOptions, ReduceOp, VariableAggrega
 from replicax._collectives import arithmetic, cross_device_ops, cross_process, in_flight
 from replicax._collectives.arithmetic import check_numeric, first_component, gather_axis
 from replicax._collectives.cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps, is_variable
+from replicax._tracing import context, frames, tape
 from replicax._values import (
     DistributedValues,
     Mirrored,
@@ -170,9 +170,9 @@ class Reducer:
         if isinstance(value, IndexedSlices):
             return PerReplica([value], mesh)
         array = as_array(_read(value))
-        if _levels.frame().local:  # within compiled replicas
+        if frames.frame().local:  # within compiled replicas
             return PerReplica.of_local(array, mesh)
-        if _levels.is_tracing():
+        if frames.is_tracing():
             return PerReplica.of_array(as_rows(array, mesh), mesh)
         return PerReplica.of_bare(array, mesh)
 
@@ -208,7 +208,7 @@ class Reducer:
 
     def _takes_all_reduce(self, value: Any) -> bool:
         """Returns whether reducing this value, now, is a collective of the devices."""
-        if not isinstance(value, PerReplica) or value._local is not None or _levels.is_tracing():
+        if not isinstance(value, PerReplica) or value._local is not None or frames.is_tracing():
             return False
         return value.whole or (not self.mesh.all_local and all(is_array(part) for part in value.values))
 
@@ -235,7 +235,7 @@ class Reducer:
 
     def _spans_processes(self) -> bool:
         """Returns whether components, as they are now, are of some of the replicas only."""
-        return not self.mesh.all_local and not _levels.is_tracing()
+        return not self.mesh.all_local and not frames.is_tracing()
 
     def _local(self, op: ReduceOp, leaf: Any, axis: Any) -> Any:
         """Reduces one replica's component while its function is traced."""
@@ -243,7 +243,7 @@ class Reducer:
         if axis is not None:
             axes = axis if isinstance(axis, tuple) else (axis,)
             own = int(np.prod([leaf.shape[a] for a in axes], dtype=np.int64))
-            uneven = _levels.frame().gathers is not None
+            uneven = frames.frame().gathers is not None
             count = arithmetic.local_sum(jnp.asarray(own, jnp.int32)) if uneven else count * own
             total = arithmetic.local_sum(arithmetic.reduce_along(ReduceOp.SUM, [leaf], axis))
         else:
@@ -253,7 +253,7 @@ class Reducer:
 
     def _stacked(self, op: ReduceOp, stacked: Any, axis: Any) -> Any:
         """Reduces the rows of a stacked array."""
-        mesh, traced = self.mesh, isinstance(stacked, jax.core.Tracer) or _levels.is_tracing()
+        mesh, traced = self.mesh, isinstance(stacked, jax.core.Tracer) or frames.is_tracing()
         row = jax.ShapeDtypeStruct(stacked.shape[1:], stacked.dtype)
         check_numeric(row.dtype)
         axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
@@ -265,7 +265,7 @@ class Reducer:
         else:
             with in_flight.calling(mesh, "reduce", [stacked]) as call:
                 call.output = total = _sum_of_rows(stacked, axes)
-            total = _tape.renamed(total, mesh.copies(total)[0])
+            total = tape.renamed(total, mesh.copies(total)[0])
         count = stacked.shape[0] * int(np.prod([row.shape[a] for a in axes], dtype=np.int64))
         return arithmetic.divided(total, count, row.dtype) if op is ReduceOp.MEAN else total
 
@@ -279,7 +279,7 @@ class Reducer:
             return arithmetic.local_gather(value._local, axis)
         parts = []
         for part in value.values:
-            part = _context._tensor(part, "gather", sparse=True)
+            part = context._tensor(part, "gather", sparse=True)
             parts.append(part if is_array(part) else part.to_dense())
         axis = gather_axis(axis, parts[0].ndim)
         if self._spans_processes():

@@ -21,16 +21,18 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _assigned_alike, _context, _levels, _tape
+from replicax import _assigned_alike
 from replicax._base import jax_internals, nest, profiling, signatures
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import CommunicationOptions, ReduceOp
 from replicax._collectives import arithmetic
 from replicax._collectives.reducer import Reducer
-from replicax._context import ReplicaContext, StrategyLike
 from replicax._engine.outputs import Outputs, Results
 from replicax._passes import check_collectives, cpu_convolutions, uneven_replicas
-from replicax._pulls import RunEagerly, lifts
+from replicax._tracing import context as _context
+from replicax._tracing import frames, tape
+from replicax._tracing.context import ReplicaContext, StrategyLike
+from replicax._tracing.dataset_reads import RunEagerly, lifts
 from replicax._values import (
     AXIS,
     Mirrored,
@@ -49,7 +51,7 @@ class SpmdContext(ReplicaContext):
 
     _is_compiled = True
 
-    def __init__(self, strategy: StrategyLike, reducer: Reducer, level: _levels.Level, outer: Any):
+    def __init__(self, strategy: StrategyLike, reducer: Reducer, level: frames.Level, outer: Any):
         super().__init__(strategy, None)
         self._reducer, self._level, self._outer = reducer, level, outer
         self._options = reducer.options
@@ -65,7 +67,7 @@ class SpmdContext(ReplicaContext):
                 "get_replica_context() anew."
             )
         if self._replica_id is None:
-            with _levels.jax_trace(self._level.trace):
+            with frames.jax_trace(self._level.trace):
                 self._replica_id = lax.axis_index(AXIS)
         return self._replica_id
 
@@ -140,7 +142,7 @@ class _Trace:
     def __init__(
         self, strategy: StrategyLike, reducer: Reducer, fn: Callable, skeleton: Any, kind: tuple, gathers: Any
     ):
-        self.level = _levels.Level(local=True, mesh=reducer.mesh)
+        self.level = frames.Level(local=True, mesh=reducer.mesh)
         self.level.gathers = gathers
         self._strategy, self._fn, self._skeleton, self._kind = strategy, fn, skeleton, kind
         self._context = SpmdContext(strategy, reducer, self.level, _outer_traces())
@@ -157,7 +159,7 @@ class _Trace:
         self._jaxpr = jax.make_jaxpr(function)(*self._components(rows))
 
     def _function(self, *components: Any) -> list[Any]:
-        self.level.trace = _levels.untaped_trace()
+        self.level.trace = frames.untaped_trace()
 
         def fill(leaf: Any) -> Any:
             if isinstance(leaf, _Place):
@@ -166,7 +168,7 @@ class _Trace:
 
         own_args, own_kwargs = nest.map_structure(fill, self._skeleton)
         try:
-            with _context.entered(self._strategy, self._context), _levels.entered(self.level):
+            with _context.entered(self._strategy, self._context), frames.entered(self.level):
                 with jax.named_scope(f"replica/{profiling.identifier(self._fn)}"):
                     result = self._fn(*own_args, **own_kwargs)
                 self.outputs = Outputs(result, self._context)
@@ -249,14 +251,14 @@ class _State:
     """The variables that the traces read and write: `reads` names the leaves that go in, with their `values`."""
 
     def __init__(self, traces: Sequence[_Trace]):
-        level, frame = traces[0].level, _levels.frame()
+        level, frame = traces[0].level, frames.frame()
         variables = {key: trace.level.variables[key] for trace in traces for key in trace.level.inputs}
         for variable in variables.values():
-            _levels.warn_of_constant(variable.name)
+            frames.warn_of_constant(variable.name)
         self.written = {id(variable): variable for trace in traces for variable in trace.written}
         if any(len(trace.written) < len(self.written) for trace in traces):
             variables.update(self.written)  # what one trace leaves as it is
-        current = {key: _tape.on_read(variable, frame.read(variable)) for key, variable in variables.items()}
+        current = {key: tape.on_read(variable, frame.read(variable)) for key, variable in variables.items()}
         self.reads = [(key, i) for key, leaves in current.items() for i in range(len(leaves))]
         self.values = [current[key][i] for key, i in self.reads]
         self.stacked = [_rows(level, variables[key], i) for key, i in self.reads]
@@ -267,7 +269,7 @@ class _State:
         """Replaces what is written by these leaves."""
         leaves = iter(new)
         for variable in self.written.values():
-            _levels.frame().write(variable, [next(leaves) for _ in variable._storage.leaf_types(True)])
+            frames.frame().write(variable, [next(leaves) for _ in variable._storage.leaf_types(True)])
 
 
 def run(
@@ -284,7 +286,7 @@ def run(
     replicas may not assign different values to variables whose copies must stay equal.
     """
     mesh = reducer.mesh
-    _levels.frame().note_replicas(mesh)
+    frames.frame().note_replicas(mesh)
     inputs = _Inputs(mesh, (args, kwargs))
     try:
         traces = _traces(strategy, reducer, fn, inputs)
@@ -328,8 +330,8 @@ def run_inline(
     strategy: StrategyLike, reducer: Reducer, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Calls `fn` in a merge function of compiled replicas, where it goes on as the replica; returns its result."""
-    level = _levels.frame()
-    assert isinstance(level, _levels.Level)
+    level = frames.frame()
+    assert isinstance(level, frames.Level)
     outer = [trace for trace in _outer_traces() if trace is not level.trace]
     context = SpmdContext(strategy, reducer, level, outer)
 
@@ -379,15 +381,15 @@ def _refuse_different(written: Iterable[Any], differ: Sequence[bool], found: str
             raise _assigned_alike.error(variable, found)
 
 
-def _rows(level: _levels.Level, variable: Any, index: int) -> bool:
+def _rows(level: frames.Level, variable: Any, index: int) -> bool:
     """Whether the level sees one row of this leaf's global form, which has one for each replica."""
     return variable._storage.has_rows(index) and level.is_local(variable)
 
 
 def _outer_traces() -> list[Any]:
     """The traces that were in progress when the replicas were entered."""
-    traces = [frame.trace for frame in _levels._frames.stack if isinstance(frame, _levels.Level)]
-    trace = _levels.untaped_trace()
+    traces = [frame.trace for frame in frames._frames.stack if isinstance(frame, frames.Level)]
+    trace = frames.untaped_trace()
     while trace is not None:
         traces.append(trace)
         trace = getattr(trace, "parent_trace", None)

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from replicax import _levels
 from replicax._base import nest
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import PerReplicaSpec, TensorShape, TensorSpec, conform, spec_of
+from replicax._tracing import frames
 from replicax._values import PerReplica
 from replicax._variables import Variable
 
@@ -66,7 +66,7 @@ class ConcreteFunction:
         self.name = getattr(python_function, "__name__", "function")
         self._program: Any = None
         self._outputs: Any = None
-        if not _levels.is_tracing():
+        if not frames.is_tracing():
             self._program = self._traced()
 
     # Its trace.

@@ -19,11 +19,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _assigned_alike, _context, _creation, _levels, _tape
+from replicax import _assigned_alike, _creation
 from replicax._base import errors, jax_internals, nest, profiling
 from replicax._base.types import CommunicationOptions, ReduceOp
 from replicax._collectives.reducer import Reducer
-from replicax._context import ReplicaContext, StrategyLike
+from replicax._tracing import context as _context
+from replicax._tracing import frames, tape
+from replicax._tracing.context import ReplicaContext, StrategyLike
 from replicax._values import Mirrored, PerReplica, arrays_of, regroup, select
 
 _PACKAGE = __name__.partition(".")[0]
@@ -53,7 +55,7 @@ class LockstepContext(ReplicaContext):
     def _merge(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: tuple[Any, ...]
     ) -> Any:
-        if _levels.is_tracing():
+        if frames.is_tracing():
             raise RuntimeError(errors.MERGE_IN_TRACE)
         return self._replica.meet(fn, args, kwargs, tag)
 
@@ -167,7 +169,7 @@ class _Replica:
         """The function, in this replica's contexts."""
         run = self.run
         context = LockstepContext(run.strategy, run.reducer, self)
-        frame = _levels.ReplicaFrame(run.mesh, self.index)
+        frame = frames.ReplicaFrame(run.mesh, self.index)
         with contextlib.ExitStack() as stack:
             if self.thread is not None:
                 for name, value in run.settings.items():
@@ -175,9 +177,9 @@ class _Replica:
                         stack.enter_context(_SETTINGS[name](value))
                 _creation.state.names, _creation.state.creators = list(run.names), list(run.creators)
             stack.enter_context(_context.entered(run.strategy, context))
-            stack.enter_context(_levels.entered(frame))
+            stack.enter_context(frames.entered(frame))
             if run.tapes and run.mesh.size > 1:
-                stack.enter_context(_tape.beside_replicas(run.tapes))
+                stack.enter_context(tape.beside_replicas(run.tapes))
             stack.enter_context(jax.default_device(run.mesh.local_devices[self.index]))
             if profiling.active is not None:
                 stack.enter_context(profiling.replica(self.id))
@@ -243,7 +245,7 @@ class Lockstep:
         self.sending = threading.Lock()  # held while a replica's thread is sent an interrupt
         self.settings = {name: getattr(jax.config, name) for name in _SETTINGS}
         self.names, self.creators = list(_creation.state.names), list(_creation.state.creators)
-        self.tapes = _tape.entered()
+        self.tapes = tape.entered()
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Each local replica's result."""
@@ -296,7 +298,7 @@ class Lockstep:
         fn = meetings[0][0]
         args = regroup([meeting[1] for meeting in meetings], self.mesh, merging=True)
         kwargs = regroup([meeting[2] for meeting in meetings], self.mesh, merging=True)
-        with _context.entered(self.strategy, None), _levels.entered(_levels.Frame()):
+        with _context.entered(self.strategy, None), frames.entered(frames.Frame()):
             result = fn(self.strategy, *args, **kwargs)
         return [_own_part(result, replica.index) for replica in replicas]
 
@@ -342,15 +344,15 @@ def run(
     mesh = reducer.mesh
     if mesh.size == 1:
         return regroup(Lockstep(strategy, reducer).call(fn, args, kwargs), mesh)
-    with _levels.noted() as notes:
+    with frames.noted() as notes:
         result = regroup(Lockstep(strategy, reducer).call(fn, args, kwargs), mesh)
     try:
         _assigned_alike.check(mesh, notes.variables)
     except ValueError:
         notes.take_back()
         raise
-    if _tape.entered():
-        _tape.lost(_NOT_SEEN, arrays_of((args, kwargs)), arrays_of(result), variables=True)
+    if tape.entered():
+        tape.lost(_NOT_SEEN, arrays_of((args, kwargs)), arrays_of(result), variables=True)
     return result
 
 

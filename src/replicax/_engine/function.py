@@ -25,7 +25,6 @@ from typing import Any
 
 import jax
 
-from replicax import _conversion, _levels
 from replicax._base import foreign_state, jax_internals, profiling, specs, tracebacks
 from replicax._base.errors import OutOfRangeError
 from replicax._data import iterators
@@ -36,7 +35,8 @@ from replicax._engine.signature import Call, difference, inputs_of, is_python_it
 from replicax._engine.trace_function import Tracing
 from replicax._engine.uneven_policy import UnevenCalls
 from replicax._passes import nan_checks
-from replicax._pulls import (
+from replicax._tracing import autograph_switch, frames
+from replicax._tracing.dataset_reads import (
     Abort,
     DrivenFromHost,
     Pull,
@@ -109,7 +109,7 @@ def host_driven() -> bool:
 
 def note_creation() -> None:
     """Called before a variable is made."""
-    if _levels.is_tracing():
+    if frames.is_tracing():
         if _modes.no_creation:
             raise ValueError(
                 "tf.function only supports singleton tf.Variables created on the first call. Make sure the tf.Variable "
@@ -117,7 +117,7 @@ def note_creation() -> None:
                 "https://www.tensorflow.org/guide/function#creating_tfvariables for more information. An Optimizer "
                 "makes one for its state: make it once, too."
             )
-        if any(isinstance(frame, _levels.Level) for frame in _levels._frames.stack):
+        if any(isinstance(frame, frames.Level) for frame in frames._frames.stack):
             raise _CreatesVariables
 
 
@@ -220,7 +220,7 @@ class Function:
 
             @functools.wraps(target)
             def for_instance(*args: Any, **kwargs: Any) -> Any:
-                return _conversion.converted(target)(reference(), *args, **kwargs)
+                return autograph_switch.converted(target)(reference(), *args, **kwargs)
 
             parameters = list(inspect.signature(target).parameters.values())
             for_instance.__signature__ = inspect.Signature(parameters[1:])  # type: ignore[attr-defined]
@@ -240,7 +240,7 @@ class Function:
         if _run_eagerly or _rehearses.get():
             with self._runs_now(inside=True):
                 return self._repeated(lambda: self._call_python(args, kwargs, converts=False))
-        if taped and _levels.is_tracing():
+        if taped and frames.is_tracing():
             return self._repeated(lambda: self._call_python(args, kwargs))
         self._calls += 1
         call = Call(args, kwargs)
@@ -278,7 +278,7 @@ class Function:
         """
         try:
             if converts:
-                return _conversion.call(self._autograph, self._python_function, args, kwargs)
+                return autograph_switch.call(self._autograph, self._python_function, args, kwargs)
             return self._python_function(*args, **kwargs)
         except StopIteration as error:
             iterators.refuse_stop(error, "The compiled function", self._python_function)
@@ -351,7 +351,7 @@ class Function:
             error,
             f"{self._name} needs the value of a tensor at {{line}}, which is not known while it is traced, so it "
             f"is driven from the host, with each `strategy.run` in it compiled: it is right, but slower than one "
-            f"program. {_conversion.hint(error)} JAX says: {str(error).splitlines()[0]}",
+            f"program. {autograph_switch.hint(error)} JAX says: {str(error).splitlines()[0]}",
         )
         self._host[call.key] = call.statics
 
@@ -413,7 +413,7 @@ class Function:
 
     def _turn(self) -> contextlib.AbstractContextManager[Any]:
         """A context in which no other thread traces this function. Eager replicas run one at a time as it is."""
-        eager_replica = isinstance(_levels.frame(), _levels.ReplicaFrame)
+        eager_replica = isinstance(frames.frame(), frames.ReplicaFrame)
         return contextlib.nullcontext() if eager_replica else turns.turn(self)
 
     def _run_python(self, args: tuple, kwargs: dict, host: bool) -> Any:
@@ -489,7 +489,7 @@ class Function:
         numbers = self.random_numbers
         token = _rehearses.set(True)  # a compiled function in it would take over the arrays that are to come back
         try:
-            with _levels.noted() as notes, given_back():
+            with frames.noted() as notes, given_back():
                 try:
                     self._run_python(args, kwargs, host=False)
                 finally:

@@ -19,7 +19,7 @@ from replicax._base import array_conversion, jax_internals, nest
 from replicax._base.errors import OutOfRangeError
 from replicax._blocks import strong
 from replicax._data.iterators import ends_data
-from replicax._pulls import Pull, element_arrays, outside, same_sources
+from replicax._tracing.dataset_reads import Pull, element_arrays, outside, same_sources
 from replicax._values import Mirrored, PerReplica, is_array, is_text
 
 _TOKEN_SIZE = 256  # bytes; a larger result is not kept just to see whether its call has ended

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from replicax import _levels, _packs, _pulls, _step_failures, _tape
+from replicax import _packs
 from replicax._base import errors, nest
 from replicax._base.optimizing import optimizes_programs
 from replicax._collectives import cross_process, in_flight
@@ -24,17 +24,18 @@ from replicax._engine import compile_log, multi_step
 from replicax._engine.program_inputs import ProgramInputs
 from replicax._engine.signature import Call, Results
 from replicax._passes import merge_all_reduces, nan_checks, uneven_replicas, vectorize
-from replicax._pulls import Pull, element_arrays
 from replicax._storage import Storage
+from replicax._tracing import dataset_reads, frames, step_failures, tape
+from replicax._tracing.dataset_reads import Pull, element_arrays
 from replicax._values import PerReplica
 
 _nowhere = contextlib.nullcontext()
 
 
-def meshes_of(level: _levels.Level, call: Call, pulls: Sequence[Pull]) -> list[Any]:
+def meshes_of(level: frames.Level, call: Call, pulls: Sequence[Pull]) -> list[Any]:
     """The meshes of replicas that a program has to do with."""
     variables = [variable._mesh for variable in level.variables.values() if variable._mesh is not None]
-    return [m for m in [*level.meshes, *variables, *call.meshes(), *_pulls.meshes_of(pulls)] if m is not None]
+    return [m for m in [*level.meshes, *variables, *call.meshes(), *dataset_reads.meshes_of(pulls)] if m is not None]
 
 
 class ToldOf(NamedTuple):
@@ -54,9 +55,9 @@ class ToldOf(NamedTuple):
 class Program:
     """One compiled program: of one signature, in one context."""
 
-    def __init__(self, name: str, level: _levels.Level, jaxpr: Any, call: Call, pulls: list[Pull], results: Results):
+    def __init__(self, name: str, level: frames.Level, jaxpr: Any, call: Call, pulls: list[Pull], results: Results):
         self.level, self.pulls, self.results = level, pulls, results
-        self.jaxpr, self._guard = _step_failures.guarded(jaxpr)
+        self.jaxpr, self._guard = step_failures.guarded(jaxpr)
         # Whether variables keep their arrays until a call has ended, in place of being donated.
         self._keeps = self._guard is not None and self._guard.keeps
         self._keep_alive = call.statics  # the objects whose identity is part of the key
@@ -82,7 +83,7 @@ class Program:
         self._with_checks: Program | None = None  # the program that does so
         self._token = multi_step.token_of(results.leaves)
         self.name = name
-        _levels.programs.add(self)
+        frames.programs.add(self)
         inputs = [*call.dynamic, *(leaf for pull in pulls for leaf in element_arrays(pull.element))]
         # What it is called, with the shapes of its input, where others call it too.
         self.label = f"{self.name}({in_flight.shapes((x.dtype, x.shape) for x in inputs)})"
@@ -132,7 +133,7 @@ class Program:
 
     def _arrange(self) -> None:
         """Makes the program for where the variables' leaves are now, if they are elsewhere than before."""
-        with _levels.lock:
+        with frames.lock:
             self._moved, before = False, self._inputs
             for variable in self.level.variables.values():
                 variable._storage.watch(self)
@@ -200,7 +201,7 @@ class Program:
         return list(out[: self._state_count]), self._results(out)
 
     def _supplied(
-        self, slots: Sequence[tuple[_levels.Stored, int]], values: Sequence[Any], pulled: Any
+        self, slots: Sequence[tuple[frames.Stored, int]], values: Sequence[Any], pulled: Any
     ) -> dict[int, Any]:
         supplied = dict(zip((slot for pull in self.pulls for slot in pull.slots), pulled))
         for (storage, slot), value in zip(slots, values):
@@ -245,7 +246,7 @@ class Program:
             try:
                 return self._run(call, pulled, taped, steps, awaited if self._keeps else None)
             finally:
-                _levels.free(awaited)
+                frames.free(awaited)
 
     def _run(
         self,
@@ -257,16 +258,16 @@ class Program:
     ) -> Any:
         if call.probe is not None:
             call.probe.entered(self)
-        frame, level, mesh = _levels.frame(), self.level, self._mesh
+        frame, level, mesh = frames.frame(), self.level, self._mesh
         label = self.label if steps == 1 else f"{steps} steps of {self.label}"
         chosen: Any = self
         with (
             in_flight.calling(mesh, label, small=True) if mesh is not None else _nowhere as under_way,
-            _levels.lock,
+            frames.lock,
         ):
-            if _levels.awaited and not _step_failures.in_callback():
-                _levels.wait_until_free(self._assigned())
-            if _levels.any_lost:
+            if frames.awaited and not step_failures.in_callback():
+                frames.wait_until_free(self._assigned())
+            if frames.any_lost:
                 for key in level.inputs:
                     level.variables[key]._storage.refuse_lost()
             elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
@@ -279,8 +280,8 @@ class Program:
                 chosen = self if steps == 1 else self._repeated(steps)
                 program = chosen._compiled
             if awaited is not None:
-                awaited.update(self._assigned() - _levels.awaited)
-                _levels.awaited.update(awaited)
+                awaited.update(self._assigned() - frames.awaited)
+                frames.awaited.update(awaited)
             compiles = not (chosen._is_compiled or taped)
             with _nowhere if level.device is None else jax.default_device(level.device):
                 if compiles:
@@ -314,7 +315,7 @@ class Program:
         """The same program, whose results are looked at for NaN before they replace anything."""
         if self._with_checks is None:
             other = copy.copy(self)
-            other._guard, other._keeps, other._checks = self._guard or _step_failures.Guard(), True, True
+            other._guard, other._keeps, other._checks = self._guard or step_failures.Guard(), True, True
             other._inputs = None
             other._arrange()
             self._with_checks = other
@@ -329,14 +330,14 @@ class Program:
         return nan_checks.error(self.name, self.level, self.jaxpr, supplied, dynamic)
 
     def _end(
-        self, frame: _levels.Frame, new: list[Any], results: list[Any], arguments: tuple[Any, ...], taped: bool
+        self, frame: frames.Frame, new: list[Any], results: list[Any], arguments: tuple[Any, ...], taped: bool
     ) -> None:
         """Waits for the end of a call that may fail. Only if it did not, the variables that it keeps change."""
         assert self._guard is not None
-        interrupt = _step_failures.wait_for([new, results] if self._keeps else [])
+        interrupt = step_failures.wait_for([new, results] if self._keeps else [])
         error = self._guard.error(self.name)
         if self._keeps and self._mesh is not None and not self._mesh.all_local:
-            with _levels.lock:
+            with frames.lock:
                 failed = cross_process.any_worker(self._mesh, error is not None, f"the end of {self.name}")
             if failed and error is None:
                 error = errors.FailedElsewhere(
@@ -346,11 +347,11 @@ class Program:
         if error is None and self._checks:
             there = nan_checks.are_in([*new, *results])
             if self._mesh is not None and not self._mesh.all_local:
-                with _levels.lock:
+                with frames.lock:
                     there = cross_process.any_worker(self._mesh, there, f"the look for NaN in {self.name}")
             error = self._nan_error(arguments) if there else None
         if error is None and self._keeps:
-            with _levels.lock:
+            with frames.lock:
                 if taped:
                     self._store_taped(frame, new)
                 else:
@@ -358,7 +359,7 @@ class Program:
         if error is not None or interrupt is not None:
             raise error or interrupt  # type: ignore[misc]
 
-    def _store_taped(self, frame: _levels.Frame, new: list[Any]) -> None:
+    def _store_taped(self, frame: frames.Frame, new: list[Any]) -> None:
         for variable, start, stop in self._writes:
             frame.store(variable, new[start:stop])
             variable._storage.lent = True  # the tape holds on to what it saw
@@ -369,7 +370,7 @@ class Program:
         stores = {id(slot.store) for variable in written for slot in variable._storage.slots.values()}
         return stores | {id(variable) for variable in written}
 
-    def _carried_out(self, program: Any, arguments: tuple[Any, ...], frame: _levels.Frame) -> tuple[Any, Any]:
+    def _carried_out(self, program: Any, arguments: tuple[Any, ...], frame: frames.Frame) -> tuple[Any, Any]:
         """Runs a program that takes over arrays of variables, which have the new ones afterwards, come what may.
 
         A KeyboardInterrupt comes as soon as the program has returned, since Python does nothing else most of the time.
@@ -383,7 +384,7 @@ class Program:
             if returned:
                 self._replace(frame, returned[0][0])
             elif any(array.is_deleted() for arrays in arguments[:2] for array in arrays):
-                _levels.lose(self._gone(), self.name, error)
+                frames.lose(self._gone(), self.name, error)
                 error.add_note(
                     f"When {self.name} failed, its program had already taken over the values of the variables that it "
                     "assigns. They are lost: restore them from a checkpoint, or assign all of them."
@@ -407,16 +408,16 @@ class Program:
     def lower(self, call: Call) -> Any:
         """What JAX makes of it for these arguments; nothing is run."""
         elements = [leaf for pull in self.pulls for leaf in element_arrays(pull.element)]
-        with _levels.lock:
-            variables = self._variables(_levels.frame())
+        with frames.lock:
+            variables = self._variables(frames.frame())
         return self._compiled.lower(*variables, elements, call.dynamic)
 
     def state(self) -> Any:
         """Arrays that are there once the last call has ended: variables, as the next one would take them."""
-        with _levels.lock:
-            return self._variables(_levels.frame())
+        with frames.lock:
+            return self._variables(frames.frame())
 
-    def _variables(self, frame: _levels.Frame) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    def _variables(self, frame: frames.Frame) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         """The first arguments of the compiled program."""
         if self._moved:
             self._arrange()
@@ -443,13 +444,13 @@ class Program:
                 kept += frame.fetch(arrays.variable)
         return vectors[: inputs.replaced], donated, vectors[inputs.replaced :], kept
 
-    def _tape_reads(self, frame: _levels.Frame) -> list[Any]:
+    def _tape_reads(self, frame: frames.Frame) -> list[Any]:
         variables = (self.level.variables[key] for key in self.level.inputs)
-        return [leaf for variable in variables for leaf in _tape.on_read(variable, frame.read(variable))]
+        return [leaf for variable in variables for leaf in tape.on_read(variable, frame.read(variable))]
 
-    def _replace(self, frame: _levels.Frame, new: list[Any]) -> None:
+    def _replace(self, frame: frames.Frame, new: list[Any]) -> None:
         """Puts new vectors and leaves in the place of those that it took over."""
-        if _levels.any_lost:
+        if frames.any_lost:
             for variable in self.level.written.values():
                 variable._storage.lost = None
         inputs, local = self._inputs, self.level.local

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
-from replicax import _levels, _packs
+from replicax import _packs
 from replicax._storage import Slot, Storage
+from replicax._tracing import frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class InputSlot:
         place: its place in a shared vector, None where it goes in by itself.
     """
 
-    variable: _levels.State
+    variable: frames.State
     storage: Storage
     leaf: int
     slot: int | None
@@ -45,12 +46,12 @@ class InputSlot:
 class Arrays:
     """Those leaves of one variable whose arrays go in or come out by themselves."""
 
-    variable: _levels.State
+    variable: frames.State
     storage: Storage
     leaves: tuple[int, ...]
 
 
-def _leaves_of(level: _levels.Level) -> list[InputSlot]:
+def _leaves_of(level: frames.Level) -> list[InputSlot]:
     """Returns the leaves that a program reads, in the order of its inputs, and behind them those it only writes."""
     outputs: dict[int, int] = {}  # the first output of each variable that is written
     count = 0
@@ -91,7 +92,7 @@ class ProgramInputs:
         spread: whether the program runs on several devices.
     """
 
-    def __init__(self, level: _levels.Level, spread: bool):
+    def __init__(self, level: frames.Level, spread: bool):
         self.leaves = _leaves_of(level)
         vectors: dict[int, _packs.SharedVector] = {}
         replaced: set[int] = set()  # ids of the vectors in which the program replaces leaves

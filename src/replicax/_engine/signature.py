@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _levels, _tape
 from replicax._base import array_conversion, array_text, jax_internals, nest
 from replicax._base import specs as _specs
 from replicax._base.indexed_slices import IndexedSlices
@@ -22,7 +21,8 @@ from replicax._data import ElementIterator
 from replicax._data.elements import as_host, as_strings
 from replicax._engine import compile_log
 from replicax._input import distributed_dataset
-from replicax._pulls import array_of, like, shapes_of
+from replicax._tracing import context, frames, tape
+from replicax._tracing.dataset_reads import array_of, like, shapes_of
 from replicax._values import Mirrored, PerReplica, as_copies, is_array, is_text
 from replicax._variables import Variable
 
@@ -72,8 +72,8 @@ class Call:
         self.uneven: tuple[Any, ...] = ()  # the shapes of values whose components differ in shape
         self.keys = tuple([self._take(leaf) for leaf in self._leaves])
         self.uneven_arguments = self.uneven  # and in `uneven` itself also those of elements that it pulls
-        frame, (strategy, replica_context) = _levels.frame(), _context._current()
-        replica = frame.replica if isinstance(frame, _levels.ReplicaFrame) else None
+        frame, (strategy, replica_context) = frames.frame(), context._current()
+        replica = frame.replica if isinstance(frame, frames.ReplicaFrame) else None
         settings = _specs.has_64_bit_types(), optimizes_programs()
         self.key = (self._tree, self.keys, strategy, replica_context is None, replica, settings)
 
@@ -282,7 +282,7 @@ class Results:
 
                 def bare(arrays: Sequence[Any]) -> Any:
                     value = PerReplica.bare(component(arrays[own]), mesh)
-                    _tape.lost(_BARE, [arrays[own]], [value])
+                    tape.lost(_BARE, [arrays[own]], [value])
                     return value
 
                 return _Made(bare, own)
@@ -340,7 +340,7 @@ class _OwnCopy:
         array = arrays[self._place]
         if self._shared is None:
             self._shared = not array.is_fully_addressable
-        return _tape.renamed(array, self._single(array)) if self._shared else array
+        return tape.renamed(array, self._single(array)) if self._shared else array
 
 
 class _Made:

@@ -25,12 +25,12 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from replicax import _levels
 from replicax._base import tracebacks
 from replicax._engine import multi_step
 from replicax._engine.program import Program
 from replicax._engine.signature import Call
 from replicax._passes import nan_checks
+from replicax._tracing import frames
 
 FIRST = 300  # calls before those that are measured: short programs are left alone
 FREE, WAITED = 32, 8  # calls that are measured: as they come, and then waiting for the end of each
@@ -121,7 +121,7 @@ class StepHint:
         return result
 
     def _is_impossible(self, owner: Function) -> bool:
-        elsewhere = threading.get_ident() != self._thread or type(_levels.frame()) is not _levels.Frame
+        elsewhere = threading.get_ident() != self._thread or type(frames.frame()) is not frames.Frame
         return (
             owner.told_of_steps or elsewhere or nan_checks.are_looked_for() or jax.process_count() > 1 or not _are_on()
         )

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 
-from replicax import _levels
 from replicax._base import nest, signatures
 from replicax._engine.program import meshes_of
 from replicax._engine.signature import Call, Results, constrained
-from replicax._pulls import (
+from replicax._tracing import frames
+from replicax._tracing.dataset_reads import (
     DrivenFromHost,
     Pull,
     RunEagerly,
@@ -40,8 +40,8 @@ class Tracing:
     results: Results
 
     def __init__(self, call: Call, queue: list[tuple[Pull, Any]], runs_eagerly: Callable[[], bool]):
-        frame = _levels.frame()
-        self.level = _levels.Level(local=frame.local, mesh=frame.mesh)
+        frame = frames.frame()
+        self.level = frames.Level(local=frame.local, mesh=frame.mesh)
         self.pulls: list[Pull] = []
         self.elements: list[Any] = []
         self.hardly_begun = False  # when it failed
@@ -82,7 +82,7 @@ class Tracing:
     def _lift(self, iterator: Any) -> Any:
         """The iterator's next element, as inputs of the program."""
         call, queue = self._call, self._queue
-        if _levels.frame() is not self.level:
+        if frames.frame() is not self.level:
             return NotImplemented
         if queue and queue[0][0].source(call.iterators) is not iterator:  # other elements, taken in another order
             self._give_back()
@@ -103,8 +103,8 @@ class Tracing:
 
     def _traced(self, function: Callable[[tuple, dict], Any], dynamic: tuple[Any, ...]) -> list[Any]:
         level, call = self.level, self._call
-        level.trace = _levels.untaped_trace()
-        with _levels.entered(level):
+        level.trace = frames.untaped_trace()
+        with frames.entered(level):
             result = function(*call.rebuilt(dynamic))
             self.results = Results(result, [*dynamic, *self._given])
         # JAX lets donated inputs and outputs of one shape share buffers in their order. In the same order, with the

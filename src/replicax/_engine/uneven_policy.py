@@ -12,7 +12,7 @@ from typing import Any
 
 from replicax._base import tracebacks
 from replicax._base.optimizing import optimizes_programs
-from replicax._pulls import RunEagerly
+from replicax._tracing.dataset_reads import RunEagerly
 
 PROGRAMS = 4  # a function has these for batches with parts of different shapes; for further ones it runs eagerly
 

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from replicax import _levels
 from replicax._base import jax_internals
 from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, all_reduce_p, by_dtype
 from replicax._passes.interpret import stages
 from replicax._passes.vectorize import Graph, Piece, Values, joined, pieces, whole
+from replicax._tracing import frames
 from replicax._values import AXIS
 
 LIMIT = 1 << 20  # bytes; packing copies, which costs more than a message where there are many bytes
@@ -55,7 +55,7 @@ def evaluate(
     else:
         values = Values(jaxpr, [*zip(jaxpr.constvars, closed.consts), *zip(jaxpr.invars, args)])
         for eqn in jaxpr.eqns:
-            if _levels.is_input(eqn):
+            if frames.is_input(eqn):
                 values.set(eqn.outvars, [supplied[eqn.params["slot"]]])
             elif _is_mapped(eqn) and eqn.outvars:
                 _take_over(eqn, jaxpr, values)
@@ -84,7 +84,7 @@ def updated_alike(closed: Any, outputs: dict[int, int]) -> list[list[int]]:
     jaxpr = closed.jaxpr
     graph = Graph(jaxpr)
     slots = set(outputs.values())
-    leaves = {graph.key(e.outvars[0]) for e in jaxpr.eqns if _levels.is_input(e) and e.params["slot"] in slots}
+    leaves = {graph.key(e.outvars[0]) for e in jaxpr.eqns if frames.is_input(e) and e.params["slot"] in slots}
     mapped = {id(eqn) for eqn in jaxpr.eqns if _is_mapped(eqn)}
     inside: dict[int, tuple[Graph, set[Any]]] = {}  # of replicas' programs
     groups: dict[Any, list[int]] = {}

@@ -17,9 +17,9 @@ import numpy as np
 from jax.experimental import checkify
 from jax.sharding import PartitionSpec
 
-from replicax import _levels
 from replicax._base import jax_internals, tracebacks
 from replicax._passes.interpret import Environment, Interpreter, Rule, part_of
+from replicax._tracing import frames
 from replicax._values import AXIS
 
 
@@ -80,7 +80,7 @@ class _Search(Interpreter[Any]):
         self.found: list[tuple[Any, str | None]] = []
 
     def rule(self, eqn: Any) -> Rule[Any] | None:
-        if _levels.is_input(eqn):
+        if frames.is_input(eqn):
             return self._input
         return self._replicas if eqn.primitive.name == "shard_map" else None
 

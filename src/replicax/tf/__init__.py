@@ -20,7 +20,7 @@ from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
 from replicax._distributed_variables import MirroredVariable as _MirroredVariable
 from replicax._engine import function as _function
 from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
-from replicax._tape import GradientTape, UnconnectedGradients
+from replicax._tracing.tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues
 from replicax._values import Mirrored as _Mirrored
 from replicax._values import PerReplica as _PerReplica

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _blocks, _conversion, _levels
+from replicax import _blocks
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import TensorShape, as_dtype
+from replicax._tracing import autograph_switch, frames
 from replicax.tf import _operations
 from replicax.tf._ops import (
     as_array,
@@ -75,7 +76,7 @@ def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name
     In code that AutoGraph converts, `for i in range(n)` may have an `n` that only the compiled program knows.
     """
     start, limit = (0, start) if limit is None else (start, limit)
-    if _conversion.is_on() and any(not is_known(x) for x in (start, limit, delta)):
+    if autograph_switch.is_on() and any(not is_known(x) for x in (start, limit, delta)):
         return _blocks.DynamicRange(start, limit, delta, None if dtype is None else as_dtype(dtype))
     values = [
         known(x, "A bound of tf.range", "Give a number that does not depend on tensors.") for x in (start, limit, delta)
@@ -138,7 +139,7 @@ def sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = np.bool_, name:
 def shape(input: Any, out_type: Any = None, name: str | None = None) -> Any:
     """The shape, as a tensor; in compiled code a numpy array, of which shapes can be made."""
     array = np.asarray(convert_to_tensor(input).shape, np.int32 if out_type is None else as_dtype(out_type))
-    return array if _levels.is_tracing() else as_array(array)
+    return array if frames.is_tracing() else as_array(array)
 
 
 def shape_n(input: Any, out_type: Any = np.int32, name: str | None = None) -> list[Any]:
@@ -149,13 +150,13 @@ def shape_n(input: Any, out_type: Any = np.int32, name: str | None = None) -> li
 def size(input: Any, out_type: Any = None, name: str | None = None) -> Any:
     """The number of elements, as a tensor; in compiled code a numpy number."""
     count = np.asarray(convert_to_tensor(input).size, np.int32 if out_type is None else as_dtype(out_type))
-    return count[()] if _levels.is_tracing() else as_array(count)
+    return count[()] if frames.is_tracing() else as_array(count)
 
 
 def rank(input: Any, name: str | None = None) -> Any:
     """The number of dimensions, as a tensor; in compiled code a numpy number."""
     count = np.int32(convert_to_tensor(input).ndim)
-    return count if _levels.is_tracing() else jnp.asarray(count)
+    return count if frames.is_tracing() else jnp.asarray(count)
 
 
 def broadcast_static_shape(shape_x: Any, shape_y: Any) -> TensorShape:
@@ -166,7 +167,7 @@ def broadcast_static_shape(shape_x: Any, shape_y: Any) -> TensorShape:
 def broadcast_dynamic_shape(shape_x: Any, shape_y: Any) -> Any:
     """The shape to which two shapes are broadcast, as a tensor."""
     array = np.asarray(np.broadcast_shapes(as_shape(shape_x), as_shape(shape_y)), np.int32)
-    return array if _levels.is_tracing() else as_array(array)
+    return array if frames.is_tracing() else as_array(array)
 
 
 def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:

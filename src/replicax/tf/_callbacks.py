@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from replicax import _levels
 from replicax._base.specs import TensorSpec, as_dtype
+from replicax._tracing import frames
 from replicax.tf._ops import convert_to_tensor, known
 
 _INSTEAD = "Give `Tout` as tf.TensorSpec with known shapes, or call it outside of compiled code."
@@ -31,7 +31,7 @@ def _called(func: Callable[..., Any], inp: Any, tout: Any, given: Callable[[Any]
             raise ValueError(f"`Tout` names {len(kinds)} results, and {func!r} returned {len(values)}.")
         return values
 
-    if _levels.is_tracing():
+    if frames.is_tracing():
         out = _from_program(results, [convert_to_tensor(x) for x in inp], kinds)
     else:
         inputs = [convert_to_tensor(x) for x in inp]

@@ -17,10 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _step_failures
 from replicax._base import jax_internals
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
+from replicax._tracing import step_failures
 from replicax._values import PerReplica
 from replicax.tf._ops import convert_to_tensor, is_tensor, known, pair
 
@@ -49,7 +49,7 @@ def _check(holds: Any, describe: Callable[..., str], *values: Any) -> None:
     def report(holds: Any, *values: Any) -> None:
         if not bool(holds):
             message = describe(*(np.asarray(x) for x in values))
-            if _step_failures.in_callback():  # which the call of the program raises
+            if step_failures.in_callback():  # which the call of the program raises
                 raise InvalidArgumentError(message)
             sys.stderr.write(f"Assertion failed in compiled code: {message}\n")
             _failures.append(message)

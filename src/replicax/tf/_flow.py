@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _conversion, _creation, _levels, _pulls, _staging
+from replicax import _creation, _staging
 from replicax._base import devices, errors, specs
 from replicax._base import nest as _nest
+from replicax._tracing import autograph_switch, dataset_reads, frames
 from replicax._values import PerReplica
 from replicax.tf._ops import convert_to_tensor
 
@@ -43,7 +44,7 @@ def cond(
     if true_fn is None or false_fn is None or not callable(true_fn) or not callable(false_fn):
         raise TypeError("tf.cond needs a function for each way: true_fn and false_fn.")
     pred = convert_to_tensor(pred)
-    true_fn, false_fn = _conversion.converted(true_fn), _conversion.converted(false_fn)
+    true_fn, false_fn = autograph_switch.converted(true_fn), autograph_switch.converted(false_fn)
     if not _traced(pred):
         return true_fn() if bool(pred) else false_fn()
     names = (name or "the result",)
@@ -107,13 +108,13 @@ def while_loop(
     one = not isinstance(loop_vars, (list, builtins.tuple))
     variables = _tensors([loop_vars] if one else list(loop_vars))
 
-    cond, body = _conversion.converted(cond), _conversion.converted(body)
+    cond, body = autograph_switch.converted(cond), autograph_switch.converted(body)
 
     def step(values: Any) -> Any:
         result = body(*values)
         return _tensors(list(result) if type(result) in (list, builtins.tuple) else [result])
 
-    if not _levels.is_tracing():
+    if not frames.is_tracing():
         rounds = 0
         while bool(convert_to_tensor(cond(*variables))) and (limit is None or rounds < int(limit)):
             variables, rounds = step(variables), rounds + 1
@@ -136,7 +137,7 @@ def _iterate(
     fn: Callable[[Any, Any], Any], carry: Any, elements: Any, reverse: bool = False
 ) -> builtins.tuple[Any, Any]:
     """`carry, out = fn(carry, element)` for each row: the last carry, and what came out, stacked."""
-    if _levels.is_tracing():
+    if frames.is_tracing():
         return jax.lax.scan(fn, carry, elements, reverse=reverse)
     lengths = {leaf.shape[0] for leaf in jax.tree.leaves(elements)}
     if len(lengths) != 1:
@@ -323,17 +324,17 @@ def device(device_name: Any) -> contextlib.AbstractContextManager[Any]:
 
 def executing_eagerly() -> bool:
     """Whether operations run at once: not while a function is traced."""
-    return not _levels.is_tracing()
+    return not frames.is_tracing()
 
 
 def inside_function() -> bool:
     """Whether a function is being traced."""
-    return _levels.is_tracing()
+    return frames.is_tracing()
 
 
 def init_scope() -> contextlib.AbstractContextManager[Any]:
     """A context in which operations run at once, also while a function is traced."""
-    return _pulls.outside()
+    return dataset_reads.outside()
 
 
 def get_current_name_scope() -> str:

@@ -205,7 +205,10 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "experimental": ("An element that may not be there.", _from("replicax._data", "Optional")),
     "autograph": ("Control flow on tensors.", {}),
-    "autograph.experimental": ("Control flow on tensors.", _from("replicax._conversion", "do_not_convert")),
+    "autograph.experimental": (
+        "Control flow on tensors.",
+        _from("replicax._tracing.autograph_switch", "do_not_convert"),
+    ),
     "train": (
         "Checkpoints, and the cluster to train on.",
         {**_all("replicax.train", "__all__"), **_from("replicax.cluster_resolver", "ClusterDef ClusterSpec JobDef")},

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax import _context
 from replicax._base.errors import InvalidArgumentError
+from replicax._tracing import context
 from replicax.tf import _random
 from replicax.tf._operations import operations
 from replicax.tf._ops import as_axis, as_shape, convert_to_tensor, namespace_of, pair
@@ -193,7 +193,7 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
         losses = (losses * _fitting(convert_to_tensor(sample_weight), losses)).astype(losses.dtype)
     if global_batch_size is None:
         _in_replica("compute_average_loss")
-        global_batch_size = losses.shape[0] * _context.get_strategy().num_replicas_in_sync
+        global_batch_size = losses.shape[0] * context.get_strategy().num_replicas_in_sync
     size = convert_to_tensor(global_batch_size)
     if size.ndim or not jnp.issubdtype(size.dtype, jnp.integer):
         raise ValueError(f"global_batch_size must be scalar and an integer, got {global_batch_size!r}.")
@@ -218,11 +218,11 @@ def scale_regularization_loss(regularization_loss: Any) -> Any:
     """
     _in_replica("scale_regularization_loss")
     total = jnp.sum(convert_to_tensor(regularization_loss))
-    return total / _context.get_strategy().num_replicas_in_sync
+    return total / context.get_strategy().num_replicas_in_sync
 
 
 def _in_replica(what: str) -> None:
-    if _context.has_strategy() and _context.in_cross_replica_context():
+    if context.has_strategy() and context.in_cross_replica_context():
         raise RuntimeError(
             f"You are calling `{what}` in cross replica context, while it was expected to be called in replica "
             "context: call it in the function given to `strategy.run`."

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _levels
 from replicax._base import array_conversion, errors, jax_internals
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import as_dtype
 from replicax._data.elements import as_strings
+from replicax._tracing import frames
 from replicax._values import DistributedValues, PerReplica
 from replicax._values import errors as _errors
 from replicax._variables import Variable
@@ -270,7 +270,7 @@ def static(op: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(op)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if _levels.is_tracing():
+        if frames.is_tracing():
             leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
             if any(_is_shape(x) for x in leaves):
                 leaves = [_constants[id(x)][1] if id(x) in _constants else x for x in leaves]

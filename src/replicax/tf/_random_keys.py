@@ -18,10 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _data, _levels
+from replicax import _data
 from replicax._base import array_conversion, jax_internals
 from replicax._engine import function
 from replicax._resource_variable import ResourceVariable
+from replicax._tracing import context as _context
+from replicax._tracing import frames
 
 # Named, so that the numbers do not depend on JAX's setting for its default generator.
 _IMPLEMENTATION = "threefry2x32"
@@ -49,7 +51,7 @@ def of_op(op: str, dtype: Any, seed: Any) -> Any:
     """
     tag = () if seed is None else (op, dtype, int(seed))
     running = function.running()
-    if isinstance(_levels.frame(), _levels.Level) and not jax_internals.is_eager(_levels.untaped_trace()):
+    if isinstance(frames.frame(), frames.Level) and not jax_internals.is_eager(frames.untaped_trace()):
         state = _of_function(running).state(tag, 0 if running is None or not tag else running.number(tag))
         value = state.value()
         state.assign_add(_NEXT, read_value=False)
@@ -57,8 +59,8 @@ def of_op(op: str, dtype: Any, seed: Any) -> Any:
     # An initial value that is lifted out of a compiled replica is one for all of them.
     who = 0 if isinstance(number := replica(), jax.core.Tracer) else int(number)
     start, count = (_eager if running is None else _of_function(running)).take(tag, who)
-    if not jax_internals.is_eager(_levels.untaped_trace()):
-        _levels.refuse_tracers([jnp.asarray(count) + 0])  # inside of `jax.jit` it would be the same in each call
+    if not jax_internals.is_eager(frames.untaped_trace()):
+        frames.refuse_tracers([jnp.asarray(count) + 0])  # inside of `jax.jit` it would be the same in each call
     return np.asarray([(start[0] + who) & _MASK, (start[1] + count) & _MASK], np.uint32)
 
 
@@ -137,7 +139,7 @@ class _OfFunction:
         """The same where the function's Python code runs eagerly, as its first call may: each replica counts alone."""
         state = self.state(tag, 0)
         with _lock:
-            with _levels.lock:
+            with frames.lock:
                 value = np.asarray(state._storage.read()[0])
             begun, counts = self._taken.get(tag, (0, {}))
             if begun + max(counts.values(), default=0) != value[2]:  # a program has counted on
@@ -153,7 +155,7 @@ class _OfFunction:
 
     def _write(self, state: ResourceVariable, value: np.ndarray) -> None:
         with jax_internals.at_once():
-            _levels.Frame().write(state, [array_conversion.as_array(value)])
+            frames.Frame().write(state, [array_conversion.as_array(value)])
 
 
 _eager = _Eager(stream=0)

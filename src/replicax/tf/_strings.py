@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _levels, _step_failures
 from replicax._base import nest
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import as_dtype
 from replicax._data.elements import as_strings
 from replicax._data.ragged import RaggedTensor
+from replicax._tracing import frames, step_failures
 from replicax._variables import Variable
 from replicax.tf._ops import as_array, as_axis, convert_to_tensor, known
 
@@ -251,8 +251,8 @@ def print(
         texts = [str(nest.map_structure(text, value)) for value in values]
         (output_stream or sys.stderr).write(sep.join(texts) + end)
 
-    if _levels.is_tracing():
-        jax.debug.callback(_step_failures.only_shows(show), *arrays)
+    if frames.is_tracing():
+        jax.debug.callback(step_failures.only_shows(show), *arrays)
     else:
         show(*arrays)
 

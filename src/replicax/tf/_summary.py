@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _context, _creation, _step_failures
+from replicax import _creation
 from replicax._base import doc_pages, jax_internals
+from replicax._tracing import context, step_failures
 from replicax._variables import Variable
 from replicax.tf._ops import convert_to_tensor
 
@@ -177,7 +178,7 @@ def _record(name: str, data: Any, step: Any, write: Callable[[Any, str, Any, int
         raise ValueError("No step set. Please specify one either through the `step` argument or through `set_step()`.")
     tag = "/".join([*_creation.state.names, name])
     condition = _condition()
-    replica = _context.get_replica_context()
+    replica = context.get_replica_context()
     if replica is not None:  # of several replicas only the first one writes
         condition = condition & (jnp.asarray(replica.replica_id_in_sync_group) == 0)
     if condition is False:
@@ -191,7 +192,7 @@ def _record(name: str, data: Any, step: Any, write: Callable[[Any, str, Any, int
 
     if any(isinstance(x, jax.core.Tracer) for x in operands):
         writer.init()  # what is wrong with the writer is an error here, not when the program runs
-        jax.debug.callback(_step_failures.only_shows(record), *operands)
+        jax.debug.callback(step_failures.only_shows(record), *operands)
         return operands[0]
     record(*operands)
     return bool(operands[0])

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _levels
 from replicax._base.errors import InvalidArgumentError, OutOfRangeError
 from replicax._base.specs import TensorShape, as_dtype
+from replicax._tracing import frames
 from replicax.tf._ops import as_int, convert_to_tensor, is_known, known
 
 _BOUND = "Give it its size, or the most that it may become, as `size=`."
@@ -88,7 +88,7 @@ class TensorArray:
 
     def _with(self, tensors: Any, size: int) -> TensorArray:
         """This array with other tensors. Outside of compiled code it is the same object, as TensorFlow's."""
-        array = copy.copy(self) if _levels.is_tracing() else self
+        array = copy.copy(self) if frames.is_tracing() else self
         array._tensors, array._size = tensors, size
         return array
 

@@ -25,13 +25,6 @@ from replicax._collectives.cross_device_ops import (
     NcclAllReduce,
     ReductionToOneDevice,
 )
-from replicax._context import (
-    ReplicaContext,
-    experimental_set_strategy,
-    get_replica_context,
-    has_strategy,
-    in_cross_replica_context,
-)
 from replicax._default import get_strategy
 from replicax._extended import StrategyExtended
 from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
@@ -40,6 +33,13 @@ from replicax._multi_worker import ExperimentalMultiWorkerMirroredStrategy, Mult
 from replicax._one_device import OneDeviceStrategy
 from replicax._strategy import Strategy
 from replicax._tpu import ExperimentalTPUStrategy, TPUStrategy
+from replicax._tracing.context import (
+    ReplicaContext,
+    experimental_set_strategy,
+    get_replica_context,
+    has_strategy,
+    in_cross_replica_context,
+)
 from replicax._values import DistributedValues
 from replicax.tf._absent import missing_from as _missing_from
 

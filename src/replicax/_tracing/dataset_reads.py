@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 
-from replicax import _levels
 from replicax._base import errors, jax_internals, nest
 from replicax._data import iterators
+from replicax._tracing import frames
 from replicax._values import Mirrored, PerReplica, is_text
 
 
@@ -43,7 +43,7 @@ class RunEagerly(Abort):
 
 def drive_from_host(what: str) -> None:
     """Has the Python code of the function that is being traced run as it is, which has `what` in it."""
-    if not lifts.stack or any(isinstance(frame, _levels.Level) and frame.local for frame in _levels._frames.stack):
+    if not lifts.stack or any(isinstance(frame, frames.Level) and frame.local for frame in frames._frames.stack):
         raise RuntimeError(
             f"{what} cannot be part of a compiled program, and stands inside of a replica function or of jax.jit. Put "
             "it into the function that calls `strategy.run`, and pass the elements through `args`."
@@ -98,9 +98,9 @@ lifts = _Lifts()
 def outside() -> Iterator[None]:
     """Outside of all that is being traced: where the functions of datasets run, for example."""
     before, lifts.stack = lifts.stack, []
-    frame = _levels.frame()
+    frame = frames.frame()
     try:
-        with jax_internals.at_once(), _levels.entered(frame if frame.local else _levels.Frame()):
+        with jax_internals.at_once(), frames.entered(frame if frame.local else frames.Frame()):
             yield
     finally:
         lifts.stack = before
@@ -108,7 +108,7 @@ def outside() -> Iterator[None]:
 
 def _lift(iterator: Any) -> Any:
     element = lifts.stack[-1](iterator) if lifts.stack else NotImplemented
-    if element is NotImplemented and _levels.is_staging():
+    if element is NotImplemented and frames.is_staging():
         raise RuntimeError(
             "next(iterator) stands inside of a compiled replica function or of jax.jit, where one element would become "
             "a constant. Take the element outside, and pass it through `args` of `strategy.run`."
@@ -196,7 +196,7 @@ def like(leaf: Any, array: Any) -> Any:
     return type(leaf).of_array(array, leaf.mesh)
 
 
-def as_inputs(element: Any, level: _levels.Level, slots: list[int]) -> Any:
+def as_inputs(element: Any, level: frames.Level, slots: list[int]) -> Any:
     def make(leaf: Any) -> Any:
         slot, tracer = level.new_input(array_of(leaf))
         slots.append(slot)
@@ -206,7 +206,7 @@ def as_inputs(element: Any, level: _levels.Level, slots: list[int]) -> Any:
 
 
 def _on_iterate() -> None:
-    if lifts.stack and isinstance(_levels.frame(), _levels.Level):
+    if lifts.stack and isinstance(frames.frame(), frames.Level):
         drive_from_host("A loop over a dataset")
 
 

@@ -146,7 +146,7 @@ def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
     """Keeps AutoGraph from converting a function and what it calls; a decorator.
 
     >>> import jax.numpy as jnp, replicax as rx
-    >>> from replicax._conversion import do_not_convert
+    >>> from replicax._tracing.autograph_switch import do_not_convert
     >>> @do_not_convert
     ... def double(x):
     ...     return 2 * x

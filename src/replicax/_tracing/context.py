@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from replicax import _conversion
 from replicax._base import errors, nest, tracebacks
 from replicax._base.array_conversion import as_array
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import CommunicationOptions, ReduceOp, RunOptions, as_axis, as_options, as_reduce_op
 from replicax._data import iterators
+from replicax._tracing import autograph_switch
 from replicax._values import DistributedValues, is_array
 
 
@@ -103,7 +103,7 @@ class ReplicaContext:
             RuntimeError: this is not the context of the running replica, or the replicas do not all meet.
         """
         self._check_current()
-        converted = _conversion.converted(merge_fn)
+        converted = autograph_switch.converted(merge_fn)
 
         def merge(*args: Any, **kwargs: Any) -> Any:
             try:

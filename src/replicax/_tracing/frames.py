@@ -22,9 +22,9 @@ import jax
 import jax.extend.core as jex
 from jax.core import ShapedArray
 
-from replicax import _tape, _trace_caches
 from replicax._base import jax_internals, tracebacks
 from replicax._base.errors import StepError
+from replicax._tracing import tape, trace_caches
 
 _slots = itertools.count()
 _input = jax_internals.InputPrimitive("replicax_input")
@@ -256,7 +256,7 @@ class Level(Frame):
             self.inputs[key] = [slot for slot, _ in pairs]
             self.values[key] = [tracer for _, tracer in pairs]
         if untaped_trace() is not self.trace:
-            _trace_caches.note_read(key)
+            trace_caches.note_read(key)
         return self.values[key]
 
     fetch = read
@@ -271,7 +271,7 @@ class Level(Frame):
         key = id(variable)
         self.variables[key] = self.written[key] = variable
         self.values[key] = list(leaves)
-        _trace_caches.note_change(key)
+        trace_caches.note_change(key)
 
     store = write
 
@@ -299,7 +299,7 @@ def jax_trace(trace: Any):
 def untaped_trace() -> Any:
     """The current JAX trace below any gradient tapes."""
     trace = jax_internals.current_trace()
-    while isinstance(trace, _tape._TapeTrace):
+    while isinstance(trace, tape._TapeTrace):
         trace = trace.parent_trace
     return trace
 
@@ -374,7 +374,7 @@ class entered:
 
     def __init__(self, frame: Frame):
         self._frame = frame
-        self._caches = _trace_caches.own() if isinstance(frame, Level) else contextlib.nullcontext()
+        self._caches = trace_caches.own() if isinstance(frame, Level) else contextlib.nullcontext()
 
     def __enter__(self) -> Frame:
         self._caches.__enter__()

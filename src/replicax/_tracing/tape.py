@@ -21,10 +21,10 @@ import jax.numpy as jnp
 from jax.extend.core.primitives import jit_p
 from jax.interpreters.ad import Zero
 
-from replicax import _trace_caches
 from replicax._base import foreign_state, tracebacks
 from replicax._base import nest as _nest
 from replicax._base.jax_internals import current_trace, single
+from replicax._tracing import trace_caches
 
 
 class UnconnectedGradients(enum.Enum):
@@ -274,7 +274,7 @@ class GradientTape:
             self._records = []
             self._clear()
         self._recording = True
-        _trace_caches.note_change()
+        trace_caches.note_change()
 
     def __enter__(self) -> GradientTape:
         foreign_state.join()
@@ -318,7 +318,7 @@ class GradientTape:
         for leaf in leaves:
             if is_variable(leaf):
                 self._watched[id(leaf)] = leaf
-                _trace_caches.note_change()
+                trace_caches.note_change()
             elif _is_inexact(leaf):
                 self._tracked[id(leaf)] = leaf
             else:
@@ -343,7 +343,7 @@ class GradientTape:
         if not self._recording:
             raise ValueError("Attempted to stop recording on a tape which is not recording.")
         self._recording = False
-        _trace_caches.note_change()
+        trace_caches.note_change()
         try:
             yield
         finally:
