@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax import _blocks
 from replicax._base import array_conversion
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import ReduceOp, as_reduce_op
 from replicax._collectives import arithmetic
+from replicax._control_flow import traced_block
 from replicax._tracing import frames
 from replicax._values import is_array
 
@@ -227,8 +227,8 @@ def _looped(results_of: Callable[..., Any], leaves: list[Any], count: int) -> _S
         traced[:] = [_Sums(results_of(pieces))]
         return [traced[0].totals]
 
-    block = _blocks.Block(["the results of micro-batches"], kept, [leaf[0] for leaf in leaves])
-    state, written = _blocks.state_of(block)
+    block = traced_block.Block(["the results of micro-batches"], kept, [leaf[0] for leaf in leaves])
+    state, written = traced_block.state_of(block)
 
     def add(carry: Any, pieces: list[Any]) -> tuple[Any, None]:
         totals, changing = carry
@@ -237,7 +237,7 @@ def _looped(results_of: Callable[..., Any], leaves: list[Any], count: int) -> _S
 
     start = [jnp.zeros(kind.shape, kind.dtype) for kind in block.jaxpr.out_avals[: block.count]]
     (totals, after), _ = lax.scan(add, (start, {key: state[key] for key in written}), leaves)
-    _blocks.write(written, after)
+    traced_block.write(written, after)
     (sums,) = traced
     sums.totals = totals
     return sums

@@ -22,7 +22,7 @@ from malt.core import converter
 from malt.operators import function_wrappers, py_builtins
 
 from replicax import _operators, _rewriting
-from replicax._blocks import Undefined, UndefinedReturnValue
+from replicax._control_flow.traced_block import Undefined, UndefinedReturnValue
 from replicax._tracing import autograph_switch
 
 # Libraries whose functions are called as they are: written for JAX, or with no tensors in their control flow.

@@ -32,9 +32,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _aggregating, _creation, _keras_files, _keras_fit, _keras_losses, _staging
+from replicax import _aggregating, _creation, _keras_files, _keras_fit, _keras_losses
 from replicax._base import foreign_state, tracebacks
 from replicax._base.types import VariableAggregation, VariableSynchronization
+from replicax._control_flow import cond_and_loops
 from replicax._distributed_variables import SyncOnReadVariable
 from replicax._keras_losses import replicas
 from replicax._tracing import context as _context
@@ -270,7 +271,7 @@ def _cond(cond: Callable[..., Any], pred: Any, true_fn: Callable[[], Any], false
         return true_fn() if pred else false_fn()
     if not frames.is_tracing():
         return cond(pred, true_fn, false_fn)
-    return _staging.cond(pred, lambda: (true_fn(),), lambda: (false_fn(),), ("the result",))[0]
+    return cond_and_loops.cond(pred, lambda: (true_fn(),), lambda: (false_fn(),), ("the result",))[0]
 
 
 def _normalize(call: Callable[..., Any], layer: Any, inputs: Any, training: Any = None, **kwargs: Any) -> Any:

@@ -15,8 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _data, _staging
-from replicax._blocks import DynamicRange, Undefined
+from replicax import _data
+from replicax._control_flow import cond_and_loops
+from replicax._control_flow.traced_block import DynamicRange, Undefined
 from replicax._input import distributed_dataset
 from replicax._tracing import dataset_reads, frames
 from replicax._tracing.autograph_switch import where
@@ -86,7 +87,7 @@ def if_stmt(
         return run
 
     try:
-        new = _staging.cond(truth, branch(body, True), branch(orelse, False), names[:nouts])
+        new = cond_and_loops.cond(truth, branch(body, True), branch(orelse, False), names[:nouts])
     finally:
         set_state(init)
     set_state((*new, *init[nouts:]))
@@ -98,7 +99,7 @@ def if_exp(cond: Any, if_true: Callable[[], Any], if_false: Callable[[], Any], t
     truth = truth_of(cond, "conditional expression")
     if isinstance(truth, bool):
         return if_true() if truth else if_false()
-    return _staging.cond(truth, lambda: (if_true(),), lambda: (if_false(),), (text,))[0]
+    return cond_and_loops.cond(truth, lambda: (if_true(),), lambda: (if_false(),), (text,))[0]
 
 
 def and_(a: Callable[[], Any], b: Callable[[], Any]) -> Any:
@@ -107,7 +108,7 @@ def and_(a: Callable[[], Any], b: Callable[[], Any]) -> Any:
     truth = truth_of(first, "`and`")
     if isinstance(truth, bool):
         return b() if truth else first
-    return _staging.cond(truth, lambda: (b(),), lambda: (first,), ("and",))[0]
+    return cond_and_loops.cond(truth, lambda: (b(),), lambda: (first,), ("and",))[0]
 
 
 def or_(a: Callable[[], Any], b: Callable[[], Any]) -> Any:
@@ -116,7 +117,7 @@ def or_(a: Callable[[], Any], b: Callable[[], Any]) -> Any:
     truth = truth_of(first, "`or`")
     if isinstance(truth, bool):
         return first if truth else b()
-    return _staging.cond(truth, lambda: (first,), lambda: (b(),), ("or",))[0]
+    return cond_and_loops.cond(truth, lambda: (first,), lambda: (b(),), ("or",))[0]
 
 
 def not_(a: Any) -> Any:
@@ -151,7 +152,7 @@ def while_stmt(
 
     init = get_state()
     try:
-        new = _staging.while_loop(tested, repeated, init, names)
+        new = cond_and_loops.while_loop(tested, repeated, init, names)
     finally:
         set_state(init)
     set_state(tuple(new))
@@ -221,7 +222,7 @@ def _for_tensor(array: Any, extra_test: Any, body: Any, get_state: Any, set_stat
         return
     init = get_state()
     try:
-        new = _staging.scan(step, init, array, names)
+        new = cond_and_loops.scan(step, init, array, names)
     finally:
         set_state(init)
     set_state(tuple(new))
@@ -242,7 +243,7 @@ def _for_range(numbers: DynamicRange, extra_test: Any, body: Any, get_state: Any
 
     init = get_state()
     try:
-        new = _staging.while_loop(tested, repeated, (jnp.zeros((), jnp.int32), *init), ("the iteration", *names))
+        new = cond_and_loops.while_loop(tested, repeated, (jnp.zeros((), jnp.int32), *init), ("the iteration", *names))
     finally:
         set_state(init)
     set_state(tuple(new[1:]))

@@ -17,7 +17,7 @@ from jax import lax
 
 from replicax._base import array_conversion, jax_internals, nest
 from replicax._base.errors import OutOfRangeError
-from replicax._blocks import strong
+from replicax._control_flow.traced_block import strong
 from replicax._data.iterators import ends_data
 from replicax._tracing.dataset_reads import Pull, element_arrays, outside, same_sources
 from replicax._values import Mirrored, PerReplica, is_array, is_text

@@ -15,8 +15,8 @@ from replicax._base import specs as _specs
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.optimizing import optimizes_programs
 from replicax._base.specs import PerReplicaSpec, TensorSpec
-from replicax._blocks import DynamicRange
 from replicax._collectives import cross_process
+from replicax._control_flow.traced_block import DynamicRange
 from replicax._data import ElementIterator
 from replicax._data.elements import as_host, as_strings
 from replicax._engine import compile_log

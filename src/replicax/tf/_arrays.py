@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _blocks
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import TensorShape, as_dtype
+from replicax._control_flow import traced_block
 from replicax._tracing import autograph_switch, frames
 from replicax.tf import _operations
 from replicax.tf._ops import (
@@ -77,7 +77,7 @@ def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name
     """
     start, limit = (0, start) if limit is None else (start, limit)
     if autograph_switch.is_on() and any(not is_known(x) for x in (start, limit, delta)):
-        return _blocks.DynamicRange(start, limit, delta, None if dtype is None else as_dtype(dtype))
+        return traced_block.DynamicRange(start, limit, delta, None if dtype is None else as_dtype(dtype))
     values = [
         known(x, "A bound of tf.range", "Give a number that does not depend on tensors.") for x in (start, limit, delta)
     ]

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _creation, _staging
+from replicax import _creation
 from replicax._base import devices, errors, specs
 from replicax._base import nest as _nest
+from replicax._control_flow import cond_and_loops
 from replicax._tracing import autograph_switch, dataset_reads, frames
 from replicax._values import PerReplica
 from replicax.tf._ops import convert_to_tensor
@@ -48,7 +49,7 @@ def cond(
     if not _traced(pred):
         return true_fn() if bool(pred) else false_fn()
     names = (name or "the result",)
-    return _staging.cond(pred.astype(bool).reshape(()), lambda: (true_fn(),), lambda: (false_fn(),), names)[0]
+    return cond_and_loops.cond(pred.astype(bool).reshape(()), lambda: (true_fn(),), lambda: (false_fn(),), names)[0]
 
 
 def case(
@@ -127,7 +128,7 @@ def while_loop(
 
         names = "the iteration", *(f"loop_vars[{i}]" for i in range(len(variables)))
         start = jnp.zeros((), np.int32), *variables
-        variables = _staging.while_loop(more, lambda state: (state[0] + 1, *step(state[1:])), start, names)[1:]
+        variables = cond_and_loops.while_loop(more, lambda state: (state[0] + 1, *step(state[1:])), start, names)[1:]
     return (
         variables[0] if one else type(loop_vars)(variables) if type(loop_vars) in (list, builtins.tuple) else variables
     )
@@ -277,7 +278,7 @@ def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(f)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return _staging.recomputed(f, args, kwargs)
+        return cond_and_loops.recomputed(f, args, kwargs)
 
     return call
 

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax import _while
-from replicax._blocks import (
+from replicax._control_flow import reversible_while
+from replicax._control_flow.traced_block import (
     Block,
     Tensor,
     Undefined,
@@ -232,7 +232,7 @@ def while_loop(
     unchanging = {key: leaves for key, leaves in state.items() if key not in written}
     operands = condition.jaxpr.consts, block.jaxpr.consts, unchanging
     carry = arrays, {key: state[key] for key in written}
-    arrays, after = _while.differentiable(running, step, operands, carry)
+    arrays, after = reversible_while.differentiable(running, step, operands, carry)
     write(written, after)
     return _rebuilt(before, arrays)
 
