@@ -19,8 +19,8 @@ import pytest
 from test_ways import mirrored, one_device
 
 import replicax as rx
-from replicax import _packs, _storage
 from replicax._passes import vectorize
+from replicax._variables import packed_storage, storage
 
 SHAPES = [(3, 2), (4,), (2, 2), (1,), (5,), (1, 3)]
 
@@ -28,8 +28,8 @@ SHAPES = [(3, 2), (4,), (2, 2), (1,), (5,), (1, 3)]
 @pytest.fixture(params=["packed", "shelved", "apart"])
 def packed(request, monkeypatch) -> bool:
     """Whether variables are packed, or on a shelf, or each by itself: what follows holds either way."""
-    monkeypatch.setattr(_packs, "FEWEST", 2 if request.param == "packed" else 10**9)
-    monkeypatch.setattr(_packs, "FEWEST_IN_LIST", 10**9 if request.param == "apart" else 1)
+    monkeypatch.setattr(packed_storage, "FEWEST", 2 if request.param == "packed" else 10**9)
+    monkeypatch.setattr(packed_storage, "FEWEST_IN_LIST", 10**9 if request.param == "apart" else 1)
     return request.param == "packed"
 
 
@@ -194,7 +194,7 @@ def test_a_component_that_is_assigned(packed):
 @pytest.mark.parametrize("most", [0, 10**9])
 def test_replicas_whose_copies_differ(most, packed, monkeypatch):
     """Without an aggregation each replica assigns its own copy."""
-    monkeypatch.setattr(_packs, "MOST_COPIES", most)
+    monkeypatch.setattr(packed_storage, "MOST_COPIES", most)
     strategy = mirrored(2)
     with strategy.scope():
         variables = [rx.Variable(jnp.zeros(3)) for _ in range(4)]
@@ -268,7 +268,7 @@ def test_a_scalar_of_its_own_for_each_variable(packed):
 
 
 def test_dtypes_and_large_arrays_stand_apart(packed):
-    large = _packs.LARGEST // 2 + 1
+    large = packed_storage.LARGEST // 2 + 1
     variables = [rx.Variable(jnp.zeros(n, dtype)) for dtype in (jnp.float32, jnp.bfloat16) for n in (2, 3, 4, large)]
 
     @rx.function
@@ -314,7 +314,7 @@ def test_types_of_64_bits_stay(n, packed, tmp_path):
 
 def test_a_pytree_in_one_variable(packed):
     """A variable's small leaves are packed and the others are not; the value stays one pytree."""
-    large = _packs.LARGEST // 4 + 1
+    large = packed_storage.LARGEST // 4 + 1
     variable = rx.Variable({"a": jnp.zeros(3), "b": jnp.zeros(large), "c": jnp.zeros((2, 2)), "n": jnp.int32(0)})
 
     @rx.function
@@ -516,12 +516,12 @@ def test_no_program_is_compiled_for_each_choice_of_variables_that_were_read():
 
     step()
     step()
-    before = _storage._copied._cache_size()
+    before = storage._copied._cache_size()
     for chosen in range(8):
         kept = [variable.value() for variable in variables[: chosen + 1]]
         step()
         assert len(kept) == chosen + 1
-    assert _storage._copied._cache_size() - before <= 2  # one array, and all of them
+    assert storage._copied._cache_size() - before <= 2  # one array, and all of them
 
 
 def test_copies_of_a_variable(packed):

@@ -7,8 +7,6 @@ from typing import Any
 
 import jax
 
-from replicax import _creation
-from replicax._aggregating import AggregatingVariable, DeviceHome, HostHome
 from replicax._base import devices, nest
 from replicax._base.types import as_aggregation, as_synchronization
 from replicax._collectives.arithmetic import first_component
@@ -18,7 +16,9 @@ from replicax._replicated import ReplicatedExtended, device_text
 from replicax._strategy import Strategy
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
-from replicax._variables import Variable
+from replicax._variables import creators
+from replicax._variables.central import AggregatingVariable, DeviceHome, HostHome
+from replicax._variables.variable import Variable
 
 
 class CentralStorageExtended(ReplicatedExtended):
@@ -61,7 +61,7 @@ class CentralStorageExtended(ReplicatedExtended):
         variable = AggregatingVariable(
             strategy=self._container, reducer=self._reducer, home=self._home, device=self._parameter_device, **kwargs
         )
-        return _creation.through_creators(lambda **_: variable, inside_scope=False)(**kwargs)
+        return creators.through_creators(lambda **_: variable, inside_scope=False)(**kwargs)
 
     def _update(
         self, var: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], group: bool

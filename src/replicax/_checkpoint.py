@@ -13,13 +13,12 @@ import jax
 import numpy as np
 
 from replicax import _checkpoint_files as _files
-from replicax import _late, _tracking
+from replicax import _tracking
 from replicax._base import foreign_state, specs
 from replicax._base.atomic_files import path_text
 from replicax._base.errors import CheckpointError
 from replicax._input.distributed_dataset import DistributedIterator
 from replicax._job import exchange
-from replicax._resource_variable import ResourceVariable
 from replicax._restoring import (
     POSITION,
     CheckpointLoadStatus,
@@ -31,6 +30,8 @@ from replicax._restoring import (
 )
 from replicax._tracing import context, frames
 from replicax._tracking import Node, PositionLeaf
+from replicax._variables import deferred_restore
+from replicax._variables.resource import ResourceVariable
 
 Then = Callable[[str, bool], None]
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -209,7 +210,7 @@ class Checkpoint:
         """Writes at this very path. `then` lists it: it gets the path and whether this process has written it."""
         _refuse_replicas(method)
         if self._restoration is not None and self._restoration.unused():
-            _late.apart(functools.partial(self._restoration.settle, late_only=True))
+            deferred_restore.apart(functools.partial(self._restoration.settle, late_only=True))
         nodes = _tracking.graph_of(self._parts())
         together = _of_several(nodes)
         saved = _snapshot(nodes, together)
@@ -313,7 +314,7 @@ class Checkpoint:
         if counting:
             self.save_counter  # noqa: B018  # makes it
         try:
-            _late.apart(restoration.settle)
+            deferred_restore.apart(restoration.settle)
         except BaseException:
             restoration.quiet = True
             raise

@@ -8,12 +8,12 @@ from typing import Any, NoReturn, cast
 
 from replicax._base.types import InputContext, InputOptions
 from replicax._engine import function
-from replicax._resource_variable import ResourceVariable
 from replicax._single_replica import SingleReplicaContext, SingleReplicaExtended
 from replicax._strategy import Strategy
 from replicax._tracing import context
 from replicax._tracing.context import StrategyLike
-from replicax._variables import Variable
+from replicax._variables.resource import ResourceVariable
+from replicax._variables.variable import Variable
 
 
 class _DefaultReplicaContext(SingleReplicaContext):

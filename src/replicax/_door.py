@@ -38,7 +38,6 @@ from replicax._collectives.cross_device_ops import (
     NcclAllReduce,
     ReductionToOneDevice,
 )
-from replicax._creation import name_scope, variable_creator_scope
 from replicax._default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
 from replicax._default import get_strategy
 from replicax._engine.function import Function, function
@@ -60,7 +59,8 @@ from replicax._tracing.context import (
 )
 from replicax._tracing.tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues, Mirrored, PerReplica
-from replicax._variables import Variable
+from replicax._variables.creators import name_scope, variable_creator_scope
+from replicax._variables.variable import Variable
 
 if _typing.TYPE_CHECKING:
     from replicax import cluster_resolver, train  # loaded on use

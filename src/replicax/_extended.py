@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
-from replicax import _data, _variables
+from replicax import _data
 from replicax._base.types import CommunicationOptions, InputOptions, ReduceOp, ValueContext, as_options, as_reduce_op
 from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.reducer import Reducer
@@ -20,6 +20,7 @@ from replicax._tracing import autograph_switch, frames
 from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
+from replicax._variables import variable as _variable
 
 
 class StrategyExtended(abc.ABC):
@@ -176,7 +177,7 @@ class StrategyExtended(abc.ABC):
 
     def variable_created_in_scope(self, v: Any) -> bool:
         """Whether the variable, or the one that it is a component of, was made in this strategy's scope."""
-        if not isinstance(v, _variables.Variable):
+        if not isinstance(v, _variable.Variable):
             raise AttributeError(f"{v!r} is no variable and has no strategy.")
         strategy = frames.container_of(v)._strategy
         return (_context.default_strategy() if strategy is None else strategy) is self._container
@@ -252,7 +253,7 @@ class StrategyExtended(abc.ABC):
     @abc.abstractmethod
     def _get_cross_device_ops(self, value: Any = None) -> CrossDeviceOps: ...
     @abc.abstractmethod
-    def _create_variable(self, **kwargs: Any) -> _variables.Variable:
+    def _create_variable(self, **kwargs: Any) -> _variable.Variable:
         """Makes a variable of the strategy's kind; inside of `run`, one for all replicas."""
 
     @abc.abstractmethod
@@ -282,7 +283,7 @@ class _StepContext:
 def _colocated(extended: StrategyExtended, strategy: StrategyLike, variable: Any) -> Iterator[None]:
     if _context.get_strategy() is not strategy:
         raise RuntimeError(f'Need to be inside "with strategy.scope()" for {strategy!r}')
-    if not (isinstance(variable, _variables.Variable) and extended.variable_created_in_scope(variable)):
+    if not (isinstance(variable, _variable.Variable) and extended.variable_created_in_scope(variable)):
         raise ValueError(
             "`colocate_vars_with` must only be passed a variable created in this tf.distribute.Strategy.scope(), "
             f"not: {variable!r}"

@@ -32,15 +32,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _aggregating, _creation, _keras_files, _keras_fit, _keras_losses
+from replicax import _keras_files, _keras_fit, _keras_losses
 from replicax._base import foreign_state, tracebacks
 from replicax._base.types import VariableAggregation, VariableSynchronization
 from replicax._control_flow import cond_and_loops
-from replicax._distributed_variables import SyncOnReadVariable
 from replicax._keras_losses import replicas
 from replicax._tracing import context as _context
 from replicax._tracing import frames
-from replicax._variables import Variable
+from replicax._variables import central, creators
+from replicax._variables.distributed import SyncOnReadVariable
+from replicax._variables.variable import Variable
 
 _AGGREGATION = {
     "none": VariableAggregation.NONE,
@@ -122,7 +123,7 @@ class _Value:
             return None
         if not self._in_symbolic_scope():  # a stateless one is also around the loops of recurrent layers
             return held.value()
-        with _creation.outside():  # Keras looks at shapes and dtypes
+        with creators.outside():  # Keras looks at shapes and dtypes
             return held.value()
 
     def __set__(self, variable: Any, value: Any) -> None:
@@ -143,7 +144,7 @@ def _held(variable: Any) -> Variable | None:
     if "_value" in slots:
         value = slots.pop("_value")
         if value is not None:
-            with _creation.outside():
+            with creators.outside():
                 slots["_replicax_held"] = _new_variable(variable, value)
     return slots.get("_replicax_held")
 
@@ -165,7 +166,7 @@ def _new_variable(variable: Any, value: Any) -> Variable:
             assert reducer is not None
             kind = functools.partial(SyncOnReadVariable, strategy=strategy, reducer=reducer)
     synchronization = VariableSynchronization.ON_READ if on_read else VariableSynchronization.AUTO
-    with _creation.outside():
+    with creators.outside():
         return kind(
             value,
             trainable=variable.trainable,
@@ -178,7 +179,7 @@ def _new_variable(variable: Any, value: Any) -> Variable:
 
 def _made_at_once(make: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any) -> None:
     """A variable that comes into being inside of a traced step has a value, not a tracer."""
-    with _creation.outside():  # an initializer may draw from a generator, whose state is not the step's then
+    with creators.outside():  # an initializer may draw from a generator, whose state is not the step's then
         make(variable, *args, **kwargs)
 
 
@@ -226,7 +227,7 @@ def _build_layer(build: Callable[..., Any], layer: Any, *args: Any, **kwargs: An
     # A layer's own `build` is told shapes alone, and computes variables' first values, which must not be traced ones:
     # nor is the state of the generator from which they may be drawn.
     own = not getattr(layer.build, "_is_default", False)
-    with _creation.outside() if own else contextlib.nullcontext():
+    with creators.outside() if own else contextlib.nullcontext():
         return _one_at_a_time(build, layer, *args, **kwargs)
 
 
@@ -251,7 +252,7 @@ def _apply(apply: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any)
             f"{type(optimizer).__name__}.apply_gradients() cannot be called in cross-replica context. Call it in the "
             "function that `strategy.run` runs, where it sums the gradients of all replicas."
         )
-    with _aggregating.alike():  # of the gradients' sums; the variables may be plain ones
+    with central.alike():  # of the gradients' sums; the variables may be plain ones
         return apply(optimizer, *args, **kwargs)
 
 

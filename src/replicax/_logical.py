@@ -17,10 +17,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._base import array_conversion
 from replicax._collectives import cross_process
-from replicax._distributed_variables import MirroredVariable
 from replicax._tracing import context, frames
 from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, is_global
-from replicax._variables import Variable
+from replicax._variables.distributed import MirroredVariable
+from replicax._variables.variable import Variable
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:

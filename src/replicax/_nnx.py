@@ -30,14 +30,14 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
-from replicax import _creation
 from replicax._base import doc_pages, foreign_state, jax_internals
 from replicax._base.types import VariableAggregation, VariableSynchronization
 from replicax._tracing import context as _context
 from replicax._tracing import frames, tape
 from replicax._tracking import PytreeLeaf, VariableLeaf
 from replicax._values import is_array
-from replicax._variables import Variable
+from replicax._variables import creators
+from replicax._variables.variable import Variable
 
 _settling = threading.RLock()  # eager replicas are threads, and the first one makes the variable for all
 
@@ -224,7 +224,7 @@ class _View:
                 return content
             kind = next(kind for cls, kind in self._kinds if isinstance(variable, cls))
             if kind is not None:
-                with _creation.outside(content.strategy):
+                with creators.outside(content.strategy):
                     new = _new_variable(variable, content.value, kind)
                     held = _Held(new, kind)
                     if kind.of_replica is not None:

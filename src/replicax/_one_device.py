@@ -9,8 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _creation
-from replicax._array_storage import ArrayStorage
 from replicax._base import devices as _devices
 from replicax._base.types import InputContext, InputOptions
 from replicax._collectives import cross_device_ops
@@ -18,14 +16,16 @@ from replicax._engine import function
 from replicax._input import distributed_dataset
 from replicax._input.placement import Placement
 from replicax._replicated import device_text
-from replicax._resource_variable import ResourceVariable
 from replicax._single_replica import SingleReplicaContext, SingleReplicaExtended
 from replicax._strategy import Strategy
 from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
-from replicax._variables import Variable
+from replicax._variables import creators
+from replicax._variables.array_storage import ArrayStorage
+from replicax._variables.resource import ResourceVariable
+from replicax._variables.variable import Variable
 
 
 class OneDeviceContext(SingleReplicaContext):
@@ -75,7 +75,7 @@ class OneDeviceExtended(SingleReplicaExtended):
 
     def _create_variable(self, **kwargs: Any) -> Variable:
         function.note_creation()
-        return _creation.create_together(self._container, self._new_variable, kwargs)
+        return creators.create_together(self._container, self._new_variable, kwargs)
 
     def _new_variable(self, **kwargs: Any) -> Variable:
         (device,) = self._mesh.devices

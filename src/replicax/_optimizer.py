@@ -12,13 +12,13 @@ from replicax._base import nest
 from replicax._base.types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
 from replicax._collectives import in_flight, sharding
 from replicax._collectives.reducer import Reducer
-from replicax._distributed_variables import MirroredVariable
 from replicax._engine import function
 from replicax._passes import sharded_eval
-from replicax._sharded_variables import ShardedVariable
 from replicax._tracing import context, frames
 from replicax._values import AXIS, Mirrored, PerReplica, mapped
-from replicax._variables import Variable
+from replicax._variables.distributed import MirroredVariable
+from replicax._variables.sharded import ShardedVariable
+from replicax._variables.variable import Variable
 
 
 class Optimizer:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from replicax import _creation, _run
+from replicax import _run
 from replicax._base import nest
 from replicax._base.types import (
     CommunicationOptions,
@@ -23,7 +23,6 @@ from replicax._base.types import (
 )
 from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.reducer import Reducer
-from replicax._distributed_variables import MirroredVariable, SyncOnReadVariable, _Distributed
 from replicax._engine import compiled, function
 from replicax._extended import StrategyExtended
 from replicax._input import distributed_dataset
@@ -32,7 +31,9 @@ from replicax._tracing import autograph_switch, frames
 from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
 from replicax._values import DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_array, own_component, select
-from replicax._variables import Variable
+from replicax._variables import creators
+from replicax._variables.distributed import MirroredVariable, SyncOnReadVariable, _Distributed
+from replicax._variables.variable import Variable
 
 
 class ReplicatedExtended(StrategyExtended):
@@ -89,7 +90,7 @@ class ReplicatedExtended(StrategyExtended):
 
     def _create_variable(self, **kwargs: Any) -> Variable:
         function.note_creation()
-        return _creation.create_together(self._container, self._new_variable, kwargs)
+        return creators.create_together(self._container, self._new_variable, kwargs)
 
     def _local_results(self, value: Any) -> tuple[Any, ...]:
         if isinstance(value, DistributedValues):
@@ -164,11 +165,11 @@ def _component_of(index: int) -> Callable[[Any], Any]:
 
 def _show_components(variable: _Distributed, kwargs: dict[str, Any]) -> None:
     """Calls the creators that were entered outside of the scope with each component of a new variable."""
-    if not _creation.state.creators:
+    if not creators.state.creators:
         return
     for component in variable.values:
         suffix = f"/replica_{component._index}/" if component._index else ""
-        make = _creation.through_creators(_returning(component), inside_scope=False)
+        make = creators.through_creators(_returning(component), inside_scope=False)
         make(**{**kwargs, "name": (kwargs["name"] or "Variable") + suffix})
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import jax
 
 from replicax import _checkpoint_files as _files
-from replicax import _late, _tracking
+from replicax import _tracking
 from replicax._base.errors import InvalidArgumentError
 from replicax._input.distributed_dataset import DistributedIterator
 from replicax._tracking import Names, Node, PositionLeaf
+from replicax._variables import deferred_restore
 
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
 POSITION = ".ATTRIBUTES/ITERATOR_STATE"
@@ -72,7 +73,7 @@ class Restoration:
 
     def wait(self) -> None:
         """Waits for objects that are made or attached later, for as long as those that it has now live."""
-        _late.wait(self)
+        deferred_restore.wait(self)
         for part in self._parts:
             for keeper in [part, *_tracking.trackable_children(part).values()]:
                 if hasattr(keeper, "__dict__") and _tracking.has_children(keeper):
@@ -80,7 +81,7 @@ class Restoration:
 
     def stop(self) -> None:
         """Waits no longer."""
-        _late.done(self)
+        deferred_restore.done(self)
         for part in self._parts:
             for keeper in [part, *_tracking.trackable_children(part).values()]:
                 if getattr(keeper, "__dict__", {}).get(_KEPT) is self:
@@ -211,7 +212,7 @@ class CheckpointLoadStatus:
         self._restoration = restoration
 
     def _settled(self) -> Restoration:
-        _late.apart(self._restoration.settle)
+        deferred_restore.apart(self._restoration.settle)
         self._restoration.quiet = True
         return self._restoration
 

@@ -16,13 +16,13 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _creation, _late
 from replicax._base import nest
 from replicax._collectives import cross_process, in_flight, sharding
-from replicax._distributed_variables import MirroredVariable
-from replicax._resource_variable import ResourceVariable
 from replicax._tracing import frames
 from replicax._values import ReplicaMesh
+from replicax._variables import creators, deferred_restore
+from replicax._variables.distributed import MirroredVariable
+from replicax._variables.resource import ResourceVariable
 
 
 class Made(NamedTuple):
@@ -42,11 +42,11 @@ def made(init: Callable[[Any], Any], variables: Any, cut: bool) -> Made | None:
         cut: whether large arrays are cut, a part for each replica (see `_shards`).
     """
     flat = nest.values(variables)
-    if type(frames.frame()) is not frames.Frame or frames.is_tracing() or _creation.state.creators:
+    if type(frames.frame()) is not frames.Frame or frames.is_tracing() or creators.state.creators:
         return None
     for variable in flat:
         if variable._late is not False:
-            _late.settle(variable)
+            deferred_restore.settle(variable)
     with frames.lock:
         place = _place(flat)
         if place is None:

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _late
 from replicax._base import array_conversion
 from replicax._values import is_array, is_global
-from replicax._variables import Variable
+from replicax._variables import deferred_restore
+from replicax._variables.variable import Variable
 
 Names = tuple[str, ...]
 _CONTAINERS = (dict, list, tuple)
@@ -279,8 +279,8 @@ def is_array_tree(value: Any) -> bool:
 
 def attached(value: Any) -> None:
     """Something has become an attribute of an object that is tracked: a checkpoint may have a value for it."""
-    if _late.is_late() and (_leaf_of(value) is not None or has_children(value)):
-        _late.settle()
+    if deferred_restore.is_late() and (_leaf_of(value) is not None or has_children(value)):
+        deferred_restore.settle()
 
 
 def trackable_children(obj: Any) -> dict[str, Any]:

@@ -7,7 +7,6 @@ False
 
 from __future__ import annotations
 
-from replicax._assigned_alike import refuse_different_assignments
 from replicax._base.compilation_cache import set_compilation_cache
 from replicax._base.devices import device_table, set_virtual_devices
 from replicax._base.optimizing import optimize_programs, optimizes_programs
@@ -17,6 +16,7 @@ from replicax._engine.function import functions_run_eagerly, run_functions_eager
 from replicax._engine.step_hints import hint_short_steps
 from replicax._job.state import set_timeouts as set_job_timeouts
 from replicax._job.state import timeouts as job_timeouts
+from replicax._variables.assigned_alike import refuse_different_assignments
 
 __all__ = [
     "experimental_connect_to_cluster",

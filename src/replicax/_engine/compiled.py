@@ -21,7 +21,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _assigned_alike
 from replicax._base import jax_internals, nest, profiling, signatures
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import CommunicationOptions, ReduceOp
@@ -42,6 +41,7 @@ from replicax._values import (
     own_component,
     part_of,
 )
+from replicax._variables import assigned_alike
 
 _STACKED, _MIRRORED = PartitionSpec(AXIS), PartitionSpec()
 
@@ -378,7 +378,7 @@ def _refuse_different(written: Iterable[Any], differ: Sequence[bool], found: str
     for variable in written:
         own = [next(flags) for _ in variable._types]
         if any(own) and variable._equal_by_contract:
-            raise _assigned_alike.error(variable, found)
+            raise assigned_alike.error(variable, found)
 
 
 def _rows(level: frames.Level, variable: Any, index: int) -> bool:

@@ -15,7 +15,7 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import PerReplicaSpec, TensorShape, TensorSpec, conform, spec_of
 from replicax._tracing import frames
 from replicax._values import PerReplica
-from replicax._variables import Variable
+from replicax._variables.variable import Variable
 
 _SPECS = TensorSpec, PerReplicaSpec
 _OF_OUTPUTS = {"structured_outputs", "outputs", "output_shapes", "output_dtypes"}

@@ -19,7 +19,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _assigned_alike, _creation
 from replicax._base import errors, jax_internals, nest, profiling
 from replicax._base.types import CommunicationOptions, ReduceOp
 from replicax._collectives.reducer import Reducer
@@ -27,6 +26,7 @@ from replicax._tracing import context as _context
 from replicax._tracing import frames, tape
 from replicax._tracing.context import ReplicaContext, StrategyLike
 from replicax._values import Mirrored, PerReplica, arrays_of, regroup, select
+from replicax._variables import assigned_alike, creators
 
 _PACKAGE = __name__.partition(".")[0]
 
@@ -175,7 +175,7 @@ class _Replica:
                 for name, value in run.settings.items():
                     if getattr(jax.config, name) != value:
                         stack.enter_context(_SETTINGS[name](value))
-                _creation.state.names, _creation.state.creators = list(run.names), list(run.creators)
+                creators.state.names, creators.state.creators = list(run.names), list(run.creators)
             stack.enter_context(_context.entered(run.strategy, context))
             stack.enter_context(frames.entered(frame))
             if run.tapes and run.mesh.size > 1:
@@ -244,7 +244,7 @@ class Lockstep:
         self.abandoned = False
         self.sending = threading.Lock()  # held while a replica's thread is sent an interrupt
         self.settings = {name: getattr(jax.config, name) for name in _SETTINGS}
-        self.names, self.creators = list(_creation.state.names), list(_creation.state.creators)
+        self.names, self.creators = list(creators.state.names), list(creators.state.creators)
         self.tapes = tape.entered()
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -347,7 +347,7 @@ def run(
     with frames.noted() as notes:
         result = regroup(Lockstep(strategy, reducer).call(fn, args, kwargs), mesh)
     try:
-        _assigned_alike.check(mesh, notes.variables)
+        assigned_alike.check(mesh, notes.variables)
     except ValueError:
         notes.take_back()
         raise

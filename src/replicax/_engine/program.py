@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from replicax import _packs
 from replicax._base import errors, nest
 from replicax._base.optimizing import optimizes_programs
 from replicax._collectives import cross_process, in_flight
@@ -24,10 +23,11 @@ from replicax._engine import compile_log, multi_step
 from replicax._engine.program_inputs import ProgramInputs
 from replicax._engine.signature import Call, Results
 from replicax._passes import merge_all_reduces, nan_checks, uneven_replicas, vectorize
-from replicax._storage import Storage
 from replicax._tracing import dataset_reads, frames, step_failures, tape
 from replicax._tracing.dataset_reads import Pull, element_arrays
 from replicax._values import PerReplica
+from replicax._variables import packed_storage
+from replicax._variables.storage import Storage
 
 _nowhere = contextlib.nullcontext()
 
@@ -127,9 +127,9 @@ class Program:
         for variable, start, _ in self._writes:
             for index, slot in enumerate(self.level.inputs.get(id(variable), ())):
                 slots[start + index], leaves[start + index] = slot, (variable._storage, index)
-        if len(slots) >= _packs.FEWEST:
+        if len(slots) >= packed_storage.FEWEST:
             alike = merge_all_reduces.updated_alike(self.jaxpr, slots)
-            _packs.arrange([[leaves[place] for place in group] for group in alike])
+            packed_storage.arrange([[leaves[place] for place in group] for group in alike])
 
     def _arrange(self) -> None:
         """Makes the program for where the variables' leaves are now, if they are elsewhere than before."""

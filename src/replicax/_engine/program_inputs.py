@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import cast
 
-from replicax import _packs
-from replicax._storage import Slot, Storage
 from replicax._tracing import frames
+from replicax._variables import packed_storage
+from replicax._variables.storage import Slot, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,11 @@ class ProgramInputs:
 
     def __init__(self, level: frames.Level, spread: bool):
         self.leaves = _leaves_of(level)
-        vectors: dict[int, _packs.SharedVector] = {}
+        vectors: dict[int, packed_storage.SharedVector] = {}
         replaced: set[int] = set()  # ids of the vectors in which the program replaces leaves
         for leaf in self.leaves:
             if leaf.place is not None:
-                vectors[id(leaf.place.store)] = cast(_packs.SharedVector, leaf.place.store)
+                vectors[id(leaf.place.store)] = cast(packed_storage.SharedVector, leaf.place.store)
                 if leaf.output is not None:
                     replaced.add(id(leaf.place.store))
         # The vectors that the program replaces, and behind them those that it only reads.
@@ -120,9 +120,9 @@ class ProgramInputs:
         came_out = [leaf for leaf in self.leaves if leaf.output is not None and leaf.place is None]
         self.written = _by_variable(sorted(came_out, key=lambda leaf: leaf.output or 0))
         self.handed_out = [(id(arrays.variable), arrays.leaves) for arrays in self.written]
-        self.list: _packs.SharedList | None = None
+        self.list: packed_storage.SharedList | None = None
         if donated and not level.local and all(arrays.storage.may_be_listed(spread) for arrays in self.donors):
-            self.list = _packs.list_of([(leaf.storage, leaf.leaf) for leaf in donated])
+            self.list = packed_storage.list_of([(leaf.storage, leaf.leaf) for leaf in donated])
         if self.list is not None:
             self.written = self.written[len(self.donors) :]
 
@@ -131,7 +131,7 @@ class ProgramInputs:
         same = self.vectors == others.vectors and self.replaced == others.replaced
         return same and self.pieces.keys() == others.pieces.keys() and self.handed_out == others.handed_out
 
-    def outputs_of(self, vector: _packs.SharedVector) -> list[int | None]:
+    def outputs_of(self, vector: packed_storage.SharedVector) -> list[int | None]:
         """Returns which outputs replace the leaves that stand in a vector, in their order there."""
         outputs = {leaf.place: leaf.output for leaf in self.leaves if leaf.place is not None}
         return [outputs.get(slot) for slot in vector.slots]

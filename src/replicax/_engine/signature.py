@@ -24,7 +24,7 @@ from replicax._input import distributed_dataset
 from replicax._tracing import context, frames, tape
 from replicax._tracing.dataset_reads import array_of, like, shapes_of
 from replicax._values import Mirrored, PerReplica, as_copies, is_array, is_text
-from replicax._variables import Variable
+from replicax._variables.variable import Variable
 
 
 class Probe(Protocol):

@@ -15,16 +15,16 @@ from replicax import _door as _parts
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import TensorSpec
 from replicax._base.types import VariableAggregation, VariableSynchronization
-from replicax._creation import name_scope, variable_creator_scope
 from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
-from replicax._distributed_variables import MirroredVariable as _MirroredVariable
 from replicax._engine import function as _function
 from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
 from replicax._tracing.tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues
 from replicax._values import Mirrored as _Mirrored
 from replicax._values import PerReplica as _PerReplica
-from replicax._variables import Variable as _Variable
+from replicax._variables.creators import name_scope, variable_creator_scope
+from replicax._variables.distributed import MirroredVariable as _MirroredVariable
+from replicax._variables.variable import Variable as _Variable
 from replicax.tf import _dressing, _names, distribute
 from replicax.tf._names import namespace as _namespace
 

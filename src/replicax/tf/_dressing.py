@@ -13,7 +13,7 @@ import numpy as np
 from replicax._base import array_text, jax_internals, pickling, specs
 from replicax._base.errors import InvalidOperandError
 from replicax._base.specs import TensorShape
-from replicax._variables import Variable
+from replicax._variables.variable import Variable
 from replicax.tf import _dtypes, _operations, _ops
 
 

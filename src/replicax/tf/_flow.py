@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _creation
 from replicax._base import devices, errors, specs
 from replicax._base import nest as _nest
 from replicax._control_flow import cond_and_loops
 from replicax._tracing import autograph_switch, dataset_reads, frames
 from replicax._values import PerReplica
+from replicax._variables import creators
 from replicax.tf._ops import convert_to_tensor
 
 
@@ -340,7 +340,7 @@ def init_scope() -> contextlib.AbstractContextManager[Any]:
 
 def get_current_name_scope() -> str:
     """The names that stand before those of new variables."""
-    return "/".join(_creation.state.names)
+    return "/".join(creators.state.names)
 
 
 def is_symbolic_tensor(tensor: Any) -> bool:

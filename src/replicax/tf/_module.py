@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from replicax import _creation, _tracking
-from replicax._variables import Variable
+from replicax import _tracking
+from replicax._variables import creators
+from replicax._variables.variable import Variable
 
 
 class Module:
@@ -19,7 +20,7 @@ class Module:
         if not name.isidentifier():
             raise ValueError(f"{name!r} is not a valid module name. Module names must be valid Python identifiers.")
         self._name = name
-        self._name_scope = _creation.name_scope("/".join([*_creation.state.names, name]) + "/")
+        self._name_scope = creators.name_scope("/".join([*creators.state.names, name]) + "/")
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)

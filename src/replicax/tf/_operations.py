@@ -17,7 +17,7 @@ import numpy as np
 from replicax._base.errors import InvalidArgumentError, InvalidOperandError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._values import PerReplica
-from replicax._variables import Variable
+from replicax._variables.variable import Variable
 
 _LIBRARIES = {"jax", "jaxlib", "numpy", "opt_einsum"}
 

@@ -25,7 +25,7 @@ from replicax._data.elements import as_strings
 from replicax._tracing import frames
 from replicax._values import DistributedValues, PerReplica
 from replicax._values import errors as _errors
-from replicax._variables import Variable
+from replicax._variables.variable import Variable
 from replicax.tf._operations import fitting, of_broadcast, value_of
 
 _NUMBERS = (bool, int, float, complex)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._base.specs import as_dtype
-from replicax._variables import Variable
+from replicax._variables.variable import Variable
 from replicax.tf import _random_keys as keys
 from replicax.tf._ops import as_new_shape, convert_to_tensor, of_dtype
 

@@ -21,9 +21,9 @@ import numpy as np
 from replicax import _data
 from replicax._base import array_conversion, jax_internals
 from replicax._engine import function
-from replicax._resource_variable import ResourceVariable
 from replicax._tracing import context as _context
 from replicax._tracing import frames
+from replicax._variables.resource import ResourceVariable
 
 # Named, so that the numbers do not depend on JAX's setting for its default generator.
 _IMPLEMENTATION = "threefry2x32"

@@ -22,7 +22,7 @@ from replicax._base.specs import as_dtype
 from replicax._data.elements import as_strings
 from replicax._data.ragged import RaggedTensor
 from replicax._tracing import frames, step_failures
-from replicax._variables import Variable
+from replicax._variables.variable import Variable
 from replicax.tf._ops import as_array, as_axis, convert_to_tensor, known
 
 

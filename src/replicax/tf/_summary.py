@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _creation
 from replicax._base import doc_pages, jax_internals
 from replicax._tracing import context, step_failures
-from replicax._variables import Variable
+from replicax._variables import creators
+from replicax._variables.variable import Variable
 from replicax.tf._ops import convert_to_tensor
 
 
@@ -164,7 +164,7 @@ def set_step(step: Any) -> None:
 @contextlib.contextmanager
 def summary_scope(name: str, default_name: str = "summary", values: Any = None) -> Iterator[tuple[str, str]]:
     """A context in which `name/` stands before the names of summaries: (tag, scope)."""
-    with _creation.name_scope(name or default_name) as scope:
+    with creators.name_scope(name or default_name) as scope:
         yield scope.rstrip("/"), scope
 
 
@@ -176,7 +176,7 @@ def _record(name: str, data: Any, step: Any, write: Callable[[Any, str, Any, int
         return False
     if step is None:
         raise ValueError("No step set. Please specify one either through the `step` argument or through `set_step()`.")
-    tag = "/".join([*_creation.state.names, name])
+    tag = "/".join([*creators.state.names, name])
     condition = _condition()
     replica = context.get_replica_context()
     if replica is not None:  # of several replicas only the first one writes

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax import _packs
 from replicax._collectives import cross_process, sharding
-from replicax._storage import Storage, Types, no_slots
 from replicax._tracing import frames
 from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_global
+from replicax._variables import packed_storage
+from replicax._variables.storage import Storage, Types, no_slots
 
 
 class MeshStorage(Storage):
@@ -43,7 +43,7 @@ class MeshStorage(Storage):
             return None
         if self.has_rows(index) or not array.sharding.is_equivalent_to(self.mesh.mirrored, array.ndim):
             return None
-        return _packs.VectorHome(self.mesh.mirrored, self.mesh)
+        return packed_storage.VectorHome(self.mesh.mirrored, self.mesh)
 
 
 class ComponentStorage(MeshStorage):

@@ -13,11 +13,11 @@ from jax.sharding import NamedSharding
 from replicax._base import jax_internals, nest
 from replicax._collectives import in_flight, sharding
 from replicax._collectives.arithmetic import first_component
-from replicax._distributed_variables import OfReplicas
-from replicax._mesh_storage import ShardedStorage
 from replicax._tracing import frames
 from replicax._values import ReplicaMesh
-from replicax._variables import Variable, register
+from replicax._variables.distributed import OfReplicas
+from replicax._variables.mesh_storage import ShardedStorage
+from replicax._variables.variable import Variable, register
 
 
 class ShardedVariable(OfReplicas):

@@ -11,8 +11,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from replicax import _assigned_alike, _late
-from replicax._as_leaves import convert_leaf
 from replicax._base import array_conversion, errors, nest
 from replicax._base.host_memory import put
 from replicax._base.indexed_slices import IndexedSlices
@@ -23,12 +21,14 @@ from replicax._base.types import (
 )
 from replicax._collectives import arithmetic
 from replicax._collectives.reducer import Reducer
-from replicax._mesh_storage import ComponentStorage, MirroredStorage, StackedStorage
-from replicax._resource_variable import ResourceVariable
-from replicax._scattering import SCATTER
 from replicax._tracing import context, frames
 from replicax._values import DistributedValues, Mirrored, PerReplica, own_component
-from replicax._variables import Variable, register, replacing
+from replicax._variables import assigned_alike, deferred_restore
+from replicax._variables.as_leaves import convert_leaf
+from replicax._variables.mesh_storage import ComponentStorage, MirroredStorage, StackedStorage
+from replicax._variables.resource import ResourceVariable
+from replicax._variables.scattering import SCATTER
+from replicax._variables.variable import Variable, register, replacing
 
 _NONE = VariableAggregation.NONE
 
@@ -102,7 +102,7 @@ class _Distributed(OfReplicas, DistributedValues):
     def values(self) -> tuple[Any, ...]:
         """The components of this process's replicas, as variables of their own."""
         if self._late is not False:
-            _late.settle(self)
+            deferred_restore.settle(self)
         if self._components is None:
             assert self._mesh is not None
             make = [ResourceVariable._component(self, index) for index in range(len(self._mesh.local_ids))]
@@ -174,7 +174,7 @@ class MirroredVariable(_Distributed):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._synchronization = VariableSynchronization.ON_WRITE
-        required = _assigned_alike.is_required(self._copies_may_differ)
+        required = assigned_alike.is_required(self._copies_may_differ)
         self._equal_by_contract = required and self._aggregation is _NONE
 
     def _read(self) -> list[Any]:

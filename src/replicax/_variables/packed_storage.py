@@ -27,9 +27,9 @@ from jax import lax
 
 from replicax._base import jax_internals
 from replicax._base.host_memory import put
-from replicax._storage import SharedStore, Slot, Storage, copies, on_one_device
 from replicax._tracing import frames
 from replicax._values import ReplicaMesh
+from replicax._variables.storage import SharedStore, Slot, Storage, copies, on_one_device
 
 # Measured with benchmarks/step.py --variables: below this number the arrays of a call cost less than to take a vector
 # apart; larger arrays take longer to copy than to be handed over.

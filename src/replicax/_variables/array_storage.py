@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from replicax import _packs
-from replicax._storage import Storage, Types, on_one_device
+from replicax._variables import packed_storage
+from replicax._variables.storage import Storage, Types, on_one_device
 
 
 class ArrayStorage(Storage):
@@ -39,7 +39,11 @@ class ArrayStorage(Storage):
         if not leaf.is_fully_addressable:
             return None
         (device, *others) = leaf.devices()
-        return None if others else _packs.VectorHome(device, committed=leaf.committed, stays=self.device is not None)
+        return (
+            None
+            if others
+            else packed_storage.VectorHome(device, committed=leaf.committed, stays=self.device is not None)
+        )
 
     def may_be_listed(self, spread: bool) -> bool:
         return not spread

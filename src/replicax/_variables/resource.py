@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax._array_storage import ArrayStorage
 from replicax._collectives import arithmetic
-from replicax._scattering import SCATTER
-from replicax._storage import Storage
 from replicax._tracing import context, frames
 from replicax._values import AXIS, DistributedValues
-from replicax._variables import Variable, register
+from replicax._variables.array_storage import ArrayStorage
+from replicax._variables.scattering import SCATTER
+from replicax._variables.storage import Storage
+from replicax._variables.variable import Variable, register
 
 
 class ResourceVariable(Variable):

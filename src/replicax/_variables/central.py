@@ -20,12 +20,12 @@ from replicax._base import jax_internals, nest
 from replicax._base.types import VariableAggregation
 from replicax._collectives.arithmetic import first_component
 from replicax._collectives.reducer import Reducer
-from replicax._distributed_variables import OfReplicas
-from replicax._resource_variable import ResourceVariable
-from replicax._storage import Storage, Types
 from replicax._tracing import frames
 from replicax._values import AXIS, ReplicaMesh
-from replicax._variables import Variable, register
+from replicax._variables.distributed import OfReplicas
+from replicax._variables.resource import ResourceVariable
+from replicax._variables.storage import Storage, Types
+from replicax._variables.variable import Variable, register
 
 _HOST = "pinned_host"
 

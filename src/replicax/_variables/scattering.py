@@ -7,9 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from replicax._as_leaves import ARRAY
 from replicax._base import array_conversion
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._variables.as_leaves import ARRAY
 
 SCATTER: dict[str, Callable[[Any, Any, Any], Any]] = {
     "scatter_add": lambda x, i, u: x.at[i].add(u),

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._array_protocol import ArrayProtocol
 from replicax._base import array_conversion, jax_internals, nest
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import as_dtype
 from replicax._values import DistributedValues, is_array
+from replicax._variables.array_protocol import ArrayProtocol
 
 ARRAY = jax.tree.structure(0)  # of a variable that holds one array
 

@@ -18,9 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _creation, _late
-from replicax._array_protocol import ArrayProtocol
-from replicax._as_leaves import ARRAY, convert_leaf, initial_tree
 from replicax._base import array_text, devices, nest
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import SINGLE_DTYPES, TensorShape
@@ -30,11 +27,14 @@ from replicax._base.types import (
     as_aggregation,
     as_synchronization,
 )
-from replicax._graph_leftovers import GraphLeftovers
-from replicax._scattering import Scattering
-from replicax._storage import Storage
 from replicax._tracing import context, frames, step_failures, tape
 from replicax._values import DistributedValues, ReplicaMesh
+from replicax._variables import creators, deferred_restore
+from replicax._variables.array_protocol import ArrayProtocol
+from replicax._variables.as_leaves import ARRAY, convert_leaf, initial_tree
+from replicax._variables.scattering import Scattering
+from replicax._variables.storage import Storage
+from replicax._variables.tf1 import GraphLeftovers
 
 _NONE = VariableAggregation.NONE
 
@@ -46,7 +46,7 @@ class _VariableType(type):
         if cls is not Variable:
             return super().__call__(*args, **kwargs)
         arguments = _arguments(*args, **kwargs)
-        return _creation.through_creators(context.get_strategy().extended._create_variable, inside_scope=None)(
+        return creators.through_creators(context.get_strategy().extended._create_variable, inside_scope=None)(
             **arguments
         )
 
@@ -146,12 +146,12 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
         self._aggregation = as_aggregation(aggregation, name)
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = (not on_read) if trainable is None else bool(trainable)
-        self._name = "/".join([*_creation.state.names, name or "Variable"])
+        self._name = "/".join([*creators.state.names, name or "Variable"])
         self._constraint, self._copies_may_differ = constraint, copies_may_differ
         leaves, self._treedef, lent = initial_tree(initial_value, dtype)
         self._types = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves]
         self._storage = self._new_storage(leaves, lent)
-        self._late = _late.is_late()
+        self._late = deferred_restore.is_late()
 
     # What it is.
 
@@ -220,7 +220,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
     def value(self) -> Any:
         """The value here: the replica's own in replica context; else the first copy, or the aggregated value."""
         if self._late is not False:
-            _late.settle(self)
+            deferred_restore.settle(self)
         with frames.lock:
             leaves = self._read()
         frames.warn_of_constant(self.name)
@@ -233,7 +233,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
     def numpy(self) -> Any:
         """The value as a numpy array (for a pytree, a pytree of them)."""
         if self._late is not False:
-            _late.settle(self)
+            deferred_restore.settle(self)
         with frames.lock:
             leaves = self._read()
         with frames.explaining(self):
@@ -283,7 +283,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
     def _be_settled(self) -> None:
         """Before it is written: whatever a checkpoint has for it comes first, and not any more after that."""
         if self._late is not False:
-            _late.settle(self)
+            deferred_restore.settle(self)
             self._late = False
         if frames.awaited and not frames.is_tracing() and not step_failures.in_callback():
             with frames.lock:
