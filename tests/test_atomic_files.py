@@ -15,8 +15,8 @@ import pytest
 from test_ways import WORKERS
 
 import replicax as rx
-from replicax import _checkpoint_files as files
 from replicax._base import atomic_files as atomic
+from replicax._checkpoint import files as files
 
 pytestmark = pytest.mark.skipif(WORKERS > 1, reason="jobs have tests of their own")
 

@@ -30,9 +30,9 @@ from test_ways import (
 )
 
 import replicax as rx
-from replicax import _checkpoint_files as files
-from replicax import _tracking
 from replicax._base import atomic_files
+from replicax._checkpoint import files as files
+from replicax._checkpoint import object_graph
 
 pytestmark = pytest.mark.skipif(WORKERS > 1, reason="jobs have tests of their own")
 
@@ -56,7 +56,7 @@ class Module:
 
     def __setattr__(self, name, value):
         super().__setattr__(name, value)
-        _tracking.attached(value)
+        object_graph.attached(value)
 
     def _tracked(self):
         return vars(self)

@@ -17,7 +17,7 @@ import json, os, pathlib, sys
 import jax, jax.numpy as jnp, numpy as np
 import replicax as rx
 from processes import mark
-from replicax import _checkpoint_files as files
+from replicax._checkpoint import files as files
 
 strategy = rx.MultiWorkerMirroredStrategy()
 me = strategy.cluster_resolver.task_id

@@ -32,9 +32,9 @@ import jax.numpy as jnp
 
 from replicax._base import doc_pages, foreign_state, jax_internals
 from replicax._base.types import VariableAggregation, VariableSynchronization
+from replicax._checkpoint.object_graph import PytreeLeaf, VariableLeaf
 from replicax._tracing import context as _context
 from replicax._tracing import frames, tape
-from replicax._tracking import PytreeLeaf, VariableLeaf
 from replicax._values import is_array
 from replicax._variables import creators
 from replicax._variables.variable import Variable

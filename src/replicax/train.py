@@ -11,9 +11,9 @@ True
 """
 
 from replicax import _wiring as _wiring  # puts the parts together
-from replicax._checkpoint import Checkpoint, list_variables, load_checkpoint, load_variable
-from replicax._checkpoint_files import latest_checkpoint
-from replicax._checkpoint_manager import CheckpointManager, checkpoints_iterator, get_checkpoint_state
+from replicax._checkpoint.checkpoint import Checkpoint, list_variables, load_checkpoint, load_variable
+from replicax._checkpoint.files import latest_checkpoint
+from replicax._checkpoint.manager import CheckpointManager, checkpoints_iterator, get_checkpoint_state
 
 __all__ = [
     "Checkpoint",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from replicax import _tracking
+from replicax._checkpoint import object_graph
 from replicax._variables import creators
 from replicax._variables.variable import Variable
 
@@ -24,7 +24,7 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        _tracking.attached(value)
+        object_graph.attached(value)
 
     def _tracked(self) -> dict[str, Any]:
         return vars(self)

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from replicax import _checkpoint_files as _files
 from replicax._base.atomic_files import make_folders, path_text
 from replicax._base.errors import CheckpointError
-from replicax._checkpoint import Checkpoint
+from replicax._checkpoint import files as _files
+from replicax._checkpoint.checkpoint import Checkpoint
 
 
 def get_checkpoint_state(checkpoint_dir: Any, latest_filename: str | None = None) -> Any:

@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 
-from replicax import _checkpoint_files as _files
-from replicax import _tracking
 from replicax._base.errors import InvalidArgumentError
+from replicax._checkpoint import files as _files
+from replicax._checkpoint import object_graph
+from replicax._checkpoint.object_graph import Names, Node, PositionLeaf
 from replicax._input.distributed_dataset import DistributedIterator
-from replicax._tracking import Names, Node, PositionLeaf
 from replicax._variables import deferred_restore
 
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"
@@ -75,21 +75,21 @@ class Restoration:
         """Waits for objects that are made or attached later, for as long as those that it has now live."""
         deferred_restore.wait(self)
         for part in self._parts:
-            for keeper in [part, *_tracking.trackable_children(part).values()]:
-                if hasattr(keeper, "__dict__") and _tracking.has_children(keeper):
+            for keeper in [part, *object_graph.trackable_children(part).values()]:
+                if hasattr(keeper, "__dict__") and object_graph.has_children(keeper):
                     vars(keeper)[_KEPT] = self
 
     def stop(self) -> None:
         """Waits no longer."""
         deferred_restore.done(self)
         for part in self._parts:
-            for keeper in [part, *_tracking.trackable_children(part).values()]:
+            for keeper in [part, *object_graph.trackable_children(part).values()]:
                 if getattr(keeper, "__dict__", {}).get(_KEPT) is self:
                     del vars(keeper)[_KEPT]
 
     def _matched(self) -> list[tuple[Node, int | None]]:
         """The objects that are there and have a value, each with the number of the saved one that is called so."""
-        nodes = _tracking.graph_of(self._parts)
+        nodes = object_graph.graph_of(self._parts)
         pairs: dict[int, int] = {0: 0}
         for number in range(len(nodes)):  # those nearer to the root come first
             if number in pairs:

@@ -12,14 +12,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax import _checkpoint_files as _files
-from replicax import _tracking
 from replicax._base import foreign_state, specs
 from replicax._base.atomic_files import path_text
 from replicax._base.errors import CheckpointError
-from replicax._input.distributed_dataset import DistributedIterator
-from replicax._job import exchange
-from replicax._restoring import (
+from replicax._checkpoint import files as _files
+from replicax._checkpoint import object_graph
+from replicax._checkpoint.object_graph import Node, PositionLeaf
+from replicax._checkpoint.restore import (
     POSITION,
     CheckpointLoadStatus,
     InitializationOnlyStatus,
@@ -28,8 +27,9 @@ from replicax._restoring import (
     said,
     some,
 )
+from replicax._input.distributed_dataset import DistributedIterator
+from replicax._job import exchange
 from replicax._tracing import context, frames
-from replicax._tracking import Node, PositionLeaf
 from replicax._variables import deferred_restore
 from replicax._variables.resource import ResourceVariable
 
@@ -162,11 +162,11 @@ class Checkpoint:
     def __init__(self, root: Any = None, **kwargs: Any):
         foreign_state.join()
         vars(self).update(_attributes={}, _root=root, _restoration=None)
-        if root is not None and not _tracking.has_children(root):
+        if root is not None and not object_graph.has_children(root):
             raise ValueError(_not_trackable("root", root))
-        names = _tracking.trackable_children(root) if root is not None else {}
+        names = object_graph.trackable_children(root) if root is not None else {}
         for name, value in kwargs.items():
-            if not _tracking.is_trackable(value):
+            if not object_graph.is_trackable(value):
                 raise ValueError(_not_trackable(name, value))
             if name in names and names[name] is not value:
                 raise ValueError(
@@ -179,7 +179,7 @@ class Checkpoint:
         if name in vars(self) or hasattr(type(self), name):
             return super().__setattr__(name, value)
         self._attributes[name] = value
-        _tracking.attached(value)
+        object_graph.attached(value)
 
     def __getattr__(self, name: str) -> Any:
         attributes = vars(self).get("_attributes", {})
@@ -195,7 +195,7 @@ class Checkpoint:
         return [self._attributes] if self._root is None else [self._root, self._attributes]
 
     def _tracked(self) -> dict[str, Any]:
-        parts = [_tracking.trackable_children(part) for part in self._parts()]
+        parts = [object_graph.trackable_children(part) for part in self._parts()]
         return {name: child for part in parts for name, child in part.items()}
 
     @property
@@ -211,7 +211,7 @@ class Checkpoint:
         _refuse_replicas(method)
         if self._restoration is not None and self._restoration.unused():
             deferred_restore.apart(functools.partial(self._restoration.settle, late_only=True))
-        nodes = _tracking.graph_of(self._parts())
+        nodes = object_graph.graph_of(self._parts())
         together = _of_several(nodes)
         saved = _snapshot(nodes, together)
         (_write_together if together else _write_alone)(path, saved, then)
