@@ -22,7 +22,7 @@ from recorded import from_tensorflow
 from test_ways import MEAN, SUM, mirrored
 
 import replicax as rx
-from replicax import _operators
+from replicax._autograph import operators
 from replicax._tracing import autograph_switch
 
 converted = functools.partial(rx.function, autograph=True)
@@ -241,7 +241,7 @@ def test_a_loop_is_traced_once_whatever_its_length():
 
 
 def test_an_endless_python_loop_with_a_break_on_a_tensor_is_refused(monkeypatch):
-    monkeypatch.setattr(_operators, "_MOST_GUARDED", 5)
+    monkeypatch.setattr(operators, "_MOST_GUARDED", 5)
 
     @converted
     def f(x):

@@ -55,7 +55,7 @@ NOT_AT_TOP_LEVEL = {
 }
 NEVER = {"tensorflow"}
 # Modules that are imported where they are used as well, and the libraries that they may therefore import.
-IMPORTED_WHERE_USED = {"_autograph": {"malt"}, "_rewriting": {"malt"}}
+IMPORTED_WHERE_USED = {"_autograph.convert": {"malt"}, "_autograph.rewriting": {"malt"}}
 
 
 GRAPH = Graph(PACKAGE)

@@ -10,9 +10,9 @@ from replicax._values import errors
 
 
 def _converter() -> autograph_switch.Converter:
-    from replicax import _autograph  # and the library that rewrites Python code
+    from replicax._autograph import convert  # and the library that rewrites Python code
 
-    return _autograph
+    return convert
 
 
 def _join_keras() -> None:

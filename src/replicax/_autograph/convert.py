@@ -21,7 +21,7 @@ import jax
 from malt.core import converter
 from malt.operators import function_wrappers, py_builtins
 
-from replicax import _operators, _rewriting
+from replicax._autograph import operators, rewriting
 from replicax._control_flow.traced_block import Undefined, UndefinedReturnValue
 from replicax._tracing import autograph_switch
 
@@ -46,7 +46,7 @@ class FunctionScope(function_wrappers.FunctionScope):
         """What the function returns."""
         if isinstance(value, UndefinedReturnValue):
             return None
-        if not isinstance(_operators.truth_of(did_return, "return"), bool):
+        if not isinstance(operators.truth_of(did_return, "return"), bool):
             raise ValueError(
                 f"{where()}{self._function_name} returns a value in one branch on a tensor, but not in the other: the "
                 "other branch must also have a return statement."
@@ -67,9 +67,9 @@ def converted_artifact(function: Any) -> Any:
 
 
 _BUILTINS: dict[int, Callable[..., Any]] = {
-    id(int): _operators.int_,
-    id(float): _operators.float_,
-    id(range): _operators.range_,
+    id(int): operators.int_,
+    id(float): operators.float_,
+    id(range): operators.range_,
 }
 _IN_CONTEXT: dict[int, Callable[..., Any]] = {
     id(eval): lambda args, scope: py_builtins.eval_in_original_context(eval, args, scope),
@@ -125,25 +125,25 @@ _OPERATORS = types.SimpleNamespace(
     FunctionScope=FunctionScope,
     Undefined=Undefined,
     UndefinedReturnValue=UndefinedReturnValue,
-    and_=_operators.and_,
-    assert_stmt=_operators.assert_stmt,
+    and_=operators.and_,
+    assert_stmt=operators.assert_stmt,
     autograph_artifact=converted_artifact,
     converted_call=converted_call,
-    for_stmt=_operators.for_stmt,
-    if_exp=_operators.if_exp,
-    if_stmt=_operators.if_stmt,
-    ld=_operators.ld,
-    ldu=_operators.ldu,
-    not_=_operators.not_,
-    or_=_operators.or_,
-    while_stmt=_operators.while_stmt,
+    for_stmt=operators.for_stmt,
+    if_exp=operators.if_exp,
+    if_stmt=operators.if_stmt,
+    ld=operators.ld,
+    ldu=operators.ldu,
+    not_=operators.not_,
+    or_=operators.or_,
+    while_stmt=operators.while_stmt,
     with_function_scope=with_function_scope,
 )
 
 
 _OPTIONS = converter.ConversionOptions(recursive=True, optional_features=converter.Feature.ASSERT_STATEMENTS)
 _OPERATORS.STD = _OPTIONS
-_transpiler = _rewriting.Transpiler(_OPERATORS, _OPTIONS)
+_transpiler = rewriting.Transpiler(_OPERATORS, _OPTIONS)
 _reasons: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()  # why code is not converted
 
 
@@ -177,12 +177,12 @@ def call(fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
             error.add_note(why)
         raise
     finally:
-        _operators.forget_negation()
+        operators.forget_negation()
 
 
 def where() -> str:
     """The line of the user's code that runs, for the beginning of a message."""
     for frame, line in itertools.islice(traceback.walk_stack(sys._getframe(1)), 200):
-        if _rewriting.is_rewritten(frame.f_code):
+        if rewriting.is_rewritten(frame.f_code):
             return f"{frame.f_code.co_filename}:{line}: "
     return ""

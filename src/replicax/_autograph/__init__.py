@@ -1,0 +1,1 @@
+"""Conversion of Python's control flow on tensors."""
