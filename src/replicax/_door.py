@@ -4,7 +4,6 @@ import typing as _typing
 
 from replicax import _wiring as _wiring  # puts the parts together
 from replicax import config, data, experimental, tpu
-from replicax._accumulating import accumulate_gradients
 from replicax._base.errors import (
     CheckpointError,
     DataLossError,
@@ -47,7 +46,8 @@ from replicax._input.distributed_dataset import DistributedDataset, DistributedI
 from replicax._mirrored import MirroredStrategy
 from replicax._multi_worker import MultiWorkerMirroredStrategy
 from replicax._one_device import OneDeviceStrategy
-from replicax._optimizer import Optimizer
+from replicax._optim.accumulate_gradients import accumulate_gradients
+from replicax._optim.optimizer import Optimizer
 from replicax._strategy import Strategy
 from replicax._tpu import TPUStrategy
 from replicax._tracing.context import (

@@ -7,12 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _states
 from replicax._base import nest
 from replicax._base.types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
 from replicax._collectives import in_flight, sharding
 from replicax._collectives.reducer import Reducer
 from replicax._engine import function
+from replicax._optim import initial_state
 from replicax._passes import sharded_eval
 from replicax._tracing import context, frames
 from replicax._values import AXIS, Mirrored, PerReplica, mapped
@@ -91,7 +91,7 @@ class Optimizer:
 
     def _initial_state(self, **kwargs: Any) -> Variable:
         """A variable of the state that the transformation begins with."""
-        made = _states.made(self._transformation.init, self._variables, self._sharded)
+        made = initial_state.made(self._transformation.init, self._variables, self._sharded)
         state = self._transformation.init(self._parameters()) if made is None else None
         if self._sharded:
             function.note_creation()
