@@ -12,7 +12,7 @@ from jax import lax
 from test_ways import mirrored, one_device, one_of_each, per_replica
 
 import replicax as rx
-from replicax import _alone, _hlo
+from replicax._benchmark import hlo, without_communication
 from replicax._engine import function
 from replicax._values import AXIS
 
@@ -87,8 +87,8 @@ def test_without_communication_each_replica_takes_its_own_value():
 
     x = per_replica(strategy, np.float32([[1, 2], [3, 4]]))
     program, call = step._program((x,), {})
-    alone = program.computing(_alone.alone(program.jaxpr))
-    assert _hlo.collectives(alone.lower(call).compile().as_text()) == []
+    alone = program.computing(without_communication.alone(program.jaxpr))
+    assert hlo.collectives(alone.lower(call).compile().as_text()) == []
     results, total = alone.run(call, (), taped=False)
     shown = [[np.asarray(part).tolist() for part in value.values] for value in results]
     first, second = [1.0, 2.0], [3.0, 4.0]
@@ -270,5 +270,5 @@ def test_collectives_that_start_and_end_apart_count_once():
       %done = (f32[8]{0:T(256)}, bf16[2,2]{1,0}) all-gather-done(%start)
       ROOT %moved = pred[3]{0} collective-permute(%y), source_target_pairs={{0,1}}
     """
-    gathered, moved = _hlo.collectives(text)
+    gathered, moved = hlo.collectives(text)
     assert gathered == ("all-gather", (("f32", (8,)), ("bf16", (2, 2))), 40) and moved.bytes == 3

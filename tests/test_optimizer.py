@@ -31,8 +31,8 @@ from test_ways import (
 )
 
 import replicax as rx
-from replicax import _hlo
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._benchmark import hlo
 from replicax._collectives import sharding
 from replicax._tracing import frames
 
@@ -454,7 +454,7 @@ def trained(make_optax, n=4, sharded=True, way=rx.function, steps=3, restore=Non
     for _ in range(steps):
         step(*inputs)
     text = step.lower(*inputs).compile().as_text() if hasattr(step, "lower") else ""
-    collectives = dict(Counter(one.kind for one in _hlo.collectives(text)))
+    collectives = dict(Counter(one.kind for one in hlo.collectives(text)))
     return Sharded(strategy, parameters, optimizer, collectives)
 
 
@@ -588,7 +588,7 @@ def test_small_arrays_of_a_sharded_state_stay_whole_in_packs(monkeypatch):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, expected)
     assert sorted(optimizer.state._storage.slots) == [1, 2, 3, 4, 5]
     assert [array.shape for array in optimizer.state._storage.read()] == [(2, 2500), *((i,) for i in range(1, 6))]
-    collectives = Counter(one.kind for one in _hlo.collectives(step.lower().compile().as_text()))
+    collectives = Counter(one.kind for one in hlo.collectives(step.lower().compile().as_text()))
     assert collectives == {"reduce-scatter": 1, "all-reduce": 1, "all-gather": 1}
     optimizer.state.assign(jax.tree.map(jnp.ones_like, optimizer.state.value()))
     step()
@@ -815,7 +815,7 @@ def test_micro_batches_need_one_reduction_and_less_memory():
 
     one, four = compiled_with(1), compiled_with(4)
     for program in (one, four):
-        assert [one.kind for one in _hlo.collectives(program.as_text())] == ["all-reduce"]
+        assert [one.kind for one in hlo.collectives(program.as_text())] == ["all-reduce"]
     # One activation of 4096 x 64 numbers takes 1 MiB; of a fourth of the rows, 256 KiB.
     assert four.memory_analysis().temp_size_in_bytes < 0.5 * one.memory_analysis().temp_size_in_bytes
 

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax import _hlo
 from replicax._base import devices
+from replicax._benchmark import hlo
 from replicax._job import exchange
 
 SUM, MEAN = rx.ReduceOp.SUM, rx.ReduceOp.MEAN
@@ -213,7 +213,7 @@ def device_names(strategy: rx.Strategy) -> list[str]:
 
 def carried(function: Any, *args: Any) -> list[int]:
     """How many arrays each all-reduce carries in the compiled program of a function."""
-    found = _hlo.collectives(function.lower(*args).compile().as_text())
+    found = hlo.collectives(function.lower(*args).compile().as_text())
     return [len(one.arrays) for one in found if one.kind == "all-reduce"]
 
 

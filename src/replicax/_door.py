@@ -30,6 +30,7 @@ from replicax._base.types import (
     VariableAggregation,
     VariableSynchronization,
 )
+from replicax._benchmark.report import Benchmark, Benchmarks
 from replicax._cluster.spec import ClusterSpec
 from replicax._collectives.cross_device_ops import (
     CrossDeviceOps,
@@ -41,7 +42,6 @@ from replicax._default import _DefaultDistributionStrategy as _DefaultDistributi
 from replicax._default import get_strategy
 from replicax._engine.function import Function, function
 from replicax._extended import StrategyExtended
-from replicax._figures import Benchmark, Benchmarks
 from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
 from replicax._mirrored import MirroredStrategy
 from replicax._multi_worker import MultiWorkerMirroredStrategy

@@ -18,9 +18,9 @@ from replicax._base.types import (
     as_reduce_op,
     check_reduction_axis,
 )
+from replicax._benchmark.report import Benchmark
 from replicax._data import iterators
 from replicax._extended import StrategyExtended
-from replicax._figures import Benchmark
 from replicax._older import OlderMethods
 from replicax._tracing import autograph_switch, context, tape
 from replicax._values import arrays_of
@@ -274,9 +274,9 @@ class Strategy(OlderMethods):
                               2 replicas
         a step                ...
         """
-        from replicax import _benchmark  # which few programs need
+        from replicax._benchmark import measure  # which few programs need
 
-        return _benchmark.benchmark(self, step, batch, rounds, steps)
+        return measure.benchmark(self, step, batch, rounds, steps)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._extended._device_text()})"

@@ -15,13 +15,15 @@ from typing import Any
 
 import jax
 
-from replicax import _alone, _data, _hlo
+from replicax import _data
 from replicax._base import devices as _devices
+from replicax._benchmark import hlo
+from replicax._benchmark import without_communication as _without_communication
+from replicax._benchmark.report import Benchmark
 from replicax._data import ElementIterator
 from replicax._engine import function as _function
 from replicax._engine import step_hints
 from replicax._engine.signature import Call
-from replicax._figures import Benchmark
 from replicax._input import distributed_dataset
 from replicax._tracing import context, frames
 from replicax._tracing.dataset_reads import element_arrays
@@ -161,11 +163,11 @@ class _Program:
         self._program, self._level, self.takes = program, program.level, len(program.pulls)
         self._entries = function._entries[call.key]
         self._compiled = program.lower(call).compile()
-        self.collectives = _hlo.collectives(self._compiled.as_text())
-        self.left: list[_hlo.Collective] = []  # those that cannot be taken out
+        self.collectives = hlo.collectives(self._compiled.as_text())
+        self.left: list[hlo.Collective] = []  # those that cannot be taken out
         if self.collectives:
-            self._alone = program.computing(_alone.alone(program.jaxpr))
-            self.left = _hlo.collectives(self._alone.lower(call).compile().as_text())
+            self._alone = program.computing(_without_communication.alone(program.jaxpr))
+            self.left = hlo.collectives(self._alone.lower(call).compile().as_text())
 
     @property
     def meshes(self) -> list[Any]:
