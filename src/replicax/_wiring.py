@@ -16,15 +16,15 @@ def _converter() -> autograph_switch.Converter:
 
 
 def _join_keras() -> None:
-    from replicax import _keras
+    from replicax._integrations.keras import variables
 
-    _keras.join()
+    variables.join()
 
 
 def _join_nnx() -> None:
-    from replicax import _nnx
+    from replicax._integrations import nnx
 
-    _nnx.join()
+    nnx.join()
 
 
 context.set_default_strategy(_default._DefaultDistributionStrategy())

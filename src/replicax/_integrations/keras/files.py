@@ -18,8 +18,8 @@ import jax
 
 from replicax._base.atomic_files import Kind, make_folders, replacing
 from replicax._base.foreign_state import around
+from replicax._integrations.keras.fit import strategy_of
 from replicax._job import exchange
-from replicax._keras_fit import strategy_of
 
 
 class _Saving(threading.local):

@@ -32,11 +32,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax import _keras_files, _keras_fit, _keras_losses
 from replicax._base import foreign_state, tracebacks
 from replicax._base.types import VariableAggregation, VariableSynchronization
 from replicax._control_flow import cond_and_loops
-from replicax._keras_losses import replicas
+from replicax._integrations.keras import files, fit
+from replicax._integrations.keras import losses as _losses
+from replicax._integrations.keras.losses import replicas
 from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._variables import central, creators
@@ -88,11 +89,11 @@ def join() -> None:
     foreign_state.around(keras.random.SeedGenerator, "__init__", _new_seeds)
     foreign_state.around(keras.random.SeedGenerator, "next", _next_seed)
     foreign_state.around(keras.layers.BatchNormalization, "call", _normalize)
-    foreign_state.around(losses, "reduce_values", _keras_losses.reduce_values)
-    losses.scale_loss_for_distribution = _keras_losses.scale_loss
-    losses.unscale_loss_for_distribution = _keras_losses.unscale_loss
-    _keras_fit.join()
-    _keras_files.join()
+    foreign_state.around(losses, "reduce_values", _losses.reduce_values)
+    losses.scale_loss_for_distribution = _losses.scale_loss
+    losses.unscale_loss_for_distribution = _losses.unscale_loss
+    fit.join()
+    files.join()
 
 
 def wrong_backend(name: str) -> str:

@@ -26,7 +26,7 @@ from replicax._data import Dataset
 from replicax._data.iterators import ends_data
 from replicax._engine import function
 from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
-from replicax._keras_losses import scale_loss, unscale_loss
+from replicax._integrations.keras.losses import scale_loss, unscale_loss
 from replicax._tracing import context
 from replicax._tracing.tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues, PerReplica
