@@ -62,7 +62,7 @@ GRAPH = Graph(PACKAGE)
 MODULES, TREES, IMPORTS = GRAPH.paths, GRAPH.trees, GRAPH.imports
 
 # A circle that is there still.
-STILL_THERE = {"_extended", "_strategy"}
+STILL_THERE = {"_strategies.extended", "_strategies.strategy"}
 
 
 def place_of(module: str) -> int | None:

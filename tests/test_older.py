@@ -10,20 +10,20 @@ import pytest
 from test_ways import SUM, central, compiled, eager, mirrored, parts, per_replica, strategies, ways
 
 import replicax as rx
-from replicax import _older
+from replicax._strategies import deprecated
 
 
 @pytest.fixture(autouse=True)
 def as_in_a_new_process(monkeypatch):
     """Nothing has been warned of yet."""
-    monkeypatch.setattr(_older, "_warned", set())
+    monkeypatch.setattr(deprecated, "_warned", set())
 
 
 @pytest.fixture
 def v1():
     """MirroredStrategy of two replicas as `tf.compat.v1.distribute` has it, made without importing `replicax.tf`."""
 
-    class MirroredStrategyV1(_older.V1Methods, rx.MirroredStrategy):
+    class MirroredStrategyV1(deprecated.V1Methods, rx.MirroredStrategy):
         pass
 
     return MirroredStrategyV1(["GPU:0", "GPU:1"])

@@ -64,7 +64,7 @@ def test_a_replica_is_called_after_its_first_logical_device():
 
 def test_the_older_class_is_another_one():
     """Fact 170."""
-    from replicax._tpu import ExperimentalTPUStrategy
+    from replicax._strategies.tpu import ExperimentalTPUStrategy
 
     virtual_tpus()
     strategy = ExperimentalTPUStrategy()

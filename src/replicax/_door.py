@@ -38,18 +38,18 @@ from replicax._collectives.cross_device_ops import (
     NcclAllReduce,
     ReductionToOneDevice,
 )
-from replicax._default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
-from replicax._default import get_strategy
 from replicax._engine.function import Function, function
-from replicax._extended import StrategyExtended
 from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
-from replicax._mirrored import MirroredStrategy
-from replicax._multi_worker import MultiWorkerMirroredStrategy
-from replicax._one_device import OneDeviceStrategy
 from replicax._optim.accumulate_gradients import accumulate_gradients
 from replicax._optim.optimizer import Optimizer
-from replicax._strategy import Strategy
-from replicax._tpu import TPUStrategy
+from replicax._strategies.default import _DefaultDistributionStrategy as _DefaultDistributionStrategy
+from replicax._strategies.default import get_strategy
+from replicax._strategies.extended import StrategyExtended
+from replicax._strategies.mirrored import MirroredStrategy
+from replicax._strategies.multi_worker import MultiWorkerMirroredStrategy
+from replicax._strategies.one_device import OneDeviceStrategy
+from replicax._strategies.strategy import Strategy
+from replicax._strategies.tpu import TPUStrategy
 from replicax._tracing.context import (
     ReplicaContext,
     experimental_set_strategy,

@@ -3,8 +3,8 @@
 Public modules that need all parts import this one.
 """
 
-from replicax import _default
 from replicax._base import foreign_state, tracebacks
+from replicax._strategies import default
 from replicax._tracing import autograph_switch, context, dataset_reads
 from replicax._values import errors
 
@@ -27,7 +27,7 @@ def _join_nnx() -> None:
     nnx.join()
 
 
-context.set_default_strategy(_default._DefaultDistributionStrategy())
+context.set_default_strategy(default._DefaultDistributionStrategy())
 autograph_switch.set_converter(_converter)
 tracebacks.set_advice(autograph_switch.advise)
 errors.set_in_replica_function(context.in_replica_function)

@@ -18,21 +18,21 @@ from replicax._base.types import (
     TerminationConfig,
     ValueContext,
 )
-from replicax._central import CentralStorageStrategy
 from replicax._collectives.cross_device_ops import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
     NcclAllReduce,
     ReductionToOneDevice,
 )
-from replicax._default import get_strategy
-from replicax._extended import StrategyExtended
 from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
-from replicax._mirrored import MirroredStrategy
-from replicax._multi_worker import ExperimentalMultiWorkerMirroredStrategy, MultiWorkerMirroredStrategy
-from replicax._one_device import OneDeviceStrategy
-from replicax._strategy import Strategy
-from replicax._tpu import ExperimentalTPUStrategy, TPUStrategy
+from replicax._strategies.central_storage import CentralStorageStrategy
+from replicax._strategies.default import get_strategy
+from replicax._strategies.extended import StrategyExtended
+from replicax._strategies.mirrored import MirroredStrategy
+from replicax._strategies.multi_worker import ExperimentalMultiWorkerMirroredStrategy, MultiWorkerMirroredStrategy
+from replicax._strategies.one_device import OneDeviceStrategy
+from replicax._strategies.strategy import Strategy
+from replicax._strategies.tpu import ExperimentalTPUStrategy, TPUStrategy
 from replicax._tracing.context import (
     ReplicaContext,
     experimental_set_strategy,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import types as _modules
 from typing import Any
 
-from replicax._older import V1Methods, get_loss_reduction
+from replicax._strategies.deprecated import V1Methods, get_loss_reduction
 from replicax.tf import distribute as _v2
 from replicax.tf.distribute import (
     CrossDeviceOps,

@@ -12,8 +12,8 @@ from replicax._base.types import as_aggregation, as_synchronization
 from replicax._collectives.arithmetic import first_component
 from replicax._collectives.cross_device_ops import CollectiveAllReduce
 from replicax._collectives.reducer import Reducer
-from replicax._replicated import ReplicatedExtended, device_text
-from replicax._strategy import Strategy
+from replicax._strategies.replicated import ReplicatedExtended, device_text
+from replicax._strategies.strategy import Strategy
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
 from replicax._variables import creators

@@ -8,8 +8,8 @@ from typing import Any, NoReturn, cast
 
 from replicax._base.types import InputContext, InputOptions
 from replicax._engine import function
-from replicax._single_replica import SingleReplicaContext, SingleReplicaExtended
-from replicax._strategy import Strategy
+from replicax._strategies.single_replica import SingleReplicaContext, SingleReplicaExtended
+from replicax._strategies.strategy import Strategy
 from replicax._tracing import context
 from replicax._tracing.context import StrategyLike
 from replicax._variables.resource import ResourceVariable

@@ -15,9 +15,9 @@ from replicax._collectives import cross_device_ops
 from replicax._engine import function
 from replicax._input import distributed_dataset
 from replicax._input.placement import Placement
-from replicax._replicated import device_text
-from replicax._single_replica import SingleReplicaContext, SingleReplicaExtended
-from replicax._strategy import Strategy
+from replicax._strategies.replicated import device_text
+from replicax._strategies.single_replica import SingleReplicaContext, SingleReplicaExtended
+from replicax._strategies.strategy import Strategy
 from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._tracing.context import StrategyLike

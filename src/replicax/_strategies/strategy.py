@@ -20,8 +20,8 @@ from replicax._base.types import (
 )
 from replicax._benchmark.report import Benchmark
 from replicax._data import iterators
-from replicax._extended import StrategyExtended
-from replicax._older import OlderMethods
+from replicax._strategies.deprecated import OlderMethods
+from replicax._strategies.extended import StrategyExtended
 from replicax._tracing import autograph_switch, context, tape
 from replicax._values import arrays_of
 

@@ -6,11 +6,11 @@ import abc
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from replicax import _run
 from replicax._base import nest
 from replicax._base.types import CommunicationOptions, ReduceOp, ValueContext
 from replicax._collectives import arithmetic
-from replicax._extended import StrategyExtended
+from replicax._strategies import run
+from replicax._strategies.extended import StrategyExtended
 from replicax._tracing import context
 from replicax._tracing.context import ReplicaContext
 
@@ -37,7 +37,7 @@ class SingleReplicaExtended(StrategyExtended):
         """Calls a replica function here and now."""
 
     def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _run.run_single(self._container, self._call, fn, args, kwargs)
+        return run.run_single(self._container, self._call, fn, args, kwargs)
 
     def _reduce(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...] | None) -> Any:
         if axis is None:

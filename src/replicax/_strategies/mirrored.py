@@ -11,8 +11,8 @@ from replicax._base import devices as _devices
 from replicax._base.types import as_flag
 from replicax._collectives.cross_device_ops import CollectiveAllReduce, CrossDeviceOps, NcclAllReduce
 from replicax._collectives.reducer import Reducer
-from replicax._replicated import MirroringExtended, device_text
-from replicax._strategy import Strategy
+from replicax._strategies.replicated import MirroringExtended, device_text
+from replicax._strategies.strategy import Strategy
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
 

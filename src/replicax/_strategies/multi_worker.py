@@ -13,8 +13,8 @@ from replicax._collectives import cross_process
 from replicax._collectives.cross_device_ops import CollectiveAllReduce
 from replicax._collectives.reducer import Reducer
 from replicax._job import exchange, state
-from replicax._replicated import MirroringExtended, device_text
-from replicax._strategy import Strategy
+from replicax._strategies.replicated import MirroringExtended, device_text
+from replicax._strategies.strategy import Strategy
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from jax.sharding import PartitionSpec
 
-from replicax import _logical
 from replicax._base import devices
 from replicax._base import nest as _nest
 from replicax._base.types import as_flag
@@ -16,8 +15,9 @@ from replicax._cluster.topology import DeviceAssignment
 from replicax._collectives import arithmetic, cross_process
 from replicax._collectives.cross_device_ops import AllReduceCrossDeviceOps, CollectiveAllReduce
 from replicax._collectives.reducer import Reducer
-from replicax._replicated import MirroringExtended
-from replicax._strategy import Strategy
+from replicax._strategies import logical_devices
+from replicax._strategies.replicated import MirroringExtended
+from replicax._strategies.strategy import Strategy
 from replicax._tracing.context import StrategyLike
 from replicax._values import PerReplica, ReplicaMesh
 
@@ -126,7 +126,7 @@ class TPUStrategy(Strategy):
         Raises:
             ValueError: there is no logical device of that number, or with `experimental_spmd_xla_partitioning=True`.
         """
-        _logical.check_device(self._extended._mesh, logical_device_id, self._extended._refuses_assignment)
+        logical_devices.check_device(self._extended._mesh, logical_device_id, self._extended._refuses_assignment)
         return self.experimental_replicate_to_logical_devices(tensor)
 
     def experimental_split_to_logical_devices(self, tensor: Any, partition_dimensions: Sequence[int]) -> Any:
@@ -145,12 +145,12 @@ class TPUStrategy(Strategy):
             ValueError: it has not a number for each dimension, not that product, or a size cannot be divided so.
         """
         mesh = self._extended._mesh
-        layout = _logical.split_spec(mesh, _logical.shape_of(tensor), partition_dimensions)
-        return _logical.lay_out(mesh, tensor, layout)
+        layout = logical_devices.split_spec(mesh, logical_devices.shape_of(tensor), partition_dimensions)
+        return logical_devices.lay_out(mesh, tensor, layout)
 
     def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
         """The same tensor, whole on each logical device; otherwise as `experimental_split_to_logical_devices`."""
-        return _logical.lay_out(self._extended._mesh, tensor, PartitionSpec())
+        return logical_devices.lay_out(self._extended._mesh, tensor, PartitionSpec())
 
 
 class ExperimentalTPUStrategy(Strategy):

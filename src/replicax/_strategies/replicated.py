@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 
-from replicax import _run
 from replicax._base import nest
 from replicax._base.types import (
     CommunicationOptions,
@@ -24,9 +23,10 @@ from replicax._base.types import (
 from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.reducer import Reducer
 from replicax._engine import compiled, function
-from replicax._extended import StrategyExtended
 from replicax._input import distributed_dataset
 from replicax._input.placement import Placement
+from replicax._strategies import run
+from replicax._strategies.extended import StrategyExtended
 from replicax._tracing import autograph_switch, frames
 from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
@@ -64,9 +64,9 @@ class ReplicatedExtended(StrategyExtended):
 
     def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._check is None:
-            return _run.run(self._container, self._reducer, fn, args, kwargs)
+            return run.run(self._container, self._reducer, fn, args, kwargs)
         self._check((args, kwargs))
-        result = _run.run(self._container, self._reducer, fn, args, kwargs)
+        result = run.run(self._container, self._reducer, fn, args, kwargs)
         self._check(result)
         return result
 

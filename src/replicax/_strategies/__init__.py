@@ -1,0 +1,1 @@
+"""`Strategy`, `StrategyExtended`, and the strategies."""
