@@ -24,14 +24,14 @@ README_DEVICES = "GPU:4,CPU:1"
 
 def test_names_at_the_door_are_sorted_and_complete():
     import replicax
-    from replicax import _door
+    from replicax import _api
 
     assert list(replicax.__all__) == sorted(replicax.__all__)
     absent = [name for name in replicax.__all__ if not hasattr(replicax, name)]
     assert not absent, f"In replicax.__all__ and not there: {absent}"
     public = {
         name
-        for name, value in (vars(_door) | vars(replicax)).items()
+        for name, value in (vars(_api) | vars(replicax)).items()
         if not name.startswith("_") and name != "annotations" and not isinstance(value, types.ModuleType)
     }
     assert public <= set(replicax.__all__), f"Public, and not in replicax.__all__: {public - set(replicax.__all__)}"

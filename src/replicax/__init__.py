@@ -22,8 +22,8 @@ if "REPLICAX_COMPILATION_CACHE" in _os.environ:
 __version__ = "0.1.0"
 
 if _typing.TYPE_CHECKING:
-    from replicax._door import *  # noqa: F403
-    from replicax._door import _DefaultDistributionStrategy as _DefaultDistributionStrategy
+    from replicax._api import *  # noqa: F403
+    from replicax._api import _DefaultDistributionStrategy as _DefaultDistributionStrategy
 
 
 def __getattr__(name: str) -> object:
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> object:
     if name in ("cluster_resolver", "train"):
         return _importlib.import_module(f"replicax.{name}")
     if not name.startswith("_") or name in ("__all__", "_DefaultDistributionStrategy"):
-        door = _importlib.import_module("replicax._door")
+        door = _importlib.import_module("replicax._api")
         if hasattr(door, name):
             value = globals()[name] = getattr(door, name)
             return value
@@ -39,4 +39,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_importlib.import_module("replicax._door").__all__})
+    return sorted({*globals(), *_importlib.import_module("replicax._api").__all__})

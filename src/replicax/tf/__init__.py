@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib as _importlib
 from typing import Any
 
-from replicax import _door as _parts
+from replicax import _api as _parts
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import TensorSpec
 from replicax._base.types import VariableAggregation, VariableSynchronization
