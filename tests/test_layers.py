@@ -65,12 +65,10 @@ MODULES, TREES, IMPORTS = GRAPH.paths, GRAPH.trees, GRAPH.imports
 STILL_THERE = {"_strategies.extended", "_strategies.strategy"}
 
 
-def place_of(module: str) -> int | None:
-    """The number of a module's package, the modules at the top after all packages; None for one without a package."""
+def place_of(module: str) -> int:
+    """Returns the number of a module's package; the modules at the top come after all packages."""
     if MODULES[module].parent == PACKAGE:
-        if module == "__main__":
-            return len(PACKAGES) + 2
-        return None if module.startswith("_") and module not in ("__init__", "_door", "_wiring") else len(PACKAGES)
+        return len(PACKAGES) + 2 * (module == "__main__")
     package = module.partition(".")[0]
     if package in PROGRAMS:
         return len(PACKAGES) + 1
@@ -85,7 +83,7 @@ def test_packages_import_from_those_below_them():
         for imported in found:
             target = GRAPH.own_module(imported.module)
             place = None if target is None else place_of(target)
-            if own is not None and place is not None and place > own:
+            if place is not None and place > own:
                 wrong.append(f"{module}, line {imported.line}: {target}")
     assert not wrong, f"A package may not import from those above it, for types and inside functions included: {wrong}"
 

@@ -1,4 +1,4 @@
-"""What `_private.py` takes from JAX's inside does what its docstrings say, on every JAX that is tested."""
+"""What `_base/jax_internals.py` takes from JAX's inside does what its docstrings say, on every JAX that is tested."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ if _typing.TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """The names of `_door`, imported on use: the launcher starts without JAX."""
+    """The names of `_api`, imported on use: the launcher starts without JAX."""
     if name in ("cluster_resolver", "train"):
         return _importlib.import_module(f"replicax.{name}")
     if not name.startswith("_") or name in ("__all__", "_DefaultDistributionStrategy"):

@@ -2,7 +2,7 @@
 
 The library diastatic-malt, TensorFlow's AutoGraph without TensorFlow, rewrites the source of a function so that each
 statement of control flow is a call of an *operator*, and each call one of `converted_call`, which rewrites the callee.
-The operators are in `_operators`.
+The operators are in `_autograph.operators`.
 """
 
 from __future__ import annotations

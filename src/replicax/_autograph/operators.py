@@ -1,8 +1,8 @@
-"""What `if`, `while`, `for` and the like do in converted code, and `int`, `float` and `range`; see `_autograph`.
+"""What `if`, `while`, `for` and the like do in converted code, and `int`, `float` and `range`; see `convert`.
 
 Each does what Python does, unless the condition is a tensor whose value only the program will know: then the branch or
-loop becomes part of the program, see `_staging`. Its code comes as functions that share variables: `get_state` gives
-those that the statement may assign, whose names are given too, and `set_state` puts others in their place.
+loop becomes part of the program, see `cond_and_loops`. Its code comes as functions that share variables: `get_state`
+gives those that the statement may assign, whose names are given too, and `set_state` puts others in their place.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`strategy.benchmark`: where the time of a compiled step goes.
 
-The step is run as it is, and with its communication taken out (see `_alone`), in rounds in which the two take turns, so
-that whatever else the machine does meets both. Fresh elements of a dataset in place of one that is there show what the
-input adds.
+The step is run as it is, and with its communication taken out (see `without_communication`), in rounds in which the two
+take turns, so that whatever else the machine does meets both. Fresh elements of a dataset in place of one that is there
+show what the input adds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checkpoints on disk: folders that Orbax writes, and the small file beside them that names them in order.
 
 To what Orbax writes a record is added: the objects that the arrays belong to, and a checksum of each file, so that a
-damaged checkpoint is known. It is put in place as a whole (see `_atomic_files`), so that a path has a whole checkpoint
+damaged checkpoint is known. It is put in place as a whole (see `atomic_files`), so that a path has a whole checkpoint
 or none.
 """
 

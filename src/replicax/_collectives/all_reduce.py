@@ -1,8 +1,9 @@
 """The all-reduce of the replicas' tensors as one equation, and how many messages it is: the one place that decides it.
 
 While replica functions are traced, the tensors of an `all_reduce` become one equation, with what was asked (`Packing`)
-among its parameters. `_stages` puts all-reduces together that were left to it. In programs that it does not rewrite, as
-those of eager replicas, loops and gradient tapes, an equation is lowered to the messages that it asks for by itself.
+among its parameters. `merge_all_reduces` puts all-reduces together that were left to it. In programs that it does not
+rewrite, as those of eager replicas, loops and gradient tapes, an equation is lowered to the messages that it asks for
+by itself.
 
 If nothing was asked, all tensors of one dtype are packed into one vector for one all-reduce, which is several times
 faster than one each where they are small (see benchmarks/step.py).

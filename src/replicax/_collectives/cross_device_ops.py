@@ -163,7 +163,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
     def _local_parts(
         self, op: ReduceOp, leaves: list[Any], mesh: ReplicaMesh, options: CommunicationOptions
     ) -> list[Any]:
-        """As `_local_reduce`, but each replica gets only its part of what is cut (see `_shards`)."""
+        """As `_local_reduce`, but each replica gets only its part of what is cut (see `_collectives.sharding`)."""
 
         def scatter(block: jax.Array) -> jax.Array:
             if mesh.all_local or mesh.devices[0].platform != "cpu":

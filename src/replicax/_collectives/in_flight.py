@@ -3,7 +3,7 @@
 With several CPU devices JAX runs each device's part of a call on a thread of one pool. Once 32 calls that hold
 collectives are in flight, each waits for threads that the others hold, and the process deadlocks and aborts
 (seen on JAX 0.10). A bound on calls in flight costs nothing, since the devices are busy all the same. Calls that span
-processes are also told to the job's watch (see _runtime.py).
+processes are also told to the job's watch (see _job/state.py).
 """
 
 from __future__ import annotations

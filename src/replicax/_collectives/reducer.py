@@ -122,7 +122,7 @@ class Reducer:
         return self.ops._local_reduce(op, leaves, self.mesh, options)
 
     def reduce_to_parts(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
-        """Returns the same of which each replica gets its part (see `_shards`)."""
+        """Returns the same of which each replica gets its part (see `_collectives.sharding`)."""
         return self._scattering_ops._local_parts(op, leaves, self.mesh, options)
 
     def gather_parts(self, values: Sequence[Any], options: CommunicationOptions) -> list[Any]:

@@ -1,8 +1,8 @@
-"""Arrays of which each replica has a part; see `_sharded_evaluation` for programs computed on the parts.
+"""Arrays of which each replica has a part; see `_passes.sharded_eval` for programs computed on the parts.
 
 An array is *cut* for n replicas by raveling it, filling it up with zeros to a multiple of n, and giving each replica
 one piece in order. What is small stays whole on each: its parts would save little memory and cost a program as much as
-large ones, while whole arrays can stand in packs (see `_packs`).
+large ones, while whole arrays can stand in packs (see `_variables.packed_storage`).
 """
 
 from __future__ import annotations

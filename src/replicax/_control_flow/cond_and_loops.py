@@ -2,8 +2,8 @@
 
 JAX's own are functions of arrays. Here a branch or the body of a loop is Python code that may also read and assign
 variables, and what it returns may hold numbers and other objects. So each is first traced by itself, which tells what
-it returns and which variables it touches (see `_blocks`); then `lax.cond`, `lax.while_loop` or `lax.scan` runs what was
-traced, with the variables' values among its operands and results.
+it returns and which variables it touches (see `traced_block`); then `lax.cond`, `lax.while_loop` or `lax.scan` runs
+what was traced, with the variables' values among its operands and results.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Blocks of Python code that become branches and loops of a program (see `_staging`): each traced once, by itself.
+"""Blocks of Python code that become branches and loops of a program (`cond_and_loops`): each traced once, by itself.
 
 The values that a block takes and returns may hold numbers and other objects beside tensors, and it may read and assign
-variables, for which it is traced on a level of its own (see `_levels`).
+variables, for which it is traced on a level of its own (see `_tracing.frames`).
 """
 
 from __future__ import annotations

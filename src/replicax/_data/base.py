@@ -58,7 +58,7 @@ class Base(Nested):
         self._batch_size = batch_size  # tf.data's idea of it, where no spec shows it
         self._rows = rows
         self._options = options or Options()
-        self._files = files  # how many files it reads, which may be divided among workers; see _files.py
+        self._files = files  # how many files it reads, which may be divided among workers; see _data/files.py
         self._nodes = tuple(dict.fromkeys(nodes))  # what outlasts a reading, in an order that the code gives
         self._found_spec: Any = None
 

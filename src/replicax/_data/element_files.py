@@ -5,7 +5,7 @@ each. It has consecutive elements in chunks. A chunk has two arrays for each lea
 `CHUNK.LEAF.values` are the values of all elements one after the other, and `CHUNK.LEAF.shapes` the shape of each
 element. Strings are stored as bytes, with their lengths in `CHUNK.LEAF.lengths`, and so are dtypes that `.npy` does
 not know. The last member, `elements.json`, is the elements' structure and dtypes, how many elements each chunk has,
-and to which saving the file belongs. Files and folders come into place whole (see `_atomic_files`).
+and to which saving the file belongs. Files and folders come into place whole (see `_base.atomic_files`).
 """
 
 from __future__ import annotations

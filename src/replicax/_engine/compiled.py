@@ -2,7 +2,7 @@
 
 The function is traced to a jaxpr in the surroundings that `jax.shard_map` gives it, where its values are one
 replica's components and `psum` over the axis `replica` meets the others. What it reads and writes of variables turns
-out meanwhile (see `_levels`). Then `shard_map` runs that jaxpr over the mesh, with the variables' values among
+out meanwhile (see `_tracing.frames`). Then `shard_map` runs that jaxpr over the mesh, with the variables' values among
 its inputs and outputs.
 
 `check_vma=False` matters: with it on, JAX sums gradients of replicated inputs over the replicas by itself, while
@@ -122,7 +122,7 @@ class SpmdContext(ReplicaContext):
             return self._exchange(leaves, lambda own: self._reducer.reduce_local(op, own, options))
 
     def _reduce_to_parts(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
-        """The sum or mean of the replica's own values, of which each replica gets a part (see `_shards`)."""
+        """The sum or mean of the replica's own values, of which each replica gets a part (see `sharding`)."""
         return self._exchange(leaves, lambda own: self._reducer.reduce_to_parts(op, own, options))
 
     def _all_gather(self, leaves: list[Any], axis: int, options: CommunicationOptions) -> list[Any]:
@@ -282,8 +282,8 @@ def run(
 ) -> Any:
     """`fn` on all replicas as part of the program that is being traced; the results put together.
 
-    Where the parts of an argument differ in shape, `fn` is traced once for each shape, see `_pieces`. With `alike`
-    replicas may not assign different values to variables whose copies must stay equal.
+    Where the parts of an argument differ in shape, `fn` is traced once for each shape, see `uneven_replicas`. With
+    `alike` replicas may not assign different values to variables whose copies must stay equal.
     """
     mesh = reducer.mesh
     frames.frame().note_replicas(mesh)

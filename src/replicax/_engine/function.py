@@ -1,12 +1,12 @@
 """`function`: a Python function compiled as a whole, with the variables that it reads and writes.
 
 The first call with arguments of some signature traces the Python code once, to a jaxpr. Variables that it reads turn
-into inputs on the way, those that it assigns into outputs (see `_levels`), and `next(iterator)` of a dataset
-into an input that each call pulls. The rest is that of the compiled program (see `_programs`).
+into inputs on the way, those that it assigns into outputs (see `_tracing.frames`), and `next(iterator)` of a dataset
+into an input that each call pulls. The rest is that of the compiled program (see `_engine.program`).
 
 Where one program cannot be had, the Python code itself runs: eagerly, where the replicas' parts of a batch differ in
-shape and the function cannot be compiled so (see `_uneven`); and driven from the host where the function loops over a
-distributed dataset, with each `strategy.run` in it compiled.
+shape and the function cannot be compiled so (see `uneven_policy`); and driven from the host where the function loops
+over a distributed dataset, with each `strategy.run` in it compiled.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Several steps of a compiled function in one call.
 
-The program of one step (see `_function`) is repeated by `lax.scan` inside of one program, with the variables carried
-from step to step and the elements of all steps put together before (see `_data.several`). Where that cannot be, since
+The program of one step (see `function`) is repeated by `lax.scan` inside of one program, with the variables carried
+from step to step and the elements of all steps put together before (see `multi_step`). Where that cannot be, since
 the elements differ in shape, the data end or the function is no program at all, the steps run one by one.
 """
 
@@ -59,7 +59,7 @@ class Repeated:
         It gives the variables' last values, and the results of the steps stacked.
 
         Args:
-            step: the program of one step, as `_programs` has it.
+            step: the program of one step, as `_engine.program` has it.
             types: of the variables' leaves that it gives and does not take, behind the others.
             rows: which of the elements' arrays have the replicas along their first axis.
             over_steps: makes of a result's place and the stacked results what is to be returned.

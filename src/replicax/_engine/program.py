@@ -2,7 +2,7 @@
 
 A program takes the variables' current values, donates those that it replaces, and puts the new ones in their place. An
 array that somebody outside may hold is copied before it would be donated. Small variables that are updated alike go in
-and come out side by side, in the vectors of packs (see `_packs`).
+and come out side by side, in the vectors of packs (see `_variables.packed_storage`).
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ class Program:
         """Runs it with the arguments of a call and the elements that it pulled; a gradient tape may look on.
 
         With more than one of `steps` it is the program of so many, and the elements are those of all of them (see
-        `_several`).
+        `_engine.multi_step`).
         """
         if nan_checks.are_looked_for() and not self._checks and not taped:
             with jax.debug_nans(False):  # JAX would name neither the operation nor the line

@@ -116,7 +116,8 @@ class ProgramInputs:
         # What goes in by itself, in this order, and the slots of the level that it is for.
         self.by_themselves = [(leaf.storage, cast(int, leaf.slot)) for leaf in [*donated, *kept]]
         self.donors, self.keepers = _by_variable(donated), _by_variable(kept)
-        # What comes out by itself, in the order of the jaxpr's outputs: donated leaves come first (see `_tracing`).
+        # What comes out by itself, in the order of the jaxpr's outputs: donated leaves come first (see
+        # `trace_function`).
         came_out = [leaf for leaf in self.leaves if leaf.output is not None and leaf.place is None]
         self.written = _by_variable(sorted(came_out, key=lambda leaf: leaf.output or 0))
         self.handed_out = [(id(arrays.variable), arrays.leaves) for arrays in self.written]

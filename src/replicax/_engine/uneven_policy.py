@@ -1,7 +1,7 @@
 """Calls of a compiled function with batches whose parts differ in shape, as the last one of an epoch: compiled or not.
 
-Such a call has a program of its own, see `_pieces`. Where none can be made, because the replicas do not meet in the
-same way or for any other reason, and where the shapes are others all the time, the call runs eagerly.
+Such a call has a program of its own, see `uneven_replicas`. Where none can be made, because the replicas do not meet in
+the same way or for any other reason, and where the shapes are others all the time, the call runs eagerly.
 """
 
 from __future__ import annotations

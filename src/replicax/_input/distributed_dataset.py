@@ -6,7 +6,7 @@ A batch of n rows is divided contiguously: each replica gets ceil(n/r) rows unti
 get fewer or none. A background thread does everything up to the buffer, so that the next element is on its way to the
 devices while the current one is computed with. What "on the devices" means is the strategy's: it gives `place`.
 
-The thread knows the buffer and the source, never the iterator; see `_data.buffer`.
+The thread knows the buffer and the source, never the iterator; see `_data.prefetch`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The thread that watches over a job: every process tells process 0 how it stands, and process 0 tells all how it ends.
 
-Process 0 is the coordinator (`_monitor_hub`): it listens at its address, and each other process, a member, holds one
+Process 0 is the coordinator (`coordinator`): it listens at its address, and each other process, a member, holds one
 connection to it. About once a second a member says how many calls it has made, with a digest of their labels, and which
 one is not done. The coordinator compares. When something is wrong it deals one diagnosis to all, and every process
 prints it and ends. When the coordinator itself is gone each member says so by itself.

@@ -1,6 +1,6 @@
 """The job of several processes that this one belongs to, and which of its calls wait for the others.
 
-Every process of a job runs the same program. `_joining.start` joins the job, before JAX's first computation. From
+Every process of a job runs the same program. `_job.join.start` joins the job, before JAX's first computation. From
 then on a monitor thread exchanges a few bytes a second with the other processes, so that none of them ever waits in
 silence: what fails, stops, leaves early or goes another way is named on every process, which then ends.
 """

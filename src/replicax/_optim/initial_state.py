@@ -39,7 +39,7 @@ def made(init: Callable[[Any], Any], variables: Any, cut: bool) -> Made | None:
     Args:
         init: of an Optax transformation.
         variables: a nest of variables.
-        cut: whether large arrays are cut, a part for each replica (see `_shards`).
+        cut: whether large arrays are cut, a part for each replica (see `_collectives.sharding`).
     """
     flat = nest.values(variables)
     if type(frames.frame()) is not frames.Frame or frames.is_tracing() or creators.state.creators:

@@ -21,7 +21,7 @@ def check(jaxpr: Any, varying_inputs: list[bool], varying_slots: set[int], resul
     Args:
         jaxpr: of the replica function.
         varying_inputs: which of its inputs differ between replicas.
-        varying_slots: the slots of those variables that do (see `_levels`).
+        varying_slots: the slots of those variables that do (see `_tracing.frames`).
         results: whether the result of this function is wanted.
 
     Returns:

@@ -6,7 +6,7 @@ the sums over the replicas in it are put in order of what they wait for, and tho
 packed into one vector. A loss that is reduced outside of `run` travels with the gradients in this way.
 
 The program is cut into stages: what needs no message, then the first one, what needs that, the second, and so on. What
-is computed alike of the parts of a message, or of the variables of a pack, is computed at once (see `_vectors`).
+is computed alike of the parts of a message, or of the variables of a pack, is computed at once (see `vectorize`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs computed on the parts of arrays that are cut for replicas; see `_shards`.
+"""Programs computed on the parts of arrays that are cut for replicas; see `_collectives.sharding`.
 
 Most of an optimizer goes element by element, and does so on the parts as on the whole. A reduction to one number (a
 norm, "are all finite?") reduces the part and then meets the other replicas. All else gets the whole array, gathered

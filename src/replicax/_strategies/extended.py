@@ -1,7 +1,7 @@
 """`StrategyExtended`: the methods of a strategy for those who write optimizers and the like.
 
-The public methods are here, and below them what each kind of strategy implements: `_replicated` for replicas on a mesh
-of devices, `_single_replica` for one replica whose values are plain.
+The public methods are here, and below them what each kind of strategy implements: `replicated` for replicas on a mesh
+of devices, `_strategies.single_replica` for one replica whose values are plain.
 """
 
 from __future__ import annotations

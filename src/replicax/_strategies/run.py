@@ -7,8 +7,8 @@
 | of an `rx.function`, or in one that the host drives | in a *program of their own*: `rx.function` of this call |
 | any other | *eagerly*: a thread for each of them, of which one runs at a time |
 
-The first two are in `_spmd`, the third is in `_compiled_runs`, which comes back here while it traces, the last is in
-`_lockstep`. An eager replica has no program of its own: what it calls meets the others eagerly, too.
+The first two are in `compiled`, the third is in `compiled_runs`, which comes back here while it traces, the last is in
+`_engine.eager`. An eager replica has no program of its own: what it calls meets the others eagerly, too.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Outside of any trace, a variable's value lies in the variable. While a function 
 tracing is a frame of its own, laid over the one below: the first read of a variable makes an input of the
 level, and a write stays in the level until its tracing ends; then the new values are outputs.
 
-A frame is *global*, where a variable's leaf is its global array (see `_values`), or *local*, where it is the
+A frame is *global*, where a variable's leaf is its global array (see `_values.values`), or *local*, where it is the
 component of one replica.
 """
 
@@ -31,7 +31,7 @@ _input = jax_internals.InputPrimitive("replicax_input")
 
 
 class Stored(Protocol):
-    """What frames need of where a variable's arrays are (see `_storage`)."""
+    """What frames need of where a variable's arrays are (see `_variables.storage`)."""
 
     lent: bool
     lost: tuple[str, BaseException] | None

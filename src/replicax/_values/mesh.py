@@ -27,8 +27,8 @@ class ReplicaMesh:
 
     A replica has one device or a list of several *logical* ones. Then the mesh has further axes, one for each prime
     factor of their number, so that two dimensions of an array can be split over four of them. Code is SPMD over the
-    replicas only; over a replica's logical devices XLA spreads it, as arrays' layouts say (see `_logical`). Eager
-    components lie on a replica's first device.
+    replicas only; over a replica's logical devices XLA spreads it, as arrays' layouts say (see `logical_devices`).
+    Eager components lie on a replica's first device.
 
     Nothing here assumes that all of them belong to this process: `local_ids` says which do. Where others hold some of
     the replicas, a value's `values` are this process's components.
@@ -55,7 +55,7 @@ class ReplicaMesh:
         self.lone = not self.all_local and len(self.local_ids) == 1
         self.pool = Pool()
         self._stack_of_host = jax_internals.FromHost(self.stacked, committed=True)
-        # With several CPU devices, JAX must not have too many collectives in flight (see _dispatch.py).
+        # With several CPU devices, JAX must not have too many collectives in flight (see _collectives/in_flight.py).
         self.needs_bound = grid.size > 1 and self.devices[0].platform == "cpu"
         self.crowded = self.needs_bound and len(self._local_grid) > THREADS
         if self.crowded:

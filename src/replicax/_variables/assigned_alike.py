@@ -1,7 +1,7 @@
 """Copies of a mirrored variable that must stay equal: replicas that assign different values to them are refused.
 
 That is what a forgotten `all_reduce` of gradients comes to. Compiled replicas are checked while they are traced, from
-where the values come (see `_spmd`); eager ones when they have ended, by the values themselves.
+where the values come (see `_engine.compiled`); eager ones when they have ended, by the values themselves.
 """
 
 from __future__ import annotations

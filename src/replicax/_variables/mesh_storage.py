@@ -193,7 +193,7 @@ class StackedStorage(ComponentStorage):
 
 
 class ShardedStorage(MeshStorage):
-    """Leaves of which every replica keeps a part (see `_shards`).
+    """Leaves of which every replica keeps a part (see `_collectives.sharding`).
 
     In global form a leaf that is cut is a stacked array `[replicas, length]`; a small one is mirrored.
     """

@@ -2,7 +2,7 @@
 
 A call of a compiled program costs time for every array that goes in and out of it. So variables that a program updates
 in the same way, such as one optimizer's moments, share one array between calls, which the next call takes over and the
-program updates at once (see `_vectors`). Their users notice nothing: what is read is an array of its own, cut out of
+program updates at once (see `vectorize`). Their users notice nothing: what is read is an array of its own, cut out of
 the vector; what is assigned from outside stands beside it until the next call puts it in.
 
 A leaf of a variable is packed at most once, by the first program that updates it, so that the programs which know of a

@@ -1,8 +1,8 @@
 """Where the arrays of a variable are: its storage.
 
 A variable has one `Storage`, which knows how its arrays lie on devices. A leaf's array is held by the storage itself,
-or has a place, a `Slot`, in a store that several variables share (see `_packs`). Frames (`_levels`), compiled programs
-(`_programs`) and shared stores use the methods here; the variable itself decides what is assigned.
+or has a place, a `Slot`, in a store that several variables share (see `packed_storage`). Frames (`frames`), compiled
+programs (`_engine.program`) and shared stores use the methods here; the variable itself decides what is assigned.
 """
 
 from __future__ import annotations

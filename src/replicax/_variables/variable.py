@@ -3,7 +3,7 @@
 `Variable(...)` asks the current strategy for the right kind. A `MirroredVariable` is one replicated array, written
 on all replicas alike; a `SyncOnReadVariable` is one stacked array in which each replica has a row of its own, put
 together when it is read from outside; a `ResourceVariable` is one array on one device. Values are read and written
-through frames (`_levels`), so that the same variable works eagerly, on one eager replica, and in compiled code.
+through frames (`_tracing.frames`), so that the same variable works eagerly, on one eager replica, and in compiled code.
 
 As a pytree a variable is its value: `jnp.sum(v)`, `jax.grad(f)(v)` and `optax` take it as they take an array.
 """
@@ -119,7 +119,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
     _strategy: Any = None
     _equal_by_contract = False  # whether it is an error that replicas assign different values
     _storage: Storage  # where the arrays are
-    _late: bool | None = False  # whether a restored checkpoint may have a value for it (see _late.py)
+    _late: bool | None = False  # whether a restored checkpoint may have a value for it (see `deferred_restore`)
     __hash__: Any
 
     _hidden = False  # whether users do not see it, as the counters of random numbers

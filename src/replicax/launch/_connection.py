@@ -1,4 +1,4 @@
-"""The connections between the launchers of several machines, with the framing and limits of `_channel`."""
+"""The connections between the launchers of several machines, with the framing and limits of `_job.channel`."""
 
 from __future__ import annotations
 

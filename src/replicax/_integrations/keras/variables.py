@@ -4,7 +4,7 @@ Keras knows `tf.distribute` on its TensorFlow backend alone. On the JAX backend 
 attribute, which here becomes a view of a `replicax.Variable` of the strategy that was current when it was made. All
 else of Keras goes on as it is: it reads and assigns, and a `function` finds the variables that a step touches.
 
-What is changed in Keras, all of it here, in `_keras_losses`, `_keras_fit` and `_keras_files`:
+What is changed in Keras, all of it here, in `losses`, `_integrations.keras.fit` and `_integrations.keras.files`:
 
 | in Keras | what changes |
 |---|---|
