@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from replicax._base.array_conversion import as_array
 from replicax._base.errors import InvalidArgumentError
@@ -18,8 +19,19 @@ from replicax._base.types import ReduceOp, check_reduction_axis
 from replicax._tracing import frames
 from replicax._values import AXIS, Mirrored, PerReplica, is_array
 
+Leaf = jax.Array | IndexedSlices  # what replicas exchange
 
-def mean_dtype(dtype: Any) -> np.dtype:
+
+class HasShape(Protocol):
+    """An array of a replica, or what is known of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype: ...
+
+
+def mean_dtype(dtype: np.dtype) -> np.dtype:
     """The dtype of a mean: floating point of integers, 64 bits wide for 32-bit ones where JAX has such types."""
     if not (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)):
         return dtype
@@ -27,18 +39,18 @@ def mean_dtype(dtype: Any) -> np.dtype:
     return np.dtype(np.float64 if dtype.itemsize >= 4 and has_64_bit_types() else np.float32)
 
 
-def divided(total: Any, count: Any, dtype: Any) -> Any:
+def divided(total: jax.Array, count: ArrayLike, dtype: np.dtype) -> jax.Array:
     """`total / count` in the dtype of a mean of `dtype`."""
     target = mean_dtype(dtype)
     return total.astype(target) / jnp.asarray(count).astype(target)
 
 
-def is_wider(dtype: Any, narrow: Any) -> bool:
+def is_wider(dtype: np.dtype, narrow: np.dtype | None) -> bool:
     """Whether sums of this dtype are made in the other one where that is asked for: both real floating point."""
     return narrow is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits > narrow.itemsize * 8
 
 
-def narrowed(op: ReduceOp, leaf: Any, count: int, narrow: Any) -> Any:
+def narrowed(op: ReduceOp, leaf: jax.Array, count: int, narrow: np.dtype | None) -> jax.Array:
     """One replica's part of a sum or mean that is made in a narrower dtype.
 
     A mean is divided before it is added up, so that no sum is larger than the largest value: float16 ends at 65504.
@@ -46,7 +58,7 @@ def narrowed(op: ReduceOp, leaf: Any, count: int, narrow: Any) -> Any:
     return (leaf / count if op is ReduceOp.MEAN else leaf).astype(narrow)
 
 
-def check_numeric(dtype: Any) -> None:
+def check_numeric(dtype: np.dtype) -> None:
     """`InvalidArgumentError` for dtypes that have no sum."""
     if jnp.issubdtype(dtype, jnp.bool_) or not (
         jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.floating)
@@ -56,7 +68,7 @@ def check_numeric(dtype: Any) -> None:
         )
 
 
-def check_alike(parts: Sequence[Any], free_axis: int | None = None) -> None:
+def check_alike(parts: Sequence[HasShape], free_axis: int | None = None) -> None:
     """`InvalidArgumentError` where the replicas' arrays differ in dtype, or in shape but along `free_axis`."""
     dtypes = [str(part.dtype) for part in parts]
     if len(set(dtypes)) > 1:
@@ -84,7 +96,7 @@ def check_static(value: PerReplica) -> None:
         )
 
 
-def _each(things: Sequence[Any], ids: Sequence[int] | None = None) -> str:
+def _each(things: Sequence[object], ids: Sequence[int] | None = None) -> str:
     return ", ".join(f"replica {i}: {thing}" for i, thing in zip(ids or range(len(things)), things))
 
 
@@ -97,7 +109,7 @@ def gather_axis(axis: int, ndim: int) -> int:
     return axis % ndim
 
 
-def add(parts: Sequence[Any]) -> Any:
+def add(parts: Sequence[jax.Array]) -> jax.Array:
     """The sum of the components, on the first one's device."""
     total = parts[0]
     for part in parts[1:]:
@@ -106,8 +118,11 @@ def add(parts: Sequence[Any]) -> Any:
 
 
 def reduce_parts(
-    op: ReduceOp, parts: Sequence[Any], add: Callable[[Sequence[Any]], Any] = add, narrow: Any = None
-) -> Any:
+    op: ReduceOp,
+    parts: Sequence[Any],
+    add: Callable[[Sequence[jax.Array]], jax.Array] = add,
+    narrow: np.dtype | None = None,
+) -> Leaf:
     """Sum or mean of the components, elementwise, in the dtype `narrow` if theirs is wider; sparse ones in a row."""
     if isinstance(parts[0], IndexedSlices):
         values = jnp.concatenate([part.values for part in parts])
@@ -129,13 +144,13 @@ def reduce_parts(
     return divided(total, len(parts), dtype) if op is ReduceOp.MEAN else total
 
 
-def reduce_along(op: ReduceOp, parts: Sequence[Any], axis: int | tuple[int, ...]) -> Any:
+def reduce_along(op: ReduceOp, parts: Sequence[ArrayLike], axis: int | tuple[int, ...]) -> jax.Array:
     """Each component reduced along `axis`, then all of them; the mean weighs every element equally."""
     check_reduction_axis(axis)
     axes = axis if isinstance(axis, tuple) else (axis,)
     sums, count = [], 0
-    for part in parts:
-        part = as_array(part)
+    arrays = [as_array(part) for part in parts]
+    for part in arrays:
         check_numeric(part.dtype)
         for one in axes:
             if not -part.ndim <= one < part.ndim:
@@ -146,10 +161,10 @@ def reduce_along(op: ReduceOp, parts: Sequence[Any], axis: int | tuple[int, ...]
         count += int(np.prod([part.shape[one] for one in axes], dtype=np.int64))
     check_alike(sums)
     total = add(sums)
-    return divided(total, count, parts[0].dtype) if op is ReduceOp.MEAN else total
+    return divided(total, count, arrays[0].dtype) if op is ReduceOp.MEAN else total
 
 
-def sum_of_rows(stacked: Any, axes: tuple[int, ...] = ()) -> Any:
+def sum_of_rows(stacked: jax.Array, axes: tuple[int, ...] = ()) -> jax.Array:
     """The sum of all components, which are the rows, and along these axes of theirs."""
     return jnp.sum(stacked, axis=(0, *(a + 1 for a in axes)), dtype=stacked.dtype)
 
@@ -157,7 +172,7 @@ def sum_of_rows(stacked: Any, axes: tuple[int, ...] = ()) -> Any:
 # One replica's view, inside of `shard_map`: values are its own component.
 
 
-def local_sum(leaf: Any, groups: Sequence[Sequence[int]] | None = None) -> Any:
+def local_sum(leaf: jax.Array, groups: Sequence[Sequence[int]] | None = None) -> jax.Array:
     """The sum over the replicas, or over those of each group by itself.
 
     XLA has none of a single replica that is spread over several devices.
@@ -190,7 +205,7 @@ def first_replica(leaf: Any) -> Any:
     return local_sum(only).astype(leaf.dtype)  # the sum of booleans is an integer
 
 
-def local_gather(leaf: Any, axis: int, groups: Sequence[Sequence[int]] | None = None) -> Any:
+def local_gather(leaf: jax.Array, axis: int, groups: Sequence[Sequence[int]] | None = None) -> jax.Array:
     """The concatenation over the replicas, or over those of each group by itself."""
     axis = gather_axis(axis, leaf.ndim)
     if lax.axis_size(AXIS) == 1:
@@ -200,7 +215,7 @@ def local_gather(leaf: Any, axis: int, groups: Sequence[Sequence[int]] | None = 
     return gathered_alike(leaf, axis, groups)
 
 
-def gathered_alike(leaf: Any, axis: int, groups: Sequence[Sequence[int]] | None = None) -> Any:
+def gathered_alike(leaf: jax.Array, axis: int, groups: Sequence[Sequence[int]] | None = None) -> jax.Array:
     """The same of values of one shape; nothing of nothing, which XLA does not gather."""
     if leaf.shape[axis] == 0:
         return leaf
@@ -209,29 +224,29 @@ def gathered_alike(leaf: Any, axis: int, groups: Sequence[Sequence[int]] | None 
 
 def local_reduce(
     op: ReduceOp,
-    leaves: Sequence[Any],
+    leaves: Sequence[Leaf],
     size: int,
-    reduce_dense: Callable[[list[Any]], list[Any]],
-    narrow: Any = None,
-) -> list[Any]:
+    reduce_dense: Callable[[list[jax.Array]], Sequence[jax.Array]],
+    narrow: np.dtype | None = None,
+) -> list[Leaf]:
     """Sum or mean over the replicas of one replica's leaves.
 
     `reduce_dense` adds up the dense ones, of which those wider than `narrow` are of that dtype then.
     """
-    dense = [i for i, leaf in enumerate(leaves) if not isinstance(leaf, IndexedSlices)]
-    for i in dense:
-        check_numeric(leaves[i].dtype)
+    dense = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, IndexedSlices)}
+    for leaf in dense.values():
+        check_numeric(leaf.dtype)
     results = list(leaves)
-    narrow_ones = {i for i in dense if size > 1 and is_wider(leaves[i].dtype, narrow)}
-    sent = [narrowed(op, leaves[i], size, narrow) if i in narrow_ones else leaves[i] for i in dense]
-    for i, total in zip(dense, reduce_dense(sent) if dense else ()):
-        dtype = leaves[i].dtype
+    narrow_ones = {i for i, leaf in dense.items() if size > 1 and is_wider(leaf.dtype, narrow)}
+    sent = [narrowed(op, leaf, size, narrow) if i in narrow_ones else leaf for i, leaf in dense.items()]
+    for (i, leaf), total in zip(dense.items(), reduce_dense(sent) if dense else ()):
+        dtype = leaf.dtype
         if i in narrow_ones:
             results[i] = total.astype(dtype)
         else:
             results[i] = divided(total, size, dtype) if op is ReduceOp.MEAN else total
-    for i, leaf in enumerate(leaves):
-        if isinstance(leaf, IndexedSlices):
-            values = leaf.values / size if op is ReduceOp.MEAN else leaf.values
-            results[i] = IndexedSlices(local_gather(values, 0), local_gather(leaf.indices, 0), leaf.dense_shape)
+    for i, slices in enumerate(leaves):
+        if isinstance(slices, IndexedSlices):
+            values = slices.values / size if op is ReduceOp.MEAN else slices.values
+            results[i] = IndexedSlices(local_gather(values, 0), local_gather(slices.indices, 0), slices.dense_shape)
     return results

@@ -16,8 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
 
 from replicax._base import jax_internals, suppress_output
+from replicax._base.array_conversion import as_array
 from replicax._base.errors import ReplicaError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import ReduceOp
@@ -25,12 +27,15 @@ from replicax._collectives import arithmetic, in_flight
 from replicax._job import exchange, state
 from replicax._values import AXIS, PerReplica, ReplicaMesh, as_rows, is_array
 
+Array = jax.Array | np.ndarray | np.generic
+OfRows = Callable[[jax.Array], jax.Array]
+
 
 def _described(part: Any) -> str:
     return f"{part.dtype}{list(part.shape)}" if is_array(part) else type(part).__name__
 
 
-def _everyones(mesh: ReplicaMesh, call: str, values: Sequence[Sequence[Any]]) -> list[list[str]] | None:
+def _everyones(mesh: ReplicaMesh, call: str, values: Sequence[Sequence[object]]) -> list[list[str]] | None:
     """Of values given by their local components: what each one's components are on all workers, by replica.
 
     None where each value's are alike everywhere. All workers are at the same call, or it raises.
@@ -67,7 +72,7 @@ def any_worker(mesh: ReplicaMesh, here: bool, label: str) -> bool:
     return bool(np.asarray(_run(arithmetic.sum_of_rows, label, mesh, [np.int32(here)] * len(mesh.local_ids))))
 
 
-def agree(mesh: ReplicaMesh, call: str, *values: Sequence[Any]) -> None:
+def agree(mesh: ReplicaMesh, call: str, *values: Sequence[object]) -> None:
     """Raises, on all workers alike, unless each value's components have one shape and dtype everywhere.
 
     A value is given by its local components.
@@ -97,37 +102,37 @@ class _Shape:
         self.ndim = len(self.shape)
 
 
-def _rows(rows: Any) -> Any:
+def _rows(rows: jax.Array) -> jax.Array:
     return rows
 
 
-def _first_row(rows: Any) -> Any:
+def _first_row(rows: jax.Array) -> jax.Array:
     return rows[0]
 
 
 @functools.cache
-def _program(mesh: ReplicaMesh, of_rows: Callable[[Any], Any]) -> Any:
+def _program(mesh: ReplicaMesh, of_rows: OfRows) -> OfRows:
     """A function of all components, stacked, compiled for what `given` makes of those here."""
 
-    def program(given: Any) -> Any:
+    def program(given: jax.Array) -> jax.Array:
         return of_rows(as_rows(given, mesh) if mesh.lone else given)
 
     return jax.jit(program, out_shardings=mesh.mirrored)
 
 
 @functools.cache
-def _first_to(sharding: NamedSharding) -> Any:
+def _first_to(sharding: NamedSharding) -> OfRows:
     return jax.jit(_first_row, out_shardings=sharding)
 
 
-def given(mesh: ReplicaMesh, parts: Sequence[Any]) -> Any:
+def given(mesh: ReplicaMesh, parts: Sequence[Any]) -> jax.Array:
     """The local components as a program's input; a single one goes in as it is, which is quickest."""
     if not mesh.lone:
         return mesh.stack(parts)
     return jax_internals.uncommitted(parts[0]) if getattr(parts[0], "committed", False) else parts[0]
 
 
-def _run(of_rows: Callable[[Any], Any], label: str, mesh: ReplicaMesh, parts: Sequence[Any]) -> jax.Array:
+def _run(of_rows: OfRows, label: str, mesh: ReplicaMesh, parts: Sequence[Array]) -> jax.Array:
     with in_flight.calling(mesh, f"{label}({in_flight.shapes([(parts[0].dtype, parts[0].shape)])})") as call:
         call.output = output = _program(mesh, of_rows)(given(mesh, parts))
     return mesh.copies(output)[0] if mesh.logical_axes else jax_internals.single(output)
@@ -142,16 +147,16 @@ def connect(mesh: ReplicaMesh) -> None:
         _program(mesh, arithmetic.sum_of_rows)(ones).block_until_ready()
 
 
-def _through_bits(key: Any, change: Callable[[Any], Any]) -> Any:
+def _through_bits(key: jax.Array, change: OfRows) -> jax.Array:
     """Random keys whose bits went through `change`."""
     return jax.random.wrap_key_data(change(jax.random.key_data(key)), impl=jax.random.key_impl(key))
 
 
-def _is_key(array: Any) -> bool:
+def _is_key(array: Array) -> bool:
     return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
-def from_first(mesh: ReplicaMesh, part: Any, what: str) -> Any:
+def from_first(mesh: ReplicaMesh, part: jax.Array, what: str) -> jax.Array:
     """Replica 0's component on every worker, where this worker's own one is `part`."""
     if _is_key(part):
         return _through_bits(part, lambda bits: from_first(mesh, bits, what + "'s bits"))
@@ -160,7 +165,7 @@ def from_first(mesh: ReplicaMesh, part: Any, what: str) -> Any:
     return _run(_first_row, what, mesh, parts)
 
 
-def from_first_laid_out(mesh: ReplicaMesh, whole: Any, layout: PartitionSpec) -> jax.Array:
+def from_first_laid_out(mesh: ReplicaMesh, whole: jax.Array, layout: PartitionSpec) -> jax.Array:
     """Replica 0's array, spread over each replica's logical devices; no device holds more than its part."""
     if _is_key(whole):
         return _through_bits(whole, lambda bits: from_first_laid_out(mesh, bits, layout))
@@ -168,7 +173,8 @@ def from_first_laid_out(mesh: ReplicaMesh, whole: Any, layout: PartitionSpec) ->
     agree(mesh, what, [host] * len(mesh.local_ids))
     rows = NamedSharding(mesh.mesh, PartitionSpec(AXIS, *layout))
 
-    def part(index: Any) -> np.ndarray:
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+        assert index is not None
         return host[index[1:]][None]
 
     stacked = jax.make_array_from_callback((mesh.size, *host.shape), rows, part)
@@ -177,10 +183,12 @@ def from_first_laid_out(mesh: ReplicaMesh, whole: Any, layout: PartitionSpec) ->
     return call.output
 
 
-def all_parts(mesh: ReplicaMesh, parts: Sequence[Any], axis: int) -> list[Any]:
+def all_parts(mesh: ReplicaMesh, parts: Sequence[jax.Array], axis: int) -> list[jax.Array]:
     """The components of all workers, which may differ in size along `axis`."""
     everyones = _everyones(mesh, "gather", [parts])
-    shapes = [_Shape(text) for text in everyones[0]] if everyones else [*parts[:1]] * mesh.size
+    shapes: Sequence[arithmetic.HasShape] = [*parts[:1]] * mesh.size
+    if everyones:
+        shapes = [_Shape(text) for text in everyones[0]]
     arithmetic.check_alike(shapes, free_axis=axis)
     longest = max(shape.shape[axis] for shape in shapes)
     padding = [(0, 0)] * parts[0].ndim
@@ -198,26 +206,31 @@ def everyones_sizes(mesh: ReplicaMesh, sizes: Sequence[int]) -> list[int]:
     return [int(size) for size in mesh.by_replica([text.split(",") for text in told])]
 
 
-def reduced(op: ReduceOp, parts: Sequence[Any], mesh: ReplicaMesh) -> Any:
+def reduced(op: ReduceOp, parts: Sequence[Any], mesh: ReplicaMesh) -> arithmetic.Leaf:
     """The sum or mean over all workers' components; sparse ones are concatenated."""
     if isinstance(parts[0], IndexedSlices):
         values = all_parts(mesh, [part.values for part in parts], 0)
         indices = all_parts(mesh, [jnp.asarray(part.indices) for part in parts], 0)
         joined = [IndexedSlices(v, i, parts[0].dense_shape) for v, i in zip(values, indices)]
         return arithmetic.reduce_parts(op, joined)
-    agree(mesh, "reduce", parts)
-    arithmetic.check_numeric(parts[0].dtype)
-    total = _run(arithmetic.sum_of_rows, "reduce", mesh, parts)
+    total = _sum(parts, mesh)
     return arithmetic.divided(total, mesh.size, parts[0].dtype) if op is ReduceOp.MEAN else total
 
 
-def reduced_along(op: ReduceOp, parts: Sequence[Any], axis: Any, mesh: ReplicaMesh) -> Any:
+def _sum(parts: Sequence[Array], mesh: ReplicaMesh) -> jax.Array:
+    agree(mesh, "reduce", parts)
+    arithmetic.check_numeric(parts[0].dtype)
+    return _run(arithmetic.sum_of_rows, "reduce", mesh, parts)
+
+
+def reduced_along(
+    op: ReduceOp, parts: Sequence[ArrayLike], axis: int | tuple[int, ...], mesh: ReplicaMesh
+) -> jax.Array:
     """Each component reduced along `axis`, then all workers'; the mean weighs every element equally."""
-    parts = [arithmetic.as_array(part) for part in parts]
-    sums = [arithmetic.reduce_along(ReduceOp.SUM, [part], axis) for part in parts]
-    total = reduced(ReduceOp.SUM, sums, mesh)
+    arrays = [as_array(part) for part in parts]
+    total = _sum([arithmetic.reduce_along(ReduceOp.SUM, [array], axis) for array in arrays], mesh)
     if op is ReduceOp.SUM:
         return total
     axes = axis if isinstance(axis, tuple) else (axis,)
-    counts = [int(np.prod([part.shape[one] for one in axes], dtype=np.int64)) for part in parts]
-    return arithmetic.divided(total, sum(everyones_sizes(mesh, counts)), parts[0].dtype)
+    counts = [int(np.prod([array.shape[one] for one in axes], dtype=np.int64)) for array in arrays]
+    return arithmetic.divided(total, sum(everyones_sizes(mesh, counts)), arrays[0].dtype)
