@@ -193,7 +193,15 @@ def test_devices_and_containers(make, n):
         with pytest.raises(RuntimeError, match=r"^worker_devices\(\) method|^parameter_devices\(\) method"):
             getattr(d, name)
     assert d.variable_created_in_scope(plain) and not d.experimental_require_static_shapes
+    assert d.should_checkpoint and d.should_save_summary and not d.experimental_between_graph
     assert float(e.read_var(v)) == 1.0 and e.non_slot_devices([v]) == full
+
+
+def test_reduce_to_checks_the_operation_of_a_single_replica_too():
+    for strategy in (one_device(), rx.get_strategy()):
+        with pytest.raises(ValueError, match="'MAX' is not a valid ReduceOp"):
+            strategy.extended.reduce_to("max", jnp.float32(1), "CPU:0")
+        assert float(strategy.extended.reduce_to("sum", jnp.float32(1), "CPU:0")) == 1.0
 
 
 def test_colocate_vars_with():
