@@ -32,7 +32,11 @@ NEWEST := .venv-newest
 TENSORFLOW := .venv-tensorflow
 
 PIP := -m pip --disable-pip-version-check install --quiet --quiet
-PYTEST := -m pytest -n 2 --dist worksteal
+PYTEST := -m pytest -n 2 --dist worksteal --durations=15
+STARTED := $(shell date +%s)
+# What `make test-quick` runs, without the tests that start processes: the essentials, over one strategy.
+QUICK := $(patsubst %,tests/test_%.py,layers run per_replica_values contexts mirrored_variables collectives function \
+    input_rules) src/replicax/_strategy.py
 WITH_TENSORFLOW = if [ -e $(TENSORFLOW)/.installed ]; then \
     export REPLICAX_TENSORFLOW_PYTHON="$${REPLICAX_TENSORFLOW_PYTHON:-$(CURDIR)/$(TENSORFLOW)/bin/python}"; fi;
 SAY_VERSIONS = -c 'import jax, sys; print("Testing on Python", sys.version.split()[0], "with JAX", jax.__version__)'
@@ -41,7 +45,7 @@ version_of = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_
 VERSION := $(call version_of,$(PYTHON))
 VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
 
-.PHONY: help demo demo-workers test environments test-python test-newest tensorflow interpreters lint format bench clean
+.PHONY: help demo demo-workers test test-quick environments test-python test-newest tensorflow interpreters lint format bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -54,7 +58,8 @@ demo-workers: $(DEMO)/.installed  ## the same in two worker processes
 	$(DEMO)/bin/replicax launch --workers 2 examples/digits.py --strategy multi_worker
 
 test: interpreters environments lint test-python test-newest  ## run every check: lint, types, tests and doctests on both ends
-	@echo "All checks passed."
+	@seconds=$$(($$(date +%s) - $(STARTED))); \
+	    printf 'All checks passed, in %d:%02d minutes.\n' $$((seconds / 60)) $$((seconds % 60))
 
 interpreters:
 ifeq ($(VERSION),)
@@ -73,6 +78,9 @@ else ifeq ($(VERSION_NEWEST),$(VERSION))
 else
 	@echo "Python $(VERSION_NEWEST) ($(PYTHON_NEWEST)) tests the newest JAX."
 endif
+
+test-quick: $(TEST)/.installed  ## run the essentials in under a minute: one strategy, no processes
+	REPLICAX_TEST_STRATEGIES=2 JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(TEST)/bin/python $(PYTEST) -m "not processes" $(QUICK)
 
 # Here JAX compiles without the slow passes, since there is much to compile; with the newest JAX it compiles with all.
 test-python: $(TEST)/.installed tensorflow  ## run the tests on python3 (JAX 0.10.2 where that is Python 3.11)

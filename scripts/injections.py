@@ -21,7 +21,8 @@ def main() -> None:
     times, *rest = sys.argv[1:] or ["20"]
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "figures"
-        environment = {**os.environ, "REPLICAX_REPEAT": times, "REPLICAX_FIGURES": str(figures)}
+        settings = {"REPLICAX_REPEAT": times, "REPLICAX_FIGURES": str(figures), "REPLICAX_TEST_FRESH": "1"}
+        environment = {**os.environ, **settings}
         command = [sys.executable, "-m", "pytest", "-q", "tests/test_no_silent_hang.py", *rest]
         status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         lines = figures.read_text(encoding="utf-8").splitlines() if figures.exists() else []

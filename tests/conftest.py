@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from cpu_times import CpuTimes
+from warm_start import start
 
 # The environment is set before JAX is imported, here and in each process of pytest-xdist.
 # The suite always has the same devices, whatever the machine has.
@@ -32,7 +34,13 @@ if "jax" in sys.modules:
     )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--cpu-times", action="store_true", help="print the CPU time of each test file")
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("cpu_times"):
+        config.pluginmanager.register(CpuTimes(), "replicax-cpu-times")
     # What runs in the background of a script or under nohup ignores these signals, and so would what the tests start.
     for number, handler in [(signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)]:
         if signal.getsignal(number) is signal.SIG_IGN:
@@ -41,6 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Everywhere(), "replicax-everywhere")
     if "REPLICAX_SUITE_WORKERS" not in os.environ:
         _keep_programs(config.rootpath / ".jax_cache")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if {"run_python", "run_tf"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("processes")
 
 
 def pytest_collection_finish() -> None:
@@ -103,9 +117,11 @@ class Finished(NamedTuple):
 # Runs the program as `__main__`, so that its functions can be sent to other processes, and shows where each
 # thread stands shortly before the deadline.
 _BOOT = """\
-import faulthandler, sys
+import faulthandler, os, sys
+faulthandler.enable()
 faulthandler.dump_traceback_later(float(sys.argv.pop(1)))
 del sys.argv[0]
+sys.path[0] = ""
 __file__ = sys.argv[0]
 exec(compile(open(__file__, encoding="utf-8").read(), __file__, "exec"))
 """
@@ -113,10 +129,12 @@ exec(compile(open(__file__, encoding="utf-8").read(), __file__, "exec"))
 
 @pytest.fixture
 def run_python(tmp_path: Path) -> Callable[..., Finished]:
-    """`run_python(code, *, timeout=60, env=None, python=sys.executable)` runs a program in its own process.
+    """`run_python(code, *, timeout=60, env=None, python=sys.executable, fresh=False)` runs a program as a process.
 
     Returns its exit status and output. `env` is laid over the environment of the tests; None removes a
-    variable. A program that is not done after `timeout` seconds is ended with all its children, and the
+    variable; `fresh` starts a new interpreter (see warm_start.py).
+
+    A program that is not done after `timeout` seconds is ended with all its children, and the
     test fails with its output, in which faulthandler shows where its threads stood.
     """
     number = 0
@@ -127,6 +145,7 @@ def run_python(tmp_path: Path) -> Callable[..., Finished]:
         timeout: float = 60.0,
         env: Mapping[str, str | None] | None = None,
         python: str | os.PathLike[str] = sys.executable,
+        fresh: bool = False,
     ) -> Finished:
         nonlocal number
         number += 1
@@ -134,26 +153,31 @@ def run_python(tmp_path: Path) -> Callable[..., Finished]:
         folder.mkdir()
         program = folder / "program.py"
         program.write_text(textwrap.dedent(code), encoding="utf-8")
+        boot = folder.with_suffix(".py")
+        boot.write_text(_BOOT, encoding="utf-8")
         changed = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8", **(env or {})}
-        command = [str(python), "-X", "faulthandler", "-c", _BOOT, str(max(timeout - 3.0, timeout * 0.7)), str(program)]
+        arguments = [str(max(timeout - 3.0, timeout * 0.7)), str(program)]
         # Files, not pipes: a grandchild that lives on would keep a pipe open.
         with open(folder / "stdout", "w+b") as stdout, open(folder / "stderr", "w+b") as stderr:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
+            process = start(
+                boot,
+                arguments,
+                env={name: value for name, value in changed.items() if value is not None},
+                cwd=folder,
                 stdout=stdout,
                 stderr=stderr,
-                cwd=folder,
-                env={name: value for name, value in changed.items() if value is not None},
-                start_new_session=True,
+                python=str(python),
+                fresh=fresh,
             )
             try:
-                process.wait(timeout)
+                process.ended(timeout)
                 late = False
             except subprocess.TimeoutExpired:
                 late = True
             finally:
-                _end_group(process)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.reap()
         out, err = ((folder / name).read_text(encoding="utf-8", errors="replace") for name in ("stdout", "stderr"))
         if late:
             pytest.fail(
@@ -161,6 +185,7 @@ def run_python(tmp_path: Path) -> Callable[..., Finished]:
                 f"--- stdout ---\n{out}\n--- stderr ---\n{err}",
                 pytrace=False,
             )
+        assert process.returncode is not None
         return Finished(process.returncode, out, err)
 
     return run
@@ -196,13 +221,6 @@ def run_tf(run_python: Callable[..., Finished]) -> Callable[..., Finished]:
         return done
 
     return run
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process that leads its group, and what it has started in it."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,6 @@ import random
 import select
 import signal
 import socket
-import subprocess
 import sys
 import textwrap
 import threading
@@ -39,6 +38,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from warm_start import Process, start
 
 _MARKS = "REPLICAX_TEST_MARKS"
 
@@ -94,7 +95,7 @@ class Workers:
         self._devices = devices
         self._python = str(python)
         self._config = config or tf_config
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, Process] = {}
         self._waits: dict[int, threading.Thread] = {}
         self._ends: dict[int, float] = {}
         self._status: dict[int, int] = {}
@@ -146,26 +147,24 @@ class Workers:
             **self._each[index],
         }
         with open(self._folder / f"out{index}", "wb") as out, open(self._folder / f"err{index}", "wb") as err:
-            process = subprocess.Popen(
-                [self._python, str(self._program(index))],
-                stdin=subprocess.DEVNULL,
+            process = start(
+                self._program(index),
+                env={name: value for name, value in environment.items() if value is not None},
+                cwd=self._folder,
                 stdout=out,
                 stderr=err,
-                cwd=self._folder,
-                env={name: value for name, value in environment.items() if value is not None},
                 pass_fds=[writer],
-                start_new_session=True,
+                python=self._python,
+                server=index % 2,
             )
         os.close(writer)
         self._processes[index], self._marks[index], self._seen[index] = process, reader, []
         self._waits[index] = threading.Thread(target=self._wait, args=(index, process), daemon=True)
         self._waits[index].start()
 
-    def _wait(self, index: int, process: subprocess.Popen[bytes]) -> None:
+    def _wait(self, index: int, process: Process) -> None:
         # Not reaped before its group is killed: the system could give its number to a stranger meanwhile.
-        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert ended is not None
-        self._status[index] = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        self._status[index] = process.ended()
         self._ends[index] = time.monotonic()
 
     def wait_for(self, mark: str, *which: int, timeout: float = 60.0) -> None:
@@ -214,7 +213,7 @@ class Workers:
                 os.killpg(process.pid, signal.SIGKILL)
         for index, thread in self._waits.items():
             thread.join(10.0)
-            self._processes[index].wait(10.0)
+            self._processes[index].reap()
             os.close(self._marks[index])
 
 

@@ -156,6 +156,7 @@ def test_import_is_light(run_python):
         }))
         """,
         env={"REPLICAX_VIRTUAL_DEVICES": None},
+        fresh=True,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"launcher": [], "libraries": [], "backends": [], "threads": ["MainThread"]}
