@@ -17,6 +17,7 @@ import replicax as rx
 from replicax._base import array_conversion
 from replicax._base.host_memory import SMALL, Pool, is_settled, settle
 from replicax._data.prefetch import SPARE
+from replicax._values import global_array, mesh_of, of_array
 from replicax.data import Dataset
 
 ROWS, WIDTH, BATCH = 320, 32, 32
@@ -123,11 +124,13 @@ def test_elements_that_are_kept_never_change(strategy, kind):
     for _ in range(3):
         for number, (rows, numbers) in enumerate(batches):
             if number % 3 == 0:
-                kept.append((rows.array(), numbers.array()))
+                kept.append((global_array(rows), global_array(numbers)))
             elif number % 3 == 1:
-                results.append(donating(rows.array(), numbers.array()))  # its memory is given away
+                results.append(donating(global_array(rows), global_array(numbers)))  # its memory is given away
             else:
-                results.append((rows.array() * 2.0, numbers.array()))  # it is dropped while it is computed with
+                results.append(
+                    (global_array(rows) * 2.0, global_array(numbers))
+                )  # it is dropped while it is computed with
     assert all(is_right(rows, numbers) for rows, numbers in kept) and len(kept) == 12
     assert all(is_right(rows / 2, numbers) for rows, numbers in results) and len(results) == 18
 
@@ -145,18 +148,18 @@ def test_batches_lie_in_few_places(strategy):
     batches, places = strategy.experimental_distribute_dataset(made("shuffle")), set()
     for _ in range(12):
         for rows, _ in batches:
-            places.add(rows.array().addressable_shards[0].data.unsafe_buffer_pointer())
+            places.add(global_array(rows).addressable_shards[0].data.unsafe_buffer_pointer())
     assert len(places) < 40  # of 120 batches
 
 
 def test_components_share_the_memory_of_their_value_and_outlive_it(strategy):
     donating = jax.jit(lambda x: x * 2.0, donate_argnums=0)
     for rows, numbers in strategy.experimental_distribute_dataset(made("shuffle").take(3)):
-        value = rx.PerReplica.of_array(jax.block_until_ready(donating(rows.array())), rows.mesh)
-        shards = [shard.data.unsafe_buffer_pointer() for shard in value.array().addressable_shards]
+        value = of_array(rx.PerReplica, jax.block_until_ready(donating(global_array(rows))), mesh_of(rows))
+        shards = [shard.data.unsafe_buffer_pointer() for shard in global_array(value).addressable_shards]
         assert [part.unsafe_buffer_pointer() for part in value.values] == shards  # no program has copied them
-        assert [part.devices() for part in value.values] == [{device} for device in rows.mesh.devices]
-        donating(value.array()), donating(value.values[0] + 0)
+        assert [part.devices() for part in value.values] == [{device} for device in strategy.extended._mesh.devices]
+        donating(global_array(value)), donating(value.values[0] + 0)
         assert is_right(np.concatenate(value.values) / 2, np.concatenate(numbers.values))
 
 
@@ -211,7 +214,7 @@ def test_64_bits_stay_where_they_are_allowed_and_only_there(strategy, allowed):
     with jax.enable_x64(allowed):
         (element,) = strategy.experimental_distribute_dataset(Dataset.from_tensors(numbers), options)
         (mapped,) = Dataset.from_tensors(numbers).map(lambda x: x + 0)
-        for array in (element.array(), mapped):
+        for array in (global_array(element), mapped):
             assert array.dtype == (np.int64 if allowed else np.int32)
             assert np.ravel(array).tolist() == (numbers if allowed else numbers.astype(np.int32)).tolist()
 

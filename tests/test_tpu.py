@@ -16,6 +16,7 @@ from test_ways import compiled, ctx, eager, mirrored, per_replica, replica_id, t
 
 import replicax as rx
 from replicax._base import devices as _devices
+from replicax._values import global_array
 
 MEAN, SUM = rx.VariableAggregation.MEAN, rx.VariableAggregation.SUM
 
@@ -140,7 +141,7 @@ def test_a_split_product_takes_its_part_of_the_memory_on_each_device(n, logical)
     result = program(split)(x)
     # The variable's and the activations' shards.
     assert shards(split._storage.read()[0]) == {(inner, columns // logical)}
-    assert shards(result.array()) == {(1, rows, columns // logical)}
+    assert shards(global_array(result)) == {(1, rows, columns // logical)}
     assert bytes_of(split._storage.read()[0]) == {4 * inner * columns // logical}
     # What the compiler says of a device's memory: the inputs are x and w, the outputs w and y.
     x_bytes, w_bytes, y_bytes = 4 * rows * inner, 4 * inner * columns, 4 * rows * columns
@@ -178,7 +179,7 @@ def test_two_dimensions_are_split():
     result = rx.function(
         lambda: strategy.run(lambda: strategy.experimental_split_to_logical_devices(x + replica_id(), [2, 2]))
     )()
-    assert shards(result.array()) == {(1, 4, 4)}
+    assert shards(global_array(result)) == {(1, 4, 4)}
     np.testing.assert_array_equal(result.values[1], np.arange(64.0).reshape(8, 8) + 1)
 
 
@@ -309,7 +310,7 @@ def test_per_replica_values_are_split_outside_of_replicas():
     strategy = tpu(2, 4)
     value = per_replica(strategy, [np.full((8,), i, np.float32) for i in range(2)])
     split = strategy.experimental_split_to_logical_devices(value, [4])
-    assert shards(split.array()) == {(1, 2)}
+    assert shards(global_array(split)) == {(1, 2)}
     assert [part.tolist() for part in split.values] == [[0] * 8, [1] * 8]
     assert float(strategy.reduce("SUM", split, axis=0)) == 8
 
@@ -321,7 +322,7 @@ def test_in_cross_replica_code_and_under_transformations():
 
     def loss(x):
         parts = strategy.run(lambda: ctx().all_reduce("SUM", jnp.sum(split(x * x)) * (replica_id() + 1)))
-        return parts.array()[0]
+        return global_array(parts)[0]
 
     x = jnp.arange(4.0)
     for gradient in (jax.grad(loss), jax.jit(jax.grad(loss)), rx.function(jax.grad(loss))):

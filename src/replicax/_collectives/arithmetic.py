@@ -17,7 +17,17 @@ from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import has_64_bit_types
 from replicax._base.types import ReduceOp, check_reduction_axis
 from replicax._tracing import frames
-from replicax._values import AXIS, Mirrored, PerReplica, is_array
+from replicax._values import (
+    AXIS,
+    Mirrored,
+    PerReplica,
+    component_count,
+    is_array,
+    local_shapes,
+    mesh_of,
+    others_differ,
+    traced_component,
+)
 
 Leaf = jax.Array | IndexedSlices  # what replicas exchange
 
@@ -85,14 +95,14 @@ def check_alike(parts: Sequence[HasShape], free_axis: int | None = None) -> None
 
 def check_static(value: PerReplica) -> None:
     """`InvalidArgumentError` where the replicas' arrays differ in shape, for strategies in which they must not."""
-    shapes = value.shapes()
-    ids = range(len(shapes)) if value.mesh is None else value.mesh.local_ids
-    if value.ragged or len(set(shapes)) > 1:
+    shapes = local_shapes(value)
+    ids = range(len(shapes)) if (mesh := mesh_of(value)) is None else mesh.local_ids
+    if others_differ(value) or len(set(shapes)) > 1:
         raise InvalidArgumentError(
             "The strategy has one program for all replicas, which needs the same shapes on each, but they are: "
-            f"{_each(shapes, ids)}{', and others on other hosts' if value.ragged else ''}. Where it is the last batch "
-            "of a dataset, drop it, `dataset.batch(batch_size, drop_remainder=True)` with a batch size that "
-            f"{value.count} (the number of replicas) divides, or pad it."
+            f"{_each(shapes, ids)}{', and others on other hosts' if others_differ(value) else ''}. Where it is the "
+            "last batch of a dataset, drop it, `dataset.batch(batch_size, drop_remainder=True)` with a batch size that "
+            f"{component_count(value)} (the number of replicas) divides, or pad it."
         )
 
 
@@ -190,9 +200,9 @@ def first_component(leaf: Any) -> Any:
     """Returns replica 0's component of a distributed value, anywhere; another value as it is."""
     if not isinstance(leaf, (PerReplica, Mirrored)):
         return leaf
-    if leaf._local is None:
+    if traced_component(leaf) is None:
         return leaf.values[0]
-    return leaf._local if isinstance(leaf, Mirrored) else first_replica(leaf._local)
+    return traced_component(leaf) if isinstance(leaf, Mirrored) else first_replica(traced_component(leaf))
 
 
 def first_replica(leaf: Any) -> Any:

@@ -27,7 +27,21 @@ from replicax._base.optimizing import optimizes_programs
 from replicax._base.types import CommunicationOptions, ReduceOp, as_integer, as_options
 from replicax._collectives import arithmetic, cross_process, in_flight, sharding
 from replicax._collectives.all_reduce import Packing, all_reduce
-from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, mapped
+from replicax._values import (
+    AXIS,
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    ReplicaMesh,
+    global_array,
+    is_uniform,
+    is_whole,
+    mapped,
+    mesh_of,
+    of_array,
+    of_traced,
+    traced_component,
+)
 
 _DESTINATIONS = "destinations must be one of a `DistributedValues` object, a tf.Variable object, or a device string."
 
@@ -39,17 +53,17 @@ def is_variable(value: Any) -> bool:
 
 def placed(value: Any, destinations: Any) -> Any:
     """`value` where `destinations` says: mirrored where that is a distributed value or variable, else on its device."""
-    mesh: Any = getattr(destinations, "_mesh" if is_variable(destinations) else "mesh", None)
+    mesh: Any = getattr(destinations, "_mesh", None)
     if isinstance(value, jax.core.Tracer):
         local = mesh is not None and isinstance(destinations, DistributedValues)
-        return Mirrored.of_local(value, mesh) if local else value
+        return of_traced(Mirrored, value, mesh) if local else value
     if isinstance(value, IndexedSlices):
         if not isinstance(destinations, DistributedValues):
             return value
         return Mirrored([IndexedSlices(value.values, value.indices, value.dense_shape) for _ in destinations.values])
     if isinstance(destinations, DistributedValues):
         if isinstance(mesh, ReplicaMesh):
-            return Mirrored.of_array(mesh.mirror([value] * len(mesh.local_ids)), mesh)
+            return of_array(Mirrored, mesh.mirror([value] * len(mesh.local_ids)), mesh)
         return Mirrored((value,) * len(destinations.values))
     if isinstance(destinations, str):
         device = devices.find_device(destinations)
@@ -137,9 +151,9 @@ class CrossDeviceOps:
         self, op: ReduceOp, leaves: list[Any], mesh: ReplicaMesh, options: CommunicationOptions
     ) -> list[Any]:
         """One replica's leaves, combined with the others' while a replica function is traced."""
-        values = [PerReplica.of_local(leaf, mesh) for leaf in leaves]
+        values = [of_traced(PerReplica, leaf, mesh) for leaf in leaves]
         results = self.batch_reduce(op, [(value, value) for value in values], options)
-        return [result._local if isinstance(result, (PerReplica, Mirrored)) else result for result in results]
+        return [result if traced_component(result) is None else traced_component(result) for result in results]
 
 
 class AllReduceCrossDeviceOps(CrossDeviceOps):
@@ -198,10 +212,10 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         options: CommunicationOptions,
     ) -> list[Any]:
         values = [value for value, _ in value_destination_pairs]
-        meshes = {value.mesh for value in values}
+        meshes = {mesh_of(value) for value in values}
         mesh = meshes.pop()
-        if mesh is not None and values[0]._local is not None:
-            totals = self._local_reduce(reduce_op, [value._local for value in values], mesh, options)
+        if mesh is not None and traced_component(values[0]) is not None:
+            totals = self._local_reduce(reduce_op, [traced_component(value) for value in values], mesh, options)
         elif not meshes and mesh is not None and self._in_step(values, mesh):
             totals = self._run(reduce_op, values, mesh, options)
         elif mesh is None or mesh.all_local:
@@ -214,16 +228,17 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
     @staticmethod
     def _in_step(values: list[PerReplica], mesh: ReplicaMesh) -> bool:
         """Whether all values have a global form, in other processes as well."""
-        parts = [value.values for value in values if not value.whole]
+        parts = [value.values for value in values if not is_whole(value)]
         if not mesh.all_local and parts and not any(isinstance(part[0], IndexedSlices) for part in parts):
             cross_process.agree(mesh, "all_reduce", *parts)
-        return all(value.array() is not None if value.whole else value.uniform() for value in values)
+        return all(global_array(value) is not None if is_whole(value) else is_uniform(value) for value in values)
 
     def _run(self, op: ReduceOp, values: list[Any], mesh: ReplicaMesh, options: CommunicationOptions) -> list[Any]:
         """The compiled program, at once. Results are mirrored."""
-        stacked = tuple(value.whole or not mesh.lone for value in values)  # a lone component goes in as it is
-        arrays = [
-            value.array() if rows else cross_process.given(mesh, value.values) for value, rows in zip(values, stacked)
+        stacked = tuple(is_whole(value) or not mesh.lone for value in values)  # a lone component goes in as it is
+        arrays: list[Any] = [
+            global_array(value) if rows else cross_process.given(mesh, value.values)
+            for value, rows in zip(values, stacked)
         ]
         key = (op, mesh, options.bytes_per_pack, options.reduction_dtype, stacked, optimizes_programs())
         if key not in self._programs:
@@ -238,7 +253,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         with in_flight.calling(mesh, f"all_reduce({shapes})") as call:
             totals = self._programs[key](*arrays)
             call.output = totals[0]
-        return [Mirrored.of_array(total, mesh) for total in totals]
+        return [of_array(Mirrored, total, mesh) for total in totals]
 
 
 def _placed_total(total: Any, destinations: Any) -> Any:
@@ -307,7 +322,7 @@ class ReductionToOneDevice(CrossDeviceOps):
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: CommunicationOptions
     ) -> Any:
-        mesh, own = per_replica_value.mesh, per_replica_value._local
+        mesh, own = mesh_of(per_replica_value), traced_component(per_replica_value)
         if mesh is not None and own is not None:
             return placed(self._local_reduce(reduce_op, [own], mesh, options)[0], destinations)
         parts: Sequence[Any] = per_replica_value.values

@@ -25,7 +25,7 @@ from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import ReduceOp
 from replicax._collectives import arithmetic, in_flight
 from replicax._job import exchange, state
-from replicax._values import AXIS, PerReplica, ReplicaMesh, as_rows, is_array
+from replicax._values import AXIS, PerReplica, ReplicaMesh, as_rows, is_array, mesh_of, note_kinds
 
 Array = jax.Array | np.ndarray | np.generic
 OfRows = Callable[[jax.Array], jax.Array]
@@ -83,11 +83,11 @@ def agree(mesh: ReplicaMesh, call: str, *values: Sequence[object]) -> None:
 
 def compare(value: PerReplica) -> None:
     """Tells a value of which shapes and dtypes its components in all processes are."""
-    parts, mesh = value.values, value.mesh
+    parts, mesh = value.values, mesh_of(value)
     assert mesh is not None
     with jax_internals.at_once():
         everyones = _everyones(mesh, "the comparison of a PerReplica argument", [parts])
-    value.know([_Shape(text) for text in everyones[0]] if everyones else [parts[0]] * mesh.size)
+    note_kinds(value, [_Shape(text) for text in everyones[0]] if everyones else [parts[0]] * mesh.size)
 
 
 class _Shape:

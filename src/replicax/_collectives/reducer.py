@@ -37,7 +37,14 @@ from replicax._values import (
     ReplicaMesh,
     adopted,
     as_rows,
+    global_array,
     is_array,
+    is_whole,
+    mesh_of,
+    of_array,
+    of_bare,
+    of_traced,
+    traced_component,
 )
 
 
@@ -82,7 +89,7 @@ class Reducer:
         value = self._checked(ReduceOp.MEAN, value)
         if isinstance(value, DistributedValues) and value._is_mirrored:
             value = PerReplica([_read(component) for component in value.values], self.mesh)
-        if self.mesh.size == 1 and isinstance(value, PerReplica) and value._local is None:
+        if self.mesh.size == 1 and isinstance(value, PerReplica) and traced_component(value) is None:
             return value.values[0]
         return self._gathered(value, axis)
 
@@ -105,14 +112,14 @@ class Reducer:
         """Returns what the replicas' values that are assigned to a variable come to."""
         value = self._own(value)
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            if isinstance(value, PerReplica) and value._local is None and not self.mesh.all_local:
+            if isinstance(value, PerReplica) and traced_component(value) is None and not self.mesh.all_local:
                 return self._first_anywhere(value)
             return first_component(value) if isinstance(value, PerReplica) else value
         op = ReduceOp.from_variable_aggregation(aggregation)
         if not isinstance(value, PerReplica):
             return self._non_distributed(op, value)
-        if value._local is not None:
-            return self.reduce_local(op, [value._local], self.options.exact())[0]
+        if traced_component(value) is not None:
+            return self.reduce_local(op, [traced_component(value)], self.options.exact())[0]
         return self._leaf(op, value, None)
 
     # For replica contexts: in a compiled replica, and for eager ones that have met.
@@ -171,10 +178,10 @@ class Reducer:
             return PerReplica([value], mesh)
         array = as_array(_read(value))
         if frames.frame().local:  # within compiled replicas
-            return PerReplica.of_local(array, mesh)
+            return of_traced(PerReplica, array, mesh)
         if frames.is_tracing():
-            return PerReplica.of_array(as_rows(array, mesh), mesh)
-        return PerReplica.of_bare(array, mesh)
+            return of_array(PerReplica, as_rows(array, mesh), mesh)
+        return of_bare(array, mesh)
 
     def _checked(self, op: ReduceOp, value: Any) -> Any:
         """Returns a mirrored value or variable as it is, and others that are distributed as `PerReplica`.
@@ -208,9 +215,9 @@ class Reducer:
 
     def _takes_all_reduce(self, value: Any) -> bool:
         """Returns whether reducing this value, now, is a collective of the devices."""
-        if not isinstance(value, PerReplica) or value._local is not None or frames.is_tracing():
+        if not isinstance(value, PerReplica) or traced_component(value) is not None or frames.is_tracing():
             return False
-        return value.whole or (not self.mesh.all_local and all(is_array(part) for part in value.values))
+        return is_whole(value) or (not self.mesh.all_local and all(is_array(part) for part in value.values))
 
     def _leaf(self, op: ReduceOp, value: Any, axis: Any) -> Any:
         """Reduces one value as `_checked` returns it."""
@@ -221,10 +228,10 @@ class Reducer:
         if not isinstance(value, PerReplica):  # mirrored
             value = value.values[0]
             return value if axis is None else arithmetic.reduce_along(op, [_read(value)], axis)
-        if value._local is not None:
-            return self._local(op, value._local, axis)
-        if value.whole:
-            return self._stacked(op, value._array, axis)
+        if traced_component(value) is not None:
+            return self._local(op, traced_component(value), axis)
+        if is_whole(value):
+            return self._stacked(op, global_array(value), axis)
         if self._spans_processes():
             if axis is None:
                 return cross_process.reduced(op, value.values, self.mesh)
@@ -272,11 +279,11 @@ class Reducer:
     def _gathered(self, value: Any, axis: int) -> Any:
         """Returns the concatenation of a distributed value's components; another value as it is."""
         if isinstance(value, Mirrored):
-            value = PerReplica(value.values, value.mesh)
+            value = PerReplica(value.values, mesh_of(value))
         if not isinstance(value, PerReplica):
             return value
-        if value._local is not None:
-            return arithmetic.local_gather(value._local, axis)
+        if traced_component(value) is not None:
+            return arithmetic.local_gather(traced_component(value), axis)
         parts = []
         for part in value.values:
             part = context._tensor(part, "gather", sparse=True)
@@ -290,7 +297,7 @@ class Reducer:
     def _on_each_replica(self, value: Any) -> Any:
         """Returns a plain array as a value of its own on every replica's device."""
         mesh = self.mesh
-        return Mirrored.of_array(mesh.mirror([value] * len(mesh.local_ids)), mesh) if is_array(value) else value
+        return of_array(Mirrored, mesh.mirror([value] * len(mesh.local_ids)), mesh) if is_array(value) else value
 
     def _first_anywhere(self, value: PerReplica) -> Any:
         """Returns replica 0's component, which another worker may hold."""
@@ -305,12 +312,13 @@ class Reducer:
     def _batch(self, op: ReduceOp, pairs: list[tuple[Any, Any]], options: CommunicationOptions) -> list[Any]:
         for _, destinations in pairs:
             cross_device_ops.check_destinations(destinations)
-        stacked = [value._array for value, _ in pairs if isinstance(value._array, jax.core.Tracer)]
+        arrays = [global_array(value) if is_whole(value) else None for value, _ in pairs]
+        stacked = [array for array in arrays if isinstance(array, jax.core.Tracer)]
         if len(stacked) < len(pairs):
             return self.ops.batch_reduce(op, pairs, options)
         totals = [self._stacked(op, array, None) for array in stacked]
         return [
-            Mirrored.of_array(total, self.mesh) if isinstance(pair[1], DistributedValues) else total
+            of_array(Mirrored, total, self.mesh) if isinstance(pair[1], DistributedValues) else total
             for total, pair in zip(totals, pairs)
         ]
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import nest
-from replicax._values import PerReplica, is_text
+from replicax._values import PerReplica, global_array, is_text, mesh_of, of_array
 
 
 class Several:
@@ -99,17 +99,18 @@ def together(elements: Sequence[Any]) -> Any:
 
 def _array(leaf: Any) -> Any:
     if isinstance(leaf, PerReplica):
-        return leaf.array() if leaf.mesh is not None else None
+        return global_array(leaf) if mesh_of(leaf) is not None else None
     return leaf if isinstance(leaf, jax.Array) else None
 
 
 def _of_array(array: Any, leaf: Any) -> Any:
-    return PerReplica.of_array(array, leaf.mesh) if isinstance(leaf, PerReplica) else array
+    return of_array(PerReplica, array, mesh_of(leaf)) if isinstance(leaf, PerReplica) else array
 
 
 def _sharding(leaf: Any) -> Any:
     """Of a PerReplica leaf; None for a plain array."""
-    return leaf.mesh.stacked if isinstance(leaf, PerReplica) and leaf.mesh is not None else None
+    mesh = mesh_of(leaf) if isinstance(leaf, PerReplica) else None
+    return None if mesh is None else mesh.stacked
 
 
 @functools.cache

@@ -37,9 +37,13 @@ from replicax._values import (
     Mirrored,
     PerReplica,
     ReplicaMesh,
+    global_array,
     mapped,
+    of_traced,
     own_component,
+    padded_form,
     part_of,
+    traced_component,
 )
 from replicax._variables import assigned_alike
 
@@ -97,7 +101,7 @@ class SpmdContext(ReplicaContext):
 
         def wrap(leaf: Any) -> Any:
             if isinstance(leaf, IndexedSlices) or self._is_own(leaf):
-                return PerReplica.of_local(leaf, mesh)
+                return of_traced(PerReplica, leaf, mesh)
             return leaf
 
         def unwrap(leaf: Any) -> Any:
@@ -227,13 +231,13 @@ class _Inputs:
     def _split_off(self, leaf: Any) -> Any:
         if not isinstance(leaf, (PerReplica, Mirrored)):
             return leaf
-        array = leaf.array()
-        padded = leaf.padded() if array is None and isinstance(leaf, PerReplica) else None
+        array = global_array(leaf)
+        padded = padded_form(leaf) if array is None and isinstance(leaf, PerReplica) else None
         if array is None and padded is None:
             return _Parts(leaf)
         self.values.append(leaf)
-        self.arrays.append(array if padded is None else padded[0])
-        self._shapes.append(None if padded is None else padded[1])
+        self.arrays.append(array if padded is None else padded.array)
+        self._shapes.append(None if padded is None else padded.shapes)
         return _Place(len(self.values) - 1)
 
     def rows(self, blocks: Sequence[Any]) -> list[Any]:
@@ -336,13 +340,14 @@ def run_inline(
     context = SpmdContext(strategy, reducer, level, outer)
 
     def inside(leaf: Any) -> Any:
-        return leaf._local if isinstance(leaf, (PerReplica, Mirrored)) and leaf._local is not None else leaf
+        component = traced_component(leaf)
+        return leaf if component is None else component
 
     args, kwargs = nest.map_structure(inside, args), nest.map_structure(inside, kwargs)
     with _context.entered(strategy, context):
         result = fn(*args, **kwargs)
     return nest.map_structure(
-        lambda leaf: PerReplica.of_local(leaf, reducer.mesh) if context._is_own(leaf) else leaf, result
+        lambda leaf: of_traced(PerReplica, leaf, reducer.mesh) if context._is_own(leaf) else leaf, result
     )
 
 

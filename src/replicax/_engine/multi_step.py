@@ -20,7 +20,7 @@ from replicax._base.errors import OutOfRangeError
 from replicax._control_flow.traced_block import strong
 from replicax._data.iterators import ends_data
 from replicax._tracing.dataset_reads import Pull, element_arrays, outside, same_sources
-from replicax._values import Mirrored, PerReplica, is_array, is_text
+from replicax._values import Mirrored, PerReplica, is_array, is_text, mesh_of
 
 _TOKEN_SIZE = 256  # bytes; a larger result is not kept just to see whether its call has ended
 
@@ -181,7 +181,7 @@ def _stacked(leaves: Sequence[Any]) -> Any:
         if any(type(leaf) is not kind or len(leaf.values) != len(first.values) for leaf in leaves):
             return Apart(leaves)
         parts = [_stacked(column) for column in zip(*(leaf.values for leaf in leaves))]
-        return Apart(leaves) if any(isinstance(part, Apart) for part in parts) else kind(parts, first.mesh)
+        return Apart(leaves) if any(isinstance(part, Apart) for part in parts) else kind(parts, mesh_of(first))
     if isinstance(first, (bool, int, float, complex)):
         leaves = [
             array_conversion.as_array(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf

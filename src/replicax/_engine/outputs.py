@@ -12,7 +12,17 @@ from jax import lax
 from replicax._base import array_conversion, nest
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._passes import uneven_replicas
-from replicax._values import Mirrored, PerReplica, ReplicaMesh, filled, is_array, is_text, largest_of
+from replicax._values import (
+    Mirrored,
+    PerReplica,
+    ReplicaMesh,
+    filled,
+    is_array,
+    is_text,
+    largest_of,
+    of_array,
+    of_padded,
+)
 
 
 class Outputs:
@@ -106,8 +116,8 @@ class Results:
                 return stacked[place]
             shapes = [leaf.shape for leaf in self._leaves[place]]
             if len(set(shapes)) > 1:
-                return PerReplica.of_padded(stacked[place], [shapes[i] for i in self._which], mesh)
-            return PerReplica.of_array(stacked[place], mesh)
+                return of_padded(stacked[place], [shapes[i] for i in self._which], mesh)
+            return of_array(PerReplica, stacked[place], mesh)
 
         def restore(leaves: Sequence[Any]) -> Any:
             if all(isinstance(leaf, IndexedSlices) for leaf in leaves):
@@ -136,7 +146,7 @@ def _of_replicas(parts: Sequence[Any], mesh: ReplicaMesh) -> PerReplica:
     arrays = [array_conversion.as_array(x) if number else x for x, number in zip(parts, numbers)]
     if not all(numbers) or len({(type(x), a.shape, a.dtype) for x, a in zip(parts, arrays)}) > 1:
         raise uneven_replicas.NotAlike("what the replicas return differs in type")
-    return PerReplica.of_array(lax.optimization_barrier(jnp.stack(arrays)), mesh)
+    return of_array(PerReplica, lax.optimization_barrier(jnp.stack(arrays)), mesh)
 
 
 def _components(value: Any, mesh: ReplicaMesh) -> Sequence[Any]:

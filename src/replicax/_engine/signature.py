@@ -23,7 +23,21 @@ from replicax._engine import compile_log
 from replicax._input import distributed_dataset
 from replicax._tracing import context, frames, tape
 from replicax._tracing.dataset_reads import array_of, like, shapes_of
-from replicax._values import Mirrored, PerReplica, as_copies, is_array, is_text
+from replicax._values import (
+    Mirrored,
+    PerReplica,
+    as_copies,
+    bare,
+    global_array,
+    is_array,
+    is_text,
+    is_uneven,
+    mesh_of,
+    needs_comparison,
+    of_array,
+    of_padded,
+    padded_bare,
+)
 from replicax._variables.variable import Variable
 
 
@@ -87,7 +101,7 @@ class Call:
                 parts = [array_conversion.as_array(part) for part in parts]
                 self.dynamic += parts
                 return (kind, *((part.shape, part.dtype, getattr(part, "weak_type", False)) for part in parts))
-            if kind is PerReplica and leaf.to_be_compared():
+            if kind is PerReplica and needs_comparison(leaf):
                 cross_process.compare(leaf)
             array = array_of(leaf)
             if array is None:
@@ -96,14 +110,14 @@ class Call:
             self.dynamic.append(array)
             if shapes := shapes_of([leaf]):
                 self.uneven += shapes
-                return (kind, array.shape, array.dtype, leaf.mesh, *shapes)
-            return (kind, array.shape, array.dtype, leaf.mesh)
+                return (kind, array.shape, array.dtype, mesh_of(leaf), *shapes)
+            return (kind, array.shape, array.dtype, mesh_of(leaf))
         if isinstance(leaf, IndexedSlices):
             self.dynamic += [jnp.asarray(leaf.values), jnp.asarray(leaf.indices)]
             shape = None if leaf.dense_shape is None else tuple(int(n) for n in leaf.dense_shape)
             return (IndexedSlices, *((x.shape, x.dtype) for x in self.dynamic[-2:]), shape)
         if _is_dynamic(leaf):
-            self.ragged |= PerReplica.is_uneven(leaf)  # as the array that it is here, it would be another one elsewhere
+            self.ragged |= is_uneven(leaf)  # as the array that it is here, it would be another one elsewhere
             array = leaf if isinstance(leaf, jax.Array) else array_conversion.as_array(leaf)
             self.dynamic.append(array)
             return (array.shape, array.dtype, getattr(array, "weak_type", False))  # keys of random numbers have none
@@ -122,7 +136,7 @@ class Call:
     def meshes(self) -> list[Any]:
         """The meshes of the distributed values among the arguments."""
         values = [leaf for leaf in self._leaves if isinstance(leaf, (PerReplica, Mirrored))]
-        return [leaf.mesh for leaf in values if leaf.mesh is not None]
+        return [mesh for leaf in values if (mesh := mesh_of(leaf)) is not None]
 
     def paths(self) -> list[Any]:
         """Where each of the dynamic arrays stands in `(args, kwargs)`."""
@@ -215,7 +229,7 @@ def _tree_of(count: int) -> Any:
 
 def _is_made(leaf: Any) -> bool:
     """Whether this is a PerReplica value that the user made of numeric components, before any strategy saw it."""
-    made = type(leaf) is PerReplica and leaf.mesh is None and len(leaf.values) > 0
+    made = type(leaf) is PerReplica and mesh_of(leaf) is None and len(leaf.values) > 0
     return made and all(map(_is_dynamic_part, leaf.values))
 
 
@@ -253,7 +267,7 @@ class Results:
 
     def _add(self, array: Any, sharding: Any = None, value: Any = None) -> int:
         self.shardings.append(sharding)
-        self.values.append(None if value is None else (type(value), value.mesh))
+        self.values.append(None if value is None else (type(value), mesh_of(value)))
         self.leaves.append(jnp.asarray(array) if not isinstance(array, jax.Array) else array)
         return len(self.leaves) - 1
 
@@ -263,11 +277,11 @@ class Results:
         if isinstance(leaf, Variable):
             return _Made(lambda arrays: leaf)
         if isinstance(leaf, (PerReplica, Mirrored)):
-            kind, mesh, array = type(leaf), leaf.mesh, leaf.array()
+            kind, mesh, array = type(leaf), mesh_of(leaf), global_array(leaf)
             if array is None and mesh is not None and (shapes := shapes_of([leaf])):
                 stacked = array_of(leaf)
                 place = self._add(stacked, mesh.result_sharding(stacked.ndim, True))
-                make = PerReplica.padded_bare if mesh.lone and id(stacked) not in self._given else PerReplica.of_padded
+                make = padded_bare if mesh.lone and id(stacked) not in self._given else of_padded
                 return _Made(lambda arrays: make(arrays[place], shapes[0], mesh))
             if array is None:
                 parts = [self._take(part) for part in leaf.values]
@@ -280,15 +294,15 @@ class Results:
                 own = self._add(as_copies(array, mesh), mesh.mirrored)  # bare, as `run` returns it eagerly
                 component = jax_internals.Singles()
 
-                def bare(arrays: Sequence[Any]) -> Any:
-                    value = PerReplica.bare(component(arrays[own]), mesh)
+                def made(arrays: Sequence[Any]) -> Any:
+                    value = bare(component(arrays[own]), mesh)
                     tape.lost(_BARE, [arrays[own]], [value])
                     return value
 
-                return _Made(bare, own)
+                return _Made(made, own)
             place = self._add(array, _sharding_of(leaf), leaf)
             stacked = mesh.size if mesh is not None and kind is PerReplica else 0
-            return _Made(lambda arrays: kind.of_array(arrays[place], mesh), place, stacked)
+            return _Made(lambda arrays: of_array(kind, arrays[place], mesh), place, stacked)
         if isinstance(leaf, IndexedSlices):
             self.stackable = False
             values, indices, shape = (
@@ -360,7 +374,9 @@ class _Made:
 
 
 def _sharding_of(value: Any) -> Any:
-    return value.mesh.result_sharding(value.array().ndim, isinstance(value, PerReplica))
+    mesh, array = mesh_of(value), global_array(value)
+    assert mesh is not None and array is not None
+    return mesh.result_sharding(array.ndim, isinstance(value, PerReplica))
 
 
 def constrained(array: Any, sharding: Any) -> Any:

@@ -12,7 +12,7 @@ from replicax import _data
 from replicax._base import nest
 from replicax._base.array_conversion import as_array
 from replicax._input.agreement import Kind, Round, Worker
-from replicax._values import PerReplica, ReplicaMesh, is_array, is_text
+from replicax._values import PerReplica, ReplicaMesh, from_host, is_array, is_text, of_array, of_kinds
 
 
 class Placement:
@@ -73,8 +73,8 @@ class Placement:
                 arrays = [as_array(leaf) for leaf in leaves]
             return self._in_parts(arrays, of_all, alike)
         if mesh.size > 1 and alike and all(leaf.shape == leaves[0].shape for leaf in leaves):
-            return PerReplica.of_array(mesh.stack(leaves), mesh)
-        if mesh.size > 1 and (value := PerReplica.from_host(leaves, of_all, mesh)) is not None:
+            return of_array(PerReplica, mesh.stack(leaves), mesh)
+        if mesh.size > 1 and (value := from_host(leaves, of_all, mesh)) is not None:
             return value
         return self._in_parts(mesh.components(leaves), of_all, alike)
 
@@ -84,4 +84,4 @@ class Placement:
             return components[0]
         if alike and not mesh.all_local:
             of_all = list(components[:1]) * mesh.size
-        return PerReplica.of_kinds(components, of_all, mesh)
+        return of_kinds(components, of_all, mesh)

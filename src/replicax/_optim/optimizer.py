@@ -15,7 +15,7 @@ from replicax._engine import function
 from replicax._optim import initial_state
 from replicax._passes import sharded_eval
 from replicax._tracing import context, frames
-from replicax._values import AXIS, Mirrored, PerReplica, mapped
+from replicax._values import AXIS, Mirrored, PerReplica, mapped, of_array, traced_component
 from replicax._variables.distributed import MirroredVariable
 from replicax._variables.sharded import ShardedVariable
 from replicax._variables.variable import Variable
@@ -157,7 +157,11 @@ class Optimizer:
 
     def _assign_once(self, strategy: Any, gradients: Any) -> None:
         """In cross-replica context, with the reduced gradients, of which each replica has the same."""
-        one = lambda x: (x.values[0] if x._local is None else x._local) if isinstance(x, PerReplica) else x  # noqa: E731
+
+        def one(x: Any) -> Any:
+            own = traced_component(x)
+            return own if own is not None else x.values[0] if isinstance(x, PerReplica) else x
+
         self._assign(nest.map_structure(one, gradients), self._parameters())
 
     def _assign(self, gradients: Any, parameters: Any) -> None:
@@ -220,7 +224,7 @@ class Optimizer:
             new, state = self._programs[tree]([mesh.mirror(x) for x in copies], state, parameters)
             call.output = new[0]
             self.state.put_parts(state)
-            self._assign_values(jax.tree.unflatten(parameter_tree, [Mirrored.of_array(x, mesh) for x in new]))
+            self._assign_values(jax.tree.unflatten(parameter_tree, [of_array(Mirrored, x, mesh) for x in new]))
 
     def _new_parts(self, gradients: list[Any], state: list[Any], parameters: list[Any], tree: Any) -> tuple[Any, Any]:
         """New parameters and this replica's part of the new state, from its part of the gradients or all of them."""

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax._base import array_conversion
 from replicax._collectives import cross_process
 from replicax._tracing import context, frames
-from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, is_global
+from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, global_array, is_global, mesh_of, of_array
 from replicax._variables.distributed import MirroredVariable
 from replicax._variables.variable import Variable
 
@@ -120,14 +120,14 @@ def lay_out(mesh: ReplicaMesh, tensor: Any, layout: PartitionSpec) -> Any:
 
 
 def _laid_out_value(mesh: ReplicaMesh, value: Any, layout: PartitionSpec) -> Any:
-    array = value.array()
-    if array is None or value.mesh is not mesh:
+    array = global_array(value)
+    if array is None or mesh_of(value) is not mesh:
         raise ValueError(
             f"A {type(value).__name__} value is laid out over logical devices where its components are arrays of one "
             "shape, and by the strategy that made it."
         )
     rows = PartitionSpec(AXIS, *layout) if isinstance(value, PerReplica) else layout
-    return type(value).of_array(_placed(array, NamedSharding(mesh.mesh, rows)), mesh)
+    return of_array(type(value), _placed(array, NamedSharding(mesh.mesh, rows)), mesh)
 
 
 def _placed(array: Any, sharding: NamedSharding) -> Any:

@@ -30,7 +30,16 @@ from replicax._strategies.extended import StrategyExtended
 from replicax._tracing import autograph_switch, frames
 from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
-from replicax._values import DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_array, own_component, select
+from replicax._values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    ReplicaMesh,
+    is_array,
+    of_traced,
+    own_component,
+    select,
+)
 from replicax._variables import creators
 from replicax._variables.distributed import MirroredVariable, SyncOnReadVariable, _Distributed
 from replicax._variables.variable import Variable
@@ -194,7 +203,7 @@ def _update_components(
         args, kwargs = nest.map_structure(own_component, args), nest.map_structure(own_component, kwargs)
         result = autograph_switch.converted(fn)(var.values[0], *args, **kwargs)
         return nest.map_structure(
-            lambda leaf: Mirrored.of_local(leaf, mesh) if isinstance(leaf, jax.core.Tracer) else leaf, result
+            lambda leaf: of_traced(Mirrored, leaf, mesh) if isinstance(leaf, jax.core.Tracer) else leaf, result
         )
     if frames.is_tracing():
 

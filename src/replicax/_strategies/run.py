@@ -20,7 +20,7 @@ from replicax._base import nest
 from replicax._collectives.reducer import Reducer
 from replicax._engine import compiled, compiled_runs, eager, function
 from replicax._tracing import context, frames
-from replicax._values import PerReplica, ReplicaMesh, adopted, is_array, is_text
+from replicax._values import PerReplica, ReplicaMesh, adopted, component_count, is_array, is_text, mesh_of
 
 
 def run(strategy: Any, reducer: Reducer, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -79,8 +79,9 @@ def _check_counts(strategy: Any, mesh: ReplicaMesh, arguments: Any) -> None:
     for leaf in nest.leaves(arguments):
         if not isinstance(leaf, PerReplica):
             continue
-        if leaf.count > mesh.size or (leaf.mesh is None and leaf.count != len(mesh.local_ids)):
+        count = component_count(leaf)
+        if count > mesh.size or (mesh_of(leaf) is None and count != len(mesh.local_ids)):
             raise ValueError(
-                f"A PerReplica value with {leaf.count} components is passed to {strategy!r}, which has {mesh.size} "
+                f"A PerReplica value with {count} components is passed to {strategy!r}, which has {mesh.size} "
                 "replicas. Values belong to the strategy that made them."
             )

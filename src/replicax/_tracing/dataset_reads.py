@@ -14,7 +14,7 @@ import jax
 from replicax._base import errors, jax_internals, nest
 from replicax._data import iterators
 from replicax._tracing import frames
-from replicax._values import Mirrored, PerReplica, is_text
+from replicax._values import Mirrored, PerReplica, global_array, is_text, mesh_of, of_array, of_padded, padded_form
 
 
 class Abort(BaseException):
@@ -77,7 +77,7 @@ def same_sources(pulls: Sequence[Pull], others: Sequence[Pull]) -> bool:
 
 def meshes_of(pulls: Sequence[Pull]) -> list[Any]:
     """The meshes of the per-replica values in the elements."""
-    return [leaf.mesh for pull in pulls for leaf in nest.leaves(pull.element) if isinstance(leaf, PerReplica)]
+    return [mesh_of(leaf) for pull in pulls for leaf in nest.leaves(pull.element) if isinstance(leaf, PerReplica)]
 
 
 class _Lifts(threading.local):
@@ -157,16 +157,16 @@ def array_of(leaf: Any) -> Any:
     """What a compiled program takes for a leaf, None where it cannot take it."""
     if not isinstance(leaf, (PerReplica, Mirrored)):
         return leaf
-    array = leaf.array()
-    if array is None and isinstance(leaf, PerReplica) and (padded := leaf.padded()) is not None:
-        return padded[0]
+    array = global_array(leaf)
+    if array is None and isinstance(leaf, PerReplica) and (padded := padded_form(leaf)) is not None:
+        return padded.array
     return array
 
 
 def shapes_of(leaves: Iterable[Any]) -> tuple[Any, ...]:
     """The shapes of those values of replicas whose components differ in shape."""
-    uneven = [leaf.padded() for leaf in leaves if isinstance(leaf, PerReplica) and leaf.array() is None]
-    return tuple(padded[1] for padded in uneven if padded is not None)
+    uneven = [padded_form(leaf) for leaf in leaves if isinstance(leaf, PerReplica) and global_array(leaf) is None]
+    return tuple(padded.shapes for padded in uneven if padded is not None)
 
 
 def can_be_taken(element: Any) -> bool:
@@ -192,8 +192,8 @@ def like(leaf: Any, array: Any) -> Any:
     if not isinstance(leaf, (PerReplica, Mirrored)):
         return array
     if shapes := shapes_of([leaf]):
-        return PerReplica.of_padded(array, shapes[0], leaf.mesh)
-    return type(leaf).of_array(array, leaf.mesh)
+        return of_padded(array, shapes[0], mesh_of(leaf))
+    return of_array(type(leaf), array, mesh_of(leaf))
 
 
 def as_inputs(element: Any, level: frames.Level, slots: list[int]) -> Any:

@@ -11,7 +11,7 @@ from replicax._base import nest as _nest
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._values.arrays import ARRAYS
 from replicax._values.mesh import ReplicaMesh
-from replicax._values.per_replica import Mirrored, PerReplica, Value
+from replicax._values.per_replica import Mirrored, PerReplica, Value, made_forms
 
 
 def arrays_of(nest: Any) -> list[Any]:
@@ -20,7 +20,7 @@ def arrays_of(nest: Any) -> list[Any]:
     for leaf in _nest.leaves(nest):
         forms = [leaf]
         if isinstance(leaf, Value):
-            forms = [leaf._array, leaf._padded and leaf._padded[0], *(leaf._parts or ())]
+            forms = made_forms(leaf)
         for form in forms:
             found += [form.values, form.indices] if isinstance(form, IndexedSlices) else [form]
     return [array for array in found if isinstance(array, jax.Array)]

@@ -22,7 +22,18 @@ from replicax._base.types import (
 from replicax._collectives import arithmetic
 from replicax._collectives.reducer import Reducer
 from replicax._tracing import context, frames
-from replicax._values import DistributedValues, Mirrored, PerReplica, own_component
+from replicax._values import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    global_array,
+    is_whole,
+    mesh_of,
+    of_array,
+    of_traced,
+    own_component,
+    traced_component,
+)
 from replicax._variables import assigned_alike, deferred_restore
 from replicax._variables.as_leaves import convert_leaf
 from replicax._variables.mesh_storage import ComponentStorage, MirroredStorage, StackedStorage
@@ -118,9 +129,9 @@ class _Distributed(OfReplicas, DistributedValues):
         """The components as a value."""
         frame = frames.frame()
         if frame.local:
-            return self._value_type.of_local(frame.read(self)[0], self._mesh)
+            return of_traced(self._value_type, frame.read(self)[0], self._mesh)
         if isinstance(frame, frames.Level):
-            return self._value_type.of_array(frame.read(self)[0], self._mesh)
+            return of_array(self._value_type, frame.read(self)[0], self._mesh)
         with frames.lock:
             self._storage.lent = True
             return self._storage.values()[0]
@@ -145,9 +156,9 @@ class _Distributed(OfReplicas, DistributedValues):
         frame, mesh = frames.frame(), self._mesh
         assert mesh is not None
         if frame.local:
-            return self._of_leaves([Mirrored.of_local(leaf, mesh) for leaf in new])
+            return self._of_leaves([of_traced(Mirrored, leaf, mesh) for leaf in new])
         if isinstance(frame, frames.Level):
-            return self._of_leaves([self._value_type.of_array(leaf, mesh) for leaf in new])
+            return self._of_leaves([of_array(self._value_type, leaf, mesh) for leaf in new])
         with frames.lock:
             self._storage.lent = True
             return self._of_leaves(self._storage.values())
@@ -228,19 +239,22 @@ class MirroredVariable(_Distributed):
 
     def _checked(self, leaf: Any, kind: jax.ShapeDtypeStruct) -> Any:
         """A distributed value whose components fit the variable; plain values are checked already."""
-        if isinstance(leaf, (PerReplica, Mirrored)) and (leaf._local is not None or leaf._array is not None):
-            whole = leaf._local if leaf._local is not None else leaf._array
-            rows = isinstance(leaf, PerReplica) and leaf._local is None
-            shape, dtype = whole.shape[1:] if rows else whole.shape, whole.dtype
-            if shape != kind.shape or dtype != kind.dtype:
-                raise ValueError(
-                    f"Cannot assign value to variable ' {self.name}': its shape is {kind.shape} and its dtype "
-                    f"{kind.dtype}, the components of the assigned {type(leaf).__name__} value have shape {shape} and "
-                    f"dtype {dtype}."
-                )
-        if isinstance(leaf, (PerReplica, Mirrored)) and leaf._local is None and leaf._array is None:
+        if not isinstance(leaf, (PerReplica, Mirrored)):
+            return leaf
+        whole = traced_component(leaf)
+        rows = whole is None and isinstance(leaf, PerReplica)
+        if whole is None and is_whole(leaf):
+            whole = global_array(leaf)
+        if whole is None:
             converted = [convert_leaf(part, kind, self.name) for part in leaf.values]
-            return type(leaf)(converted, leaf.mesh)
+            return type(leaf)(converted, mesh_of(leaf))
+        shape, dtype = whole.shape[1:] if rows else whole.shape, whole.dtype
+        if shape != kind.shape or dtype != kind.dtype:
+            raise ValueError(
+                f"Cannot assign value to variable ' {self.name}': its shape is {kind.shape} and its dtype "
+                f"{kind.dtype}, the components of the assigned {type(leaf).__name__} value have shape {shape} and "
+                f"dtype {dtype}."
+            )
         return leaf
 
     def _update_in_replica(self, combine: Callable[[Any, Any], Any], value: Any, method: str) -> list[Any]:

@@ -17,7 +17,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._collectives import cross_process, sharding
 from replicax._tracing import frames
-from replicax._values import AXIS, DistributedValues, Mirrored, PerReplica, ReplicaMesh, is_global
+from replicax._values import (
+    AXIS,
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    ReplicaMesh,
+    global_array,
+    is_global,
+    mesh_of,
+    of_array,
+)
 from replicax._variables import packed_storage
 from replicax._variables.storage import Storage, Types, no_slots
 
@@ -78,14 +88,14 @@ class ComponentStorage(MeshStorage):
     def own(self) -> list[Any]:
         if self._stale:
             assert self._values is not None
-            self._hold(self.placed([value.array() for value in self._values]))
+            self._hold(self.placed([global_array(value) for value in self._values]))
         return self.arrays
 
     def values(self) -> list[Any]:
         """Returns the leaves as distributed values."""
         if self._values is not None:
             return self._values
-        values = [self.value_type.of_array(array, self.mesh) for array in self.read()]
+        values = [of_array(self.value_type, array, self.mesh) for array in self.read()]
         # Mirrored copies share the array's buffers; rows and parts put together are copies, not to be kept beside it,
         # and those of a shared vector are good until the next call.
         if self._shares_copies and not self.slots:
@@ -160,12 +170,12 @@ class MirroredStorage(ComponentStorage):
         mesh = self.mesh
         if not traced:
             frames.refuse_tracers([leaf])
-        if isinstance(leaf, Mirrored) and leaf.mesh is mesh:
-            return leaf.array()
+        if isinstance(leaf, Mirrored) and mesh_of(leaf) is mesh:
+            return global_array(leaf)
         if not traced and isinstance(leaf, jax.Array) and self.layouts is None and leaf.sharding == mesh.mirrored:
             return leaf
         if isinstance(leaf, PerReplica | Mirrored) and traced:
-            return _spread(leaf.array(), mesh)
+            return _spread(global_array(leaf), mesh)
         if isinstance(leaf, DistributedValues):
             return mesh.mirror(leaf.values)
         if not traced and (is_global(leaf) or (self.layouts is not None and self.layouts[index] is not None)):

@@ -11,7 +11,7 @@ from typing import Any
 
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import TensorShape
-from replicax._values import PerReplica
+from replicax._values import PerReplica, mesh_of
 
 
 def _is_namedtuple(value: Any) -> bool:
@@ -51,7 +51,7 @@ def _rebuilt(value: Any, children: list[Any]) -> Any:
     if _is_namedtuple(value):
         return type(value)(*children)
     if isinstance(value, PerReplica):
-        return PerReplica(children, value.mesh)
+        return PerReplica(children, mesh_of(value))
     return type(value)(*children) if isinstance(value, IndexedSlices) else type(value)(children)
 
 
