@@ -39,6 +39,19 @@ def slow(dataset):
 BOTH_WAYS = pytest.mark.parametrize("way", [lambda d: d, slow], ids=["rows", "elements"])
 
 
+@pytest.mark.parametrize("dtype", [">f4", "<i8", ">c8", "=u2"])
+def test_arrays_in_any_byte_order_are_elements(dtype, tmp_path):
+    array = np.arange(4).astype(dtype)
+    dataset = Dataset.from_tensor_slices(array).batch(2)
+    assert dataset.element_spec.dtype == np.dtype(dtype).newbyteorder("=")
+    assert [x.tolist() for x in dataset] == listed(dataset) == [[0, 1], [2, 3]]
+    assert [(x + 1).tolist() for x in dataset.map(lambda x: x)] == [[1, 2], [3, 4]]
+    snapshot = dataset.snapshot(tmp_path / "snapshot")
+    assert listed(snapshot) == listed(snapshot) == listed(dataset)
+    generated = Dataset.from_generator(lambda: [array], dtype, (4,))
+    assert [x.tolist() for x in generated] == [[0, 1, 2, 3]]
+
+
 # --- specs -----------------------------------------------------------------------------------------------------------
 
 

@@ -34,7 +34,10 @@ def as_dtype(dtype: Any) -> Any:
         dtype = np.dtype(dtype_aliases.get(dtype, dtype))
     except TypeError:
         return dtype  # JAX has dtypes that numpy has not, such as those of random keys
-    return np.dtype(object) if dtype.kind in "SU" else SINGLE_DTYPES.get(dtype, dtype)
+    if dtype.kind in "SU":
+        return np.dtype(object)
+    dtype = dtype if dtype.isnative else dtype.newbyteorder("=")
+    return SINGLE_DTYPES.get(dtype, dtype)
 
 
 def dtype_name(dtype: Any) -> str:

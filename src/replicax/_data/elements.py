@@ -84,9 +84,10 @@ def as_tensor(array: Any) -> Any:
 
 
 def as_host(value: Any) -> Any:
-    """One array, number, string, nested list of those, or another library's tensor, as a numpy array.
+    """Returns an array, number, string, nested list of those, or another library's tensor as a numpy array.
 
-    Python's numbers get the dtypes of tensors (int32, float32), strings become bytes in an array of objects.
+    Python's numbers get the dtypes of tensors (int32, float32), strings become bytes in an array of objects, and arrays
+    in a foreign byte order are copied to this machine's, since JAX takes no others.
     """
     if isinstance(value, Nested):
         return value
@@ -103,7 +104,9 @@ def as_host(value: Any) -> Any:
         array = array.astype(_python_dtype(value, array), copy=False)
     if array.dtype.kind == "S":
         return array.astype(object)
-    return _bytes(array) if array.dtype.kind in "OU" else array
+    if array.dtype.kind in "OU":
+        return _bytes(array)
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _python_dtype(value: Any, array: np.ndarray) -> Any:
