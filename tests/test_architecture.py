@@ -1,0 +1,54 @@
+"""docs/architecture.md names packages, files and functions that are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from test_layers import PACKAGES
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+SOURCE = ROOT / "src" / "replicax"
+LONGEST = 8  # files in a walk
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    cells = [re.split(r"\s*\|\s*", line.strip("| ")) for line in text.splitlines() if line.startswith("|")]
+    return cells[2:]  # after the head
+
+
+WALKS = {walk.split("\n", 1)[0]: rows(walk) for walk in section("Five walks").split("\n### ")[1:]}
+
+
+def test_the_table_of_packages_has_all_of_them_in_their_order():
+    named = [name.strip("`") for name, _ in rows(section("The packages"))]
+    assert [name for name in named if name in PACKAGES] == list(PACKAGES)
+
+
+def test_there_are_five_walks():
+    assert len(WALKS) == 5
+
+
+@pytest.mark.parametrize("walk", WALKS)
+def test_each_walk_leads_through_names_that_are_there(walk):
+    files = [row[0].strip("`") for row in WALKS[walk]]
+    assert 0 < len(files) <= LONGEST and len(set(files)) == len(files)
+    for file, names, _ in WALKS[walk]:
+        tree = ast.parse((SOURCE / file.strip("`")).read_text(encoding="utf-8"))
+        defined = {getattr(node, "name", None) for node in ast.walk(tree)}
+        missing = set(re.findall(r"`(\w+)`", names)) - defined
+        assert names.startswith("`") and not missing, f"{walk}: {file} has no {missing}"
+
+
+def test_files_that_the_page_names_are_there():
+    named = set(re.findall(r"`((?:_?\w+/)+\w+\.py|\w+\.py)`", PAGE))
+    places = [SOURCE, ROOT, *(SOURCE / package for package in PACKAGES)]
+    gone = [name for name in named if not any((place / name).is_file() for place in places)]
+    assert named and not gone, f"docs/architecture.md names files that are not there: {gone}"
