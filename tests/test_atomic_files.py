@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_ways import WORKERS
+from strategies import WORKERS
 
 import replicax as rx
 from replicax._base import atomic_files as atomic

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from recorded import from_tensorflow
-from test_ways import MEAN, SUM, mirrored
+from strategies import MEAN, SUM, mirrored
 
 import replicax as rx
 from replicax._autograph import operators

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from test_ways import mirrored, one_device, one_of_each, per_replica
+from strategies import mirrored, one_device, over, per_replica
 
 import replicax as rx
 from replicax._benchmark import hlo, without_communication
@@ -35,7 +35,7 @@ def adding(strategy, start=1.0):
     return train_step, total
 
 
-@one_of_each
+@over(one_of_each=True)
 def test_figures_of_a_step_and_its_variables_as_they_were(make, n):
     strategy = make()
     train_step, total = adding(strategy)

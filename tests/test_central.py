@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import MEAN, SUM, carried, central, ctx, mirrored, one_device, parts, per_replica, replica_id, ways
+from strategies import MEAN, SUM, carried, central, ctx, mirrored, one_device, parts, per_replica, replica_id, ways
 
 import replicax as rx
 

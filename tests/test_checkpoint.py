@@ -15,19 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_ways import (
-    WORKERS,
-    compiled,
-    counts,
-    eager,
-    mirrored,
-    one_device,
-    parts,
-    replica_id,
-    several,
-    strategies,
-    tpu,
-)
+from strategies import WORKERS, compiled, counts, eager, mirrored, one_device, over, parts, replica_id, several, tpu
 
 import replicax as rx
 from replicax._base import atomic_files
@@ -65,7 +53,7 @@ class Module:
 # Values and strategies.
 
 
-@strategies
+@over(plain=True)
 def test_a_variable_passes_from_every_strategy_to_every_other(make, tmp_path):
     """Fact 74."""
     with make().scope():

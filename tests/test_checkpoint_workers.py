@@ -7,8 +7,8 @@ import os
 import numpy as np
 import pytest
 from processes import Workers
+from strategies import mirrored
 from test_multi_worker_input import told_by
-from test_ways import mirrored
 
 import replicax as rx
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import (
+from strategies import (
     MEAN,
     SUM,
     carried,
@@ -20,16 +20,11 @@ from test_ways import (
     local_ids,
     mirrored,
     one_device,
-    one_of_each,
+    over,
     parts,
     per_replica,
     replica_id,
-    replicated,
     several,
-    several_in_one_process,
-    several_replicated,
-    strategies,
-    uneven,
     ways,
 )
 
@@ -54,7 +49,7 @@ def strategy_with(ops, n) -> rx.MirroredStrategy:
 # all_reduce
 
 
-@replicated
+@over()
 @ways
 @pytest.mark.parametrize("op", few([SUM, MEAN, "sum", "Mean"]), ids=str)
 def test_all_reduce(make, n, way, op):
@@ -72,7 +67,7 @@ def test_all_reduce(make, n, way, op):
     assert each(strategy, result["b"][1][0], np.shape) == [(2, 0, 3)] * n
 
 
-@one_of_each
+@over(one_of_each=True)
 @ways
 @pytest.mark.parametrize(
     "dtype", few([jnp.bfloat16, np.float16, np.float32, np.int8, np.int32, np.complex64, np.uint8])
@@ -91,7 +86,7 @@ def test_all_reduce_of_each_dtype(make, n, way, dtype):
         assert each(strategy, value, lambda part: (part.dtype, complex(part))) == [(kind, expected)] * n
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_one_call_may_mix_dtypes_and_be_empty(make, n, way):
     """Fact 52: TensorFlow refuses both, which is not to be copied."""
@@ -108,7 +103,7 @@ def test_one_call_may_mix_dtypes_and_be_empty(make, n, way):
     assert way(lambda: strategy.run(lambda: ctx().all_reduce(SUM, [])))() == []
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_all_reduce_reads_variables_and_takes_numpy(make, n, way):
     """Fact 52."""
@@ -128,7 +123,7 @@ def test_all_reduce_reads_variables_and_takes_numpy(make, n, way):
     assert parts(strategy, a) == [1.0 * n] * n and parts(strategy, b) == [[5.0 * n]] * n
 
 
-@several_in_one_process
+@over(at_least=2, processes=1)
 @ways
 def test_the_very_same_array_counts_as_one_value(make, n, way):
     """Fact 53: the trap. Captured or passed undistributed it is not multiplied; computed by the replica it is."""
@@ -152,7 +147,7 @@ def test_the_very_same_array_counts_as_one_value(make, n, way):
     assert found == [once, once, once, once, once, times, times, once * n]
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_all_reduce_refuses(make, n, way):
     """Fact 54."""
@@ -174,7 +169,7 @@ def test_all_reduce_refuses(make, n, way):
         way(lambda: strategy.run(lambda: ctx().all_reduce(replica_id())))()
 
 
-@several_replicated
+@over(at_least=2)
 def test_eager_replicas_with_different_shapes_or_dtypes_are_refused(make, n):
     """Fact 54: detected, not waited on."""
     strategy = make()
@@ -188,7 +183,7 @@ def test_eager_replicas_with_different_shapes_or_dtypes_are_refused(make, n):
         strategy.run(lambda: ctx().all_reduce(SUM, jnp.ones((), jnp.float32 if rid() else jnp.int32)))
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 @pytest.mark.parametrize("op", [SUM, MEAN])
 def test_sparse_values_are_concatenated(make, n, way, op):
@@ -213,7 +208,7 @@ def test_sparse_values_are_concatenated(make, n, way, op):
 # all_gather
 
 
-@replicated
+@over()
 @ways
 @pytest.mark.parametrize("axis", few([0, 1, -1, -2]))
 def test_all_gather(make, n, way, axis):
@@ -230,7 +225,7 @@ def test_all_gather(make, n, way, axis):
     assert result["c"] == ()
 
 
-@several_replicated
+@over(at_least=2)
 def test_eager_all_gather_of_uneven_shares(make, n):
     """Fact 50."""
     strategy = make()
@@ -244,7 +239,7 @@ def test_eager_all_gather_of_uneven_shares(make, n):
     assert parts(strategy, b) == [[[r for r in range(n) for _ in range(r)]]] * n
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_all_gather_refuses(make, n, way):
     """Facts 50, 51."""
@@ -271,7 +266,7 @@ def test_all_gather_refuses(make, n, way):
     assert way(lambda: strategy.run(lambda: ctx().all_gather([], axis=0)))() == []
 
 
-@several_replicated
+@over(at_least=2)
 def test_eager_all_gather_of_shares_that_do_not_fit(make, n):
     """Fact 51."""
     strategy = make()
@@ -291,7 +286,7 @@ def test_eager_all_gather_of_shares_that_do_not_fit(make, n):
 # merge_call
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_merge_call(make, n, way):
     """Fact 57."""
@@ -315,7 +310,7 @@ def test_merge_call(make, n, way):
     assert int(strategy.experimental_local_results(result["plain"])[0]) == 5
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_merge_call_hands_out_components(make, n, way):
     """Fact 57: of what the merge function returns each replica gets its own component."""
@@ -353,7 +348,7 @@ def test_merge_call_with_variables_and_errors(n, way):
     assert int(way(lambda: strategy.run(lambda: ctx().merge_call(lambda s, x: x, args=[3])))()) == 3
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_run_inside_of_a_merge_function(make, n, way):
     """Fact 58."""
@@ -362,7 +357,7 @@ def test_run_inside_of_a_merge_function(make, n, way):
     assert parts(strategy, result) == [r + 1.0 for r in range(n)]
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_reduce_gather_and_local_results_inside_of_a_merge_function(make, n, way):
     """Fact 57: what merge functions are for."""
@@ -382,7 +377,7 @@ def test_reduce_gather_and_local_results_inside_of_a_merge_function(make, n, way
     assert parts(strategy, gathered) == [[x for r in ids for x in (r, 1.0)]] * n
 
 
-@strategies
+@over(plain=True)
 def test_a_kept_replica_context_refuses_elsewhere(make):
     """Fact 10."""
     strategy, kept, x = make(), [], jnp.ones(1)
@@ -443,7 +438,7 @@ def by_tape(function, x):
 differentiated = pytest.mark.parametrize("differentiate", [by_grad, by_tape], ids=["grad", "tape"])
 
 
-@replicated
+@over()
 @ways
 @differentiated
 @pytest.mark.parametrize("op", [SUM, MEAN])
@@ -461,7 +456,7 @@ def test_the_gradient_of_all_reduce_is_the_all_reduce_of_gradients(make, n, way,
     assert parts(strategy, gradient) == [2 * (r + 1) * reduced for r in range(n)]
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 @differentiated
 def test_the_gradient_of_all_gather_is_the_replicas_own_part(make, n, way, differentiate):
@@ -479,7 +474,7 @@ def test_the_gradient_of_all_gather_is_the_replicas_own_part(make, n, way, diffe
     assert parts(strategy, gradient) == (weights.reshape(n, 2) * scales).tolist()
 
 
-@uneven
+@over(at_least=2, logical=False)
 @differentiated
 def test_the_gradient_of_an_uneven_all_gather(make, n, differentiate):
     """Facts 50, 56."""
@@ -495,7 +490,7 @@ def test_the_gradient_of_an_uneven_all_gather(make, n, differentiate):
     assert parts(strategy, strategy.run(replica)) == expected
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 @differentiated
 def test_the_local_gradient_is_not_summed(make, n, way, differentiate):
@@ -506,7 +501,7 @@ def test_the_local_gradient_is_not_summed(make, n, way, differentiate):
     assert parts(strategy, gradient) == [6.0 * (r + 1) for r in range(n)]
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 @differentiated
 def test_two_collectives_after_one_another_are_differentiated(make, n, way, differentiate):
@@ -522,7 +517,7 @@ def test_two_collectives_after_one_another_are_differentiated(make, n, way, diff
     np.testing.assert_allclose(parts(strategy, gradient), [2 * (r + 1 - mean) for r in range(n)], atol=1e-6)
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_a_nest_of_dtypes_is_differentiated(make, n, way):
     """Integers have no gradient and do not stand in the way."""
@@ -631,7 +626,7 @@ def test_the_error_of_a_narrow_reduction_has_a_bound(n, narrow, way):
     assert min(worst) > 0.9  # a unit of half the size would not do
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_what_is_reduced_narrowly(make, n, way):
     """Wider floating point numbers, which keep their dtype; what `reduce` and aggregation give is exact."""
@@ -674,7 +669,7 @@ def test_one_replica_needs_no_packing():
     assert all_reduces(mirrored(1), [(3,)] * 4) <= 1
 
 
-@one_of_each
+@over(one_of_each=True)
 @ways
 @pytest.mark.parametrize("bytes_per_pack", few([0, 1, 1 << 20, 8]))
 def test_options_do_not_change_the_values(make, n, way, bytes_per_pack):
@@ -856,7 +851,7 @@ def test_communication_options():
         rx.CommunicationOptions(reduction_dtype="float32")
 
 
-@several_replicated
+@over(at_least=2)
 def test_compiled_collectives_are_traced_once(make, n):
     traces = []
 

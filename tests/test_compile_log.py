@@ -7,7 +7,7 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import mirrored
+from strategies import mirrored
 
 import replicax as rx
 from replicax._engine import compile_log

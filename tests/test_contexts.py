@@ -8,19 +8,7 @@ import threading
 
 import jax.numpy as jnp
 import pytest
-from test_ways import (
-    MEAN,
-    SUM,
-    another,
-    ctx,
-    mirrored,
-    one_device,
-    parts,
-    several_in_one_process,
-    several_replicated,
-    strategies,
-    ways,
-)
+from strategies import MEAN, SUM, another, ctx, mirrored, one_device, over, parts, ways
 
 import replicax as rx
 
@@ -60,7 +48,7 @@ def test_what_the_default_strategy_does():
         assert not rx.in_cross_replica_context() and not rx.has_strategy() and rx.get_replica_context() is not None
 
 
-@strategies
+@over(plain=True)
 def test_inside_of_a_scope(make):
     """Fact 3."""
     strategy = make()
@@ -70,7 +58,7 @@ def test_inside_of_a_scope(make):
     assert not rx.has_strategy() and not rx.in_cross_replica_context()
 
 
-@strategies
+@over(plain=True)
 @ways
 def test_scopes_nest_in_themselves_but_not_in_others(make, way):
     """Fact 5."""
@@ -100,7 +88,7 @@ def test_a_scope_object_is_entered_once():
     assert not rx.has_strategy()
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_no_scope_inside_of_run(make, n, way):
     """Fact 7."""
@@ -118,7 +106,7 @@ def test_no_scope_inside_of_run(make, n, way):
     assert not rx.has_strategy()
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_methods_of_the_wrong_context(make, n, way):
     """Fact 9."""
@@ -196,7 +184,7 @@ def test_two_threads_run_two_strategies_at_once():
     assert results == {2: [2.0] * 2, 4: [4.0] * 4}
 
 
-@strategies
+@over(plain=True)
 @ways
 def test_an_exception_leaves_the_context_as_it_was(make, way):
     """Fact 13."""
@@ -267,7 +255,7 @@ def test_value_context_and_enumerations():
     )
 
 
-@several_in_one_process
+@over(at_least=2, processes=1)
 def test_older_names(make, n):
     """Fact 90."""
     strategy = make()

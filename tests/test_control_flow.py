@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from test_ways import MEAN, SUM, ctx, parts, per_replica, replica_id, several_mirroring, several_replicated, ways
+from strategies import MEAN, SUM, ctx, over, parts, per_replica, replica_id, ways
 
 import replicax as rx
 
@@ -34,7 +34,7 @@ def compiled_run(strategy, replica, *args):
     return parts(strategy, rx.function(lambda *a: strategy.run(replica, args=a))(*args))
 
 
-@several_replicated
+@over(at_least=2)
 @meetings
 def test_a_branch_that_replicas_may_take_differently_is_refused(make, n, meet):
     """Fact 26: TensorFlow refuses all of them; to hang would be the alternative."""
@@ -60,7 +60,7 @@ def test_a_branch_that_replicas_may_take_differently_is_refused(make, n, meet):
     assert compiled_run(strategy, lambda x: total(x), x) == [n * (n + 1) / 2] * n
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 def test_jax_own_collectives_in_a_branch_that_replicas_may_take_differently_are_refused(make, n):
     """Those that the strategy itself never uses as well: a hang is a hang."""
     strategy = make()
@@ -81,7 +81,7 @@ def test_jax_own_collectives_in_a_branch_that_replicas_may_take_differently_are_
             compiled_run(strategy, replica)
 
 
-@several_replicated
+@over(at_least=2)
 @meetings
 def test_a_branch_that_all_replicas_take_alike_works(make, n, meet):
     strategy = make()
@@ -106,7 +106,7 @@ def test_a_branch_that_all_replicas_take_alike_works(make, n, meet):
     ]
 
 
-@several_replicated
+@over(at_least=2)
 @meetings
 def test_a_meeting_in_a_scan_or_a_counted_loop_works(make, n, meet):
     strategy = make()
@@ -126,7 +126,7 @@ def test_a_meeting_in_a_scan_or_a_counted_loop_works(make, n, meet):
     assert compiled_run(strategy, in_fori, x) == compiled_run(strategy, in_while, x) == [3 * expected] * n
 
 
-@several_replicated
+@over(at_least=2)
 @meetings
 def test_a_loop_that_replicas_may_leave_differently_is_refused(make, n, meet):
     strategy = make()
@@ -149,7 +149,7 @@ def test_a_loop_that_replicas_may_leave_differently_is_refused(make, n, meet):
             compiled_run(strategy, replica, x)
 
 
-@several_replicated
+@over(at_least=2)
 def test_a_loop_until_a_shared_condition_holds(make, n):
     """As in line search or convergence: the condition went through all_reduce."""
     strategy = make()
@@ -170,7 +170,7 @@ def test_a_loop_until_a_shared_condition_holds(make, n):
     assert compiled_run(strategy, replica, x) == [expected] * n
 
 
-@several_replicated
+@over(at_least=2)
 def test_branches_without_meetings_may_differ(make, n):
     strategy = make()
     x = per_replica(strategy, [r + 1.0 for r in range(n)])
@@ -183,7 +183,7 @@ def test_branches_without_meetings_may_differ(make, n):
     assert compiled_run(strategy, replica, x) == [1.0 + sum(10.0 * r for r in range(2, n + 1))] * n
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 def test_conditions_from_variables(make, n):
     """A mirrored variable is the same everywhere, an on-read one is not."""
     strategy = make()
@@ -199,7 +199,7 @@ def test_conditions_from_variables(make, n):
         rx.function(program(own))()
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 def test_a_refused_function_changes_nothing(make, n):
     strategy = make()
     with strategy.scope():
@@ -219,7 +219,7 @@ def test_a_refused_function_changes_nothing(make, n):
     assert parts(strategy, v) == [1.0] * n
 
 
-@several_replicated
+@over(at_least=2)
 def test_gradients_through_meetings_in_loops(make, n):
     strategy = make()
 
@@ -233,7 +233,7 @@ def test_gradients_through_meetings_in_loops(make, n):
     np.testing.assert_allclose(compiled_run(strategy, replica, x), [2 * 3 * n * (r + 1.0) for r in range(n)])
 
 
-@several_replicated
+@over(at_least=2)
 @meetings
 def test_eager_replicas_may_not_meet_inside_of_control_flow(make, n, meet):
     """Facts 25, 26."""
@@ -252,7 +252,7 @@ def test_eager_replicas_may_not_meet_inside_of_control_flow(make, n, meet):
         assert not rx.has_strategy()
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_python_loops_and_branches_on_shared_values(make, n, way):
     def replica():

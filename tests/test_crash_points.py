@@ -17,7 +17,7 @@ from pathlib import Path
 
 import crash_points
 import pytest
-from test_ways import WORKERS
+from strategies import WORKERS
 
 import replicax as rx
 

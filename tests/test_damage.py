@@ -14,7 +14,7 @@ import warnings
 
 import numpy as np
 import pytest
-from test_ways import WORKERS
+from strategies import WORKERS
 
 import replicax as rx
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import mirrored, one_device
+from strategies import mirrored, one_device
 
 import replicax as rx
 

@@ -5,21 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from test_ways import (
-    MEAN,
-    SUM,
-    ctx,
-    mirrored,
-    on_gpus,
-    one_device,
-    parts,
-    per_replica,
-    replica_id,
-    several,
-    several_mirroring,
-    several_mirroring_here,
-    ways,
-)
+from strategies import MEAN, SUM, ctx, mirrored, one_device, over, parts, per_replica, replica_id, several, ways
 
 import replicax as rx
 
@@ -53,7 +39,7 @@ def test_update_calls_for_each_component_on_its_device(n):
     assert strategy.extended.update(v, lambda c: None) is None and strategy.extended.update(v, lambda c: 5) == 5
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_update_both_ways(make, n, way):
     """Facts 83, 84: PerReplica arguments are taken component by component."""
@@ -65,7 +51,7 @@ def test_update_both_ways(make, n, way):
     assert parts(strategy, v) == [11.0 + 2 * r for r in range(n)]
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_update_in_replica_context_is_a_meeting_point(make, n, way):
     """Fact 84."""
@@ -91,7 +77,7 @@ def test_update_refuses(n):
     assert float(rx.get_strategy().extended.update(plain, lambda c, x: c.assign(x), args=(4.0,))) == 4.0
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_reduce_to(make, n, way):
     """Fact 85."""
@@ -122,7 +108,7 @@ def test_reduce_to_puts_the_result_at_its_destination(n):
         assert isinstance(value, jax.Array) and float(value) == n and value.devices() == last.devices()
 
 
-@several_mirroring_here
+@over(here=2, copies=True)
 @ways
 def test_reduce_to_refuses(make, n, way):
     """Fact 85."""
@@ -143,7 +129,7 @@ def test_reduce_to_refuses(make, n, way):
     assert way(lambda: extended.reduce_to(MEAN, v, destinations=v))() is v
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_batch_reduce_to(make, n, way):
     """Fact 86."""
@@ -155,7 +141,7 @@ def test_batch_reduce_to(make, n, way):
     assert way(lambda: strategy.extended.batch_reduce_to(SUM, []))() == []
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_reduce_the_gradients_then_update(make, n, way):
     """Fact 87."""
@@ -175,7 +161,7 @@ def test_reduce_the_gradients_then_update(make, n, way):
         assert parts(strategy, step()) == expected and parts(strategy, v) == expected
 
 
-@on_gpus
+@over(copies=True, processes=1, logical=False)
 def test_devices_and_containers(make, n):
     """Facts 88, 113."""
     strategy, plain = make(), rx.Variable(1.0)
@@ -231,7 +217,7 @@ def test_broadcast_to(n):
     assert len(set(map(str, places(value)))) == n
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_update_non_slot_calls_once(make, n, way):
     strategy, calls = make(), []

@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 from jax.experimental import io_callback
 from processes import Workers
-from test_ways import MEAN, SUM, ctx, mirrored, one_device, per_replica
+from strategies import MEAN, SUM, ctx, mirrored, one_device, per_replica
 
 import replicax as rx
 

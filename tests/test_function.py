@@ -12,22 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import (
-    SUM,
-    central,
-    ctx,
-    mirrored,
-    mirroring,
-    one_device,
-    parts,
-    per_replica,
-    replica_id,
-    replicated,
-    several_mirroring,
-    strategies,
-    uneven,
-    uneven_mirroring,
-)
+from strategies import SUM, central, ctx, mirrored, one_device, over, parts, per_replica, replica_id
 
 import replicax as rx
 from replicax._base.errors import InvalidArgumentError
@@ -48,7 +33,7 @@ def dataset(batch=4, count=16):
 # Variables.
 
 
-@strategies
+@over(plain=True)
 def test_variables_are_read_and_written_anew_by_each_call(make):
     strategy = make()
     v, w = made(strategy), made(strategy, jnp.zeros(3))
@@ -74,7 +59,7 @@ def test_variables_are_read_and_written_anew_by_each_call(make):
     assert step.experimental_get_tracing_count() == 1
 
 
-@strategies
+@over(plain=True)
 def test_a_value_that_the_user_holds_stays_valid(make):
     """Donation never invalidates a value, component or distributed value that was read out before."""
     strategy = make()
@@ -115,7 +100,7 @@ def test_a_value_that_the_user_holds_stays_valid(make):
     assert v.numpy().tolist() == [4.0, 5.0, 6.0, 7.0]
 
 
-@strategies
+@over(plain=True)
 def test_what_the_function_returned_stays_valid(make):
     strategy = make()
     v = made(strategy, jnp.zeros(2))
@@ -131,7 +116,7 @@ def test_what_the_function_returned_stays_valid(make):
         assert parts(strategy, per)[0] == [k, k] and parts(strategy, assigned)[0] == [k, k]
 
 
-@strategies
+@over(plain=True)
 def test_one_array_assigned_to_two_variables(make):
     strategy = make()
     v, w, x = made(strategy, jnp.zeros(2)), made(strategy, jnp.zeros(2)), jnp.asarray([1.0, 2.0])
@@ -186,7 +171,7 @@ def test_a_variables_array_passed_as_an_argument_is_not_donated_away():
     assert v.numpy().tolist() == [7.0, 7.0]
 
 
-@mirroring
+@over(copies=True)
 def test_two_functions_share_variables(make, n):
     strategy = make()
     v = made(strategy, aggregation=A.SUM)
@@ -201,7 +186,7 @@ def test_two_functions_share_variables(make, n):
         assert float(read()) == float(v) == expected and parts(strategy, v) == [expected] * n
 
 
-@mirroring
+@over(copies=True)
 def test_a_variable_that_is_only_read_is_not_copied_or_moved(make, n):
     v = made(make(), jnp.ones(3))
     read = rx.function(lambda: v * 2)
@@ -289,7 +274,7 @@ def test_objects_are_constants_by_identity():
         assert float(f(jnp.float32(1), Settings(float(scale)))) == scale
 
 
-@replicated
+@over()
 def test_per_replica_arguments_and_results(make, n):
     """Fact 23."""
     strategy, traces = make(), []
@@ -463,7 +448,7 @@ def test_variables_made_for_concrete_functions_in_two_threads_leave_functions_co
     assert len(variables) == 2 and not rx.config.functions_run_eagerly()
 
 
-@replicated
+@over()
 def test_a_dataset_may_be_passed_to_a_replica_function_that_the_host_drives(make, n):
     strategy = make()
     distributed = strategy.experimental_distribute_dataset(dataset())
@@ -507,7 +492,7 @@ def test_the_replica_function_is_traced_once_whatever_the_number_of_replicas(n):
 # Variables made in it.
 
 
-@mirroring
+@over(copies=True)
 def test_variables_are_made_on_the_first_call_only(make, n):
     """Fact 167."""
     strategy, variables = make(), []
@@ -525,7 +510,7 @@ def test_variables_are_made_on_the_first_call_only(make, n):
     assert type(variables[0]).__name__ == "MirroredVariable"
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 def test_variables_are_made_in_replicas_on_the_first_call(make, n):
     """Facts 24, 167."""
     strategy, variables = make(), {}
@@ -545,7 +530,7 @@ def test_variables_are_made_in_replicas_on_the_first_call(make, n):
         assert parts(strategy, result) == [5.0 + k * (n - 1)] * n == parts(strategy, variables["v"])
 
 
-@replicated
+@over()
 def test_making_a_variable_on_every_call_is_refused(make, n):
     """Fact 24."""
     strategy = make()
@@ -560,7 +545,7 @@ def test_making_a_variable_on_every_call_is_refused(make, n):
 # Iterators.
 
 
-@replicated
+@over()
 def test_next_of_an_iterator_is_pulled_by_each_call(make, n):
     strategy, traces = make(), []
     iterator = iter(strategy.experimental_distribute_dataset(dataset()))
@@ -577,7 +562,7 @@ def test_next_of_an_iterator_is_pulled_by_each_call(make, n):
             step()
 
 
-@uneven
+@over(at_least=2, logical=False)
 def test_an_iterator_as_an_argument(make, n):
     """Fact 166."""
     strategy = make()
@@ -634,7 +619,7 @@ def test_an_iterator_of_python_is_a_constant_and_warns(recwarn):
     ]
 
 
-@uneven_mirroring
+@over(at_least=2, copies=True, logical=False)
 def test_an_uneven_last_element(make, n):
     strategy = make()
     v = made(strategy, 0.0, aggregation=A.SUM)
@@ -653,7 +638,7 @@ def test_an_uneven_last_element(make, n):
         step()
 
 
-@replicated
+@over()
 def test_a_loop_over_a_dataset_is_driven_from_the_host(make, n):
     """Fact 164."""
     strategy, traces = make(), []
@@ -678,7 +663,7 @@ def test_a_loop_over_a_dataset_is_driven_from_the_host(make, n):
     assert len(traces) == 1
 
 
-@uneven_mirroring
+@over(at_least=2, copies=True, logical=False)
 def test_a_loop_over_a_dataset_with_an_uneven_end_and_no_data(make, n):
     strategy = make()
 
@@ -710,7 +695,7 @@ def test_a_captured_dataset_is_looped_over():
 # Nesting, methods, and other ways to call.
 
 
-@replicated
+@over()
 def test_nested_functions_are_part_of_the_outer_one(make, n):
     strategy, traces = make(), []
     v = made(strategy, aggregation=A.SUM)
@@ -734,7 +719,7 @@ def test_nested_functions_are_part_of_the_outer_one(make, n):
     assert traces.count("outer") == 1 and traces.count("inner") <= 2
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 def test_a_function_with_a_meeting_point_inside_of_an_eager_replica_is_refused(make, n):
     """Fact 25."""
     f = rx.function(lambda: ctx().all_reduce(SUM, replica_id()))
@@ -743,7 +728,7 @@ def test_a_function_with_a_meeting_point_inside_of_an_eager_replica_is_refused(m
     assert parts(make(), make().run(f)) == [n * (n - 1) / 2] * n
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 def test_a_function_without_meeting_points_inside_of_an_eager_replica(make, n):
     strategy = make()
     v = made(strategy, 0.0, copies_may_differ=True)
@@ -882,7 +867,7 @@ def test_under_a_gradient():
     assert [float(g) for g in tape.gradient(y, [x, v])] == [12.0, 4.0]
 
 
-@mirroring
+@over(copies=True)
 def test_a_step_that_computes_its_gradients_inside(make, n):
     """Facts 68, 164."""
     strategy = make()
@@ -910,7 +895,7 @@ def test_a_step_that_computes_its_gradients_inside(make, n):
 # Errors leave things usable.
 
 
-@mirroring
+@over(copies=True)
 def test_an_exception_while_tracing_leaves_things_usable(make, n):
     strategy = make()
     v = made(strategy, aggregation=A.SUM)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from test_ways import SUM, carried, compiled, mirrored, one_device, one_of_each, parts, replica_id, replicated, ways
+from strategies import SUM, carried, compiled, mirrored, one_device, over, parts, replica_id, ways
 
 import replicax as rx
 from replicax._base import foreign_state
@@ -47,7 +47,7 @@ def batches(strategy, size: int):
 # Custom loops.
 
 
-@one_of_each
+@over(one_of_each=True)
 @ways
 def test_a_custom_loop_gives_what_sgd_by_hand_gives(make, n, way):
     """The variables of the model and of the optimizer come into being in the first step, which is traced once."""
@@ -105,7 +105,7 @@ def test_all_gradients_and_the_loss_travel_in_one_message():
     assert carried(step, batch) == [1]
 
 
-@replicated
+@over()
 @ways
 def test_metrics_are_updated_in_replicas_and_read_outside(make, n, way):
     strategy = make()
@@ -130,7 +130,7 @@ def test_metrics_are_updated_in_replicas_and_read_outside(make, n, way):
 # What differs between replicas.
 
 
-@one_of_each
+@over(one_of_each=True)
 @ways
 def test_batch_normalization_keeps_the_mean_of_the_replicas_statistics(make, n, way):
     strategy = make()
@@ -147,7 +147,7 @@ def test_batch_normalization_keeps_the_mean_of_the_replicas_statistics(make, n, 
     np.testing.assert_allclose(layer.moving_variance.numpy(), [1.0], rtol=1e-5)
 
 
-@replicated
+@over()
 @ways
 def test_dropout_draws_other_numbers_on_each_replica_and_the_same_with_the_same_seed(make, n, way):
     strategy = make()
@@ -309,7 +309,7 @@ def test_a_scaled_loss_trains_as_another_and_waits_where_one_replica_overflows(r
     assert float(scaled.dynamic_scale.value) == 4.0
 
 
-@one_of_each
+@over(one_of_each=True)
 def test_accumulated_gradients_are_those_of_the_batches_together(make, n):
     strategy = make()
     with strategy.scope():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 import pytest
-from test_ways import central, compiled, mirrored, one_device, ways
+from strategies import central, compiled, mirrored, one_device, ways
 
 import replicax as rx
 from replicax._base import foreign_state

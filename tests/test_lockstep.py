@@ -10,7 +10,7 @@ import re
 
 import jax.numpy as jnp
 import pytest
-from test_ways import SUM, ctx, mirrored, several
+from strategies import SUM, ctx, mirrored, several
 
 import replicax as rx
 

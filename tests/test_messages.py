@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from test_ways import MEAN, SUM, compiled, ctx, eager, mirrored, per_replica, replica_id, ways
+from strategies import MEAN, SUM, compiled, ctx, eager, mirrored, per_replica, replica_id, ways
 
 import replicax as rx
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_ways import a_few_strategies, ctx, last, mirrored, parts, ways
+from strategies import ctx, last, mirrored, over, parts, ways
 
 import replicax as rx
 
@@ -54,7 +54,7 @@ def test_means_of_integers_and_short_floats_are_weighted_by_rows():
     assert float(found["half"]) == 2.0 and found["half"].dtype == jnp.float16
 
 
-@a_few_strategies
+@over(plain=True, one_of_each=True)
 @ways
 @pytest.mark.parametrize("rows", last([3, 13]))
 def test_training_on_an_uneven_batch_is_that_of_the_whole_batch(make, way, rows):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_ways import (
+from strategies import (
     MEAN,
     SUM,
     comes_per_replica,
@@ -21,14 +21,12 @@ from test_ways import (
     few,
     local_ids,
     mirrored,
-    mirroring,
-    on_gpus,
     one_device,
+    over,
     parts,
     per_replica,
     replica_id,
     several,
-    several_mirroring,
     ways,
 )
 
@@ -45,7 +43,7 @@ def made(strategy, value=1.0, **more):
 # What it is.
 
 
-@on_gpus
+@over(copies=True, processes=1, logical=False)
 def test_what_a_variable_in_scope_is(make, n):
     """Facts 29, 59."""
     strategy = make()
@@ -61,7 +59,7 @@ def test_what_a_variable_in_scope_is(make, n):
     assert bool(v.is_initialized())
 
 
-@mirroring
+@over(copies=True)
 def test_a_variable_is_an_array_to_jax_and_numpy(make, n):
     """Facts 59, 76."""
     v = made(make(), [1.0, 2.0])
@@ -97,7 +95,7 @@ def test_a_variable_of_a_numpy_array_is_made_without_a_program(caplog):
     assert all(v.numpy().all() for v in variables)
 
 
-@mirroring
+@over(copies=True)
 def test_the_initial_value_is_computed_once(make, n):
     """Fact 60."""
     calls = []
@@ -191,7 +189,7 @@ def test_arguments():
 # Assigning outside of replicas.
 
 
-@mirroring
+@over(copies=True)
 @ways
 def test_assigning_outside_of_replicas(make, n, way):
     """Fact 62."""
@@ -214,7 +212,7 @@ def test_assigning_outside_of_replicas(make, n, way):
     assert after(lambda: v.assign(value)) == [float(n)] * n
 
 
-@mirroring
+@over(copies=True)
 @ways
 def test_what_an_assignment_outside_returns(make, n, way):
     """Fact 62: a mirrored value, not the variable; None with read_value=False."""
@@ -240,7 +238,7 @@ def test_a_per_replica_argument_makes_the_components_differ(n, way):
     assert parts(strategy, v) == [2 * (r + 1.0) + 1 for r in range(n)]
 
 
-@mirroring
+@over(copies=True)
 @ways
 def test_wrong_values_are_refused(make, n, way):
     """Fact 62: and leave the variable as it was."""
@@ -283,7 +281,7 @@ def test_without_aggregation_each_replica_assigns_its_own_component(n, way):
     assert parts(strategy, v) == [-(10.0 + 2 * r) for r in range(n)]
 
 
-@mirroring
+@over(copies=True)
 @ways
 @pytest.mark.parametrize("aggregation", [A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA], ids=lambda a: a.name)
 def test_aggregations(make, n, way, aggregation):
@@ -313,7 +311,7 @@ def test_the_same_object_on_every_replica(n, way):
         assert parts(strategy, v) == [12.0] * n
 
 
-@mirroring
+@over(copies=True)
 @ways
 @pytest.mark.parametrize("aggregation", [A.NONE, A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA], ids=lambda a: a.name)
 def test_a_python_number_is_assigned(make, n, way, aggregation):
@@ -328,7 +326,7 @@ def test_a_python_number_is_assigned(make, n, way, aggregation):
     assert parts(strategy, v) == [total] * n
 
 
-@mirroring
+@over(copies=True)
 @ways
 def test_a_truth_value_of_the_first_replica(make, n, way):
     strategy, v = make(), made(make(), False, aggregation=A.ONLY_FIRST_REPLICA)
@@ -351,7 +349,7 @@ def test_differing_python_numbers_are_refused(n):
     assert parts(mirrored(n), v) == [12.0] * n
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_what_an_assignment_in_replicas_returns(make, n, way):
     """Fact 65."""
@@ -369,7 +367,7 @@ def test_what_an_assignment_in_replicas_returns(make, n, way):
     assert float(v) == 3.0
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_integers(make, n, way):
     """Fact 66."""
@@ -406,7 +404,7 @@ def test_an_eager_replica_reads_numbers_and_its_device(n):
     assert [d[-5:] for d in seen[2].values] == [f"GPU:{i}" for i in range(n)]
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_a_write_is_read_at_once_and_in_order(make, n, way):
     strategy, v = make(), made(make(), aggregation=A.SUM)
@@ -425,7 +423,7 @@ def test_a_write_is_read_at_once_and_in_order(make, n, way):
     assert parts(strategy, after) == parts(strategy, v) == [total * ids] * n
 
 
-@mirroring
+@over(copies=True)
 @ways
 def test_an_ordinary_variable_is_shared_by_the_replicas(make, n, way):
     """Facts 70, 134: their assignments happen one after the other; each worker has its own."""
@@ -448,7 +446,7 @@ def test_an_ordinary_variable_is_shared_by_the_replicas(make, n, way):
     assert float(plain) == 10.0 - sum(r + 1 for r in ids)
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_a_numpy_number_is_each_replicas_own(make, n, way):
     """Such as the number of its rows, which `tf.shape` gives."""
@@ -533,7 +531,7 @@ def test_a_variable_of_another_strategy(n, way):
     assert parts(strategy, strategy.run(lambda: v + 0)) == [1.0] * n
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 @pytest.mark.parametrize("method", few(["scatter_add", "scatter_sub", "scatter_mul", "scatter_div"]))
 @pytest.mark.parametrize("aggregation", few([A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA, A.NONE]), ids=lambda a: a.name)
@@ -564,7 +562,7 @@ def test_scatter_in_replicas(make, n, way, method, aggregation):
     np.testing.assert_allclose(parts(strategy, v), expected, rtol=1e-6)
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 @pytest.mark.parametrize("method", ["scatter_update", "scatter_max", "scatter_min"])
 def test_scatter_that_cannot_be_summed(make, n, way, method):
@@ -584,7 +582,7 @@ def test_scatter_that_cannot_be_summed(make, n, way, method):
     assert parts(strategy, v) == [[first, 2.0, 3.0, 4.0]] * n
 
 
-@mirroring
+@over(copies=True)
 @ways
 def test_scatter_outside_of_replicas(make, n, way):
     """Fact 72."""
@@ -599,7 +597,7 @@ def test_scatter_outside_of_replicas(make, n, way):
 # Gradients, creators, pytrees.
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_gradients_in_replicas_are_the_replicas_own(make, n, way):
     """Fact 68."""
@@ -620,7 +618,7 @@ def test_gradients_in_replicas_are_the_replicas_own(make, n, way):
         assert parts(strategy, result) == [6.0 * (r + 1) for r in range(n)]
 
 
-@mirroring
+@over(copies=True)
 @ways
 def test_gradients_outside_of_replicas(make, n, way):
     """Fact 68."""
@@ -664,7 +662,7 @@ def test_a_creator_may_change_the_arguments():
     assert parts(mirrored(2), v) == [9.0, 9.0] and not v.trainable
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_run_enters_the_scope_that_a_subclass_has_of_its_own(make, n, way, monkeypatch):
     base = type(make())
@@ -693,7 +691,7 @@ def test_run_enters_the_scope_that_a_subclass_has_of_its_own(make, n, way, monke
         assert rx.Variable(1.0).synchronization is S.ON_READ
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_arithmetic_with_per_replica_values(make, n, way):
     """Fact 76: not outside of replicas."""
@@ -708,7 +706,7 @@ def test_arithmetic_with_per_replica_values(make, n, way):
     ]
 
 
-@mirroring
+@over(copies=True)
 @ways
 def test_a_variable_of_a_pytree(make, n, way):
     """State of Flax or Optax is one variable."""
@@ -752,7 +750,7 @@ def test_one_device_variables_are_ordinary():
     assert one.extended.variable_created_in_scope(v)
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_a_mean_assigned_by_hand_keeps_the_components_equal(make, n, way):
     """Fact 63: what makes reduce-then-assign work without an aggregation."""
@@ -761,7 +759,7 @@ def test_a_mean_assigned_by_hand_keeps_the_components_equal(make, n, way):
     assert parts(strategy, v) == [10.0 - (n - 1) / 4] * n
 
 
-@mirroring
+@over(copies=True)
 @ways
 def test_replicas_that_assign_different_values_are_refused_unless_that_is_asked_for(make, n, way):
     """A gradient that was not summed up is refused, and nothing changes; NaN on all replicas is one value."""

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 from processes import Workers, told_by
-from test_ways import mirrored
+from strategies import mirrored
 
 import replicax as rx
 

@@ -10,10 +10,7 @@ from processes import Workers
 
 TESTS = Path(__file__).parent
 # Those that have a test over all strategies, several processes among them: collecting the others would take seconds.
-OVER_STRATEGIES = re.compile(
-    r"^@(strategies|(a_few|one_of_each|(several_)?(replicated|mirroring)|several(_mirroring)?_here|uneven|packing)\w*)$",
-    re.MULTILINE,
-)
+OVER_STRATEGIES = re.compile(r"^@over\((?!.*processes=1)", re.MULTILINE)
 SHARED = [
     str(path)
     for path in sorted(TESTS.glob("test_*.py"))
@@ -31,7 +28,7 @@ import pytest
 class Job:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self, session):
-        from test_ways import multi_worker
+        from strategies import multi_worker
         multi_worker()
 
 sys.path.insert(0, {str(TESTS)!r})

@@ -11,7 +11,7 @@ import optax
 import pytest
 from flax import nnx
 from flax.errors import TraceContextError
-from test_ways import SUM, carried, central, compiled, eager, mirrored, one_device, tpu, ways
+from strategies import SUM, carried, central, compiled, eager, mirrored, one_device, tpu, ways
 
 import replicax as rx
 from replicax._base import foreign_state

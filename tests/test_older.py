@@ -7,7 +7,7 @@ import warnings
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import SUM, central, compiled, eager, mirrored, parts, per_replica, strategies, ways
+from strategies import SUM, central, compiled, eager, mirrored, over, parts, per_replica, ways
 
 import replicax as rx
 from replicax._strategies import deprecated
@@ -40,7 +40,7 @@ def one_warning(call, name, now):
     return result
 
 
-@strategies
+@over(plain=True)
 def test_names_for_which_there_are_others(make):
     """Fact 90."""
     strategy = make()
@@ -57,7 +57,7 @@ def test_names_for_which_there_are_others(make):
             assert rx.Variable(2.0).device == v.device
 
 
-@strategies
+@over(plain=True)
 def test_names_for_which_there_is_no_need(make):
     """Fact 90: `group` of one tensor is that tensor."""
     strategy, x = make(), jnp.asarray(1)
@@ -72,7 +72,7 @@ def test_group_of_several_components_is_nothing():
     assert one_warning(lambda: mirrored(2).group(per_replica(mirrored(2), [1, 2])), "group", "leave it out") is None
 
 
-@strategies
+@over(plain=True)
 @ways
 def test_make_dataset_iterator(make, way):
     """The element goes to `fn`; at the end there is OutOfRangeError; `initialize` starts anew."""

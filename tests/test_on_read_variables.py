@@ -8,19 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import (
-    MEAN,
-    SUM,
-    ctx,
-    mirrored,
-    mirroring,
-    parts,
-    per_replica,
-    replica_id,
-    several,
-    several_mirroring,
-    ways,
-)
+from strategies import MEAN, SUM, ctx, mirrored, over, parts, per_replica, replica_id, several, ways
 
 import replicax as rx
 
@@ -38,7 +26,7 @@ def combined(aggregation, values):
     return {A.SUM: sum(values), A.MEAN: sum(values) / len(values), A.ONLY_FIRST_REPLICA: values[0]}[aggregation]
 
 
-@mirroring
+@over(copies=True)
 @ways
 @aggregations
 def test_reading_outside_aggregates_and_inside_does_not(make, n, way, aggregation):
@@ -54,7 +42,7 @@ def test_reading_outside_aggregates_and_inside_does_not(make, n, way, aggregatio
     assert float(v.numpy()) == float(v) == expected
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_without_aggregation_reading_outside_is_an_error(make, n, way):
     """Facts 77, 79."""
@@ -69,7 +57,7 @@ def test_without_aggregation_reading_outside_is_an_error(make, n, way):
     assert parts(strategy, way(lambda: strategy.run(lambda: v * 2))()) == [2.0 * r for r in range(n)]
 
 
-@mirroring
+@over(copies=True)
 @ways
 @aggregations
 def test_writing_in_replicas_stays_local(make, n, way, aggregation):
@@ -89,7 +77,7 @@ def test_writing_in_replicas_stays_local(make, n, way, aggregation):
     assert parts(strategy, v) == [7.0] * n
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_writing_in_replicas_is_no_meeting_point(make, n, way):
     """Fact 78: replicas may write as often as they like, each in its own way."""
@@ -110,7 +98,7 @@ def test_writing_in_replicas_is_no_meeting_point(make, n, way):
     assert parts(strategy, v) == [0.0, *(r + 1.0 for r in range(1, n))]
 
 
-@mirroring
+@over(copies=True)
 @ways
 @aggregations
 def test_writing_outside(make, n, way, aggregation):
@@ -156,7 +144,7 @@ def test_integers(way):
         made(mirrored(2), 0, aggregation=A.MEAN)
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_other_properties(make, n, way):
     """Facts 69, 81."""
@@ -179,7 +167,7 @@ def test_other_properties(make, n, way):
     assert parts(strategy, v) == [[0.0, 0.0]] * n
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_inside_of_a_merge_function(make, n, way):
     """Fact 82: as in any cross-replica context."""
@@ -203,7 +191,7 @@ def test_one_replica(way):
         assert type(v).__name__ == "SyncOnReadVariable" and float(v) == 2.0
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_metrics_over_several_steps(make, n, way):
     """What on-read variables are for: a running mean over replicas and steps."""
@@ -250,7 +238,7 @@ def test_a_component_assigned_by_itself(n, way):
     assert parts(strategy, v)[:2] == [1.0, 5.0] and float(way(lambda: v.read_value())()) == n + 4.0
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_a_pytree(make, n, way):
     strategy, v = make(), made(make(), {"a": jnp.zeros(2), "b": (jnp.ones(()),)})

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_ways import SUM, carried, central, ctx, mirrored, replica_id, several_in_one_process
+from strategies import SUM, carried, central, ctx, mirrored, over, replica_id
 
 import replicax as rx
 
@@ -70,7 +70,7 @@ def check_the_same(strategy, optimize, data):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-@several_in_one_process
+@over(at_least=2, processes=1)
 def test_training_is_the_same(make, n, optimize):
     check_the_same(make(), optimize, DATA[:16])
 

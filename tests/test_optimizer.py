@@ -12,23 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_ways import (
-    SUM,
-    a_few_strategies,
-    ctx,
-    few,
-    last,
-    mirrored,
-    one_device,
-    packing,
-    parts,
-    per_replica,
-    replica_id,
-    several,
-    several_mirroring,
-    strategies,
-    ways,
-)
+from strategies import SUM, ctx, few, last, mirrored, one_device, over, parts, per_replica, replica_id, several, ways
 
 import replicax as rx
 from replicax._base.indexed_slices import IndexedSlices
@@ -79,7 +63,7 @@ def same(got, expected):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), got, expected)
 
 
-@a_few_strategies
+@over(plain=True, one_of_each=True)
 @ways
 @transformations
 @pytest.mark.parametrize("mean", last([False, True]), ids=last(["sum", "mean"]))
@@ -104,7 +88,7 @@ def test_a_pytree_variable(make, way, make_optax, mean):
         same(component.numpy(), params.numpy())
 
 
-@a_few_strategies
+@over(plain=True, one_of_each=True)
 @ways
 @pytest.mark.parametrize("form", few(["list", "dict", "pairs", "zip", "nested"]))
 def test_several_variables_in_each_form(make, way, form):
@@ -135,7 +119,7 @@ def test_several_variables_in_each_form(make, way, form):
     same({"w": w.numpy(), "b": b.numpy()}, by_hand(optax.adam(0.05)))
 
 
-@strategies
+@over(plain=True)
 @ways
 def test_none_stands_for_no_gradient(make, way):
     strategy = make()
@@ -152,7 +136,7 @@ def test_none_stands_for_no_gradient(make, way):
         assert float(a) == pytest.approx(before - 1) and b.numpy().tolist() == [1.0, 1.0]
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_in_cross_replica_context(make, n, way):
     strategy = make()
@@ -186,7 +170,7 @@ def test_without_a_strategy(way):
     same(params.numpy(), by_hand(optax.adam(0.05)))
 
 
-@packing
+@over(at_least=2, copies=True, logical=False)
 def test_one_step_is_one_all_reduce(make, n):
     strategy = make()
     with strategy.scope():
@@ -272,7 +256,7 @@ def test_it_is_made_once_outside_of_the_replicas(make):
     assert w.numpy().tolist() == pytest.approx([0.9 - 0.1 * (0.9 + 0.9)] * 2)
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_gradients_reduced_by_the_user(make, n, way):
     """Clipping after the reduction: MEAN of what is the same everywhere leaves it as it is."""
@@ -294,7 +278,7 @@ class Params(NamedTuple):
     b: object
 
 
-@strategies
+@over(plain=True)
 @ways
 def test_named_tuples_and_mixed_dtypes(make, way):
     strategy = make()
@@ -524,7 +508,7 @@ def test_eager_replicas_with_a_sharded_state():
     alike(trained(make_optax, 3, way=lambda f: f, steps=2), trained(make_optax, 3, sharded=False, steps=2), rtol=1e-4)
 
 
-@several_mirroring
+@over(at_least=2, copies=True)
 @ways
 def test_a_sharded_state_in_jobs_of_several_workers(make, n, way, monkeypatch):
     """As in `test_a_pytree_variable`; the strategies of these tests are made once, without the option."""
@@ -702,7 +686,7 @@ def test_gradients_that_are_one_value_for_all_replicas_are_not_added_up():
 # Micro-batches.
 
 
-@a_few_strategies
+@over(plain=True, one_of_each=True)
 @ways
 @pytest.mark.parametrize("mean", last([False, True]), ids=last(["sum", "mean"]))
 def test_micro_batches_come_to_the_same(make, way, mean):

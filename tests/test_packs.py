@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_ways import mirrored, one_device
+from strategies import mirrored, one_device
 
 import replicax as rx
 from replicax._passes import vectorize

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import WORKERS, mirrored, one_of_each, per_replica, replica_id
+from strategies import WORKERS, mirrored, over, per_replica, replica_id
 
 import replicax as rx
 from replicax._base import profiling
@@ -43,7 +43,7 @@ def steps_of(events):
     return [(event["name"], int(event["args"]["step_num"])) for event in sorted(found, key=lambda event: event["ts"])]
 
 
-@one_of_each
+@over(one_of_each=True)
 def test_the_trace_has_the_steps_and_the_replicas_by_name(make, n, tmp_path):
     strategy = make()
     train_step, x, total = training(strategy)

@@ -8,23 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import (
-    MEAN,
-    SUM,
-    ctx,
-    few,
-    local_ids,
-    mirrored,
-    one_device,
-    one_of_each,
-    parts,
-    per_replica,
-    replicated,
-    several,
-    several_here,
-    several_replicated,
-    ways,
-)
+from strategies import MEAN, SUM, ctx, few, local_ids, mirrored, one_device, over, parts, per_replica, several, ways
 
 import replicax as rx
 
@@ -43,7 +27,7 @@ def ragged(strategy, *shares):
     )
 
 
-@one_of_each
+@over(one_of_each=True)
 @ways
 @pytest.mark.parametrize("axis", few([None, 0, 1, -1, -2, (0, 1), (), (1,), (-1, 0)]), ids=str)
 def test_reduce(make, n, way, axis):
@@ -59,7 +43,7 @@ def test_reduce(make, n, way, axis):
     np.testing.assert_allclose(mean, expected / count, rtol=1e-6)
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_the_result_of_run_is_reduced(make, n, way):
     strategy = make()
@@ -72,7 +56,7 @@ def test_the_result_of_run_is_reduced(make, n, way):
     assert total.tolist() == [n * (n + 1) / 2] * 2 and float(mean) == (n + 1) / 2
 
 
-@one_of_each
+@over(one_of_each=True)
 @ways
 @pytest.mark.parametrize("axis", [None, 0])
 @pytest.mark.parametrize(
@@ -126,7 +110,7 @@ def test_negative_means_are_not_cut_off(way):
     assert float(a) == -0.75 and float(b) == -1.5
 
 
-@one_of_each
+@over(one_of_each=True)
 @ways
 @pytest.mark.parametrize("axis", [None, 0])
 @pytest.mark.parametrize("op", [SUM, MEAN])
@@ -137,7 +121,7 @@ def test_booleans_are_refused(make, n, way, axis, op):
         way(lambda x: make().reduce(op, x, axis=axis))(x)
 
 
-@several_replicated
+@over(at_least=2)
 def test_text_and_mixed_dtypes_are_refused(make, n):
     """Fact 40."""
     strategy = make()
@@ -182,7 +166,7 @@ def test_an_empty_share_gives_nan_means_and_zero_sums():
     assert np.isnan(float(strategy.reduce(MEAN, means, axis=None)))
 
 
-@replicated
+@over()
 @ways
 def test_wrong_axes(make, n, way):
     """Fact 38."""
@@ -200,7 +184,7 @@ def test_wrong_axes(make, n, way):
             strategy.reduce(op, x)
 
 
-@replicated
+@over()
 @ways
 def test_the_reduce_op(make, n, way):
     """Fact 45."""
@@ -217,7 +201,7 @@ def test_the_reduce_op(make, n, way):
             way(lambda x, op=op: strategy.reduce(op, x, axis=None))(x)
 
 
-@several_here
+@over(here=2)
 @ways
 def test_a_value_that_is_not_distributed(make, n, way):
     """Fact 42."""
@@ -234,7 +218,7 @@ def test_a_value_that_is_not_distributed(make, n, way):
     assert way(lambda x: strategy.reduce(MEAN, x, axis=None))(x).tolist() == [1.0, 3.0]
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_a_value_that_is_not_distributed_stands_for_every_replicas(make, n, way):
     """Fact 42."""
@@ -274,7 +258,7 @@ def test_variables_and_mirrored_values(n, way):
     assert float(way(lambda: strategy.reduce(MEAN, on_read, axis=None))()) == total / n
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_nests_are_reduced_leaf_by_leaf(make, n, way):
     """Fact 44."""
@@ -290,7 +274,7 @@ def test_nests_are_reduced_leaf_by_leaf(make, n, way):
             way(lambda x: strategy.reduce(SUM, [x, 5], axis=None))(x)
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_sparse_values_are_concatenated(make, n, way):
     """Fact 46."""
@@ -329,7 +313,7 @@ def test_python_numbers_of_replicas():
     assert float(strategy.reduce(SUM, x, axis=0)) == 5.0
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_reduce_inside_of_the_scope_and_refused_in_replicas(make, n, way):
     """Facts 9, 47."""
@@ -345,7 +329,7 @@ def test_reduce_inside_of_the_scope_and_refused_in_replicas(make, n, way):
         way(lambda x: strategy.run(lambda a: strategy.reduce(SUM, a, axis=None), args=(x,)))(x)
 
 
-@several_replicated
+@over(at_least=2)
 def test_the_gradient_of_a_reduction(make, n):
     strategy = make()
     x = per_replica(strategy, [[1.0, 2.0]] * n)
@@ -359,7 +343,7 @@ def test_the_gradient_of_a_reduction(make, n):
 # gather
 
 
-@one_of_each
+@over(one_of_each=True)
 @ways
 @pytest.mark.parametrize("axis", few([0, 1, -1, -2]))
 @pytest.mark.parametrize("dtype", few([np.float16, np.float32, np.int32]))
@@ -383,7 +367,7 @@ def test_gather_of_uneven_shares_and_nests():
     assert strategy.gather(empty, axis=0).tolist() == [7]
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_gather_refuses(make, n, way):
     """Facts 48, 49."""

@@ -10,7 +10,7 @@ import threading
 import jax
 import jax.numpy as jnp
 import pytest
-from test_ways import mirrored, one_device
+from strategies import mirrored, one_device
 
 import replicax as rx
 

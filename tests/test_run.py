@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import collections
 import functools
+import threading
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import (
+from strategies import (
     SUM,
     another,
     comes_per_replica,
     compiled,
+    counts,
     ctx,
     device_names,
     each,
     eager,
     local_ids,
     mirrored,
-    mirroring,
-    on_gpus,
     one_device,
+    over,
     parts,
     per_replica,
     replica_id,
-    replicated,
     several,
-    several_here,
-    several_in_one_process,
-    several_replicated,
-    strategies,
-    uneven,
     ways,
 )
 
@@ -50,7 +45,7 @@ class Typed(NamedTuple):
 # What a replica gets.
 
 
-@replicated
+@over()
 @ways
 def test_a_replica_gets_its_component_and_everything_else_as_it_is(make, n, way):
     """Fact 17."""
@@ -72,7 +67,7 @@ def test_a_replica_gets_its_component_and_everything_else_as_it_is(make, n, way)
     assert parts(strategy, c) == [v + 1 for v in values]
 
 
-@mirroring
+@over(copies=True)
 @ways
 def test_objects_and_variables_arrive_as_themselves(make, n, way):
     """Fact 17: a distributed variable is passed whole, not as a component."""
@@ -91,7 +86,7 @@ def test_objects_and_variables_arrive_as_themselves(make, n, way):
     assert parts(strategy, result) == [2.0] * n
 
 
-@replicated
+@over()
 @ways
 def test_args_may_be_a_list(make, n, way):
     """Fact 27."""
@@ -108,7 +103,7 @@ def test_args_of_another_kind_are_refused(args, way):
         way(lambda: mirrored(2).run(lambda x: x, args=args))()
 
 
-@replicated
+@over()
 @ways
 def test_wrong_calls_raise_what_python_raises(make, n, way):
     """Fact 27."""
@@ -121,14 +116,14 @@ def test_wrong_calls_raise_what_python_raises(make, n, way):
         strategy.run(lambda x: x, (1,), {}, None, None)
 
 
-@strategies
+@over(plain=True)
 def test_options_are_accepted(make):
     """Fact 27."""
     options = rx.RunOptions(experimental_enable_dynamic_batch_size=False)
     assert make().run(lambda: 1, options=options) == 1
 
 
-@replicated
+@over()
 @ways
 def test_arguments_keep_their_dtype_and_shape(make, n, way):
     strategy = make()
@@ -138,7 +133,7 @@ def test_arguments_keep_their_dtype_and_shape(make, n, way):
             assert part.dtype == dtype and part.shape == (1, 3)
 
 
-@replicated
+@over()
 @ways
 def test_empty_and_large_structures_go_through(make, n, way):
     strategy = make()
@@ -155,7 +150,7 @@ def test_empty_and_large_structures_go_through(make, n, way):
 # What becomes of the results.
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_arrays_that_replicas_compute_become_per_replica(make, n, way):
     """Fact 18: also where they are equal."""
@@ -171,7 +166,7 @@ def test_numpy_numbers_such_as_a_number_of_rows_become_per_replica(way):
     assert int(step()) == 6
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_the_same_object_on_every_replica_comes_back_bare(make, n, way):
     """Fact 18."""
@@ -183,7 +178,7 @@ def test_the_same_object_on_every_replica_comes_back_bare(make, n, way):
     assert not isinstance(number, rx.PerReplica) and int(number) == 3
 
 
-@several_replicated
+@over(at_least=2)
 def test_eagerly_the_bare_object_is_the_very_object(make, n):
     """Fact 18."""
     shared, marker = jnp.asarray(5), object()
@@ -191,7 +186,7 @@ def test_eagerly_the_bare_object_is_the_very_object(make, n):
     assert make().run(lambda: [marker])[0] is marker
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_nests_are_walked(make, n, way):
     """Fact 18."""
@@ -211,7 +206,7 @@ def test_nests_are_walked(make, n, way):
     assert result["p"].y == "x" and isinstance(result["t"], Typed) and parts(strategy, result["t"].b) == ids
 
 
-@uneven
+@over(at_least=2, logical=False)
 def test_eager_replicas_may_return_anything(make, n):
     """Fact 18."""
     strategy = make()
@@ -254,7 +249,7 @@ def test_different_structures_are_refused(n, make):
     assert not rx.has_strategy()
 
 
-@replicated
+@over()
 @ways
 def test_a_returned_variable_is_the_variable(make, n, way):
     """Fact 19."""
@@ -268,7 +263,7 @@ def test_a_returned_variable_is_the_variable(make, n, way):
         assert way(lambda variable=variable: strategy.run(lambda: [variable, replica_id()]))()[0] is variable
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_a_read_variable_is_per_replica(make, n, way):
     """Fact 19."""
@@ -305,7 +300,7 @@ def test_one_mirrored_replica_still_has_per_replica_values_and_mirrored_variable
 # Who the replica is.
 
 
-@replicated
+@over()
 @ways
 def test_the_replica_context_tells_who_the_replica_is(make, n, way):
     """Facts 4, 11."""
@@ -329,7 +324,7 @@ def test_the_replica_context_tells_who_the_replica_is(make, n, way):
     assert set(seen) == {(True, True, n, int)} and strategy.num_replicas_in_sync == n
 
 
-@on_gpus
+@over(copies=True, processes=1, logical=False)
 def test_eager_replicas_know_their_number_and_compute_on_their_device(make, n):
     """Facts 4, 28."""
     strategy = make()
@@ -343,7 +338,7 @@ def test_eager_replicas_know_their_number_and_compute_on_their_device(make, n):
         assert part.devices() == {table[f"GPU:{i}"]}
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_results_lie_on_their_replicas_devices(make, n, way):
     """Fact 28."""
@@ -353,7 +348,7 @@ def test_results_lie_on_their_replicas_devices(make, n, way):
     assert parts(strategy, result) == [n * (n - 1) / 2] * n
 
 
-@several_here
+@over(here=2)
 def test_components_of_different_devices_combine_outside(make, n):
     """The user may compute with two components, although they lie on two devices."""
     strategy = make()
@@ -364,7 +359,7 @@ def test_components_of_different_devices_combine_outside(make, n):
 # Order, and errors.
 
 
-@several_replicated
+@over(at_least=2)
 def test_eager_replicas_run_in_order_up_to_each_meeting_point(make, n):
     """Fact 15."""
     log = []
@@ -387,7 +382,7 @@ class Mine(Exception):
     pass
 
 
-@replicated
+@over()
 @ways
 def test_an_exception_comes_out_as_it_is_and_leaves_the_strategy_usable(make, n, way):
     """Fact 13."""
@@ -403,7 +398,7 @@ def test_an_exception_comes_out_as_it_is_and_leaves_the_strategy_usable(make, n,
     assert parts(strategy, way(lambda: strategy.run(replica_id))()) == [float(i) for i in range(n)]
 
 
-@several_in_one_process
+@over(at_least=2, processes=1)
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_one_eager_replica_that_raises_ends_all(make, n, where):
     """Facts 13, 21."""
@@ -423,7 +418,7 @@ def test_one_eager_replica_that_raises_ends_all(make, n, where):
         assert not rx.has_strategy()
 
 
-@several_replicated
+@over(at_least=2)
 def test_a_nested_run_is_refused(make, n):
     """Fact 8."""
     strategy, other = make(), another()
@@ -436,7 +431,7 @@ def test_a_nested_run_is_refused(make, n):
             way(lambda: strategy.run(lambda: 1))()
 
 
-@several_in_one_process
+@over(at_least=2, processes=1)
 def test_different_numbers_of_merge_calls_are_refused(make, n):
     """Fact 21."""
     strategy = make()
@@ -449,7 +444,7 @@ def test_different_numbers_of_merge_calls_are_refused(make, n):
         strategy.run(replica)
 
 
-@several_in_one_process
+@over(at_least=2, processes=1)
 def test_the_first_replicas_merge_function_runs(make, n):
     """Fact 21."""
     strategy = make()
@@ -464,7 +459,7 @@ def test_the_first_replicas_merge_function_runs(make, n):
 # Per-replica values are no tensors.
 
 
-@several_replicated
+@over(at_least=2)
 def test_per_replica_values_are_no_arrays(make, n):
     """Fact 22."""
     x = per_replica(make(), [1.0] * n)
@@ -481,7 +476,7 @@ def test_per_replica_values_are_no_arrays(make, n):
     assert bool(x) and np.asarray(x).dtype == object
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_a_captured_per_replica_value_is_not_unwrapped(make, n, way):
     """Fact 22."""
@@ -490,7 +485,7 @@ def test_a_captured_per_replica_value_is_not_unwrapped(make, n, way):
         way(lambda: make().run(lambda: x + 1))()
 
 
-@several_replicated
+@over(at_least=2)
 @ways
 def test_the_result_of_one_run_is_the_argument_of_the_next(make, n, way):
     strategy = make()
@@ -503,7 +498,7 @@ def test_the_result_of_one_run_is_the_argument_of_the_next(make, n, way):
     assert parts(strategy, way(program)()) == [i * 4.0 for i in range(n)]
 
 
-@uneven
+@over(at_least=2, logical=False)
 def test_shares_of_different_shapes_go_in_and_out_eagerly(make, n):
     strategy = make()
     x = strategy.experimental_distribute_values_from_function(
@@ -514,7 +509,7 @@ def test_shares_of_different_shapes_go_in_and_out_eagerly(make, n):
     assert parts(strategy, result[1]) == [i * (i + 1) / 2 for i in range(n)]
 
 
-@several_in_one_process
+@over(at_least=2, processes=1)
 def test_a_value_of_a_smaller_strategy_runs_out(make, n):
     """Fact 33."""
     small, large = make(), mirrored(n + 1)
@@ -544,7 +539,7 @@ def test_a_variable_made_in_run_is_one_for_all_replicas(n):
     assert all(made is v and value == 5.0 for made, value in seen) and len(seen) == n
 
 
-@several_in_one_process
+@over(at_least=2, processes=1)
 def test_variables_of_different_names_are_refused(make, n):
     """Fact 24."""
 
@@ -558,7 +553,7 @@ def test_variables_of_different_names_are_refused(make, n):
 # Under JAX's own transformations.
 
 
-@several_replicated
+@over(at_least=2)
 def test_run_works_under_jit_and_grad(make, n):
     strategy = make()
     x = per_replica(strategy, [float(i + 1) for i in range(n)])
@@ -573,7 +568,7 @@ def test_run_works_under_jit_and_grad(make, n):
     assert float(jax.grad(loss)(jnp.float32(3.0), x)) == 6 * squares
 
 
-@replicated
+@over()
 def test_a_function_handed_to_run_is_compiled(make, n):
     """Facts 16, 25: it may contain meeting points and is traced once."""
     strategy, calls = make(), []
@@ -589,7 +584,7 @@ def test_a_function_handed_to_run_is_compiled(make, n):
     assert len(calls) == 1
 
 
-@several_here
+@over(here=2)
 @ways
 def test_printing_a_per_replica_value(make, n, way):
     """Fact 30."""
@@ -604,7 +599,7 @@ def test_printing_a_per_replica_value(make, n, way):
 # Values made for each replica.
 
 
-@replicated
+@over()
 def test_values_from_a_function_are_stored_as_they_are(make, n):
     """Facts 34, 35."""
     strategy, seen, same = make(), [], jnp.asarray(1)
@@ -620,7 +615,7 @@ def test_values_from_a_function_are_stored_as_they_are(make, n):
     assert all(part is same for part in array.values)
 
 
-@replicated
+@over()
 def test_an_exception_of_the_value_function_comes_out(make, n):
     """Fact 34."""
 
@@ -646,3 +641,28 @@ def test_local_results():
     with strategy.scope():
         v = rx.Variable(1.0)
     assert local(v) == v.values
+
+
+@counts
+def test_eagerly_the_function_runs_once_for_each_replica_and_compiled_once_at_all(n):
+    """Facts 15, 16: in compiled code the function is traced once whatever the number of replicas."""
+    strategy, calls = mirrored(n), []
+
+    def replica():
+        calls.append(threading.current_thread())
+        return replica_id() + 1
+
+    for way, expected in ((eager, n), (compiled, 1)):
+        calls.clear()
+        run = way(lambda: strategy.run(replica))
+        assert parts(strategy, run()) == [i + 1.0 for i in range(n)]
+        assert len(calls) == expected
+        assert parts(strategy, run()) == [i + 1.0 for i in range(n)]
+        assert len(calls) == (2 * n if way is eager else 1)
+
+
+def test_eager_replicas_have_a_thread_each():
+    """Fact 12."""
+    seen = []
+    mirrored(2).run(lambda: seen.append(threading.current_thread()))
+    assert len(set(seen)) == 2 and threading.main_thread() not in seen

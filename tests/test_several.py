@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import SUM, a_few_strategies, mirrored, one_device
+from strategies import SUM, mirrored, one_device, over
 
 import replicax as rx
 from replicax._data.multi_step import Demand
@@ -80,7 +80,7 @@ class Training:
                 return results
 
 
-@a_few_strategies
+@over(plain=True, one_of_each=True)
 def test_it_gives_what_single_steps_give(make, programs):
     strategy = make()
     single, several = Training(strategy, 1), Training(strategy, 4)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import MEAN, SUM, carried, ctx, mirrored, parts, replica_id, several_in_one_process
+from strategies import MEAN, SUM, carried, ctx, mirrored, over, parts, replica_id
 
 import replicax as rx
 from replicax._passes import merge_all_reduces
@@ -99,7 +99,7 @@ def test_large_sums_are_not_copied_together():
     assert parts(strategy, last) == [3.0] * 2 and parts(strategy, few) == [[6.0] * 3] * 2
 
 
-@several_in_one_process
+@over(at_least=2, processes=1)
 def test_runs_that_follow_each_other(make, n):
     """The second run gets what the first one's sum came to, and what it left to the replicas."""
     strategy = make()
@@ -115,7 +115,7 @@ def test_runs_that_follow_each_other(make, n):
     assert [float(x) for x in twice()] == [total, total * total, total / n]
 
 
-@several_in_one_process
+@over(at_least=2, processes=1)
 def test_the_same_through_a_gradient_tape(make, n):
     """Under a tape the program stays as it was traced, whose gradients JAX knows."""
     strategy = make()

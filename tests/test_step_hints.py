@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import SUM, mirrored, one_device
+from strategies import SUM, mirrored, one_device
 
 import replicax as rx
 from replicax._engine import step_hints

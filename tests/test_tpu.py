@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from test_ways import compiled, ctx, eager, mirrored, per_replica, replica_id, tpu, virtual_tpus, ways
+from strategies import compiled, ctx, eager, mirrored, per_replica, replica_id, tpu, virtual_tpus, ways
 
 import replicax as rx
 from replicax._base import devices as _devices

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_ways import mirrored
+from strategies import mirrored
 
 import replicax as rx
 

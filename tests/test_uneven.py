@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 from jax import lax
-from test_ways import MEAN, SUM, central, ctx, mirrored, parts, per_replica, uneven
+from strategies import MEAN, SUM, central, ctx, mirrored, over, parts, per_replica
 
 import replicax as rx
 from replicax._base.errors import InvalidArgumentError
@@ -210,7 +210,7 @@ def test_the_same_as_eagerly(make, program):
         assert np.allclose(v.read_value(), w.read_value(), rtol=3e-5, atol=1e-6), v
 
 
-@uneven
+@over(at_least=2, logical=False)
 def test_each_shape_is_traced_once_and_each_batch_is_a_program(make, n):
     """Also of elements that the function pulls, and where the host drives the loop; in later epochs nothing runs."""
     strategy, traced = make(), []
@@ -250,7 +250,7 @@ def test_each_shape_is_traced_once_and_each_batch_is_a_program(make, n):
     assert given.experimental_get_tracing_count() == pulled.experimental_get_tracing_count() == 2
 
 
-@uneven
+@over(at_least=2, logical=False)
 def test_values_of_different_shapes_come_and_go(make, n):
     """Of all shapes, with others, made by hand, and handed from one function to another; also under `jax.jit`."""
     strategy = make()
@@ -392,7 +392,7 @@ def test_shapes_that_keep_changing_are_answered_with_a_warning():
     assert len(traced) == 14  # those that have programs keep them
 
 
-@uneven
+@over(at_least=2, logical=False)
 def test_nothing_is_gathered_of_nothing(make, n):
     """Also where all parts are alike, which XLA has no collective for."""
     strategy = make()

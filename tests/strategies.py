@@ -1,17 +1,17 @@
-"""What the behavioural tests share: strategies of each size, and the two ways to run a program; and that they are two.
+"""Strategies that shared tests run over, the two ways to run a program, and what tests ask of values.
 
 A test that takes `n` and `way` runs with 1, 2 and 4 replicas, eagerly (`strategy.run` called directly, one thread a
-replica) and compiled (inside of `rx.function`). One that takes `make` runs over all strategies of the table below.
+replica) and compiled (inside of `rx.function`). One with `@over(...)` runs over the strategies of the table below.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import pickle
-import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -76,15 +76,25 @@ def another() -> rx.MirroredStrategy:
     return rx.MirroredStrategy(["CPU:0"])
 
 
-# Every strategy that the shared tests run over: its name, how many replicas it has, and what makes it. A strategy that
-# is new takes one line here.
-STRATEGIES: dict[str, tuple[int, Callable[[], rx.Strategy]]] = {
-    "one_device": (1, one_device),
-    "1": (1, functools.partial(mirrored, 1)),
-    "2": (2, functools.partial(mirrored, 2)),
-    "4": (4, functools.partial(mirrored, 4)),
-    "central": (2, central),
-    "tpu_logical": (2, functools.partial(tpu, 2, 4)),
+class Kind(NamedTuple):
+    """A strategy that the shared tests run over."""
+
+    replicas: int
+    make: Callable[[], rx.Strategy]
+    plain: bool = False  # values are plain ones, not per replica
+    copies: bool = True  # each replica has a copy of a variable
+    logical: bool = False  # a replica has several devices, and all have values of the same shapes
+    size: bool = False  # as another one, but for the number of replicas
+
+
+# The one table: a strategy that is new takes one line here.
+STRATEGIES: dict[str, Kind] = {
+    "one_device": Kind(1, one_device, plain=True, copies=False),
+    "1": Kind(1, functools.partial(mirrored, 1), size=True),
+    "2": Kind(2, functools.partial(mirrored, 2)),
+    "4": Kind(4, functools.partial(mirrored, 4)),
+    "central": Kind(2, central, copies=False),
+    "tpu_logical": Kind(2, functools.partial(tpu, 2, 4), logical=True),
 }
 
 # Two replicas, of which the newest JAX has all (see Makefile), are tried on the oldest where a test counts replicas.
@@ -95,7 +105,54 @@ STRATEGIES = {name: STRATEGIES[name] for name in _NAMES.split(",")}
 # In the workers of a job (see test_multi_worker_suite.py) there is one strategy, over all of them.
 WORKERS = int(os.environ.get("REPLICAX_SUITE_WORKERS", "1"))
 if WORKERS > 1:
-    STRATEGIES = {"multi_worker": (WORKERS * int(os.environ["REPLICAX_SUITE_DEVICES"].split(":")[1]), multi_worker)}
+    _here = int(os.environ["REPLICAX_SUITE_DEVICES"].split(":")[1])
+    STRATEGIES = {"multi_worker": Kind(WORKERS * _here, multi_worker)}
+
+
+def over(
+    *,
+    plain: bool = False,
+    at_least: int = 1,
+    here: int = 1,
+    copies: bool = False,
+    logical: bool = True,
+    one_of_each: bool = False,
+    processes: int | None = None,
+) -> Callable[[Callable[..., None]], Any]:
+    """Has a test run over the strategies of the table that these facts hold of.
+
+    The test takes `make`, which makes the strategy, and `n`, the number of its replicas, where it needs that.
+
+    Args:
+        plain: also those whose values are plain ones, not per replica.
+        at_least: how many replicas there are.
+        here: how many there are in each process.
+        copies: only those whose variables have a copy on each replica.
+        logical: also those whose replicas have several devices each, and values of the same shapes.
+        one_of_each: one of each kind and no other sizes, for a test that has many cases of its own.
+        processes: 1 for those of one process alone, where a replica may do something else than the others, and no
+            other process waits for it.
+    """
+
+    def fits(kind: Kind) -> bool:
+        return (
+            (plain or not kind.plain)
+            and kind.replicas >= at_least
+            and kind.replicas // WORKERS >= here
+            and (kind.copies or not copies)
+            and (logical or not kind.logical)
+            and not (one_of_each and kind.size)
+            and processes in (None, WORKERS)
+        )
+
+    chosen = {name: kind for name, kind in STRATEGIES.items() if fits(kind)}
+
+    def mark(test: Callable[..., None]) -> Any:
+        counts = "n" in inspect.signature(test).parameters
+        values = [(kind.make, kind.replicas) if counts else kind.make for kind in chosen.values()]
+        return pytest.mark.parametrize("make, n" if counts else "make", values, ids=list(chosen))(test)
+
+    return mark
 
 
 def eager(program: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,42 +178,6 @@ def last(cases: list[Any]) -> list[Any]:
 counts = pytest.mark.parametrize("n", [1, 2, 4])
 several = pytest.mark.parametrize("n", [2, 4])
 ways = pytest.mark.parametrize("way", [eager, compiled], ids=["eager", "compiled"])
-strategies = pytest.mark.parametrize("make", [make for _, make in STRATEGIES.values()], ids=list(STRATEGIES))
-_FEW = {name: make for name, (_, make) in STRATEGIES.items() if name != "1"}
-a_few_strategies = pytest.mark.parametrize("make", list(_FEW.values()), ids=list(_FEW))  # as `one_of_each`
-
-
-def _with_counts(but_for: set[str] = frozenset(), at_least: int = 1, here: int = 1, workers: bool = True) -> Any:
-    """A table of those with so many replicas, in all and in a process; `workers`: also those of several processes."""
-    chosen = {
-        name: (make, n)
-        for name, (n, make) in STRATEGIES.items()
-        if name not in but_for and n >= at_least and n // WORKERS >= here and (workers or WORKERS == 1)
-    }
-    return pytest.mark.parametrize("make, n", list(chosen.values()), ids=list(chosen))
-
-
-PLAIN = {"one_device"}  # whose values are plain ones
-ONE_COPY = {"one_device", "central"}  # whose variables are no copies on each replica
-replicated = _with_counts(PLAIN)  # whose values are per replica, with the number of replicas
-several_replicated = _with_counts(PLAIN, at_least=2)
-# One of each kind, for tests that have many cases of their own.
-one_of_each = _with_counts({"one_device", "1"})
-mirroring = _with_counts(ONE_COPY)  # whose variables have a copy on each replica
-several_mirroring = _with_counts(ONE_COPY, at_least=2)
-# Several in each process: whose replicas' values are put together, and whose replicas may share an object.
-several_here = _with_counts(PLAIN, here=2)
-several_mirroring_here = _with_counts(ONE_COPY, here=2)
-# All in this process, where one replica may do something else than the others, and no other process waits for it.
-several_in_one_process = _with_counts(PLAIN, at_least=2, workers=False)
-mirroring_in_one_process = _with_counts(ONE_COPY, workers=False)
-several_mirroring_in_one_process = _with_counts(ONE_COPY, at_least=2, workers=False)
-uneven = _with_counts({*PLAIN, "tpu_logical"}, at_least=2)  # whose shapes may differ from replica to replica
-uneven_mirroring = _with_counts({*ONE_COPY, "tpu_logical"}, at_least=2)  # the same, where each replica has a copy
-packing = _with_counts({*ONE_COPY, "tpu_logical"}, at_least=2)  # which reduce many tensors as one vector
-on_gpus = _with_counts(
-    {*ONE_COPY, "tpu_logical"}, workers=False
-)  # whose devices are GPU:0, GPU:1 and so on, in this process
 
 
 def ctx() -> rx.ReplicaContext:
@@ -220,28 +241,3 @@ def carried(function: Any, *args: Any) -> list[int]:
 def comes_per_replica(strategy: rx.Strategy, value: Any) -> bool:
     """Whether a result of `run` has the form of those: bare where one of several workers has one replica."""
     return isinstance(value, rx.PerReplica) is (WORKERS == 1 or len(local_ids(strategy)) > 1)
-
-
-@counts
-def test_eagerly_the_function_runs_once_for_each_replica_and_compiled_once_at_all(n):
-    """Facts 15, 16: in compiled code the function is traced once whatever the number of replicas."""
-    strategy, calls = mirrored(n), []
-
-    def replica():
-        calls.append(threading.current_thread())
-        return replica_id() + 1
-
-    for way, expected in ((eager, n), (compiled, 1)):
-        calls.clear()
-        run = way(lambda: strategy.run(replica))
-        assert parts(strategy, run()) == [i + 1.0 for i in range(n)]
-        assert len(calls) == expected
-        assert parts(strategy, run()) == [i + 1.0 for i in range(n)]
-        assert len(calls) == (2 * n if way is eager else 1)
-
-
-def test_eager_replicas_have_a_thread_each():
-    """Fact 12."""
-    seen = []
-    mirrored(2).run(lambda: seen.append(threading.current_thread()))
-    assert len(set(seen)) == 2 and threading.main_thread() not in seen
