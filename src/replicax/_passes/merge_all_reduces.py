@@ -21,7 +21,8 @@ from jax.sharding import PartitionSpec
 from replicax._base import jax_internals
 from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, all_reduce_p, by_dtype
 from replicax._passes.interpret import stages
-from replicax._passes.vectorize import Graph, Piece, Values, joined, pieces, whole
+from replicax._passes.jaxpr_graph import Graph
+from replicax._passes.vectorize import Piece, Values, joined, pieces, whole
 from replicax._tracing import frames
 from replicax._values import AXIS
 

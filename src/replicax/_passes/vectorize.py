@@ -11,28 +11,29 @@ parts, as far as these go, and from there on one by one. This is how compilers f
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax._passes.interpret import computed, opened
-from replicax._passes.primitives import CALLS, CUSTOM_DERIVATIVES, ELEMENTWISE, SAME_ELEMENTS
-
-Key = Any  # a variable of a jaxpr and the scope that it belongs to, or a `_Literal`
-
-_OF_SHAPES = frozenset(
-    {"shape", "new_sizes", "dimensions", "broadcast_dimensions", "sharding", "context_mesh", "layout"}
-    | {"unconstrained_dims"}
+from replicax._passes.interpret import computed
+from replicax._passes.jaxpr_graph import (
+    Circle,
+    Graph,
+    Key,
+    Literal,
+    Node,
+    dtype_of,
+    in_order,
+    scalar_operands,
+    shape_of,
 )
-_CALLS = {**CALLS, **CUSTOM_DERIVATIVES}  # not checkpoints, which would no longer recompute
+from replicax._passes.primitives import SAME_ELEMENTS
+
 _MOST_RUNS = 8  # stretches of one vector; where there are more, its elements are gathered one by one
-_DEEPEST = 64  # equations behind each other that tell apart what is computed
 
 
 class Piece:
@@ -89,187 +90,14 @@ def joined(values: Sequence[Any]) -> Any:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
-class _Literal:
-    """A number in a program."""
-
-    def __init__(self, literal: Any):
-        self.value, self.aval = literal.val, literal.aval
-
-
-class _Node:
-    """An equation, in the scope of the call that it stands in."""
-
-    __slots__ = ("eqn", "inputs", "jaxpr", "outputs", "scope")
-
-    def __init__(self, eqn: Any, scope: int, jaxpr: Any, inputs: list[Key], outputs: list[Key]):
-        self.eqn, self.scope, self.jaxpr, self.inputs, self.outputs = eqn, scope, jaxpr, inputs, outputs
-
-    @property
-    def name(self) -> str:
-        return self.eqn.primitive.name
-
-
-class Graph:
-    """The equations of a jaxpr by what they compute. Calls are opened, and theirs join in, where one looks through."""
-
-    def __init__(self, jaxpr: Any):
-        self.nodes: dict[Key, _Node] = {}  # by their outputs
-        self._aliases: dict[Key, Key] = {}
-        self._scopes = itertools.count()
-        self._numbers: dict[Any, int] = {}  # of scalars: equal numbers, equal values
-        self._number_of: dict[Key, int] = {}
-        self._alike: dict[Key, int] = {}
-        self.scope = self._enter(jaxpr)
-
-    def _enter(self, jaxpr: Any) -> int:
-        scope = next(self._scopes)
-        for eqn in jaxpr.eqns:
-            inputs = [self.key(atom, scope) for atom in eqn.invars]
-            outputs = [(scope, var) for var in eqn.outvars]
-            node = _Node(eqn, scope, jaxpr, inputs, outputs)
-            self.nodes.update((key, node) for key in outputs)
-        return scope
-
-    def key(self, atom: Any, scope: int = 0) -> Key:
-        """What stands for a variable or a literal of the jaxpr."""
-        return _Literal(atom) if isinstance(atom, jex.Literal) else (scope, atom)
-
-    def resolved(self, key: Key) -> Key:
-        """The same in the innermost call that was opened."""
-        while key in self._aliases:
-            key = self._aliases[key]
-        return key
-
-    def seen_through(self, key: Key) -> Key:
-        """`resolved`, after the call that computes it was opened, if one does that can be."""
-        while True:
-            key = self.resolved(key)
-            node = self.nodes.get(key)
-            if node is None or not self._open(node):
-                return key
-
-    def source(self, key: Key, is_end: Callable[[Key], bool] = lambda key: False) -> Key:
-        """What has the same elements as this, as far back as it goes, or to an end."""
-        while True:
-            key = self.seen_through(key)
-            node = self.nodes.get(key)
-            if is_end(key) or node is None or node.name not in SAME_ELEMENTS or _operands([node]) != [False]:
-                return key
-            key = node.inputs[0]
-
-    def _open(self, node: _Node) -> bool:
-        jaxpr, _ = opened(node.eqn.params.get(_CALLS.get(node.name, "")))
-        if jaxpr is None or jaxpr.constvars or jaxpr.effects:
-            return False
-        scope = self._enter(jaxpr)
-        self._aliases.update(((scope, var), key) for var, key in zip(jaxpr.invars, node.inputs))
-        for key, atom in zip(node.outputs, jaxpr.outvars):
-            del self.nodes[key]
-            self._aliases[key] = self.key(atom, scope)
-        return True
-
-    def number(self, key: Key) -> int:
-        """A number that scalars share which are computed in the same way."""
-        key = self.resolved(key)
-        if key not in self._number_of:
-            node = self.nodes.get(key)
-            what: tuple[Any, ...] | None = None
-            if isinstance(key, _Literal):
-                what = ("literal", str(key.aval), str(key.value))
-            elif node is not None and all(_shape(k) == () for k in node.inputs) and not node.eqn.effects:
-                if self._open(node):
-                    return self.number(key)
-                inputs = tuple(self.number(k) for k in node.inputs)
-                what = (node.name, _frozen(node.eqn.params), node.outputs.index(key), inputs)
-            self._number_of[key] = self._number(what or ("only", key))
-        return self._number_of[key]
-
-    def _number(self, what: Any) -> int:
-        return self._numbers.setdefault(what, len(self._numbers))
-
-    def likeness(self, key: Key, leaves: Any, depth: int = 0) -> int:
-        """A number that arrays share which are computed in the same way of leaves, of scalars and of whatever else."""
-        key = self.source(key)
-        if key in leaves:
-            return self._number("leaf")
-        if key not in self._alike:
-            node, what = self.nodes.get(key), None
-            if node is not None and depth < _DEEPEST and (plan := _operands([node])) is not None:
-                inputs = [
-                    self._scalar(x)
-                    if scalar and self.resolved(x) not in leaves
-                    else self.likeness(x, leaves, depth + 1)
-                    for x, scalar in zip(node.inputs, plan)
-                ]
-                what = (node.name, _frozen(node.eqn.params), *(str(_dtype(x)) for x in node.inputs), *inputs)
-            self._alike[key] = self._number(what or "other")
-        return self._alike[key]
-
-    def _scalar(self, key: Key) -> Any:
-        """What a scalar says of what is computed with it: which literal it is, as others may be of one array alone."""
-        key = self.resolved(key)
-        return ("scalar", self.number(key) if isinstance(key, _Literal) else None)
-
-    def is_other(self, number: int) -> bool:
-        """Whether a likeness says nothing: what it stands for is not computed element by element."""
-        return number in (self._numbers.get("other"), self._numbers.get("leaf"))
-
-
-def _shape(key: Key) -> tuple[int, ...]:
-    return (key if isinstance(key, _Literal) else key[1]).aval.shape
-
-
-def _frozen(params: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple((name, _hashable(value)) for name, value in sorted(params.items()) if name not in _OF_SHAPES)
-
-
-def _hashable(value: Any) -> Any:
-    try:
-        hash(value)
-    except TypeError:
-        return id(value)
-    return value
-
-
-def _operands(nodes: Sequence[_Node]) -> list[bool] | None:
-    """For each operand of equations alike whether it is a scalar for the whole array; None if they are not alike."""
-    first = nodes[0]
-    name, params = first.name, _frozen(first.eqn.params)
-    if len({id(node) for node in nodes}) < len(nodes):
-        return None
-    if any(n.name != name or len(n.outputs) != 1 or len(n.inputs) != len(first.inputs) for n in nodes):
-        return None
-    dtypes = [_dtype(key) for key in first.inputs]
-    if any(_frozen(n.eqn.params) != params or [_dtype(key) for key in n.inputs] != dtypes for n in nodes[1:]):
-        return None
-    if name == "broadcast_in_dim" and all(_shape(n.inputs[0]) == () for n in nodes):
-        return [True] if len(first.inputs) == 1 else None
-    if name in SAME_ELEMENTS:
-        same = len(first.inputs) == 1 and all(
-            math.prod(_shape(n.inputs[0])) == math.prod(_shape(n.outputs[0])) for n in nodes
-        )
-        return [False] if same and first.eqn.params.get("dimensions") is None or name == "squeeze" and same else None
-    if name not in ELEMENTWISE:
-        return None
-    found = []
-    for place in range(len(first.inputs)):
-        if all(_shape(n.inputs[place]) == _shape(n.outputs[0]) for n in nodes):
-            found.append(False)
-        elif all(_shape(n.inputs[place]) == () for n in nodes):
-            found.append(True)
-        else:
-            return None
-    return found
-
-
 class _Group:
     """Equations alike, which one equation on vectors replaces."""
 
-    def __init__(self, keys: tuple[Key, ...], first: _Node, operands: list[tuple[str, Any]]):
+    def __init__(self, keys: tuple[Key, ...], first: Node, operands: list[tuple[str, Any]]):
         self.keys, self.first = keys, first
         # What they compute with: arrays that make a vector, one scalar for all of them, or scalars, one for each.
         self.operands = operands
-        self.shapes = [_shape(key) for key in keys]
+        self.shapes = [shape_of(key) for key in keys]
         self.sizes = [math.prod(shape) for shape in self.shapes]
 
     def computed(self, operands: list[Any]) -> Any:
@@ -297,7 +125,7 @@ class Values:
         self.values: dict[Key, Any] = {(0, var): value for var, value in known}
         # id of an equation -> what evaluates it, and which of its outputs can be parts of a vector
         self.special: dict[int, tuple[Callable[[list[list[int]]], None], set[Any]]] = {}
-        self.also: dict[Key, _Node] = {}  # what such an equation computes beside its own outputs
+        self.also: dict[Key, Node] = {}  # what such an equation computes beside its own outputs
 
     def take_over(
         self, eqn: Any, run: Callable[[list[list[int]]], None], vectors: set[Any], also: Iterable[Any]
@@ -322,16 +150,16 @@ class Values:
 
     def value(self, key: Key) -> Any:
         key = self._known(key)
-        return key.value if isinstance(key, _Literal) else self.values[key]
+        return key.value if isinstance(key, Literal) else self.values[key]
 
     def _known(self, key: Key) -> Key:
-        while key not in self.values and key in self.graph._aliases:
-            key = self.graph._aliases[key]
+        while key not in self.values and key in self.graph.aliases:
+            key = self.graph.aliases[key]
         return key
 
     def is_known(self, key: Key) -> bool:
         key = self._known(key)
-        return isinstance(key, _Literal) or key in self.values
+        return isinstance(key, Literal) or key in self.values
 
 
 class _Plan:
@@ -364,7 +192,7 @@ class _Plan:
                 if all(node is nodes[0] and key[1] in special[1] for node, key in zip(nodes, keys)):
                     self.vectors_of.setdefault(id(nodes[0].eqn), []).append(keys)
                 continue
-            scalars = _operands(nodes)
+            scalars = scalar_operands(nodes)
             if scalars is None:
                 continue
             operands: list[tuple[str, Any]] = []
@@ -388,7 +216,7 @@ class _Plan:
         return tuple(key if self.values.is_known(key) else self.graph.source(key, self.values.is_known) for key in keys)
 
     def _node(self, key: Key) -> Any:
-        if self.values.is_known(key) or isinstance(key, _Literal):
+        if self.values.is_known(key) or isinstance(key, Literal):
             return None
         return self.values.also.get(key) or self.graph.nodes.get(key)
 
@@ -418,44 +246,18 @@ class _Plan:
     def _order(self) -> list[Any]:
         """Groups and equations, each after what it needs. A group that would need itself is no group."""
         while True:
-            done: dict[int, None] = {}
-            path: dict[int, Any] = {}
-            order: list[Any] = []
             roots = [p for keys in self.wanted for p in self._of_vector(keys)]
             roots += [self._provider(key) for key in self.needed]
-            stack: list[tuple[Any, Any]] = [(one, None) for one in reversed(roots) if one is not None]
-            circular = None
-            while stack and circular is None:
-                one, rest = stack.pop()
-                if rest is None:
-                    if id(one) in done:
-                        continue
-                    if id(one) in path:
-                        standing = list(path.values())
-                        ring = standing[list(path).index(id(one)) :]
-                        circular = next(x for x in ring if isinstance(x, _Group))
-                        continue
-                    path[id(one)] = one
-                    rest = iter([p for p in self._providers(one) if p is not None])
-                    stack.append((one, rest))
-                else:
-                    following = next(rest, None)
-                    stack.append((one, rest))
-                    if following is None:
-                        stack.pop()
-                        del path[id(one)]
-                        done[id(one)] = None
-                        order.append(one)
-                    elif id(following) not in done:
-                        stack.append((following, None))
-            if circular is None:
-                return order
-            del self.groups[circular.keys]
-            self.members = {key: group for key, group in self.members.items() if group is not circular}
+            try:
+                return in_order(filter(None, roots), lambda one: filter(None, self._providers(one)))
+            except Circle as circle:
+                group = next(one for one in circle.ring if isinstance(one, _Group))
+            del self.groups[group.keys]
+            self.members = {key: other for key, other in self.members.items() if other is not group}
 
     def run(self) -> list[Any]:
         """Evaluates all; returns the wanted vectors."""
-        waiting: list[_Node] = []
+        waiting: list[Node] = []
         for one in self._order():
             special = None if isinstance(one, _Group) else self.values.special.get(id(one.eqn))
             plain = not isinstance(one, _Group) and special is None and not self._as_piece(one, waiting)
@@ -492,12 +294,12 @@ class _Plan:
 
     def _array(self, key: Key) -> Any:
         value = self.values.value(key)
-        return jnp.asarray(value, _dtype(key)) if isinstance(key, _Literal) else value
+        return jnp.asarray(value, dtype_of(key)) if isinstance(key, Literal) else value
 
-    def _as_piece(self, node: _Node, waiting: list[_Node]) -> bool:
+    def _as_piece(self, node: Node, waiting: list[Node]) -> bool:
         """Whether an equation does nothing but name a part of a vector; then its value is that piece."""
         params, key = node.eqn.params, node.inputs[0] if node.inputs else None
-        if node.name not in ("slice", "reshape", "squeeze") or isinstance(key, _Literal):
+        if node.name not in ("slice", "reshape", "squeeze") or isinstance(key, Literal):
             return False
         if not self.values.is_known(key):
             if not any(key in n.outputs or self.graph.resolved(key) in n.outputs for n in waiting):
@@ -505,9 +307,9 @@ class _Plan:
             if node.name != "slice":
                 return False
             self._compute(waiting)
-        value, shape = self.values.value(key), _shape(node.outputs[0])
+        value, shape = self.values.value(key), shape_of(node.outputs[0])
         if node.name == "slice":
-            if len(_shape(key)) != 1 or params["strides"] not in (None, (1,)):
+            if len(shape_of(key)) != 1 or params["strides"] not in (None, (1,)):
                 return False
             start, vector = params["start_indices"][0], value
             if type(value) is Piece:
@@ -519,7 +321,7 @@ class _Plan:
         self.values.values[node.outputs[0]] = Piece(vector, start, shape)
         return True
 
-    def _compute(self, waiting: list[_Node]) -> None:
+    def _compute(self, waiting: list[Node]) -> None:
         """Evaluates equations of one scope as JAX does."""
         if not waiting:
             return
@@ -528,7 +330,3 @@ class _Plan:
         eqns = [node.eqn for node in nodes]
         results = computed(nodes[0].jaxpr, eqns, lambda var: whole(self.values.value((scope, var))))
         self.values.values.update(((scope, var), result) for var, result in results)
-
-
-def _dtype(key: Key) -> Any:
-    return (key if isinstance(key, _Literal) else key[1]).aval.dtype

@@ -1,0 +1,230 @@
+"""The equations of a jaxpr as a graph: what computes a value, and which values are computed in the same way."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax.extend.core as jex
+
+from replicax._passes.interpret import opened
+from replicax._passes.primitives import CALLS, CUSTOM_DERIVATIVES, ELEMENTWISE, SAME_ELEMENTS
+
+Key = Any  # a variable of a jaxpr and the scope that it belongs to, or a `Literal`
+
+_OF_SHAPES = frozenset(
+    {"shape", "new_sizes", "dimensions", "broadcast_dimensions", "sharding", "context_mesh", "layout"}
+    | {"unconstrained_dims"}
+)
+_CALLS = {**CALLS, **CUSTOM_DERIVATIVES}  # not checkpoints, which would no longer recompute
+_DEEPEST = 64  # equations behind each other that tell apart what is computed
+
+
+class Literal:
+    """The key of a literal of a jaxpr."""
+
+    def __init__(self, literal: Any):
+        self.value, self.aval = literal.val, literal.aval
+
+
+class Node:
+    """An equation, in the scope of the call that it stands in."""
+
+    __slots__ = ("eqn", "inputs", "jaxpr", "outputs", "scope")
+
+    def __init__(self, eqn: Any, scope: int, jaxpr: Any, inputs: list[Key], outputs: list[Key]):
+        self.eqn, self.scope, self.jaxpr, self.inputs, self.outputs = eqn, scope, jaxpr, inputs, outputs
+
+    @property
+    def name(self) -> str:
+        return self.eqn.primitive.name
+
+
+class Graph:
+    """The equations of a jaxpr by what they compute. Calls are opened, and theirs join in, where one looks through."""
+
+    def __init__(self, jaxpr: Any):
+        self.nodes: dict[Key, Node] = {}  # by their outputs
+        self.aliases: dict[Key, Key] = {}  # of the inputs and outputs of calls that were opened
+        self._scopes = itertools.count()
+        self._numbers: dict[Any, int] = {}  # of scalars: equal numbers, equal values
+        self._number_of: dict[Key, int] = {}
+        self._alike: dict[Key, int] = {}
+        self.scope = self._enter(jaxpr)
+
+    def _enter(self, jaxpr: Any) -> int:
+        scope = next(self._scopes)
+        for eqn in jaxpr.eqns:
+            inputs = [self.key(atom, scope) for atom in eqn.invars]
+            outputs = [(scope, var) for var in eqn.outvars]
+            node = Node(eqn, scope, jaxpr, inputs, outputs)
+            self.nodes.update((key, node) for key in outputs)
+        return scope
+
+    def key(self, atom: Any, scope: int = 0) -> Key:
+        """What stands for a variable or a literal of the jaxpr."""
+        return Literal(atom) if isinstance(atom, jex.Literal) else (scope, atom)
+
+    def resolved(self, key: Key) -> Key:
+        """The same in the innermost call that was opened."""
+        while key in self.aliases:
+            key = self.aliases[key]
+        return key
+
+    def seen_through(self, key: Key) -> Key:
+        """`resolved`, after the call that computes it was opened, if one does that can be."""
+        while True:
+            key = self.resolved(key)
+            node = self.nodes.get(key)
+            if node is None or not self._open(node):
+                return key
+
+    def source(self, key: Key, is_end: Callable[[Key], bool] = lambda key: False) -> Key:
+        """What has the same elements as this, as far back as it goes, or to an end."""
+        while True:
+            key = self.seen_through(key)
+            node = self.nodes.get(key)
+            if is_end(key) or node is None or node.name not in SAME_ELEMENTS or scalar_operands([node]) != [False]:
+                return key
+            key = node.inputs[0]
+
+    def _open(self, node: Node) -> bool:
+        jaxpr, _ = opened(node.eqn.params.get(_CALLS.get(node.name, "")))
+        if jaxpr is None or jaxpr.constvars or jaxpr.effects:
+            return False
+        scope = self._enter(jaxpr)
+        self.aliases.update(((scope, var), key) for var, key in zip(jaxpr.invars, node.inputs))
+        for key, atom in zip(node.outputs, jaxpr.outvars):
+            del self.nodes[key]
+            self.aliases[key] = self.key(atom, scope)
+        return True
+
+    def number(self, key: Key) -> int:
+        """A number that scalars share which are computed in the same way."""
+        key = self.resolved(key)
+        if key not in self._number_of:
+            node = self.nodes.get(key)
+            what: tuple[Any, ...] | None = None
+            if isinstance(key, Literal):
+                what = ("literal", str(key.aval), str(key.value))
+            elif node is not None and all(shape_of(k) == () for k in node.inputs) and not node.eqn.effects:
+                if self._open(node):
+                    return self.number(key)
+                inputs = tuple(self.number(k) for k in node.inputs)
+                what = (node.name, _frozen(node.eqn.params), node.outputs.index(key), inputs)
+            self._number_of[key] = self._number(what or ("only", key))
+        return self._number_of[key]
+
+    def _number(self, what: Any) -> int:
+        return self._numbers.setdefault(what, len(self._numbers))
+
+    def likeness(self, key: Key, leaves: Any, depth: int = 0) -> int:
+        """A number that arrays share which are computed in the same way of leaves, of scalars and of whatever else."""
+        key = self.source(key)
+        if key in leaves:
+            return self._number("leaf")
+        if key not in self._alike:
+            node, what = self.nodes.get(key), None
+            if node is not None and depth < _DEEPEST and (plan := scalar_operands([node])) is not None:
+                inputs = [
+                    self._scalar(x)
+                    if scalar and self.resolved(x) not in leaves
+                    else self.likeness(x, leaves, depth + 1)
+                    for x, scalar in zip(node.inputs, plan)
+                ]
+                what = (node.name, _frozen(node.eqn.params), *(str(dtype_of(x)) for x in node.inputs), *inputs)
+            self._alike[key] = self._number(what or "other")
+        return self._alike[key]
+
+    def _scalar(self, key: Key) -> Any:
+        """What a scalar says of what is computed with it: which literal it is, as others may be of one array alone."""
+        key = self.resolved(key)
+        return ("scalar", self.number(key) if isinstance(key, Literal) else None)
+
+    def is_other(self, number: int) -> bool:
+        """Whether a likeness says nothing: what it stands for is not computed element by element."""
+        return number in (self._numbers.get("other"), self._numbers.get("leaf"))
+
+
+def shape_of(key: Key) -> tuple[int, ...]:
+    return (key if isinstance(key, Literal) else key[1]).aval.shape
+
+
+def _frozen(params: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple((name, _hashable(value)) for name, value in sorted(params.items()) if name not in _OF_SHAPES)
+
+
+def _hashable(value: Any) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value
+
+
+def scalar_operands(nodes: Sequence[Node]) -> list[bool] | None:
+    """For each operand of equations alike whether it is a scalar for the whole array; None if they are not alike."""
+    first = nodes[0]
+    name, params = first.name, _frozen(first.eqn.params)
+    if len({id(node) for node in nodes}) < len(nodes):
+        return None
+    if any(n.name != name or len(n.outputs) != 1 or len(n.inputs) != len(first.inputs) for n in nodes):
+        return None
+    dtypes = [dtype_of(key) for key in first.inputs]
+    if any(_frozen(n.eqn.params) != params or [dtype_of(key) for key in n.inputs] != dtypes for n in nodes[1:]):
+        return None
+    if name == "broadcast_in_dim" and all(shape_of(n.inputs[0]) == () for n in nodes):
+        return [True] if len(first.inputs) == 1 else None
+    if name in SAME_ELEMENTS:
+        same = len(first.inputs) == 1 and all(
+            math.prod(shape_of(n.inputs[0])) == math.prod(shape_of(n.outputs[0])) for n in nodes
+        )
+        return [False] if same and first.eqn.params.get("dimensions") is None or name == "squeeze" and same else None
+    if name not in ELEMENTWISE:
+        return None
+    found = []
+    for place in range(len(first.inputs)):
+        if all(shape_of(n.inputs[place]) == shape_of(n.outputs[0]) for n in nodes):
+            found.append(False)
+        elif all(shape_of(n.inputs[place]) == () for n in nodes):
+            found.append(True)
+        else:
+            return None
+    return found
+
+
+def dtype_of(key: Key) -> Any:
+    return (key if isinstance(key, Literal) else key[1]).aval.dtype
+
+
+class Circle(Exception):
+    """Some things need each other."""
+
+    def __init__(self, ring: list[Any]):
+        super().__init__(ring)
+        self.ring = ring
+
+
+def in_order(roots: Iterable[Any], needs: Callable[[Any], Iterable[Any]]) -> list[Any]:
+    """Returns things and all that they need, each after what it needs; told apart by their ids.
+
+    Raises:
+        Circle: there is no such order.
+    """
+    done: dict[int, Any] = {}
+    path: dict[int, Any] = {}  # each needs the next
+    stack = [iter(roots)]
+    while stack:
+        following = next(stack[-1], None)
+        if following is None:
+            stack.pop()
+            if path:
+                done.update([path.popitem()])
+        elif id(following) in path:
+            raise Circle(list(path.values())[list(path).index(id(following)) :])
+        elif id(following) not in done:
+            path[id(following)] = following
+            stack.append(iter(needs(following)))
+    return list(done.values())
