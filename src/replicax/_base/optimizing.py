@@ -27,5 +27,5 @@ def optimize_programs(optimize: bool) -> None:
 
 
 def optimizes_programs() -> bool:
-    """Whether compiled programs are rewritten to run faster (see `optimize_programs`)."""
+    """Returns whether compiled programs are rewritten to run faster (see `optimize_programs`)."""
     return _optimizes

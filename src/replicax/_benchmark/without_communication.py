@@ -56,7 +56,7 @@ class _Alone(Interpreter[Any]):
 
 
 def _communicates(eqn: Any) -> bool:
-    """Whether there is communication in the programs in an equation, or in that of replicas that they run."""
+    """Returns whether there is communication in the programs in an equation, or replicas in them."""
     return any(one.primitive.name in COLLECTIVES or _is_mapped(one) for one in equations_in(eqn))
 
 
@@ -79,7 +79,7 @@ def _with_programs_alone(eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _mapped(eqn: Any, operands: list[Any]) -> list[Any]:
-    """What the replicas of a mapped equation return, each of them alone."""
+    """Returns what the replicas of a `shard_map` compute, each of them alone."""
     rows = [place for place in range(len(eqn.outvars)) if _is_rows(eqn, place)]
 
     def replica(*blocks: Any) -> list[Any]:
@@ -93,7 +93,7 @@ def _mapped(eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _without(param: Any) -> Any:
-    """A parameter of an equation, programs in it without their communication."""
+    """Returns a parameter of an equation, programs in it without their communication."""
     if isinstance(param, tuple):
         return tuple(_without(part) for part in param)
     if isinstance(param, jex.ClosedJaxpr):

@@ -41,7 +41,7 @@ class Packing(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Whether somebody has asked for other messages than one for each dtype."""
+        """Returns whether somebody has asked for other messages than one for each dtype."""
         return self.packs != 1 or self.pack_bytes > 0
 
     def groups(self, leaves: Sequence[Any]) -> list[list[int]]:

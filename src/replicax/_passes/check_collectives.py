@@ -16,7 +16,7 @@ from replicax._passes.primitives import COLLECTIVES, SAME_EVERYWHERE
 
 
 def check(jaxpr: Any, varying_inputs: list[bool], varying_slots: set[int], results: bool = False) -> list[bool]:
-    """`RuntimeError` where a collective depends on a condition that may differ between replicas.
+    """Raises RuntimeError where a collective depends on a condition that may differ between replicas.
 
     Args:
         jaxpr: of the replica function.
@@ -72,7 +72,7 @@ def _has_collective(jaxpr: Any) -> bool:
 
 
 def has_groups(jaxpr: Any) -> bool:
-    """Whether a replica function has collectives of groups of replicas, after which values may differ or be alike."""
+    """Returns whether a replica function has collectives of groups of replicas, after which values may still differ."""
     return any(eqn.params.get("axis_index_groups") for eqn in equations(jaxpr))
 
 

@@ -12,7 +12,7 @@ from jax import lax
 
 
 def in_order(eqn: Any, left: Any, right: Any) -> Any:
-    """What the equation of a convolution computes, by one whose dimensions are in that order."""
+    """Computes the equation of a convolution by one whose dimensions are in that order."""
     numbers = eqn.params["dimension_numbers"]
     space = range(1, len(numbers.lhs_spec) - 1)
     ordered = lax.ConvDimensionNumbers(

@@ -61,7 +61,7 @@ class Interpreter(Generic[V]):
         return environment
 
     def rule(self, eqn: Any) -> Rule[V] | None:
-        """For subclasses: returns what computes an equation, None where JAX does."""
+        """Returns what computes an equation, None where JAX does. For subclasses."""
         raise NotImplementedError
 
     def literal(self, literal: Any) -> V:
@@ -83,7 +83,7 @@ class Interpreter(Generic[V]):
             environment.known.update(computed(environment.jaxpr, eqns, lambda var: self.array(known[var])))
 
     def enter(self, eqn: Any, operands: list[V]) -> list[V]:
-        """A rule: computes the jaxpr of a call in place of the call."""
+        """Computes the jaxpr of a call in place of the call: a rule."""
         return self.run(inside_of_call(eqn), operands)
 
 

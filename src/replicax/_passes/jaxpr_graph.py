@@ -64,17 +64,17 @@ class Graph:
         return scope
 
     def key(self, atom: Any, scope: int = 0) -> Key:
-        """What stands for a variable or a literal of the jaxpr."""
+        """Returns the key of a variable or a literal of the jaxpr."""
         return Literal(atom) if isinstance(atom, jex.Literal) else (scope, atom)
 
     def resolved(self, key: Key) -> Key:
-        """The same in the innermost call that was opened."""
+        """Returns the key that the value has in the innermost call that was opened."""
         while key in self.aliases:
             key = self.aliases[key]
         return key
 
     def seen_through(self, key: Key) -> Key:
-        """`resolved`, after the call that computes it was opened, if one does that can be."""
+        """Opens the call that computes a value, if one does that can be opened; returns what is `resolved` then."""
         while True:
             key = self.resolved(key)
             node = self.nodes.get(key)
@@ -82,7 +82,7 @@ class Graph:
                 return key
 
     def source(self, key: Key, is_end: Callable[[Key], bool] = lambda key: False) -> Key:
-        """What has the same elements as this, as far back as it goes, or to an end."""
+        """Follows a value back through equations that keep its elements, as far as they go or to an end."""
         while True:
             key = self.seen_through(key)
             node = self.nodes.get(key)
@@ -102,7 +102,7 @@ class Graph:
         return True
 
     def number(self, key: Key) -> int:
-        """A number that scalars share which are computed in the same way."""
+        """Returns a number that scalars share which are computed in the same way."""
         key = self.resolved(key)
         if key not in self._number_of:
             node = self.nodes.get(key)
@@ -121,7 +121,7 @@ class Graph:
         return self._numbers.setdefault(what, len(self._numbers))
 
     def likeness(self, key: Key, leaves: Any, depth: int = 0) -> int:
-        """A number that arrays share which are computed in the same way of leaves, of scalars and of whatever else."""
+        """Returns a number that arrays share which are computed in the same way from leaves and scalars."""
         key = self.source(key)
         if key in leaves:
             return self._number("leaf")
@@ -139,12 +139,12 @@ class Graph:
         return self._alike[key]
 
     def _scalar(self, key: Key) -> Any:
-        """What a scalar says of what is computed with it: which literal it is, as others may be of one array alone."""
+        """Returns what a scalar adds to a likeness: which literal it is; other scalars may differ."""
         key = self.resolved(key)
         return ("scalar", self.number(key) if isinstance(key, Literal) else None)
 
     def is_other(self, number: int) -> bool:
-        """Whether a likeness says nothing: what it stands for is not computed element by element."""
+        """Returns whether a likeness says nothing, because the arrays are not computed element by element."""
         return number in (self._numbers.get("other"), self._numbers.get("leaf"))
 
 
@@ -165,7 +165,7 @@ def _hashable(value: Any) -> Any:
 
 
 def scalar_operands(nodes: Sequence[Node]) -> list[bool] | None:
-    """For each operand of equations alike whether it is a scalar for the whole array; None if they are not alike."""
+    """Returns for each operand whether it is a scalar for the whole array; None if the equations are not alike."""
     first = nodes[0]
     name, params = first.name, _frozen(first.eqn.params)
     if len({id(node) for node in nodes}) < len(nodes):

@@ -37,7 +37,7 @@ def evaluate(
     wanted: Sequence[Sequence[int]] = (),
     optimize: bool = True,
 ) -> tuple[list[Any], list[Any]]:
-    """What the program of a level computes, its sums over replicas in as few messages as they can be.
+    """Computes the program of a level, its sums over replicas in as few messages as possible.
 
     Args:
         level: whose program it is.
@@ -67,7 +67,7 @@ def evaluate(
 
 
 def _apart(values: Values, outvars: Sequence[Any], wanted: Sequence[Sequence[int]]) -> tuple[list[Any], list[Any]]:
-    """The values of variables, None for those in the wanted vectors, and these."""
+    """Returns the values of variables, None for those in the wanted vectors, and these vectors."""
     taken = {place for places in wanted for place in places}
     left = (atom for place, atom in enumerate(outvars) if place not in taken)
     arrays, vectors = values.both(left, [[outvars[place] for place in places] for places in wanted])
@@ -76,7 +76,7 @@ def _apart(values: Values, outvars: Sequence[Any], wanted: Sequence[Sequence[int
 
 
 def updated_alike(closed: Any, outputs: dict[int, int]) -> list[list[int]]:
-    """Groups of outputs that are computed in the same way, element by element.
+    """Finds groups of outputs that are computed in the same way, element by element.
 
     Args:
         closed: a level's jaxpr.
@@ -146,7 +146,7 @@ def _take_over(eqn: Any, jaxpr: Any, values: Values) -> None:
 
 
 def _is_mapped(eqn: Any) -> bool:
-    """Whether an equation runs replicas, whose jaxpr may be computed in another order."""
+    """Returns whether an equation runs replicas and its jaxpr may be computed in another order."""
     if eqn.primitive.name != "shard_map" or AXIS not in eqn.params["mesh"].axis_names:
         return False
     return not eqn.params["jaxpr"].constvars and all(type(e) in _HARMLESS for e in eqn.params["jaxpr"].effects)
@@ -156,7 +156,7 @@ _HARMLESS = {jax_internals.named_axis_effect()}
 
 
 def _sums_of_rows(mapped: Any, eqns: Iterable[Any]) -> list[Any]:
-    """The equations that do nothing but add up what each replica returned."""
+    """Finds the equations that do nothing but add up what each replica returned."""
     return [
         eqn
         for eqn in eqns
@@ -169,14 +169,14 @@ def _sums_of_rows(mapped: Any, eqns: Iterable[Any]) -> list[Any]:
 
 
 def _is_rows(mapped: Any, place: int) -> bool:
-    """Whether a mapped equation's output has one row for each replica, its own."""
+    """Returns whether an output of a `shard_map` has one row for each replica."""
     axes = tuple(mapped.params["out_specs"][place])
     inside = mapped.params["jaxpr"].outvars[place]
     return axes[:1] == (AXIS,) and not any(axes[1:]) and inside.aval.shape[0] == 1
 
 
 def _staged(jaxpr: Any, args: Sequence[Any], row_places: Sequence[int], wanted: Sequence[Sequence[int]]) -> list[Any]:
-    """The outputs of one replica's jaxpr, the sums over the replicas of those at these places, and wanted vectors."""
+    """Computes one replica's jaxpr: its outputs, the sums over the replicas of some of them, and the wanted vectors."""
     values = Values(jaxpr, zip(jaxpr.invars, args))
     waits = stages(jaxpr, _is_sum)  # for each variable, for how many messages, one after another
     messages: list[list[_Sum]] = [[]]  # for each stage, what is added up after it
@@ -207,7 +207,7 @@ class _Sum(NamedTuple):
 
 
 def _is_sum(eqn: Any) -> bool:
-    """Whether an equation adds up over all replicas, in as many messages as we like."""
+    """Returns whether an equation adds up over all replicas, in as many messages as we like."""
     params = eqn.params
     if eqn.primitive is all_reduce_p:
         return params["packing"] == AS_FEW_AS_POSSIBLE

@@ -24,13 +24,13 @@ from replicax._values import AXIS
 
 
 def are_looked_for() -> bool:
-    """Whether `jax_debug_nans` is on."""
+    """Returns whether `jax_debug_nans` is on."""
     config: Any = jax.config
     return bool(config.jax_debug_nans)
 
 
 def are_in(arrays: Iterable[Any]) -> bool:
-    """Whether there is a NaN in what this process has of some arrays."""
+    """Returns whether there is a NaN in what this process has of some arrays."""
     return any(_has_nan(shard.data) for array in arrays for shard in getattr(array, "addressable_shards", ()))
 
 
@@ -39,7 +39,7 @@ def _has_nan(array: Any) -> bool:
 
 
 def error(name: str, level: Any, closed: Any, supplied: Mapping[int, Any], args: Sequence[Any]) -> FloatingPointError:
-    """What to raise where a call gave NaN.
+    """Returns the exception for a call that gave NaN.
 
     Args:
         name: of the function.
@@ -64,7 +64,7 @@ def error(name: str, level: Any, closed: Any, supplied: Mapping[int, Any], args:
 
 
 def _line(traceback: Any) -> str:
-    """The user's line in a traceback of JAX."""
+    """Returns the user's line in a traceback of JAX, in words."""
     for frame in getattr(traceback, "frames", ()):
         if not tracebacks.is_hidden_file(frame.file_name):
             source = linecache.getline(frame.file_name, frame.line_num).strip()
@@ -131,5 +131,5 @@ class _Search(Interpreter[Any]):
 
 
 def _checked(closed: Any) -> Any:
-    """A jaxpr as a function that gives its first NaN, and the results."""
+    """Returns a function that computes a jaxpr: it gives the first NaN, and the results."""
     return checkify.checkify(lambda *args: jex.jaxpr_as_fun(closed)(*args), errors=checkify.nan_checks)

@@ -23,7 +23,7 @@ from replicax._values import AXIS
 
 
 def evaluate(closed: Any, args: Sequence[Any], count: int) -> list[Any]:
-    """What the program of a closed jaxpr computes of arrays and parts, for so many replicas: arrays and parts."""
+    """Computes a closed jaxpr of arrays and parts, for so many replicas. Returns arrays and parts."""
     return _Evaluation(count).run(closed, args)
 
 
@@ -65,13 +65,13 @@ class _Evaluation(Interpreter[Any]):
         )
 
     def _aligned(self, arg: Any, out: Any) -> Any:
-        """The part of an operand, which is as large as the result or repeated along some dimensions."""
+        """Returns the part of an operand, which is as large as the result or is broadcast to it."""
         if tuple(arg.shape) != tuple(out.shape):
             arg = Same(_array(arg), out.shape) if _is_number(arg) else jnp.broadcast_to(whole(arg), out.shape)
         return own_part(arg, self._count)
 
     def _product(self, eqn: Any, args: list[Any], out: Any) -> Any:
-        """The sum of the products of all elements; None for another product."""
+        """Returns the sum of the products of all elements; None for another product."""
         (left, right), _ = eqn.params["dimension_numbers"]
         if not tuple(left) == tuple(right) == tuple(range(len(args[0].shape))):
             return None
@@ -79,7 +79,7 @@ class _Evaluation(Interpreter[Any]):
         return self._reduced("reduce_sum", Part(first * second, args[0].shape), out)
 
     def _reduced(self, name: str, value: Part, out: Any) -> Any:
-        """All elements of an array reduced to one; None for what is not done on parts."""
+        """Reduces all elements of an array to one; returns None for what is not done on parts."""
         part, size = value.part, _size(value.shape)
         if name in ("reduce_and", "reduce_or"):
             if part.dtype != jnp.bool_:
@@ -94,7 +94,7 @@ class _Evaluation(Interpreter[Any]):
         return jnp.reshape(meet(reduce(part)), out.shape).astype(out.dtype)
 
     def _branches(self, eqn: Any, args: list[Any]) -> list[Any]:
-        """A branch on a number that is the same on all replicas."""
+        """Computes a branch on a number that is the same on all replicas."""
         kinds = [var.aval for var in eqn.outvars]
 
         def branch(closed: Any) -> Callable[[], list[Any]]:
@@ -112,7 +112,7 @@ class _Evaluation(Interpreter[Any]):
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is the same at each place."""
+    """Returns whether all elements of a value are the same."""
     return isinstance(value, Same) or (not isinstance(value, Part) and value.ndim == 0)
 
 

@@ -54,7 +54,7 @@ _NO_OTHERS: Mapping[str, Callable[..., Any]] = {}
 def unwrapped(
     closed: Any, *args: Any, others: Mapping[str, Callable[..., Any]] = _NO_OTHERS, meet: bool = True
 ) -> list[Any]:
-    """What a jaxpr computes, so that collectives within calls of other jaxprs stand in the program itself.
+    """Computes a jaxpr, so that collectives within calls of other jaxprs stand in the program itself.
 
     Args:
         closed: the jaxpr.
@@ -88,12 +88,12 @@ class _Unwrapping(Interpreter[Any]):
 
 
 def convolves(closed: Any) -> bool:
-    """Whether there is a convolution in a jaxpr."""
+    """Returns whether there is a convolution in a jaxpr."""
     return any(eqn.primitive.name == "conv_general_dilated" for eqn in equations(closed))
 
 
 def in_loop(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, with convolutions that XLA makes quick code of also in loops of programs for the CPU."""
+    """Returns the same function, with convolutions that XLA compiles to fast code also in loops on the CPU."""
     convolutions = {"conv_general_dilated": cpu_convolutions.in_order}
 
     def of_replicas(eqn: Any, *args: Any) -> list[Any]:
@@ -147,7 +147,7 @@ def together(
 
 
 def _outputs(programs: Sequence[_Program]) -> list[tuple[Any, ...]]:
-    """For each result, what it is in each program."""
+    """Returns for each result its variable or literal in each program."""
     return list(zip(*(program.jaxpr.outvars for program in programs)))
 
 
@@ -181,7 +181,7 @@ class Gathers:
 
 
 def gathered(traces: Sequence[Gathers], which: Sequence[int]) -> list[list[tuple[int, ...]]]:
-    """For each gathering the shapes of all replicas' values; `which` trace is each replica's."""
+    """Returns for each gathering the shapes of all replicas' values; `which` trace is each replica's."""
     if len({len(trace.own) for trace in traces}) > 1:
         raise NotAlike("some replicas gather values more often than others")
     return [[traces[i].own[k] for i in which] for k in range(len(traces[0].own))]
@@ -249,7 +249,7 @@ class _Program:
         ]
 
     def is_free(self, variable: Any) -> bool:
-        """Whether a value is better computed again than kept."""
+        """Returns whether a value is better computed again than kept."""
         made = self.maker.get(variable)
         if made is None:
             return False
@@ -312,7 +312,7 @@ class _Assembly:
         return self._left[place]
 
     def _planned(self) -> list[Any]:
-        """For each stage: what leaves it of the programs' own values, the pieces, and the values that live on."""
+        """Returns for each stage which of the programs' own values leave it, its pieces, and what lives on."""
         plan: list[Any] = []
         living: list[dict[Any, None]] = [{} for _ in self._programs]
         for stage in reversed(range(self._stages)):
@@ -346,7 +346,7 @@ class _Assembly:
             self._places.update(((i, var), kept_results[place]) for var, place in zip(kept, _numbered(kept)))
 
     def _operand(self, i: int, variable: Any) -> Any:
-        """The value of a variable that a piece of program `i` takes."""
+        """Returns the value of a variable that a piece of program `i` takes."""
         program = self._programs[i]
         if variable in program.known:
             return program.known[variable]
@@ -355,7 +355,7 @@ class _Assembly:
         return self._common([self._first.made[program.number[variable]]])[0]
 
     def _common(self, atoms: Iterable[Any]) -> list[Any]:
-        """Values of the first program that all programs compute alike."""
+        """Computes values of the first program that all programs compute alike."""
         atoms, first, known = list(atoms), self._first, self._values.known
         eqns, _ = needed_for(atoms, first.jaxpr, first.maker, known.__contains__)
         known.update(computed(first.jaxpr, eqns, known.__getitem__) if eqns else ())
@@ -363,7 +363,7 @@ class _Assembly:
 
 
 def _numbered(variables: Sequence[Any]) -> list[Any]:
-    """A place for each variable: its shape and dtype, and its number among those of them."""
+    """Returns a place for each variable: its shape and dtype, and its number among those that share them."""
     kinds = [(variable.aval.shape, variable.aval.dtype) for variable in variables]
     seen: dict[Any, Iterator[int]] = {kind: itertools.count() for kind in kinds}
     return [(*kind, next(seen[kind])) for kind in kinds]
@@ -372,7 +372,7 @@ def _numbered(variables: Sequence[Any]) -> list[Any]:
 def _branch(
     piece: _Piece, needed: list[int], order: Sequence[Any], operands: dict[int, Any]
 ) -> Callable[[list[Any]], list[Any]]:
-    """A piece as a branch of the `lax.switch`.
+    """Returns a piece as a branch of the `lax.switch`.
 
     Args:
         piece: what it computes.
@@ -395,7 +395,7 @@ def _strong(value: Any) -> Any:
 
 
 def _key(value: Any, exact: bool = True) -> Any:
-    """What tells a parameter of an equation from another: alike jaxprs have the same key (see `_Program`)."""
+    """Returns a key that equal parameters of equations share, and jaxprs that are alike (see `_Program`)."""
     if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
         return _jaxpr_key(getattr(value, "jaxpr", value), getattr(value, "consts", ()), exact)
     if isinstance(value, (tuple, list)):
@@ -412,7 +412,7 @@ def _key(value: Any, exact: bool = True) -> Any:
 
 
 def _constant_key(value: Any, exact: bool) -> Any:
-    """What tells an array from another: which object it is or, unless `exact`, its values."""
+    """Returns a key of an array: which object it is or, unless `exact`, its values."""
     if exact or isinstance(value, jax.core.Tracer) or not hasattr(value, "dtype"):
         return object, id(value)
     host = jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value

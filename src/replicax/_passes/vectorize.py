@@ -47,7 +47,7 @@ class Piece:
         self._array: Any = None
 
     def array(self) -> Any:
-        """The array itself."""
+        """Returns the array itself."""
         if self._array is None:
             part = self.vector
             if self.size != part.size:
@@ -57,7 +57,7 @@ class Piece:
 
 
 def whole(value: Any) -> Any:
-    """A value as an array."""
+    """Returns a value as an array."""
     return value.array() if type(value) is Piece else value
 
 
@@ -71,7 +71,7 @@ def pieces(vector: Any, shapes: Iterable[Sequence[int]]) -> list[Piece]:
 
 
 def joined(values: Sequence[Any]) -> Any:
-    """The elements of all values in one vector, which is that of their pieces as far as these stand in order."""
+    """Concatenates all values to a vector; pieces of one vector that stand in order are taken from it as they are."""
     runs: list[list[Any]] = []  # [vector, start, stop] of pieces, [array]
     for value in values:
         if type(value) is not Piece:
@@ -101,7 +101,7 @@ class _Group:
         self.sizes = [math.prod(shape) for shape in self.shapes]
 
     def computed(self, operands: list[Any]) -> Any:
-        """The vector of all their results."""
+        """Returns the vector of all their results."""
         name = self.first.name
         if name in SAME_ELEMENTS:
             (only,) = operands
@@ -109,7 +109,7 @@ class _Group:
         return self.first.eqn.primitive.bind(*operands, **self.first.eqn.params)
 
     def repeated(self, scalars: list[Any]) -> Any:
-        """A vector of the scalars, each as often as its array has elements."""
+        """Returns a vector of the scalars, each as often as its array has elements."""
         return jnp.stack(scalars)[np.repeat(np.arange(len(scalars), dtype=np.int32), self.sizes)]
 
 
@@ -139,11 +139,11 @@ class Values:
         self.values.update(((0, var), value) for var, value in zip(variables, values))
 
     def of(self, atoms: Iterable[Any]) -> list[Any]:
-        """The values of these variables and literals."""
+        """Returns the values of these variables and literals."""
         return self.both(atoms, ())[0]
 
     def both(self, atoms: Iterable[Any], vectors: Iterable[Sequence[Any]]) -> tuple[list[Any], list[Any]]:
-        """The values of these variables and literals, and for each sequence of others one vector of theirs."""
+        """Returns the values of variables and literals, and for each sequence of others a vector of all of them."""
         keys = [self.graph.key(atom) for atom in atoms]
         made = _Plan(self, keys, [tuple(map(self.graph.key, atoms)) for atoms in vectors]).run()
         return [self.value(key) for key in keys], made
@@ -221,7 +221,7 @@ class _Plan:
         return self.values.also.get(key) or self.graph.nodes.get(key)
 
     def _provider(self, key: Key) -> Any:
-        """The group or the equation that computes it, None where it is known."""
+        """Returns the group or the equation that computes a value, None where it is known."""
         if self.values.is_known(key):
             return None
         key = self.graph.resolved(key)
@@ -244,7 +244,7 @@ class _Plan:
         return [self.groups[keys]] if keys in self.groups else [self._provider(key) for key in keys]
 
     def _order(self) -> list[Any]:
-        """Groups and equations, each after what it needs. A group that would need itself is no group."""
+        """Returns groups and equations, each after what it needs. A group that would need itself is no group."""
         while True:
             roots = [p for keys in self.wanted for p in self._of_vector(keys)]
             roots += [self._provider(key) for key in self.needed]
@@ -297,7 +297,7 @@ class _Plan:
         return jnp.asarray(value, dtype_of(key)) if isinstance(key, Literal) else value
 
     def _as_piece(self, node: Node, waiting: list[Node]) -> bool:
-        """Whether an equation does nothing but name a part of a vector; then its value is that piece."""
+        """Returns whether an equation only takes a part of a vector; then that piece is its value."""
         params, key = node.eqn.params, node.inputs[0] if node.inputs else None
         if node.name not in ("slice", "reshape", "squeeze") or isinstance(key, Literal):
             return False
