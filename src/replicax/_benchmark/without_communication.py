@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax._base import jax_internals
-from replicax._passes.interpret import Interpreter, Rule, equations_in, opened
+from replicax._passes.interpret import AnyJaxpr, Interpreter, Rule, equations_in, kind_of, opened
 from replicax._passes.merge_all_reduces import _is_mapped, _is_rows
 from replicax._passes.primitives import CALLS, COLLECTIVES
 
@@ -26,9 +26,9 @@ class _Rows(NamedTuple):
     own: Any
 
 
-def alone(closed: Any) -> Any:
+def alone(closed: AnyJaxpr) -> Any:
     """Returns the program of a level, in which each replica is alone."""
-    types = [var.aval for var in opened(closed)[0].invars]
+    types = [kind_of(var) for var in opened(closed)[0].invars]
     return jax.make_jaxpr(lambda *args: _plain(_Alone().run(closed, args)))(*types)
 
 
@@ -39,7 +39,7 @@ def _plain(values: Sequence[Any]) -> list[Any]:
 class _Alone(Interpreter[Any]):
     """Computes a program in which each replica is alone. What replicas return may be `_Rows`."""
 
-    def rule(self, eqn: Any) -> Rule[Any] | None:
+    def rule(self, eqn: jex.JaxprEqn) -> Rule[Any] | None:
         name = eqn.primitive.name
         if name in COLLECTIVES:
             return _filled
@@ -55,30 +55,30 @@ class _Alone(Interpreter[Any]):
         return value.all if isinstance(value, _Rows) else value
 
 
-def _communicates(eqn: Any) -> bool:
+def _communicates(eqn: jex.JaxprEqn) -> bool:
     """Returns whether there is communication in the programs in an equation, or replicas in them."""
     return any(one.primitive.name in COLLECTIVES or _is_mapped(one) for one in equations_in(eqn))
 
 
-def _filled(eqn: Any, operands: list[Any]) -> list[Any]:
+def _filled(eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
     """Takes the replica's own value; where a collective's result has another shape, parts of the value fill it."""
-    shapes = (var.aval.shape for var in eqn.outvars)
+    shapes = (kind_of(var).shape for var in eqn.outvars)
     return [x if x.shape == shape else jnp.resize(x, shape) for x, shape in zip(operands, shapes)]
 
 
-def _reduced(eqn: Any, operands: list[Any]) -> list[Any]:
+def _reduced(eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
     """Reduces along the first dimension; of rows of replicas that is an all-reduce."""
     own = [x.own if isinstance(x, _Rows) else x for x in operands]
     return jax_internals.bound_again(eqn, eqn.params, own)
 
 
-def _with_programs_alone(eqn: Any, operands: list[Any]) -> list[Any]:
+def _with_programs_alone(eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
     """Computes an equation with programs in it, such as a loop, in which each replica is alone."""
     params = {name: _without(value) for name, value in eqn.params.items()}
     return jax_internals.bound_again(eqn, params, _plain(operands))
 
 
-def _mapped(eqn: Any, operands: list[Any]) -> list[Any]:
+def _mapped(eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
     """Returns what the replicas of a `shard_map` compute, each of them alone."""
     rows = [place for place in range(len(eqn.outvars)) if _is_rows(eqn, place)]
 

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from replicax._passes.interpret import Interpreter, Rule, equations, jaxprs_in, opened
+import jax.extend.core as jex
+
+from replicax._passes.interpret import AnyJaxpr, Interpreter, Rule, equations, jaxprs_in, kind_of, opened
 from replicax._passes.primitives import COLLECTIVES, SAME_EVERYWHERE
 
 
-def check(jaxpr: Any, varying_inputs: list[bool], varying_slots: set[int], results: bool = False) -> list[bool]:
+def check(
+    jaxpr: jex.ClosedJaxpr, varying_inputs: list[bool], varying_slots: set[int], results: bool = False
+) -> list[bool]:
     """Raises RuntimeError where a collective depends on a condition that may differ between replicas.
 
     Args:
@@ -33,7 +37,7 @@ def check(jaxpr: Any, varying_inputs: list[bool], varying_slots: set[int], resul
     return _Flow(varying_slots, of_replicas=True).run(jaxpr, varying_inputs)
 
 
-def check_shared(level: Any, jaxpr: Any, differ: list[bool]) -> None:
+def check_shared(level: Any, jaxpr: jex.ClosedJaxpr, differ: list[bool]) -> None:
     """Raises ValueError where replicas assign to a variable that they share different values computed from its own.
 
     One after the other they would see what those before them have assigned, which replicas that compute side by side
@@ -67,11 +71,11 @@ def check_shared(level: Any, jaxpr: Any, differ: list[bool]) -> None:
             replaced.add(id(variable))
 
 
-def _has_collective(jaxpr: Any) -> bool:
+def _has_collective(jaxpr: AnyJaxpr) -> bool:
     return any(eqn.primitive.name in COLLECTIVES for eqn in equations(jaxpr))
 
 
-def has_groups(jaxpr: Any) -> bool:
+def has_groups(jaxpr: AnyJaxpr) -> bool:
     """Returns whether a replica function has collectives of groups of replicas, after which values may still differ."""
     return any(eqn.params.get("axis_index_groups") for eqn in equations(jaxpr))
 
@@ -94,16 +98,16 @@ class _Flow(Interpreter[bool]):
     def __init__(self, slots: set[int], of_replicas: bool):
         self._slots, self._of_replicas = slots, of_replicas
 
-    def literal(self, literal: Any) -> bool:
+    def literal(self, literal: jex.Literal) -> bool:
         return False
 
     def constant(self, value: Any) -> bool:
         return False
 
-    def rule(self, eqn: Any) -> Rule[bool]:
+    def rule(self, eqn: jex.JaxprEqn) -> Rule[bool]:
         return {"cond": self._cond, "while": self._while, "scan": self._scan}.get(eqn.primitive.name, self._equation)
 
-    def _equation(self, eqn: Any, flags: list[bool]) -> list[bool]:
+    def _equation(self, eqn: jex.JaxprEqn, flags: list[bool]) -> list[bool]:
         name, count = eqn.primitive.name, len(eqn.outvars)
         inner = list(jaxprs_in([*eqn.params.values()]))
         if name == "replicax_input":
@@ -117,14 +121,14 @@ class _Flow(Interpreter[bool]):
         own = name == "axis_index" or name in COLLECTIVES or bool(inner and not eqn.invars)
         return [any(flags) or (own and self._of_replicas)] * count
 
-    def _cond(self, eqn: Any, flags: list[bool]) -> list[bool]:
+    def _cond(self, eqn: jex.JaxprEqn, flags: list[bool]) -> list[bool]:
         branches = list(jaxprs_in(eqn.params["branches"]))
         if self._of_replicas and flags[0] and any(_has_collective(branch) for branch in branches):
             _refuse("a branch")
         outs = [self.run(branch, flags[1:]) for branch in branches]
         return [flags[0] or any(column) for column in zip(*outs)]
 
-    def _while(self, eqn: Any, flags: list[bool]) -> list[bool]:
+    def _while(self, eqn: jex.JaxprEqn, flags: list[bool]) -> list[bool]:
         (cond,), (body,) = list(jaxprs_in(eqn.params["cond_jaxpr"])), list(jaxprs_in(eqn.params["body_jaxpr"]))
         cond_count, body_count = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         cond_consts, body_consts = flags[:cond_count], flags[cond_count : cond_count + body_count]
@@ -140,11 +144,11 @@ class _Flow(Interpreter[bool]):
             return [True] * len(carry)
         return carry
 
-    def _scan(self, eqn: Any, flags: list[bool]) -> list[bool]:
+    def _scan(self, eqn: jex.JaxprEqn, flags: list[bool]) -> list[bool]:
         body, _ = opened(eqn.params["jaxpr"])
         # What is scanned over has one dimension less in the body; the rest are constants and the carry, an output.
-        carried = sum(out.aval.ndim == inner.aval.ndim for out, inner in zip(eqn.outvars, body.outvars))
-        scanned = sum(arg.aval.ndim != inner.aval.ndim for arg, inner in zip(eqn.invars, body.invars))
+        carried = sum(kind_of(out).ndim == kind_of(inner).ndim for out, inner in zip(eqn.outvars, body.outvars))
+        scanned = sum(kind_of(arg).ndim != kind_of(inner).ndim for arg, inner in zip(eqn.invars, body.invars))
         consts = len(eqn.invars) - carried - scanned
         carry = flags[consts : consts + carried]
         outs: list[bool] = []

@@ -9,27 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+import jax
 import jax.extend.core as jex
 
 from replicax._base import jax_internals
 from replicax._passes.primitives import IN_CALLS
 
+Atom = jex.Var | jex.Literal
+AnyJaxpr = jex.Jaxpr | jex.ClosedJaxpr
 V = TypeVar("V")
-Rule = Callable[[Any, list[V]], Sequence[V]]  # computes the outputs of an equation from its operands
+Rule = Callable[[jex.JaxprEqn, list[V]], Sequence[V]]  # computes the outputs of an equation from its operands
 
 
 class Environment(Generic[V]):
     """The values of a jaxpr's variables, as far as they are known. `literal` gives the value of a literal."""
 
-    def __init__(self, jaxpr: Any, known: Iterable[tuple[Any, V]], literal: Callable[[Any], V] = lambda x: x.val):
+    def __init__(
+        self, jaxpr: jex.Jaxpr, known: Iterable[tuple[jex.Var, V]], literal: Callable[[Any], V] = lambda x: x.val
+    ):
         self.jaxpr, self.known = jaxpr, dict(known)
         self._literal = literal
 
-    def of(self, atoms: Iterable[Any]) -> list[V]:
+    def of(self, atoms: Iterable[Atom]) -> list[V]:
         """Returns the values of variables and literals."""
         return [self._literal(atom) if isinstance(atom, jex.Literal) else self.known[atom] for atom in atoms]
 
-    def set(self, variables: Iterable[Any], values: Iterable[V]) -> None:
+    def set(self, variables: Iterable[jex.Var], values: Iterable[V]) -> None:
         """Adds the values of variables."""
         self.known.update(zip(variables, values))
 
@@ -37,17 +42,17 @@ class Environment(Generic[V]):
 class Interpreter(Generic[V]):
     """Computes jaxprs, some equations by rules of its own."""
 
-    def run(self, jaxpr: Any, args: Sequence[V]) -> list[V]:
+    def run(self, jaxpr: AnyJaxpr, args: Sequence[V]) -> list[V]:
         """Returns the outputs of a jaxpr, open or closed."""
         environment = self.environment(jaxpr, args)
         return environment.of(environment.jaxpr.outvars)
 
-    def environment(self, jaxpr: Any, args: Sequence[V]) -> Environment[V]:
+    def environment(self, jaxpr: AnyJaxpr, args: Sequence[V]) -> Environment[V]:
         """Returns the values of all variables of a jaxpr."""
         inner, consts = opened(jaxpr)
         variables, values = [*inner.constvars, *inner.invars], [*map(self.constant, consts), *args]
         environment = Environment(inner, zip(variables, values), self.literal)
-        waiting: list[Any] = []  # equations without a rule are computed together
+        waiting: list[jex.JaxprEqn] = []  # equations without a rule are computed together
         for eqn in inner.eqns:
             rule = self.rule(eqn)
             if rule is None:
@@ -60,11 +65,11 @@ class Interpreter(Generic[V]):
         self.compute(environment, waiting)
         return environment
 
-    def rule(self, eqn: Any) -> Rule[V] | None:
+    def rule(self, eqn: jex.JaxprEqn) -> Rule[V] | None:
         """Returns what computes an equation, None where JAX does. For subclasses."""
         raise NotImplementedError
 
-    def literal(self, literal: Any) -> V:
+    def literal(self, literal: jex.Literal) -> V:
         """Returns the value of a literal."""
         return literal.val
 
@@ -76,28 +81,34 @@ class Interpreter(Generic[V]):
         """Returns a value as JAX takes it."""
         return value
 
-    def compute(self, environment: Environment[V], eqns: Sequence[Any]) -> None:
+    def compute(self, environment: Environment[V], eqns: Sequence[jex.JaxprEqn]) -> None:
         """Computes equations as JAX does."""
         if eqns:
             known = environment.known
             environment.known.update(computed(environment.jaxpr, eqns, lambda var: self.array(known[var])))
 
-    def enter(self, eqn: Any, operands: list[V]) -> list[V]:
+    def enter(self, eqn: jex.JaxprEqn, operands: list[V]) -> list[V]:
         """Computes the jaxpr of a call in place of the call: a rule."""
         return self.run(inside_of_call(eqn), operands)
 
 
-def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+def opened(jaxpr: AnyJaxpr) -> tuple[jex.Jaxpr, Sequence[Any]]:
     """Returns a jaxpr without its constants, and these."""
-    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+    return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, jex.ClosedJaxpr) else (jaxpr, ())
 
 
-def inside_of_call(eqn: Any) -> Any:
+def kind_of(atom: Atom) -> jax.core.ShapedArray:
+    """Returns the shape and dtype of a variable or literal."""
+    kind: Any = atom.aval
+    return kind
+
+
+def inside_of_call(eqn: jex.JaxprEqn) -> AnyJaxpr:
     """Returns the jaxpr of a call of the table of primitives."""
     return eqn.params[IN_CALLS[eqn.primitive.name]]
 
 
-def part_of(jaxpr: Any, eqns: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]:
+def part_of(jaxpr: jex.Jaxpr, eqns: Sequence[jex.JaxprEqn]) -> tuple[jex.ClosedJaxpr, list[jex.Var], list[jex.Var]]:
     """Returns some equations as a jaxpr of their own, the variables that it needs, and those that it computes."""
     made = dict.fromkeys(var for eqn in eqns for var in eqn.outvars if not isinstance(var, jex.DropVar))
     atoms = (atom for eqn in eqns for atom in eqn.invars if not isinstance(atom, jex.Literal))
@@ -105,7 +116,9 @@ def part_of(jaxpr: Any, eqns: Sequence[Any]) -> tuple[Any, list[Any], list[Any]]
     return jax_internals.part_of_jaxpr(jaxpr, eqns, needed, list(made)), needed, list(made)
 
 
-def computed(jaxpr: Any, eqns: Sequence[Any], value_of: Callable[[Any], Any]) -> Iterable[tuple[Any, Any]]:
+def computed(
+    jaxpr: jex.Jaxpr, eqns: Sequence[jex.JaxprEqn], value_of: Callable[[Any], Any]
+) -> Iterable[tuple[Any, Any]]:
     """Computes some equations of a jaxpr as JAX does.
 
     Args:
@@ -120,53 +133,53 @@ def computed(jaxpr: Any, eqns: Sequence[Any], value_of: Callable[[Any], Any]) ->
     return zip(made, jex.jaxpr_as_fun(part)(*map(value_of, needed)))
 
 
-def jaxprs_in(value: Any) -> Iterator[Any]:
+def jaxprs_in(value: Any) -> Iterator[AnyJaxpr]:
     """Yields the jaxprs in a parameter of an equation, or in a list of parameters."""
-    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+    if isinstance(value, (jex.Jaxpr, jex.ClosedJaxpr)):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from jaxprs_in(item)
 
 
-def equations(jaxpr: Any) -> Iterator[Any]:
+def equations(jaxpr: AnyJaxpr) -> Iterator[jex.JaxprEqn]:
     """Yields the equations of a jaxpr, and those of the jaxprs in them."""
     for eqn in opened(jaxpr)[0].eqns:
         yield eqn
         yield from equations_in(eqn)
 
 
-def equations_in(eqn: Any) -> Iterator[Any]:
+def equations_in(eqn: jex.JaxprEqn) -> Iterator[jex.JaxprEqn]:
     """Yields the equations of the jaxprs in an equation."""
     for inner in jaxprs_in([*eqn.params.values()]):
         yield from equations(inner)
 
 
 class _Stages(Interpreter[int]):
-    def __init__(self, is_meeting: Callable[[Any], bool]):
+    def __init__(self, is_meeting: Callable[[jex.JaxprEqn], bool]):
         self._is_meeting = is_meeting
 
-    def literal(self, literal: Any) -> int:
+    def literal(self, literal: jex.Literal) -> int:
         return 0
 
     def constant(self, value: Any) -> int:
         return 0
 
-    def rule(self, eqn: Any) -> Rule[int]:
+    def rule(self, eqn: jex.JaxprEqn) -> Rule[int]:
         return self._after
 
-    def _after(self, eqn: Any, stages: list[int]) -> list[int]:
+    def _after(self, eqn: jex.JaxprEqn, stages: list[int]) -> list[int]:
         return [max(stages, default=0) + self._is_meeting(eqn)] * len(eqn.outvars)
 
 
-def stages(jaxpr: Any, is_meeting: Callable[[Any], bool]) -> Environment[int]:
+def stages(jaxpr: AnyJaxpr, is_meeting: Callable[[jex.JaxprEqn], bool]) -> Environment[int]:
     """Finds for each variable of a jaxpr for how many meetings, one after another, it waits."""
     return _Stages(is_meeting).environment(jaxpr, [0] * len(opened(jaxpr)[0].invars))
 
 
 def needed_for(
-    wanted: Iterable[Any], jaxpr: Any, makers: Mapping[Any, int], is_known: Callable[[Any], bool]
-) -> tuple[list[Any], list[Any]]:
+    wanted: Iterable[Atom], jaxpr: jex.Jaxpr, makers: Mapping[jex.Var, int], is_known: Callable[[jex.Var], bool]
+) -> tuple[list[jex.JaxprEqn], list[jex.Var]]:
     """Finds the equations of a jaxpr that compute some variables from what is known.
 
     Args:
@@ -179,7 +192,7 @@ def needed_for(
         The equations in their order, and the known variables that are needed.
     """
     found: set[int] = set()
-    known: dict[Any, None] = {}
+    known: dict[jex.Var, None] = {}
     waiting = [*wanted]
     while waiting:
         atom = waiting.pop()

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.extend.core as jex
 
-from replicax._passes.interpret import opened
+from replicax._passes.interpret import kind_of, opened
 from replicax._passes.primitives import CALLS, CUSTOM_DERIVATIVES, ELEMENTWISE, SAME_ELEMENTS
 
 Key = Any  # a variable of a jaxpr and the scope that it belongs to, or a `Literal`
@@ -25,8 +25,8 @@ _DEEPEST = 64  # equations behind each other that tell apart what is computed
 class Literal:
     """The key of a literal of a jaxpr."""
 
-    def __init__(self, literal: Any):
-        self.value, self.aval = literal.val, literal.aval
+    def __init__(self, literal: jex.Literal):
+        self.value, self.aval = literal.val, kind_of(literal)
 
 
 class Node:
@@ -34,7 +34,7 @@ class Node:
 
     __slots__ = ("eqn", "inputs", "jaxpr", "outputs", "scope")
 
-    def __init__(self, eqn: Any, scope: int, jaxpr: Any, inputs: list[Key], outputs: list[Key]):
+    def __init__(self, eqn: jex.JaxprEqn, scope: int, jaxpr: jex.Jaxpr, inputs: list[Key], outputs: list[Key]):
         self.eqn, self.scope, self.jaxpr, self.inputs, self.outputs = eqn, scope, jaxpr, inputs, outputs
 
     @property
@@ -45,7 +45,7 @@ class Node:
 class Graph:
     """The equations of a jaxpr by what they compute. Calls are opened, and theirs join in, where one looks through."""
 
-    def __init__(self, jaxpr: Any):
+    def __init__(self, jaxpr: jex.Jaxpr):
         self.nodes: dict[Key, Node] = {}  # by their outputs
         self.aliases: dict[Key, Key] = {}  # of the inputs and outputs of calls that were opened
         self._scopes = itertools.count()
@@ -54,7 +54,7 @@ class Graph:
         self._alike: dict[Key, int] = {}
         self.scope = self._enter(jaxpr)
 
-    def _enter(self, jaxpr: Any) -> int:
+    def _enter(self, jaxpr: jex.Jaxpr) -> int:
         scope = next(self._scopes)
         for eqn in jaxpr.eqns:
             inputs = [self.key(atom, scope) for atom in eqn.invars]
@@ -91,8 +91,10 @@ class Graph:
             key = node.inputs[0]
 
     def _open(self, node: Node) -> bool:
-        jaxpr, _ = opened(node.eqn.params.get(_CALLS.get(node.name, "")))
-        if jaxpr is None or jaxpr.constvars or jaxpr.effects:
+        if node.name not in _CALLS:
+            return False
+        jaxpr, _ = opened(node.eqn.params[_CALLS[node.name]])
+        if jaxpr.constvars or jaxpr.effects:
             return False
         scope = self._enter(jaxpr)
         self.aliases.update(((scope, var), key) for var, key in zip(jaxpr.invars, node.inputs))

@@ -15,12 +15,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax._base import jax_internals
 from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, all_reduce_p, by_dtype
-from replicax._passes.interpret import stages
+from replicax._passes.interpret import kind_of, stages
 from replicax._passes.jaxpr_graph import Graph
 from replicax._passes.vectorize import Piece, Values, joined, pieces, whole
 from replicax._tracing import frames
@@ -31,7 +32,7 @@ LIMIT = 1 << 20  # bytes; packing copies, which costs more than a message where 
 
 def evaluate(
     level: Any,
-    closed: Any,
+    closed: jex.ClosedJaxpr,
     supplied: dict[int, Any],
     args: Sequence[Any],
     wanted: Sequence[Sequence[int]] = (),
@@ -75,7 +76,7 @@ def _apart(values: Values, outvars: Sequence[Any], wanted: Sequence[Sequence[int
     return [None if place in taken else whole(next(rest)) for place in range(len(outvars))], vectors
 
 
-def updated_alike(closed: Any, outputs: dict[int, int]) -> list[list[int]]:
+def updated_alike(closed: jex.ClosedJaxpr, outputs: dict[int, int]) -> list[list[int]]:
     """Finds groups of outputs that are computed in the same way, element by element.
 
     Args:
@@ -107,7 +108,7 @@ def updated_alike(closed: Any, outputs: dict[int, int]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _take_over(eqn: Any, jaxpr: Any, values: Values) -> None:
+def _take_over(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr, values: Values) -> None:
     """Has the replicas' program be evaluated in stages, together with the sums of what they return."""
     sums = _sums_of_rows(eqn, jaxpr.eqns)
     rows = [eqn.outvars.index(one.invars[0]) for one in sums]
@@ -140,12 +141,12 @@ def _take_over(eqn: Any, jaxpr: Any, values: Values) -> None:
         values.set([one.outvars[0] for one in sums], results)
         for places, vector in zip(wanted, results):
             outputs = [eqn.outvars[place] for place in places]
-            values.set(outputs, pieces(vector, [var.aval.shape for var in outputs]))
+            values.set(outputs, pieces(vector, [kind_of(var).shape for var in outputs]))
 
     values.take_over(eqn, run, replicated, [one.outvars[0] for one in sums])
 
 
-def _is_mapped(eqn: Any) -> bool:
+def _is_mapped(eqn: jex.JaxprEqn) -> bool:
     """Returns whether an equation runs replicas and its jaxpr may be computed in another order."""
     if eqn.primitive.name != "shard_map" or AXIS not in eqn.params["mesh"].axis_names:
         return False
@@ -164,7 +165,7 @@ def _sums_of_rows(mapped: Any, eqns: Iterable[Any]) -> list[Any]:
         and tuple(eqn.params["axes"]) == (0,)
         and eqn.invars[0] in mapped.outvars
         and _is_rows(mapped, mapped.outvars.index(eqn.invars[0]))
-        and _bytes(eqn.outvars[0].aval) <= LIMIT
+        and _bytes(kind_of(eqn.outvars[0])) <= LIMIT
     ]
 
 
@@ -172,10 +173,12 @@ def _is_rows(mapped: Any, place: int) -> bool:
     """Returns whether an output of a `shard_map` has one row for each replica."""
     axes = tuple(mapped.params["out_specs"][place])
     inside = mapped.params["jaxpr"].outvars[place]
-    return axes[:1] == (AXIS,) and not any(axes[1:]) and inside.aval.shape[0] == 1
+    return axes[:1] == (AXIS,) and not any(axes[1:]) and kind_of(inside).shape[0] == 1
 
 
-def _staged(jaxpr: Any, args: Sequence[Any], row_places: Sequence[int], wanted: Sequence[Sequence[int]]) -> list[Any]:
+def _staged(
+    jaxpr: jex.Jaxpr, args: Sequence[Any], row_places: Sequence[int], wanted: Sequence[Sequence[int]]
+) -> list[Any]:
     """Computes one replica's jaxpr: its outputs, the sums over the replicas of some of them, and the wanted vectors."""
     values = Values(jaxpr, zip(jaxpr.invars, args))
     waits = stages(jaxpr, _is_sum)  # for each variable, for how many messages, one after another
@@ -206,7 +209,7 @@ class _Sum(NamedTuple):
     results: Sequence[Any]
 
 
-def _is_sum(eqn: Any) -> bool:
+def _is_sum(eqn: jex.JaxprEqn) -> bool:
     """Returns whether an equation adds up over all replicas, in as many messages as we like."""
     params = eqn.params
     if eqn.primitive is all_reduce_p:
@@ -214,9 +217,9 @@ def _is_sum(eqn: Any) -> bool:
     return eqn.primitive.name == "psum" and params["axes"] == (AXIS,) and params["axis_index_groups"] is None
 
 
-def _by_message(eqn: Any) -> list[list[int]]:
+def _by_message(eqn: jex.JaxprEqn) -> list[list[int]]:
     """Returns places of operands of a sum that travel together in any case: those of one dtype."""
-    return AS_FEW_AS_POSSIBLE.groups([var.aval for var in eqn.outvars])
+    return AS_FEW_AS_POSSIBLE.groups([kind_of(var) for var in eqn.outvars])
 
 
 def _all_reduced(sums: Sequence[list[Any]]) -> list[list[Any]]:

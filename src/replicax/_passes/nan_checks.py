@@ -38,7 +38,9 @@ def _has_nan(array: Any) -> bool:
     return bool(jnp.issubdtype(array.dtype, jnp.inexact) and np.isnan(np.asarray(array)).any())
 
 
-def error(name: str, level: Any, closed: Any, supplied: Mapping[int, Any], args: Sequence[Any]) -> FloatingPointError:
+def error(
+    name: str, level: Any, closed: jex.ClosedJaxpr, supplied: Mapping[int, Any], args: Sequence[Any]
+) -> FloatingPointError:
     """Returns the exception for a call that gave NaN.
 
     Args:
@@ -79,15 +81,15 @@ class _Search(Interpreter[Any]):
         self._supplied = supplied
         self.found: list[tuple[Any, str | None]] = []
 
-    def rule(self, eqn: Any) -> Rule[Any] | None:
+    def rule(self, eqn: jex.JaxprEqn) -> Rule[Any] | None:
         if frames.is_input(eqn):
             return self._input
         return self._replicas if eqn.primitive.name == "shard_map" else None
 
-    def _input(self, eqn: Any, _: list[Any]) -> list[Any]:
+    def _input(self, eqn: jex.JaxprEqn, _: list[Any]) -> list[Any]:
         return [self._supplied[eqn.params["slot"]]]
 
-    def compute(self, environment: Environment[Any], eqns: Sequence[Any]) -> None:
+    def compute(self, environment: Environment[Any], eqns: Sequence[jex.JaxprEqn]) -> None:
         """Computes equations that are the same for all replicas."""
         if not eqns:
             return
@@ -97,7 +99,7 @@ class _Search(Interpreter[Any]):
         if (error := found.get_exception()) is not None:
             self.found.append((error, None))
 
-    def _replicas(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def _replicas(self, eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
         """Computes an equation that runs replicas, each of which tells its own first NaN."""
         body = jex.ClosedJaxpr(eqn.params["jaxpr"], [])
         form: list[Any] = []
@@ -130,6 +132,6 @@ class _Search(Interpreter[Any]):
         return results
 
 
-def _checked(closed: Any) -> Any:
+def _checked(closed: jex.ClosedJaxpr) -> Any:
     """Returns a function that computes a jaxpr: it gives the first NaN, and the results."""
     return checkify.checkify(lambda *args: jex.jaxpr_as_fun(closed)(*args), errors=checkify.nan_checks)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -17,12 +18,12 @@ from jax import lax
 from replicax._base import jax_internals
 from replicax._collectives import arithmetic
 from replicax._collectives.sharding import Part, Same, is_cut, own_part, whole
-from replicax._passes.interpret import Interpreter, Rule
+from replicax._passes.interpret import Interpreter, Rule, kind_of
 from replicax._passes.primitives import ELEMENTWISE, IN_CALLS, SAME_ELEMENTS
 from replicax._values import AXIS
 
 
-def evaluate(closed: Any, args: Sequence[Any], count: int) -> list[Any]:
+def evaluate(closed: jex.ClosedJaxpr, args: Sequence[Any], count: int) -> list[Any]:
     """Computes a closed jaxpr of arrays and parts, for so many replicas. Returns arrays and parts."""
     return _Evaluation(count).run(closed, args)
 
@@ -34,14 +35,14 @@ class _Evaluation(Interpreter[Any]):
     def __init__(self, count: int):
         self._count = count
 
-    def literal(self, literal: Any) -> Any:
-        return jnp.asarray(literal.val, literal.aval.dtype)
+    def literal(self, literal: jex.Literal) -> Any:
+        return jnp.asarray(literal.val, kind_of(literal).dtype)
 
-    def rule(self, eqn: Any) -> Rule[Any]:
+    def rule(self, eqn: jex.JaxprEqn) -> Rule[Any]:
         return self.enter if eqn.primitive.name in IN_CALLS else self._outputs
 
-    def _outputs(self, eqn: Any, args: list[Any]) -> list[Any]:
-        name, out = eqn.primitive.name, eqn.outvars[0].aval if eqn.outvars else _NOTHING
+    def _outputs(self, eqn: jex.JaxprEqn, args: list[Any]) -> list[Any]:
+        name, out = eqn.primitive.name, kind_of(eqn.outvars[0]) if eqn.outvars else _NOTHING
         if name == "broadcast_in_dim" and is_cut(out, self._count) and _is_number(args[0]):
             return [Same(_array(args[0]), out.shape)]
         if not any(isinstance(arg, (Part, Same)) for arg in args):
@@ -70,7 +71,7 @@ class _Evaluation(Interpreter[Any]):
             arg = Same(_array(arg), out.shape) if _is_number(arg) else jnp.broadcast_to(whole(arg), out.shape)
         return own_part(arg, self._count)
 
-    def _product(self, eqn: Any, args: list[Any], out: Any) -> Any:
+    def _product(self, eqn: jex.JaxprEqn, args: list[Any], out: Any) -> Any:
         """Returns the sum of the products of all elements; None for another product."""
         (left, right), _ = eqn.params["dimension_numbers"]
         if not tuple(left) == tuple(right) == tuple(range(len(args[0].shape))):
@@ -93,11 +94,11 @@ class _Evaluation(Interpreter[Any]):
             part = jnp.where(place < size, part, neutral(part.dtype))
         return jnp.reshape(meet(reduce(part)), out.shape).astype(out.dtype)
 
-    def _branches(self, eqn: Any, args: list[Any]) -> list[Any]:
+    def _branches(self, eqn: jex.JaxprEqn, args: list[Any]) -> list[Any]:
         """Computes a branch on a number that is the same on all replicas."""
-        kinds = [var.aval for var in eqn.outvars]
+        kinds = [kind_of(var) for var in eqn.outvars]
 
-        def branch(closed: Any) -> Callable[[], list[Any]]:
+        def branch(closed: jex.ClosedJaxpr) -> Callable[[], list[Any]]:
             def run() -> list[Any]:
                 own = [Part(arg.part, arg.shape) if isinstance(arg, Part) else arg for arg in args[1:]]
                 results = self.run(closed, own)

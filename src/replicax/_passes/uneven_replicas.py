@@ -34,6 +34,7 @@ from replicax._passes.interpret import (
     computed,
     equations,
     equations_in,
+    kind_of,
     needed_for,
     stages,
 )
@@ -52,7 +53,7 @@ _NO_OTHERS: Mapping[str, Callable[..., Any]] = {}
 
 
 def unwrapped(
-    closed: Any, *args: Any, others: Mapping[str, Callable[..., Any]] = _NO_OTHERS, meet: bool = True
+    closed: jex.ClosedJaxpr, *args: Any, others: Mapping[str, Callable[..., Any]] = _NO_OTHERS, meet: bool = True
 ) -> list[Any]:
     """Computes a jaxpr, so that collectives within calls of other jaxprs stand in the program itself.
 
@@ -71,7 +72,7 @@ class _Unwrapping(Interpreter[Any]):
     def __init__(self, others: Mapping[str, Callable[..., Any]], meetings: frozenset[str]):
         self._others, self._meetings = others, meetings
 
-    def rule(self, eqn: Any) -> Rule[Any] | None:
+    def rule(self, eqn: jex.JaxprEqn) -> Rule[Any] | None:
         name = eqn.primitive.name
         if name in self._others:
             return self._by_others
@@ -82,12 +83,12 @@ class _Unwrapping(Interpreter[Any]):
             raise NotAlike(f"the replicas meet inside of a {name!r}")
         return None
 
-    def _by_others(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def _by_others(self, eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
         results = self._others[eqn.primitive.name](eqn, *operands)
         return list(results) if eqn.primitive.multiple_results else [results]
 
 
-def convolves(closed: Any) -> bool:
+def convolves(closed: jex.ClosedJaxpr) -> bool:
     """Returns whether there is a convolution in a jaxpr."""
     return any(eqn.primitive.name == "conv_general_dilated" for eqn in equations(closed))
 
@@ -96,7 +97,7 @@ def in_loop(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the same function, with convolutions that XLA compiles to fast code also in loops on the CPU."""
     convolutions = {"conv_general_dilated": cpu_convolutions.in_order}
 
-    def of_replicas(eqn: Any, *args: Any) -> list[Any]:
+    def of_replicas(eqn: jex.JaxprEqn, *args: Any) -> list[Any]:
         if eqn.params["jaxpr"].constvars:
             return eqn.primitive.bind(*args, **eqn.params)
 
@@ -193,7 +194,7 @@ class _Program:
     Unless `exact`, constants are compared by their values, and any two Python functions are taken to be the same.
     """
 
-    def __init__(self, closed: Any, args: Sequence[Any], numbers: dict[Any, int], exact: bool = True):
+    def __init__(self, closed: jex.ClosedJaxpr, args: Sequence[Any], numbers: dict[Any, int], exact: bool = True):
         self.jaxpr, self._numbers = closed.jaxpr, numbers
         self.common: frozenset[int] = frozenset()
         self.known = dict(zip([*self.jaxpr.constvars, *self.jaxpr.invars], [*closed.consts, *args]))
@@ -244,7 +245,7 @@ class _Program:
 
     def _meetings_key(self) -> list[Any]:
         return [
-            (eqn.primitive.name, [(x.aval.shape, x.aval.dtype) for x in eqn.invars], stage, _key(eqn.params))
+            (eqn.primitive.name, [(kind_of(x).shape, kind_of(x).dtype) for x in eqn.invars], stage, _key(eqn.params))
             for stage, eqn in self.meetings
         ]
 
@@ -364,7 +365,7 @@ class _Assembly:
 
 def _numbered(variables: Sequence[Any]) -> list[Any]:
     """Returns a place for each variable: its shape and dtype, and its number among those that share them."""
-    kinds = [(variable.aval.shape, variable.aval.dtype) for variable in variables]
+    kinds = [(kind_of(variable).shape, kind_of(variable).dtype) for variable in variables]
     seen: dict[Any, Iterator[int]] = {kind: itertools.count() for kind in kinds}
     return [(*kind, next(seen[kind])) for kind in kinds]
 
@@ -419,13 +420,13 @@ def _constant_key(value: Any, exact: bool) -> Any:
     return value.shape, value.dtype, np.asarray(host).tobytes()
 
 
-def _jaxpr_key(jaxpr: Any, consts: Sequence[Any], exact: bool) -> Any:
+def _jaxpr_key(jaxpr: jex.Jaxpr, consts: Sequence[Any], exact: bool) -> Any:
     places: dict[Any, int] = {}
 
     def atom_key(atom: Any) -> Any:
         if isinstance(atom, jex.Literal):
             return _literal_key(atom)
-        return places.setdefault(atom, len(places)), atom.aval.shape, atom.aval.dtype
+        return places.setdefault(atom, len(places)), kind_of(atom).shape, kind_of(atom).dtype
 
     keys = [*map(atom_key, [*jaxpr.constvars, *jaxpr.invars])]
     for eqn in jaxpr.eqns:
@@ -434,5 +435,5 @@ def _jaxpr_key(jaxpr: Any, consts: Sequence[Any], exact: bool) -> Any:
     return ("jaxpr", *constants, *keys, *map(atom_key, jaxpr.outvars))
 
 
-def _literal_key(literal: Any) -> Any:
-    return "literal", literal.aval.shape, literal.aval.dtype, np.asarray(literal.val).tobytes()
+def _literal_key(literal: jex.Literal) -> Any:
+    return "literal", kind_of(literal).shape, kind_of(literal).dtype, np.asarray(literal.val).tobytes()

@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -120,7 +121,7 @@ class Values:
     vectors, and sets the values of all outputs, and of what else is known (in `also`) to come with them.
     """
 
-    def __init__(self, jaxpr: Any, known: Iterable[tuple[Any, Any]]):
+    def __init__(self, jaxpr: jex.Jaxpr, known: Iterable[tuple[Any, Any]]):
         self.graph = Graph(jaxpr)
         self.values: dict[Key, Any] = {(0, var): value for var, value in known}
         # id of an equation -> what evaluates it, and which of its outputs can be parts of a vector
@@ -128,7 +129,7 @@ class Values:
         self.also: dict[Key, Node] = {}  # what such an equation computes beside its own outputs
 
     def take_over(
-        self, eqn: Any, run: Callable[[list[list[int]]], None], vectors: set[Any], also: Iterable[Any]
+        self, eqn: jex.JaxprEqn, run: Callable[[list[list[int]]], None], vectors: set[Any], also: Iterable[Any]
     ) -> None:
         """Has `run` evaluate an equation: see above. Outputs in `vectors` may be parts of one."""
         self.special[id(eqn)] = run, vectors
