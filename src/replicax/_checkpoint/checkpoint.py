@@ -109,7 +109,7 @@ def _write_alone(path: str, saved: _files.Saved, then: Then | None) -> None:
 
 
 def _refuse_replicas(method: str) -> None:
-    if frames.is_tracing() or isinstance(frames.frame(), frames.Level):
+    if frames.is_tracing() or isinstance(frames.frame(), frames.TraceFrame):
         raise RuntimeError(
             f"Checkpoint.{method} is called in a function that is being compiled, such as that of `rx.function` or "
             "`jax.jit`, where it would happen once, while it is traced. Call it outside, between steps."

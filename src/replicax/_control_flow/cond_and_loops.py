@@ -163,7 +163,7 @@ def recomputed(f: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
     """
     if not frames.is_tracing():
         return f(*args, **kwargs)
-    if not isinstance(frames.frame(), frames.Level):  # in a `jax.jit` of the user's
+    if not isinstance(frames.frame(), frames.TraceFrame):  # in a `jax.jit` of the user's
         return jax.checkpoint(lambda *args, **kwargs: f(*args, **kwargs))(*args, **kwargs)
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_whole)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]

@@ -142,7 +142,7 @@ def _share(x: Any) -> Any:
 _share.defjvp(lambda primals, tangents: (_share(*primals), *tangents))
 
 
-class _BlockLevel(frames.Level):
+class _BlockFrame(frames.TraceFrame):
     """The level of a block.
 
     Under a tape around it, each read of a variable in it is a read of its own, as elsewhere: the gradient goes to the
@@ -198,7 +198,7 @@ class Block:
         pulled: list[tuple[Any, Any]] | None = None,
     ):
         outer = frames.frame()
-        self.level = level = _BlockLevel(outer)
+        self.level = level = _BlockFrame(outer)
         self.pulled = pulled
         self.slots: list[list[int]] = []  # of the leaves of each element
         outer_lift = dataset_reads.lifts.stack[-1] if dataset_reads.lifts.stack else None
@@ -229,7 +229,7 @@ class Block:
             dataset_reads.lifts.stack.pop()
         self.sizes = {key: len(level.values[key]) for key in level.written}
         level.forget()
-        if isinstance(outer, frames.Level):
+        if isinstance(outer, frames.TraceFrame):
             outer.meshes += level.meshes
 
     def run(

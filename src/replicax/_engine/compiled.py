@@ -55,7 +55,7 @@ class SpmdContext(ReplicaContext):
 
     _is_compiled = True
 
-    def __init__(self, strategy: StrategyLike, reducer: Reducer, level: frames.Level, outer: Any):
+    def __init__(self, strategy: StrategyLike, reducer: Reducer, level: frames.TraceFrame, outer: Any):
         super().__init__(strategy, None)
         self._reducer, self._level, self._outer = reducer, level, outer
         self._options = reducer.options
@@ -83,8 +83,7 @@ class SpmdContext(ReplicaContext):
         """Whether a value was computed by the replica, rather than brought in from outside as one object."""
         if id(leaf) in self._common:
             return False
-        mesh = self._level.mesh
-        if mesh.lone and isinstance(leaf, jax.Array):  # another worker's may be another
+        if self._reducer.mesh.lone and isinstance(leaf, jax.Array):  # another worker's may be another
             return True
         if not isinstance(leaf, jax.core.Tracer):
             return False
@@ -97,7 +96,7 @@ class SpmdContext(ReplicaContext):
     def _merge(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: tuple[Any, ...]
     ) -> Any:
-        mesh = self._level.mesh
+        mesh = self._reducer.mesh
 
         def wrap(leaf: Any) -> Any:
             if isinstance(leaf, IndexedSlices) or self._is_own(leaf):
@@ -146,9 +145,10 @@ class _Trace:
     def __init__(
         self, strategy: StrategyLike, reducer: Reducer, fn: Callable, skeleton: Any, kind: tuple, gathers: Any
     ):
-        self.level = frames.Level(local=True, mesh=reducer.mesh)
+        self.level = frames.TraceFrame(local=True, mesh=reducer.mesh)
         self.level.gathers = gathers
-        self._strategy, self._fn, self._skeleton, self._kind = strategy, fn, skeleton, kind
+        self._strategy, self._mesh = strategy, reducer.mesh
+        self._fn, self._skeleton, self._kind = fn, skeleton, kind
         self._context = SpmdContext(strategy, reducer, self.level, _outer_traces())
         self.outputs: Any = None
         self.written: list[Any] = []  # variables
@@ -203,7 +203,7 @@ class _Trace:
         supplied = {slot: known[key, i] for key, slots in self.level.inputs.items() for i, slot in enumerate(slots)}
         evaluate = None
         if self.level.gathers is not None:
-            on_cpu = self.level.mesh.devices[0].platform == "cpu"
+            on_cpu = self._mesh.devices[0].platform == "cpu"
             others = {"conv_general_dilated": cpu_convolutions.in_order} if on_cpu else {}
             evaluate = functools.partial(uneven_replicas.unwrapped, others=others)
         found = self.level.replay(self._jaxpr, supplied, *self._components(rows), evaluate=evaluate)
@@ -335,7 +335,7 @@ def run_inline(
 ) -> Any:
     """Calls `fn` in a merge function of compiled replicas, where it goes on as the replica; returns its result."""
     level = frames.frame()
-    assert isinstance(level, frames.Level)
+    assert isinstance(level, frames.TraceFrame)
     outer = [trace for trace in _outer_traces() if trace is not level.trace]
     context = SpmdContext(strategy, reducer, level, outer)
 
@@ -386,14 +386,14 @@ def _refuse_different(written: Iterable[Any], differ: Sequence[bool], found: str
             raise assigned_alike.error(variable, found)
 
 
-def _rows(level: frames.Level, variable: Any, index: int) -> bool:
+def _rows(level: frames.TraceFrame, variable: Any, index: int) -> bool:
     """Whether the level sees one row of this leaf's global form, which has one for each replica."""
     return variable._storage.has_rows(index) and level.is_local(variable)
 
 
 def _outer_traces() -> list[Any]:
     """The traces that were in progress when the replicas were entered."""
-    traces = [frame.trace for frame in frames._frames.stack if isinstance(frame, frames.Level)]
+    traces = [frame.trace for frame in frames._frames.stack if isinstance(frame, frames.TraceFrame)]
     trace = frames.untaped_trace()
     while trace is not None:
         traces.append(trace)

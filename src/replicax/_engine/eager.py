@@ -298,7 +298,7 @@ class Lockstep:
         fn = meetings[0][0]
         args = regroup([meeting[1] for meeting in meetings], self.mesh, merging=True)
         kwargs = regroup([meeting[2] for meeting in meetings], self.mesh, merging=True)
-        with _context.entered(self.strategy, None), frames.entered(frames.Frame()):
+        with _context.entered(self.strategy, None), frames.entered(frames.GlobalFrame()):
             result = fn(self.strategy, *args, **kwargs)
         return [_own_part(result, replica.index) for replica in replicas]
 

@@ -32,7 +32,7 @@ from replicax._variables.storage import Storage
 _nowhere = contextlib.nullcontext()
 
 
-def meshes_of(level: frames.Level, call: Call, pulls: Sequence[Pull]) -> list[Any]:
+def meshes_of(level: frames.TraceFrame, call: Call, pulls: Sequence[Pull]) -> list[Any]:
     """The meshes of replicas that a program has to do with."""
     variables = [variable._mesh for variable in level.variables.values() if variable._mesh is not None]
     return [m for m in [*level.meshes, *variables, *call.meshes(), *dataset_reads.meshes_of(pulls)] if m is not None]
@@ -55,7 +55,9 @@ class ToldOf(NamedTuple):
 class Program:
     """One compiled program: of one signature, in one context."""
 
-    def __init__(self, name: str, level: frames.Level, jaxpr: Any, call: Call, pulls: list[Pull], results: Results):
+    def __init__(
+        self, name: str, level: frames.TraceFrame, jaxpr: Any, call: Call, pulls: list[Pull], results: Results
+    ):
         self.level, self.pulls, self.results = level, pulls, results
         self.jaxpr, self._guard = step_failures.guarded(jaxpr)
         # Whether variables keep their arrays until a call has ended, in place of being donated.

@@ -51,7 +51,7 @@ class Arrays:
     leaves: tuple[int, ...]
 
 
-def _leaves_of(level: frames.Level) -> list[InputSlot]:
+def _leaves_of(level: frames.TraceFrame) -> list[InputSlot]:
     """Returns the leaves that a program reads, in the order of its inputs, and behind them those it only writes."""
     outputs: dict[int, int] = {}  # the first output of each variable that is written
     count = 0
@@ -92,7 +92,7 @@ class ProgramInputs:
         spread: whether the program runs on several devices.
     """
 
-    def __init__(self, level: frames.Level, spread: bool):
+    def __init__(self, level: frames.TraceFrame, spread: bool):
         self.leaves = _leaves_of(level)
         vectors: dict[int, packed_storage.SharedVector] = {}
         replaced: set[int] = set()  # ids of the vectors in which the program replaces leaves

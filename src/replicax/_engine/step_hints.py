@@ -121,7 +121,7 @@ class StepHint:
         return result
 
     def _is_impossible(self, owner: Function) -> bool:
-        elsewhere = threading.get_ident() != self._thread or type(frames.frame()) is not frames.Frame
+        elsewhere = threading.get_ident() != self._thread or type(frames.frame()) is not frames.GlobalFrame
         return (
             owner.told_of_steps or elsewhere or nan_checks.are_looked_for() or jax.process_count() > 1 or not _are_on()
         )

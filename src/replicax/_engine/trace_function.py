@@ -41,7 +41,7 @@ class Tracing:
 
     def __init__(self, call: Call, queue: list[tuple[Pull, Any]], runs_eagerly: Callable[[], bool]):
         frame = frames.frame()
-        self.level = frames.Level(local=frame.local, mesh=frame.mesh)
+        self.level = frames.TraceFrame(local=frame.local, mesh=frame.mesh)
         self.pulls: list[Pull] = []
         self.elements: list[Any] = []
         self.hardly_begun = False  # when it failed

@@ -157,7 +157,7 @@ class _Held:
             variable._be_settled()
             (value,), mesh = variable._convert(value), variable._mesh
             assert mesh is not None
-            traced = isinstance(frame, frames.Level)
+            traced = isinstance(frame, frames.TraceFrame)
             rows = [self.of_replica(value, i) for i in (range(mesh.size) if traced else mesh.local_ids)]
             frame.write(variable, [jnp.stack(rows) if traced else mesh.stack(rows)])
 
@@ -282,7 +282,7 @@ def _is_arrays(value: Any) -> bool:
 
 def in_step() -> bool:
     """Whether a step is running or being traced: a `function`, or a replica."""
-    if type(frames.frame()) is not frames.Frame:
+    if type(frames.frame()) is not frames.GlobalFrame:
         return True
     return _context.has_strategy() and _context.get_replica_context() is not None
 
@@ -290,7 +290,7 @@ def in_step() -> bool:
 def _may_assign() -> bool:
     """Whether no transformation of JAX lies between here and the step."""
     frame = frames.frame()
-    return frames.untaped_trace() is frame.trace if isinstance(frame, frames.Level) else not frames.is_tracing()
+    return frames.untaped_trace() is frame.trace if isinstance(frame, frames.TraceFrame) else not frames.is_tracing()
 
 
 class _Writing:

@@ -42,7 +42,7 @@ def made(init: Callable[[Any], Any], variables: Any, cut: bool) -> Made | None:
         cut: whether large arrays are cut, a part for each replica (see `_collectives.sharding`).
     """
     flat = nest.values(variables)
-    if type(frames.frame()) is not frames.Frame or frames.is_tracing() or creators.state.creators:
+    if type(frames.frame()) is not frames.GlobalFrame or frames.is_tracing() or creators.state.creators:
         return None
     for variable in flat:
         if variable._late is not False:

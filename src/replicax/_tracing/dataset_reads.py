@@ -43,7 +43,7 @@ class RunEagerly(Abort):
 
 def drive_from_host(what: str) -> None:
     """Has the Python code of the function that is being traced run as it is, which has `what` in it."""
-    if not lifts.stack or any(isinstance(frame, frames.Level) and frame.local for frame in frames._frames.stack):
+    if not lifts.stack or any(isinstance(frame, frames.TraceFrame) and frame.local for frame in frames._frames.stack):
         raise RuntimeError(
             f"{what} cannot be part of a compiled program, and stands inside of a replica function or of jax.jit. Put "
             "it into the function that calls `strategy.run`, and pass the elements through `args`."
@@ -100,7 +100,7 @@ def outside() -> Iterator[None]:
     before, lifts.stack = lifts.stack, []
     frame = frames.frame()
     try:
-        with jax_internals.at_once(), frames.entered(frame if frame.local else frames.Frame()):
+        with jax_internals.at_once(), frames.entered(frame if frame.local else frames.GlobalFrame()):
             yield
     finally:
         lifts.stack = before
@@ -196,7 +196,7 @@ def like(leaf: Any, array: Any) -> Any:
     return of_array(type(leaf), array, mesh_of(leaf))
 
 
-def as_inputs(element: Any, level: frames.Level, slots: list[int]) -> Any:
+def as_inputs(element: Any, level: frames.TraceFrame, slots: list[int]) -> Any:
     def make(leaf: Any) -> Any:
         slot, tracer = level.new_input(array_of(leaf))
         slots.append(slot)
@@ -206,7 +206,7 @@ def as_inputs(element: Any, level: frames.Level, slots: list[int]) -> Any:
 
 
 def _on_iterate() -> None:
-    if lifts.stack and isinstance(frames.frame(), frames.Level):
+    if lifts.stack and isinstance(frames.frame(), frames.TraceFrame):
         drive_from_host("A loop over a dataset")
 
 

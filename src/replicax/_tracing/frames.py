@@ -10,6 +10,7 @@ component of one replica.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import contextvars
 import itertools
@@ -25,6 +26,7 @@ from jax.core import ShapedArray
 from replicax._base import jax_internals, tracebacks
 from replicax._base.errors import StepError
 from replicax._tracing import tape, trace_caches
+from replicax._values import ReplicaMesh
 
 _slots = itertools.count()
 _input = jax_internals.InputPrimitive("replicax_input")
@@ -152,41 +154,57 @@ def note(variable: State) -> None:
         notes.add(variable)
 
 
-class Frame:
-    """The values outside of any trace, in global form."""
+class Frame(abc.ABC):
+    """Where variables are read from and written to now."""
 
     local = False
-    mesh: Any = None
+    mesh: ReplicaMesh | None = None
     gathers: Any = None  # how values are gathered where replicas with other shapes are traced apart
     compiles_runs = True  # whether `strategy.run` outside of any trace may have a program of its own
 
-    def is_replica_of(self, mesh: Any) -> bool:
+    def is_replica_of(self, mesh: ReplicaMesh) -> bool:
         """Returns whether the values are those of one replica of this mesh."""
         return self.local and self.mesh is mesh
 
-    def run_on(self, device: jax.Device) -> None:
-        """Called where a strategy of one device runs in the frame: a program of it is to run there."""
+    def run_on(self, device: jax.Device) -> None:  # noqa: B027 - only a trace has a program to place
+        """Notes that a strategy of one device runs in the frame: a program of it is to run there."""
 
-    def note_replicas(self, mesh: Any) -> None:
-        """Called where replicas of this mesh run in the frame."""
+    def note_replicas(self, mesh: ReplicaMesh) -> None:  # noqa: B027
+        """Notes that replicas of this mesh run in the frame."""
+
+    @abc.abstractmethod
+    def read(self, variable: State) -> list[Any]:
+        """Returns the variable's leaves, in the frame's form."""
+
+    @abc.abstractmethod
+    def write(self, variable: State, leaves: list[Any]) -> None:
+        """Replaces the variable's leaves."""
+
+    def fetch(self, variable: State) -> list[Any]:
+        """Returns the leaves as a compiled program takes them, which moves them itself where they are elsewhere."""
+        return self.read(variable)
+
+    def store(self, variable: State, leaves: list[Any]) -> None:
+        """Replaces the leaves by those that a compiled program returned."""
+        self.write(variable, leaves)
+
+
+class GlobalFrame(Frame):
+    """The values outside of any trace, in global form."""
 
     def read(self, variable: State) -> list[Any]:
-        """The variable's leaves, in the frame's form."""
         return variable._storage.read()
 
     def write(self, variable: State, leaves: list[Any]) -> None:
-        """Replaces them."""
         refuse_tracers(leaves)
         with lock:
             note(variable)
             variable._storage.write(leaves)
 
     def fetch(self, variable: State) -> list[Any]:
-        """The leaves as a compiled program takes them, which moves them itself where they are stored elsewhere."""
         return variable._storage.stored()
 
     def store(self, variable: State, leaves: list[Any]) -> None:
-        """Replaces them by leaves that a compiled program returned."""
         variable._storage.write(leaves)
 
 
@@ -205,8 +223,6 @@ class ReplicaFrame(Frame):
                 return variable._storage.read()
             return variable._storage.read_component(self.replica)
 
-    fetch = read
-
     def write(self, variable: State, leaves: list[Any]) -> None:
         refuse_tracers(leaves)
         with lock:
@@ -215,10 +231,8 @@ class ReplicaFrame(Frame):
                 return variable._storage.write(leaves)
             variable._storage.write_component(self.replica, leaves)
 
-    store = write
 
-
-class Level(Frame):
+class TraceFrame(Frame):
     """A level of tracing. `inputs` and `written` are what its function turned out to read and to write."""
 
     def __init__(self, local: bool, mesh: Any = None):
@@ -259,8 +273,6 @@ class Level(Frame):
             trace_caches.note_read(key)
         return self.values[key]
 
-    fetch = read
-
     def write(self, variable: State, leaves: list[Any]) -> None:
         if untaped_trace() is not self.trace:
             raise RuntimeError(
@@ -272,8 +284,6 @@ class Level(Frame):
         self.variables[key] = self.written[key] = variable
         self.values[key] = list(leaves)
         trace_caches.note_change(key)
-
-    store = write
 
     @property
     def shared_leaves(self) -> list[Any]:
@@ -311,7 +321,7 @@ def is_staging() -> bool:
 
 def warn_of_constant(name: str) -> None:
     """Warns where a variable's value becomes a constant of a program that JAX records by itself."""
-    if not isinstance(frame(), Level) and is_staging():
+    if not isinstance(frame(), TraceFrame) and is_staging():
         tracebacks.warn(
             f"{name} is read inside of jax.jit or the like, which keeps the value that it has now as a constant. Use "
             "replicax.function in place of jax.jit, or pass the value as an argument.",
@@ -358,7 +368,7 @@ def free(ids: set[int]) -> None:
 
 class _Frames(threading.local):
     def __init__(self):
-        self.stack: list[Frame] = [Frame()]
+        self.stack: list[Frame] = [GlobalFrame()]
 
 
 _frames = _Frames()
@@ -374,7 +384,7 @@ class entered:
 
     def __init__(self, frame: Frame):
         self._frame = frame
-        self._caches = trace_caches.own() if isinstance(frame, Level) else contextlib.nullcontext()
+        self._caches = trace_caches.own() if isinstance(frame, TraceFrame) else contextlib.nullcontext()
 
     def __enter__(self) -> Frame:
         self._caches.__enter__()

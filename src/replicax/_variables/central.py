@@ -206,7 +206,7 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
 
     def _get(self) -> list[Any]:
         frame = frames.frame()
-        if isinstance(frame, frames.Level) or (frame.local and frame.mesh is self._mesh):
+        if isinstance(frame, frames.TraceFrame) or (frame.local and frame.mesh is self._mesh):
             return frame.read(self)
         return self._storage.read_on(None)
 

@@ -64,7 +64,7 @@ def outside(strategy: Any = None) -> Iterator[None]:
     strategy = strategy or (current if within else None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(jax_internals.at_once())
-        stack.enter_context(frames.entered(frames.Frame()))
+        stack.enter_context(frames.entered(frames.GlobalFrame()))
         if strategy is not None and (within or strategy is not current):
             stack.enter_context(context.entered(strategy, None))
         yield

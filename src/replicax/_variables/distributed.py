@@ -130,7 +130,7 @@ class _Distributed(OfReplicas, DistributedValues):
         frame = frames.frame()
         if frame.local:
             return of_traced(self._value_type, frame.read(self)[0], self._mesh)
-        if isinstance(frame, frames.Level):
+        if isinstance(frame, frames.TraceFrame):
             return of_array(self._value_type, frame.read(self)[0], self._mesh)
         with frames.lock:
             self._storage.lent = True
@@ -143,7 +143,7 @@ class _Distributed(OfReplicas, DistributedValues):
             if isinstance(frame, frames.ReplicaFrame) and isinstance(leaf, DistributedValues):
                 return leaf.values[frame.replica]
             return own_component(leaf)
-        return self._storage.global_leaf(leaf, index, isinstance(frame, frames.Level))
+        return self._storage.global_leaf(leaf, index, isinstance(frame, frames.TraceFrame))
 
     def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
         placed = [self._placed_leaf(leaf, i) for i, leaf in enumerate(leaves)]
@@ -157,7 +157,7 @@ class _Distributed(OfReplicas, DistributedValues):
         assert mesh is not None
         if frame.local:
             return self._of_leaves([of_traced(Mirrored, leaf, mesh) for leaf in new])
-        if isinstance(frame, frames.Level):
+        if isinstance(frame, frames.TraceFrame):
             return self._of_leaves([of_array(self._value_type, leaf, mesh) for leaf in new])
         with frames.lock:
             self._storage.lent = True
@@ -168,7 +168,9 @@ class _Distributed(OfReplicas, DistributedValues):
         for index, component in enumerate(self.values):
             frame = frames.frame()
             with frames.lock:
-                leaves = component._get() if isinstance(frame, frames.Level) else self._storage.read_component(index)
+                leaves = (
+                    component._get() if isinstance(frame, frames.TraceFrame) else self._storage.read_component(index)
+                )
             show.append(f"  {index}: {self._text_of(component.name, leaves)}")
         return f"{type(self).__name__}:{{\n" + ",\n".join(show) + "\n}"
 
@@ -190,7 +192,7 @@ class MirroredVariable(_Distributed):
 
     def _read(self) -> list[Any]:
         frame = frames.frame()
-        if frame.local or isinstance(frame, frames.Level):
+        if frame.local or isinstance(frame, frames.TraceFrame):
             return frame.read(self) if frame.mesh is self._mesh or not frame.local else self._storage.read_component(0)
         if self._storage.is_split:  # it need not fit on one device
             self._storage.lent = True
@@ -330,7 +332,7 @@ class SyncOnReadVariable(_Distributed):
                 return [arithmetic.first_replica(leaf) for leaf in leaves]
             add = arithmetic.local_sum
             return arithmetic.local_reduce(op, leaves, mesh.size, lambda x: [add(leaf) for leaf in x])
-        if isinstance(frame, frames.Level) and not frame.local:
+        if isinstance(frame, frames.TraceFrame) and not frame.local:
             leaves = frame.read(self)
             if op is None:
                 return [leaf[0] for leaf in leaves]

@@ -49,7 +49,7 @@ class ResourceVariable(Variable):
         frame = frames.frame()
         if frame.local:
             return frame.read(self._parent)
-        if not isinstance(frame, frames.Level):
+        if not isinstance(frame, frames.TraceFrame):
             return self._parent._storage.read_component(self._index)
         leaves = frame.read(self._parent)
         has_rows = self._parent._storage.has_rows
@@ -61,7 +61,7 @@ class ResourceVariable(Variable):
         frame = frames.frame()
         if frame.local:
             return frame.write(self._parent, leaves)
-        if isinstance(frame, frames.Level):
+        if isinstance(frame, frames.TraceFrame):
             raise RuntimeError(
                 f"One component of {self._parent.name} is assigned in compiled code, outside of any replica. Assign "
                 "it in the replica function, or through `strategy.extended.update`."
@@ -70,7 +70,7 @@ class ResourceVariable(Variable):
         self._parent._storage.write_component(self._index, leaves)
 
     def _read(self) -> list[Any]:
-        if self._parent is None and not isinstance(frames.frame(), frames.Level):
+        if self._parent is None and not isinstance(frames.frame(), frames.TraceFrame):
             self._storage.lent = True
         return self._get()
 
@@ -89,21 +89,22 @@ class ResourceVariable(Variable):
             self._put(leaves)
         return self._of_leaves(leaves) if read_value else None
 
-    def _level_of_sharing_replicas(self) -> frames.Level | None:
+    def _level_of_sharing_replicas(self) -> frames.TraceFrame | None:
         """Returns the level of the compiled replicas that share this variable and assign to it, None elsewhere."""
         frame = frames.frame()
-        if not isinstance(frame, frames.Level) or not frame.local or self._parent is not None:
+        if not isinstance(frame, frames.TraceFrame) or not frame.local or self._parent is not None:
             return None
         return None if context.in_cross_replica_context() else frame
 
     def _in_turn(
-        self, level: frames.Level, combine: Callable[[Any, Any], Any], leaves: list[Any], method: str
+        self, level: frames.TraceFrame, combine: Callable[[Any, Any], Any], leaves: list[Any], method: str
     ) -> list[Any]:
         """In compiled code, what the process's replicas' assignments come to when they are made one after the other.
 
         Each would see what those before it have assigned, which replicas that compute side by side do not: where that
         makes a difference it is refused when all is traced (`_control_flow.check_shared`), but for branches and loops.
         """
+        assert level.mesh is not None
         level.shared.append((self, method, leaves))
         old = self._get()
         zero = [jnp.zeros_like(leaf) for leaf in old]
@@ -117,6 +118,7 @@ class ResourceVariable(Variable):
     def _update_slices(self, method, slices):
         indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
         if level := self._level_of_sharing_replicas():
+            assert level.mesh is not None
             level.shared.append((self, method, [indices, values]))
             groups = level.mesh.groups
             indices, values = (arithmetic.local_gather(x, 0, groups) for x in (indices, values))

@@ -65,7 +65,7 @@ class ShardedVariable(OfReplicas):
 
     def _is_local(self) -> bool:
         frame = frames.frame()
-        return isinstance(frame, frames.Level) and frame.is_local(self)
+        return isinstance(frame, frames.TraceFrame) and frame.is_local(self)
 
     def _read(self) -> list[Any]:
         if self._is_local():

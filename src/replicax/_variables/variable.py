@@ -360,7 +360,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
 
     def _combined(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
         """The leaves here and now, combined with these."""
-        if combine is replacing and not isinstance(frames.frame(), frames.Level):
+        if combine is replacing and not isinstance(frames.frame(), frames.TraceFrame):
             return leaves  # what is packed is not cut out for nothing
         return [combine(old, leaf) for old, leaf in zip(self._get(), leaves)]
 

@@ -51,7 +51,7 @@ def of_op(op: str, dtype: Any, seed: Any) -> Any:
     """
     tag = () if seed is None else (op, dtype, int(seed))
     running = function.running()
-    if isinstance(frames.frame(), frames.Level) and not jax_internals.is_eager(frames.untaped_trace()):
+    if isinstance(frames.frame(), frames.TraceFrame) and not jax_internals.is_eager(frames.untaped_trace()):
         state = _of_function(running).state(tag, 0 if running is None or not tag else running.number(tag))
         value = state.value()
         state.assign_add(_NEXT, read_value=False)
@@ -155,7 +155,7 @@ class _OfFunction:
 
     def _write(self, state: ResourceVariable, value: np.ndarray) -> None:
         with jax_internals.at_once():
-            frames.Frame().write(state, [array_conversion.as_array(value)])
+            frames.GlobalFrame().write(state, [array_conversion.as_array(value)])
 
 
 _eager = _Eager(stream=0)
