@@ -5,7 +5,12 @@ from __future__ import annotations
 import enum
 import numbers
 import operator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+# A user's pytree: any nesting of containers that JAX knows, with anything as its leaves.
+Tree: TypeAlias = Any
+# A leaf of a user's pytree: an array, a number, a string, or an object that JAX does not look into.
+Leaf: TypeAlias = Any
 
 
 class ReduceOp(enum.Enum):
@@ -163,8 +168,8 @@ class InputOptions(_InputOptions):
         )
 
 
-def as_input_options(options: Any) -> InputOptions:
-    """`options`, or the defaults for None; `TypeError` for what is no `InputOptions`."""
+def as_input_options(options: InputOptions | None) -> InputOptions:
+    """Returns `options`, or the defaults for None; raises `TypeError` for what is no `InputOptions`."""
     if options is None:
         return InputOptions()
     if not all(hasattr(options, name) for name in InputOptions._fields):

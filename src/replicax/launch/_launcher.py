@@ -117,7 +117,8 @@ class Launcher:
             async with self._link() as (link, host):
                 while (found := await self._attempt(link, host))["again"]:
                     pass
-                return found["status"]
+                status: int = found["status"]
+                return status
         finally:
             self._loop = None
 

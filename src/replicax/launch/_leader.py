@@ -137,7 +137,8 @@ class Leader:
         return outcomes
 
     def _host(self, link: Link) -> str:
-        return self._joined[link]["host"]
+        host: str = self._joined[link]["host"]
+        return host
 
     def _join(self, link: Link, message: Message) -> bool:
         first, addresses = message["first"], message["addresses"]

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from replicax.launch import _guard
 from replicax.launch._outcome import TAIL_LINES, Outcome, read_mark, read_report, readable
@@ -99,7 +100,7 @@ class Worker:
             return int(words[0]), float(words[1]), asked
         return self._process.returncode, time.time(), asked  # the guard itself was killed, and the worker with it
 
-    async def _pump(self, stream, lines: Lines) -> None:
+    async def _pump(self, stream: IO[bytes] | None, lines: Lines) -> None:
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
