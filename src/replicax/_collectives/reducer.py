@@ -42,7 +42,6 @@ from replicax._values import (
     is_whole,
     mesh_of,
     of_array,
-    of_bare,
     of_traced,
     traced_component,
 )
@@ -181,7 +180,7 @@ class Reducer:
             return of_traced(PerReplica, array, mesh)
         if frames.is_tracing():
             return of_array(PerReplica, as_rows(array, mesh), mesh)
-        return of_bare(array, mesh)
+        return PerReplica([array], mesh)
 
     def _checked(self, op: ReduceOp, value: Any) -> Any:
         """Returns a mirrored value or variable as it is, and others that are distributed as `PerReplica`.

@@ -27,16 +27,13 @@ from replicax._values import (
     Mirrored,
     PerReplica,
     as_copies,
-    bare,
     global_array,
     is_array,
     is_text,
-    is_uneven,
     mesh_of,
     needs_comparison,
     of_array,
     of_padded,
-    padded_bare,
 )
 from replicax._variables.variable import Variable
 
@@ -117,7 +114,6 @@ class Call:
             shape = None if leaf.dense_shape is None else tuple(int(n) for n in leaf.dense_shape)
             return (IndexedSlices, *((x.shape, x.dtype) for x in self.dynamic[-2:]), shape)
         if _is_dynamic(leaf):
-            self.ragged |= is_uneven(leaf)  # as the array that it is here, it would be another one elsewhere
             array = leaf if isinstance(leaf, jax.Array) else array_conversion.as_array(leaf)
             self.dynamic.append(array)
             return (array.shape, array.dtype, getattr(array, "weak_type", False))  # keys of random numbers have none
@@ -281,8 +277,9 @@ class Results:
             if array is None and mesh is not None and (shapes := shapes_of([leaf])):
                 stacked = array_of(leaf)
                 place = self._add(stacked, mesh.result_sharding(stacked.ndim, True))
-                make = padded_bare if mesh.lone and id(stacked) not in self._given else of_padded
-                return _Made(lambda arrays: make(arrays[place], shapes[0], mesh))
+                if mesh.lone and id(stacked) not in self._given:  # bare, as `run` returns it eagerly
+                    return _Made(lambda arrays: of_padded(arrays[place], shapes[0], mesh).values[0])
+                return _Made(lambda arrays: of_padded(arrays[place], shapes[0], mesh))
             if array is None:
                 parts = [self._take(part) for part in leaf.values]
                 if mesh is not None and len(parts) > len(mesh.local_ids):  # those of other processes are in the program
@@ -295,7 +292,7 @@ class Results:
                 component = jax_internals.Singles()
 
                 def made(arrays: Sequence[Any]) -> Any:
-                    value = bare(component(arrays[own]), mesh)
+                    value = component(arrays[own])
                     tape.lost(_BARE, [arrays[own]], [value])
                     return value
 

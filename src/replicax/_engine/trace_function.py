@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.core import ShapedArray
 
-from replicax._base import nest, signatures
+from replicax._base import jax_internals, nest, signatures
+from replicax._collectives import cross_process
 from replicax._engine.program import meshes_of
 from replicax._engine.signature import Call, Results, constrained
 from replicax._tracing import frames
@@ -26,6 +27,7 @@ from replicax._tracing.dataset_reads import (
     push_back,
     shapes_of,
 )
+from replicax._values import ReplicaMesh
 
 
 class Tracing:
@@ -117,12 +119,24 @@ class Tracing:
         # A result that is a variable's array gets a buffer of its own, so that donating the one keeps the other.
         results = [jnp.copy(leaf) if id(leaf) in known else leaf for leaf in self.results.leaves]
         spanning = next((mesh for mesh in meshes_of(level, call, self.pulls) if not mesh.all_local), None)
+        if spanning is not None and spanning.lone:
+            self._require_alike(spanning)
         common = None if spanning is None or level.local else spanning.mirrored
         self.results.shardings = [kind or common for kind in self.results.shardings]
         results = [constrained(leaf, kind) for leaf, kind in zip(results, self.results.shardings)]
         if not level.local:
             state = [leaf for v in level.written.values() for leaf in v._storage.leaving(level.values[id(v)])]
         return [*state, *results]
+
+    def _require_alike(self, mesh: ReplicaMesh) -> None:
+        """Has the call run eagerly, on all workers, if they were given plain arrays of different shapes.
+
+        Each worker has one replica, whose component in a result of `run` is a plain array. It may come in again.
+        """
+        kinds = [key[:2] for key in self._call.keys if isinstance(key[0], tuple)]
+        with jax_internals.at_once():
+            if kinds and not cross_process.is_everyones(mesh, f"the arrays of a traced call\n{kinds}", alike=True):
+                raise RunEagerly
 
 
 def _aval(array: Any) -> ShapedArray:

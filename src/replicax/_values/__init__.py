@@ -6,10 +6,6 @@ from replicax._values.arrays import is_global as is_global
 from replicax._values.arrays import is_text as is_text
 from replicax._values.arrays import largest_of as largest_of
 from replicax._values.arrays import part_of as part_of
-from replicax._values.bare import bare as bare
-from replicax._values.bare import is_uneven as is_uneven
-from replicax._values.bare import of_bare as of_bare
-from replicax._values.bare import padded_bare as padded_bare
 from replicax._values.forms import Kind as Kind
 from replicax._values.forms import Padded as Padded
 from replicax._values.mapping import as_copies as as_copies
