@@ -35,8 +35,9 @@ PIP := -m pip --disable-pip-version-check install --quiet --quiet
 PYTEST := -m pytest -n 2 --dist worksteal --durations=15
 STARTED := $(shell date +%s)
 # What `make test-quick` runs, without the tests that start processes: the essentials, over one strategy.
-QUICK := $(patsubst %,tests/test_%.py,layers run per_replica_values contexts mirrored_variables collectives function \
-    input_rules) src/replicax/_strategy.py
+QUICK := $(patsubst %,tests/%.py,test_layers engine/test_run engine/test_function values/test_per_replica_values \
+    tracing/test_contexts variables/test_mirrored_variables collectives/test_collectives input/test_input_rules) \
+    src/replicax/_strategies/strategy.py
 WITH_TENSORFLOW = if [ -e $(TENSORFLOW)/.installed ]; then \
     export REPLICAX_TENSORFLOW_PYTHON="$${REPLICAX_TENSORFLOW_PYTHON:-$(CURDIR)/$(TENSORFLOW)/bin/python}"; fi;
 SAY_VERSIONS = -c 'import jax, sys; print("Testing on Python", sys.version.split()[0], "with JAX", jax.__version__)'
@@ -91,15 +92,16 @@ ifneq ($(filter-out $(VERSION),$(VERSION_NEWEST)),)
 # What depends on JAX, over one strategy; those of logical devices, of central storage and of two workers (the example)
 # have tests of their own. The rest is the oldest one's, and so are the comparison with TensorFlow, the injections
 # (`python scripts/injections.py` runs them on any interpreter) and the shared tests in several workers.
-OF_THE_OLDEST := no_silent_hang multi_worker* tpu_hosts launch* cluster* recipes layers against_tensorflow data older \
-    runtime devices repository interrupt messages lockstep input_* shared_iterators tf_* data_* checkpoint* \
-    atomic_files crash_points damage examples \
-    programs_against_tensorflow
-NOT_ON_THE_NEWEST = $(patsubst %,'--ignore-glob=tests/test_%.py',$(OF_THE_OLDEST)) \
-    --deselect tests/test_facts.py::test_facts_of_several_workers \
-    --deselect tests/test_digits.py::test_the_losses_do_not_depend_on_the_number_of_replicas \
-    --deselect tests/test_digits.py::test_replicas_without_an_image_change_nothing \
-    --deselect tests/test_digits.py::test_the_command_trains_well_and_draws
+OF_THE_OLDEST := job cluster data input checkpoint launch tf test_layers.py test_architecture.py test_repository.py \
+    base/test_atomic_files.py base/test_devices.py base/test_messages.py engine/test_eager.py \
+    strategies/test_deprecated.py \
+    $(patsubst %,conformance/test_%.py,against_tensorflow data_against_tensorflow programs_against_tensorflow \
+    multi_worker_suite examples)
+NOT_ON_THE_NEWEST = $(patsubst %,--ignore=tests/%,$(OF_THE_OLDEST)) \
+    --deselect tests/conformance/test_facts.py::test_facts_of_several_workers \
+    --deselect tests/conformance/test_digits.py::test_the_losses_do_not_depend_on_the_number_of_replicas \
+    --deselect tests/conformance/test_digits.py::test_replicas_without_an_image_change_nothing \
+    --deselect tests/conformance/test_digits.py::test_the_command_trains_well_and_draws
 test-newest: $(NEWEST)/.installed  ## run the tests on Python 3.13 with the newest JAX
 	@$(NEWEST)/bin/python $(SAY_VERSIONS)
 	REPLICAX_TEST_STRATEGIES=2 $(NEWEST)/bin/python $(PYTEST) \

@@ -16,12 +16,12 @@ from replicax.tf import _absent
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "tf-names.md"
-RECORD = ROOT / "tests" / "tf_ops" / "tensorflow.json"  # has TensorFlow's names
+RECORD = ROOT / "tests" / "tf" / "tf_ops" / "tensorflow.json"  # has TensorFlow's names
 
 HEAD = """# Names of TensorFlow in replicax.tf
 
 Written by `python scripts/tf_names.py` from the tables of `replicax.tf`. `import replicax.tf as tf` has the names
-below; what their results are is compared with TensorFlow 2.21 in `tests/test_tf_ops.py`. Any other name is an
+below; what their results are is compared with TensorFlow 2.21 in `tests/tf/test_tf_ops.py`. Any other name is an
 `AttributeError` that says what to use. `tf.keras` is Keras 3 itself, with the names that it has under TensorFlow;
 `tf.losses`, `tf.metrics`, `tf.optimizers` and `tf.initializers` are modules of it.
 

@@ -3,7 +3,7 @@
 Each result is kept with a digest of what it depends on. A program that is new or was changed has no such record, and
 runs under TensorFlow each time until it is recorded:
 
-    REPLICAX_RECORD=1 REPLICAX_TENSORFLOW_PYTHON=.venv-tensorflow/bin/python pytest tests/test_against_tensorflow.py
+    REPLICAX_RECORD=1 REPLICAX_TENSORFLOW_PYTHON=.venv-tensorflow/bin/python pytest tests/conformance
 """
 
 from __future__ import annotations

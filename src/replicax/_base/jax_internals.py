@@ -1,6 +1,6 @@
 """The one place that uses what JAX does not document: each function says why nothing else can do it.
 
-Tested on the oldest and the newest JAX we support in `tests/test_private.py`.
+Tested on the oldest and the newest JAX we support in `tests/base/test_jax_internals.py`.
 """
 
 from __future__ import annotations

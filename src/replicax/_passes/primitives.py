@@ -1,6 +1,7 @@
 """Sets of JAX's primitives, by their names: each fact about primitives that a pass relies on stands here, once.
 
-`tests/test_primitives.py` compares them with the installed JAX: a collective of a new JAX that is not listed fails it.
+`tests/passes/test_primitives.py` compares them with the installed JAX: a collective of a new JAX that is not listed
+fails it.
 """
 
 from __future__ import annotations

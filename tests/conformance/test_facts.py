@@ -3,7 +3,7 @@
 Each program runs on `replicax.tf`. Either it prints the same to the letter, or what differs is written down: in
 facts/NUMBER.diff (lines of TensorFlow's with `-`, ours with `+`), with the reason in docs/differences.md.
 
-To look at the differences anew after a change: REPLICAX_WRITE_FACTS=1 pytest tests/test_facts.py
+To look at the differences anew after a change: REPLICAX_WRITE_FACTS=1 pytest tests/conformance/test_facts.py
 """
 
 import difflib
@@ -18,7 +18,7 @@ import pytest
 
 HERE = pathlib.Path(__file__).parent / "facts"
 FACTS = json.loads((HERE / "facts.json").read_text())["facts"]
-DIFFERENCES = pathlib.Path(__file__).parents[1] / "docs" / "differences.md"
+DIFFERENCES = pathlib.Path(__file__).parents[2] / "docs" / "differences.md"
 
 # Names of JAX's own that differ from one of its versions to the next.
 VERSIONS = [

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "digits.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "digits.py"
 
 pytest.importorskip("optax")
 pytest.importorskip("sklearn")

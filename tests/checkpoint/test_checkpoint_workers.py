@@ -6,9 +6,8 @@ import os
 
 import numpy as np
 import pytest
-from processes import Workers
+from processes import Workers, told_by
 from strategies import mirrored
-from test_multi_worker_input import told_by
 
 import replicax as rx
 

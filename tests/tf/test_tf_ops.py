@@ -1,8 +1,8 @@
 """The operations of `replicax.tf` against TensorFlow's: values, dtypes, gradients, errors and signatures.
 
-tests/tf_ops/cases.txt has expressions, and tests/tf_ops/tensorflow.json what TensorFlow 2.21 gives for them:
+tests/tf/tf_ops/cases.txt has expressions, and tests/tf/tf_ops/tensorflow.json what TensorFlow 2.21 gives for them:
 
-    python tests/tf_ops/run.py tensorflow tests/tf_ops/tensorflow.json
+    python tests/tf/tf_ops/run.py tensorflow tests/tf/tf_ops/tensorflow.json
 
 replicax evaluates them in a compiled function with gradients, in the replicas of a strategy, and eagerly where values
 decide on shapes or an error is expected. Where TensorFlow is installed the record itself is checked.
@@ -109,7 +109,7 @@ def test_every_expression_was_evaluated(recorded, ours):
 
 def test_the_record_is_what_tensorflow_gives(tensorflow_python, recorded, tmp_path):
     again = _run(tensorflow_python, "tensorflow", tmp_path / "tensorflow.json")
-    assert set(again["values"]) == set(recorded["values"]), "Run tests/tf_ops/run.py to record it anew."
+    assert set(again["values"]) == set(recorded["values"]), "Run tests/tf/tf_ops/run.py to record it anew."
     found = differences(recorded["values"], again["values"])
     assert not found, f"\n{found}"
     assert again["signatures"] == recorded["signatures"]
@@ -148,7 +148,7 @@ def test_every_operation_stands_in_an_expression(names):
                 continue
             if not re.search(rf"\btf\.(\w+\.)?{name}\b", text):
                 absent.append(full)
-    assert not absent, f"Add an expression to tests/tf_ops/cases.txt for each of: {absent}"
+    assert not absent, f"Add an expression to tests/tf/tf_ops/cases.txt for each of: {absent}"
 
 
 def test_names_and_parameters_are_tensorflows(names, recorded):

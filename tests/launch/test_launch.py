@@ -532,7 +532,7 @@ def test_an_interrupt_while_the_launcher_ends_is_no_traceback_and_leaves_nothing
 def test_an_installed_package_has_the_command():
     import tomllib
 
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["scripts"] == {"replicax": "replicax.launch:main"}
 
 

@@ -23,7 +23,7 @@ import replicax as rx
 
 pytestmark = pytest.mark.skipif(WORKERS > 1, reason="no matter of jobs")
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 Dataset = rx.data.Dataset
 SAVES = int(os.environ.get("REPLICAX_CRASH_SAVES", "2"))
 ALL = "REPLICAX_CRASH_SAVES" in os.environ

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 from processes import Workers
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 # Those that have a test over all strategies, several processes among them: collecting the others would take seconds.
 OVER_STRATEGIES = re.compile(r"^@over\((?!.*processes=1)", re.MULTILINE)
 SHARED = [
     str(path)
-    for path in sorted(TESTS.glob("test_*.py"))
+    for path in sorted(TESTS.rglob("test_*.py"))
     if OVER_STRATEGIES.search(path.read_text())
     and "multi_worker" not in path.name  # which -k finds too
     # test_checkpoint_workers.py has what a job of several needs, and test_multi_worker_input.py uneven batches.
-    and path.name not in ("test_checkpoint.py", "test_uneven.py")
+    and path.name not in ("test_checkpoint.py", "test_uneven_replicas.py")
 ]
 
 # Every worker runs pytest. The strategy is made before the first test, as in a user's program.

@@ -251,7 +251,7 @@ def test_after_a_state_of_another_process():
         "state = it.save_state()\n"
         "print(t.json.dumps([state.decode(), t.listed(it)]))\n"
     ).replace("tests_state", Path(__file__).stem)
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([*map(str, Path(__file__).parents[:2]), os.environ.get("PYTHONPATH", "")])
     found = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "PYTHONPATH": path},

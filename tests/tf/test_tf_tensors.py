@@ -1,6 +1,6 @@
 """Tensors of `replicax.tf` as libraries written for TensorFlow use them: dtypes, operators, arguments, errors.
 
-What an expression gives stands in tests/tf_ops/cases.txt and is compared with TensorFlow by test_tf_ops.py; here is
+What an expression gives stands in tests/tf/tf_ops/cases.txt and is compared with TensorFlow by test_tf_ops.py; here is
 what one expression does not show. `replicax.tf` changes JAX's arrays, so each program runs in a process of its own.
 """
 
