@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 
 from replicax._base import devices, nest
-from replicax._base.types import as_aggregation, as_synchronization
+from replicax._base.types import Tree, as_aggregation, as_synchronization
 from replicax._collectives.arithmetic import first_component
 from replicax._collectives.cross_device_ops import CollectiveAllReduce
 from replicax._collectives.reducer import Reducer
@@ -30,7 +29,7 @@ class CentralStorageExtended(ReplicatedExtended):
         self,
         container_strategy: StrategyLike,
         compute_devices: Sequence[str | jax.Device] | None,
-        parameter_device: Any,
+        parameter_device: str | jax.Device | None,
     ):
         if not compute_devices:
             names = devices.default_devices()
@@ -55,7 +54,7 @@ class CentralStorageExtended(ReplicatedExtended):
     def _device_text(self) -> str:
         return device_text(self._mesh)
 
-    def _new_variable(self, **kwargs: Any) -> Variable:
+    def _new_variable(self, **kwargs: Tree) -> Variable:
         as_synchronization(kwargs["synchronization"], kwargs["name"])
         as_aggregation(kwargs["aggregation"], kwargs["name"])
         variable = AggregatingVariable(
@@ -64,8 +63,8 @@ class CentralStorageExtended(ReplicatedExtended):
         return creators.through_creators(lambda **_: variable, inside_scope=False)(**kwargs)
 
     def _update(
-        self, var: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], group: bool
-    ) -> Any:
+        self, var: Tree, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], group: bool
+    ) -> Tree:
         if not isinstance(var, Variable):
             raise ValueError(f"You can not update `var` {var!r}. It must be a Variable.")
         args, kwargs = nest.map_structure(first_component, args), nest.map_structure(first_component, kwargs)
@@ -109,5 +108,9 @@ class CentralStorageStrategy(Strategy):
     (5.0, 5.0, '/job:localhost/replica:0/task:0/device:CPU:0')
     """
 
-    def __init__(self, compute_devices: Sequence[Any] | None = None, parameter_device: Any = None):
+    def __init__(
+        self,
+        compute_devices: Sequence[str | jax.Device] | None = None,
+        parameter_device: str | jax.Device | None = None,
+    ):
         super().__init__(CentralStorageExtended(self, compute_devices, parameter_device))

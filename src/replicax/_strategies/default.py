@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
-from replicax._base.types import InputContext, InputOptions
+from replicax._base.types import InputContext, InputOptions, Tree
 from replicax._engine import function
 from replicax._strategies.single_replica import SingleReplicaContext, SingleReplicaExtended
 from replicax._strategies.strategy import Strategy
@@ -44,26 +44,26 @@ class DefaultExtended(SingleReplicaExtended):
     def _device_text(self) -> str:
         return ""
 
-    def _scope_context(self) -> contextlib.AbstractContextManager[Any]:
+    def _scope_context(self) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
 
-    def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
         return fn(*args, **kwargs)
 
-    def _create_variable(self, **kwargs: Any) -> Variable:
+    def _create_variable(self, **kwargs: Tree) -> Variable:
         function.note_creation()
         return ResourceVariable(**kwargs)
 
-    def _broadcast(self, tensor: Any, destinations: Any) -> NoReturn:
+    def _broadcast(self, tensor: Tree, destinations: object) -> NoReturn:
         raise RuntimeError("The default strategy has one replica and combines nothing.")
 
-    def _get_cross_device_ops(self, value: Any = None) -> NoReturn:
+    def _get_cross_device_ops(self, value: object = None) -> NoReturn:
         raise RuntimeError("The default strategy has one replica and combines nothing.")
 
-    def _distribute_dataset(self, dataset: Any, options: InputOptions) -> Any:
+    def _distribute_dataset(self, dataset: object, options: InputOptions) -> Tree:
         return dataset
 
-    def _datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: InputOptions) -> Any:
+    def _datasets_from_function(self, dataset_fn: Callable[[InputContext], object], options: InputOptions) -> Tree:
         return dataset_fn(InputContext())
 
 

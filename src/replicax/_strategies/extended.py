@@ -9,10 +9,20 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Self
 
 from replicax import _data
-from replicax._base.types import CommunicationOptions, InputOptions, ReduceOp, ValueContext, as_options, as_reduce_op
+from replicax._base.types import (
+    CommunicationOptions,
+    InputContext,
+    InputOptions,
+    ReduceOp,
+    Tree,
+    ValueContext,
+    as_options,
+    as_reduce_op,
+)
+from replicax._cluster.resolver import ClusterResolver
 from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.reducer import Reducer
 from replicax._input.agreement import Worker
@@ -20,7 +30,7 @@ from replicax._tracing import autograph_switch, frames
 from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
-from replicax._variables import variable as _variable
+from replicax._variables.variable import Variable
 
 
 class StrategyExtended(abc.ABC):
@@ -33,7 +43,7 @@ class StrategyExtended(abc.ABC):
     _reducer: Reducer | None = None  # of values of its replicas, if they are on a mesh
     _worker = Worker()  # which of the processes that share the replicas this is
     _options = CommunicationOptions()  # of collectives where none are given
-    _cluster_resolver: Any = None
+    _cluster_resolver: ClusterResolver | None = None
     _between_graph = False  # whether the strategy is one of several processes
     _static_shapes = False  # whether all replicas need the same shapes
     _shards_optimizer_state = False  # whether `Optimizer` keeps a part of its state on each replica
@@ -82,14 +92,14 @@ class StrategyExtended(abc.ABC):
     # Running, reducing.
 
     def call_for_each_replica(
-        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, fn: Callable[..., Tree], args: Sequence[Tree] = (), kwargs: dict[str, Tree] | None = None
+    ) -> Tree:
         """The older name of `Strategy.run`."""
         return self._container.run(fn, tuple(args), kwargs)
 
     def reduce_to(
-        self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: CommunicationOptions | None = None
-    ) -> Any:
+        self, reduce_op: ReduceOp | str, value: Tree, destinations: object, options: CommunicationOptions | None = None
+    ) -> Tree:
         """The sum or mean of a per-replica value, left where `destinations` is.
 
         Args:
@@ -108,14 +118,14 @@ class StrategyExtended(abc.ABC):
     def batch_reduce_to(
         self,
         reduce_op: ReduceOp | str,
-        value_destination_pairs: Sequence[tuple[Any, Any]],
+        value_destination_pairs: Sequence[tuple[Tree, object]],
         options: CommunicationOptions | None = None,
-    ) -> list[Any]:
+    ) -> list[Tree]:
         """`reduce_to` of several (value, destinations) pairs, in one collective; the results in their order."""
         _context.require_cross_replica(self._container)
         return self._batch_reduce(as_reduce_op(reduce_op), value_destination_pairs, as_options(options, self._options))
 
-    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+    def broadcast_to(self, tensor: Tree, destinations: object) -> Tree:
         """A copy of `tensor` at the destinations (see `reduce_to`)."""
         _context.require_cross_replica(self._container)
         return self._broadcast(tensor, destinations)
@@ -124,12 +134,12 @@ class StrategyExtended(abc.ABC):
 
     def update(
         self,
-        var: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        var: Tree,
+        fn: Callable[..., Tree],
+        args: Sequence[Tree] = (),
+        kwargs: dict[str, Tree] | None = None,
         group: bool = True,
-    ) -> Any:
+    ) -> Tree:
         """Calls `fn(component, *args, **kwargs)` for each component of a variable, on its device.
 
         Distributed values in the arguments are replaced by the component for that device. Called in replica context,
@@ -160,39 +170,39 @@ class StrategyExtended(abc.ABC):
 
     def update_non_slot(
         self,
-        colocate_with: Any,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        colocate_with: Tree,
+        fn: Callable[..., Tree],
+        args: Sequence[Tree] = (),
+        kwargs: dict[str, Tree] | None = None,
         group: bool = True,
-    ) -> Any:
+    ) -> Tree:
         """Calls `fn(*args, **kwargs)` once, in cross-replica context."""
         _context.require_cross_replica(self._container)
         with _context.entered(self._container, None):
             return autograph_switch.converted(fn)(*args, **(kwargs or {}))
 
-    def non_slot_devices(self, var_list: Sequence[Any]) -> Any:
+    def non_slot_devices(self, var_list: Sequence[Variable]) -> Sequence[str]:
         """Where an optimizer keeps what belongs to no single variable."""
         return self.parameter_devices
 
-    def variable_created_in_scope(self, v: Any) -> bool:
+    def variable_created_in_scope(self, v: Tree) -> bool:
         """Whether the variable, or the one that it is a component of, was made in this strategy's scope."""
-        if not isinstance(v, _variable.Variable):
+        if not isinstance(v, Variable):
             raise AttributeError(f"{v!r} is no variable and has no strategy.")
         strategy = frames.container_of(v)._strategy
         return (_context.default_strategy() if strategy is None else strategy) is self._container
 
-    def value_container(self, value: Any) -> Any:
+    def value_container(self, value: Tree) -> Tree:
         """The distributed variable that a component belongs to; anything else itself."""
         return frames.container_of(value)
 
-    def read_var(self, v: Any) -> Any:
+    def read_var(self, v: Tree) -> Tree:
         """The variable's value."""
         if not hasattr(v, "read_value"):
             raise TypeError(f"`read_var` takes a variable, got {v!r} of type {type(v).__name__}.")
         return v.read_value()
 
-    def colocate_vars_with(self, colocate_with_variable: Any) -> contextlib.AbstractContextManager[None]:
+    def colocate_vars_with(self, colocate_with_variable: Variable) -> contextlib.AbstractContextManager[None]:
         """A context manager, used in scope, under which new variables live on the devices of this one.
 
         Raises:
@@ -203,13 +213,13 @@ class StrategyExtended(abc.ABC):
 
     # Input.
 
-    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Any:
+    def experimental_make_numpy_dataset(self, numpy_input: Tree, session: object = None) -> _data.Dataset:
         """A dataset over the rows of numpy arrays."""
         return _data.Dataset.from_tensor_slices(numpy_input)
 
     def experimental_run_steps_on_iterator(
-        self, fn: Callable[..., Any], iterator: Any, iterations: int = 1, initial_loop_values: Any = None
-    ) -> Any:
+        self, fn: Callable[..., Tree], iterator: Iterator[Tree], iterations: int = 1, initial_loop_values: Tree = None
+    ) -> Tree:
         """Calls `fn(context, inputs)` for so many elements of the iterator; returns the context.
 
         `context.set_last_step_output(name, output, reduce_op=None)` keeps an output of the last step.
@@ -233,57 +243,55 @@ class StrategyExtended(abc.ABC):
         return clone
 
     @abc.abstractmethod
-    def _device_text(self) -> str:
-        """Returns the devices as `repr` of the strategy shows them."""
-
+    def _device_text(self) -> str: ...  # for `repr` of the strategy
     @abc.abstractmethod
-    def _scope_context(self) -> contextlib.AbstractContextManager[Any]: ...
+    def _scope_context(self) -> contextlib.AbstractContextManager[object]: ...
     @abc.abstractmethod
-    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def _run(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree: ...
     @abc.abstractmethod
-    def _reduce(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...] | None) -> Any: ...
+    def _reduce(self, op: ReduceOp, value: Tree, axis: int | tuple[int, ...] | None) -> Tree: ...
     @abc.abstractmethod
-    def _gather(self, value: Any, axis: int) -> Any: ...
+    def _gather(self, value: Tree, axis: int) -> Tree: ...
     @abc.abstractmethod
     def _batch_reduce(
-        self, op: ReduceOp, pairs: Sequence[tuple[Any, Any]], options: CommunicationOptions
-    ) -> list[Any]: ...
+        self, op: ReduceOp, pairs: Sequence[tuple[Tree, object]], options: CommunicationOptions
+    ) -> list[Tree]: ...
     @abc.abstractmethod
-    def _broadcast(self, tensor: Any, destinations: Any) -> Any: ...
+    def _broadcast(self, tensor: Tree, destinations: object) -> Tree: ...
     @abc.abstractmethod
-    def _get_cross_device_ops(self, value: Any = None) -> CrossDeviceOps: ...
+    def _get_cross_device_ops(self, value: object = None) -> CrossDeviceOps: ...
     @abc.abstractmethod
-    def _create_variable(self, **kwargs: Any) -> _variable.Variable:
+    def _create_variable(self, **kwargs: Tree) -> Variable:
         """Makes a variable of the strategy's kind; inside of `run`, one for all replicas."""
 
     @abc.abstractmethod
     def _update(
-        self, var: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], group: bool
-    ) -> Any: ...
+        self, var: Tree, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], group: bool
+    ) -> Tree: ...
     @abc.abstractmethod
-    def _local_results(self, value: Any) -> tuple[Any, ...]: ...
+    def _local_results(self, value: Tree) -> tuple[Tree, ...]: ...
     @abc.abstractmethod
-    def _values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any: ...
+    def _values_from_function(self, value_fn: Callable[[ValueContext], Tree]) -> Tree: ...
     @abc.abstractmethod
-    def _distribute_dataset(self, dataset: Any, options: InputOptions) -> Any: ...
+    def _distribute_dataset(self, dataset: object, options: InputOptions) -> Tree: ...
     @abc.abstractmethod
-    def _datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: InputOptions) -> Any: ...
+    def _datasets_from_function(self, dataset_fn: Callable[[InputContext], object], options: InputOptions) -> Tree: ...
 
 
 class _StepContext:
     def __init__(self) -> None:
-        self.last_step_outputs: dict[str, Any] = {}
+        self.last_step_outputs: dict[str, Tree] = {}
 
-    def set_last_step_output(self, name: str, output: Any, reduce_op: Any = None) -> None:
+    def set_last_step_output(self, name: str, output: Tree, reduce_op: ReduceOp | str | None = None) -> None:
         """Keeps an output under this name."""
         self.last_step_outputs[name] = output
 
 
 @contextlib.contextmanager
-def _colocated(extended: StrategyExtended, strategy: StrategyLike, variable: Any) -> Iterator[None]:
+def _colocated(extended: StrategyExtended, strategy: StrategyLike, variable: object) -> Iterator[None]:
     if _context.get_strategy() is not strategy:
         raise RuntimeError(f'Need to be inside "with strategy.scope()" for {strategy!r}')
-    if not (isinstance(variable, _variable.Variable) and extended.variable_created_in_scope(variable)):
+    if not (isinstance(variable, Variable) and extended.variable_created_in_scope(variable)):
         raise ValueError(
             "`colocate_vars_with` must only be passed a variable created in this tf.distribute.Strategy.scope(), "
             f"not: {variable!r}"

@@ -14,16 +14,19 @@ The first two are in `compiled`, the third is in `compiled_runs`, which comes ba
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from replicax._base import nest
+from replicax._base.types import Leaf, Tree
 from replicax._collectives.reducer import Reducer
 from replicax._engine import compiled, compiled_runs, eager, function
 from replicax._tracing import context, frames
+from replicax._tracing.context import StrategyLike
 from replicax._values import PerReplica, ReplicaMesh, adopted, component_count, is_array, is_text, mesh_of
 
 
-def run(strategy: Any, reducer: Reducer, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run(
+    strategy: StrategyLike, reducer: Reducer, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]
+) -> Tree:
     """Calls `fn` on every replica and returns the results put together.
 
     Args:
@@ -49,12 +52,12 @@ def run(strategy: Any, reducer: Reducer, fn: Callable[..., Any], args: tuple[Any
 
 
 def run_single(
-    strategy: Any,
-    call: Callable[..., Any],
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+    strategy: StrategyLike,
+    call: Callable[..., Tree],
+    fn: Callable[..., Tree],
+    args: tuple[Tree, ...],
+    kwargs: dict[str, Tree],
+) -> Tree:
     """Runs the only replica of a strategy and returns its result.
 
     Meeting is calling, so that there are two ways only: a program of its own in a function that the host drives, and
@@ -66,15 +69,15 @@ def run_single(
     return compiled_runs.run_compiled(strategy, fn, args, kwargs)
 
 
-def _asks_for_program(fn: Callable[..., Any]) -> bool:
+def _asks_for_program(fn: Callable[..., Tree]) -> bool:
     return (function.is_function(fn) and not function.functions_run_eagerly()) or function.host_driven()
 
 
-def _is_text(leaf: Any) -> bool:
+def _is_text(leaf: Leaf) -> bool:
     return is_array(leaf) and is_text(leaf)
 
 
-def _check_counts(strategy: Any, mesh: ReplicaMesh, arguments: Any) -> None:
+def _check_counts(strategy: StrategyLike, mesh: ReplicaMesh, arguments: Tree) -> None:
     """`ValueError` for a value with components for other replicas."""
     for leaf in nest.leaves(arguments):
         if not isinstance(leaf, PerReplica):

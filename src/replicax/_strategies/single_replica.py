@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from replicax._base import nest
-from replicax._base.types import CommunicationOptions, ReduceOp, ValueContext
+from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, ValueContext
 from replicax._collectives import arithmetic
 from replicax._strategies import run
 from replicax._strategies.extended import StrategyExtended
@@ -18,14 +17,14 @@ from replicax._tracing.context import ReplicaContext
 class SingleReplicaContext(ReplicaContext):
     """The context of a strategy's only replica: meeting is calling."""
 
-    def _merge(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: tuple) -> Any:
+    def _merge(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], tag: tuple) -> Tree:
         with context.entered(self._strategy, None):
             return fn(self._strategy, *args, **kwargs)
 
-    def _all_reduce(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
+    def _all_reduce(self, op: ReduceOp, leaves: list[Leaf], options: CommunicationOptions) -> list[Leaf]:
         return leaves
 
-    def _all_gather(self, leaves: list[Any], axis: int, options: CommunicationOptions) -> list[Any]:
+    def _all_gather(self, leaves: list[Leaf], axis: int, options: CommunicationOptions) -> list[Leaf]:
         return leaves
 
 
@@ -33,31 +32,33 @@ class SingleReplicaExtended(StrategyExtended):
     """The extended methods of a strategy with one replica, which pass values through."""
 
     @abc.abstractmethod
-    def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
         """Calls a replica function here and now."""
 
-    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
         return run.run_single(self._container, self._call, fn, args, kwargs)
 
-    def _reduce(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...] | None) -> Any:
+    def _reduce(self, op: ReduceOp, value: Tree, axis: int | tuple[int, ...] | None) -> Tree:
         if axis is None:
             return value
         return nest.map_structure(lambda leaf: arithmetic.reduce_along(op, [leaf], axis), value)
 
-    def _gather(self, value: Any, axis: int) -> Any:
+    def _gather(self, value: Tree, axis: int) -> Tree:
         return value
 
-    def _batch_reduce(self, op: ReduceOp, pairs: Sequence[tuple[Any, Any]], options: CommunicationOptions) -> list[Any]:
+    def _batch_reduce(
+        self, op: ReduceOp, pairs: Sequence[tuple[Tree, object]], options: CommunicationOptions
+    ) -> list[Tree]:
         return [value for value, _ in pairs]
 
     def _update(
-        self, var: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], group: bool
-    ) -> Any:
+        self, var: Tree, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], group: bool
+    ) -> Tree:
         result = fn(var, *args, **kwargs)
         return result if group else (result,)
 
-    def _local_results(self, value: Any) -> tuple[Any, ...]:
+    def _local_results(self, value: Tree) -> tuple[Tree, ...]:
         return (value,)
 
-    def _values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+    def _values_from_function(self, value_fn: Callable[[ValueContext], Tree]) -> Tree:
         return value_fn(ValueContext(0, 1))
