@@ -11,12 +11,13 @@ faster than one each where they are small (see benchmarks/step.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.interpreters import ad, batching, mlir
 
@@ -24,6 +25,16 @@ from replicax._base import jax_internals
 from replicax._base.optimizing import optimizes_programs
 from replicax._collectives import arithmetic
 from replicax._values import AXIS
+
+
+class Kind(Protocol):
+    """An array, or what is known of one."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def dtype(self) -> np.dtype: ...
 
 
 class Packing(NamedTuple):
@@ -44,7 +55,7 @@ class Packing(NamedTuple):
         """Returns whether somebody has asked for other messages than one for each dtype."""
         return self.packs != 1 or self.pack_bytes > 0
 
-    def groups(self, leaves: Sequence[Any]) -> list[list[int]]:
+    def groups(self, leaves: Sequence[Kind]) -> list[list[int]]:
         """Returns the places of the leaves of each message."""
         if self.pack_bytes or self.packs == 1:
             return by_dtype(leaves, self.pack_bytes)
@@ -53,7 +64,7 @@ class Packing(NamedTuple):
         largest = max((sum(_bytes(x) for x in leaves if x.dtype == leaf.dtype) for leaf in leaves), default=0)
         return by_dtype(leaves, max(1, -(-largest // self.packs)))
 
-    def add(self, leaf: Any) -> Any:
+    def add(self, leaf: jax.Array) -> jax.Array:
         """Returns the sum over the replicas of one message."""
         size = lax.axis_size(AXIS)
         with jax.named_scope("all_reduce"):
@@ -64,14 +75,14 @@ class Packing(NamedTuple):
             return arithmetic.local_sum(within, [[i, i + half] for i in range(half)])
 
 
-def _bytes(leaf: Any) -> int:
+def _bytes(leaf: Kind) -> int:
     return leaf.size * leaf.dtype.itemsize
 
 
-def by_dtype(leaves: Sequence[Any], most_bytes: int = 0) -> list[list[int]]:
+def by_dtype(leaves: Sequence[Kind], most_bytes: int = 0) -> list[list[int]]:
     """Returns groups of leaves of one dtype, of at most so many bytes each where that is not 0."""
     groups: list[list[int]] = []
-    open_group: dict[Any, tuple[int, int]] = {}  # dtype -> (number of its last group, bytes in it)
+    open_group: dict[np.dtype, tuple[int, int]] = {}  # dtype -> (number of its last group, bytes in it)
     for i, leaf in enumerate(leaves):
         where, filled = open_group.get(leaf.dtype, (-1, 0))
         if where < 0 or (most_bytes and filled + _bytes(leaf) > most_bytes):
@@ -85,7 +96,7 @@ def by_dtype(leaves: Sequence[Any], most_bytes: int = 0) -> list[list[int]]:
 AS_FEW_AS_POSSIBLE = Packing()
 
 
-def all_reduce(leaves: Sequence[Any], packing: Packing) -> list[Any]:
+def all_reduce(leaves: Sequence[jax.Array], packing: Packing) -> list[jax.Array]:
     """Returns the sums over the replicas of one replica's leaves, inside of `shard_map`."""
     if not leaves or lax.axis_size(AXIS) == 1:
         return list(leaves)
@@ -94,13 +105,14 @@ def all_reduce(leaves: Sequence[Any], packing: Packing) -> list[Any]:
     return all_reduce_p.bind(*leaves, packing=packing)
 
 
-def _messages(*leaves: Any, packing: Packing) -> list[Any]:
+def _messages(*leaves: jax.Array, packing: Packing) -> list[jax.Array]:
     """Computes the sums message by message, the tensors of each raveled into one vector.
 
     Messages that are to stay apart go one after the other, the last first: gradients come into being in that order.
     """
-    results: list[Any] = [None] * len(leaves)
-    groups, before = packing.groups(leaves), None
+    results: dict[int, jax.Array] = {}
+    groups = packing.groups(leaves)
+    before: jax.Array | None = None
     for group in reversed(groups) if packing.apart else groups:
         vector = leaves[group[0]] if len(group) == 1 else jnp.concatenate([jnp.ravel(leaves[i]) for i in group])
         vector = packing.add(vector if before is None else after(before, vector))
@@ -113,10 +125,10 @@ def _messages(*leaves: Any, packing: Packing) -> list[Any]:
             end = start + leaves[i].size
             results[i] = jnp.reshape(lax.slice(vector, (start,), (end,)), leaves[i].shape)
             start = end
-    return results
+    return [results[i] for i in range(len(leaves))]
 
 
-def after(before: Any, value: Any) -> Any:
+def after(before: jax.Array, value: jax.Array) -> jax.Array:
     """Returns `value`, in a program that has to know `before` first.
 
     XLA makes one all-reduce of all that need not wait for each other. It does so after it has dropped optimization
@@ -137,28 +149,29 @@ all_reduce_p.multiple_results = True
 all_reduce_p.def_impl(_messages)
 
 
-def _sums_of(leaves: Sequence[Any], zero: Callable[[Any], bool], packing: Packing) -> list[Any]:
+_Tangent = jax.Array | ad.Zero
+
+
+def _sums_of(leaves: Sequence[_Tangent], packing: Packing) -> list[_Tangent]:
     """Returns the sums of leaves, some of which are symbolic zeros, and stay so."""
-    there = [i for i, leaf in enumerate(leaves) if not zero(leaf)]
+    there = [i for i, leaf in enumerate(leaves) if type(leaf) is not ad.Zero]
     results = list(leaves)
     for i, total in zip(there, all_reduce_p.bind(*(leaves[i] for i in there), packing=packing) if there else ()):
         results[i] = total
     return results
 
 
-def _is_zero(leaf: Any) -> bool:
-    return type(leaf) is ad.Zero
+def _jvp(
+    primals: Sequence[jax.Array], tangents: Sequence[_Tangent], *, packing: Packing
+) -> tuple[list[jax.Array], list[_Tangent]]:
+    return all_reduce_p.bind(*primals, packing=packing), _sums_of(tangents, packing)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, packing: Packing) -> tuple[list[Any], list[Any]]:
-    return all_reduce_p.bind(*primals, packing=packing), _sums_of(tangents, _is_zero, packing)
+def _transposed(cotangents: Sequence[_Tangent], *_: object, packing: Packing) -> list[_Tangent]:
+    return _sums_of(cotangents, packing)
 
 
-def _transposed(cotangents: Sequence[Any], *operands: Any, packing: Packing) -> list[Any]:
-    return _sums_of(cotangents, _is_zero, packing)
-
-
-def _abstract(*kinds: Any, packing: Packing) -> tuple[list[Any], set[Any]]:
+def _abstract(*kinds: jax.core.ShapedArray, packing: Packing) -> tuple[list[jax.core.ShapedArray], set[jex.Effect]]:
     return [kind.update(weak_type=False) for kind in kinds], {jax_internals.named_axis_effect()(AXIS)}
 
 

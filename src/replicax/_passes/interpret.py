@@ -135,7 +135,7 @@ def computed(
 
 def jaxprs_in(value: Any) -> Iterator[AnyJaxpr]:
     """Yields the jaxprs in a parameter of an equation, or in a list of parameters."""
-    if isinstance(value, (jex.Jaxpr, jex.ClosedJaxpr)):
+    if isinstance(value, AnyJaxpr):
         yield value
     elif isinstance(value, (tuple, list)):
         for item in value:

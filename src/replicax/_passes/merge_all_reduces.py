@@ -11,7 +11,7 @@ is computed alike of the parts of a message, or of the variables of a pack, is c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,10 +20,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax._base import jax_internals
-from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, all_reduce_p, by_dtype
-from replicax._passes.interpret import kind_of, stages
-from replicax._passes.jaxpr_graph import Graph
-from replicax._passes.vectorize import Piece, Values, joined, pieces, whole
+from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, Kind, all_reduce_p, by_dtype
+from replicax._passes.interpret import Atom, kind_of, stages
+from replicax._passes.jaxpr_graph import Graph, Key
+from replicax._passes.vectorize import Piece, Value, Values, joined, pieces, whole
 from replicax._tracing import frames
 from replicax._values import AXIS
 
@@ -33,11 +33,11 @@ LIMIT = 1 << 20  # bytes; packing copies, which costs more than a message where 
 def evaluate(
     level: Any,
     closed: jex.ClosedJaxpr,
-    supplied: dict[int, Any],
-    args: Sequence[Any],
+    supplied: dict[int, Value],
+    args: Sequence[jax.Array],
     wanted: Sequence[Sequence[int]] = (),
     optimize: bool = True,
-) -> tuple[list[Any], list[Any]]:
+) -> tuple[list[jax.Array | None], list[jax.Array]]:
     """Computes the program of a level, its sums over replicas in as few messages as possible.
 
     Args:
@@ -53,7 +53,7 @@ def evaluate(
     """
     jaxpr = closed.jaxpr
     if not optimize or jaxpr.effects or not (wanted or any(_is_mapped(eqn) for eqn in jaxpr.eqns)):
-        results: list[Any] = level.replay(closed, {slot: whole(value) for slot, value in supplied.items()}, *args)
+        results: list[jax.Array] = level.replay(closed, {slot: whole(value) for slot, value in supplied.items()}, *args)
     else:
         values = Values(jaxpr, [*zip(jaxpr.constvars, closed.consts), *zip(jaxpr.invars, args)])
         for eqn in jaxpr.eqns:
@@ -67,7 +67,9 @@ def evaluate(
     return [None if place in taken else result for place, result in enumerate(results)], vectors
 
 
-def _apart(values: Values, outvars: Sequence[Any], wanted: Sequence[Sequence[int]]) -> tuple[list[Any], list[Any]]:
+def _apart(
+    values: Values, outvars: Sequence[Atom], wanted: Sequence[Sequence[int]]
+) -> tuple[list[jax.Array | None], list[jax.Array]]:
     """Returns the values of variables, None for those in the wanted vectors, and these vectors."""
     taken = {place for places in wanted for place in places}
     left = (atom for place, atom in enumerate(outvars) if place not in taken)
@@ -88,8 +90,8 @@ def updated_alike(closed: jex.ClosedJaxpr, outputs: dict[int, int]) -> list[list
     slots = set(outputs.values())
     leaves = {graph.key(e.outvars[0]) for e in jaxpr.eqns if frames.is_input(e) and e.params["slot"] in slots}
     mapped = {id(eqn) for eqn in jaxpr.eqns if _is_mapped(eqn)}
-    inside: dict[int, tuple[Graph, set[Any]]] = {}  # of replicas' programs
-    groups: dict[Any, list[int]] = {}
+    inside: dict[int, tuple[Graph, set[Key]]] = {}  # of replicas' programs
+    groups: dict[tuple[int, int], list[int]] = {}
     for place in outputs:
         key = graph.source(graph.key(jaxpr.outvars[place]))
         node = graph.nodes.get(key)
@@ -111,16 +113,18 @@ def updated_alike(closed: jex.ClosedJaxpr, outputs: dict[int, int]) -> list[list
 def _take_over(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr, values: Values) -> None:
     """Has the replicas' program be evaluated in stages, together with the sums of what they return."""
     sums = _sums_of_rows(eqn, jaxpr.eqns)
-    rows = [eqn.outvars.index(one.invars[0]) for one in sums]
+    outputs: list[Atom] = [*eqn.outvars]
+    rows = [outputs.index(one.invars[0]) for one in sums]
     replicated = {var for var, spec in zip(eqn.outvars, eqn.params["out_specs"]) if not any(spec)}
 
     def run(wanted: list[list[int]]) -> None:
-        operands: list[Any] = []
-        specs: list[Any] = []
+        operands: list[jax.Array] = []
+        specs: list[PartitionSpec] = []
         vectors: dict[int, int] = {}  # where the vectors of pieces stand among the operands
-        inner: list[tuple[int, Any]] = []  # for each input of the replicas, its operand, and the piece that it is of it
+        # For each input of the replicas its operand, and which piece of that it is.
+        inner: list[tuple[int, Piece | None]] = []
         for value, spec in zip(values.of(eqn.invars), eqn.params["in_specs"]):
-            piece = value if type(value) is Piece and not any(spec) else None
+            piece = value if isinstance(value, Piece) and not any(spec) else None
             value = whole(value) if piece is None else piece.vector
             if piece is None or id(value) not in vectors:
                 vectors[id(value)] = len(operands)
@@ -128,7 +132,7 @@ def _take_over(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr, values: Values) -> None:
                 specs.append(spec)
             inner.append((vectors[id(value)] if piece is not None else len(operands) - 1, piece))
 
-        def replica(*blocks: Any) -> list[Any]:
+        def replica(*blocks: jax.Array) -> list[jax.Array]:
             args = [blocks[i] if p is None else Piece(blocks[i], p.start, p.shape) for i, p in inner]
             return _staged(eqn.params["jaxpr"], args, rows, wanted)
 
@@ -140,8 +144,8 @@ def _take_over(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr, values: Values) -> None:
         values.set([eqn.outvars[place] for place in left], results)
         values.set([one.outvars[0] for one in sums], results)
         for places, vector in zip(wanted, results):
-            outputs = [eqn.outvars[place] for place in places]
-            values.set(outputs, pieces(vector, [kind_of(var).shape for var in outputs]))
+            parts = [eqn.outvars[place] for place in places]
+            values.set(parts, pieces(vector, [kind_of(var).shape for var in parts]))
 
     values.take_over(eqn, run, replicated, [one.outvars[0] for one in sums])
 
@@ -156,7 +160,7 @@ def _is_mapped(eqn: jex.JaxprEqn) -> bool:
 _HARMLESS = {jax_internals.named_axis_effect()}
 
 
-def _sums_of_rows(mapped: Any, eqns: Iterable[Any]) -> list[Any]:
+def _sums_of_rows(mapped: jex.JaxprEqn, eqns: Iterable[jex.JaxprEqn]) -> list[jex.JaxprEqn]:
     """Finds the equations that do nothing but add up what each replica returned."""
     return [
         eqn
@@ -169,7 +173,7 @@ def _sums_of_rows(mapped: Any, eqns: Iterable[Any]) -> list[Any]:
     ]
 
 
-def _is_rows(mapped: Any, place: int) -> bool:
+def _is_rows(mapped: jex.JaxprEqn, place: int) -> bool:
     """Returns whether an output of a `shard_map` has one row for each replica."""
     axes = tuple(mapped.params["out_specs"][place])
     inside = mapped.params["jaxpr"].outvars[place]
@@ -177,8 +181,8 @@ def _is_rows(mapped: Any, place: int) -> bool:
 
 
 def _staged(
-    jaxpr: jex.Jaxpr, args: Sequence[Any], row_places: Sequence[int], wanted: Sequence[Sequence[int]]
-) -> list[Any]:
+    jaxpr: jex.Jaxpr, args: Sequence[Value], row_places: Sequence[int], wanted: Sequence[Sequence[int]]
+) -> list[jax.Array]:
     """Computes one replica's jaxpr: its outputs, the sums over the replicas of some of them, and the wanted vectors."""
     values = Values(jaxpr, zip(jaxpr.invars, args))
     waits = stages(jaxpr, _is_sum)  # for each variable, for how many messages, one after another
@@ -188,25 +192,26 @@ def _staged(
         messages += [[] for _ in range(at + 2 - len(messages))]
         messages[at] += [_Sum([eqn.invars[i] for i in one], [eqn.outvars[i] for i in one]) for one in _by_message(eqn)]
     rows = [jaxpr.outvars[place] for place in row_places]
-    row_sums: list[Any] = [None] * len(rows)
+    row_sums: dict[int, jax.Array] = {}
     for at, sums in enumerate(messages):
         own = [i for i, atom in enumerate(rows) if waits.of([atom]) == [at]]
         found = iter(values.of([*(atom for one in sums for atom in one.operands), *(rows[i] for i in own)]))
         parts = [[next(found) for _ in one.operands] for one in sums]
-        totals = _all_reduced([*parts, *([whole(row)[0]] for row in found)])
-        for one, total in zip(sums, totals):
-            values.set(one.results, total)
+        parts += [[whole(row)[0]] for row in found]
+        totals = _all_reduced(parts)
+        for one, of_one in zip(sums, totals):
+            values.set(one.results, of_one)
         for i, (total,) in zip(own, totals[len(sums) :]):
             row_sums[i] = whole(total)
     results, vectors = _apart(values, jaxpr.outvars, wanted)
-    return [*(result for result in results if result is not None), *row_sums, *vectors]
+    return [*(result for result in results if result is not None), *(row_sums[i] for i in range(len(rows))), *vectors]
 
 
 class _Sum(NamedTuple):
     """Arrays that are added up over the replicas in one message, as what each of them is called in a jaxpr."""
 
-    operands: Sequence[Any]
-    results: Sequence[Any]
+    operands: Sequence[Atom]
+    results: Sequence[jex.Var]
 
 
 def _is_sum(eqn: jex.JaxprEqn) -> bool:
@@ -222,16 +227,17 @@ def _by_message(eqn: jex.JaxprEqn) -> list[list[int]]:
     return AS_FEW_AS_POSSIBLE.groups([kind_of(var) for var in eqn.outvars])
 
 
-def _all_reduced(sums: Sequence[list[Any]]) -> list[list[Any]]:
+def _all_reduced(sums: Sequence[list[Value]]) -> list[list[Value]]:
     """Adds up lists of parts, each list of one dtype, over the replicas.
 
     Lists go in one message as long as that is small; the results that did are pieces of its vector.
     """
-    sums = [[part if type(part) is Piece else jnp.asarray(part) for part in parts] for parts in sums]
+    sums = [[part if isinstance(part, Piece) else jnp.asarray(part) for part in parts] for parts in sums]
     kinds = [jax.ShapeDtypeStruct((sum(part.size for part in parts),), parts[0].dtype) for parts in sums]
-    results: list[list[Any]] = [[] for _ in sums]
+    results: list[list[Value]] = [[] for _ in sums]
     for group in by_dtype(kinds, LIMIT):
         parts = [part for i in group for part in sums[i]]
+        totals: Iterator[Value]
         if len(parts) == 1:
             totals = iter([AS_FEW_AS_POSSIBLE.add(whole(parts[0]))])
         else:
@@ -241,5 +247,5 @@ def _all_reduced(sums: Sequence[list[Any]]) -> list[list[Any]]:
     return results
 
 
-def _bytes(aval: Any) -> int:
+def _bytes(aval: Kind) -> int:
     return aval.size * aval.dtype.itemsize

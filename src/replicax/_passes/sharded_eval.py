@@ -8,8 +8,8 @@ from all replicas, and so is right, if not cheap.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
+import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
@@ -22,34 +22,35 @@ from replicax._passes.interpret import Interpreter, Rule, kind_of
 from replicax._passes.primitives import ELEMENTWISE, IN_CALLS, SAME_ELEMENTS
 from replicax._values import AXIS
 
+Value = jax.Array | Part | Same
 
-def evaluate(closed: jex.ClosedJaxpr, args: Sequence[Any], count: int) -> list[Any]:
+
+def evaluate(closed: jex.ClosedJaxpr, args: Sequence[Value], count: int) -> list[Value]:
     """Computes a closed jaxpr of arrays and parts, for so many replicas. Returns arrays and parts."""
     return _Evaluation(count).run(closed, args)
 
 
-_NOTHING: Any = None  # in place of the first output's type, where there is none
-
-
-class _Evaluation(Interpreter[Any]):
+class _Evaluation(Interpreter[Value]):
     def __init__(self, count: int):
         self._count = count
 
-    def literal(self, literal: jex.Literal) -> Any:
+    def literal(self, literal: jex.Literal) -> Value:
         return jnp.asarray(literal.val, kind_of(literal).dtype)
 
-    def rule(self, eqn: jex.JaxprEqn) -> Rule[Any]:
+    def rule(self, eqn: jex.JaxprEqn) -> Rule[Value]:
         return self.enter if eqn.primitive.name in IN_CALLS else self._outputs
 
-    def _outputs(self, eqn: jex.JaxprEqn, args: list[Any]) -> list[Any]:
-        name, out = eqn.primitive.name, kind_of(eqn.outvars[0]) if eqn.outvars else _NOTHING
+    def _outputs(self, eqn: jex.JaxprEqn, args: list[Value]) -> list[Value]:
+        if not eqn.outvars:
+            return jax_internals.bound_again(eqn, eqn.params, [whole(arg) for arg in args])
+        name, out = eqn.primitive.name, kind_of(eqn.outvars[0])
         if name == "broadcast_in_dim" and is_cut(out, self._count) and _is_number(args[0]):
             return [Same(_array(args[0]), out.shape)]
         if not any(isinstance(arg, (Part, Same)) for arg in args):
             return jax_internals.bound_again(eqn, eqn.params, args)
         if name == "cond" and any(isinstance(arg, Part) for arg in args):
             return self._branches(eqn, args)
-        result: Any = None
+        result: Value | None = None
         if name in ELEMENTWISE and any(isinstance(arg, Part) for arg in args):
             result = Part(eqn.primitive.bind(*(self._aligned(arg, out) for arg in args), **eqn.params), out.shape)
         elif name in ELEMENTWISE and all(_is_number(arg) for arg in args):
@@ -61,17 +62,17 @@ class _Evaluation(Interpreter[Any]):
             result = self._reduced(name, args[0], out)
         elif name == "dot_general" and out.ndim == 0:
             result = self._product(eqn, args, out)
-        return (
-            [result] if result is not None else jax_internals.bound_again(eqn, eqn.params, [whole(arg) for arg in args])
-        )
+        if result is None:
+            return jax_internals.bound_again(eqn, eqn.params, [whole(arg) for arg in args])
+        return [result]
 
-    def _aligned(self, arg: Any, out: Any) -> Any:
+    def _aligned(self, arg: Value, out: jax.core.ShapedArray) -> jax.Array:
         """Returns the part of an operand, which is as large as the result or is broadcast to it."""
         if tuple(arg.shape) != tuple(out.shape):
             arg = Same(_array(arg), out.shape) if _is_number(arg) else jnp.broadcast_to(whole(arg), out.shape)
         return own_part(arg, self._count)
 
-    def _product(self, eqn: jex.JaxprEqn, args: list[Any], out: Any) -> Any:
+    def _product(self, eqn: jex.JaxprEqn, args: list[Value], out: jax.core.ShapedArray) -> jax.Array | None:
         """Returns the sum of the products of all elements; None for another product."""
         (left, right), _ = eqn.params["dimension_numbers"]
         if not tuple(left) == tuple(right) == tuple(range(len(args[0].shape))):
@@ -79,7 +80,7 @@ class _Evaluation(Interpreter[Any]):
         first, second = (own_part(arg, self._count).astype(out.dtype) for arg in args)
         return self._reduced("reduce_sum", Part(first * second, args[0].shape), out)
 
-    def _reduced(self, name: str, value: Part, out: Any) -> Any:
+    def _reduced(self, name: str, value: Part, out: jax.core.ShapedArray) -> jax.Array | None:
         """Reduces all elements of an array to one; returns None for what is not done on parts."""
         part, size = value.part, _size(value.shape)
         if name in ("reduce_and", "reduce_or"):
@@ -94,12 +95,12 @@ class _Evaluation(Interpreter[Any]):
             part = jnp.where(place < size, part, neutral(part.dtype))
         return jnp.reshape(meet(reduce(part)), out.shape).astype(out.dtype)
 
-    def _branches(self, eqn: jex.JaxprEqn, args: list[Any]) -> list[Any]:
+    def _branches(self, eqn: jex.JaxprEqn, args: list[Value]) -> list[Value]:
         """Computes a branch on a number that is the same on all replicas."""
         kinds = [kind_of(var) for var in eqn.outvars]
 
-        def branch(closed: jex.ClosedJaxpr) -> Callable[[], list[Any]]:
-            def run() -> list[Any]:
+        def branch(closed: jex.ClosedJaxpr) -> Callable[[], list[jax.Array]]:
+            def run() -> list[jax.Array]:
                 own = [Part(arg.part, arg.shape) if isinstance(arg, Part) else arg for arg in args[1:]]
                 results = self.run(closed, own)
                 return [
@@ -112,12 +113,14 @@ class _Evaluation(Interpreter[Any]):
         return [Part(x, kind.shape) if is_cut(kind, self._count) else x for x, kind in zip(results, kinds)]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Value) -> bool:
     """Returns whether all elements of a value are the same."""
     return isinstance(value, Same) or (not isinstance(value, Part) and value.ndim == 0)
 
 
-def _array(value: Any) -> Any:
+def _array(value: Value) -> jax.Array:
+    """Returns a number that is the same at each place (see `_is_number`) as a scalar."""
+    assert not isinstance(value, Part)
     return value.value if isinstance(value, Same) else value
 
 
@@ -125,24 +128,25 @@ def _size(shape: Sequence[int]) -> int:
     return int(np.prod(shape, dtype=np.int64))
 
 
-def _least(dtype: Any) -> Any:
+def _least(dtype: np.dtype) -> float:
     return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
 
 
-def _greatest(dtype: Any) -> Any:
+def _greatest(dtype: np.dtype) -> float:
     return jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
 
 
-def _min_of_all(x: Any) -> Any:
+def _min_of_all(x: jax.Array) -> jax.Array:
     return lax.pmin(x, AXIS)
 
 
-def _max_of_all(x: Any) -> Any:
+def _max_of_all(x: jax.Array) -> jax.Array:
     return lax.pmax(x, AXIS)
 
 
 # For each reduction, what changes nothing in it, and how it is made on a part and on all replicas' results.
-_REDUCTIONS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
+_OfArray = Callable[[jax.Array], jax.Array]
+_REDUCTIONS: dict[str, tuple[Callable[[np.dtype], float], _OfArray, _OfArray]] = {
     "reduce_sum": (lambda dtype: 0, lambda x: jnp.sum(x, dtype=x.dtype), arithmetic.local_sum),
     "reduce_max": (_least, jnp.max, _max_of_all),
     "reduce_min": (_greatest, jnp.min, _min_of_all),

@@ -15,7 +15,7 @@ where only some jaxprs have a value of that shape, the others fill the place wit
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ from replicax._base import jax_internals
 from replicax._collectives import arithmetic
 from replicax._passes import cpu_convolutions, merge_all_reduces
 from replicax._passes.interpret import (
+    Atom,
     Environment,
     Interpreter,
     Rule,
@@ -38,6 +39,7 @@ from replicax._passes.interpret import (
     needed_for,
     stages,
 )
+from replicax._passes.jaxpr_keys import key_of, key_of_constant, key_of_literal
 from replicax._passes.primitives import CALLS, CHECKPOINTS, COLLECTIVES
 from replicax._values import AXIS, filled, largest_of, part_of
 
@@ -49,12 +51,13 @@ class NotAlike(Exception):
 _CALLS = {**CALLS, **CHECKPOINTS}
 
 
-_NO_OTHERS: Mapping[str, Callable[..., Any]] = {}
+Others = Mapping[str, Callable[..., Any]]
+_NO_OTHERS: Others = {}
 
 
 def unwrapped(
-    closed: jex.ClosedJaxpr, *args: Any, others: Mapping[str, Callable[..., Any]] = _NO_OTHERS, meet: bool = True
-) -> list[Any]:
+    closed: jex.ClosedJaxpr, *args: jax.Array, others: Others = _NO_OTHERS, meet: bool = True
+) -> list[jax.Array]:
     """Computes a jaxpr, so that collectives within calls of other jaxprs stand in the program itself.
 
     Args:
@@ -66,13 +69,13 @@ def unwrapped(
     return _Unwrapping(others, COLLECTIVES if meet else frozenset()).run(closed, args)
 
 
-class _Unwrapping(Interpreter[Any]):
+class _Unwrapping(Interpreter[jax.Array]):
     """Computes a jaxpr, calls opened that have collectives or equations in them that others compute."""
 
-    def __init__(self, others: Mapping[str, Callable[..., Any]], meetings: frozenset[str]):
+    def __init__(self, others: Others, meetings: frozenset[str]):
         self._others, self._meetings = others, meetings
 
-    def rule(self, eqn: jex.JaxprEqn) -> Rule[Any] | None:
+    def rule(self, eqn: jex.JaxprEqn) -> Rule[jax.Array] | None:
         name = eqn.primitive.name
         if name in self._others:
             return self._by_others
@@ -83,7 +86,7 @@ class _Unwrapping(Interpreter[Any]):
             raise NotAlike(f"the replicas meet inside of a {name!r}")
         return None
 
-    def _by_others(self, eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
+    def _by_others(self, eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
         results = self._others[eqn.primitive.name](eqn, *operands)
         return list(results) if eqn.primitive.multiple_results else [results]
 
@@ -97,11 +100,11 @@ def in_loop(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the same function, with convolutions that XLA compiles to fast code also in loops on the CPU."""
     convolutions = {"conv_general_dilated": cpu_convolutions.in_order}
 
-    def of_replicas(eqn: jex.JaxprEqn, *args: Any) -> list[Any]:
+    def of_replicas(eqn: jex.JaxprEqn, *args: jax.Array) -> list[jax.Array]:
         if eqn.params["jaxpr"].constvars:
             return eqn.primitive.bind(*args, **eqn.params)
 
-        def replica(*blocks: Any) -> list[Any]:
+        def replica(*blocks: jax.Array) -> list[jax.Array]:
             return unwrapped(jex.ClosedJaxpr(eqn.params["jaxpr"], []), *blocks, others=convolutions, meet=False)
 
         return jax_internals.shard_map_again(eqn, replica, eqn.params["in_specs"], eqn.params["out_specs"])(*args)
@@ -116,8 +119,8 @@ def in_loop(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def together(
-    functions: Sequence[Callable[..., list[Any]]], which: Any, args: Sequence[Any]
-) -> tuple[list[Any], list[bool]]:
+    functions: Sequence[Callable[..., list[jax.Array]]], which: jax.Array, args: Sequence[jax.Array]
+) -> tuple[list[jax.Array], list[bool]]:
     """Computes `functions[which](*args)`, where `which` differs between the replicas that run this.
 
     Args:
@@ -132,7 +135,7 @@ def together(
     Raises:
         NotAlike: the functions do not have the same collectives, of the same shapes, in the same order.
     """
-    numbers: dict[Any, int] = {}
+    numbers: Numbers = {}
     traced = [jax.make_jaxpr(function)(*args) for function in functions]
     programs = [_Program(closed, args, numbers) for closed in traced]
     for program in programs[1:]:
@@ -142,12 +145,12 @@ def together(
         program.common = common
     results = _Assembly(programs, which).results()
     # Made anew in each trace, constants and Python functions of custom derivatives are other objects and yet the same.
-    loose: dict[Any, int] = {}
+    loose: Numbers = {}
     programs = [_Program(closed, args, loose, exact=False) for closed in traced]
     return results, [len({p.number_of(atom) for p, atom in zip(programs, atoms)}) == 1 for atoms in _outputs(programs)]
 
 
-def _outputs(programs: Sequence[_Program]) -> list[tuple[Any, ...]]:
+def _outputs(programs: Sequence[_Program]) -> list[tuple[Atom, ...]]:
     """Returns for each result its variable or literal in each program."""
     return list(zip(*(program.jaxpr.outvars for program in programs)))
 
@@ -166,7 +169,7 @@ class Gathers:
         self.own: list[tuple[int, ...]] = []  # for each gathering, the shape of this trace's value
         self.guessed = False  # whether it took others' values to have shapes that nobody has seen
 
-    def __call__(self, leaf: Any, axis: int) -> Any:
+    def __call__(self, leaf: jax.Array, axis: int) -> jax.Array:
         self.own.append(leaf.shape)
         shapes: Sequence[tuple[int, ...]] = [leaf.shape]
         if len(self.own) <= len(self._known):
@@ -188,49 +191,52 @@ def gathered(traces: Sequence[Gathers], which: Sequence[int]) -> list[list[tuple
     return [[traces[i].own[k] for i in which] for k in range(len(traces[0].own))]
 
 
+Numbers = dict[Hashable, int]
+
+
 class _Program:
     """One jaxpr, its values numbered: two of any programs have the same number if they are computed alike.
 
     Unless `exact`, constants are compared by their values, and any two Python functions are taken to be the same.
     """
 
-    def __init__(self, closed: jex.ClosedJaxpr, args: Sequence[Any], numbers: dict[Any, int], exact: bool = True):
+    def __init__(self, closed: jex.ClosedJaxpr, args: Sequence[jax.Array], numbers: Numbers, exact: bool = True):
         self.jaxpr, self._numbers = closed.jaxpr, numbers
         self.common: frozenset[int] = frozenset()
         self.known = dict(zip([*self.jaxpr.constvars, *self.jaxpr.invars], [*closed.consts, *args]))
-        self.made: dict[int, Any] = {}  # a variable for each number
-        self.number: dict[Any, int] = {}
+        self.made: dict[int, jex.Var] = {}  # a variable for each number
+        self.number: dict[jex.Var, int] = {}
         # For how many collectives, one after another, a variable waits.
         self.stage = stages(closed, lambda eqn: eqn.primitive.name in COLLECTIVES).known
-        self.maker: dict[Any, int] = {}  # the equation that computes a variable
-        self.meetings: list[tuple[int, Any]] = []  # stage and equation of each collective
+        self.maker: dict[jex.Var, int] = {}  # the equation that computes a variable
+        self.meetings: list[tuple[int, jex.JaxprEqn]] = []  # stage and equation of each collective
         if not all(type(effect) in merge_all_reduces._HARMLESS for effect in self.jaxpr.effects):
             raise NotAlike("it has side effects, such as printing")
         for i, (variable, value) in enumerate(self.known.items()):
             outer = i < len(self.jaxpr.constvars)
-            key = ("outer", _constant_key(value, exact)) if outer else ("argument", i - len(self.jaxpr.constvars))
+            key = ("outer", key_of_constant(value, exact)) if outer else ("argument", i - len(self.jaxpr.constvars))
             self._add([variable], key)
         for i, eqn in enumerate(self.jaxpr.eqns):
             if eqn.primitive.name in COLLECTIVES:
                 self._add(eqn.outvars, ("meeting", len(self.meetings)))
                 self.meetings.append((max(map(self.stage_of, eqn.invars), default=0), eqn))
             else:
-                key = (eqn.primitive, _key(eqn.params, exact), *map(self.number_of, eqn.invars))
+                key = (eqn.primitive, key_of(eqn.params, exact), *map(self.number_of, eqn.invars))
                 self._add(eqn.outvars, key, maker=i)
 
-    def _add(self, variables: Sequence[Any], key: Any, maker: int | None = None) -> None:
+    def _add(self, variables: Sequence[jex.Var], key: Hashable, maker: int | None = None) -> None:
         for i, variable in enumerate(variables):
             number = self.number[variable] = self._numbers.setdefault((key, i), len(self._numbers))
             self.made.setdefault(number, variable)
             if maker is not None:
                 self.maker[variable] = maker
 
-    def number_of(self, atom: Any) -> int:
+    def number_of(self, atom: Atom) -> int:
         if isinstance(atom, jex.Literal):
-            return self._numbers.setdefault(_literal_key(atom), len(self._numbers))
+            return self._numbers.setdefault(key_of_literal(atom), len(self._numbers))
         return self.number[atom]
 
-    def stage_of(self, atom: Any) -> int:
+    def stage_of(self, atom: Atom) -> int:
         return 0 if isinstance(atom, jex.Literal) else self.stage[atom]
 
     def check_meetings(self, other: _Program) -> None:
@@ -245,11 +251,11 @@ class _Program:
 
     def _meetings_key(self) -> list[Any]:
         return [
-            (eqn.primitive.name, [(kind_of(x).shape, kind_of(x).dtype) for x in eqn.invars], stage, _key(eqn.params))
+            (eqn.primitive.name, [(kind_of(x).shape, kind_of(x).dtype) for x in eqn.invars], stage, key_of(eqn.params))
             for stage, eqn in self.meetings
         ]
 
-    def is_free(self, variable: Any) -> bool:
+    def is_free(self, variable: jex.Var) -> bool:
         """Returns whether a value is better computed again than kept."""
         made = self.maker.get(variable)
         if made is None:
@@ -261,13 +267,13 @@ class _Program:
 class _Piece:
     """What one program computes at one stage: the values that are wanted of it, of what they are computed, and how."""
 
-    def __init__(self, program: _Program, stage: int, wanted: Sequence[Any]):
+    def __init__(self, program: _Program, stage: int, wanted: Sequence[Atom]):
         self.program, self.wanted = program, list(wanted)
 
-        def is_elsewhere(variable: Any) -> bool:  # arguments and common code
+        def is_elsewhere(variable: jex.Var) -> bool:  # arguments and common code
             return variable in program.known or program.number[variable] in program.common
 
-        def is_known(variable: Any) -> bool:
+        def is_known(variable: jex.Var) -> bool:
             return not program.is_free(variable) and (is_elsewhere(variable) or program.stage[variable] < stage)
 
         # What it computes, and of what: `kept` are those that earlier pieces compute.
@@ -275,13 +281,18 @@ class _Piece:
         self.kept = [variable for variable in self.needed if not is_elsewhere(variable)]
 
 
+# For a stage: which of what leaves the pieces leaves these, each program's piece, and its variables that live on.
+_Stage = tuple[list[int], list[_Piece], list[list[jex.Var]]]
+_Place = tuple[tuple[int, ...], np.dtype, int]  # of a value that lives on: its shape and dtype, and a number
+
+
 class _Assembly:
     """The pieces of several programs and their common code, put together."""
 
-    def __init__(self, programs: Sequence[_Program], which: Any):
+    def __init__(self, programs: Sequence[_Program], which: jax.Array):
         self._programs, self._which, self._first = programs, which, programs[0]
         self._values = Environment(self._first.jaxpr, self._first.known.items())  # what is common, of the first program
-        self._places: dict[tuple[int, Any], Any] = {}  # of each program's own variables that live on
+        self._places: dict[tuple[int, jex.Var], jax.Array] = {}  # of each program's own variables that live on
         # What leaves the pieces: for each the stage, and the programs' atoms.
         self._leaving = [
             (max(program.stage_of(atom) for program, atom in zip(programs, atoms)), atoms)
@@ -292,10 +303,10 @@ class _Assembly:
             at = len(self._leaving)
             self._leaving += [(meetings[0][0], atoms) for atoms in zip(*(eqn.invars for _, eqn in meetings))]
             self._operands.append(list(range(at, len(self._leaving))))
-        self._left: dict[int, Any] = {}
+        self._left: dict[int, jax.Array] = {}
         self._stages = 1 + max((stage for stage, _ in self._leaving), default=0)
 
-    def results(self) -> list[Any]:
+    def results(self) -> list[jax.Array]:
         for stage, (own, pieces, keeping) in enumerate(self._planned()):
             self._run_pieces(own, pieces, keeping)
             for (at, eqn), operands in zip(self._first.meetings, self._operands):
@@ -304,18 +315,18 @@ class _Assembly:
                     self._values.known.update(zip(eqn.outvars, found if eqn.primitive.multiple_results else [found]))
         return [self._leaves(i) for i in range(len(self._first.jaxpr.outvars))]
 
-    def _is_shared(self, atoms: Sequence[Any]) -> bool:
+    def _is_shared(self, atoms: Sequence[Atom]) -> bool:
         return len({program.number_of(atom) for program, atom in zip(self._programs, atoms)}) == 1
 
-    def _leaves(self, place: int) -> Any:
+    def _leaves(self, place: int) -> jax.Array:
         if place not in self._left:
             self._left[place] = self._common([self._leaving[place][1][0]])[0]
         return self._left[place]
 
-    def _planned(self) -> list[Any]:
+    def _planned(self) -> list[_Stage]:
         """Returns for each stage which of the programs' own values leave it, its pieces, and what lives on."""
-        plan: list[Any] = []
-        living: list[dict[Any, None]] = [{} for _ in self._programs]
+        plan: list[_Stage] = []
+        living: list[dict[jex.Var, None]] = [{} for _ in self._programs]
         for stage in reversed(range(self._stages)):
             own = [i for i, (at, atoms) in enumerate(self._leaving) if at == stage and not self._is_shared(atoms)]
             pieces, keeping = [], []
@@ -328,11 +339,11 @@ class _Assembly:
             plan.append((own, pieces, keeping))
         return plan[::-1]
 
-    def _run_pieces(self, own: list[int], pieces: list[_Piece], keeping: list[list[Any]]) -> None:
+    def _run_pieces(self, own: list[int], pieces: list[_Piece], keeping: list[list[jex.Var]]) -> None:
         if not any(piece.wanted for piece in pieces):
             return
         places = list(dict.fromkeys(place for kept in keeping for place in _numbered(kept)))
-        operands: dict[int, Any] = {}
+        operands: dict[int, jax.Array] = {}
         branches = []
         for i, (piece, kept) in enumerate(zip(pieces, keeping)):
             values = [self._operand(i, variable) for variable in piece.needed]
@@ -346,7 +357,7 @@ class _Assembly:
         for i, kept in enumerate(keeping):
             self._places.update(((i, var), kept_results[place]) for var, place in zip(kept, _numbered(kept)))
 
-    def _operand(self, i: int, variable: Any) -> Any:
+    def _operand(self, i: int, variable: jex.Var) -> jax.Array:
         """Returns the value of a variable that a piece of program `i` takes."""
         program = self._programs[i]
         if variable in program.known:
@@ -355,7 +366,7 @@ class _Assembly:
             return self._places[i, variable]
         return self._common([self._first.made[program.number[variable]]])[0]
 
-    def _common(self, atoms: Iterable[Any]) -> list[Any]:
+    def _common(self, atoms: Iterable[Atom]) -> list[jax.Array]:
         """Computes values of the first program that all programs compute alike."""
         atoms, first, known = list(atoms), self._first, self._values.known
         eqns, _ = needed_for(atoms, first.jaxpr, first.maker, known.__contains__)
@@ -363,16 +374,16 @@ class _Assembly:
         return self._values.of(atoms)
 
 
-def _numbered(variables: Sequence[Any]) -> list[Any]:
+def _numbered(variables: Sequence[jex.Var]) -> list[_Place]:
     """Returns a place for each variable: its shape and dtype, and its number among those that share them."""
     kinds = [(kind_of(variable).shape, kind_of(variable).dtype) for variable in variables]
-    seen: dict[Any, Iterator[int]] = {kind: itertools.count() for kind in kinds}
+    seen: dict[tuple[tuple[int, ...], np.dtype], Iterator[int]] = {kind: itertools.count() for kind in kinds}
     return [(*kind, next(seen[kind])) for kind in kinds]
 
 
 def _branch(
-    piece: _Piece, needed: list[int], order: Sequence[Any], operands: dict[int, Any]
-) -> Callable[[list[Any]], list[Any]]:
+    piece: _Piece, needed: list[int], order: Sequence[int | _Place], operands: dict[int, jax.Array]
+) -> Callable[[list[jax.Array]], list[jax.Array]]:
     """Returns a piece as a branch of the `lax.switch`.
 
     Args:
@@ -383,7 +394,7 @@ def _branch(
     """
     part = jax_internals.part_of_jaxpr(piece.program.jaxpr, piece.eqns, list(piece.needed), piece.wanted)
 
-    def run(values: list[Any]) -> list[Any]:
+    def run(values: list[jax.Array]) -> list[jax.Array]:
         at = dict(zip(operands, values))
         found = jex.jaxpr_as_fun(part)(*(at[key] for key in needed))
         return [_strong(found[i]) if isinstance(i, int) else lax.full(i[0], 0, i[1]) for i in order]
@@ -391,49 +402,5 @@ def _branch(
     return run
 
 
-def _strong(value: Any) -> Any:
+def _strong(value: jax.Array) -> jax.Array:
     return lax.convert_element_type(value, value.dtype) if getattr(value, "weak_type", False) else value
-
-
-def _key(value: Any, exact: bool = True) -> Any:
-    """Returns a key that equal parameters of equations share, and jaxprs that are alike (see `_Program`)."""
-    if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-        return _jaxpr_key(getattr(value, "jaxpr", value), getattr(value, "consts", ()), exact)
-    if isinstance(value, (tuple, list)):
-        return (type(value), *(_key(item, exact) for item in value))
-    if isinstance(value, dict):
-        return tuple((key, _key(value[key], exact)) for key in sorted(value, key=str))
-    if not exact and (hasattr(value, "call_wrapped") or (callable(value) and not isinstance(value, type))):
-        return callable
-    try:
-        hash(value)
-    except TypeError:
-        return _constant_key(value, exact)
-    return value
-
-
-def _constant_key(value: Any, exact: bool) -> Any:
-    """Returns a key of an array: which object it is or, unless `exact`, its values."""
-    if exact or isinstance(value, jax.core.Tracer) or not hasattr(value, "dtype"):
-        return object, id(value)
-    host = jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value
-    return value.shape, value.dtype, np.asarray(host).tobytes()
-
-
-def _jaxpr_key(jaxpr: jex.Jaxpr, consts: Sequence[Any], exact: bool) -> Any:
-    places: dict[Any, int] = {}
-
-    def atom_key(atom: Any) -> Any:
-        if isinstance(atom, jex.Literal):
-            return _literal_key(atom)
-        return places.setdefault(atom, len(places)), kind_of(atom).shape, kind_of(atom).dtype
-
-    keys = [*map(atom_key, [*jaxpr.constvars, *jaxpr.invars])]
-    for eqn in jaxpr.eqns:
-        keys.append((eqn.primitive, _key(eqn.params, exact), *map(atom_key, [*eqn.invars, *eqn.outvars])))
-    constants = (_constant_key(value, exact) for value in consts)
-    return ("jaxpr", *constants, *keys, *map(atom_key, jaxpr.outvars))
-
-
-def _literal_key(literal: jex.Literal) -> Any:
-    return "literal", kind_of(literal).shape, kind_of(literal).dtype, np.asarray(literal.val).tobytes()

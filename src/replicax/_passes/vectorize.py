@@ -15,12 +15,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax._passes.interpret import computed
+from replicax._passes.interpret import Atom, computed
 from replicax._passes.jaxpr_graph import (
     Circle,
     Graph,
@@ -42,12 +43,12 @@ class Piece:
 
     __slots__ = ("_array", "dtype", "shape", "size", "start", "vector")
 
-    def __init__(self, vector: Any, start: int, shape: Sequence[int]):
+    def __init__(self, vector: jax.Array, start: int, shape: Sequence[int]):
         self.vector, self.start, self.shape, self.dtype = vector, start, tuple(shape), vector.dtype
         self.size = math.prod(self.shape)
-        self._array: Any = None
+        self._array: jax.Array | None = None
 
-    def array(self) -> Any:
+    def array(self) -> jax.Array:
         """Returns the array itself."""
         if self._array is None:
             part = self.vector
@@ -57,12 +58,12 @@ class Piece:
         return self._array
 
 
-def whole(value: Any) -> Any:
+def whole(value: Value) -> jax.Array:
     """Returns a value as an array."""
-    return value.array() if type(value) is Piece else value
+    return value.array() if isinstance(value, Piece) else value
 
 
-def pieces(vector: Any, shapes: Iterable[Sequence[int]]) -> list[Piece]:
+def pieces(vector: jax.Array, shapes: Iterable[Sequence[int]]) -> list[Piece]:
     """Arrays of these shapes, one behind the other in a vector."""
     found, start = [], 0
     for shape in shapes:
@@ -71,11 +72,11 @@ def pieces(vector: Any, shapes: Iterable[Sequence[int]]) -> list[Piece]:
     return found
 
 
-def joined(values: Sequence[Any]) -> Any:
+def joined(values: Sequence[Value]) -> jax.Array:
     """Concatenates all values to a vector; pieces of one vector that stand in order are taken from it as they are."""
     runs: list[list[Any]] = []  # [vector, start, stop] of pieces, [array]
     for value in values:
-        if type(value) is not Piece:
+        if not isinstance(value, Piece):
             runs.append([jnp.ravel(value)])
         elif runs and runs[-1][0] is value.vector and runs[-1][-1] == value.start:
             runs[-1][-1] += value.size
@@ -91,17 +92,21 @@ def joined(values: Sequence[Any]) -> Any:
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
 
+Value = jax.Array | Piece
+Operand = tuple[str, tuple[Key, ...]]  # "vector", "scalar" or "scalars", and the values
+
+
 class _Group:
     """Equations alike, which one equation on vectors replaces."""
 
-    def __init__(self, keys: tuple[Key, ...], first: Node, operands: list[tuple[str, Any]]):
+    def __init__(self, keys: tuple[Key, ...], first: Node, operands: list[Operand]):
         self.keys, self.first = keys, first
         # What they compute with: arrays that make a vector, one scalar for all of them, or scalars, one for each.
         self.operands = operands
         self.shapes = [shape_of(key) for key in keys]
         self.sizes = [math.prod(shape) for shape in self.shapes]
 
-    def computed(self, operands: list[Any]) -> Any:
+    def computed(self, operands: list[jax.Array]) -> jax.Array:
         """Returns the vector of all their results."""
         name = self.first.name
         if name in SAME_ELEMENTS:
@@ -109,9 +114,12 @@ class _Group:
             return only if only.ndim else lax.broadcast(only, (sum(self.sizes),))
         return self.first.eqn.primitive.bind(*operands, **self.first.eqn.params)
 
-    def repeated(self, scalars: list[Any]) -> Any:
+    def repeated(self, scalars: list[jax.Array]) -> jax.Array:
         """Returns a vector of the scalars, each as often as its array has elements."""
         return jnp.stack(scalars)[np.repeat(np.arange(len(scalars), dtype=np.int32), self.sizes)]
+
+
+Provider = _Group | Node  # computes values
 
 
 class Values:
@@ -121,35 +129,35 @@ class Values:
     vectors, and sets the values of all outputs, and of what else is known (in `also`) to come with them.
     """
 
-    def __init__(self, jaxpr: jex.Jaxpr, known: Iterable[tuple[Any, Any]]):
+    def __init__(self, jaxpr: jex.Jaxpr, known: Iterable[tuple[jex.Var, Value]]):
         self.graph = Graph(jaxpr)
-        self.values: dict[Key, Any] = {(0, var): value for var, value in known}
+        self.values: dict[Key, Value] = {(0, var): value for var, value in known}
         # id of an equation -> what evaluates it, and which of its outputs can be parts of a vector
-        self.special: dict[int, tuple[Callable[[list[list[int]]], None], set[Any]]] = {}
+        self.special: dict[int, tuple[Callable[[list[list[int]]], None], set[jex.Var]]] = {}
         self.also: dict[Key, Node] = {}  # what such an equation computes beside its own outputs
 
     def take_over(
-        self, eqn: jex.JaxprEqn, run: Callable[[list[list[int]]], None], vectors: set[Any], also: Iterable[Any]
+        self, eqn: jex.JaxprEqn, run: Callable[[list[list[int]]], None], vectors: set[jex.Var], also: Iterable[jex.Var]
     ) -> None:
         """Has `run` evaluate an equation: see above. Outputs in `vectors` may be parts of one."""
         self.special[id(eqn)] = run, vectors
         node = self.graph.nodes[0, eqn.outvars[0]]
         self.also.update(((0, var), node) for var in also)
 
-    def set(self, variables: Iterable[Any], values: Iterable[Any]) -> None:
+    def set(self, variables: Iterable[jex.Var], values: Iterable[Value]) -> None:
         self.values.update(((0, var), value) for var, value in zip(variables, values))
 
-    def of(self, atoms: Iterable[Any]) -> list[Any]:
+    def of(self, atoms: Iterable[Atom]) -> list[Value]:
         """Returns the values of these variables and literals."""
         return self.both(atoms, ())[0]
 
-    def both(self, atoms: Iterable[Any], vectors: Iterable[Sequence[Any]]) -> tuple[list[Any], list[Any]]:
+    def both(self, atoms: Iterable[Atom], vectors: Iterable[Sequence[Atom]]) -> tuple[list[Value], list[jax.Array]]:
         """Returns the values of variables and literals, and for each sequence of others a vector of all of them."""
         keys = [self.graph.key(atom) for atom in atoms]
         made = _Plan(self, keys, [tuple(map(self.graph.key, atoms)) for atoms in vectors]).run()
         return [self.value(key) for key in keys], made
 
-    def value(self, key: Key) -> Any:
+    def value(self, key: Key) -> Value:
         key = self._known(key)
         return key.value if isinstance(key, Literal) else self.values[key]
 
@@ -185,8 +193,8 @@ class _Plan:
             keys = waiting.pop()
             if keys in self.groups or all(self.values.is_known(key) or key in self.members for key in keys):
                 continue
-            nodes = [self._node(key) for key in keys]
-            if any(node is None for node in nodes):
+            nodes = [node for node in map(self._node, keys) if node is not None]
+            if len(nodes) < len(keys):
                 continue
             special = self.values.special.get(id(nodes[0].eqn))
             if special is not None:
@@ -196,7 +204,7 @@ class _Plan:
             scalars = scalar_operands(nodes)
             if scalars is None:
                 continue
-            operands: list[tuple[str, Any]] = []
+            operands: list[Operand] = []
             for place, scalar in enumerate(scalars):
                 inputs = self._looked_at(node.inputs[place] for node in nodes)
                 if not scalar:
@@ -216,12 +224,12 @@ class _Plan:
     def _looked_at(self, keys: Iterable[Key]) -> tuple[Key, ...]:
         return tuple(key if self.values.is_known(key) else self.graph.source(key, self.values.is_known) for key in keys)
 
-    def _node(self, key: Key) -> Any:
+    def _node(self, key: Key) -> Node | None:
         if self.values.is_known(key) or isinstance(key, Literal):
             return None
         return self.values.also.get(key) or self.graph.nodes.get(key)
 
-    def _provider(self, key: Key) -> Any:
+    def _provider(self, key: Key) -> Provider | None:
         """Returns the group or the equation that computes a value, None where it is known."""
         if self.values.is_known(key):
             return None
@@ -232,7 +240,7 @@ class _Plan:
         assert node is not None, f"nothing computes {key}"
         return node
 
-    def _providers(self, keys: Any) -> list[Any]:
+    def _providers(self, keys: Provider) -> list[Provider | None]:
         if isinstance(keys, _Group):
             return [
                 provider
@@ -241,10 +249,10 @@ class _Plan:
             ]
         return [self._provider(key) for key in keys.inputs]
 
-    def _of_vector(self, keys: tuple[Key, ...]) -> list[Any]:
+    def _of_vector(self, keys: tuple[Key, ...]) -> Sequence[Provider | None]:
         return [self.groups[keys]] if keys in self.groups else [self._provider(key) for key in keys]
 
-    def _order(self) -> list[Any]:
+    def _order(self) -> list[Provider]:
         """Returns groups and equations, each after what it needs. A group that would need itself is no group."""
         while True:
             roots = [p for keys in self.wanted for p in self._of_vector(keys)]
@@ -256,44 +264,41 @@ class _Plan:
             del self.groups[group.keys]
             self.members = {key: other for key, other in self.members.items() if other is not group}
 
-    def run(self) -> list[Any]:
+    def run(self) -> list[jax.Array]:
         """Evaluates all; returns the wanted vectors."""
         waiting: list[Node] = []
         for one in self._order():
-            special = None if isinstance(one, _Group) else self.values.special.get(id(one.eqn))
-            plain = not isinstance(one, _Group) and special is None and not self._as_piece(one, waiting)
-            if plain:
-                if waiting and waiting[-1].scope != one.scope:
-                    self._compute(waiting)
-                waiting.append(one)
-                continue
-            if not isinstance(one, _Group) and special is None:
-                continue
-            self._compute(waiting)
             if isinstance(one, _Group):
+                self._compute(waiting)
                 operands = [self._operand(one, kind, inputs) for kind, inputs in one.operands]
                 parts = pieces(one.computed(operands), one.shapes)
                 self.values.values.update((k, p) for k, p in zip(one.keys, parts) if self.members.get(k) is one)
                 self.made[id(one)] = parts
-            elif special is not None:
+            elif id(one.eqn) in self.values.special:
+                self._compute(waiting)
+                run, _ = self.values.special[id(one.eqn)]
                 wanted = self.vectors_of.get(id(one.eqn), [])
-                special[0]([[one.outputs.index(key) for key in keys] for keys in wanted])
+                run([[one.outputs.index(key) for key in keys] for keys in wanted])
+            elif not self._as_piece(one, waiting):
+                if waiting and waiting[-1].scope != one.scope:
+                    self._compute(waiting)
+                waiting.append(one)
         self._compute(waiting)
         return [self._vector(keys) for keys in self.wanted]
 
-    def _operand(self, group: _Group, kind: str, keys: tuple[Key, ...]) -> Any:
+    def _operand(self, group: _Group, kind: str, keys: tuple[Key, ...]) -> jax.Array:
         if kind == "vector":
             return self._vector(keys)
         scalars = [jnp.asarray(whole(self._array(key))) for key in keys]
         return scalars[0] if kind == "scalar" else group.repeated(scalars)
 
-    def _vector(self, keys: tuple[Key, ...]) -> Any:
+    def _vector(self, keys: tuple[Key, ...]) -> jax.Array:
         group = self.groups.get(keys)
         if group is not None:
             return joined(self.made[id(group)])
         return joined([self._array(key) for key in keys])
 
-    def _array(self, key: Key) -> Any:
+    def _array(self, key: Key) -> Value:
         value = self.values.value(key)
         return jnp.asarray(value, dtype_of(key)) if isinstance(key, Literal) else value
 
@@ -309,15 +314,12 @@ class _Plan:
                 return False
             self._compute(waiting)
         value, shape = self.values.value(key), shape_of(node.outputs[0])
+        vector, start = (value.vector, value.start) if isinstance(value, Piece) else (value, 0)
         if node.name == "slice":
             if len(shape_of(key)) != 1 or params["strides"] not in (None, (1,)):
                 return False
-            start, vector = params["start_indices"][0], value
-            if type(value) is Piece:
-                start, vector = start + value.start, value.vector
-        elif type(value) is Piece and (node.name == "squeeze" or params["dimensions"] is None):
-            start, vector = value.start, value.vector
-        else:
+            start += params["start_indices"][0]
+        elif not isinstance(value, Piece) or not (node.name == "squeeze" or params["dimensions"] is None):
             return False
         self.values.values[node.outputs[0]] = Piece(vector, start, shape)
         return True
