@@ -15,8 +15,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import replicax as rx
-from replicax._tracing import tape as _tape
-from replicax._tracing.tape import GradientTape, UnconnectedGradients
+from replicax import GradientTape, UnconnectedGradients
+from replicax._base.jax_internals import current_trace
+from replicax._tracing import active_tapes
 
 X = jnp.array([1.0, 2.0, 3.0])
 W = jnp.array([0.5, -1.0, 2.0])
@@ -33,11 +34,10 @@ class FakeVariable:
         self.trainable = trainable
 
     def read_value(self):
-        return jax.tree.unflatten(self._treedef, _tape.on_read(self, self.stored))
+        return jax.tree.unflatten(self._treedef, active_tapes.on_read(self, self.stored))
 
     def assign(self, value):
         self.stored = jax.tree.leaves(value)
-        _tape.on_write(self)
 
 
 def taped(f):
@@ -311,7 +311,7 @@ def test_gradient_in_its_own_context():
         tape.watch(x)
         y = x**3
         first = tape.gradient(y, x)
-        assert not tape._recording
+        assert not tape._recorder.on
     assert first == 27
     with pytest.raises(RuntimeError):
         tape.gradient(first, x)
@@ -371,7 +371,7 @@ def test_entering_again():
 
 
 def test_tapes_left_in_another_order():
-    before = _tape.current_trace()
+    before = current_trace()
     first, second = GradientTape().__enter__(), GradientTape().__enter__()
     first.watch(X)
     second.watch(X)
@@ -379,16 +379,16 @@ def test_tapes_left_in_another_order():
     first.__exit__(None, None, None)
     z = y * X
     second.__exit__(None, None, None)
-    assert _tape.current_trace() is before
+    assert current_trace() is before
     assert first.gradient([y, z], X).tolist() == [2.0, 4.0, 6.0]
     assert second.gradient(z, X).tolist() == [3.0, 12.0, 27.0]
 
 
 def test_an_exception_leaves_the_tape():
-    before = _tape.current_trace()
+    before = current_trace()
     with pytest.raises(ZeroDivisionError), GradientTape():
         raise ZeroDivisionError
-    assert _tape.current_trace() is before and not _tape._tapes.entered
+    assert current_trace() is before and not active_tapes._tapes.entered
 
 
 def test_memory_is_released():
@@ -552,7 +552,7 @@ def test_threads_have_tapes_of_their_own():
     ready, seen = threading.Barrier(2, timeout=20), {}
 
     def other():
-        seen["entered"] = list(_tape._tapes.entered)
+        seen["entered"] = list(active_tapes._tapes.entered)
         with GradientTape() as tape:
             tape.watch(W)
             ready.wait()
@@ -570,7 +570,7 @@ def test_threads_have_tapes_of_their_own():
         thread.join(20)
     assert seen == {"entered": [], "gradient": [1.0, -2.0, 4.0]}
     assert tape.gradient(y, X).tolist() == W.tolist()
-    assert len(tape._watched) == 0
+    assert len(tape._recorder.watched) == 0
 
 
 # Under other transformations.

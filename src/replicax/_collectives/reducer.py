@@ -29,7 +29,7 @@ from replicax._base.types import CommunicationOptions, ReduceOp, VariableAggrega
 from replicax._collectives import arithmetic, cross_device_ops, cross_process, in_flight
 from replicax._collectives.arithmetic import check_numeric, first_component, gather_axis
 from replicax._collectives.cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps, is_variable
-from replicax._tracing import context, frames, tape
+from replicax._tracing import active_tapes, context, frames
 from replicax._values import (
     DistributedValues,
     Mirrored,
@@ -271,7 +271,7 @@ class Reducer:
         else:
             with in_flight.calling(mesh, "reduce", [stacked]) as call:
                 call.output = total = _sum_of_rows(stacked, axes)
-            total = tape.renamed(total, mesh.copies(total)[0])
+            total = active_tapes.renamed(total, mesh.copies(total)[0])
         count = stacked.shape[0] * int(np.prod([row.shape[a] for a in axes], dtype=np.int64))
         return arithmetic.divided(total, count, row.dtype) if op is ReduceOp.MEAN else total
 

@@ -28,7 +28,7 @@ from replicax._control_flow.traced_block import (
     state_of,
     write,
 )
-from replicax._tracing import dataset_reads, frames, tape
+from replicax._tracing import active_tapes, dataset_reads, frames
 from replicax._tracing.autograph_switch import where
 
 
@@ -187,7 +187,7 @@ def recomputed(f: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
 
 
 def _is_whole(leaf: Any) -> bool:
-    return leaf is None or tape.is_variable(leaf)
+    return leaf is None or active_tapes.is_variable(leaf)
 
 
 # Loops.

@@ -16,8 +16,7 @@ import numpy as np
 from jax import lax
 
 from replicax._base import array_conversion
-from replicax._tracing import dataset_reads, frames
-from replicax._tracing import tape as _tape
+from replicax._tracing import active_tapes, dataset_reads, frames
 
 
 class Undefined:
@@ -95,7 +94,7 @@ class Value:
     def __init__(self, name: str, value: Any, arrays: list[Any]):
         self.name = name
         self.tree: Any
-        self.leaves, self.tree = jax.tree.flatten(value, is_leaf=lambda x: x is None or _tape.is_variable(x))
+        self.leaves, self.tree = jax.tree.flatten(value, is_leaf=lambda x: x is None or active_tapes.is_variable(x))
         for i, leaf in enumerate(self.leaves):
             array = _as_tensor(leaf)
             if array is not None:
@@ -117,8 +116,8 @@ _NOTHING = object()
 
 def _as_tensor(leaf: Any) -> Any:
     """A number, an array or a variable as an array of a dtype of its own; None for anything else."""
-    if _tape.is_variable(leaf):
-        leaf = leaf.value()
+    if active_tapes.is_variable(leaf):
+        leaf = leaf.read_value()
     if isinstance(leaf, (bool, int, float, complex)):
         leaf = jnp.asarray(leaf)
     elif isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "biufc":
@@ -154,11 +153,11 @@ class _BlockFrame(frames.TraceFrame):
         super().__init__(outer.local, outer.mesh)
         self.shares: dict[int, list[int]] = {}  # slots, of each variable's leaves that have gradients
         self._tracers: dict[int, list[Any]] = {}
-        self._before = {id(tape) for tape in _tape.entered()}
+        self._before = {id(tape) for tape in active_tapes.entered()}
 
     def read(self, variable: Any) -> list[Any]:
         key, leaves = id(variable), super().read(variable)
-        if not any(id(tape) in self._before for tape in _tape.followers(variable)):
+        if not any(id(tape) in self._before for tape in active_tapes.followers(variable)):
             return leaves
         if key not in self.shares:
             inputs = [self.new_input(leaf) for leaf in leaves if _is_inexact(leaf)]
@@ -281,7 +280,7 @@ def state_of(*blocks: Block) -> tuple[dict[int, list[Any]], dict[int, Any]]:
             leaves = frame.read(variable)
             # Tapes around see what is read inside as read here.
             seen = key in block.level.inputs or key in block.level.shares
-            state[key] = _tape.on_read(variable, leaves) if seen else state.get(key, list(leaves))
+            state[key] = active_tapes.on_read(variable, leaves) if seen else state.get(key, list(leaves))
             if key in block.level.shares:
                 state[_shares_of(key)] = [_share(leaf) for leaf in state[key] if _is_inexact(leaf)]
         written.update(block.level.written)

@@ -28,8 +28,8 @@ from replicax._collectives import arithmetic
 from replicax._collectives.reducer import Reducer
 from replicax._engine.outputs import Outputs, Results
 from replicax._passes import check_collectives, cpu_convolutions, uneven_replicas
+from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
-from replicax._tracing import frames, tape
 from replicax._tracing.context import ReplicaContext, StrategyLike
 from replicax._tracing.dataset_reads import RunEagerly, lifts
 from replicax._values import (
@@ -262,7 +262,7 @@ class _State:
         self.written = {id(variable): variable for trace in traces for variable in trace.written}
         if any(len(trace.written) < len(self.written) for trace in traces):
             variables.update(self.written)  # what one trace leaves as it is
-        current = {key: tape.on_read(variable, frame.read(variable)) for key, variable in variables.items()}
+        current = {key: active_tapes.on_read(variable, frame.read(variable)) for key, variable in variables.items()}
         self.reads = [(key, i) for key, leaves in current.items() for i in range(len(leaves))]
         self.values = [current[key][i] for key, i in self.reads]
         self.stacked = [_rows(level, variables[key], i) for key, i in self.reads]

@@ -22,8 +22,8 @@ import jax.numpy as jnp
 from replicax._base import errors, jax_internals, nest, profiling
 from replicax._base.types import CommunicationOptions, ReduceOp
 from replicax._collectives.reducer import Reducer
+from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
-from replicax._tracing import frames, tape
 from replicax._tracing.context import ReplicaContext, StrategyLike
 from replicax._values import Mirrored, PerReplica, arrays_of, regroup, select
 from replicax._variables import assigned_alike, creators
@@ -179,7 +179,7 @@ class _Replica:
             stack.enter_context(_context.entered(run.strategy, context))
             stack.enter_context(frames.entered(frame))
             if run.tapes and run.mesh.size > 1:
-                stack.enter_context(tape.beside_replicas(run.tapes))
+                stack.enter_context(active_tapes.beside_replicas(run.tapes))
             stack.enter_context(jax.default_device(run.mesh.local_devices[self.index]))
             if profiling.active is not None:
                 stack.enter_context(profiling.replica(self.id))
@@ -245,7 +245,7 @@ class Lockstep:
         self.sending = threading.Lock()  # held while a replica's thread is sent an interrupt
         self.settings = {name: getattr(jax.config, name) for name in _SETTINGS}
         self.names, self.creators = list(creators.state.names), list(creators.state.creators)
-        self.tapes = tape.entered()
+        self.tapes = active_tapes.entered()
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Each local replica's result."""
@@ -351,8 +351,8 @@ def run(
     except ValueError:
         notes.take_back()
         raise
-    if tape.entered():
-        tape.lost(_NOT_SEEN, arrays_of((args, kwargs)), arrays_of(result), variables=True)
+    if active_tapes.entered():
+        active_tapes.lost(_NOT_SEEN, arrays_of((args, kwargs)), arrays_of(result), variables=True)
     return result
 
 

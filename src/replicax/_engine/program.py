@@ -23,7 +23,7 @@ from replicax._engine import compile_log, multi_step
 from replicax._engine.program_inputs import ProgramInputs
 from replicax._engine.signature import Call, Results
 from replicax._passes import merge_all_reduces, nan_checks, uneven_replicas, vectorize
-from replicax._tracing import dataset_reads, frames, step_failures, tape
+from replicax._tracing import active_tapes, dataset_reads, frames, step_failures
 from replicax._tracing.dataset_reads import Pull, element_arrays
 from replicax._values import PerReplica
 from replicax._variables import packed_storage
@@ -448,7 +448,7 @@ class Program:
 
     def _tape_reads(self, frame: frames.Frame) -> list[Any]:
         variables = (self.level.variables[key] for key in self.level.inputs)
-        return [leaf for variable in variables for leaf in tape.on_read(variable, frame.read(variable))]
+        return [leaf for variable in variables for leaf in active_tapes.on_read(variable, frame.read(variable))]
 
     def _replace(self, frame: frames.Frame, new: list[Any]) -> None:
         """Puts new vectors and leaves in the place of those that it took over."""

@@ -21,7 +21,7 @@ from replicax._data import ElementIterator
 from replicax._data.elements import as_host, as_strings
 from replicax._engine import compile_log
 from replicax._input import distributed_dataset
-from replicax._tracing import context, frames, tape
+from replicax._tracing import active_tapes, context, frames
 from replicax._tracing.dataset_reads import array_of, like, shapes_of
 from replicax._values import (
     Mirrored,
@@ -293,7 +293,7 @@ class Results:
 
                 def made(arrays: Sequence[Any]) -> Any:
                     value = component(arrays[own])
-                    tape.lost(_BARE, [arrays[own]], [value])
+                    active_tapes.lost(_BARE, [arrays[own]], [value])
                     return value
 
                 return _Made(made, own)
@@ -351,7 +351,7 @@ class _OwnCopy:
         array = arrays[self._place]
         if self._shared is None:
             self._shared = not array.is_fully_addressable
-        return tape.renamed(array, self._single(array)) if self._shared else array
+        return active_tapes.renamed(array, self._single(array)) if self._shared else array
 
 
 class _Made:

@@ -33,8 +33,8 @@ import jax.numpy as jnp
 from replicax._base import doc_pages, foreign_state, jax_internals
 from replicax._base.types import VariableAggregation, VariableSynchronization
 from replicax._checkpoint.object_graph import PytreeLeaf, VariableLeaf
+from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
-from replicax._tracing import frames, tape
 from replicax._values import is_array
 from replicax._variables import creators
 from replicax._variables.variable import Variable
@@ -203,7 +203,7 @@ class _View:
     def content(self, variable: Any) -> Any:
         """What there is: a `_Held`, a `_Fresh`, or a plain value."""
         content = self._slot.__get__(variable)
-        if type(content) is _Fresh and (in_step() or tape.entered()):
+        if type(content) is _Fresh and (in_step() or active_tapes.entered()):
             return self._settled(variable)
         return content
 

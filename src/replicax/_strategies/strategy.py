@@ -22,7 +22,7 @@ from replicax._benchmark.report import Benchmark
 from replicax._data import iterators
 from replicax._strategies.deprecated import OlderMethods
 from replicax._strategies.extended import StrategyExtended
-from replicax._tracing import autograph_switch, context, tape
+from replicax._tracing import active_tapes, autograph_switch, context
 from replicax._values import arrays_of
 
 _GATHER_NEEDED = (
@@ -296,8 +296,8 @@ class Strategy(OlderMethods):
 
 def _followed(name: str, value: Any, result: Any) -> Any:
     """`result`, made of `value`; gradient tapes that did not see how are told."""
-    if tape.entered():
-        tape.lost(
+    if active_tapes.entered():
+        active_tapes.lost(
             f"A gradient is asked for through `strategy.{name}`, called eagerly with values that replicas of several "
             "devices computed, of which a GradientTape sees nothing. Call it, with the tape, in a `replicax.function`.",
             arrays_of(value),

@@ -25,7 +25,8 @@ from jax.core import ShapedArray
 
 from replicax._base import jax_internals, tracebacks
 from replicax._base.errors import StepError
-from replicax._tracing import tape, trace_caches
+from replicax._tracing import trace_caches
+from replicax._tracing.tape_trace import TapedVariable, below
 from replicax._values import ReplicaMesh
 
 _slots = itertools.count()
@@ -53,7 +54,7 @@ class Stored(Protocol):
     def refuse_lost(self) -> None: ...
 
 
-class State(Protocol):
+class State(TapedVariable, Protocol):
     """What frames need of a variable. Leaves are lists, since a variable may hold a whole pytree."""
 
     _mesh: Any
@@ -307,11 +308,8 @@ def jax_trace(trace: Any):
 
 
 def untaped_trace() -> Any:
-    """The current JAX trace below any gradient tapes."""
-    trace = jax_internals.current_trace()
-    while isinstance(trace, tape._TapeTrace):
-        trace = trace.parent_trace
-    return trace
+    """Returns the current JAX trace below any gradient tapes."""
+    return below(jax_internals.current_trace())
 
 
 def is_staging() -> bool:

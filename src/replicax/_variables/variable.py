@@ -27,7 +27,7 @@ from replicax._base.types import (
     as_aggregation,
     as_synchronization,
 )
-from replicax._tracing import context, frames, step_failures, tape
+from replicax._tracing import active_tapes, context, frames, step_failures
 from replicax._values import DistributedValues, ReplicaMesh
 from replicax._variables import creators, deferred_restore
 from replicax._variables.array_protocol import ArrayProtocol
@@ -224,7 +224,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
         with frames.lock:
             leaves = self._read()
         frames.warn_of_constant(self.name)
-        return self._of_leaves(tape.on_read(self, leaves))
+        return self._of_leaves(active_tapes.on_read(self, leaves))
 
     def read_value(self) -> Any:
         """The same as `value()`."""
