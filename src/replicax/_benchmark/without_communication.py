@@ -22,24 +22,27 @@ from replicax._passes.primitives import CALLS, COLLECTIVES
 class _Rows(NamedTuple):
     """Rows that the replicas have returned, one each, and the row that each of them takes for all."""
 
-    all: Any
-    own: Any
+    all: jax.Array
+    own: jax.Array
 
 
-def alone(closed: AnyJaxpr) -> Any:
+_Value = jax.Array | _Rows
+
+
+def alone(closed: AnyJaxpr) -> jex.ClosedJaxpr:
     """Returns the program of a level, in which each replica is alone."""
     types = [kind_of(var) for var in opened(closed)[0].invars]
     return jax.make_jaxpr(lambda *args: _plain(_Alone().run(closed, args)))(*types)
 
 
-def _plain(values: Sequence[Any]) -> list[Any]:
+def _plain(values: Sequence[_Value]) -> list[jax.Array]:
     return [value.all if isinstance(value, _Rows) else value for value in values]
 
 
-class _Alone(Interpreter[Any]):
+class _Alone(Interpreter[_Value]):
     """Computes a program in which each replica is alone. What replicas return may be `_Rows`."""
 
-    def rule(self, eqn: jex.JaxprEqn) -> Rule[Any] | None:
+    def rule(self, eqn: jex.JaxprEqn) -> Rule[_Value] | None:
         name = eqn.primitive.name
         if name in COLLECTIVES:
             return _filled
@@ -51,7 +54,7 @@ class _Alone(Interpreter[Any]):
             return None
         return self.enter if name in CALLS else _with_programs_alone
 
-    def array(self, value: Any) -> Any:
+    def array(self, value: _Value) -> jax.Array:
         return value.all if isinstance(value, _Rows) else value
 
 
@@ -60,29 +63,29 @@ def _communicates(eqn: jex.JaxprEqn) -> bool:
     return any(one.primitive.name in COLLECTIVES or _is_mapped(one) for one in equations_in(eqn))
 
 
-def _filled(eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
+def _filled(eqn: jex.JaxprEqn, operands: list[_Value]) -> list[_Value]:
     """Takes the replica's own value; where a collective's result has another shape, parts of the value fill it."""
     shapes = (kind_of(var).shape for var in eqn.outvars)
-    return [x if x.shape == shape else jnp.resize(x, shape) for x, shape in zip(operands, shapes)]
+    return [x if x.shape == shape else jnp.resize(x, shape) for x, shape in zip(_plain(operands), shapes)]
 
 
-def _reduced(eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
+def _reduced(eqn: jex.JaxprEqn, operands: list[_Value]) -> list[_Value]:
     """Reduces along the first dimension; of rows of replicas that is an all-reduce."""
     own = [x.own if isinstance(x, _Rows) else x for x in operands]
     return jax_internals.bound_again(eqn, eqn.params, own)
 
 
-def _with_programs_alone(eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
+def _with_programs_alone(eqn: jex.JaxprEqn, operands: list[_Value]) -> list[_Value]:
     """Computes an equation with programs in it, such as a loop, in which each replica is alone."""
     params = {name: _without(value) for name, value in eqn.params.items()}
     return jax_internals.bound_again(eqn, params, _plain(operands))
 
 
-def _mapped(eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
+def _mapped(eqn: jex.JaxprEqn, operands: list[_Value]) -> list[_Value]:
     """Returns what the replicas of a `shard_map` compute, each of them alone."""
     rows = [place for place in range(len(eqn.outvars)) if _is_rows(eqn, place)]
 
-    def replica(*blocks: Any) -> list[Any]:
+    def replica(*blocks: jax.Array) -> list[jax.Array]:
         results = _plain(_Alone().run(eqn.params["jaxpr"], blocks))
         return [*results, *(results[place] for place in rows)]
 

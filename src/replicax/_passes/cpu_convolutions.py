@@ -6,13 +6,12 @@ those of gradients, but only where they stand in a program's outermost computati
 
 from __future__ import annotations
 
-from typing import Any
-
+import jax
 import jax.extend.core as jex
 from jax import lax
 
 
-def in_order(eqn: jex.JaxprEqn, left: Any, right: Any) -> Any:
+def in_order(eqn: jex.JaxprEqn, left: jax.Array, right: jax.Array) -> jax.Array:
     """Computes the equation of a convolution by one whose dimensions are in that order."""
     numbers = eqn.params["dimension_numbers"]
     space = range(1, len(numbers.lhs_spec) - 1)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import jax.extend.core as jex
+import numpy as np
 
-from replicax._passes.interpret import kind_of, opened
+from replicax._passes.interpret import Atom, kind_of, opened
 from replicax._passes.primitives import CALLS, CUSTOM_DERIVATIVES, ELEMENTWISE, SAME_ELEMENTS
 
 Key = Any  # a variable of a jaxpr and the scope that it belongs to, or a `Literal`
@@ -49,7 +50,7 @@ class Graph:
         self.nodes: dict[Key, Node] = {}  # by their outputs
         self.aliases: dict[Key, Key] = {}  # of the inputs and outputs of calls that were opened
         self._scopes = itertools.count()
-        self._numbers: dict[Any, int] = {}  # of scalars: equal numbers, equal values
+        self._numbers: dict[Hashable, int] = {}  # of scalars: equal numbers, equal values
         self._number_of: dict[Key, int] = {}
         self._alike: dict[Key, int] = {}
         self.scope = self._enter(jaxpr)
@@ -63,7 +64,7 @@ class Graph:
             self.nodes.update((key, node) for key in outputs)
         return scope
 
-    def key(self, atom: Any, scope: int = 0) -> Key:
+    def key(self, atom: Atom, scope: int = 0) -> Key:
         """Returns the key of a variable or a literal of the jaxpr."""
         return Literal(atom) if isinstance(atom, jex.Literal) else (scope, atom)
 
@@ -108,7 +109,7 @@ class Graph:
         key = self.resolved(key)
         if key not in self._number_of:
             node = self.nodes.get(key)
-            what: tuple[Any, ...] | None = None
+            what: tuple[Hashable, ...] | None = None
             if isinstance(key, Literal):
                 what = ("literal", str(key.aval), str(key.value))
             elif node is not None and all(shape_of(k) == () for k in node.inputs) and not node.eqn.effects:
@@ -119,10 +120,10 @@ class Graph:
             self._number_of[key] = self._number(what or ("only", key))
         return self._number_of[key]
 
-    def _number(self, what: Any) -> int:
+    def _number(self, what: Hashable) -> int:
         return self._numbers.setdefault(what, len(self._numbers))
 
-    def likeness(self, key: Key, leaves: Any, depth: int = 0) -> int:
+    def likeness(self, key: Key, leaves: Container[Key], depth: int = 0) -> int:
         """Returns a number that arrays share which are computed in the same way from leaves and scalars."""
         key = self.source(key)
         if key in leaves:
@@ -140,7 +141,7 @@ class Graph:
             self._alike[key] = self._number(what or "other")
         return self._alike[key]
 
-    def _scalar(self, key: Key) -> Any:
+    def _scalar(self, key: Key) -> Hashable:
         """Returns what a scalar adds to a likeness: which literal it is; other scalars may differ."""
         key = self.resolved(key)
         return ("scalar", self.number(key) if isinstance(key, Literal) else None)
@@ -154,11 +155,11 @@ def shape_of(key: Key) -> tuple[int, ...]:
     return (key if isinstance(key, Literal) else key[1]).aval.shape
 
 
-def _frozen(params: dict[str, Any]) -> tuple[Any, ...]:
+def _frozen(params: dict[str, Any]) -> tuple[Hashable, ...]:
     return tuple((name, _hashable(value)) for name, value in sorted(params.items()) if name not in _OF_SHAPES)
 
 
-def _hashable(value: Any) -> Any:
+def _hashable(value: object) -> Hashable:
     try:
         hash(value)
     except TypeError:
@@ -197,26 +198,29 @@ def scalar_operands(nodes: Sequence[Node]) -> list[bool] | None:
     return found
 
 
-def dtype_of(key: Key) -> Any:
+def dtype_of(key: Key) -> np.dtype:
     return (key if isinstance(key, Literal) else key[1]).aval.dtype
+
+
+T = TypeVar("T")
 
 
 class Circle(Exception):
     """Some things need each other."""
 
-    def __init__(self, ring: list[Any]):
+    def __init__(self, ring: Sequence[object]):
         super().__init__(ring)
         self.ring = ring
 
 
-def in_order(roots: Iterable[Any], needs: Callable[[Any], Iterable[Any]]) -> list[Any]:
+def in_order(roots: Iterable[T], needs: Callable[[T], Iterable[T]]) -> list[T]:
     """Returns things and all that they need, each after what it needs; told apart by their ids.
 
     Raises:
         Circle: there is no such order.
     """
-    done: dict[int, Any] = {}
-    path: dict[int, Any] = {}  # each needs the next
+    done: dict[int, T] = {}
+    path: dict[int, T] = {}  # each needs the next
     stack = [iter(roots)]
     while stack:
         following = next(stack[-1], None)

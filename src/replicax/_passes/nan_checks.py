@@ -7,7 +7,7 @@ NaN among them, its parts run once more with a check behind each operation (`jax
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,17 +29,17 @@ def are_looked_for() -> bool:
     return bool(config.jax_debug_nans)
 
 
-def are_in(arrays: Iterable[Any]) -> bool:
+def are_in(arrays: Iterable[object]) -> bool:
     """Returns whether there is a NaN in what this process has of some arrays."""
     return any(_has_nan(shard.data) for array in arrays for shard in getattr(array, "addressable_shards", ()))
 
 
-def _has_nan(array: Any) -> bool:
+def _has_nan(array: jax.Array) -> bool:
     return bool(jnp.issubdtype(array.dtype, jnp.inexact) and np.isnan(np.asarray(array)).any())
 
 
 def error(
-    name: str, level: Any, closed: jex.ClosedJaxpr, supplied: Mapping[int, Any], args: Sequence[Any]
+    name: str, level: Any, closed: jex.ClosedJaxpr, supplied: Mapping[int, jax.Array], args: Sequence[jax.Array]
 ) -> FloatingPointError:
     """Returns the exception for a call that gave NaN.
 
@@ -74,22 +74,22 @@ def _line(traceback: Any) -> str:
     return ""
 
 
-class _Search(Interpreter[Any]):
+class _Search(Interpreter[jax.Array]):
     """Runs a program part by part. `found` are the first NaN of each part, with the replicas that have it."""
 
-    def __init__(self, supplied: Mapping[int, Any]):
+    def __init__(self, supplied: Mapping[int, jax.Array]):
         self._supplied = supplied
         self.found: list[tuple[Any, str | None]] = []
 
-    def rule(self, eqn: jex.JaxprEqn) -> Rule[Any] | None:
+    def rule(self, eqn: jex.JaxprEqn) -> Rule[jax.Array] | None:
         if frames.is_input(eqn):
             return self._input
         return self._replicas if eqn.primitive.name == "shard_map" else None
 
-    def _input(self, eqn: jex.JaxprEqn, _: list[Any]) -> list[Any]:
+    def _input(self, eqn: jex.JaxprEqn, _: list[jax.Array]) -> list[jax.Array]:
         return [self._supplied[eqn.params["slot"]]]
 
-    def compute(self, environment: Environment[Any], eqns: Sequence[jex.JaxprEqn]) -> None:
+    def compute(self, environment: Environment[jax.Array], eqns: Sequence[jex.JaxprEqn]) -> None:
         """Computes equations that are the same for all replicas."""
         if not eqns:
             return
@@ -99,12 +99,12 @@ class _Search(Interpreter[Any]):
         if (error := found.get_exception()) is not None:
             self.found.append((error, None))
 
-    def _replicas(self, eqn: jex.JaxprEqn, operands: list[Any]) -> list[Any]:
+    def _replicas(self, eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
         """Computes an equation that runs replicas, each of which tells its own first NaN."""
         body = jex.ClosedJaxpr(eqn.params["jaxpr"], [])
         form: list[Any] = []
 
-        def replica(*blocks: Any) -> list[Any]:
+        def replica(*blocks: jax.Array) -> list[jax.Array]:
             found, results = _checked(body)(*blocks)
             leaves, tree = jax.tree.flatten(found)
             form[:] = [tree, [(leaf.shape, leaf.dtype) for leaf in leaves]]
@@ -132,6 +132,6 @@ class _Search(Interpreter[Any]):
         return results
 
 
-def _checked(closed: jex.ClosedJaxpr) -> Any:
+def _checked(closed: jex.ClosedJaxpr) -> Callable[..., tuple[checkify.Error, list[jax.Array]]]:
     """Returns a function that computes a jaxpr: it gives the first NaN, and the results."""
     return checkify.checkify(lambda *args: jex.jaxpr_as_fun(closed)(*args), errors=checkify.nan_checks)
