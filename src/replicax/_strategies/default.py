@@ -57,9 +57,6 @@ class DefaultExtended(SingleReplicaExtended):
     def _broadcast(self, tensor: Tree, destinations: object) -> NoReturn:
         raise RuntimeError("The default strategy has one replica and combines nothing.")
 
-    def _get_cross_device_ops(self, value: object = None) -> NoReturn:
-        raise RuntimeError("The default strategy has one replica and combines nothing.")
-
     def _distribute_dataset(self, dataset: object, options: InputOptions) -> Tree:
         return dataset
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from replicax import _data
 from replicax._base.types import (
@@ -22,8 +22,6 @@ from replicax._base.types import (
     as_options,
     as_reduce_op,
 )
-from replicax._cluster.resolver import ClusterResolver
-from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.reducer import Reducer
 from replicax._input.agreement import Worker
 from replicax._tracing import autograph_switch, frames
@@ -31,6 +29,9 @@ from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
 from replicax._variables.variable import Variable
+
+if TYPE_CHECKING:
+    from replicax._cluster.resolver import ClusterResolver
 
 
 class StrategyExtended(abc.ABC):
@@ -258,8 +259,6 @@ class StrategyExtended(abc.ABC):
     ) -> list[Tree]: ...
     @abc.abstractmethod
     def _broadcast(self, tensor: Tree, destinations: object) -> Tree: ...
-    @abc.abstractmethod
-    def _get_cross_device_ops(self, value: object = None) -> CrossDeviceOps: ...
     @abc.abstractmethod
     def _create_variable(self, **kwargs: Tree) -> Variable:
         """Makes a variable of the strategy's kind; inside of `run`, one for all replicas."""

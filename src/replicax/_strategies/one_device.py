@@ -90,9 +90,6 @@ class OneDeviceExtended(SingleReplicaExtended):
         cross_device_ops.check_destinations(destinations)
         return tensor  # with one device there is nothing to copy it to
 
-    def _get_cross_device_ops(self, value: Any = None) -> cross_device_ops.CrossDeviceOps:
-        return cross_device_ops.CollectiveAllReduce()
-
     def _distribute_dataset(self, dataset: Any, options: InputOptions) -> Any:
         return distributed_dataset.DistributedDataset(dataset, 1, self._placement.place, options)
 
