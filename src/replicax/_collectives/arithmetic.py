@@ -29,7 +29,7 @@ from replicax._values import (
     traced_component,
 )
 
-Leaf = jax.Array | IndexedSlices  # what replicas exchange
+Reducible = jax.Array | IndexedSlices  # a replica's part of a sum
 
 
 class HasShape(Protocol):
@@ -132,7 +132,7 @@ def reduce_parts(
     parts: Sequence[Any],
     add: Callable[[Sequence[jax.Array]], jax.Array] = add,
     narrow: np.dtype | None = None,
-) -> Leaf:
+) -> Reducible:
     """Sum or mean of the components, elementwise, in the dtype `narrow` if theirs is wider; sparse ones in a row."""
     if isinstance(parts[0], IndexedSlices):
         values = jnp.concatenate([part.values for part in parts])
@@ -234,11 +234,11 @@ def gathered_alike(leaf: jax.Array, axis: int, groups: Sequence[Sequence[int]] |
 
 def local_reduce(
     op: ReduceOp,
-    leaves: Sequence[Leaf],
+    leaves: Sequence[Reducible],
     size: int,
     reduce_dense: Callable[[list[jax.Array]], Sequence[jax.Array]],
     narrow: np.dtype | None = None,
-) -> list[Leaf]:
+) -> list[Reducible]:
     """Sum or mean over the replicas of one replica's leaves.
 
     `reduce_dense` adds up the dense ones, of which those wider than `narrow` are of that dtype then.

@@ -14,8 +14,8 @@ all-reduces there are and what each carries, and whether to reduce on one device
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol, TypeGuard
 
 import jax
 from jax import lax
@@ -24,9 +24,10 @@ from jax.sharding import PartitionSpec
 from replicax._base import devices, jax_internals, nest
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.optimizing import optimizes_programs
-from replicax._base.types import CommunicationOptions, ReduceOp, as_integer, as_options
+from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, as_integer, as_options
 from replicax._collectives import arithmetic, cross_process, in_flight, sharding
 from replicax._collectives.all_reduce import Packing, all_reduce
+from replicax._collectives.arithmetic import Reducible
 from replicax._values import (
     AXIS,
     DistributedValues,
@@ -46,14 +47,20 @@ from replicax._values import (
 _DESTINATIONS = "destinations must be one of a `DistributedValues` object, a tf.Variable object, or a device string."
 
 
-def is_variable(value: Any) -> bool:
+class VariableLike(Protocol):
+    """A variable, as far as what stands below variables needs it."""
+
+    def read_value(self) -> Leaf: ...
+
+
+def is_variable(value: object) -> TypeGuard[VariableLike]:
     """Whether `value` is a `Variable`; known by a mark, since variables stand above this module."""
     return bool(getattr(value, "_replicax_variable", False))
 
 
-def placed(value: Any, destinations: Any) -> Any:
+def placed(value: Leaf, destinations: object) -> Leaf:
     """`value` where `destinations` says: mirrored where that is a distributed value or variable, else on its device."""
-    mesh: Any = getattr(destinations, "_mesh", None)
+    mesh: ReplicaMesh | None = getattr(destinations, "_mesh", None)
     if isinstance(value, jax.core.Tracer):
         local = mesh is not None and isinstance(destinations, DistributedValues)
         return of_traced(Mirrored, value, mesh) if local else value
@@ -84,10 +91,10 @@ class CrossDeviceOps:
     def reduce(
         self,
         reduce_op: ReduceOp,
-        per_replica_value: Any,
-        destinations: Any,
+        per_replica_value: Leaf,
+        destinations: object,
         options: CommunicationOptions | None = None,
-    ) -> Any:
+    ) -> Leaf:
         """The sum or mean of the components, placed at the destinations.
 
         Args:
@@ -108,9 +115,9 @@ class CrossDeviceOps:
     def batch_reduce(
         self,
         reduce_op: ReduceOp,
-        value_destination_pairs: Sequence[tuple[Any, Any]],
+        value_destination_pairs: Sequence[tuple[Leaf, object]],
         options: CommunicationOptions | None = None,
-    ) -> list[Any]:
+    ) -> list[Leaf]:
         """`reduce` of several (value, destinations) pairs together; the results in their order."""
         _check_op(reduce_op)
         if not isinstance(value_destination_pairs, (list, tuple)) or not all(
@@ -123,33 +130,33 @@ class CrossDeviceOps:
         options = as_options(options, CommunicationOptions())
         return self.batch_reduce_implementation(reduce_op, pairs, options) if pairs else []
 
-    def broadcast(self, tensor: Any, destinations: Any) -> Any:
+    def broadcast(self, tensor: Leaf, destinations: object) -> Leaf:
         """A copy of `tensor` at the destinations."""
         check_destinations(destinations)
         return self.broadcast_implementation(tensor, destinations)
 
     def reduce_implementation(
-        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: CommunicationOptions
-    ) -> Any:
+        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: object, options: CommunicationOptions
+    ) -> Leaf:
         """For subclasses: what `reduce` does after it has checked its arguments."""
         raise NotImplementedError("_reduce method must be implemented in descendants.")
 
     def batch_reduce_implementation(
         self,
         reduce_op: ReduceOp,
-        value_destination_pairs: Sequence[tuple[PerReplica, Any]],
+        value_destination_pairs: Sequence[tuple[PerReplica, object]],
         options: CommunicationOptions,
-    ) -> list[Any]:
+    ) -> list[Leaf]:
         """For subclasses: what `batch_reduce` does after it has checked its arguments."""
         raise NotImplementedError("batch_reduce_implementation method must be implemented in descendants.")
 
-    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+    def broadcast_implementation(self, tensor: Leaf, destinations: object) -> Leaf:
         """For subclasses: what `broadcast` does after it has checked its arguments."""
         return placed(arithmetic.as_array(tensor), destinations)
 
     def _local_reduce(
-        self, op: ReduceOp, leaves: list[Any], mesh: ReplicaMesh, options: CommunicationOptions
-    ) -> list[Any]:
+        self, op: ReduceOp, leaves: Sequence[Reducible], mesh: ReplicaMesh, options: CommunicationOptions
+    ) -> list[Reducible]:
         """One replica's leaves, combined with the others' while a replica function is traced."""
         values = [of_traced(PerReplica, leaf, mesh) for leaf in leaves]
         results = self.batch_reduce(op, [(value, value) for value in values], options)
@@ -163,20 +170,20 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
 
     def __init__(self, num_packs: int = 1):
         self._num_packs = num_packs
-        self._programs: dict[Any, Callable[..., Any]] = {}
+        self._programs: dict[Hashable, Callable[..., Sequence[jax.Array]]] = {}
 
     def _packing(self, options: CommunicationOptions) -> Packing:
         return Packing(self._num_packs, options.bytes_per_pack, self._halves)
 
     def _local_reduce(
-        self, op: ReduceOp, leaves: list[Any], mesh: ReplicaMesh, options: CommunicationOptions
-    ) -> list[Any]:
+        self, op: ReduceOp, leaves: Sequence[Reducible], mesh: ReplicaMesh, options: CommunicationOptions
+    ) -> list[Reducible]:
         reduce_dense = functools.partial(all_reduce, packing=self._packing(options))
         return arithmetic.local_reduce(op, leaves, mesh.size, reduce_dense, options.reduction_dtype)
 
     def _local_parts(
-        self, op: ReduceOp, leaves: list[Any], mesh: ReplicaMesh, options: CommunicationOptions
-    ) -> list[Any]:
+        self, op: ReduceOp, leaves: Sequence[jax.Array], mesh: ReplicaMesh, options: CommunicationOptions
+    ) -> list[Reducible | sharding.Part]:
         """As `_local_reduce`, but each replica gets only its part of what is cut (see `_collectives.sharding`)."""
 
         def scatter(block: jax.Array) -> jax.Array:
@@ -185,35 +192,38 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             # Gloo gives up a reduce-scatter when a process is 30 seconds late, whatever limit JAX is given.
             return lax.dynamic_index_in_dim(arithmetic.local_sum(block), lax.axis_index(AXIS), keepdims=False)
 
-        def reduce_dense(sent: list[Any]) -> list[Any]:
+        def reduce_dense(sent: list[jax.Array]) -> list[jax.Array]:
             return sharding.sums(sent, mesh.size, self._packing(options), scatter)
 
         cut = [i for i, leaf in enumerate(leaves) if sharding.is_cut(leaf, mesh.size)]
         others = [i for i in range(len(leaves)) if i not in cut]
         large, small = [leaves[i] for i in cut], [leaves[i] for i in others]
         parts = arithmetic.local_reduce(op, large, mesh.size, reduce_dense, options.reduction_dtype)
-        results = dict(zip(others, self._local_reduce(op, small, mesh, options)))
+        results: dict[int, Reducible | sharding.Part] = dict(zip(others, self._local_reduce(op, small, mesh, options)))
         results |= {i: sharding.Part(part, leaves[i].shape) for i, part in zip(cut, parts)}
         return [results[i] for i in range(len(leaves))]
 
-    def _gathered(self, values: Sequence[Any], options: CommunicationOptions) -> list[Any]:
+    def _gathered(
+        self, values: Sequence[jax.Array | sharding.Part | sharding.Same], options: CommunicationOptions
+    ) -> list[jax.Array]:
         """One replica's values, those that are parts gathered from all of them."""
         return sharding.gathered(values, self._packing(options))
 
     def reduce_implementation(
-        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: CommunicationOptions
-    ) -> Any:
+        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: object, options: CommunicationOptions
+    ) -> Leaf:
         return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], options)[0]
 
     def batch_reduce_implementation(
         self,
         reduce_op: ReduceOp,
-        value_destination_pairs: Sequence[tuple[PerReplica, Any]],
+        value_destination_pairs: Sequence[tuple[PerReplica, object]],
         options: CommunicationOptions,
-    ) -> list[Any]:
+    ) -> list[Leaf]:
         values = [value for value, _ in value_destination_pairs]
         meshes = {mesh_of(value) for value in values}
         mesh = meshes.pop()
+        totals: Sequence[Mirrored | Reducible]
         if mesh is not None and traced_component(values[0]) is not None:
             totals = self._local_reduce(reduce_op, [traced_component(value) for value in values], mesh, options)
         elif not meshes and mesh is not None and self._in_step(values, mesh):
@@ -233,17 +243,20 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             cross_process.agree(mesh, "all_reduce", *parts)
         return all(global_array(value) is not None if is_whole(value) else is_uniform(value) for value in values)
 
-    def _run(self, op: ReduceOp, values: list[Any], mesh: ReplicaMesh, options: CommunicationOptions) -> list[Any]:
+    def _run(
+        self, op: ReduceOp, values: list[PerReplica], mesh: ReplicaMesh, options: CommunicationOptions
+    ) -> list[Mirrored]:
         """The compiled program, at once. Results are mirrored."""
         stacked = tuple(is_whole(value) or not mesh.lone for value in values)  # a lone component goes in as it is
-        arrays: list[Any] = [
+        given = [
             global_array(value) if rows else cross_process.given(mesh, value.values)
             for value, rows in zip(values, stacked)
         ]
+        arrays = [array for array in given if array is not None]  # which `_in_step` has seen to
         key = (op, mesh, options.bytes_per_pack, options.reduction_dtype, stacked, optimizes_programs())
         if key not in self._programs:
 
-            def program(*blocks: jax.Array) -> tuple[Any, ...]:
+            def program(*blocks: jax.Array) -> tuple[Reducible, ...]:
                 own = [block[0] if rows else block for block, rows in zip(blocks, stacked)]
                 return tuple(self._local_reduce(op, own, mesh, options))
 
@@ -256,7 +269,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         return [of_array(Mirrored, total, mesh) for total in totals]
 
 
-def _placed_total(total: Any, destinations: Any) -> Any:
+def _placed_total(total: Leaf, destinations: object) -> Leaf:
     if isinstance(total, Mirrored):
         if isinstance(destinations, DistributedValues):
             return total
@@ -315,17 +328,19 @@ class ReductionToOneDevice(CrossDeviceOps):
         accumulation_fn: takes the list of the components and returns their combination; by default their sum.
     """
 
-    def __init__(self, reduce_to_device: str | None = None, accumulation_fn: Callable[[list[Any]], Any] | None = None):
+    def __init__(
+        self, reduce_to_device: str | None = None, accumulation_fn: Callable[[list[jax.Array]], jax.Array] | None = None
+    ):
         self._device = reduce_to_device
         self._accumulate = accumulation_fn or arithmetic.add
 
     def reduce_implementation(
-        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: Any, options: CommunicationOptions
-    ) -> Any:
+        self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: object, options: CommunicationOptions
+    ) -> Leaf:
         mesh, own = mesh_of(per_replica_value), traced_component(per_replica_value)
         if mesh is not None and own is not None:
             return placed(self._local_reduce(reduce_op, [own], mesh, options)[0], destinations)
-        parts: Sequence[Any] = per_replica_value.values
+        parts: Sequence[Leaf] = per_replica_value.values
         if self._device is not None and not isinstance(parts[0], IndexedSlices):
             device = devices.find_device(self._device)
             parts = [jax.device_put(arithmetic.as_array(part), device) for part in parts]
@@ -337,38 +352,38 @@ class ReductionToOneDevice(CrossDeviceOps):
     def batch_reduce_implementation(
         self,
         reduce_op: ReduceOp,
-        value_destination_pairs: Sequence[tuple[PerReplica, Any]],
+        value_destination_pairs: Sequence[tuple[PerReplica, object]],
         options: CommunicationOptions,
-    ) -> list[Any]:
+    ) -> list[Leaf]:
         return [
             self.reduce_implementation(reduce_op, value, where, options) for value, where in value_destination_pairs
         ]
 
     def _local_reduce(
-        self, op: ReduceOp, leaves: list[Any], mesh: ReplicaMesh, options: CommunicationOptions
-    ) -> list[Any]:
-        def reduce_dense(dense: list[Any]) -> list[Any]:
+        self, op: ReduceOp, leaves: Sequence[Reducible], mesh: ReplicaMesh, options: CommunicationOptions
+    ) -> list[Reducible]:
+        def reduce_dense(dense: list[jax.Array]) -> list[jax.Array]:
             gathered = [arithmetic.local_gather(leaf[None], 0) for leaf in dense]
             return [self._accumulate([everyone[i] for i in range(mesh.size)]) for everyone in gathered]
 
         return arithmetic.local_reduce(op, leaves, mesh.size, reduce_dense, options.reduction_dtype)
 
 
-def _check_op(reduce_op: Any) -> None:
+def _check_op(reduce_op: object) -> None:
     if not isinstance(reduce_op, ReduceOp):
         raise ValueError("`reduce_op` must be Reduce.SUM or Reduce.MEAN.")
 
 
-def check_destinations(destinations: Any) -> None:
+def check_destinations(destinations: object) -> None:
     """`ValueError` where there are none."""
     if destinations is None:
         raise ValueError(_DESTINATIONS)
 
 
-def _as_per_replica(value: Any) -> PerReplica:
+def _as_per_replica(value: Leaf) -> PerReplica:
     if isinstance(value, PerReplica):
         return value
-    if isinstance(value, DistributedValues) and is_variable(value):
+    if is_variable(value) and isinstance(value, DistributedValues):
         return value._as_distributed()
     if isinstance(value, (IndexedSlices, nest.Leaf)):
         return PerReplica((value,))

@@ -206,7 +206,7 @@ def everyones_sizes(mesh: ReplicaMesh, sizes: Sequence[int]) -> list[int]:
     return [int(size) for size in mesh.by_replica([text.split(",") for text in told])]
 
 
-def reduced(op: ReduceOp, parts: Sequence[Any], mesh: ReplicaMesh) -> arithmetic.Leaf:
+def reduced(op: ReduceOp, parts: Sequence[Any], mesh: ReplicaMesh) -> arithmetic.Reducible:
     """The sum or mean over all workers' components; sparse ones are concatenated."""
     if isinstance(parts[0], IndexedSlices):
         values = all_parts(mesh, [part.values for part in parts], 0)

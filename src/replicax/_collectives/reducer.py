@@ -16,7 +16,7 @@ A strategy has one reducer, and gives it to its variables and to the contexts of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,11 @@ import numpy as np
 from replicax._base import nest
 from replicax._base.array_conversion import as_array
 from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.types import CommunicationOptions, ReduceOp, VariableAggregation
+from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, VariableAggregation
 from replicax._collectives import arithmetic, cross_device_ops, cross_process, in_flight
-from replicax._collectives.arithmetic import check_numeric, first_component, gather_axis
+from replicax._collectives.arithmetic import Reducible, check_numeric, first_component, gather_axis
 from replicax._collectives.cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps, is_variable
+from replicax._collectives.sharding import Part, Same
 from replicax._tracing import active_tapes, context, frames
 from replicax._values import (
     DistributedValues,
@@ -45,6 +46,8 @@ from replicax._values import (
     of_traced,
     traced_component,
 )
+
+Axis: TypeAlias = int | tuple[int, ...] | None  # of the components, None for none of them
 
 
 class Reducer:
@@ -76,14 +79,14 @@ class Reducer:
 
     # In cross-replica context.
 
-    def reduce(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...] | None = None) -> Any:
+    def reduce(self, op: ReduceOp, value: Tree, axis: Axis = None) -> Tree:
         """Returns the sum or mean of each leaf of a nest, along `axis` of the components first if that is not None."""
-        leaves: list[Any] = []
+        leaves: list[Leaf] = []
         nest.map_structure(leaves.append, value)
         totals = iter(self._leaves(op, leaves, axis))
         return nest.map_structure(lambda _: next(totals), value)
 
-    def gather(self, value: Any, axis: int) -> Any:
+    def gather(self, value: Leaf, axis: int) -> Leaf:
         """Returns the concatenation of the components along `axis`; a value that is not distributed as it is."""
         value = self._checked(ReduceOp.MEAN, value)
         if isinstance(value, DistributedValues) and value._is_mirrored:
@@ -93,8 +96,8 @@ class Reducer:
         return self._gathered(value, axis)
 
     def batch_reduce(
-        self, op: ReduceOp, pairs: Sequence[tuple[Any, Any]], options: CommunicationOptions | None
-    ) -> list[Any]:
+        self, op: ReduceOp, pairs: Sequence[tuple[Leaf, object]], options: CommunicationOptions | None
+    ) -> list[Leaf]:
         """Returns the sum or mean of each value of several (value, destinations) pairs, where its destinations are."""
         results = [self._checked(op, value) for value, _ in pairs]
         batch = [i for i, value in enumerate(results) if isinstance(value, PerReplica)]
@@ -107,7 +110,7 @@ class Reducer:
                 results[i] = result
         return results
 
-    def aggregate(self, aggregation: VariableAggregation, value: Any) -> Any:
+    def aggregate(self, aggregation: VariableAggregation, value: Leaf) -> Leaf:
         """Returns what the replicas' values that are assigned to a variable come to."""
         value = self._own(value)
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
@@ -123,15 +126,17 @@ class Reducer:
 
     # For replica contexts: in a compiled replica, and for eager ones that have met.
 
-    def reduce_local(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
+    def reduce_local(self, op: ReduceOp, leaves: Sequence[Reducible], options: CommunicationOptions) -> list[Reducible]:
         """Returns the sums or means of one replica's leaves while its function is traced."""
         return self.ops._local_reduce(op, leaves, self.mesh, options)
 
-    def reduce_to_parts(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
+    def reduce_to_parts(
+        self, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
+    ) -> list[Reducible | Part]:
         """Returns the same of which each replica gets its part (see `_collectives.sharding`)."""
         return self._scattering_ops._local_parts(op, leaves, self.mesh, options)
 
-    def gather_parts(self, values: Sequence[Any], options: CommunicationOptions) -> list[Any]:
+    def gather_parts(self, values: Sequence[jax.Array | Part | Same], options: CommunicationOptions) -> list[jax.Array]:
         """Returns one replica's values while its function is traced, those that are parts gathered from all."""
         return self._scattering_ops._gathered(values, options)
 
@@ -139,7 +144,7 @@ class Reducer:
     def _scattering_ops(self) -> AllReduceCrossDeviceOps:
         return cast(AllReduceCrossDeviceOps, self.ops)  # strategies refuse others where they are made
 
-    def all_reduce(self, op: ReduceOp, values: list[Any], options: CommunicationOptions) -> list[Any]:
+    def all_reduce(self, op: ReduceOp, values: list[Leaf], options: CommunicationOptions) -> list[Leaf]:
         """Returns what eager replicas get from `all_reduce`: a value for each they passed."""
         own = [i for i, value in enumerate(values) if isinstance(value, PerReplica)]
         for i in own:
@@ -157,18 +162,18 @@ class Reducer:
                 results[i] = self._on_each_replica(total)
         return results
 
-    def all_gather(self, values: Sequence[Any], axis: int) -> list[Any]:
+    def all_gather(self, values: Sequence[Leaf], axis: int) -> list[Leaf]:
         """Returns what eager replicas get from `all_gather`: a value for each they passed."""
         return [self._on_each_replica(self._gathered(value, axis)) for value in values]
 
-    def everyones_sizes(self, size: Any) -> list[int]:
+    def everyones_sizes(self, size: PerReplica | int) -> list[int]:
         """Returns a number of each replica, on all workers."""
-        sizes = list(size.values) if isinstance(size, PerReplica) else [size] * len(self.mesh.local_ids)
+        sizes: list[int] = list(size.values) if isinstance(size, PerReplica) else [size] * len(self.mesh.local_ids)
         return sizes if self.mesh.all_local else cross_process.everyones_sizes(self.mesh, sizes)
 
     # One value, by its form.
 
-    def _own(self, value: Any) -> Any:
+    def _own(self, value: Leaf) -> Leaf:
         """Returns a plain value as this worker's component, where it has one replica of several."""
         mesh, value = self.mesh, adopted(value, self.mesh)
         if not mesh.lone or isinstance(value, DistributedValues):
@@ -182,7 +187,7 @@ class Reducer:
             return of_array(PerReplica, as_rows(array, mesh), mesh)
         return PerReplica([array], mesh)
 
-    def _checked(self, op: ReduceOp, value: Any) -> Any:
+    def _checked(self, op: ReduceOp, value: Leaf) -> Leaf:
         """Returns a mirrored value or variable as it is, and others that are distributed as `PerReplica`.
 
         Raises:
@@ -196,14 +201,14 @@ class Reducer:
         )
         return value if value._is_mirrored else self._own(value._as_distributed())
 
-    def _non_distributed(self, op: ReduceOp, value: Any) -> Any:
+    def _non_distributed(self, op: ReduceOp, value: Leaf) -> Leaf:
         if self.mesh.size == 1:
             return value if isinstance(value, (jax.Array, IndexedSlices)) else as_array(value)
         if op is ReduceOp.MEAN:
             return value
         raise ValueError(f"A non-DistributedValues value {value!s} cannot be reduced with the given reduce op {op}.")
 
-    def _leaves(self, op: ReduceOp, leaves: list[Any], axis: Any) -> list[Any]:
+    def _leaves(self, op: ReduceOp, leaves: list[Leaf], axis: Axis) -> list[Leaf]:
         values = [self._checked(op, leaf) for leaf in leaves]
         together = [i for i, value in enumerate(values) if axis is None and self._takes_all_reduce(value)]
         if len(together) < 2 or not isinstance(self.ops, AllReduceCrossDeviceOps):
@@ -212,13 +217,13 @@ class Reducer:
         totals = dict(zip(together, self.ops.batch_reduce(op, pairs, self.options.exact())))
         return [totals[i].values[0] if i in totals else self._leaf(op, value, axis) for i, value in enumerate(values)]
 
-    def _takes_all_reduce(self, value: Any) -> bool:
+    def _takes_all_reduce(self, value: Leaf) -> bool:
         """Returns whether reducing this value, now, is a collective of the devices."""
         if not isinstance(value, PerReplica) or traced_component(value) is not None or frames.is_tracing():
             return False
         return is_whole(value) or (not self.mesh.all_local and all(is_array(part) for part in value.values))
 
-    def _leaf(self, op: ReduceOp, value: Any, axis: Any) -> Any:
+    def _leaf(self, op: ReduceOp, value: Leaf, axis: Axis) -> Leaf:
         """Reduces one value as `_checked` returns it."""
         if not isinstance(value, DistributedValues):
             if axis is None:
@@ -229,8 +234,8 @@ class Reducer:
             return value if axis is None else arithmetic.reduce_along(op, [_read(value)], axis)
         if traced_component(value) is not None:
             return self._local(op, traced_component(value), axis)
-        if is_whole(value):
-            return self._stacked(op, global_array(value), axis)
+        if is_whole(value) and (rows := global_array(value)) is not None:
+            return self._stacked(op, rows, axis)
         if self._spans_processes():
             if axis is None:
                 return cross_process.reduced(op, value.values, self.mesh)
@@ -243,9 +248,9 @@ class Reducer:
         """Returns whether components, as they are now, are of some of the replicas only."""
         return not self.mesh.all_local and not frames.is_tracing()
 
-    def _local(self, op: ReduceOp, leaf: Any, axis: Any) -> Any:
+    def _local(self, op: ReduceOp, leaf: jax.Array, axis: Axis) -> jax.Array:
         """Reduces one replica's component while its function is traced."""
-        count: Any = self.mesh.size
+        count: int | jax.Array = self.mesh.size
         if axis is not None:
             axes = axis if isinstance(axis, tuple) else (axis,)
             own = int(np.prod([leaf.shape[a] for a in axes], dtype=np.int64))
@@ -257,7 +262,7 @@ class Reducer:
             total = arithmetic.local_sum(leaf)
         return arithmetic.divided(total, count, leaf.dtype) if op is ReduceOp.MEAN else total
 
-    def _stacked(self, op: ReduceOp, stacked: Any, axis: Any) -> Any:
+    def _stacked(self, op: ReduceOp, stacked: jax.Array, axis: Axis) -> jax.Array:
         """Reduces the rows of a stacked array."""
         mesh, traced = self.mesh, isinstance(stacked, jax.core.Tracer) or frames.is_tracing()
         row = jax.ShapeDtypeStruct(stacked.shape[1:], stacked.dtype)
@@ -275,7 +280,7 @@ class Reducer:
         count = stacked.shape[0] * int(np.prod([row.shape[a] for a in axes], dtype=np.int64))
         return arithmetic.divided(total, count, row.dtype) if op is ReduceOp.MEAN else total
 
-    def _gathered(self, value: Any, axis: int) -> Any:
+    def _gathered(self, value: Leaf, axis: int) -> Leaf:
         """Returns the concatenation of a distributed value's components; another value as it is."""
         if isinstance(value, Mirrored):
             value = PerReplica(value.values, mesh_of(value))
@@ -293,22 +298,22 @@ class Reducer:
         arithmetic.check_alike(parts, free_axis=axis)
         return jnp.concatenate(parts, axis)
 
-    def _on_each_replica(self, value: Any) -> Any:
+    def _on_each_replica(self, value: Leaf) -> Leaf:
         """Returns a plain array as a value of its own on every replica's device."""
         mesh = self.mesh
         return of_array(Mirrored, mesh.mirror([value] * len(mesh.local_ids)), mesh) if is_array(value) else value
 
-    def _first_anywhere(self, value: PerReplica) -> Any:
+    def _first_anywhere(self, value: PerReplica) -> Leaf:
         """Returns replica 0's component, which another worker may hold."""
 
-        def first(part: Any) -> Any:
+        def first(part: Leaf) -> Leaf:
             if isinstance(part, IndexedSlices):
                 return IndexedSlices(first(part.values), first(part.indices), part.dense_shape)
             return cross_process.from_first(self.mesh, as_array(part), "the first replica's value")
 
         return nest.map_structure(first, value.values[0])
 
-    def _batch(self, op: ReduceOp, pairs: list[tuple[Any, Any]], options: CommunicationOptions) -> list[Any]:
+    def _batch(self, op: ReduceOp, pairs: list[tuple[PerReplica, object]], options: CommunicationOptions) -> list[Leaf]:
         for _, destinations in pairs:
             cross_device_ops.check_destinations(destinations)
         arrays = [global_array(value) if is_whole(value) else None for value, _ in pairs]
@@ -325,5 +330,5 @@ class Reducer:
 _sum_of_rows = jax.jit(arithmetic.sum_of_rows, static_argnums=1)
 
 
-def _read(value: Any) -> Any:
+def _read(value: Leaf) -> Leaf:
     return value.read_value() if is_variable(value) else value
