@@ -31,7 +31,7 @@ class Batches(Base):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Self:
-        """`batch_size` elements at a time, stacked; the last batch may be smaller, or is dropped.
+        """Returns batches of `batch_size` stacked elements; the last batch may be smaller, or is dropped.
 
         >>> from replicax.data import Dataset
         >>> list(Dataset.range(5).batch(3).as_numpy_iterator())
@@ -60,7 +60,7 @@ class Batches(Base):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Self:
-        """Like `batch` for elements of different shapes: each is padded at its ends to the longest of the batch.
+        """Returns batches of elements of different shapes, each padded at its ends to the longest of the batch.
 
         Args:
             batch_size: how many elements a batch has.
@@ -92,7 +92,7 @@ class Batches(Base):
         row_splits_dtype: Any = np.int64,
         name: str | None = None,
     ) -> Self:
-        """Like `batch`, for elements of known shapes only: batches of others would be ragged, which XLA cannot take.
+        """Returns batches as `batch` does, of elements of known shapes only: others would be ragged, which XLA cannot take.
 
         Args:
             batch_size: how many elements a batch has.
@@ -131,7 +131,7 @@ class Batches(Base):
         )
 
     def unbatch(self, name: str | None = None) -> Self:
-        """The rows of each element, one by one."""
+        """Returns a dataset of the rows of each element."""
 
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
@@ -150,7 +150,7 @@ class Batches(Base):
         return self._derived(make, UNKNOWN_CARDINALITY, without_batch)
 
     def rebatch(self, batch_size: Any, drop_remainder: bool = False, name: str | None = None) -> Self:
-        """Batches cut anew, to `batch_size` or, where that is a list, to its numbers in turn.
+        """Returns the batches cut anew, to `batch_size` or, where that is a list, to its numbers in turn.
 
         >>> from replicax.data import Dataset
         >>> list(Dataset.range(6).batch(4).rebatch([2, 1]).as_numpy_iterator())

@@ -23,7 +23,7 @@ class Combined(Base):
 
     @classmethod
     def zip(cls, *args: Any, datasets: Any = None, name: str | None = None) -> Self:
-        """The elements of several datasets side by side, in the structure in which the datasets come.
+        """Returns the elements of several datasets side by side, in the structure in which the datasets come.
 
         >>> from replicax.data import Dataset
         >>> a, b = Dataset.range(2), Dataset.range(5, 9)
@@ -65,11 +65,11 @@ class Combined(Base):
         return made(make, find, cardinality, **known)
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Self:
-        """Pairs of a number (int64, from `start`) and an element."""
+        """Returns pairs of a number (int64, from `start`) and an element."""
         return self.zip(counted(start, 1, np.dtype(np.int64)), self)._with(self._options)
 
     def concatenate(self, dataset: Base, name: str | None = None) -> Self:
-        """These elements and then those of `dataset`.
+        """Returns these elements and then those of `dataset`.
 
         Raises:
             TypeError: `dataset` is no Dataset, or its elements are known to be of another kind.
@@ -105,7 +105,7 @@ class Combined(Base):
     def choose_from_datasets(
         cls, datasets: Sequence[Base], choice_dataset: Base, stop_on_empty_dataset: bool = True
     ) -> Self:
-        """The elements of several datasets, each taken from the one whose number comes next in `choice_dataset`.
+        """Returns elements of several datasets, each of the one whose number comes next in `choice_dataset`.
 
         Args:
             datasets: datasets of elements of one kind.
@@ -153,7 +153,7 @@ class Combined(Base):
         stop_on_empty_dataset: bool = False,
         rerandomize_each_iteration: bool | None = None,
     ) -> Self:
-        """The elements of several datasets, each taken from one chosen at random.
+        """Returns elements of several datasets, each taken from one chosen at random.
 
         Args:
             datasets: datasets of elements of one kind.
@@ -288,7 +288,7 @@ def _one_of(make: Any, inputs: list[Any], cardinality: int, *nodes: Any) -> Any:
 def _chosen(
     inputs: list[Any], reading: Reading, choices: Iterator[int], stop_on_empty: bool, left: np.ndarray | None = None
 ) -> Iterator[Any]:
-    """Elements of the chosen inputs. Where one has no more, its entry in `left` becomes 0."""
+    """Yields elements of the chosen inputs. Where one has no more, its entry in `left` becomes 0."""
     iterators = [d._make(reading) for d in inputs]
     left = np.ones(len(inputs)) if left is None else left
     for number in choices:

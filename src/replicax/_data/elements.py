@@ -19,7 +19,7 @@ from replicax._data.ragged import refuse_composites
 
 
 def tensor_dtype(dtype: Any) -> Any:
-    """The dtype that `as_tensor` gives to an array of `dtype`."""
+    """Returns the dtype that `as_tensor` gives to an array of `dtype`."""
     return dtype if dtype == np.dtype(object) or has_64_bit_types() else jax.dtypes.canonicalize_dtype(dtype)
 
 
@@ -27,7 +27,7 @@ class Strings(np.ndarray):
     """Strings, which JAX has no arrays of: numpy's of bytes, with a tensor's ways."""
 
     def numpy(self) -> Any:
-        """The array as numpy's own; bytes, where it is a single string."""
+        """Returns a plain numpy array; bytes, where it is a single string."""
         return np.asarray(self)[()]
 
     def __getitem__(self, key: Any) -> Any:
@@ -55,7 +55,7 @@ class Strings(np.ndarray):
 
 
 def as_strings(value: Any) -> Any:
-    """Bytes, or a numpy array of them, as strings that users see."""
+    """Returns bytes, or a numpy array of them, as the strings that users see."""
     if not isinstance(value, np.ndarray):
         value = np.array(value, object)
     return value.view(Strings)
@@ -74,7 +74,7 @@ class Nested:
 
 
 def as_tensor(array: Any) -> Any:
-    """A host array as users see it: a JAX array, 64 bits wide where JAX allows that. Strings stay numpy's."""
+    """Returns a host array as users see it: a JAX array, 64 bits wide where JAX allows that. Strings stay numpy's."""
     if isinstance(array, Nested):
         return array
     if array.dtype == np.dtype(object):
@@ -110,7 +110,7 @@ def as_host(value: Any) -> Any:
 
 
 def _python_dtype(value: Any, array: np.ndarray) -> Any:
-    """The dtype for `value`, which became `array`: the tensors' if it is made of Python's own numbers."""
+    """Returns the dtype for `value`, which became `array`: a tensor's where it is made of Python's numbers."""
     while isinstance(value, (list, tuple)) and len(value):
         value = value[0]
     if isinstance(value, np.generic) or not isinstance(value, (list, tuple, *PYTHON_DTYPES)):
@@ -134,7 +134,7 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 
 def host_structure(value: Any) -> Any:
-    """`value` with every leaf on the host. As in tf.data a list is one tensor, not a structure."""
+    """Returns `value` with every leaf as a numpy array. As in tf.data a list is one tensor, not a structure."""
     return jax.tree.map(as_host, value, is_leaf=lambda v: isinstance(v, list))
 
 
@@ -143,13 +143,13 @@ def flatten(tree: Any) -> tuple[list[Any], Any]:
 
 
 def num_rows(block: Any) -> int:
-    """The first dimension of a structure of arrays."""
+    """Returns the first dimension of a structure of arrays."""
     refuse_composites(block, "cut into rows")
     return int(jax.tree.leaves(block)[0].shape[0])
 
 
 def regroup(blocks: Iterable[Any], sizes: Iterable[int]) -> Iterator[Any]:
-    """Blocks of rows cut anew: one piece for each of `sizes` (endless), in order, and the last one shorter.
+    """Yields the rows of blocks in pieces of the given `sizes` (endless), in order; the last piece may be shorter.
 
     >>> [piece.tolist() for piece in regroup([np.arange(4), np.arange(4, 6)], itertools.cycle([3, 1]))]
     [[0, 1, 2], [3], [4, 5]]
@@ -201,14 +201,14 @@ def stack(elements: list[Any]) -> Any:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A view that cannot be written: elements are views of the source, and must not be a way to change it."""
+    """Returns a view that cannot be written: elements are views of the source, and must not be a way to change it."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def grouped(elements: Iterator[Any], size: int, drop_remainder: bool) -> Iterator[list[Any]]:
-    """Lists of `size` elements. An error of `elements` does not end it: what comes then is the next group."""
+    """Returns an iterator over lists of `size` elements. An error of `elements` does not end it: the next list follows."""
     groups = iter(lambda: list(itertools.islice(elements, size)), [])
     return (filter(lambda group: len(group) == size, groups)) if drop_remainder else groups
 

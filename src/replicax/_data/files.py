@@ -221,7 +221,7 @@ def _opened(path: str | bytes | os.PathLike[Any], compression: str | None, mode:
 
 
 def _checksums() -> Callable[[bytes], int] | None:
-    """The checksum of TFRecords, if it can be computed."""
+    """Returns the checksum function of TFRecords, None where google-crc32c is missing."""
     if importlib.util.find_spec("google_crc32c") is None:
         return None
     import google_crc32c

@@ -31,7 +31,7 @@ class Grouping(Base):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Self:
-        """Elements that are datasets: of `size` elements, each window `shift` elements after the one before.
+        """Returns windows: datasets of `size` elements, each beginning `shift` elements after the one before.
 
         Where elements are structures, an element of the result is such a structure of datasets.
 
@@ -77,7 +77,7 @@ class Grouping(Base):
         window_size_func: Callable[[Any], Any] | None = None,
         name: str | None = None,
     ) -> Self:
-        """The elements of the datasets that `reduce_func` makes of elements of one key.
+        """Returns the elements of the datasets that `reduce_func` makes of elements with the same key.
 
         Args:
             key_func: takes an element and returns its key, an integer.
@@ -144,7 +144,7 @@ class Grouping(Base):
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Self:
-        """Padded batches of elements of similar length.
+        """Returns padded batches of elements of similar length.
 
         Args:
             element_length_func: takes an element and returns its length.
@@ -207,7 +207,7 @@ class Grouping(Base):
         return self._derived(dataset._make, UNKNOWN_CARDINALITY, spec)
 
     def unique(self, name: str | None = None) -> Self:
-        """Each element once, where it comes first. Elements are single arrays of integers or strings.
+        """Returns each element once, where it comes first. Elements are single arrays of integers or strings.
 
         Raises:
             TypeError: they are of another dtype.
@@ -241,7 +241,7 @@ class Grouping(Base):
         seed: int | None = None,
         name: str | None = None,
     ) -> Self:
-        """Pairs of a class and an element, where elements are left out at random for classes to be as often as wanted.
+        """Returns pairs of a class and an element, dropping elements at random so that classes are as often as wanted.
 
         Args:
             class_func: takes an element and returns its class, an integer from 0 on.
@@ -287,14 +287,14 @@ class Grouping(Base):
 
 
 def _datasets(elements: list[Any], spec: Any) -> Any:
-    """A structure of datasets of the leaves of elements."""
+    """Returns a structure of datasets, one for each leaf of the elements."""
     specs, structure = flatten(spec)
     columns = zip(*(jax.tree.leaves(element) for element in elements))
     return structure.unflatten([of_list(list(column), s) for column, s in zip(columns, specs)])
 
 
 def integer(name: str, value: Any) -> int:
-    """What the function of that name returned, if it is an integer."""
+    """Returns the integer that the function `name` returned; raises TypeError for anything else."""
     array = as_host(value)
     if array.dtype.kind not in "iu" or array.ndim:
         raise TypeError(f"`{name}` must return a scalar integer, got one of {array.dtype} of shape {array.shape}.")
@@ -321,7 +321,7 @@ def _check_unique(element: Any) -> None:
 
 
 def _filled_shapes(spec: Any, shapes: Any, length: int) -> Any:
-    """The shapes to pad to, with `length` for dimensions that are not known."""
+    """Returns the shapes to pad to, with `length` for dimensions that are not known."""
     specs, structure = flatten(spec)
     wanted = [s.shape for s in specs] if shapes is None else [padded_shape(s) for s in structure.flatten_up_to(shapes)]
     return structure.unflatten([TensorShape([length if d is None else d for d in shape]) for shape in wanted])

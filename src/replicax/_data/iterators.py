@@ -49,12 +49,12 @@ class Optional:
 
     @classmethod
     def from_value(cls, value: Any) -> Optional:
-        """An optional that has `value`."""
+        """Returns an optional that has `value`."""
         return cls(value)
 
     @classmethod
     def empty(cls, element_spec: Any = None) -> Optional:
-        """An optional without a value, which could have one of this spec."""
+        """Returns an optional without a value; `element_spec` is the spec of the values that it could have."""
         return cls(element_spec=element_spec)
 
     @property
@@ -63,11 +63,11 @@ class Optional:
         return tensor_spec(host_spec(self._value[0])) if self._value else self._element_spec
 
     def has_value(self, name: str | None = None) -> jax.Array:
-        """Whether there is an element, as a scalar array of bool."""
+        """Returns whether there is an element, as a scalar array of bool."""
         return jnp.asarray(bool(self._value))
 
     def get_value(self, name: str | None = None) -> Any:
-        """The element; `InvalidArgumentError` where there is none."""
+        """Returns the element; raises InvalidArgumentError where there is none."""
         if not self._value:
             raise InvalidArgumentError("The given optional does not have a value.")
         return self._value[0]
@@ -107,7 +107,7 @@ class _Failure:
 
 
 def exclusive(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator for what only one thread at a time may do with an iterator.
+    """Decorates a method of an iterator that only one thread at a time may run.
 
     Raises:
         RuntimeError: the iterator is making an element, and this is asked by a function of its own dataset, here or in
@@ -152,7 +152,7 @@ class ElementIterator(Iterator[Any]):
             )
 
     def _advanced(self) -> Any:
-        """`_next_element`, in which the users' functions run."""
+        """Calls `_next_element`, noting for this thread that it makes an element of this iterator."""
         before = advancing.locks
         advancing.locks = (*before, self._lock)
         try:
@@ -161,11 +161,11 @@ class ElementIterator(Iterator[Any]):
             advancing.locks = before
 
     def _ask_for(self, count: int) -> None:
-        """Elements are taken so many at a time from now on."""
+        """Tells the thread that makes elements that they are taken `count` at a time from now on."""
 
     @exclusive
     def _pull(self) -> Any:
-        """The next element from the host, never from a compiled function; StopIteration at the end."""
+        """Returns the next element from the host, never from a compiled function; raises StopIteration at the end."""
         try:
             element = self._pushed_back.pop() if self._pushed_back else self._made_next()
         except StopIteration:
@@ -192,7 +192,7 @@ class ElementIterator(Iterator[Any]):
 
     @exclusive
     def _has_next(self, count: int) -> bool:
-        """Whether there are so many elements more; an exception in their place counts as one."""
+        """Returns whether there are `count` elements more; an exception in place of one counts as one."""
         taken, failed = self._pull_up_to(count)
         for element in reversed(taken):
             self._push_back(element)
@@ -232,7 +232,7 @@ class ElementIterator(Iterator[Any]):
         return None
 
     def _pull_up_to(self, count: int) -> tuple[list[Any], bool]:
-        """So many elements, or those that there are before the end or an exception; whether it is the latter."""
+        """Returns up to `count` elements, and whether an exception ended them, which then comes again in its place."""
         taken: list[Any] = []
         try:
             while len(taken) < count:
@@ -263,14 +263,14 @@ class ElementIterator(Iterator[Any]):
         return self._pull() if element is NotImplemented else element
 
     def get_next(self) -> Any:
-        """The next element; `OutOfRangeError` where there are no more."""
+        """Returns the next element; raises OutOfRangeError where there are no more."""
         try:
             return next(self)
         except StopIteration:
             raise ending(OutOfRangeError("End of sequence")) from None
 
     def get_next_as_optional(self) -> Optional:
-        """The next element in an `Optional`, which is without a value at the end."""
+        """Returns the next element in an `Optional`, which is without a value at the end."""
         try:
             return Optional(next(self))
         except StopIteration:
@@ -313,11 +313,11 @@ class DatasetIterator(ElementIterator):
         return jax.tree.map(self._shown, next(self._elements))
 
     def save_state(self) -> bytes:
-        """Where the iterator stands: some numbers, however large the dataset is."""
+        """Returns the position of the iterator: some numbers, however large the dataset is."""
         return packed(self._position, [self._reading])
 
     def restore_state(self, state: bytes) -> None:
-        """Goes on where the iterator stood whose `save_state` gave `state`.
+        """Continues at the position of the iterator whose `save_state` returned `state`.
 
         Elements of arrays are left out at no cost, and functions of `map` are not called for them. Generators, files,
         `filter` and its like are gone through once more up to that place. What only depends on when threads end,
@@ -372,12 +372,12 @@ def refuse_stop(error: StopIteration, role: str, function: Callable[..., Any]) -
 
 
 def ends_data(error: BaseException) -> bool:
-    """Whether an exception is the end of a dataset, and not one that a user's function raises by itself."""
+    """Returns whether an exception is the end of a dataset, and not one that a user's function raised by itself."""
     return getattr(error, "_replicax_ends_data", False)
 
 
 def ending(error: _E) -> _E:
-    """The exception, known to `ends_data` from now on."""
+    """Marks an exception as the end of a dataset, which `ends_data` recognizes, and returns it."""
     error._replicax_ends_data = True  # type: ignore[attr-defined]
     return error
 
@@ -390,7 +390,7 @@ def _stopped(role: str, function: Callable[..., Any]) -> RuntimeError:
 
 
 def call(role: str, function: Callable[..., Any], element: Any, pool: Pool | None = None) -> Any:
-    """The user's function on an element: a tuple is passed as several arguments, anything else as one.
+    """Calls the user's function on an element: a tuple is passed as several arguments, anything else as one.
 
     Functions of datasets run on the CPU, whatever the default device: their results go back to the host. The pool has
     memory for the arguments; `role` is for errors, see `call_user`.
@@ -415,14 +415,14 @@ def _applied(role: str, function: Callable[..., Any], tensors: Any) -> Any:
 
 
 def call_to_host(role: str, function: Callable[..., Any], pool: Pool, element: Any) -> Any:
-    """What the user's function makes of an element, on the host."""
+    """Calls the user's function on an element, and returns the result as numpy arrays."""
     result = call(role, function, element, pool)
     # As in tf.data, a list of results is several tensors, and deeper down a list is one.
     return jax.tree.map(kept, host_structure(tuple(result) if isinstance(result, list) else result))
 
 
 def truth(method: str, predicate: Callable[..., Any], element: Any) -> bool:
-    """What the user's predicate says of an element."""
+    """Calls the user's predicate on an element; raises ValueError if the result is not one bool."""
     found = np.asarray(call(f"`predicate` of `Dataset.{method}`", predicate, element))
     if found.dtype != np.bool_ or found.ndim:
         raise ValueError(
@@ -433,12 +433,12 @@ def truth(method: str, predicate: Callable[..., Any], element: Any) -> bool:
 
 
 def tensors(state: Any) -> Any:
-    """A state that a function of elements goes through, as tensors."""
+    """Returns the state of a fold or scan, with tensors for leaves."""
     return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else as_tensor(as_host(leaf)), state)
 
 
 def fold(elements: Iterable[Any], initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-    """`reduce` of datasets: `reduce_func(state, element)` over the elements, with tensors for states."""
+    """Returns the last state of `state = reduce_func(state, element)` over the elements, with tensors for leaves."""
     state = tensors(initial_state)
     for element in elements:
         state = tensors(call_user("`reduce_func` of `reduce`", reduce_func, state, element))

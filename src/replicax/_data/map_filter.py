@@ -39,7 +39,7 @@ class Functions(Base):
         use_unbounded_threadpool: bool | None = False,
         name: str | None = None,
     ) -> Self:
-        """`map_func` of each element. After `batch` it is called once a batch, which is much faster.
+        """Returns `map_func` of each element. After `batch` it is called once a batch, which is much faster.
 
         Args:
             map_func: takes an element, a tuple as several arguments, and returns an element.
@@ -78,7 +78,7 @@ class Functions(Base):
         return self._seen(make, lambda make: result_spec(function, self._spec(True), make), self._cardinality)
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Self:
-        """The elements for which `predicate` is true, a scalar of bool."""
+        """Returns the elements for which `predicate` is true, a scalar of bool."""
 
         @replayed
         def make(reading: Reading) -> Iterator[Any]:
@@ -87,7 +87,7 @@ class Functions(Base):
         return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size)
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Self:
-        """The elements up to the first for which `predicate` is false.
+        """Returns the elements up to the first for which `predicate` is false.
 
         >>> from replicax.data import Dataset
         >>> list(Dataset.range(10).take_while(lambda x: x < 2).as_numpy_iterator())
@@ -103,7 +103,7 @@ class Functions(Base):
     def scan(
         self, initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]], name: str | None = None
     ) -> Self:
-        """What `scan_func` makes of each element and a state, which it hands on.
+        """Returns what `scan_func` makes of each element and a state, which it hands on.
 
         Args:
             initial_state: an array or a structure of arrays.
@@ -141,7 +141,7 @@ class Functions(Base):
         return self._seen(make, first_spec, self._cardinality)
 
     def flat_map(self, map_func: Callable[..., Base], name: str | None = None) -> Self:
-        """The elements of the datasets that `map_func` makes of each element, one dataset after the other."""
+        """Returns the elements of the datasets that `map_func` makes of each element, one dataset after the other."""
         return self._interleaved("flat_map", map_func, 1, 1)
 
     def interleave(
@@ -153,7 +153,7 @@ class Functions(Base):
         deterministic: bool | None = None,
         name: str | None = None,
     ) -> Self:
-        """The elements of the datasets that `map_func` makes, taken from `cycle_length` of them in turn."""
+        """Returns the elements of the datasets that `map_func` makes, taken from `cycle_length` of them in turn."""
         cycle = _CYCLE_LENGTH if cycle_length in (None, AUTOTUNE) else positive("cycle_length", cycle_length)
         block = 1 if block_length is None else positive("block_length", block_length)
         return self._interleaved("interleave", map_func, cycle, block)
@@ -184,7 +184,7 @@ class Functions(Base):
         return self._seen(make, first_spec, UNKNOWN_CARDINALITY)
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
-        """The last of the states that `state = reduce_func(state, element)` goes through.
+        """Returns the last of the states that `state = reduce_func(state, element)` goes through.
 
         >>> from replicax.data import Dataset
         >>> int(Dataset.range(4).reduce(np.int32(0), lambda total, x: total + x))
@@ -193,14 +193,14 @@ class Functions(Base):
         return fold(self, initial_state, reduce_func)
 
     def apply(self, transformation_func: Callable[[Self], Self]) -> Self:
-        """`transformation_func` of this dataset."""
+        """Returns `transformation_func` of this dataset."""
         made_of_it = call_user(
             "`transformation_func` of `Dataset.apply`", transformation_func, self._with(self._options)
         )
         return returned_dataset("transformation_func", made_of_it)
 
     def get_single_element(self, name: str | None = None) -> Any:
-        """The only element.
+        """Returns the only element.
 
         Raises:
             InvalidArgumentError: there is none, or more than one.
@@ -215,7 +215,7 @@ class Functions(Base):
         return jax.tree.map(as_tensor, elements[0])
 
     def ignore_errors(self, log_warning: bool = False, name: str | None = None) -> Self:
-        """The elements that come without an exception.
+        """Returns the elements that come without an exception.
 
         What fails is left out where it fails: an element of `map`, the rest of a damaged file. What comes after it
         goes on, and `batch` has full batches of the others. A generator has ended, in Python, and elements side by
@@ -249,7 +249,7 @@ class Functions(Base):
 
 
 def returned_dataset(name: str, value: Any) -> Any:
-    """What the function of that name returned, if it is a dataset."""
+    """Returns the dataset that the function `name` returned; raises TypeError for anything else."""
     if not isinstance(value, Base):
         raise TypeError(f"`{name}` must return a Dataset here, got {type(value).__name__}. Use `map` for elements.")
     return value

@@ -27,14 +27,14 @@ class Several:
         self._last: Any = None
 
     def take(self) -> Any:
-        """The next of them."""
+        """Returns the next of them."""
         place = self.given
         self._last = nest.map_values(lambda leaf: _of_array(_row(leaf, place), leaf), self.element)
         self.given += 1
         return self._last
 
     def take_back(self, element: Any) -> bool:
-        """Whether `element` is the one that was given last, which then comes again."""
+        """Un-reads `element` if it is the one that `take` returned last; returns whether it is."""
         if self._last is None or element is not self._last:
             return False
         self.given, self._last = self.given - 1, None
@@ -48,20 +48,20 @@ class Demand:
         self._now = 1, 0  # replaced as a whole, since another thread reads it
 
     def ask(self, size: int, position: int) -> None:
-        """From `position` on, elements are taken `size` at a time."""
+        """Notes that from `position` on elements are taken `size` at a time."""
         before, start = self._now
         if before != size or (position - start) % size:
             self._now = size, position
 
     def at(self, position: int) -> tuple[int, bool]:
-        """How many elements to make together at `position`, and whether they are as many as are asked for."""
+        """Returns how many elements to make together at `position`, and whether they are as many as are asked for."""
         size, start = self._now
         left = size - (position - start) % size
         return left, left == size
 
 
 def together_on_host(parts: Sequence[Sequence[Any]]) -> list[Any] | None:
-    """For each replica its parts of several elements as one; None where the parts differ in shape or are no arrays.
+    """Stacks each replica's parts of several elements; returns None where they differ in shape or are no arrays.
 
     >>> together_on_host([[np.int32(0), np.int32(1)], [np.int32(2), np.int32(3)]])
     [array([0, 2], dtype=int32), array([1, 3], dtype=int32)]
@@ -84,7 +84,7 @@ def together_on_host(parts: Sequence[Sequence[Any]]) -> list[Any] | None:
 
 
 def together(elements: Sequence[Any]) -> Any:
-    """Several elements on devices as one; None where they differ in shape or are no arrays."""
+    """Stacks elements that are on devices; returns None where they differ in shape or are no arrays."""
     structure: Any = jax.tree.structure(elements[0])
     if any(jax.tree.structure(element) != structure for element in elements):
         return None
@@ -108,7 +108,7 @@ def _of_array(array: Any, leaf: Any) -> Any:
 
 
 def _sharding(leaf: Any) -> Any:
-    """Of a PerReplica leaf; None for a plain array."""
+    """Returns the sharding of a PerReplica leaf; None for a plain array."""
     mesh = mesh_of(leaf) if isinstance(leaf, PerReplica) else None
     return None if mesh is None else mesh.stacked
 

@@ -68,7 +68,7 @@ class Options:
             setattr(self, name, None)
 
     def merge(self, options: Options) -> Options:
-        """New options: these, with what is set in `options` in place of what is set here."""
+        """Returns new options: these, overridden by what is set in `options`."""
         merged = copy.deepcopy(self)
         for name in self._PLAIN:
             if getattr(options, name) is not None:

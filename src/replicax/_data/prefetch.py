@@ -36,7 +36,7 @@ advancing = _Advancing()
 
 @contextlib.contextmanager
 def on_behalf_of(locks: tuple[Any, ...]) -> Iterator[None]:
-    """A context in which this thread makes elements of the iterators that have these locks."""
+    """Returns a context in which this thread makes elements of the iterators that have these locks."""
     before, advancing.locks = advancing.locks, locks
     try:
         yield
@@ -104,7 +104,7 @@ class Buffer:
             _running.discard(self)
 
     def _is_wanted(self) -> bool:
-        """Waits until one more element is ordered; whether anybody wants it."""
+        """Waits until one more element is ordered; returns whether anybody wants it."""
         if not self._to_make:
             self._to_make = self._orders.get()
         self._to_make -= 1
@@ -116,7 +116,7 @@ class Buffer:
             self._clear()
 
     def take(self) -> Any:
-        """The next element; StopIteration at the end, and the source's own exception where it raised one."""
+        """Returns the next element; raises StopIteration at the end, and the source's own exception where it raised one."""
         self._order(taken=1)  # before it is taken: after an interrupt some more may be made, but never less
         item = self._next()
         self._order(taken=0)  # the first element has told whether they are small
@@ -168,7 +168,7 @@ class Buffer:
 
 
 def is_small(element: Any) -> bool:
-    """Whether a structure of arrays has at most `SMALL` bytes."""
+    """Returns whether a structure of arrays has at most `SMALL` bytes."""
     return sum(getattr(leaf, "nbytes", math.inf) for leaf in jax.tree.leaves(element)) <= SMALL
 
 

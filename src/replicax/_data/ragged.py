@@ -73,12 +73,12 @@ class RaggedTensor:
 
     @property
     def ragged_rank(self) -> int:
-        """How many dimensions are ragged."""
+        """The number of ragged dimensions."""
         return 1 + (self.values.ragged_rank if isinstance(self.values, RaggedTensor) else 0)
 
     @property
     def flat_values(self) -> Any:
-        """The innermost values."""
+        """The values inside of all ragged dimensions."""
         return self.values.flat_values if isinstance(self.values, RaggedTensor) else self.values
 
     @property
@@ -92,7 +92,7 @@ class RaggedTensor:
         return int(self.row_splits.shape[0]) - 1
 
     def row_lengths(self) -> Any:
-        """`[rows]`: how long each row is."""
+        """Returns the length of each row, `[rows]`."""
         return self.row_splits[1:] - self.row_splits[:-1]
 
     def to_tensor(self, default_value: Any = None, name: str | None = None, shape: Any = None) -> Any:

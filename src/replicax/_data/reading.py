@@ -29,15 +29,15 @@ class Node:
     first: Any = None
 
     def state(self) -> Any:
-        """Where it stands."""
+        """Returns the state, made of what JSON can write."""
         raise NotImplementedError
 
     def restore(self, state: Any) -> None:
-        """Makes it stand there."""
+        """Sets the state."""
         raise NotImplementedError
 
     def fits(self, state: Any) -> bool:
-        """Whether `state` is one of such a node."""
+        """Returns whether `state` is one of such a node."""
         raise NotImplementedError
 
     def settle(self, entropy: np.random.SeedSequence) -> None:
@@ -83,24 +83,24 @@ class Reading:
         self._stand(state["nodes"])
 
     def child(self, share: tuple[int, int] | None = None) -> Reading:
-        """A part of this reading: of a dataset that a function made, or one to fill a cache."""
+        """Returns a part of this reading: of a dataset that a function made, or one to fill a cache."""
         child = copy.copy(self)
         child.share = self.share if share is None else share
         child._path, child._numbers = [*self._path, next(self._numbers)], itertools.count()
         return child
 
     def with_errors(self, ignored: Callable[[Exception], None] | None) -> Reading:
-        """This reading, where exceptions are ignored in this way or, for None, raised."""
+        """Returns this reading, in which exceptions go to `ignored` or, for None, are raised."""
         same = copy.copy(self)
         same.ignored = ignored
         return same
 
     def guarded(self, elements: Iterator[Any]) -> Iterator[Any]:
-        """The elements, without those in place of which exceptions come, where these are ignored."""
+        """Returns the elements; where exceptions are ignored, without those that raise one."""
         return elements if self.ignored is None else _without_errors(elements, self.ignored)
 
     def begin(self, node: Node) -> Any:
-        """Where `node` stood when this reading came to it, which may be now."""
+        """Returns the state of `node` when this reading first came to it, which may be now."""
         if node not in self._begun:
             if node in self.nodes:
                 place = [0, self.nodes.index(node)]
@@ -118,7 +118,7 @@ class Reading:
             self._met[key] = node.state()
 
     def generator(self, node: Seeds) -> np.random.Generator:
-        """The random numbers of this reading's next pass over a shuffle."""
+        """Returns the random numbers of this reading's next pass over a shuffle."""
         seed, number = self.now(node)
         if not self.probing:
             self._passes[node] = self._passes.get(node, 0) + 1
@@ -126,12 +126,12 @@ class Reading:
         return np.random.default_rng([seed, number if node.reshuffle else 0])
 
     def now(self, node: Node) -> Any:
-        """Where this reading stands in `node`."""
+        """Returns the state of `node` as this reading sees it now."""
         state = self.begin(node)
         return [state[0], state[1] + self._passes.get(node, 0)] if isinstance(node, Seeds) else node.state()
 
     def state(self) -> dict[str, Any]:
-        """What another reading needs to repeat this one."""
+        """Returns what another reading needs to repeat this one."""
         nodes = [self.begin(node) for node in self.nodes]
         return {"entropy": self._entropy, "path": self._path, "nodes": nodes, "met": dict(self._met)}
 
@@ -149,13 +149,13 @@ def _without_errors(elements: Iterator[Any], ignored: Callable[[Exception], None
 
 
 class Maker(Protocol):
-    """Gives the elements of a reading, from number `start` on."""
+    """Makes the elements of a reading, from number `start` on."""
 
     def __call__(self, reading: Reading, start: int = 0, /) -> Iterator[Any]: ...
 
 
 def replayed(make: Callable[[Reading], Iterator[Any]]) -> Maker:
-    """A maker that makes the elements before `start` as well, and drops them."""
+    """Returns a maker that makes the elements before `start` as well, and drops them."""
 
     @functools.wraps(make)
     def elements(reading: Reading, start: int = 0, /) -> Iterator[Any]:
@@ -184,19 +184,19 @@ class Seeds(Node):
         self.first = self.state()
 
     def state(self) -> Any:
-        """The seed, and the number of the next pass."""
+        """Returns the seed, and the number of the next pass."""
         return [self._seed, self.passes]
 
     def fits(self, state: Any) -> bool:
-        """Whether it is such a pair."""
+        """Returns whether `state` is such a pair."""
         return isinstance(state, list) and [type(part) for part in state] == [int, int]
 
     def restore(self, state: Any) -> None:
-        """Takes both."""
+        """Sets both."""
         self._seed, self.passes = state
 
     def settle(self, entropy: np.random.SeedSequence) -> None:
-        """A seed, where none was given."""
+        """Draws a seed, where none was given."""
         if self._seed is None:
             self._seed = int(entropy.generate_state(1, np.uint64)[0])
 
@@ -210,11 +210,11 @@ class Kept(Node):
         self._filled: Any = None  # the state of the reading that gave the items, which are here or have to be read anew
 
     def state(self) -> Any:
-        """Which reading filled it; None if none did."""
+        """Returns the state of the reading that filled it; None if none did."""
         return self._filled
 
     def fits(self, state: Any) -> bool:
-        """Whether it is the state of a reading of `nodes`, or None."""
+        """Returns whether `state` is that of a reading of `nodes`, or None."""
         return state is None or reading_fits(state, self._nodes)
 
     def restore(self, state: Any) -> None:
@@ -223,7 +223,7 @@ class Kept(Node):
             self._items, self._filled = None, state
 
     def read(self, reading: Reading, make: Callable[[Reading], Iterator[Any]], start: int = 0) -> Iterator[Any]:
-        """The items from number `start` on."""
+        """Yields the items from number `start` on."""
         reading.begin(self)
         if self._items is None and self._filled is not None:
             again = Reading(self._nodes, reading.share, saved=self._filled)
@@ -241,7 +241,7 @@ class Kept(Node):
 
 
 def packed(position: int, readings: Sequence[Reading]) -> bytes:
-    """The state of an iterator as bytes."""
+    """Returns the state of an iterator as bytes."""
     state = {"format": _FORMAT, "position": position, "readings": [reading.state() for reading in readings]}
     return json.dumps({"state": state, "checksum": _checksum(state)}, separators=(",", ":")).encode()
 
@@ -251,7 +251,7 @@ def _checksum(state: Any) -> int:
 
 
 def unpacked(state: Any, readings: Sequence[Reading]) -> tuple[int, list[Any]]:
-    """The position and the readings' states in what `packed` gave, for readings of the same nodes as these."""
+    """Returns the position and the readings' states that `packed` wrote; the readings must have the same nodes."""
     try:
         told = json.loads(state if isinstance(state, bytes | bytearray | str) else bytes(np.asarray(state)))
         found = told["state"]
@@ -276,7 +276,7 @@ def unpacked(state: Any, readings: Sequence[Reading]) -> tuple[int, list[Any]]:
 
 
 def reading_fits(state: Any, nodes: Sequence[Node]) -> bool:
-    """Whether `state` is one of a reading of these nodes."""
+    """Returns whether `state` is one of a reading of these nodes."""
     if not isinstance(state, dict) or set(state) != {"entropy", "path", "nodes", "met"}:
         return False
     kinds = [("entropy", int), ("path", list), ("nodes", list), ("met", dict)]

@@ -28,14 +28,14 @@ class Rows(NamedTuple):
     in_order: bool = False  # whether the order is still 0, 1, 2, ...
 
     def elements(self, reading: Reading, start: int = 0, /) -> Iterator[Any]:
-        """The rows one by one."""
+        """Yields the rows one by one."""
         for numbers in skip_rows(self.order(reading), start):
             for number in numbers.tolist():
                 yield self.fetch(number)
 
 
 def plain_rows(fetch: Callable[[Any], Any], count: int) -> Rows:
-    """Rows 0 to `count`, or without end where that is negative."""
+    """Returns rows 0 to `count`, or without end where that is negative."""
 
     def order(reading: Reading) -> Iterator[np.ndarray]:
         for start in itertools.count(0, CHUNK) if count < 0 else range(0, count, CHUNK):
@@ -45,7 +45,7 @@ def plain_rows(fetch: Callable[[Any], Any], count: int) -> Rows:
 
 
 def fetch_from(arrays: Any) -> Callable[[Any], Any]:
-    """How to fetch rows of a structure of arrays. Rows in a row are a view, which costs nothing; others a copy."""
+    """Returns a function that fetches rows of arrays. Consecutive rows are a view, which costs nothing; others a copy."""
     leaves, structure = flatten(arrays)
     pool = Pool()
 
@@ -74,7 +74,7 @@ class RowBatches(Iterator[Any]):
         return self._fetch(numbers)
 
     def several(self, count: int, shares: int) -> Any:
-        """The next `count` batches, each cut into so many shares, as arrays `[shares, count, rows, ...]`.
+        """Returns the next `count` batches, each cut into `shares`, as arrays `[shares, count, rows, ...]`.
 
         None where there are fewer, or where they have strings; then they are to come yet. The size of a batch is a
         multiple of `shares`.
@@ -88,7 +88,7 @@ class RowBatches(Iterator[Any]):
         return jax.tree.map(lambda a: a.reshape(shares, count, rows, *a.shape[1:]), block)
 
     def _next(self, count: int) -> np.ndarray:
-        """The next so many numbers, or those that there are."""
+        """Returns the next `count` numbers, or those that there are."""
         parts, missing = [self._ahead], count - len(self._ahead)
         self._ahead = _NO_NUMBERS
         while missing > 0 and (more := next(self._numbers, None)) is not None:
@@ -107,7 +107,7 @@ def _has_text(block: Any) -> bool:
 
 
 def take_rows(order: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:
-    """The first `count` row numbers."""
+    """Yields the first `count` row numbers."""
     for numbers in order if count > 0 else ():
         yield numbers[:count]
         count -= len(numbers)
@@ -116,7 +116,7 @@ def take_rows(order: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:
 
 
 def skip_rows(order: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:
-    """All but the first `count` row numbers."""
+    """Yields all but the first `count` row numbers."""
     for numbers in order:
         if count < len(numbers):
             yield numbers[count:]
@@ -124,7 +124,7 @@ def skip_rows(order: Iterator[np.ndarray], count: int) -> Iterator[np.ndarray]:
 
 
 def shard_rows(order: Iterator[np.ndarray], num_shards: int, index: int) -> Iterator[np.ndarray]:
-    """Every `num_shards`-th row number."""
+    """Yields every `num_shards`-th row number, from number `index` on."""
     seen = 0
     for numbers in order:
         mine = numbers[(index - seen) % num_shards :: num_shards]
@@ -134,7 +134,7 @@ def shard_rows(order: Iterator[np.ndarray], num_shards: int, index: int) -> Iter
 
 
 def shuffle_rows(order: Iterator[np.ndarray], size: int, rng: np.random.Generator) -> Iterator[np.ndarray]:
-    """`shuffle_elements` for chunks of row numbers: the same procedure, a whole chunk at a time."""
+    """Shuffles row numbers by the procedure of `shuffled_elements`, a whole chunk at a time."""
     chunks = regroup(order, itertools.chain([size], itertools.repeat(CHUNK)))
     buffer = np.array(next(chunks, ()), np.int64)
     for incoming in chunks:
@@ -152,7 +152,7 @@ def shuffle_rows(order: Iterator[np.ndarray], size: int, rng: np.random.Generato
 
 
 def repeated(order: Order, count: int) -> Order:
-    """The row numbers of `count` passes; of passes without end where that is negative."""
+    """Returns the order of `count` passes; of passes without end where that is negative."""
 
     def again(reading: Reading) -> Iterator[np.ndarray]:
         for _ in itertools.repeat(None) if count < 0 else range(count):

@@ -33,7 +33,7 @@ class Order(Base):
         reshuffle_each_iteration: bool | None = True,
         name: str | None = None,
     ) -> Self:
-        """The elements in random order, drawn from a buffer of `buffer_size`; one of the whole size shuffles fully.
+        """Returns the elements in random order, drawn from a buffer; one as large as the dataset shuffles fully.
 
         Args:
             buffer_size: how many elements wait in the buffer.
@@ -57,7 +57,7 @@ class Order(Base):
         return self._reordered(make, on_rows, self._cardinality, seeds)
 
     def repeat(self, count: int | None = None, name: str | None = None) -> Self:
-        """`count` passes one after the other; without end if it is None or -1."""
+        """Returns `count` passes one after the other; without end if it is None or -1."""
         times = -1 if count is None else int(count)
         cardinality = self._cardinality
         if times == 0 or cardinality == 0:
@@ -74,7 +74,7 @@ class Order(Base):
         return self._reordered(make, lambda order: repeated(order, times), cardinality)
 
     def take(self, count: int, name: str | None = None) -> Self:
-        """The first `count` elements; all if it is -1."""
+        """Returns the first `count` elements; all if it is -1."""
         if count < 0:
             return self._with(self._options)
 
@@ -87,7 +87,7 @@ class Order(Base):
         return self._reordered(make, lambda order: lambda reading: take_rows(order(reading), count), known)
 
     def skip(self, count: int, name: str | None = None) -> Self:
-        """All but the first `count` elements; none if it is -1."""
+        """Returns all but the first `count` elements; none if it is -1."""
         if count < 0:
             return self.take(0)
 
@@ -98,7 +98,7 @@ class Order(Base):
         return self._reordered(make, lambda order: lambda reading: skip_rows(order(reading), count), known)
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> Self:
-        """Every `num_shards`-th element, from number `index` on."""
+        """Returns every `num_shards`-th element, from number `index` on."""
         num_shards, index = positive("num_shards", num_shards), int(index)
         if not 0 <= index < num_shards:
             raise InvalidArgumentError(f"index must be between 0 and {num_shards - 1} = num_shards - 1, got {index}.")
@@ -131,7 +131,7 @@ class Order(Base):
         return self._reordered(make, lambda order: lambda reading: kept.read(reading, order), self._cardinality, kept)
 
     def prefetch(self, buffer_size: int | None = None, name: str | None = None) -> Self:
-        """The same elements, made in a thread ahead of their use.
+        """Returns the same elements, made in a thread ahead of their use.
 
         The thread starts with the first element that is asked for, and ends with the iterator. Rows of arrays that
         are not batched yet are at hand anyway: for them there is none.
@@ -157,7 +157,7 @@ class Order(Base):
 
 
 def in_turn(parts: Iterable[Base], reading: Reading, start: int, until_empty: bool = False) -> Iterator[Any]:
-    """The elements of datasets one after the other, from number `start` on."""
+    """Yields the elements of datasets one after the other, from number `start` on."""
     for part in parts:
         if 0 < part._cardinality <= start:
             # All of it is left out. It is begun all the same: the orders of later passes follow from that.
@@ -178,7 +178,7 @@ def in_turn(parts: Iterable[Base], reading: Reading, start: int, until_empty: bo
 
 
 def _shuffled(elements: Iterator[Any], size: int, rng: np.random.Generator) -> Iterator[Any]:
-    """Each element that comes in takes the place of a random one of the buffer, which goes out."""
+    """Shuffles elements: each that comes in takes the place of a random one of the buffer, which goes out."""
     buffer = list(itertools.islice(elements, size))
     for element in elements:
         slot = rng.integers(len(buffer))

@@ -28,14 +28,14 @@ class Sources(Base):
 
     @classmethod
     def from_tensors(cls, tensors: Any, name: str | None = None) -> Self:
-        """A dataset of one element."""
+        """Returns a dataset of one element."""
         element = jax.tree.map(read_only, host_structure(tensors))
         spec = spec_of(element)
         return of_list([element], spec)
 
     @classmethod
     def from_tensor_slices(cls, tensors: Any, name: str | None = None) -> Self:
-        """A dataset of the rows of arrays: element i has row i of each.
+        """Returns a dataset of the rows of arrays: element i has row i of each.
 
         The arrays are not copied: do not change them while the dataset is in use.
 
@@ -61,7 +61,7 @@ class Sources(Base):
 
     @classmethod
     def range(cls, *args: int, output_type: Any = np.int64, name: str | None = None) -> Self:
-        """The numbers of Python's `range` with the same arguments, as int64.
+        """Returns the numbers of Python's `range` with the same arguments, as int64.
 
         >>> from replicax.data import Dataset
         >>> list(Dataset.range(2, 8, 3).as_numpy_iterator())
@@ -74,7 +74,7 @@ class Sources(Base):
 
     @classmethod
     def counter(cls, start: int = 0, step: int = 1, dtype: Any = np.int64, name: str | None = None) -> Self:
-        """The numbers `start`, `start + step`, ... without end.
+        """Returns the numbers `start`, `start + step`, ... without end.
 
         >>> from replicax.data import Dataset
         >>> list(Dataset.counter(5, -2).take(2).as_numpy_iterator())
@@ -86,7 +86,7 @@ class Sources(Base):
     def random(
         cls, seed: int | None = None, rerandomize_each_iteration: bool | None = None, name: str | None = None
     ) -> Self:
-        """Random numbers from 0 to 2**32 - 1, as int64, without end.
+        """Returns random numbers from 0 to 2**32 - 1, as int64, without end.
 
         Args:
             seed: makes the numbers the same in each program. They are other ones than TensorFlow's.
@@ -107,7 +107,7 @@ class Sources(Base):
     def list_files(
         cls, file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
     ) -> Self:
-        """The names of the files that match a pattern, or one of several, as strings.
+        """Returns the names of the files that match a pattern, or one of several, as strings.
 
         Args:
             file_pattern: such as `"data/*.txt"`, or a list of these, or a dataset.
@@ -143,7 +143,7 @@ class Sources(Base):
         output_signature: Any = None,
         name: str | None = None,
     ) -> Self:
-        """The elements that `generator(*args)` yields; it is called anew for each pass.
+        """Returns the elements that `generator(*args)` yields; it is called anew for each pass.
 
         Args:
             generator: a function that returns something iterable.
@@ -198,7 +198,7 @@ def of_list(elements: list[Any], spec: Any) -> Any:
 
 
 def names_of(files: Any) -> list[bytes]:
-    """The names in a name, a list or array of them, or a dataset."""
+    """Returns the names in a name, a list or array of them, or a dataset."""
     if isinstance(files, Base):
         return [bytes(name) for name in files.as_numpy_iterator()]
     paths = [os.fspath(f) for f in files] if isinstance(files, list | tuple) else files
@@ -206,7 +206,7 @@ def names_of(files: Any) -> list[bytes]:
 
 
 def _as_spec(spec: Any) -> Any:
-    """A leaf of a signature, where that is one."""
+    """Returns a leaf of a signature as a spec; raises TypeError for what is none."""
     if isinstance(getattr(spec, "shape", None), TensorShape):
         return spec
     if hasattr(spec, "shape") and hasattr(spec, "dtype"):
@@ -218,7 +218,7 @@ def _as_spec(spec: Any) -> Any:
 
 
 def _checked(value: Any, spec: Any) -> Any:
-    """What a generator yielded, as arrays of the declared dtypes and shapes."""
+    """Returns what a generator yielded, as arrays of the declared dtypes and shapes."""
     structure: Any = jax.tree.structure(spec)
     try:
         leaves = structure.flatten_up_to(value)

@@ -53,7 +53,7 @@ class Round(NamedTuple):
 
 
 def kinds_of(parts: Sequence[Any]) -> Kinds:
-    """The shapes and dtypes of the parts' leaves."""
+    """Returns the shapes and dtypes of the parts' leaves."""
 
     def kind(leaf: Any) -> Kind:
         return Kind(leaf.shape, str(leaf.dtype)) if is_array(leaf) else Kind((), type(leaf).__name__)
@@ -62,12 +62,12 @@ def kinds_of(parts: Sequence[Any]) -> Kinds:
 
 
 def _told(text: str) -> Kinds:
-    """What `json` made of kinds."""
+    """Returns the kinds that were sent as JSON."""
     return [[Kind(tuple(shape), dtype) for shape, dtype in part] for part in json.loads(text)]
 
 
 def empty(part: Any) -> Any:
-    """No rows of the structure of `part`. A scalar becomes an empty vector: it has no other way to be nothing."""
+    """Returns a part of the same structure without rows. A scalar becomes an empty vector."""
     return jax.tree.map(lambda a: a.reshape(1)[:0] if not a.ndim else a[:0], part)
 
 
@@ -82,12 +82,12 @@ class Pass(NamedTuple):
     stopped: Callable[[], bool] = _never  # whether nobody wants more here
 
     def everyones(self, message: str) -> list[str]:
-        """What each worker says."""
+        """Returns each worker's message."""
         return exchange.everyones(message, self.topic, self.stopped)
 
 
 def one_order(this: Pass, reading: Reading, rounds: Callable[[], Iterator[Round]]) -> Iterator[Round]:
-    """The rounds of a reading, in which chance decides as in worker 0's.
+    """Yields the rounds of a reading, in which random choices are those of worker 0.
 
     So the workers have the same batches to take their parts of, and those are of the shapes that each one expects.
     """
@@ -109,7 +109,7 @@ def agreed(
     shapes_follow: bool,
     spec: Callable[[], Any],
 ) -> Iterator[Round]:
-    """The rounds, as many on all workers.
+    """Yields the rounds, as many on all workers.
 
     Args:
         this: the iteration.
@@ -156,7 +156,7 @@ def _agreed(this, rounds, replicas, count, shapes_follow, spec):
 
 
 def all_static(spec: Any) -> bool:
-    """Whether all shapes are fixed."""
+    """Returns whether all shapes are fixed."""
     return all(s.shape.is_fully_defined() for s in jax.tree.leaves(spec))
 
 

@@ -114,14 +114,14 @@ class DistributedIterator(ElementIterator, Distributed):
             return self._buffer.take()
 
     def save_state(self) -> bytes:
-        """Where the iterator stands: after the last element that it gave, whatever waits in its buffer.
+        """Returns the position of the iterator: after the last element that it gave, whatever waits in its buffer.
 
         Each worker saves its own.
         """
         return packed(self._position, self._readings)
 
     def restore_state(self, state: bytes) -> None:
-        """Goes on where the iterator stood whose `save_state` gave `state`; see `DatasetIterator.restore_state`.
+        """Continues at the position of the iterator whose `save_state` returned `state`; see `DatasetIterator.restore_state`.
 
         It may be one of another process, over the same dataset and as many replicas. All workers restore together.
         Datasets of other libraries are gone through once more up to that place.
@@ -205,7 +205,7 @@ class DistributedDataset(Distributed):
         policy: AutoShardPolicy | None = None,
         worker: Worker = ALONE,
     ) -> None:
-        """For strategies, which make distributed datasets: `place` brings the replicas' parts to their devices."""
+        """Sets the dataset up, for strategies: `place` brings the replicas' parts to their devices."""
         self._source = normalize_source(dataset, ahead=_is_buffered(options))
         self._sources = [self._source]
         self._prepare(num_replicas, place, options, worker)
@@ -249,12 +249,12 @@ class DistributedDataset(Distributed):
         self._found_spec: Any = None
 
     def _readings(self, saved: list[Any] | None = None) -> list[Reading]:
-        """New readings of the sources, or those that repeat the saved ones."""
+        """Returns new readings of the sources, or those that repeat the saved ones."""
         states = [None] * len(self._sources) if saved is None else saved
         return [Reading(s.nodes, self._share, saved=state) for s, state in zip(self._sources, states, strict=True)]
 
     def _rounds(self, readings: list[Reading], start: int) -> Iterator[Round]:
-        """This worker's parts from round `start` on, as far as it can tell by itself."""
+        """Returns this worker's parts from round `start` on, as far as it can tell by itself."""
         (reading,) = readings
         if self._batch_size is not None:
             elements = self._source.make(reading)
@@ -263,18 +263,18 @@ class DistributedDataset(Distributed):
         return Shares(self._source.make(reading, start), self._total, self._worker)
 
     def _shares_one_order(self) -> bool:
-        """Whether each worker takes its parts of the very batches that the others take theirs of."""
+        """Returns whether all workers take their parts of the same batches."""
         return self._worker.size > 1 and self._batch_size is None and self._share == (1, 0)
 
     def _shapes_follow(self) -> bool:
-        """Whether this worker can tell by itself which shapes the parts of the others have."""
+        """Returns whether this worker can tell by itself which shapes the parts of the others have."""
         spec = self._source.spec(False)
         if self._batch_size is None:
             return True
         return self._batch_size % self._total == 0 and spec is not None and all_static(spec)
 
     def _replica_spec(self) -> Any:
-        """The spec of one replica's part, on the host."""
+        """Returns the spec of one replica's part, on the host."""
         spec = self._source.spec(True)
         if self._total == 1:
             return spec
@@ -302,7 +302,7 @@ class DistributedDataset(Distributed):
         return self._on_devices(this, rounds, start, demand)
 
     def _on_devices(self, this: Pass, rounds: Iterator[Round], position: int, demand: Demand) -> Iterator[Any]:
-        """The elements made of the rounds, `Several` where they are asked for and the rounds are alike."""
+        """Yields elements made of rounds, as blocks where they are asked for and the rounds are alike."""
         fetch, at_hand, in_a_row = self._options.experimental_fetch_to_device, self._is_at_hand(), 1
         while not this.stopped():
             count, whole = demand.at(position)
@@ -339,15 +339,15 @@ class DistributedDataset(Distributed):
                     del end  # its traceback holds this frame
 
     def _is_at_hand(self) -> bool:
-        """Whether elements take next to nothing to make, and no code of the user's."""
+        """Returns whether elements take next to nothing to make, and no code of the user's."""
         return all(source.at_hand for source in self._sources)
 
     def _next_topic(self) -> str:
-        """What the workers call the iteration that begins."""
+        """Returns the name under which the workers agree about the iteration that begins."""
         return f"input {self._number}.{next(self._passes)}"
 
     def _watched(self) -> contextlib.AbstractContextManager[None]:
-        """Where `next` waits, which may be for other workers."""
+        """Returns a context for `next`, in which it may wait for other workers."""
         return _state.waiting("next(iterator)") if self._worker.size > 1 else _nothing
 
     def __iter__(self) -> DistributedIterator:
@@ -369,7 +369,7 @@ class DistributedDataset(Distributed):
         return self._found_spec
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
-        """The last of the states that `state = reduce_func(state, element)` goes through, as tensors.
+        """Returns the last of the states that `state = reduce_func(state, element)` goes through, as tensors.
 
         >>> import replicax as rx
         >>> strategy = rx.OneDeviceStrategy("cpu:0")
@@ -384,7 +384,7 @@ class DistributedDataset(Distributed):
             iterator.close(timeout=0)  # no reason to wait for the thread
 
     def __len__(self) -> int:
-        """How many elements there are; `TypeError` where they have no end, or their number is not known.
+        """Returns the number of elements; raises TypeError where they have no end, or their number is not known.
 
         >>> import replicax as rx
         >>> strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"])
@@ -401,12 +401,12 @@ class DistributedDataset(Distributed):
         return True  # it is there, whatever its length
 
     def _counts_for_all(self) -> bool:
-        """Whether the number of elements, which workers agree on, follows from this worker's data alone."""
+        """Returns whether the number of elements, which workers agree on, follows from this worker's data alone."""
         return self._share == (1, 0)
 
     @property
     def cardinality(self) -> np.int64:
-        """How many elements there are; -1 for no end, -2 for not known."""
+        """The number of elements; -1 for no end, -2 for not known."""
         known = self._source.cardinality
         # Where batches are cut anew, there may be fewer rounds than there were batches.
         return np.int64(known if self._batch_size is None or known == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY)
@@ -491,7 +491,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
 
     @property
     def cardinality(self) -> np.int64:
-        """How many elements there are; -1 for no end, -2 for not known."""
+        """The number of elements; -1 for no end, -2 for not known."""
         sizes = {source.cardinality for source in self._sources}
         size = sizes.pop() if len(sizes) == 1 else UNKNOWN_CARDINALITY
         if len(self._sources) == self._num_replicas or size < 0:
@@ -514,13 +514,13 @@ def _is_buffered(options: InputOptions | None) -> bool:
 
 
 def _static_batch_size(spec: Any) -> int | None:
-    """The first dimension of all leaves of `spec`, if it is known and one."""
+    """Returns the first dimension of all leaves of `spec`, if it is known and one."""
     sizes = {s.shape[0] if s.shape.rank else None for s in jax.tree.leaves(spec)}
     return sizes.pop() if len(sizes) == 1 else None
 
 
 def _batch_size(source: Source) -> int | None:
-    """The size of the source's batches, if it can be told: from their spec, or from how the dataset was made."""
+    """Returns the size of the source's batches, if their spec or the way the dataset was made tells it."""
     spec = source.spec(False)
     if spec is None and source.batch_size is None:
         try:

@@ -18,7 +18,7 @@ ALONE = Worker()
 
 
 def split_batch(element: Any, num_replicas: int) -> list[Any]:
-    """One part of the batch `element` for each replica, as views: ceil(n / num_replicas) rows until none are left.
+    """Splits a batch into a part for each replica, as views: ceil(n / num_replicas) rows until none are left.
 
     >>> [part.tolist() for part in split_batch(np.arange(5), 4)]
     [[0, 1], [2, 3], [4], []]
@@ -51,7 +51,7 @@ class Shares(Iterator[Round]):
         return Round(shares[rank::size], alike, everyones)
 
     def several(self, count: int) -> list[Any] | None:
-        """Each replica's shares of the next batches as one, with a new first axis.
+        """Returns each replica's shares of the next batches, stacked along a new first axis.
 
         Rows that lie in arrays are taken out of these once, for all of the batches. None where that cannot be.
 
@@ -76,7 +76,7 @@ class Shares(Iterator[Round]):
 
 
 def _batch(element: Any, num_replicas: int) -> Any:
-    """`element`, if it is a batch: arrays with one and the same first dimension."""
+    """Returns `element`; raises InvalidArgumentError unless it is a batch: arrays with one first dimension."""
     refuse_composites(element, "split among replicas")
     leaves = jax.tree.leaves(element)
     if not leaves or any(not a.ndim or a.shape[0] != leaves[0].shape[0] for a in leaves):
@@ -85,7 +85,7 @@ def _batch(element: Any, num_replicas: int) -> Any:
 
 
 def not_a_batch(element: Any, num_replicas: int) -> InvalidArgumentError:
-    """The error for an element (of arrays or specs) that has not one first dimension to split."""
+    """Returns the error for an element (of arrays or specs) that has not one first dimension to split."""
     leaves = jax.tree_util.tree_leaves_with_path(element)
     if not leaves:
         return InvalidArgumentError(
@@ -107,7 +107,7 @@ def not_a_batch(element: Any, num_replicas: int) -> InvalidArgumentError:
 def rebatched_rounds(
     elements: Iterator[Any], batch_size: int, num_replicas: int, worker: Worker = ALONE
 ) -> Iterator[list[Any]]:
-    """Rounds of shares cut from all rows in a row, whatever batches they come in: what policies OFF and FILE do.
+    """Yields rounds of shares cut from consecutive rows, whatever batches they come in, for policies OFF and FILE.
 
     Each worker cuts its own rows. The sizes are such that the shares of all workers in one round add up to a batch.
 
