@@ -39,7 +39,8 @@ from replicax._collectives.cross_device_ops import (
     ReductionToOneDevice,
 )
 from replicax._engine.function import Function, function
-from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
+from replicax._input.distributed_dataset import DistributedDataset
+from replicax._input.iterator import DistributedIterator
 from replicax._optim.accumulate_gradients import accumulate_gradients
 from replicax._optim.optimizer import Optimizer
 from replicax._strategies.default import _DefaultDistributionStrategy as _DefaultDistributionStrategy

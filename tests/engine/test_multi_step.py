@@ -15,7 +15,7 @@ from strategies import SUM, mirrored, one_device, over
 import replicax as rx
 from replicax._data.multi_step import Demand
 from replicax._engine import program
-from replicax._input import distributed_dataset
+from replicax._input import placed_rounds
 from replicax._input.agreement import Pass
 from replicax._passes import uneven_replicas
 
@@ -326,15 +326,13 @@ IN_MEMORY = {
 @pytest.mark.parametrize("what", IN_MEMORY)
 def test_rows_of_several_batches_are_taken_together_and_are_the_same(what, strategy, monkeypatch):
     strategy, joined = strategy(), []
-    on_host = distributed_dataset.together_on_host
-    monkeypatch.setattr(
-        distributed_dataset, "together_on_host", lambda parts: joined.append(on_host(parts)) or joined[-1]
-    )
+    on_host = placed_rounds.stack_on_host
+    monkeypatch.setattr(placed_rounds, "stack_on_host", lambda parts: joined.append(on_host(parts)) or joined[-1])
     iterator = iter(strategy.experimental_distribute_dataset(IN_MEMORY[what]))
     state, expected = iterator.save_state(), list(iterator)
     iterator.restore_state(state)
     found = [next(iterator)]
-    while (three := iterator._pull_several(3)) is not None:
+    while (three := iterator._pull_block(3)) is not None:
         found += [three.take() for _ in range(three.count)]
         if len(found) == 7:
             iterator.restore_state(iterator.save_state())

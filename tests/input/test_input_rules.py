@@ -20,7 +20,9 @@ from replicax._base.errors import InvalidArgumentError, OutOfRangeError
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import InputContext, InputOptions, InputReplicationMode
 from replicax._data import AutoShardPolicy, Dataset, Options, as_tensor, iterators
-from replicax._input.distributed_dataset import DistributedDataset, DistributedDatasetsFromFunction, DistributedIterator
+from replicax._input.distributed_dataset import DistributedDataset
+from replicax._input.from_function import DistributedDatasetsFromFunction
+from replicax._input.iterator import DistributedIterator
 from replicax._input.split import split_batch
 
 R = Dataset.range

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from replicax import _data
 from replicax._control_flow import cond_and_loops
 from replicax._control_flow.traced_block import DynamicRange, Undefined
-from replicax._input import distributed_dataset
+from replicax._input.distributed_dataset import DistributedDataset
 from replicax._tracing import dataset_reads, frames
 from replicax._tracing.autograph_switch import where
 
@@ -173,7 +173,7 @@ def for_stmt(
         return _for_range(iter_, extra_test, body, *state)
     if isinstance(iter_, jax.Array) and iter_.ndim and frames.is_tracing():
         return _for_tensor(iter_, extra_test, body, *state)
-    datasets = _data.Dataset, _data.ElementIterator, distributed_dataset.DistributedDataset
+    datasets = _data.Dataset, _data.ElementIterator, DistributedDataset
     if isinstance(iter_, datasets) and frames.is_tracing():
         dataset_reads.drive_from_host("A loop over a dataset")
     return _for_python(iter_, extra_test, body, *state)

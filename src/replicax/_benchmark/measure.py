@@ -24,7 +24,8 @@ from replicax._data import ElementIterator
 from replicax._engine import function as _function
 from replicax._engine import step_hints
 from replicax._engine.signature import Call
-from replicax._input import distributed_dataset
+from replicax._input.distributed_dataset import DistributedDataset
+from replicax._input.iterator import DistributedIterator
 from replicax._tracing import context, frames
 from replicax._tracing.dataset_reads import element_arrays
 
@@ -248,7 +249,7 @@ class _Feed:
         if isinstance(batch, _data.Dataset):
             batch = strategy.experimental_distribute_dataset(batch)
         iterators = [x for x in batch if isinstance(x, ElementIterator)] if isinstance(batch, tuple) else []
-        if isinstance(batch, (distributed_dataset.DistributedDataset, _data.Dataset)):
+        if isinstance(batch, (DistributedDataset, _data.Dataset)):
             self._dataset, self._iterator = batch, iter(batch)
         elif isinstance(batch, ElementIterator) or len(iterators) == 1:
             self._given = batch if iterators else None
@@ -315,7 +316,7 @@ class _Feed:
             self._end()
 
     def _end(self) -> None:
-        if isinstance(self._iterator, distributed_dataset.DistributedIterator):  # which has a thread
+        if isinstance(self._iterator, DistributedIterator):  # which has a thread
             self._iterator.close()
 
 

@@ -27,7 +27,7 @@ from replicax._checkpoint.restore import (
     said,
     some,
 )
-from replicax._input.distributed_dataset import DistributedIterator
+from replicax._input.iterator import DistributedIterator
 from replicax._job import exchange
 from replicax._tracing import context, frames
 from replicax._variables import deferred_restore

@@ -14,7 +14,7 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._checkpoint import files as _files
 from replicax._checkpoint import object_graph
 from replicax._checkpoint.object_graph import Names, Node, PositionLeaf
-from replicax._input.distributed_dataset import DistributedIterator
+from replicax._input.iterator import DistributedIterator
 from replicax._variables import deferred_restore
 
 VALUE = ".ATTRIBUTES/VARIABLE_VALUE"

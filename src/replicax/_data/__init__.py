@@ -12,9 +12,10 @@ alone, and `batch` fetches the rows of a whole batch at once, or of several.
 from __future__ import annotations
 
 from replicax._base.types import AutoShardPolicy
+from replicax._data.calls import fold
 from replicax._data.dataset import Dataset, Variant, counter, from_variant, to_variant
 from replicax._data.elements import as_host, as_tensor, host_structure, num_rows, regroup
-from replicax._data.iterators import DatasetIterator, ElementIterator, NumpyIterator, Optional, fold
+from replicax._data.iterators import DatasetIterator, ElementIterator, NumpyIterator, Optional
 from replicax._data.options import DistributeOptions, Options
 from replicax._data.ragged import RaggedTensor
 from replicax._data.reading import Maker, Reading, replayed, use_default_seed

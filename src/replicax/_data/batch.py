@@ -92,7 +92,7 @@ class Batches(Base):
         row_splits_dtype: Any = np.int64,
         name: str | None = None,
     ) -> Self:
-        """Returns batches as `batch` does, of elements of known shapes only: others would be ragged, which XLA cannot take.
+        """Returns batches of elements of known shapes only: those of others would be ragged, which XLA cannot take.
 
         Args:
             batch_size: how many elements a batch has.

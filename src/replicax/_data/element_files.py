@@ -27,8 +27,9 @@ import numpy as np
 from replicax._base.atomic_files import Kind, existing, read_record, replacing, write_record
 from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec, as_dtype, spec_of
+from replicax._base.types import Tree
 from replicax._data.base import Base
-from replicax._data.elements import flatten, tensor_dtype
+from replicax._data.elements import Structure, flatten, tensor_dtype
 from replicax._data.reading import Maker, Reading, replayed
 
 _FORMAT = "replicax dataset 3"
@@ -86,8 +87,10 @@ class Writer:
 
     def __init__(self, path: str | os.PathLike[str], compression: str | None, **about: Any):
         self.count = 0
-        self._about, self._spec = about, None
-        self._structure, self._dtypes, self._description = None, list[np.dtype](), described(())
+        self._about = about
+        self._spec: Tree = None
+        self._structure: Structure | None = None
+        self._dtypes, self._description = list[np.dtype](), described(())
         self._waiting: list[list[np.ndarray]] = []  # the leaves of the elements of the next chunk
         self._bytes, self._chunks = 0, list[int]()
         how = zipfile.ZIP_DEFLATED if compression == "GZIP" else zipfile.ZIP_STORED

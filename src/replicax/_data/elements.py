@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from replicax._base import array_text
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.host_memory import is_settled
 from replicax._base.specs import PYTHON_DTYPES, TensorShape, has_64_bit_types
+from replicax._base.types import Leaf, Tree
 from replicax._data.ragged import refuse_composites
 
 
@@ -138,8 +139,26 @@ def host_structure(value: Any) -> Any:
     return jax.tree.map(as_host, value, is_leaf=lambda v: isinstance(v, list))
 
 
-def flatten(tree: Any) -> tuple[list[Any], Any]:
+class Structure(Protocol):
+    """A pytree's structure, of a class of JAX that has no types."""
+
+    num_leaves: int
+
+    def unflatten(self, leaves: Iterable[Leaf], /) -> Tree:
+        """Returns a pytree of this structure."""
+
+    def flatten_up_to(self, tree: Tree, /) -> list[Tree]:
+        """Returns what stands in `tree` in the places of the leaves."""
+
+
+def flatten(tree: Tree) -> tuple[list[Leaf], Structure]:
+    """Returns the leaves and the structure of a pytree."""
     return jax.tree.flatten(tree)
+
+
+def structure_of(tree: Tree) -> Structure:
+    """Returns the structure of a pytree."""
+    return flatten(tree)[1]
 
 
 def num_rows(block: Any) -> int:
@@ -208,7 +227,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 def grouped(elements: Iterator[Any], size: int, drop_remainder: bool) -> Iterator[list[Any]]:
-    """Returns an iterator over lists of `size` elements. An error of `elements` does not end it: the next list follows."""
+    """Returns an iterator over lists of `size` elements. An error of `elements` does not end it."""
     groups = iter(lambda: list(itertools.islice(elements, size)), [])
     return (filter(lambda group: len(group) == size, groups)) if drop_remainder else groups
 

@@ -12,8 +12,8 @@ import numpy as np
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, TensorSpec
 from replicax._data.base import Base
+from replicax._data.calls import call, call_user
 from replicax._data.elements import as_host, flatten, padded_shape, positive
-from replicax._data.iterators import call, call_user
 from replicax._data.map_filter import returned_dataset
 from replicax._data.reading import Reading, Seeds, replayed
 from replicax._data.sources import of_list

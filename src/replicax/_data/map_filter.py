@@ -16,8 +16,8 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._base.host_memory import Pool
 from replicax._base.specs import dtype_name
 from replicax._data.base import Base, made
+from replicax._data.calls import call, call_to_host, call_user, fold, tensors, truth
 from replicax._data.elements import as_tensor, host_structure, positive
-from replicax._data.iterators import call, call_to_host, call_user, fold, tensors, truth
 from replicax._data.parallel_map import ParallelMap
 from replicax._data.probe_spec import result_spec
 from replicax._data.reading import Reading, replayed

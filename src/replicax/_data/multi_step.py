@@ -1,4 +1,4 @@
-"""Several elements in a row as one, for programs that take several steps in a call.
+"""Blocks of consecutive elements, for programs that take several steps in a call.
 
 Each leaf has the elements' leaves along a new first axis; of a PerReplica leaf each component has. Where the elements
 come from the host they are put together there, so that they go to the devices in one transfer.
@@ -7,33 +7,35 @@ come from the host they are put together there, so that they go to the devices i
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 
 from replicax._base import nest
+from replicax._base.types import Leaf, Tree
+from replicax._data.elements import flatten, structure_of
 from replicax._values import PerReplica, global_array, is_text, mesh_of, of_array
 
 
-class Several:
-    """So many elements as one, which also gives them one by one."""
+class Block:
+    """Consecutive elements, stacked along a new first axis, which can also be taken one by one."""
 
-    def __init__(self, element: Any, count: int):
+    def __init__(self, element: Tree, count: int):
         self.element, self.count = element, count
-        self.given = 0  # how many it has given
-        self._last: Any = None
+        self.given = 0  # how many were taken one by one
+        self._last: Tree = None
 
-    def take(self) -> Any:
+    def take(self) -> Tree:
         """Returns the next of them."""
         place = self.given
         self._last = nest.map_values(lambda leaf: _of_array(_row(leaf, place), leaf), self.element)
         self.given += 1
         return self._last
 
-    def take_back(self, element: Any) -> bool:
+    def take_back(self, element: Tree) -> bool:
         """Un-reads `element` if it is the one that `take` returned last; returns whether it is."""
         if self._last is None or element is not self._last:
             return False
@@ -60,16 +62,16 @@ class Demand:
         return left, left == size
 
 
-def together_on_host(parts: Sequence[Sequence[Any]]) -> list[Any] | None:
+def stack_on_host(parts: Sequence[Sequence[Tree]]) -> list[Tree] | None:
     """Stacks each replica's parts of several elements; returns None where they differ in shape or are no arrays.
 
-    >>> together_on_host([[np.int32(0), np.int32(1)], [np.int32(2), np.int32(3)]])
+    >>> stack_on_host([[np.int32(0), np.int32(1)], [np.int32(2), np.int32(3)]])
     [array([0, 2], dtype=int32), array([1, 3], dtype=int32)]
     """
-    structure: Any = jax.tree.structure(parts[0][0])
-    columns: list[list[Any]] = []  # for each replica and each leaf, the elements' arrays
+    structure = structure_of(parts[0][0])
+    columns: list[list[Leaf]] = []  # for each replica and each leaf, the elements' arrays
     for replica in range(len(parts[0])):
-        flat = [jax.tree.flatten(element[replica]) for element in parts]
+        flat = [flatten(element[replica]) for element in parts]
         if any(tree != structure for _, tree in flat):
             return None
         columns += [list(column) for column in zip(*(leaves for leaves, _ in flat))]
@@ -83,10 +85,10 @@ def together_on_host(parts: Sequence[Sequence[Any]]) -> list[Any] | None:
     return [structure.unflatten(stacked[i : i + leaves]) for i in range(0, len(stacked), leaves)]
 
 
-def together(elements: Sequence[Any]) -> Any:
+def stack_on_devices(elements: Sequence[Tree]) -> Tree:
     """Stacks elements that are on devices; returns None where they differ in shape or are no arrays."""
-    structure: Any = jax.tree.structure(elements[0])
-    if any(jax.tree.structure(element) != structure for element in elements):
+    structure = structure_of(elements[0])
+    if any(structure_of(element) != structure for element in elements):
         return None
     flat = [nest.values(element) for element in elements]
     arrays = [[_array(leaf) for leaf in leaves] for leaves in flat]
@@ -97,35 +99,37 @@ def together(elements: Sequence[Any]) -> Any:
     return nest.map_values(lambda leaf: _of_array(next(stacked), leaf), elements[0])
 
 
-def _array(leaf: Any) -> Any:
+def _array(leaf: Leaf) -> jax.Array | None:
     if isinstance(leaf, PerReplica):
         return global_array(leaf) if mesh_of(leaf) is not None else None
     return leaf if isinstance(leaf, jax.Array) else None
 
 
-def _of_array(array: Any, leaf: Any) -> Any:
+def _of_array(array: jax.Array, leaf: Leaf) -> Leaf:
     return of_array(PerReplica, array, mesh_of(leaf)) if isinstance(leaf, PerReplica) else array
 
 
-def _sharding(leaf: Any) -> Any:
+def _sharding(leaf: Leaf) -> Sharding | None:
     """Returns the sharding of a PerReplica leaf; None for a plain array."""
     mesh = mesh_of(leaf) if isinstance(leaf, PerReplica) else None
     return None if mesh is None else mesh.stacked
 
 
 @functools.cache
-def _stacking(sharding: Any) -> Any:
+def _stacking(sharding: Sharding | None) -> Callable[[list[jax.Array]], jax.Array]:
     if sharding is None:
         return jax.jit(jnp.stack)
     return jax.jit(lambda arrays: jnp.stack(arrays, axis=1), out_shardings=sharding)
 
 
-def _row(leaf: Any, place: int) -> Any:
-    return _row_of(_sharding(leaf))(_array(leaf), place)
+def _row(leaf: Leaf, place: int) -> jax.Array:
+    array = _array(leaf)
+    assert array is not None
+    return _row_of(_sharding(leaf))(array, place)
 
 
 @functools.cache
-def _row_of(sharding: Any) -> Any:
+def _row_of(sharding: Sharding | None) -> Callable[[jax.Array, int], jax.Array]:
     if sharding is None:
         return jax.jit(lambda array, place: jax.lax.dynamic_index_in_dim(array, place, 0, keepdims=False))
     return jax.jit(

@@ -6,27 +6,21 @@ import collections
 import concurrent.futures
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from replicax._data.prefetch import advancing, on_behalf_of
+from replicax._base.types import Tree
+from replicax._data.prefetch import Lock, advancing, on_behalf_of
 
-_Future = concurrent.futures.Future[Any]
+_Future = concurrent.futures.Future[Tree]
 
 
-class ParallelMap(Iterator[Any]):
+class ParallelMap(Iterator[Tree]):
     """`function` of each element, called in `threads` threads, which end with the iterator.
 
     Results come in the order of the elements, or else as they are there. An error comes in the place of its result,
     and the iterator goes on after it.
     """
 
-    def __init__(
-        self,
-        function: Callable[[Any], Any],
-        elements: Iterator[Any],
-        threads: int,
-        in_order: bool,
-    ):
+    def __init__(self, function: Callable[[Tree], Tree], elements: Iterator[Tree], threads: int, in_order: bool):
         self._function, self._elements, self._threads, self._in_order = function, elements, threads, in_order
         self._executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="replicax-map")
         # Not waiting: the collector may come along in one of these threads.
@@ -35,7 +29,7 @@ class ParallelMap(Iterator[Any]):
         self._calls: collections.deque[_Future] = collections.deque()
         self._ended = False
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Tree:
         while not self._ended and len(self._calls) < 2 * self._threads:
             self._call_next()
         if not self._calls:
@@ -48,7 +42,7 @@ class ParallelMap(Iterator[Any]):
             self._calls.appendleft(first)
         return self._calls.popleft().result()
 
-    def _called(self, locks: tuple[Any, ...], element: Any) -> Any:
+    def _called(self, locks: tuple[Lock, ...], element: Tree) -> Tree:
         with on_behalf_of(locks):
             return self._function(element)
 

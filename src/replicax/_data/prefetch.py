@@ -17,25 +17,29 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TypeAlias
 
 import jax
 
 from replicax._base.host_memory import SMALL
+from replicax._base.types import Tree
+
+Lock: TypeAlias = contextlib.AbstractContextManager[bool]  # an `RLock`, whose class has no public name
+_Item: TypeAlias = tuple[Tree, BaseException | None]  # an element, or the exception in its place
 
 
 class _Advancing(threading.local):
     """The iterators, by their locks, for which this thread makes an element."""
 
     def __init__(self) -> None:
-        self.locks: tuple[Any, ...] = ()
+        self.locks: tuple[Lock, ...] = ()
 
 
 advancing = _Advancing()
 
 
 @contextlib.contextmanager
-def on_behalf_of(locks: tuple[Any, ...]) -> Iterator[None]:
+def on_behalf_of(locks: tuple[Lock, ...]) -> Iterator[None]:
     """Returns a context in which this thread makes elements of the iterators that have these locks."""
     before, advancing.locks = advancing.locks, locks
     try:
@@ -56,20 +60,20 @@ class Buffer:
         at_hand: whether a few more may be, while they are small; they are made once no more than `size` are left.
     """
 
-    def __init__(self, make: Callable[[Callable[[], bool]], Iterator[Any]], size: int, at_hand: bool = False):
+    def __init__(self, make: Callable[[Callable[[], bool]], Iterator[Tree]], size: int, at_hand: bool = False):
         self._make = make
         self._size, self._at_hand = size, at_hand
         self._spare = 0  # how many more than `size` there is room for
         # Queues of C's: Python's conditions take several times as long, once for each batch, while the devices may need
         # the core. `stop` may run anywhere, also in a garbage collection that comes while this very thread is in `put`.
-        self._items: queue.SimpleQueue[tuple[Any, BaseException | None] | None] = queue.SimpleQueue()  # None: the end
+        self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()  # None: the end
         self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()  # how many elements to make
         self._orders.put(size)
         self._to_make = 0  # of the last order
         self._ordered = size  # how many that are not taken yet
         self._lock = threading.Lock()  # several threads may take
         self._stopped = False  # nothing more will be taken out
-        self._locks: tuple[Any, ...] = ()  # of the iterators for which it makes elements
+        self._locks: tuple[Lock, ...] = ()  # of the iterators for which it makes elements
         self.thread = threading.Thread(target=self._fill, name="replicax-input", daemon=True)
 
     def start(self) -> None:
@@ -110,13 +114,13 @@ class Buffer:
         self._to_make -= 1
         return not self._stopped
 
-    def _put(self, item: tuple[Any, BaseException | None] | None) -> None:
+    def _put(self, item: _Item | None) -> None:
         self._items.put(item)
         if self._stopped:
             self._clear()
 
-    def take(self) -> Any:
-        """Returns the next element; raises StopIteration at the end, and the source's own exception where it raised one."""
+    def take(self) -> Tree:
+        """Returns the next element; raises StopIteration at the end, and the source's exception in its place."""
         self._order(taken=1)  # before it is taken: after an interrupt some more may be made, but never less
         item = self._next()
         self._order(taken=0)  # the first element has told whether they are small
@@ -140,7 +144,7 @@ class Buffer:
                 self._orders.put(more)
                 self._ordered += more
 
-    def _next(self) -> tuple[Any, BaseException | None] | None:
+    def _next(self) -> _Item | None:
         while True:
             try:
                 # In pieces: an interrupt that comes just before Python goes to sleep is seen only once it wakes up.
@@ -167,7 +171,7 @@ class Buffer:
             self.thread.join(timeout)
 
 
-def is_small(element: Any) -> bool:
+def is_small(element: Tree) -> bool:
     """Returns whether a structure of arrays has at most `SMALL` bytes."""
     return sum(getattr(leaf, "nbytes", math.inf) for leaf in jax.tree.leaves(element)) <= SMALL
 
@@ -187,15 +191,15 @@ def _stop_at_exit() -> None:
         buffer.join(max(0.0, deadline - time.monotonic()))
 
 
-class Prefetched(Iterator[Any]):
+class Prefetched(Iterator[Tree]):
     """The elements that `make` gives, made in a thread of its own once the first is asked for."""
 
-    def __init__(self, make: Callable[[], Iterator[Any]], size: int):
+    def __init__(self, make: Callable[[], Iterator[Tree]], size: int):
         self._buffer = Buffer(lambda stopped: make(), size)
         self._started = False
         weakref.finalize(self, self._buffer.stop).atexit = False
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Tree:
         if not self._started:
             self._started = True
             self._buffer.start()

@@ -45,7 +45,7 @@ def plain_rows(fetch: Callable[[Any], Any], count: int) -> Rows:
 
 
 def fetch_from(arrays: Any) -> Callable[[Any], Any]:
-    """Returns a function that fetches rows of arrays. Consecutive rows are a view, which costs nothing; others a copy."""
+    """Returns a function that fetches rows of arrays: a view of consecutive ones, a copy of others."""
     leaves, structure = flatten(arrays)
     pool = Pool()
 

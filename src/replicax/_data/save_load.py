@@ -13,9 +13,9 @@ import jax
 from replicax._base.atomic_files import path_text, replacing
 from replicax._base.errors import InvalidArgumentError
 from replicax._data.base import Base, made
+from replicax._data.calls import call, call_user
 from replicax._data.element_files import DATASET, Saved, Spread, checked_compression, is_saved, while_written
 from replicax._data.group_by import integer
-from replicax._data.iterators import call, call_user
 from replicax._data.map_filter import returned_dataset
 from replicax._data.reading import Reading, replayed
 from replicax._data.sources import of_list

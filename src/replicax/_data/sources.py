@@ -15,9 +15,9 @@ from replicax._base.errors import InvalidArgumentError
 from replicax._base.host_memory import kept
 from replicax._base.specs import TensorShape, TensorSpec, as_dtype, dtype_name, spec_of
 from replicax._data.base import Base, made
+from replicax._data.calls import call_user
 from replicax._data.combine import counted
 from replicax._data.elements import as_host, host_structure, num_rows, read_only
-from replicax._data.iterators import call_user
 from replicax._data.reading import Reading, Seeds, replayed
 from replicax._data.rows import CHUNK, fetch_from, plain_rows
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, first_spec, without_batch

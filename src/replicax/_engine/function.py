@@ -27,7 +27,7 @@ import jax
 
 from replicax._base import foreign_state, jax_internals, profiling, specs, tracebacks
 from replicax._base.errors import OutOfRangeError
-from replicax._data import iterators
+from replicax._data import calls
 from replicax._engine import multi_step, step_hints, turns
 from replicax._engine.concrete_function import ConcreteFunction
 from replicax._engine.program import Program, ToldOf
@@ -281,7 +281,7 @@ class Function:
                 return autograph_switch.call(self._autograph, self._python_function, args, kwargs)
             return self._python_function(*args, **kwargs)
         except StopIteration as error:
-            iterators.refuse_stop(error, "The compiled function", self._python_function)
+            calls.refuse_stop(error, "The compiled function", self._python_function)
             raise
 
     def _repeated(self, step: Callable[[], Any], more: Callable[[], bool] = lambda: True) -> Any:
@@ -423,7 +423,7 @@ class Function:
             with self._runs_now():
                 return self._call_python(args, kwargs, converts=host)
         except StopIteration as error:  # of a `next(iterator)` in it
-            raise iterators.ending(OutOfRangeError("End of sequence")) from error
+            raise calls.ending(OutOfRangeError("End of sequence")) from error
         finally:
             _modes.host_driven, _modes.host_converts, _modes.driven = before
 

@@ -18,7 +18,7 @@ from jax import lax
 from replicax._base import array_conversion, jax_internals, nest
 from replicax._base.errors import OutOfRangeError
 from replicax._control_flow.traced_block import strong
-from replicax._data.iterators import ends_data
+from replicax._data.calls import ends_data
 from replicax._tracing.dataset_reads import Pull, element_arrays, outside, same_sources
 from replicax._values import Mirrored, PerReplica, is_array, is_text, mesh_of
 
@@ -110,7 +110,7 @@ def found(entries: Sequence[Any], count: int, arguments: list[Any]) -> Found | N
     pulled: list[Any] = []
     with outside():
         for source in sources:
-            several = source._pull_several(count)
+            several = source._pull_block(count)
             if several is None:
                 break
             pulled.append(several)
@@ -121,7 +121,7 @@ def found(entries: Sequence[Any], count: int, arguments: list[Any]) -> Found | N
             entry = next((e for e in alike if _takes(e.pulls, elements)), None)
         if entry is None or not repeatable(entry):
             for source, several in zip(sources, pulled):
-                source._push_several_back(several)
+                source._push_back(several)
             return NOT_TRACED if entry is None and len(pulled) == len(sources) else None
     return Found(entry, count, elements)
 

@@ -20,7 +20,7 @@ from replicax._control_flow.traced_block import DynamicRange
 from replicax._data import ElementIterator
 from replicax._data.elements import as_host, as_strings
 from replicax._engine import compile_log
-from replicax._input import distributed_dataset
+from replicax._input.distributed_dataset import DistributedDataset
 from replicax._tracing import active_tapes, context, frames
 from replicax._tracing.dataset_reads import array_of, like, shapes_of
 from replicax._values import (
@@ -126,7 +126,7 @@ class Call:
             self.iterators.append(leaf)
             return (kind, place)  # its elements are looked at when they are there
         self.statics.append(leaf)
-        self.has_dataset |= isinstance(leaf, distributed_dataset.DistributedDataset)
+        self.has_dataset |= isinstance(leaf, DistributedDataset)
         return (kind, id(leaf))
 
     def meshes(self) -> list[Any]:
@@ -238,11 +238,7 @@ def _is_dynamic(leaf: Any) -> bool:
 
 
 def _is_argument_leaf(value: Any) -> bool:
-    return (
-        nest.is_leaf(value)
-        or isinstance(value, distributed_dataset.DistributedDataset)
-        or hasattr(type(value), "__next__")
-    )
+    return nest.is_leaf(value) or isinstance(value, DistributedDataset) or hasattr(type(value), "__next__")
 
 
 def is_python_iterator(value: Any) -> bool:

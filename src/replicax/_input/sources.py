@@ -9,9 +9,9 @@ import jax
 
 from replicax._base.host_memory import Pool
 from replicax._base.specs import TensorSpec
-from replicax._base.types import AutoShardPolicy
+from replicax._base.types import AutoShardPolicy, InputOptions
 from replicax._data import UNKNOWN_CARDINALITY, Dataset, Maker, Reading, as_host, first_spec, replayed, shown_spec
-from replicax._data.iterators import call_user
+from replicax._data.calls import call_user
 
 
 class Distributed:
@@ -29,6 +29,11 @@ class Source(NamedTuple):
     files: int = 0  # how many files it reads
     nodes: tuple[Any, ...] = ()  # see Reading
     at_hand: bool = False  # see Dataset
+
+
+def is_buffered(options: InputOptions | None) -> bool:
+    """Returns whether elements are made ahead of their use."""
+    return options is None or options.experimental_per_replica_buffer_size > 0
 
 
 _MAKE_DATASET = "Make batches of it: `rx.data.Dataset.from_tensor_slices(arrays).batch(global_batch_size)`."

@@ -15,7 +15,8 @@ from typing import Any
 
 from replicax._base import nest
 from replicax._base.types import InputOptions, InputReplicationMode, ReduceOp
-from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
+from replicax._input.distributed_dataset import DistributedDataset
+from replicax._input.iterator import DistributedIterator
 
 _warned: set[str] = set()
 
@@ -46,9 +47,8 @@ class InitializableIterator(DistributedIterator):
 
     def initialize(self) -> None:
         """Starts anew with the first element. A new iterator needs no call."""
-        dataset = self._dataset
         self.close(timeout=0)
-        self._open(dataset)
+        self._begin(self._dataset._readings(), 0)
 
 
 class _Endless:

@@ -13,7 +13,8 @@ from replicax._base import devices as _devices
 from replicax._base.types import InputContext, InputOptions
 from replicax._collectives import cross_device_ops
 from replicax._engine import function
-from replicax._input import distributed_dataset
+from replicax._input.distributed_dataset import DistributedDataset
+from replicax._input.from_function import DistributedDatasetsFromFunction
 from replicax._input.placement import Placement
 from replicax._strategies.replicated import device_text
 from replicax._strategies.single_replica import SingleReplicaContext, SingleReplicaExtended
@@ -91,13 +92,11 @@ class OneDeviceExtended(SingleReplicaExtended):
         return tensor  # with one device there is nothing to copy it to
 
     def _distribute_dataset(self, dataset: Any, options: InputOptions) -> Any:
-        return distributed_dataset.DistributedDataset(dataset, 1, self._placement.place, options)
+        return DistributedDataset(dataset, 1, self._placement.place, options)
 
     def _datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: InputOptions) -> Any:
         context = InputContext(*self._worker, 1)
-        return distributed_dataset.DistributedDatasetsFromFunction(
-            dataset_fn, 1, self._placement.place, options, context, self._worker
-        )
+        return DistributedDatasetsFromFunction(dataset_fn, 1, self._placement.place, options, context, self._worker)
 
 
 class OneDeviceStrategy(Strategy):

@@ -23,7 +23,8 @@ from replicax._base.types import (
 from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.reducer import Reducer
 from replicax._engine import compiled, function
-from replicax._input import distributed_dataset
+from replicax._input.distributed_dataset import DistributedDataset
+from replicax._input.from_function import DistributedDatasetsFromFunction
 from replicax._input.placement import Placement
 from replicax._strategies import run
 from replicax._strategies.extended import StrategyExtended
@@ -114,14 +115,12 @@ class ReplicatedExtended(StrategyExtended):
 
     def _distribute_dataset(self, dataset: Any, options: InputOptions) -> Any:
         replicas, place = len(self._mesh.local_ids), self._placement.place
-        return distributed_dataset.DistributedDataset(dataset, replicas, place, options, worker=self._worker)
+        return DistributedDataset(dataset, replicas, place, options, worker=self._worker)
 
     def _datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: InputOptions) -> Any:
         replicas, place = len(self._mesh.local_ids), self._placement.place
         context = InputContext(*self._worker, self._mesh.size)
-        return distributed_dataset.DistributedDatasetsFromFunction(
-            dataset_fn, replicas, place, options, context, self._worker
-        )
+        return DistributedDatasetsFromFunction(dataset_fn, replicas, place, options, context, self._worker)
 
 
 class MirroringExtended(ReplicatedExtended):

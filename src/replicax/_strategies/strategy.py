@@ -19,7 +19,7 @@ from replicax._base.types import (
     check_reduction_axis,
 )
 from replicax._benchmark.report import Benchmark
-from replicax._data import iterators
+from replicax._data import calls
 from replicax._strategies.deprecated import OlderMethods
 from replicax._strategies.extended import StrategyExtended
 from replicax._tracing import active_tapes, autograph_switch, context
@@ -118,7 +118,7 @@ class Strategy(OlderMethods):
             with self._own_scope():
                 return self._extended._run(autograph_switch.converted(fn), tuple(args), kwargs or {})
         except StopIteration as error:
-            iterators.refuse_stop(error, "The replica function", fn)
+            calls.refuse_stop(error, "The replica function", fn)
             raise
 
     @tracebacks.boundary

@@ -17,7 +17,7 @@ from replicax._base import errors, nest, tracebacks
 from replicax._base.array_conversion import as_array
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import CommunicationOptions, ReduceOp, RunOptions, as_axis, as_options, as_reduce_op
-from replicax._data import iterators
+from replicax._data import calls
 from replicax._tracing import autograph_switch
 from replicax._values import DistributedValues, is_array
 
@@ -109,7 +109,7 @@ class ReplicaContext:
             try:
                 return converted(*args, **kwargs)
             except StopIteration as error:
-                iterators.refuse_stop(error, "`merge_fn` of `merge_call`", merge_fn)
+                calls.refuse_stop(error, "`merge_fn` of `merge_call`", merge_fn)
                 raise
 
         return self._merge(merge, tuple(args), kwargs or {}, ("merge_call",))

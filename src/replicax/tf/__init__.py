@@ -17,7 +17,8 @@ from replicax._base.specs import TensorSpec
 from replicax._base.types import VariableAggregation, VariableSynchronization
 from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
 from replicax._engine import function as _function
-from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
+from replicax._input.distributed_dataset import DistributedDataset
+from replicax._input.iterator import DistributedIterator
 from replicax._tracing.tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues
 from replicax._values import Mirrored as _Mirrored

@@ -24,7 +24,8 @@ from replicax._collectives.cross_device_ops import (
     NcclAllReduce,
     ReductionToOneDevice,
 )
-from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
+from replicax._input.distributed_dataset import DistributedDataset
+from replicax._input.iterator import DistributedIterator
 from replicax._strategies.central_storage import CentralStorageStrategy
 from replicax._strategies.default import get_strategy
 from replicax._strategies.extended import StrategyExtended

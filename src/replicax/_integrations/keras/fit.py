@@ -23,9 +23,10 @@ from replicax._base import nest
 from replicax._base.errors import OutOfRangeError
 from replicax._base.foreign_state import around
 from replicax._data import Dataset
-from replicax._data.iterators import ends_data
+from replicax._data.calls import ends_data
 from replicax._engine import function
-from replicax._input.distributed_dataset import DistributedDataset, DistributedIterator
+from replicax._input.distributed_dataset import DistributedDataset
+from replicax._input.iterator import DistributedIterator
 from replicax._integrations.keras.losses import scale_loss, unscale_loss
 from replicax._tracing import context
 from replicax._tracing.tape import GradientTape, UnconnectedGradients

@@ -1,0 +1,115 @@
+"""Calls of the users' functions, on elements and otherwise, and the exception that ends a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from replicax._base.host_memory import Pool, kept
+from replicax._base.types import Leaf, Tree
+from replicax._data.elements import Nested, as_host, as_tensor, host_structure
+
+_R = TypeVar("_R")
+_E = TypeVar("_E", bound=Exception)
+
+
+def call_user(role: str, function: Callable[..., _R], *arguments: Any) -> _R:
+    """Calls a user's function; `role` says which one it is, such as "`map_func` of `Dataset.map`".
+
+    Raises:
+        RuntimeError: the function raised StopIteration. Whoever iterates would take that for the end of the data, and
+            so it becomes another exception, as in Python's generators (PEP 479).
+    """
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        raise _stopped(role, function) from error
+
+
+def refuse_stop(error: StopIteration, role: str, function: Callable[..., object]) -> None:
+    """Raises what `call_user` does, but for the end of a dataset, which `next(iterator)` in the function may come to.
+
+    Args:
+        error: what the function raised.
+        role: which function it is, such as "The replica function".
+        function: the function.
+    """
+    if not ends_data(error):
+        raise _stopped(role, function) from error
+
+
+def ends_data(error: BaseException) -> bool:
+    """Returns whether an exception is the end of a dataset, and not one that a user's function raised by itself."""
+    return hasattr(error, "_replicax_ends_data")
+
+
+def ending(error: _E) -> _E:
+    """Marks an exception as the end of a dataset, which `ends_data` recognizes, and returns it."""
+    error._replicax_ends_data = True  # type: ignore[attr-defined]
+    return error
+
+
+def _stopped(role: str, function: Callable[..., object]) -> RuntimeError:
+    return RuntimeError(
+        f"{role}, {function!r}, raised StopIteration, which would end the data as if there were no more of them. "
+        "Catch it in the function, or give `next` a default: `next(iterator, None)`."
+    )
+
+
+def call(role: str, function: Callable[..., object], element: Tree, pool: Pool | None = None) -> Tree:
+    """Calls the user's function on an element: a tuple is passed as several arguments, anything else as one.
+
+    Functions of datasets run on the CPU, whatever the default device: their results go back to the host. The pool has
+    memory for the arguments; `role` is for errors, see `call_user`.
+    """
+    try:
+        device = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # a process may have been started without the CPU backend
+        return _applied(role, function, jax.tree.map(as_tensor, element))
+    pool = pool or Pool()
+
+    def tensor(array: Leaf) -> Leaf:
+        if isinstance(array, Nested) or array.dtype.hasobject:
+            return as_tensor(array)
+        return pool.on_device(array, device)
+
+    with jax.default_device(device):
+        return _applied(role, function, jax.tree.map(tensor, element))
+
+
+def _applied(role: str, function: Callable[..., object], tensors: Tree) -> Tree:
+    return call_user(role, function, *(tensors if type(tensors) is tuple else (tensors,)))
+
+
+def call_to_host(role: str, function: Callable[..., object], pool: Pool, element: Tree) -> Tree:
+    """Calls the user's function on an element, and returns the result as numpy arrays."""
+    result = call(role, function, element, pool)
+    # As in tf.data, a list of results is several tensors, and deeper down a list is one.
+    return jax.tree.map(kept, host_structure(tuple(result) if isinstance(result, list) else result))
+
+
+def truth(method: str, predicate: Callable[..., object], element: Tree) -> bool:
+    """Calls the user's predicate on an element; raises ValueError if the result is not one bool."""
+    found = np.asarray(call(f"`predicate` of `Dataset.{method}`", predicate, element))
+    if found.dtype != np.bool_ or found.ndim:
+        raise ValueError(
+            f"`predicate` must return a scalar of bool, but it returned one of dtype {found.dtype} and shape "
+            f"{found.shape}. Compare it with something, or reduce it."
+        )
+    return bool(found)
+
+
+def tensors(state: Tree) -> Tree:
+    """Returns the state of a fold or scan, with tensors for leaves."""
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else as_tensor(as_host(leaf)), state)
+
+
+def fold(elements: Iterable[Tree], initial_state: Tree, reduce_func: Callable[[Tree, Tree], Tree]) -> Tree:
+    """Returns the last state of `state = reduce_func(state, element)` over the elements, with tensors for leaves."""
+    state = tensors(initial_state)
+    for element in elements:
+        state = tensors(call_user("`reduce_func` of `reduce`", reduce_func, state, element))
+    return state

@@ -1,0 +1,133 @@
+"""`DistributedIterator`: the elements of a distributed dataset, made in a background thread ahead of their use."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+from replicax._base.types import Tree
+from replicax._data import ElementIterator, Reading
+from replicax._data.iterators import exclusive
+from replicax._data.multi_step import Demand
+from replicax._data.prefetch import Buffer
+from replicax._data.reading import packed, unpacked
+from replicax._input.agreement import Pass
+from replicax._input.placed_rounds import PlacedRounds
+from replicax._input.sources import Distributed
+
+
+class DistributedIterator(ElementIterator, Distributed):
+    """An iterator over the elements of a distributed dataset; `iter(distributed_dataset)` makes one.
+
+    `next` raises StopIteration at the end and `get_next` raises `OutOfRangeError`, both again and again. An exception
+    in the dataset comes up where its element would have come, and is the last that comes.
+
+    >>> import replicax as rx
+    >>> strategy = rx.OneDeviceStrategy("cpu:0")
+    >>> iterator = iter(strategy.experimental_distribute_dataset(rx.data.Dataset.range(3).batch(2)))
+    >>> next(iterator).tolist(), iterator.get_next().tolist()
+    ([0, 1], [2])
+    >>> bool(iterator.get_next_as_optional().has_value())
+    False
+    """
+
+    _dataset: PlacedRounds
+
+    def __init__(self, dataset: PlacedRounds):
+        if not isinstance(dataset, PlacedRounds):
+            raise TypeError(
+                f"An iterator is made of a distributed dataset, got {dataset!r:.80} of type {type(dataset).__name__}. "
+                "Call `iter(strategy.experimental_distribute_dataset(dataset))`."
+            )
+        self._dataset = dataset
+        self._begin(dataset._readings(), 0)
+
+    @exclusive
+    def _begin(self, readings: list[Reading], position: int) -> None:
+        self._readings, self._start, self._position = readings, position, position
+        self._topic = self._dataset._next_topic()
+        self._buffer: Buffer | None = None
+        self._elements: Iterator[Tree] | None = None
+        self._waiting = []
+        self._demand = Demand()
+        self._closed = False
+
+    def _ask_for(self, count: int) -> None:
+        # The threads of several workers would come to know at different elements, and make other arrays of them.
+        if self._dataset._worker.size == 1:
+            self._demand.ask(count, self._position)
+
+    def _next_element(self) -> Tree:
+        if self._closed:
+            raise StopIteration
+        size = self._dataset._options.experimental_per_replica_buffer_size
+        if size <= 0:
+            self._elements = self._elements or self._dataset._placed(
+                Pass(self._topic), self._readings, self._start, self._demand
+            )
+            with self._dataset._watched():
+                return next(self._elements)
+        if self._buffer is None:
+            # Neither the thread nor what it calls may hold this iterator: see above.
+            placed, topic = self._dataset._placed, self._topic
+            arguments = self._readings, self._start, self._demand
+            make = lambda stopped: placed(Pass(topic, stopped), *arguments)  # noqa: E731
+            buffer = Buffer(make, size, self._dataset._is_at_hand())
+            weakref.finalize(self, buffer.stop).atexit = False
+            buffer.start()
+            self._buffer = buffer
+        with self._dataset._watched():
+            return self._buffer.take()
+
+    def save_state(self) -> bytes:
+        """Returns the position of the iterator: after the last element that it gave, whatever waits in its buffer.
+
+        Each worker saves its own.
+        """
+        return packed(self._position, self._readings)
+
+    def restore_state(self, state: bytes) -> None:
+        """Continues at the position of the iterator whose `save_state` returned `state`.
+
+        See `DatasetIterator.restore_state`. The iterator may be one of another process, over the same dataset and as
+        many replicas. All workers restore together.
+        Datasets of other libraries are gone through once more up to that place.
+
+        Raises:
+            InvalidArgumentError: `state` is no such state, or of another dataset; the iterator stays as it was.
+
+        >>> import replicax as rx
+        >>> strategy = rx.OneDeviceStrategy("cpu:0")
+        >>> batches = strategy.experimental_distribute_dataset(rx.data.Dataset.range(6).batch(2))
+        >>> iterator = iter(batches)
+        >>> _, state = next(iterator), iterator.save_state()
+        >>> iterator = iter(batches)
+        >>> iterator.restore_state(state)
+        >>> [batch.tolist() for batch in iterator]
+        [[2, 3], [4, 5]]
+        """
+        self._refuse_own_functions()
+        position, saved = unpacked(state, self._readings)
+        self.close(timeout=0)  # so that a thread that waits for an element ends its waiting
+        self._begin(self._dataset._readings(saved), position)
+
+    def close(self, timeout: float | None = None) -> None:
+        """Ends the iteration, drops what is in the buffer, and waits for the background thread.
+
+        Dropping the iterator, as by leaving a loop, does as much by itself, but for the waiting: the thread ends when
+        the dataset has come up with the element that it is at.
+
+        Args:
+            timeout: how many seconds to wait at the most; None for no limit.
+        """
+        self._closed = True
+        self._elements = None
+        self._waiting.clear()
+        if self._buffer is not None:
+            self._buffer.stop()
+            self._buffer.join(timeout)
+
+    @property
+    def element_spec(self) -> Tree:
+        """The dataset's `element_spec`."""
+        return self._dataset.element_spec

@@ -1,0 +1,147 @@
+"""From rounds of input on the host to elements on the replicas' devices: what all distributed datasets share.
+
+    source -> batch (host) -> round: one share for each replica (host, views) -> place (devices) -> buffer -> next
+
+A background thread does everything up to the buffer, so that the next element is on its way to the devices while the
+current one is computed with. What "on the devices" means is the strategy's: it gives `place`. The thread knows the
+buffer and the source, never the iterator; see `_data.prefetch`.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from replicax._base.types import InputOptions, Tree
+from replicax._data import Reading
+from replicax._data.multi_step import Block, Demand, stack_on_host
+from replicax._data.prefetch import is_small
+from replicax._input.agreement import Pass, Round, Worker, agreed, one_order
+from replicax._input.sources import Distributed, Source
+from replicax._input.split import ALONE, Shares
+from replicax._job import state as _state
+
+# place(round, fetch_to_device): the element made of one host structure for each of this worker's replicas.
+Place: TypeAlias = Callable[[Round, bool], Tree]
+
+_IN_A_ROW = 4  # small batches that are taken before the first of them goes to the devices
+_numbers = itertools.count()
+_nothing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+
+
+class PlacedRounds(Distributed, abc.ABC):
+    """A distributed dataset, as far as its iterators need it. A subclass says what the rounds are."""
+
+    _sources: list[Source]
+    _share: tuple[int, int]
+
+    def _prepare(self, num_replicas: int, place: Place, options: InputOptions | None, worker: Worker = ALONE) -> None:
+        self._num_replicas, self._worker = num_replicas, worker
+        self._total = num_replicas * worker.size  # how many replicas all workers have
+        self._number, self._passes = next(_numbers), itertools.count()
+        self._place = place
+        self._options = options or InputOptions()
+        self._share = (1, 0)  # of the files: how many there are, and which of them is this worker's
+        self._found_spec: Tree = None
+
+    def _readings(self, saved: list[Any] | None = None) -> list[Reading]:
+        """Returns new readings of the sources, or those that repeat the saved ones."""
+        states = [None] * len(self._sources) if saved is None else saved
+        return [Reading(s.nodes, self._share, saved=state) for s, state in zip(self._sources, states, strict=True)]
+
+    @abc.abstractmethod
+    def _rounds(self, readings: list[Reading], start: int) -> Iterator[Round]:
+        """Returns this worker's parts from round `start` on, as far as it can tell by itself."""
+
+    @abc.abstractmethod
+    def _shares_one_order(self) -> bool:
+        """Returns whether all workers take their parts of the same batches."""
+
+    @abc.abstractmethod
+    def _shapes_follow(self) -> bool:
+        """Returns whether this worker can tell by itself which shapes the parts of the others have."""
+
+    @abc.abstractmethod
+    def _replica_spec(self) -> Tree:
+        """Returns the spec of one replica's part, on the host."""
+
+    @property
+    @abc.abstractmethod
+    def cardinality(self) -> np.int64:
+        """The number of elements; -1 for no end, -2 for not known."""
+
+    @property
+    @abc.abstractmethod
+    def element_spec(self) -> Tree:
+        """The elements' specs."""
+
+    def _placed(self, this: Pass, readings: list[Reading], start: int, demand: Demand) -> Iterator[Tree]:
+        # The bound method of a dataset, with no reference to an iterator.
+        if self._shares_one_order():
+            rounds = one_order(this, readings[0], lambda: self._rounds(readings, start))
+        else:
+            rounds = self._rounds(readings, start)
+        if self._worker.size > 1:
+            rounds = agreed(
+                this,
+                rounds,
+                replicas=self._num_replicas,
+                count=int(self.cardinality),
+                shapes_follow=self._shapes_follow(),
+                spec=self._replica_spec,
+            )
+        return self._on_devices(this, rounds, start, demand)
+
+    def _on_devices(self, this: Pass, rounds: Iterator[Round], position: int, demand: Demand) -> Iterator[Tree]:
+        """Yields elements made of rounds, as blocks where they are asked for and the rounds are alike."""
+        fetch, at_hand, in_a_row = self._options.experimental_fetch_to_device, self._is_at_hand(), 1
+        while not this.stopped():
+            count, whole = demand.at(position)
+            together = whole and count > 1 and fetch
+            if whole and count == 1:
+                count = in_a_row
+            if together and isinstance(rounds, Shares) and (parts := rounds.several(count)) is not None:
+                yield Block(self._place(Round(parts, True), fetch), count)
+                position += count
+                continue
+            taken: list[Round] = []
+            end: BaseException | None = None
+            while len(taken) < count and end is None and not this.stopped():
+                try:
+                    taken.append(next(rounds))
+                except BaseException as error:  # it comes up behind the elements that there were
+                    end = error
+            parts = None
+            if together and count == len(taken) and all(this_round.alike for this_round in taken):
+                parts = stack_on_host([this_round.parts for this_round in taken])
+            if parts is not None:
+                yield Block(self._place(Round(parts, True), fetch), count)
+            else:
+                yield from (self._place(this_round, fetch) for this_round in taken)
+            position += len(taken)
+            # The rows that are taken for a batch drive out of the processor's caches how one goes to the devices.
+            in_a_row = _IN_A_ROW if taken and at_hand and is_small(taken[-1].parts) else 1
+            if isinstance(end, StopIteration):
+                return
+            if end is not None:
+                try:
+                    raise end
+                finally:
+                    del end  # its traceback holds this frame
+
+    def _is_at_hand(self) -> bool:
+        """Returns whether elements take next to nothing to make, and no code of the user's."""
+        return all(source.at_hand for source in self._sources)
+
+    def _next_topic(self) -> str:
+        """Returns the name under which the workers agree about the iteration that begins."""
+        return f"input {self._number}.{next(self._passes)}"
+
+    def _watched(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a context for `next`, in which it may wait for other workers."""
+        return _state.waiting("next(iterator)") if self._worker.size > 1 else _nothing
