@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -53,6 +53,20 @@ def log_compiles(seconds: float | None = 1.0) -> None:
     _limit = math.inf if seconds is None else float(seconds)
 
 
+class Compiled(NamedTuple):
+    """What is told of a program when it is compiled.
+
+    Args:
+        traced: how many seconds it took to trace it before.
+        inputs: what it is for, such as "float32[8,3]".
+        cause: what differs from the program before, a sentence.
+    """
+
+    traced: float = 0.0
+    inputs: Sequence[str] = ()
+    cause: str = ""
+
+
 class _Spent(threading.local):
     seconds = 0.0
 
@@ -78,16 +92,10 @@ def begin() -> None:
     _spent.seconds = 0.0
 
 
-def end(name: str, traced: float, inputs: Sequence[str], cause: str) -> None:
-    """It was compiled.
-
-    Args:
-        name: of the function.
-        traced: how many seconds it took to trace it before.
-        inputs: what it is for, such as "float32[8,3]".
-        cause: what differs from the time before, a sentence.
-    """
+def end(name: str, compiled: Compiled) -> None:
+    """It was compiled."""
     global _limit
+    traced, inputs, cause = compiled
     seconds = traced + _spent.seconds
     if _limit is None:
         _limit = _from_environment()

@@ -29,8 +29,9 @@ from replicax._base import foreign_state, jax_internals, profiling, specs, trace
 from replicax._base.errors import OutOfRangeError
 from replicax._data import calls
 from replicax._engine import multi_step, step_hints, turns
+from replicax._engine.compile_log import Compiled
 from replicax._engine.concrete_function import ConcreteFunction
-from replicax._engine.program import Program, ToldOf
+from replicax._engine.program import Program
 from replicax._engine.signature import Call, difference, inputs_of, is_python_iterator
 from replicax._engine.trace_function import Tracing
 from replicax._engine.uneven_policy import UnevenCalls
@@ -463,7 +464,7 @@ class Function:
         self._warn_of_retracing(cause)
         self._last_call, self._last_inputs = (call._tree, call.keys), inputs
         entry = Program(self._name, tracing.level, jaxpr, call, tracing.pulls, tracing.results)
-        entry.told_of = ToldOf(traced, inputs, cause)
+        entry.told_of = Compiled(traced, inputs, cause)
         self._uneven.traced(call)
         tracing.close()
         return entry, tracing.elements

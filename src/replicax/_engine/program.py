@@ -11,7 +11,7 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,36 +20,17 @@ from replicax._base import errors, nest
 from replicax._base.optimizing import optimizes_programs
 from replicax._collectives import cross_process, in_flight
 from replicax._engine import compile_log, multi_step
-from replicax._engine.program_inputs import ProgramInputs
+from replicax._engine.program_inputs import ProgramInputs, meshes_of
 from replicax._engine.signature import Call, Results
 from replicax._passes import merge_all_reduces, nan_checks, uneven_replicas, vectorize
-from replicax._tracing import active_tapes, dataset_reads, frames, step_failures
+from replicax._tracing import active_tapes, frames, lost_values, step_failures
 from replicax._tracing.dataset_reads import Pull, element_arrays
+from replicax._tracing.state import Stored
 from replicax._values import PerReplica
 from replicax._variables import packed_storage
 from replicax._variables.storage import Storage
 
 _nowhere = contextlib.nullcontext()
-
-
-def meshes_of(level: frames.TraceFrame, call: Call, pulls: Sequence[Pull]) -> list[Any]:
-    """The meshes of replicas that a program has to do with."""
-    variables = [variable._mesh for variable in level.variables.values() if variable._mesh is not None]
-    return [m for m in [*level.meshes, *variables, *call.meshes(), *dataset_reads.meshes_of(pulls)] if m is not None]
-
-
-class ToldOf(NamedTuple):
-    """What is told of a program when it is compiled.
-
-    Args:
-        traced: how many seconds it took to trace it.
-        inputs: what it takes.
-        cause: what differs from the program before, in words.
-    """
-
-    traced: float = 0.0
-    inputs: Sequence[str] = ()
-    cause: str = ""
 
 
 class Program:
@@ -80,12 +61,12 @@ class Program:
             start, self._state_count = self._state_count, self._state_count + len(variable._types)
             self._writes.append((variable, start, self._state_count))
         self._optimized = optimizes_programs()
-        self.told_of = ToldOf()
+        self.told_of = compile_log.Compiled()
         self._checks = False  # whether its results are looked at for NaN
         self._with_checks: Program | None = None  # the program that does so
         self._token = multi_step.token_of(results.leaves)
         self.name = name
-        frames.programs.add(self)
+        lost_values.programs.add(self)
         inputs = [*call.dynamic, *(leaf for pull in pulls for leaf in element_arrays(pull.element))]
         # What it is called, with the shapes of its input, where others call it too.
         self.label = f"{self.name}({in_flight.shapes((x.dtype, x.shape) for x in inputs)})"
@@ -202,9 +183,7 @@ class Program:
         out = self.level.replay(self.jaxpr, self._supplied(slots, values, pulled), *dynamic)
         return list(out[: self._state_count]), self._results(out)
 
-    def _supplied(
-        self, slots: Sequence[tuple[frames.Stored, int]], values: Sequence[Any], pulled: Any
-    ) -> dict[int, Any]:
+    def _supplied(self, slots: Sequence[tuple[Stored, int]], values: Sequence[Any], pulled: Any) -> dict[int, Any]:
         supplied = dict(zip((slot for pull in self.pulls for slot in pull.slots), pulled))
         for (storage, slot), value in zip(slots, values):
             supplied[slot] = value if self.level.local else storage.entering(value)
@@ -269,7 +248,7 @@ class Program:
         ):
             if frames.awaited and not step_failures.in_callback():
                 frames.wait_until_free(self._assigned())
-            if frames.any_lost:
+            if lost_values.any_lost:
                 for key in level.inputs:
                     level.variables[key]._storage.refuse_lost()
             elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
@@ -310,8 +289,8 @@ class Program:
     def _tell_of_compiling(self, steps: int) -> None:
         name = self.name if steps == 1 else f"{self.name}, {steps} steps a call,"
         name = f"{name} with a look for NaN" if self._checks else name
-        compile_log.end(name, *self.told_of)
-        self.told_of = ToldOf(0.0, self.told_of.inputs, "It had been compiled for these before. ")
+        compile_log.end(name, self.told_of)
+        self.told_of = compile_log.Compiled(0.0, self.told_of.inputs, "It had been compiled for these before. ")
 
     def _checking(self) -> Program:
         """The same program, whose results are looked at for NaN before they replace anything."""
@@ -386,7 +365,7 @@ class Program:
             if returned:
                 self._replace(frame, returned[0][0])
             elif any(array.is_deleted() for arrays in arguments[:2] for array in arrays):
-                frames.lose(self._gone(), self.name, error)
+                lost_values.lose(self._gone(), self.name, error)
                 error.add_note(
                     f"When {self.name} failed, its program had already taken over the values of the variables that it "
                     "assigns. They are lost: restore them from a checkpoint, or assign all of them."
@@ -425,25 +404,11 @@ class Program:
             self._arrange()
         inputs, local = self._inputs, self.level.local
         vectors = [vector.current() for vector in inputs.vectors]
-        donated: list[Any] = []
         if inputs.list is not None:
             donated = inputs.list.current()
         else:
-            for arrays in inputs.donors:
-                storage = arrays.storage
-                if storage.slots and not local:
-                    leaves = storage.taken(arrays.leaves)
-                else:
-                    leaves = frame.fetch(arrays.variable)
-                    if storage.lent and not local:
-                        leaves = storage.copied(leaves)
-                donated += leaves
-        kept: list[Any] = []
-        for arrays in inputs.keepers:
-            if arrays.storage.slots and not local:
-                kept += arrays.storage.kept(arrays.leaves)
-            else:
-                kept += frame.fetch(arrays.variable)
+            donated = [leaf for arrays in inputs.donors for leaf in arrays.taken(frame, local)]
+        kept = [leaf for arrays in inputs.keepers for leaf in arrays.kept(frame, local)]
         return vectors[: inputs.replaced], donated, vectors[inputs.replaced :], kept
 
     def _tape_reads(self, frame: frames.Frame) -> list[Any]:
@@ -452,7 +417,7 @@ class Program:
 
     def _replace(self, frame: frames.Frame, new: list[Any]) -> None:
         """Puts new vectors and leaves in the place of those that it took over."""
-        if frames.any_lost:
+        if lost_values.any_lost:
             for variable in self.level.written.values():
                 variable._storage.lost = None
         inputs, local = self._inputs, self.level.local

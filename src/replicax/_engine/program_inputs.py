@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
-from replicax._tracing import frames
+from replicax._engine.signature import Call
+from replicax._tracing import dataset_reads, frames
+from replicax._tracing.dataset_reads import Pull
 from replicax._variables import packed_storage
 from replicax._variables.storage import Slot, Storage
 
@@ -49,6 +51,23 @@ class Arrays:
     variable: frames.State
     storage: Storage
     leaves: tuple[int, ...]
+
+    def kept(self, frame: frames.Frame, local: bool) -> list[Any]:
+        """Returns the leaves for a program that leaves them as they are.
+
+        Args:
+            frame: in which the program runs.
+            local: whether it is one replica's program, which takes components.
+        """
+        return self.storage.kept(self.leaves) if self.storage.slots and not local else frame.fetch(self.variable)
+
+    def taken(self, frame: frames.Frame, local: bool) -> list[Any]:
+        """Returns the leaves for a program that takes them over; copies of those that somebody else may hold."""
+        storage = self.storage
+        if storage.slots and not local:
+            return storage.taken(self.leaves)
+        leaves = frame.fetch(self.variable)
+        return storage.copied(leaves) if storage.lent and not local else leaves
 
 
 def _leaves_of(level: frames.TraceFrame) -> list[InputSlot]:
@@ -136,3 +155,9 @@ class ProgramInputs:
         """Returns which outputs replace the leaves that stand in a vector, in their order there."""
         outputs = {leaf.place: leaf.output for leaf in self.leaves if leaf.place is not None}
         return [outputs.get(slot) for slot in vector.slots]
+
+
+def meshes_of(level: frames.TraceFrame, call: Call, pulls: Sequence[Pull]) -> list[Any]:
+    """Returns the meshes of replicas that a program has to do with."""
+    variables = [variable._mesh for variable in level.variables.values() if variable._mesh is not None]
+    return [m for m in [*level.meshes, *variables, *call.meshes(), *dataset_reads.meshes_of(pulls)] if m is not None]

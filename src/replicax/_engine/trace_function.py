@@ -12,7 +12,7 @@ from jax.core import ShapedArray
 
 from replicax._base import jax_internals, nest, signatures
 from replicax._collectives import cross_process
-from replicax._engine.program import meshes_of
+from replicax._engine.program_inputs import meshes_of
 from replicax._engine.signature import Call, Results, constrained
 from replicax._tracing import frames
 from replicax._tracing.dataset_reads import (

@@ -24,7 +24,7 @@ from replicax._base.types import (
 )
 from replicax._collectives.reducer import Reducer
 from replicax._input.agreement import Worker
-from replicax._tracing import autograph_switch, frames
+from replicax._tracing import autograph_switch, lost_values
 from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
@@ -190,12 +190,12 @@ class StrategyExtended(abc.ABC):
         """Whether the variable, or the one that it is a component of, was made in this strategy's scope."""
         if not isinstance(v, Variable):
             raise AttributeError(f"{v!r} is no variable and has no strategy.")
-        strategy = frames.container_of(v)._strategy
+        strategy = lost_values.container_of(v)._strategy
         return (_context.default_strategy() if strategy is None else strategy) is self._container
 
     def value_container(self, value: Tree) -> Tree:
         """The distributed variable that a component belongs to; anything else itself."""
-        return frames.container_of(value)
+        return lost_values.container_of(value)
 
     def read_var(self, v: Tree) -> Tree:
         """The variable's value."""

@@ -15,100 +15,21 @@ import contextlib
 import contextvars
 import itertools
 import threading
-import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.extend.core as jex
 from jax.core import ShapedArray
 
 from replicax._base import jax_internals, tracebacks
-from replicax._base.errors import StepError
 from replicax._tracing import trace_caches
-from replicax._tracing.tape_trace import TapedVariable, below
-from replicax._values import ReplicaMesh
+from replicax._tracing.state import Components, DistributedState, OneCopyState, State
+from replicax._tracing.tape_trace import below
+from replicax._values import DistributedValues, Mirrored, PerReplica, ReplicaMesh, of_array, of_traced, own_component
 
 _slots = itertools.count()
 _input = jax_internals.InputPrimitive("replicax_input")
-
-
-class Stored(Protocol):
-    """What frames need of where a variable's arrays are (see `_variables.storage`)."""
-
-    lent: bool
-    lost: tuple[str, BaseException] | None
-    device: jax.Device | None
-
-    def read(self) -> list[Any]: ...
-    def write(self, leaves: list[Any]) -> None: ...
-    def read_component(self, replica: int) -> list[Any]: ...
-    def write_component(self, replica: int, leaves: list[Any]) -> None: ...
-    def stored(self) -> list[Any]: ...
-    def leaf_types(self, local: bool) -> list[jax.ShapeDtypeStruct]: ...
-    def has_rows(self, index: int) -> bool: ...
-    def copied(self, leaves: list[Any]) -> list[Any]: ...
-    def entering(self, leaf: Any) -> Any: ...
-    def leaving(self, leaves: list[Any]) -> list[Any]: ...
-    def watch(self, watcher: Any) -> None: ...
-    def refuse_lost(self) -> None: ...
-
-
-class State(TapedVariable, Protocol):
-    """What frames need of a variable. Leaves are lists, since a variable may hold a whole pytree."""
-
-    _mesh: Any
-    _types: list[jax.ShapeDtypeStruct]
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def _storage(self) -> Stored: ...
-
-
-any_lost = False  # whether a failed step has ever taken the values of variables with it
-programs: weakref.WeakSet[Any] = weakref.WeakSet()  # the compiled programs that there are
-
-
-def lose(storages: Iterable[Stored], step: str, error: BaseException) -> None:
-    """The values in these storages are gone, since this step failed with that error."""
-    global any_lost
-    any_lost = True
-    for storage in storages:
-        storage.lost = step, error
-
-
-class explaining:
-    """A context in which the value of a variable is waited for: where the step that assigned it failed, a `StepError`.
-
-    Only a program that has no callback, and fails all the same, leaves such values behind.
-    """
-
-    def __init__(self, variable: Any):
-        self._variable = variable
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, jax.errors.JaxRuntimeError):
-            key = id(container_of(self._variable))
-            steps = sorted({program.name for program in programs if key in program.level.written})
-            raise lost_error(self._variable.name, " or ".join(steps) or "a computation") from error
-
-
-def lost_error(name: str, step: str) -> StepError:
-    """Returns the error for a variable whose value is gone."""
-    return StepError(
-        f"{name} has no value: {step}, which assigns it, failed while it ran (see the error above). Restore a "
-        "checkpoint, or assign all of the value, before it is read."
-    )
-
-
-def container_of(variable: Any) -> Any:
-    """The distributed variable that a component belongs to, else the argument itself."""
-    parent = getattr(variable, "_parent", None)
-    return variable if parent is None else parent
 
 
 class Noted:
@@ -189,6 +110,42 @@ class Frame(abc.ABC):
         """Replaces the leaves by those that a compiled program returned."""
         self.write(variable, leaves)
 
+    # What depends on where variables are read and written.
+
+    replaces_unread = True  # whether leaves that are replaced need not be read before
+
+    def is_local(self, variable: State) -> bool:
+        """Returns whether the variable's leaves are one replica's components in a program."""
+        return False
+
+    def replica_on(self, mesh: ReplicaMesh) -> int:
+        """Returns which of the local replicas of this mesh reads and writes; 0 where none does."""
+        return 0
+
+    def lend(self, variable: State) -> None:
+        """Called before the variable's arrays are handed out, which nobody may take over from then on."""
+        variable._storage.lent = True
+
+    @abc.abstractmethod
+    def place(self, storage: Components, leaf: Any, index: int) -> Any:
+        """Returns a converted value for a leaf in the frame's form."""
+
+    @abc.abstractmethod
+    def distributed(self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]) -> list[Any]:
+        """Returns the leaves as values with a component for each replica."""
+
+    @abc.abstractmethod
+    def read_one(self, variable: OneCopyState) -> list[Any]:
+        """Returns the leaves of a replica's own copy, or of any one."""
+
+    @abc.abstractmethod
+    def read_component(self, variable: State, replica: int) -> list[Any]:
+        """Returns one local replica's component; inside of a replica, that one's own."""
+
+    @abc.abstractmethod
+    def write_component(self, variable: State, replica: int, leaves: list[Any]) -> None:
+        """Replaces one local replica's component; inside of a replica, that one's own."""
+
 
 class GlobalFrame(Frame):
     """The values outside of any trace, in global form."""
@@ -207,6 +164,24 @@ class GlobalFrame(Frame):
 
     def store(self, variable: State, leaves: list[Any]) -> None:
         variable._storage.write(leaves)
+
+    def place(self, storage: Components, leaf: Any, index: int) -> Any:
+        return storage.global_leaf(leaf, index, traced=False)
+
+    def distributed(self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]) -> list[Any]:
+        with lock:
+            variable._storage.lent = True
+            return variable._storage.values()
+
+    def read_one(self, variable: OneCopyState) -> list[Any]:
+        return variable._storage.read_one()
+
+    def read_component(self, variable: State, replica: int) -> list[Any]:
+        return variable._storage.read_component(replica)
+
+    def write_component(self, variable: State, replica: int, leaves: list[Any]) -> None:
+        note(variable)
+        variable._storage.write_component(replica, leaves)
 
 
 class ReplicaFrame(Frame):
@@ -231,6 +206,24 @@ class ReplicaFrame(Frame):
             if variable._mesh is not self.mesh:
                 return variable._storage.write(leaves)
             variable._storage.write_component(self.replica, leaves)
+
+    def replica_on(self, mesh: ReplicaMesh) -> int:
+        return self.replica if mesh is self.mesh else 0
+
+    def place(self, storage: Components, leaf: Any, index: int) -> Any:
+        return leaf.values[self.replica] if isinstance(leaf, DistributedValues) else leaf
+
+    def distributed(self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]) -> list[Any]:
+        return [of_traced(kind, leaf, variable._mesh) for leaf in self.read(variable)]
+
+    def read_one(self, variable: OneCopyState) -> list[Any]:
+        return self.read(variable) if variable._mesh is self.mesh else variable._storage.read_one()
+
+    def read_component(self, variable: State, replica: int) -> list[Any]:
+        return self.read(variable)
+
+    def write_component(self, variable: State, replica: int, leaves: list[Any]) -> None:
+        self.write(variable, leaves)
 
 
 class TraceFrame(Frame):
@@ -285,6 +278,35 @@ class TraceFrame(Frame):
         self.variables[key] = self.written[key] = variable
         self.values[key] = list(leaves)
         trace_caches.note_change(key)
+
+    replaces_unread = False  # the program is to take over the old arrays
+
+    def lend(self, variable: State) -> None:
+        """Does nothing: what is handed out are tracers."""
+
+    def place(self, storage: Components, leaf: Any, index: int) -> Any:
+        return own_component(leaf) if self.local else storage.global_leaf(leaf, index, traced=True)
+
+    def distributed(self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]) -> list[Any]:
+        of_leaf = of_traced if self.local else of_array
+        return [of_leaf(kind, leaf, variable._mesh) for leaf in self.read(variable)]
+
+    def read_one(self, variable: OneCopyState) -> list[Any]:
+        return self.read(variable)
+
+    def read_component(self, variable: State, replica: int) -> list[Any]:
+        leaves = self.read(variable)
+        if self.local:
+            return leaves
+        return [leaf[replica] if variable._storage.has_rows(i) else leaf for i, leaf in enumerate(leaves)]
+
+    def write_component(self, variable: State, replica: int, leaves: list[Any]) -> None:
+        if self.local:
+            return self.write(variable, leaves)
+        raise RuntimeError(
+            f"One component of {variable.name} is assigned in compiled code, outside of any replica. Assign it in the "
+            "replica function, or through `strategy.extended.update`."
+        )
 
     @property
     def shared_leaves(self) -> list[Any]:

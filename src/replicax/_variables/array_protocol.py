@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._tracing import frames
+from replicax._tracing import lost_values
 from replicax._values import Mirrored, PerReplica
 
 
@@ -37,15 +37,15 @@ class ArrayProtocol:
         return iter(self.value())
 
     def __float__(self) -> float:
-        with frames.explaining(self):
+        with lost_values.explaining(self):
             return float(self.value())
 
     def __int__(self) -> int:
-        with frames.explaining(self):
+        with lost_values.explaining(self):
             return int(self.value())
 
     def __bool__(self) -> bool:
-        with frames.explaining(self):
+        with lost_values.explaining(self):
             return bool(self.value())
 
     def __index__(self) -> int:

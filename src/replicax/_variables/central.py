@@ -143,6 +143,10 @@ class HomeStorage(Storage):
         with jax_internals.at_once():
             return [self._home.read(leaf, device) for leaf in leaves]
 
+    def read_one(self) -> list[Any]:
+        """Returns the leaves wherever is nearest."""
+        return self.read_on(None)
+
     def placed(self, leaves: list[Any]) -> list[Any]:
         with jax_internals.at_once():
             return [self._home.put(leaf) for leaf in leaves]
@@ -205,10 +209,7 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
         return HomeStorage(self.name, self._types, self._mesh, leaves, self._home)
 
     def _get(self) -> list[Any]:
-        frame = frames.frame()
-        if isinstance(frame, frames.TraceFrame) or (frame.local and frame.mesh is self._mesh):
-            return frame.read(self)
-        return self._storage.read_on(None)
+        return frames.frame().read_one(self)
 
     _read = _get
 

@@ -29,9 +29,6 @@ from replicax._values import (
     global_array,
     is_whole,
     mesh_of,
-    of_array,
-    of_traced,
-    own_component,
     traced_component,
 )
 from replicax._variables import assigned_alike, deferred_restore
@@ -127,41 +124,20 @@ class _Distributed(OfReplicas, DistributedValues):
 
     def _as_distributed(self) -> Any:
         """The components as a value."""
-        frame = frames.frame()
-        if frame.local:
-            return of_traced(self._value_type, frame.read(self)[0], self._mesh)
-        if isinstance(frame, frames.TraceFrame):
-            return of_array(self._value_type, frame.read(self)[0], self._mesh)
-        with frames.lock:
-            self._storage.lent = True
-            return self._storage.values()[0]
-
-    def _placed_leaf(self, leaf: Any, index: int) -> Any:
-        """A converted value for one leaf in the form that the current frame has for this variable."""
-        frame = frames.frame()
-        if frame.local:
-            if isinstance(frame, frames.ReplicaFrame) and isinstance(leaf, DistributedValues):
-                return leaf.values[frame.replica]
-            return own_component(leaf)
-        return self._storage.global_leaf(leaf, index, isinstance(frame, frames.TraceFrame))
+        return frames.frame().distributed(self, self._value_type)[0]
 
     def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
-        placed = [self._placed_leaf(leaf, i) for i, leaf in enumerate(leaves)]
+        frame = frames.frame()
+        placed = [frame.place(self._storage, leaf, i) for i, leaf in enumerate(leaves)]
         with frames.lock:
             new = self._combined(combine, placed)
             self._put(new)
         return new
 
-    def _result(self, new: list[Any]) -> Any:
-        frame, mesh = frames.frame(), self._mesh
-        assert mesh is not None
-        if frame.local:
-            return self._of_leaves([of_traced(Mirrored, leaf, mesh) for leaf in new])
-        if isinstance(frame, frames.TraceFrame):
-            return self._of_leaves([of_array(self._value_type, leaf, mesh) for leaf in new])
-        with frames.lock:
-            self._storage.lent = True
-            return self._of_leaves(self._storage.values())
+    def _result(self) -> Any:
+        """What was assigned, as a value; in a merge function of compiled replicas it is the same on all of them."""
+        frame = frames.frame()
+        return self._of_leaves(frame.distributed(self, Mirrored if frame.local else self._value_type))
 
     def __repr__(self) -> str:
         show = []
@@ -192,12 +168,9 @@ class MirroredVariable(_Distributed):
 
     def _read(self) -> list[Any]:
         frame = frames.frame()
-        if frame.local or isinstance(frame, frames.TraceFrame):
-            return frame.read(self) if frame.mesh is self._mesh or not frame.local else self._storage.read_component(0)
-        if self._storage.is_split:  # it need not fit on one device
-            self._storage.lent = True
-            return self._storage.read()
-        return self._storage.read_component(0)
+        if frame.local and frame.mesh is not self._mesh:
+            return self._storage.read_component(0)
+        return frame.read_one(self)
 
     def _new_storage(self, leaves: list[jax.Array], lent: bool) -> MirroredStorage:
         assert self._mesh is not None
@@ -218,8 +191,8 @@ class MirroredVariable(_Distributed):
         if self._in_own_replica():
             new = self._update_in_replica(combine, value, method)
             return self._of_leaves(new) if read_value else None
-        new = self._apply(combine, self._spread_tree(value))
-        return self._result(new) if read_value else None
+        self._apply(combine, self._spread_tree(value))
+        return self._result() if read_value else None
 
     def _assign_alike(self, value: Any) -> None:
         if not self._in_own_replica():
@@ -356,7 +329,7 @@ class SyncOnReadVariable(_Distributed):
             if op is VariableAggregation.SUM:
                 size = self._mesh.size  # type: ignore[union-attr]
                 leaves = [(leaf / size).astype(leaf.dtype) for leaf in leaves]
-            new = self._apply(replacing, leaves)
+            self._apply(replacing, leaves)
         else:
             if self._aggregation is VariableAggregation.SUM:
                 raise ValueError(
@@ -364,8 +337,8 @@ class SyncOnReadVariable(_Distributed):
                     "to `tf.VariableAggregation.SUM`."
                 )
             sums = [combine(old, leaf) for old, leaf in zip(self._aggregated(), self._convert(value))]
-            new = self._apply(replacing, sums)
-        return self._result(new) if read_value else None
+            self._apply(replacing, sums)
+        return self._result() if read_value else None
 
     def _refuse_per_replica(self, value: Any) -> None:
         if isinstance(value, PerReplica):

@@ -120,6 +120,13 @@ class ComponentStorage(MeshStorage):
             ]
         return [value.values[replica] for value in self.values()]
 
+    def read_one(self) -> list[Any]:
+        """Returns the first replica's copies; of leaves that need not fit on one device, the global arrays."""
+        if not self.is_split:
+            return self.read_component(0)
+        self.lent = True
+        return self.read()
+
     def write_component(self, replica: int, leaves: list[Any]) -> None:
         changed, values = [], self.values()
         self._leave_shared()

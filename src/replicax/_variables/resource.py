@@ -46,32 +46,16 @@ class ResourceVariable(Variable):
     def _get(self) -> list[Any]:
         if self._parent is None:
             return super()._get()
-        frame = frames.frame()
-        if frame.local:
-            return frame.read(self._parent)
-        if not isinstance(frame, frames.TraceFrame):
-            return self._parent._storage.read_component(self._index)
-        leaves = frame.read(self._parent)
-        has_rows = self._parent._storage.has_rows
-        return [leaf[self._index] if has_rows(i) else leaf for i, leaf in enumerate(leaves)]
+        return frames.frame().read_component(self._parent, self._index)
 
     def _put(self, leaves: list[Any]) -> None:
         if self._parent is None:
             return super()._put(leaves)
-        frame = frames.frame()
-        if frame.local:
-            return frame.write(self._parent, leaves)
-        if isinstance(frame, frames.TraceFrame):
-            raise RuntimeError(
-                f"One component of {self._parent.name} is assigned in compiled code, outside of any replica. Assign "
-                "it in the replica function, or through `strategy.extended.update`."
-            )
-        frames.note(self._parent)
-        self._parent._storage.write_component(self._index, leaves)
+        frames.frame().write_component(self._parent, self._index, leaves)
 
     def _read(self) -> list[Any]:
-        if self._parent is None and not isinstance(frames.frame(), frames.TraceFrame):
-            self._storage.lent = True
+        if self._parent is None:
+            frames.frame().lend(self)
         return self._get()
 
     def _device(self) -> Any:

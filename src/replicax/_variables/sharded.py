@@ -64,8 +64,7 @@ class ShardedVariable(OfReplicas):
         self._put(leaves)
 
     def _is_local(self) -> bool:
-        frame = frames.frame()
-        return isinstance(frame, frames.TraceFrame) and frame.is_local(self)
+        return frames.frame().is_local(self)
 
     def _read(self) -> list[Any]:
         if self._is_local():
@@ -76,18 +75,16 @@ class ShardedVariable(OfReplicas):
         if frames.is_tracing():
             pairs = enumerate(frames.frame().read(self))
             return [sharding.of_rows(x, self._types[i].shape) if self._storage.has_rows(i) else x for i, x in pairs]
-        mesh, frame, self._storage.lent = self._there, frames.frame(), True
+        mesh, self._storage.lent = self._there, True
         shapes = tuple(self._types[i].shape if self._storage.has_rows(i) else None for i in range(len(self._types)))
         with jax_internals.at_once(), in_flight.calling(mesh, f"reading {self._name}") as call:
             wholes = _gathered(self._storage.read(), shapes, mesh.mirrored)
             call.output = wholes[0] if wholes else None
-            replica = frame.replica if isinstance(frame, frames.ReplicaFrame) and frame.mesh is mesh else 0
-            return [mesh.copies(leaf)[replica] for leaf in wholes]
+            return [mesh.copies(leaf)[frames.frame().replica_on(mesh)] for leaf in wholes]
 
     def _update(self, combine, value, read_value, method):
         self._check_strategy()
-        frame = frames.frame()
-        if isinstance(frame, frames.ReplicaFrame):
+        if isinstance(frames.frame(), frames.ReplicaFrame):
             raise RuntimeError(
                 f"{self.name} is one value for all replicas, of which each has a part, and is assigned by one eager "
                 "replica. Assign it outside of `strategy.run`, or in a compiled function."

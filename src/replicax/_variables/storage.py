@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._base import jax_internals, pickling
-from replicax._tracing import frames
+from replicax._tracing import lost_values
 from replicax._values import ReplicaMesh
 
 Types = list[jax.ShapeDtypeStruct]
@@ -146,7 +146,7 @@ class Storage(ABC):
         """Raises `StepError` if a step that failed has taken the arrays with it."""
         if self.lost is not None:
             step, error = self.lost
-            raise frames.lost_error(self.name, step) from error
+            raise lost_values.lost_error(self.name, step) from error
 
     def clone(self) -> Storage:
         """Returns a storage with the same values for another variable; the arrays themselves are shared, so lent."""

@@ -27,7 +27,7 @@ from replicax._base.types import (
     as_aggregation,
     as_synchronization,
 )
-from replicax._tracing import active_tapes, context, frames, step_failures
+from replicax._tracing import active_tapes, context, frames, lost_values, step_failures
 from replicax._values import DistributedValues, ReplicaMesh
 from replicax._variables import creators, deferred_restore
 from replicax._variables.array_protocol import ArrayProtocol
@@ -236,7 +236,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
             deferred_restore.settle(self)
         with frames.lock:
             leaves = self._read()
-        with frames.explaining(self):
+        with lost_values.explaining(self):
             return self._of_leaves([_numpy(leaf) for leaf in leaves])
 
     def is_initialized(self) -> jax.Array:
@@ -360,7 +360,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
 
     def _combined(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
         """The leaves here and now, combined with these."""
-        if combine is replacing and not isinstance(frames.frame(), frames.TraceFrame):
+        if combine is replacing and frames.frame().replaces_unread:
             return leaves  # what is packed is not cut out for nothing
         return [combine(old, leaf) for old, leaf in zip(self._get(), leaves)]
 
@@ -375,11 +375,8 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
         raise NotImplementedError
 
     def _device(self) -> Any:
-        frame = frames.frame()
-        if isinstance(frame, frames.ReplicaFrame) and frame.mesh is self._mesh and self._mesh is not None:
-            return self._mesh.local_devices[frame.replica]
         if self._mesh is not None:
-            return self._mesh.local_devices[0]
+            return self._mesh.local_devices[frames.frame().replica_on(self._mesh)]
         leaf: Any = self._get()[0] if self._types else None
         return jax.local_devices()[0] if not hasattr(leaf, "devices") or _traced(leaf) else next(iter(leaf.devices()))
 
@@ -401,7 +398,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_
     def _text_of(self, name: str, leaves: Sequence[Any]) -> str:
         if self._treedef == ARRAY:
             kind = self._types[0]
-            with frames.explaining(self):
+            with lost_values.explaining(self):
                 return array_text.variable_text(name, kind.shape, kind.dtype, leaves[0])
         size = sum(kind.size * kind.dtype.itemsize for kind in self._types)
         return f"<Variable '{name}' pytree of {len(self._types)} arrays, {size} bytes>"
