@@ -420,7 +420,7 @@ def test_wrong_types(wrong):
 def test_distributed_values_are_refused():
     from replicax._base import nest
 
-    class PerReplica(nest.Leaf):
+    class PerReplica(nest.LeafBase):
         pass
 
     with GradientTape() as tape, pytest.raises(TypeError, match="of type PerReplica"):

@@ -13,7 +13,7 @@ import jax
 
 
 def counted() -> dict[str, int] | None:
-    """How many accelerators JAX would find, by type; None where only JAX itself can tell.
+    """Returns how many accelerators JAX would find, by type; None where only JAX itself can tell.
 
     GPUs of NVIDIA are counted by their driver, as JAX does. Other plugins, and TPUs, have to be asked by JAX.
     """
@@ -32,7 +32,7 @@ def counted() -> dict[str, int] | None:
 
 
 def _plugins() -> set[str]:
-    """The names of JAX's plugins that are installed, found where JAX looks for them."""
+    """Returns the names of JAX's plugins that are installed, found where JAX looks for them."""
     found = {entry.name for entry in importlib.metadata.entry_points(group="jax_plugins")}
     namespace = importlib.util.find_spec("jax_plugins")
     if namespace is not None and namespace.submodule_search_locations:
@@ -48,7 +48,7 @@ def _may_have_tpus() -> bool:
 
 
 def _cuda_devices() -> int:
-    """How many GPUs the CUDA driver shows to this process, as CUDA_VISIBLE_DEVICES has it."""
+    """Returns how many GPUs the CUDA driver shows to this process, as CUDA_VISIBLE_DEVICES has it."""
     try:
         driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     except OSError:

@@ -1,18 +1,20 @@
-"""Values as JAX arrays: of a dtype that is said, or of their own."""
+"""Converting values to JAX arrays, of a given dtype or of their own."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from replicax._base.specs import has_64_bit_types
+from replicax._base.types import Leaf, Tree
 
 
-def own_array(value: Any, dtype: Any) -> jax.Array:
-    """A value as a JAX array of this dtype, which shares no memory that the user may write.
+def own_array(value: Tree, dtype: DTypeLike) -> jax.Array:
+    """Returns a value as a JAX array of this dtype, which shares no memory that the user may write.
 
     (Where JAX has 64-bit types only on demand, it cuts off those of Python's numbers, and `jnp.array` numpy's as well.)
 
@@ -21,8 +23,8 @@ def own_array(value: Any, dtype: Any) -> jax.Array:
         dtype: the array's dtype.
 
     Raises:
-        OverflowError: a Python integer that the dtype has not.
-        TypeError: what is no number, a Python float as an integer, or a complex number as a real one.
+        OverflowError: a Python integer is out of the range of the dtype.
+        TypeError: the value is no number, or a float for an integer dtype, or a complex number for a real one.
     """
     if isinstance(value, np.ndarray):
         return jnp.asarray(value.copy(), dtype=dtype)
@@ -37,16 +39,16 @@ def own_array(value: Any, dtype: Any) -> jax.Array:
     return jnp.asarray(np.asarray(value) if isinstance(value, np.generic) else value, dtype=dtype)
 
 
-def holds_arrays(nest: Any) -> bool:
-    """Whether a nested list holds arrays of JAX, or variables, in place of numbers alone."""
+def holds_arrays(nest: Iterable[Leaf]) -> bool:
+    """Returns whether a nested list holds JAX arrays or variables, and not numbers alone."""
     return any(
         holds_arrays(x) if isinstance(x, (list, tuple)) else isinstance(x, jax.Array) or hasattr(x, "__jax_array__")
         for x in nest
     )
 
 
-def _of_numbers(value: Any, dtype: Any) -> np.ndarray:
-    """A nested list of numbers as numpy's array of the dtype, or of that which JAX has in its place."""
+def _of_numbers(value: Tree, dtype: DTypeLike) -> np.ndarray:
+    """Returns a nested list of numbers as a NumPy array of the dtype, or of the 32-bit one that JAX uses instead."""
     found = np.asarray(value)
     if found.dtype.kind in "OSUMm" and not all(isinstance(x, (bool, int, float, complex)) for x in found.flat):
         raise TypeError(f"Expected a number or a nested list of numbers, got {value!r}.")
@@ -55,17 +57,17 @@ def _of_numbers(value: Any, dtype: Any) -> np.ndarray:
     return np.array(value, dtype if has_64_bit_types() else jax.dtypes.canonicalize_dtype(dtype))
 
 
-def loses_a_part(found: Any, wanted: Any) -> bool:
-    """Whether a value's fraction or its imaginary part would be cut off."""
+def loses_a_part(found: DTypeLike, wanted: DTypeLike) -> bool:
+    """Returns whether a conversion would cut off a value's fraction or its imaginary part."""
     if jnp.issubdtype(wanted, jnp.integer):
         return bool(jnp.issubdtype(found, jnp.inexact))
     return bool(jnp.issubdtype(found, jnp.complexfloating) and jnp.issubdtype(wanted, jnp.floating))
 
 
-def as_array(value: Any) -> jax.Array:
-    """A numpy value or number as a JAX array of the same dtype, where JAX is set to have 64-bit types.
+def as_array(value: Leaf) -> jax.Array:
+    """Returns a NumPy value or number as a JAX array; 64-bit dtypes are kept where JAX allows them.
 
-    (`jnp.asarray` without a dtype is a program, which JAX compiles for each shape.)
+    `jnp.asarray` without a dtype would be a program, which JAX compiles for each shape.
     """
     if isinstance(value, (np.ndarray, np.generic)):
         if has_64_bit_types():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 style = "jax"  # or "tensorflow", set by `replicax.tf`
 
 
-def numpy_text(value: Any) -> str:
-    """The `repr` of a numpy value, on lines of its own where it has several; a scalar without its type."""
+def numpy_text(value: ArrayLike) -> str:
+    """Returns the `repr` of a NumPy value, begun on a new line if it has several; a scalar without its type."""
     array = np.asarray(value)
     if not array.ndim:
         return str(array[()]) if array.dtype.kind not in "OSU" else repr(array[()])
@@ -19,8 +20,8 @@ def numpy_text(value: Any) -> str:
     return "\n" + text if "\n" in text else text
 
 
-def variable_text(name: str, shape: Any, dtype: Any, value: Any) -> str:
-    """One array of a variable, with its name."""
+def variable_text(name: str, shape: Sequence[int | None], dtype: np.dtype, value: ArrayLike) -> str:
+    """Returns the text of one array of a variable, with its name."""
     kind = "tf.Variable" if style == "tensorflow" else "Variable"
     shown = f"<{kind} '{name}' shape={tuple(shape)} dtype={dtype}"
     hidden = isinstance(value, jax.core.Tracer) or jax.dtypes.issubdtype(dtype, jax.dtypes.extended)
@@ -28,7 +29,7 @@ def variable_text(name: str, shape: Any, dtype: Any, value: Any) -> str:
 
 
 def tensor_str(array: jax.Array) -> str:
-    """An array as `str` of a TensorFlow tensor."""
+    """Returns the text that `str` gives of a TensorFlow tensor."""
     if array.dtype == jax.dtypes.float0 or jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         return f"tf.Tensor(..., shape={array.shape}, dtype={array.dtype})"
     text = str(np.asarray(array))
@@ -37,7 +38,7 @@ def tensor_str(array: jax.Array) -> str:
 
 
 def tensor_repr(array: jax.Array) -> str:
-    """An array as `repr` of a TensorFlow tensor."""
+    """Returns the text that `repr` gives of a TensorFlow tensor."""
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
         return f"<tf.Tensor: shape={array.shape}, dtype={array.dtype}>"
     return f"<tf.Tensor: shape={array.shape}, dtype={array.dtype}, numpy={numpy_text(array)}>"

@@ -25,7 +25,7 @@ import shutil
 import uuid
 import warnings
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from replicax._base.errors import InvalidArgumentError
 
@@ -33,6 +33,8 @@ try:
     import fcntl
 except ImportError:  # Windows: nothing tells whether a process still works, and what killed ones leave stays
     fcntl = None  # type: ignore[assignment]
+
+AnyPath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 _STAGING = ".replicax-unfinished-"  # what the names of staging folders begin with
 _TARGET = "target"  # the locked file in a staging folder, which has the name of what is replaced
@@ -72,17 +74,18 @@ def read_record(path: str) -> dict[str, Any]:
         record = json.load(file)
     if not isinstance(record, dict) or record.get("digest") != _digest(record.get("content")):
         raise ValueError("its checksum does not fit")
-    return record["content"]
+    content: dict[str, Any] = record["content"]
+    return content
 
 
-def _digest(content: Any) -> str:
+def _digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 # --- what may be replaced --------------------------------------------------------------------------------------------
 
 
-def path_text(path: Any, noun: str) -> str:
+def path_text(path: AnyPath, noun: str) -> str:
     """Returns a path of a user, text or bytes, as text that can be the name of a file.
 
     Raises:
@@ -100,7 +103,7 @@ def path_text(path: Any, noun: str) -> str:
     return text
 
 
-def _target(path: Any, kind: Kind) -> str:
+def _target(path: AnyPath, kind: Kind) -> str:
     """Returns the absolute path to write at, if nothing that belongs to the user is replaced by that.
 
     A link to a folder stands for the folder; a link to a file is replaced itself.
@@ -144,7 +147,7 @@ def _refuse_other_folders(folder: str, kind: Kind) -> None:
 
 
 def _unlisted(folder: str, record: str) -> list[str]:
-    """The files in a folder that its record does not list; none where the record is damaged."""
+    """Returns the files in a folder that its record does not list; none where the record is damaged."""
     files_listed = _files_listed(folder, record)
     if files_listed is None:
         return []
@@ -158,7 +161,7 @@ def _unlisted(folder: str, record: str) -> list[str]:
 
 
 def _files_listed(folder: str, record: str) -> list[str] | None:
-    """The files that a folder's record lists; None where the record is damaged or is another program's."""
+    """Returns the files that a folder's record lists; None where the record is damaged or is another program's."""
     try:
         return list(read_record(os.path.join(folder, record))["files"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -166,7 +169,7 @@ def _files_listed(folder: str, record: str) -> list[str] | None:
 
 
 def _is_damaged(folder: str, record: str) -> bool:
-    """Whether a folder has a record that does not tell which of its files may be deleted."""
+    """Returns whether a folder has a record that does not tell which of its files may be deleted."""
     return os.path.lexists(os.path.join(folder, record)) and _files_listed(folder, record) is None
 
 
@@ -223,7 +226,7 @@ def _stagings(folder: str) -> list[str]:
 
 
 def _purpose(staging: str) -> tuple[str | None, str | None]:
-    """The path that a staging folder is for, if it tells one, and the name of the record of a folder there."""
+    """Returns the path that a staging folder is for, if it names one, and the name of a folder's record."""
     try:
         with open(os.path.join(staging, _TARGET), "rb") as file:
             name, _, record = os.fsdecode(file.read()).partition("\0")
@@ -288,7 +291,7 @@ def _take_over(staging: str) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Any, kind: Kind, first: bool = False) -> Iterator[str]:
+def replacing(path: AnyPath, kind: Kind, first: bool = False) -> Iterator[str]:
     """Yields a path for the block to make a new file or folder at, which then takes the place of `path`.
 
     If the block raises, or the process ends, what was at `path` is there still. Folders above a folder are made.
@@ -341,7 +344,7 @@ def _swap(new: str, target: str, old: str) -> None:
 
 
 def _exchanged(one: str, other: str) -> bool:
-    """Whether two folders have changed places, which not every system and file system can do."""
+    """Returns whether two folders were exchanged, which not every system and file system can do."""
     return _renameat2 is not None and not _renameat2(
         _AT_WORKING_FOLDER, os.fsencode(one), _AT_WORKING_FOLDER, os.fsencode(other), _EXCHANGE
     )
@@ -402,7 +405,7 @@ def existing(path: str) -> str:
 
 
 def between_renames(folder: str) -> list[str]:
-    """The paths in a folder that `existing` finds aside."""
+    """Returns the paths in a folder that `existing` finds aside."""
     targets = [_purpose(staging)[0] for staging in _stagings(folder)]
     return [target for target in targets if target is not None and existing(target) != target]
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 
 from replicax._base.errors import DeviceError
+
+# A device as users give it: a name, a `jax.Device`, or an object with a `name`.
+DeviceLike: TypeAlias = object
 
 _VARIABLE = "REPLICAX_VIRTUAL_DEVICES"
 _FULL_NAME = re.compile(
@@ -28,7 +31,7 @@ _virtual: dict[str, int] = {}  # type -> how many, in the order given; CPU devic
 
 
 def parse_virtual(text: str) -> dict[str, int]:
-    """`"GPU:4,CPU:2"` as `{"GPU": 4, "CPU": 2}`; `DeviceError` where it does not read so."""
+    """Parses `"GPU:4,CPU:2"` to `{"GPU": 4, "CPU": 2}`; raises `DeviceError` for any other form."""
     counts: dict[str, int] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         kind, _, count = item.partition(":")
@@ -70,7 +73,7 @@ def set_virtual_devices(devices: Mapping[str, int]) -> None:
 
 
 def virtual_count(kind: str) -> int:
-    """How many virtual devices of that type there are."""
+    """Returns the number of virtual devices of that type."""
     return _virtual.get(kind, 0)
 
 
@@ -81,7 +84,7 @@ def configure_from_environment() -> None:
 
 
 def device_table() -> dict[str, jax.Device]:
-    """Every device of this process by its short name (`"GPU:0"`). Starts JAX's backend."""
+    """Returns every device of this process by its short name (`"GPU:0"`). Starts JAX's backend."""
     table: dict[str, jax.Device] = {}
     cpus = jax.local_devices(backend="cpu")
     if _virtual:
@@ -102,13 +105,13 @@ def device_table() -> dict[str, jax.Device]:
 
 
 def default_devices() -> list[str]:
-    """The short names of all accelerators or, where there are none, of all CPU devices."""
+    """Returns the short names of all accelerators or, where there are none, of all CPU devices."""
     table = device_table()
     return [name for name in table if not name.startswith("CPU:")] or list(table)
 
 
-def short_names(devices: Sequence[Any]) -> list[str]:
-    """As `short_name`, with the table of devices made once for all of them."""
+def short_names(devices: Sequence[DeviceLike]) -> list[str]:
+    """Returns the `short_name` of each device; the table of devices is made once for all of them."""
     names = {device: name for name, device in device_table().items()}
     return [
         names.get(device) or f"{_PLATFORM_TYPES.get(device.platform, device.platform.upper())}:{device.id}"
@@ -118,8 +121,8 @@ def short_names(devices: Sequence[Any]) -> list[str]:
     ]
 
 
-def short_name(device: Any) -> str:
-    """The short name of a device given as a name, a `jax.Device`, or an object with a `name`."""
+def short_name(device: DeviceLike) -> str:
+    """Returns the short name of a device given as a name, a `jax.Device`, or an object with a `name`."""
     if isinstance(device, jax.Device):
         return short_names([device])[0]
     text = device if isinstance(device, str) else getattr(device, "name", None)
@@ -138,19 +141,21 @@ _task = ("localhost", 0)
 
 
 def set_task(job: str, task: int) -> None:
-    """Says what this process is in its cluster, for the names of its devices."""
+    """Sets the job and task of this process in its cluster, for the full names of its devices."""
     global _task
     _task = (job, task)
 
 
-def full_names(devices: Sequence[Any]) -> tuple[str, ...]:
-    """The names with job, replica and task, as `worker_devices` lists them."""
+def full_names(devices: Sequence[DeviceLike]) -> tuple[str, ...]:
+    """Returns the names with job, replica and task, as `worker_devices` lists them."""
     job, task = _task
     return tuple(f"/job:{job}/replica:0/task:{task}/device:{name}" for name in short_names(devices))
 
 
-def find_device(device: Any, table: Mapping[str, jax.Device] | None = None, wanted: Sequence[Any] = ()) -> jax.Device:
-    """The JAX device of that name; `DeviceError`, listing what there is, where there is none.
+def find_device(
+    device: DeviceLike, table: Mapping[str, jax.Device] | None = None, wanted: Sequence[DeviceLike] = ()
+) -> jax.Device:
+    """Returns the JAX device of that name; raises `DeviceError`, with the devices there are, if there is none.
 
     The message says how many virtual devices all of `wanted` need.
     """
@@ -171,8 +176,8 @@ def find_device(device: Any, table: Mapping[str, jax.Device] | None = None, want
     return table[name]
 
 
-def find_devices(devices: Sequence[Any] | None) -> list[jax.Device]:
-    """The JAX devices of these names, all accelerators or all CPU devices where none are given."""
+def find_devices(devices: Sequence[DeviceLike] | None) -> list[jax.Device]:
+    """Returns the JAX devices of these names; where none are given, all accelerators or else all CPU devices."""
     if isinstance(devices, str):
         raise DeviceError(
             f"`devices` is a list of devices; got the string {devices!r}. For one device write [{devices!r}]."

@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def install(extra: str) -> str:
-    """The command that installs the libraries of one of replicax's extras.
+    """Returns the command that installs the libraries of one of replicax's extras.
 
     >>> install("autograph")
     "pip install diastatic-malt (replicax's extra 'autograph')"
@@ -27,7 +27,7 @@ def install(extra: str) -> str:
 
 
 def page(name: str) -> str:
-    """Where a page of the documentation lies: in the installed package, or in the checkout that it runs from.
+    """Returns the path of a page of the documentation: in the installed package, or in the checkout that it runs from.
 
     >>> page("guide.md").endswith("docs/guide.md")
     True

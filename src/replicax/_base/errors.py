@@ -76,7 +76,7 @@ MERGE_IN_TRACE = (
 
 
 def mixing(one: object, other: object) -> RuntimeError:
-    """The error for a strategy used where another one is current."""
+    """Returns the error for a strategy used where another one is current."""
     return RuntimeError(f"Mixing different tf.distribute.Strategy objects: {one!r} is not {other!r}")
 
 

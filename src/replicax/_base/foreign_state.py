@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from replicax._base import doc_pages, errors
+from replicax._base.types import Leaf
 
 _joining: dict[str, Callable[[], None]] = {}
 _joined: set[str] = set()
@@ -26,7 +28,7 @@ def plug_in(name: str, joining: Callable[[], None]) -> None:
 
 
 def join() -> None:
-    """Has the libraries that are loaded by now join. Cheap where nothing has changed."""
+    """Joins the libraries that are loaded by now. Cheap where nothing has changed."""
     if not _joining:
         raise errors.not_plugged_in("The joining of Keras and Flax NNX")
     for name, joining in _joining.items():
@@ -39,8 +41,8 @@ def join() -> None:
                 raise
 
 
-def load(name: str) -> Any:
-    """One of these libraries, loaded and joined.
+def load(name: str) -> types.ModuleType:
+    """Returns one of these libraries, loaded and joined.
 
     Raises:
         ImportError: it is not installed.
@@ -57,30 +59,30 @@ def load(name: str) -> Any:
 
 
 def _is_loaded(name: str) -> bool:
-    """Whether a library has been imported, not just begun to be."""
+    """Returns whether a library has been imported, and is not just being imported."""
     module = sys.modules.get(name)
     return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
-def holds_variable(value: Any) -> bool:
-    """Whether an object of another library holds a variable."""
+def holds_variable(value: Leaf) -> bool:
+    """Returns whether an object of another library holds a variable."""
     return hasattr(type(value), "__replicax_variable__") and value.__replicax_variable__ is not None
 
 
-def variable_of(value: Any) -> Any:
-    """The variable that an object of another library holds; anything else as it is."""
+def variable_of(value: Leaf) -> Leaf:
+    """Returns the variable that an object of another library holds; anything else as it is."""
     return value.__replicax_variable__ if holds_variable(value) else value
 
 
-def in_the_form_of(holder: Any, value: Any) -> Any:
-    """`value`, or None, in the form that the library gives values of this object: in an object like it, or as it is."""
+def in_the_form_of(holder: Leaf, value: Leaf) -> Leaf:
+    """Returns `value`, or None, as the library represents values of `holder`: in an object like it, or as it is."""
     tree: Any = jax.tree.structure(holder)
     if variable_of(holder) is holder or jax.tree_util.treedef_is_leaf(tree):
         return value
     return jax.tree.unflatten(tree, [None] * tree.num_leaves if value is None else jax.tree.leaves(value))
 
 
-def around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+def around(owner: object, name: str, wrapper: Callable[..., Any]) -> None:
     """Replaces a library's function by `wrapper(original, ...)`; a method in the class that has it.
 
     Libraries look which class defines a method, to see whether a user overrides it.

@@ -1,7 +1,7 @@
-"""Memory for batches on the host that is used again, and arrays that nobody will change any more.
+"""A pool of buffers for batches on the host, and arrays that nobody will change any more.
 
 A large array that is made anew for each batch costs more than to fill it: the system hands out its pages one by one.
-Here the memory goes back to its pool when nobody holds an array in it any more, whoever that was: a view, a numpy array
+Here a buffer goes back to its pool when nobody holds an array in it any more, whoever that was: a view, a numpy array
 of a JAX array, or JAX itself, whose arrays on CPU devices lie in the host's memory where that is aligned.
 
 So JAX arrays may share memory with arrays of the host. An array is *settled* if its contents cannot change meanwhile:
@@ -12,65 +12,68 @@ fills again and again; before it goes to the devices it is copied.
 from __future__ import annotations
 
 import collections
-from typing import Any
+import contextlib
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 from replicax._base import jax_internals
 from replicax._base.specs import has_64_bit_types
+from replicax._base.types import Leaf
 
-# What arrays begin at a multiple of for JAX to share their memory, in bytes.
+# The alignment of arrays whose memory JAX shares, in bytes.
 _ALIGNED = 64
-# Smaller arrays are not worth a place of their own size.
+# The smallest buffer, in bytes.
 _LEAST = 1 << 12
-# How many unused places of one size a pool keeps, and of small ones, of which buffers hold more.
+# The most unused buffers of one size that a pool keeps: of large ones, of small ones, and what is small, in bytes.
 _KEPT, _KEPT_SMALL, SMALL = 8, 32, 1 << 20
 
-# Bytes of an array that is worth a place of a pool; of smaller ones many may be kept, as by `shuffle`.
+# The size in bytes from which an array is worth a buffer of a pool; of smaller ones `shuffle` may keep many.
 LARGE = 1 << 16
 
-_Places = collections.deque[np.ndarray]
+_Buffers = collections.deque[np.ndarray]
 
 
 class _Lease:
-    """Lends a place to the arrays made of it, whose base it is: when the last one goes, so does this."""
+    """Lends a buffer to the arrays that are views of it: it is their base, and is collected with the last one."""
 
-    __slots__ = ("__array_interface__", "_place", "_places")
+    __slots__ = ("__array_interface__", "_buffer", "_buffers")
 
-    def __init__(self, places: _Places, place: np.ndarray):
-        self._places, self._place = places, place
-        self.__array_interface__ = place.__array_interface__
+    def __init__(self, buffers: _Buffers, buffer: np.ndarray):
+        self._buffers, self._buffer = buffers, buffer
+        self.__array_interface__ = buffer.__array_interface__
 
     def __del__(self) -> None:
-        self._places.append(self._place)  # a full deque drops the oldest one
+        self._buffers.append(self._buffer)  # a full deque drops the oldest one
 
 
 class Pool:
-    """Places for arrays, by their size: powers of two."""
+    """Unused buffers for arrays, by their size, which is a power of two."""
 
     def __init__(self) -> None:
-        self._places: dict[int, _Places] = {}
+        self._buffers: dict[int, _Buffers] = {}
 
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An array to be filled, and then handed to `settle`."""
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
+        """Returns an array to be filled, and then handed to `settle`."""
         dtype = np.dtype(dtype)
         size = dtype.itemsize
         for n in shape:
             size *= n
         room = max(_LEAST, 1 << (size - 1).bit_length())
-        places = self._places.get(room)
-        if places is None:
+        buffers = self._buffers.get(room)
+        if buffers is None:
             kept = _KEPT if room > SMALL else _KEPT_SMALL
-            places = self._places.setdefault(room, collections.deque(maxlen=kept))
+            buffers = self._buffers.setdefault(room, collections.deque(maxlen=kept))
         try:
-            place = places.pop()
+            buffer = buffers.pop()
         except IndexError:
-            place = _new_place(room)
-        return np.asarray(_Lease(places, place))[:size].view(dtype).reshape(shape)
+            buffer = _new_buffer(room)
+        array: np.ndarray = np.asarray(_Lease(buffers, buffer))[:size].view(dtype).reshape(shape)
+        return array
 
-    def settled(self, array: Any) -> Any:
-        """The array itself if it is settled, or a copy of it that is. Strings and what is no array stay as they are."""
+    def settled(self, array: Leaf) -> Leaf:
+        """Returns the array if it is settled, or else a settled copy. Strings and other objects stay as they are."""
         if not isinstance(array, np.ndarray) or array.dtype.hasobject or is_settled(array):
             return array
         copy = self.empty(array.shape, array.dtype)
@@ -78,13 +81,13 @@ class Pool:
         return settle(copy)
 
     def on_device(self, array: np.ndarray, device: jax.Device, wide: bool | None = None) -> jax.Array:
-        """An array of numbers as a JAX array on one device, free to move; `wide` as of `keeps_bits`."""
+        """Returns an array of numbers as a JAX array on one device, free to move; `wide` as of `keeps_bits`."""
         settled = self.settled(array)
         wide = keeps_bits(array) if wide is None else wide
         return jax_internals.onto(device)(array.shape, array.dtype, lambda _: settled, wide)
 
     def rows(self, array: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """The rows of an array with these numbers, each of which there is; settled."""
+        """Returns the rows of an array with these numbers, which are in range; settled."""
         if array.dtype.hasobject:
             return array.take(numbers, axis=0)
         found = self.empty((len(numbers), *array.shape[1:]), array.dtype)
@@ -96,36 +99,36 @@ class Pool:
         return settle(found)
 
 
-def keeps_bits(*arrays: Any) -> bool:
-    """Whether one of these is an array of numpy whose 64 bits JAX has to be told to keep, being set to have such types.
+def keeps_bits(*arrays: Leaf) -> bool:
+    """Returns whether one of these is a NumPy array of a 64-bit dtype that JAX is to keep, and has to be told to.
 
-    (Where `jax_explicit_x64_dtypes` allows them, JAX has them on demand, and cuts them off where it only moves arrays.)
+    Where `jax_explicit_x64_dtypes` allows 64-bit dtypes, JAX makes them on demand, and cuts them off where it only
+    moves arrays.
     """
     wide = any(isinstance(array, (np.ndarray, np.generic)) and array.dtype.itemsize >= 8 for array in arrays)
     return wide and has_64_bit_types()
 
 
-def put(arrays: list[Any], where: Any, **options: Any) -> list[Any]:
-    """`jax.device_put`, which keeps numpy's 64 bits where JAX is set to have such types."""
-    if not keeps_bits(*arrays):
-        return jax.device_put(arrays, where, **options)
-    with jax.enable_x64(True):
-        return jax.device_put(arrays, where, **options)
+def put(arrays: list[Leaf], where: jax.Device | jax.sharding.Sharding, **options: bool) -> list[jax.Array]:
+    """Calls `jax.device_put`, and keeps NumPy's 64-bit dtypes where JAX allows them."""
+    with jax.enable_x64(True) if keeps_bits(*arrays) else contextlib.nullcontext():
+        placed: list[jax.Array] = jax.device_put(arrays, where, **options)
+        return placed
 
 
-def _new_place(room: int) -> np.ndarray:
+def _new_buffer(room: int) -> np.ndarray:
     whole = np.empty(room + _ALIGNED, np.uint8)
     start = -whole.ctypes.data % _ALIGNED
     return whole[start : start + room]
 
 
-_nowhere: _Places = collections.deque(maxlen=0)
+_nowhere: _Buffers = collections.deque(maxlen=0)
 
 
-def kept(array: Any) -> Any:
-    """The same as `Pool.settled` for arrays of which many may be kept: a copy has its own size and is used once.
+def kept(array: Leaf) -> Leaf:
+    """Does as `Pool.settled` for arrays of which many are kept: a copy has just its size, and its buffer is used once.
 
-    A small copy is not settled, as that costs more than to copy it again.
+    A small copy is not settled: that would cost more than to copy it again.
     """
     if not isinstance(array, np.ndarray) or array.dtype.hasobject or is_settled(array):
         return array
@@ -133,14 +136,14 @@ def kept(array: Any) -> Any:
         copy = array.copy()
         copy.flags.writeable = False
         return copy
-    copy = np.asarray(_Lease(_nowhere, _new_place(array.nbytes))).view(array.dtype).reshape(array.shape)
+    copy = np.asarray(_Lease(_nowhere, _new_buffer(array.nbytes))).view(array.dtype).reshape(array.shape)
     np.copyto(copy, array)
     return settle(copy)
 
 
 def settle(array: np.ndarray) -> np.ndarray:
-    """Makes an array of a pool, which has been filled, one that cannot be written."""
-    base: Any = array
+    """Makes an array of a pool read-only, once it has been filled, and returns it."""
+    base: object = array
     while isinstance(base, np.ndarray):
         base.flags.writeable = False
         base = base.base
@@ -148,8 +151,8 @@ def settle(array: np.ndarray) -> np.ndarray:
 
 
 def is_settled(array: np.ndarray) -> bool:
-    """Whether the contents of an array cannot change any more."""
-    base: Any = array
+    """Returns whether the contents of an array cannot change any more."""
+    base: object = array
     while isinstance(base, np.ndarray):
         if base.flags.writeable:
             return False

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax._base import nest
 
 
-class IndexedSlices(nest.Leaf):
+class IndexedSlices(nest.LeafBase):
     """Rows `values` of a tensor, standing at `indices` along its first axis.
 
     Args:
@@ -23,16 +24,16 @@ class IndexedSlices(nest.Leaf):
     [[0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
     """
 
-    def __init__(self, values: Any, indices: Any, dense_shape: Any = None):
+    def __init__(self, values: jax.Array, indices: jax.Array, dense_shape: Sequence[int] | jax.Array | None = None):
         self.values, self.indices, self.dense_shape = values, indices, dense_shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """The rows' dtype."""
         return self.values.dtype
 
     def to_dense(self) -> jax.Array:
-        """The whole tensor, zero where there is no row; `ValueError` without a `dense_shape`."""
+        """Returns the whole tensor, zero where there is no row; raises `ValueError` without a `dense_shape`."""
         if self.dense_shape is None:
             raise ValueError(
                 f"Tensor conversion requested for IndexedSlices for argument `value` without dense_shape: {self!r}"

@@ -1,4 +1,4 @@
-"""The one place that uses what JAX does not document: each function says why nothing else can do it.
+"""All uses of what JAX does not document: each function says why nothing else can do it.
 
 Tested on the oldest and the newest JAX we support in `tests/base/test_jax_internals.py`.
 """
@@ -8,40 +8,60 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.extend.core as jex
+import numpy as np
+
+from replicax._base.types import Leaf, Tree
+
+if TYPE_CHECKING:
+    from jax.experimental import checkify
+
+Trace: TypeAlias = Any  # JAX exports no class of traces
+Atom: TypeAlias = jex.Var | jex.Literal
 
 
 def uncommitted(array: jax.Array) -> jax.Array:
-    """The same buffer as an array that JAX may move freely.
+    """Returns the same buffer as an array that JAX may move freely.
 
     JAX refuses to compute with two arrays *committed* to different devices, as the components of a
-    distributed value would be. The flag cannot be cleared by a public function without a copy. An array on one device
-    has nothing to be checked or put in order, which takes longer than all the rest.
+    distributed value would be. The flag cannot be cleared by a public function without a copy. The checks of the
+    constructor, which an array on one device needs none of, would take longer than all the rest.
     """
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        return jax.random.wrap_key_data(uncommitted(jax.random.key_data(array)), impl=jax.random.key_impl(array))
-    return type(array)(array.aval, array.sharding, [array], committed=False, _skip_checks=True)  # type: ignore[call-arg]
+        keys: jax.Array = jax.random.wrap_key_data(
+            uncommitted(jax.random.key_data(array)), impl=jax.random.key_impl(array)
+        )
+        return keys
+    return _array(type(array), array.aval, array.sharding, array)
+
+
+def _array(
+    kind: Callable[..., Any], aval: jax.core.ShapedArray, sharding: jax.sharding.Sharding, buffer: jax.Array
+) -> jax.Array:
+    made: jax.Array = kind(aval, sharding, [buffer], committed=False, _skip_checks=True)
+    return made
 
 
 def single(array: jax.Array) -> jax.Array:
-    """An array on one device, free to move: the first copy of a replicated one."""
+    """Returns an array on one device, free to move: the first copy of a replicated one."""
     return uncommitted(array.addressable_data(0)) if len(array.sharding.device_set) > 1 else array
 
 
 class Singles:
-    """`single` of one array after another, most of one program, whose shape and sharding are looked up only once.
+    """Does as `single` for one array after another, and looks up shape and sharding once for those that are alike.
 
-    It is as `single` in each: only quicker, since a training step that several processes share hands out its results
-    while its devices still need the processor's cores.
+    That is quicker: a training step of several processes hands out its results while its devices still need the cores.
     """
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: Any = None  # class, aval and sharding, and the shape of the whole
+        # The class, aval and sharding of the first copy, and the shape of the whole.
+        self._known: tuple[type[jax.Array], Any, jax.sharding.Sharding, tuple[int, ...]] | None = None
 
     def __call__(self, array: jax.Array) -> jax.Array:
         first = array.addressable_data(0)
@@ -50,13 +70,13 @@ class Singles:
                 return single(array)
             self._known = type(first), first.aval, first.sharding, array.shape
         kind, aval, sharding, _ = self._known
-        return kind(aval, sharding, [first], committed=False, _skip_checks=True)
+        return _array(kind, aval, sharding, first)
 
 
 class FromHost:
-    """Makes arrays of one sharding of numpy arrays, one for each of its devices, which nobody may write afterwards.
+    """Makes arrays of one sharding from NumPy arrays, one for each device, which must not be written afterwards.
 
-    `jax.make_array_from_callback` does the same, and finds out for each array again what follows from its shape and
+    `jax.make_array_from_callback` does the same, but works out again for each array what follows from its shape and
     dtype. That takes two to four times as long as to make the array, for each leaf of each batch.
 
     Args:
@@ -66,17 +86,19 @@ class FromHost:
 
     __slots__ = ("_committed", "_known", "_put", "_sharding")
 
-    def __init__(self, sharding: Any, committed: bool):
+    def __init__(self, sharding: jax.sharding.Sharding, committed: bool):
         self._sharding, self._committed = sharding, committed
-        self._known: dict[Any, Any] = {}
+        self._known: dict[tuple[object, ...], tuple[Any, list[jax.Device], tuple[object, ...]]] = {}
         from jax._src.lib import xla_client
 
         self._put = xla_client.batched_device_put
 
-    def __call__(self, shape: tuple[int, ...], dtype: Any, part: Any, wide: bool = False) -> jax.Array:
-        """The array of this shape whose part on a device, a numpy array of `dtype`, is `part(index)`.
+    def __call__(
+        self, shape: tuple[int, ...], dtype: np.dtype, part: Callable[[Any], np.ndarray], wide: bool = False
+    ) -> jax.Array:
+        """Returns the array of this shape whose part on a device is `part(index)`, of `dtype`.
 
-        `wide` keeps 64 bits where JAX is set to cut them off.
+        With `wide`, 64-bit dtypes are kept where JAX is set to cut them off.
         """
         config: Any = jax.config
         key = shape, dtype, wide or config.jax_enable_x64, config.jax_explicit_x64_dtypes
@@ -86,28 +108,29 @@ class FromHost:
                 array = jax.make_array_from_callback(shape, self._sharding, part)
             if len(self._known) >= 256:  # shapes that keep changing
                 self._known.clear()
-            places = self._sharding.addressable_devices_indices_map(shape)
-            self._known[key] = array.aval, list(places), tuple(places.values())
+            by_device = self._sharding.addressable_devices_indices_map(shape)
+            self._known[key] = array.aval, list(by_device), tuple(by_device.values())
             return array if self._committed else uncommitted(array)
         aval, devices, indices = known
         parts = list(map(part, indices))
-        return self._put(aval, self._sharding, parts, devices, self._committed, enable_x64=key[2])
+        made: jax.Array = self._put(aval, self._sharding, parts, devices, self._committed, enable_x64=key[2])
+        return made
 
 
 @functools.cache
 def onto(device: jax.Device) -> FromHost:
-    """Makes arrays on one device, free to move."""
+    """Returns what makes arrays on one device, free to move."""
     return FromHost(jax.sharding.SingleDeviceSharding(device), committed=False)
 
 
-def current_trace():
-    """The JAX trace that primitives are bound to in this thread."""
+def current_trace() -> Trace:
+    """Returns the JAX trace that primitives are bound to in this thread."""
     with jex.take_current_trace() as trace:
         return trace
 
 
-def _eager_trace():
-    found: list = []  # a new thread always starts without a trace, whoever imports us
+def _eager_trace() -> Trace:
+    found: list[Trace] = []  # a new thread always starts without a trace, whoever imports us
     thread = threading.Thread(target=lambda: found.append(current_trace()))
     thread.start()
     thread.join()
@@ -117,20 +140,20 @@ def _eager_trace():
 _EAGER = _eager_trace()
 
 
-def is_eager(trace) -> bool:
-    """Whether `trace` is JAX's top level, where primitives run at once."""
+def is_eager(trace: Trace) -> bool:
+    """Returns whether `trace` is JAX's top level, where primitives run at once."""
     return isinstance(trace, type(_EAGER))
 
 
-def trace_of(tracer: jax.core.Tracer):
-    """The trace that a tracer belongs to; JAX tells only whether there is a trace at all."""
+def trace_of(tracer: jax.core.Tracer[Any]) -> Trace:
+    """Returns the trace that a tracer belongs to; JAX tells only whether there is a trace at all."""
     return tracer._trace
 
 
-def at_once():
-    """A context in which primitives run at once, whatever is being traced.
+def at_once() -> contextlib.AbstractContextManager[object]:
+    """Returns a context in which primitives run at once, whatever is being traced.
 
-    (`jax.ensure_compile_time_eval` keeps staging some primitives.)
+    `jax.ensure_compile_time_eval` does not hold for all primitives: some are staged nevertheless.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return jex.set_current_trace(_EAGER)
@@ -138,8 +161,8 @@ def at_once():
 
 
 @contextlib.contextmanager
-def _outside_of_the_mesh():
-    """`at_once` inside of `jax.shard_map`, whose mesh another one would have to be part of."""
+def _outside_of_the_mesh() -> Iterator[None]:
+    """Does as `at_once` inside of `jax.shard_map`, whose mesh another one would have to be part of."""
     with jex.set_current_trace(_EAGER), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         yield
 
@@ -153,39 +176,34 @@ class InputPrimitive(jex.Primitive):
 
     def __init__(self, name: str):
         super().__init__(name)
-        self.def_abstract_eval(lambda *, slot, aval: aval)
+        self.def_abstract_eval(lambda *, slot, aval: aval)  # type: ignore[no-untyped-call]
         self._supply = threading.local()
 
-    def bind(self, *args, slot, aval):
-        supply = getattr(self._supply, "values", None)
-        if supply is not None and slot in supply:
-            return supply[slot]
-        return super().bind(slot=slot, aval=aval)
+    def bind(self, *args: object, slot: int, aval: jax.core.AbstractValue) -> Leaf:  # type: ignore[override]
+        """Returns the value that is supplied for the slot, or else stages a placeholder."""
+        supply: dict[int, Leaf] = getattr(self._supply, "values", {})
+        return supply[slot] if slot in supply else super().bind(slot=slot, aval=aval)  # type: ignore[no-untyped-call]
 
-    def supplied(self, values: dict[int, object]):
-        """A context in which the placeholders of these slots are these values."""
-        return _Supplied(self._supply, values)
-
-
-class _Supplied:
-    def __init__(self, local, values):
-        self._local, self._values = local, values
-
-    def __enter__(self):
-        self._before = getattr(self._local, "values", None)
-        self._local.values = {**(self._before or {}), **self._values}
-
-    def __exit__(self, *_):
-        self._local.values = self._before
+    @contextlib.contextmanager
+    def supplied(self, values: dict[int, Leaf]) -> Iterator[None]:
+        """Has the placeholders of these slots be these values in the `with`."""
+        before: dict[int, Leaf] = getattr(self._supply, "values", {})
+        self._supply.values = {**before, **values}
+        try:
+            yield
+        finally:
+            self._supply.values = before
 
 
-def is_staging(trace) -> bool:
-    """Whether `trace` records a program (as under `jax.jit`) rather than following values (as under `jax.grad`)."""
+def is_staging(trace: Trace) -> bool:
+    """Returns whether `trace` records a program, as under `jax.jit`, and not follows values, as under `jax.grad`."""
     return type(trace).__name__ == "DynamicJaxprTrace"
 
 
-def part_of_jaxpr(jaxpr, eqns, inputs, outputs):
-    """These equations of a jaxpr as one of their own. JAX documents how jaxprs are read, not how they are made."""
+def part_of_jaxpr(
+    jaxpr: jex.Jaxpr, eqns: Iterable[jex.JaxprEqn], inputs: Iterable[jex.Var], outputs: Iterable[Atom]
+) -> jex.ClosedJaxpr:
+    """Returns some equations of a jaxpr as a jaxpr. JAX documents how jaxprs are read, not how they are made."""
     debug_info = jaxpr.debug_info.with_unknown_names()
     replaced = jaxpr.replace(
         constvars=[], invars=list(inputs), outvars=list(outputs), eqns=list(eqns), debug_info=debug_info
@@ -193,11 +211,11 @@ def part_of_jaxpr(jaxpr, eqns, inputs, outputs):
     return jex.ClosedJaxpr(replaced, [])
 
 
-def bound_again(eqn, params, operands):
-    """The results of a jaxpr's equation for these operands, with these parameters in place of its own.
+def bound_again(eqn: jex.JaxprEqn, params: Mapping[str, Any], operands: Iterable[Leaf]) -> list[Leaf]:
+    """Binds the primitive of an equation again, with these parameters in place of its own, and returns the results.
 
-    Only for equations without programs in their parameters is it documented how to bind them. JAX's errors and
-    profiles name the user's line of the equation, and not the one that binds it again.
+    JAX documents that only for equations without jaxprs among their parameters. Its errors and profiles then name the
+    user's line of the equation, and not the one that binds it again.
     """
     from jax._src import source_info_util
 
@@ -207,10 +225,15 @@ def bound_again(eqn, params, operands):
     return results if eqn.primitive.multiple_results else [results]
 
 
-def shard_map_again(eqn, function, in_specs, out_specs):
-    """`function` mapped over the same mesh as a `shard_map` in a jaxpr.
+def shard_map_again(
+    eqn: jex.JaxprEqn,
+    function: Callable[..., Tree],
+    in_specs: Iterable[jax.sharding.PartitionSpec],
+    out_specs: Iterable[jax.sharding.PartitionSpec],
+) -> Callable[..., Tree]:
+    """Returns `function` mapped over the same mesh as a `shard_map` in a jaxpr.
 
-    What the equation's parameters are called is documented nowhere.
+    The names of the equation's parameters are documented nowhere.
     """
     params = eqn.params
     return jax.shard_map(
@@ -224,30 +247,31 @@ def shard_map_again(eqn, function, in_specs, out_specs):
 
 
 def named_axis_effect() -> type:
-    """The class of the effect that a jaxpr has where it uses a named axis, which JAX exports nowhere."""
+    """Returns the class of the effect of jaxprs that use a named axis, which JAX does not export."""
     from jax._src.core import NamedAxisEffect
 
     return NamedAxisEffect
 
 
 def array_type() -> type:
-    """The class of concrete arrays, found without making one, which would start JAX's backend."""
+    """Returns the class of concrete arrays, found without making one, which would start JAX's backend."""
     from jax._src.array import ArrayImpl
 
     return ArrayImpl
 
 
-def coordination_client():
-    """The client of the job's coordination service, whose key-value store `jax.distributed` keeps to itself."""
+def coordination_client() -> Any:
+    """Returns the client of the job's coordination service, whose key-value store `jax.distributed` keeps to itself."""
     from jax._src import distributed
 
     return distributed.global_state.client
 
 
-def value_of_key(client, key: str, milliseconds: int) -> str | None:
-    """The value of a key, once another worker has set it; None where it has not in this time."""
+def value_of_key(client: Any, key: str, milliseconds: int) -> str | None:
+    """Returns the value of a key once another worker has set it; None if none has in this time."""
     try:
-        return client.blocking_key_value_get(key, milliseconds)
+        value: str = client.blocking_key_value_get(key, milliseconds)
+        return value
     except jax.errors.JaxRuntimeError as error:
         if "DEADLINE_EXCEEDED" not in str(error):
             raise
@@ -255,17 +279,17 @@ def value_of_key(client, key: str, milliseconds: int) -> str | None:
 
 
 def backend_started() -> bool:
-    """Whether JAX has begun to compute, after which its settings for several processes come too late."""
+    """Returns whether JAX has begun to compute, after which its settings for several processes come too late."""
     from jax._src import xla_bridge
 
     return xla_bridge.backends_are_initialized()
 
 
 @contextlib.contextmanager
-def gloo_at(host: str):
-    """Has Gloo be reached at this address of the machine, if JAX starts on CPU in the `with`.
+def gloo_at(host: str) -> Iterator[None]:
+    """Has Gloo listen at this address of the machine, if JAX starts on CPU in the `with`.
 
-    JAX itself takes what the machine's own name stands for, which is often 127.0.1.1, and has no setting for it.
+    JAX itself takes the address of the machine's own name, which is often 127.0.1.1, and has no setting for it.
     """
     from jaxlib import _jax
 
@@ -278,7 +302,7 @@ def gloo_at(host: str):
 
 
 def leave_distributed() -> None:
-    """Has JAX end this process without a word to its coordination service.
+    """Lets this process end without telling JAX's coordination service.
 
     `jax.distributed.shutdown` waits until all processes call it and, where the service ends first, the others'
     clients abort. Neither the client nor the service is destroyed, since their destructors do the same.
@@ -295,7 +319,7 @@ def leave_distributed() -> None:
 
 
 def wait_for_effects() -> None:
-    """Waits for what programs print or write. Where one of them failed, its error is left to who reads its outputs.
+    """Waits for the callbacks of programs. The error of a program that failed is left to whoever reads its outputs.
 
     `jax.effects_barrier` raises the error of any program, and again in each later call.
     """
@@ -310,21 +334,23 @@ def wait_for_effects() -> None:
 _CALLBACKS = {"pure_callback", "io_callback", "debug_callback", "debug_print"}
 
 
-def with_callbacks(closed, around):
-    """A jaxpr whose callbacks, inner ones too, are others, and the names of the primitives in it.
+def with_callbacks(
+    closed: jex.ClosedJaxpr, around: Callable[[Callable[..., Any], Sequence[Any], bool], Callable[..., Any]]
+) -> tuple[jex.ClosedJaxpr, set[str]]:
+    """Replaces the callbacks of a jaxpr, inner ones too; returns it and the names of the primitives in it.
 
-    "callback" stands for all kinds of callbacks among the names. What the parameters of these primitives are called is
+    "callback" stands for all kinds of callbacks among the names. The names of these primitives' parameters are
     documented nowhere, nor how a jaxpr's equations are replaced.
 
     Args:
         closed: the jaxpr.
-        around: of a Python function that is called back, the types of what it returns and whether it only shows
-            something, makes the one that is to be called.
+        around: takes the Python function that is called back, the avals of its results, and whether it only prints;
+            returns the function to call in its place.
     """
-    known: dict[int, Any] = {}  # by the ids of jaxprs, which are often the same object many times
+    known: dict[int, jex.Jaxpr] = {}  # by id, since the same jaxpr is often a parameter of many equations
     names: set[str] = set()
 
-    def of_params(value):
+    def of_params(value: Any) -> Any:
         if hasattr(value, "eqns") and not hasattr(value, "consts"):
             return of_jaxpr(value)
         if hasattr(value, "jaxpr") and hasattr(value, "consts"):
@@ -335,14 +361,14 @@ def with_callbacks(closed, around):
             return value if all(one is other for one, other in zip(items, value)) else type(value)(items)
         return value
 
-    def of_jaxpr(jaxpr):
+    def of_jaxpr(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
         if id(jaxpr) not in known:
             eqns = [of_eqn(eqn) for eqn in jaxpr.eqns]
             changed = any(one is not other for one, other in zip(eqns, jaxpr.eqns))
             known[id(jaxpr)] = jaxpr.replace(eqns=eqns) if changed else jaxpr
         return known[id(jaxpr)]
 
-    def of_eqn(eqn):
+    def of_eqn(eqn: Any) -> Any:
         name, params = eqn.primitive.name, eqn.params
         names.add("callback" if name in _CALLBACKS else name)
         if name == "debug_print":
@@ -359,7 +385,7 @@ def with_callbacks(closed, around):
                 for cell in getattr(function, "__closure__", None) or ()
             )
             return eqn.replace(params={**params, "callback": around(function, params.get("result_avals", ()), shows)})
-        if name == "pallas_call":  # what a kernel prints is no Python
+        if name == "pallas_call":  # a kernel prints without Python
             return eqn
         changed = {key: of_params(value) for key, value in params.items()}
         same = all(changed[key] is value for key, value in params.items())
@@ -369,7 +395,7 @@ def with_callbacks(closed, around):
 
 
 def hide_lines_of(folder: str) -> None:
-    """Has JAX name the line outside of a folder that an operation comes from, in its errors and in programs' metadata.
+    """Makes JAX's errors and programs' metadata name the line outside of a folder that an operation comes from.
 
     JAX names the innermost line that is not its own, which would always be one of ours. It keeps a list of its own
     files, and documents no way to add to it.
@@ -379,6 +405,6 @@ def hide_lines_of(folder: str) -> None:
     source_info_util.register_exclusion(folder)
 
 
-def order_of_check(error) -> int:
-    """The place in the program of the check that failed, of an error of `checkify`, which tells it to nobody."""
+def order_of_check(error: checkify.Error) -> int:
+    """Returns the position in the program of the check that failed, which `checkify` keeps to itself."""
     return min(int(code) for code in error._code.values())

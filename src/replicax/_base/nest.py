@@ -1,4 +1,4 @@
-"""Walking structures: dicts, lists, tuples, named tuples, and whatever else is registered as a pytree.
+"""Mapping and flattening structures: dicts, lists, tuples, named tuples, and whatever else is registered as a pytree.
 
 `jax.tree` sorts the keys of dicts and wants every replica's structure flattened alike; here order is kept,
 and a difference between replicas is an error that says where.
@@ -7,13 +7,14 @@ and a difference between replicas is an error that says where.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
+from replicax._base.types import Leaf, Tree
 
-class Leaf:
+
+class LeafBase:
     """A base for classes that are leaves of structures although JAX may know them as pytrees.
 
     Objects of other classes are asked by their method `_replicax_leaf`, if they have one.
@@ -22,26 +23,26 @@ class Leaf:
     __slots__ = ()
 
 
-def is_leaf(value: Any) -> bool:
-    """For `is_leaf=` of `jax.tree` functions."""
-    return isinstance(value, Leaf) or (hasattr(type(value), "_replicax_leaf") and value._replicax_leaf())
+def is_leaf(value: Tree) -> bool:
+    """Returns whether JAX is not to look into an object; for `is_leaf=` of `jax.tree` functions."""
+    return isinstance(value, LeafBase) or (hasattr(type(value), "_replicax_leaf") and bool(value._replicax_leaf()))
 
 
-def is_namedtuple(value: Any) -> bool:
-    """Whether `value` is an instance of a named tuple class."""
+def is_namedtuple(value: Tree) -> bool:
+    """Returns whether `value` is an instance of a named tuple class."""
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def _one_level(value: Any) -> tuple[list[Any], Any] | None:
-    """Children and tree of a registered pytree node, None for a leaf."""
+def _one_level(value: Tree) -> tuple[list[Tree], jax.tree_util.PyTreeDef] | None:
+    """Returns children and tree of a registered pytree node, None for a leaf."""
     children, tree = jax.tree.flatten(value, is_leaf=lambda node: node is not value)
     if len(children) == 1 and children[0] is value:
         return None
     return children, tree
 
 
-def map_structure(fn: Callable[[Any], Any], nest: Any) -> Any:
-    """`fn` of every leaf, in the same structure."""
+def map_structure(fn: Callable[[Leaf], object], nest: Tree) -> Tree:
+    """Applies `fn` to every leaf and returns the results in the same structure."""
     if nest is None or is_leaf(nest):
         return fn(nest)
     if type(nest) is dict:
@@ -56,25 +57,25 @@ def map_structure(fn: Callable[[Any], Any], nest: Any) -> Any:
     return jax.tree.unflatten(tree, [map_structure(fn, child) for child in children])
 
 
-def leaves(nest: Any) -> list[Any]:
-    """Every leaf, None included, in the order of the structure."""
-    found: list[Any] = []
+def leaves(nest: Tree) -> list[Leaf]:
+    """Returns every leaf, None included, in the order of the structure."""
+    found: list[Leaf] = []
     map_structure(found.append, nest)
     return found
 
 
-def values(nest: Any) -> list[Any]:
-    """Every leaf but None, which JAX, too, takes for a part of the structure."""
+def values(nest: Tree) -> list[Leaf]:
+    """Returns every leaf but None, which for JAX, too, is a part of the structure."""
     return [leaf for leaf in leaves(nest) if leaf is not None]
 
 
-def map_values(fn: Callable[[Any], Any], nest: Any) -> Any:
-    """`fn` of each of `values`, in the same structure."""
+def map_values(fn: Callable[[Leaf], object], nest: Tree) -> Tree:
+    """Applies `fn` to every leaf but None and returns the results in the same structure."""
     return map_structure(lambda leaf: None if leaf is None else fn(leaf), nest)
 
 
-def merge(nests: Sequence[Any], fn: Callable[[Sequence[Any]], Any]) -> Any:
-    """One structure from several alike: `fn` of the leaves that stand in the same place.
+def merge(nests: Sequence[Tree], fn: Callable[[Sequence[Leaf]], object]) -> Tree:
+    """Returns one structure for several alike: `fn` of the leaves at the same path in each.
 
     Raises:
         AssertionError: the structures differ; the message says how.
@@ -102,7 +103,7 @@ def merge(nests: Sequence[Any], fn: Callable[[Sequence[Any]], Any]) -> Any:
     return jax.tree.unflatten(trees[0], [merge(group, fn) for group in zip(*(found[0] for found in levels if found))])
 
 
-def _check_types(nests: Sequence[Any]) -> None:
+def _check_types(nests: Sequence[Tree]) -> None:
     kinds = {type(nest) for nest in nests}
     assert len(kinds) == 1, "the replicas' structures differ: one has a " + ", another a ".join(
         sorted(k.__name__ for k in kinds)

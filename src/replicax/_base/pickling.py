@@ -7,16 +7,20 @@ A pickled array then comes back with another dtype, and with another value where
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import numpy as np
 
+from replicax._base.types import Leaf, Tree
+
+_Reduced: TypeAlias = tuple[Callable[..., jax.Array], tuple[object, ...]]
+
 _WIDE = frozenset(map(np.dtype, ("int64", "uint64", "float64", "complex128")))
 
 
-def reduced(array: Any) -> tuple[Any, ...]:
-    """What pickle stores of a JAX array, as `__reduce__` returns it: loading it gives the same dtype and values.
+def reduced(array: jax.Array) -> _Reduced:
+    """Returns what pickle stores of a JAX array, as `__reduce__` does; loading it gives the same dtype and values.
 
     Arrays of other dtypes are stored as JAX stores them, so that loading them needs JAX alone.
 
@@ -26,11 +30,11 @@ def reduced(array: Any) -> tuple[Any, ...]:
     >>> function(*arguments).dtype
     dtype('int64')
     """
-    function, arguments = array.__reduce__()
-    return (_loaded, (function, arguments)) if array.dtype in _WIDE else (function, arguments)
+    parts: _Reduced = array.__reduce__()  # type: ignore[assignment]
+    return (_loaded, parts) if array.dtype in _WIDE else parts
 
 
-def _loaded(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _loaded(function: Callable[..., jax.Array], arguments: tuple[object, ...]) -> jax.Array:
     with jax.enable_x64(True):
         return function(*arguments)
 
@@ -40,17 +44,17 @@ class _Stored:
 
     __slots__ = ("_array",)
 
-    def __init__(self, array: Any):
+    def __init__(self, array: jax.Array):
         self._array = array
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> _Reduced:
         return reduced(self._array)
 
 
-def stored(tree: Any) -> Any:
-    """A pytree for a pickled object's state, whose arrays keep their 64-bit dtypes."""
+def stored(tree: Tree) -> Tree:
+    """Returns a pytree for a pickled object's state, whose arrays keep their 64-bit dtypes."""
 
-    def of_leaf(leaf: Any) -> Any:
+    def of_leaf(leaf: Leaf) -> Leaf:
         is_concrete = isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)
         return _Stored(leaf) if is_concrete and leaf.dtype in _WIDE else leaf
 

@@ -14,30 +14,29 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import jax
 
 active: profile | None = None
 
 
-def identifier(function: Any) -> str:
+def identifier(function: object) -> str:
     """Returns the name that a function has in programs and traces."""
     name = getattr(function, "__name__", "")
     return name if name.isidentifier() else "function"
 
 
-def step(function: str, number: int) -> contextlib.AbstractContextManager[Any]:
+def step(function: str, number: int) -> contextlib.AbstractContextManager[object]:
     """Returns a context that stands in the trace as a step, for one call of a compiled function."""
     return jax.profiler.StepTraceAnnotation(function, step_num=number)
 
 
-def replica(number: int) -> contextlib.AbstractContextManager[Any]:
+def replica(number: int) -> contextlib.AbstractContextManager[object]:
     """Returns a context that stands in the trace as a replica, for an eager replica in its own thread."""
     return jax.profiler.TraceAnnotation(f"replica {number}")
 
 
-class profile(contextlib.AbstractContextManager):
+class profile(contextlib.AbstractContextManager["profile", None]):
     """Traces what happens in the `with`, for XProf and Perfetto.
 
     Every call of a `replicax.function` in it is a step, with the function's name and the number of the call, counted

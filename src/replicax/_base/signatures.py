@@ -5,9 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
+
+from replicax._base.types import Tree
+
+# The path of a leaf, as `jax.tree_util` gives it.
+Path: TypeAlias = tuple[Any, ...]
 
 
 class _Text(str):
@@ -17,8 +22,8 @@ class _Text(str):
         return True
 
 
-def named(flat: Callable[..., Any], function: Callable[..., Any], paths: Sequence[Any]) -> Callable[..., Any]:
-    """`flat`, which takes arrays alone, with the name and place of `function`, and names of its arguments.
+def named(flat: Callable[..., Tree], function: Callable[..., Tree], paths: Sequence[Path]) -> Callable[..., Tree]:
+    """Returns `flat`, which takes arrays alone, with the name and place of `function`, and names of its arguments.
 
     Args:
         flat: what JAX is to trace.
@@ -27,7 +32,7 @@ def named(flat: Callable[..., Any], function: Callable[..., Any], paths: Sequenc
     """
 
     @functools.wraps(function, updated=())
-    def traced(*arrays: Any) -> Any:
+    def traced(*arrays: jax.Array) -> Tree:
         return flat(*arrays)
 
     parameters = [inspect.Parameter(_Text(name), inspect.Parameter.POSITIONAL_ONLY) for name in _names(function, paths)]
@@ -35,7 +40,7 @@ def named(flat: Callable[..., Any], function: Callable[..., Any], paths: Sequenc
     return traced
 
 
-def _names(function: Callable[..., Any], paths: Sequence[Any]) -> list[str]:
+def _names(function: Callable[..., Tree], paths: Sequence[Path]) -> list[str]:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -43,7 +48,7 @@ def _names(function: Callable[..., Any], paths: Sequence[Any]) -> list[str]:
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
 
-    def name(path: Any) -> str:
+    def name(path: Path) -> str:
         group, first, *inside = path
         if group.idx == 1:
             root = str(first.key)

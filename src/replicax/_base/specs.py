@@ -1,4 +1,4 @@
-"""What is known of a value before it is there: shape and dtype, for one tensor or for one tensor a replica.
+"""Specs, which tell shape and dtype of a value before it is there: of one tensor, or of one for each replica.
 
 A dimension that may differ from element to element is None. Specs are leaves of `jax.tree`'s structures, so the
 spec of a dict of arrays is a dict of specs.
@@ -7,11 +7,13 @@ spec of a dict of arrays is a dict of specs.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from replicax._base.types import Leaf, Tree
 
 # Stands before a dtype's name in a printed spec. replicax.tf sets it to "tf.".
 dtype_prefix = ""
@@ -21,31 +23,37 @@ PYTHON_DTYPES = {bool: np.bool_, int: np.int32, float: np.float32, complex: np.c
 
 
 # What stands for a dtype besides what numpy takes for one. replicax.tf adds TensorFlow's numbers and Python's types.
-dtype_aliases: dict[Any, np.dtype] = {"string": np.dtype(object)}
+dtype_aliases: dict[object, np.dtype] = {"string": np.dtype(object)}
 
-# numpy's own object of each dtype, for those that equal it: pickled and copied dtypes are other objects, and programs
+# NumPy's own object of each dtype, for those that equal it: pickled and copied dtypes are other objects, and programs
 # compare by identity (`x.dtype is tf.float32`).
-SINGLE_DTYPES: dict[Any, Any] = {np.dtype(code): np.dtype(code) for code in np.typecodes["All"] if code not in "SUVMm"}
+SINGLE_DTYPES: dict[np.dtype, np.dtype] = {
+    np.dtype(code): np.dtype(code) for code in np.typecodes["All"] if code not in "SUVMm"
+}
 
 
-def as_dtype(dtype: Any) -> Any:
-    """`dtype` as a numpy dtype. Strings of any length are the dtype object, written "string"."""
+def as_dtype(dtype: Any) -> np.dtype:
+    """Returns `dtype` as a NumPy dtype. Strings of any length are the dtype object, written "string"."""
     try:
-        dtype = np.dtype(dtype_aliases.get(dtype, dtype))
+        found: np.dtype = np.dtype(dtype_aliases.get(dtype, dtype))
     except TypeError:
-        return dtype  # JAX has dtypes that numpy has not, such as those of random keys
-    if dtype.kind in "SU":
+        return cast(np.dtype, dtype)  # JAX has dtypes that NumPy has not, such as those of random keys
+    if found.kind in "SU":
         return np.dtype(object)
-    dtype = dtype if dtype.isnative else dtype.newbyteorder("=")
-    return SINGLE_DTYPES.get(dtype, dtype)
+    found = found if found.isnative else found.newbyteorder("=")
+    return SINGLE_DTYPES.get(found, found)
 
 
-def dtype_name(dtype: Any) -> str:
-    """The name under which a spec prints `dtype`, such as float32, bfloat16 or string."""
+def dtype_name(dtype: np.dtype) -> str:
+    """Returns the name under which a spec prints `dtype`, such as float32, bfloat16 or string."""
     return dtype_prefix + ("string" if dtype == np.dtype(object) else str(getattr(dtype, "name", dtype)))
 
 
-class TensorShape(tuple):
+# A shape as users give it.
+ShapeLike: TypeAlias = Iterable[int | None] | int | None
+
+
+class TensorShape(tuple[int | None, ...]):
     """The shape of a tensor: a tuple of dimensions, None where one is not known; or unknown as a whole.
 
     >>> import replicax as rx
@@ -58,7 +66,7 @@ class TensorShape(tuple):
 
     _known: bool = True
 
-    def __new__(cls, dims: Iterable[int | None] | int | None) -> TensorShape:
+    def __new__(cls, dims: ShapeLike) -> TensorShape:
         known = dims is not None and getattr(dims, "_known", True)
         if isinstance(dims, (int, np.integer)):
             dims = (int(dims),)
@@ -77,33 +85,33 @@ class TensorShape(tuple):
     ndims = rank
 
     def as_list(self) -> list[int | None]:
-        """The dimensions; `ValueError` for a shape of unknown rank."""
+        """Returns the dimensions; raises `ValueError` for a shape of unknown rank."""
         if not self._known:
             raise ValueError("as_list() is not defined on an unknown TensorShape.")
         return list(self)
 
     def is_fully_defined(self) -> bool:
-        """Whether every dimension is known."""
+        """Returns whether every dimension is known."""
         return self._known and None not in self
 
     def num_elements(self) -> int | None:
-        """The product of the dimensions, None where one is not known."""
-        return int(np.prod(self, dtype=np.int64)) if self.is_fully_defined() else None
+        """Returns the product of the dimensions, None where one is not known."""
+        return int(np.prod(np.array(self, np.int64))) if self.is_fully_defined() else None
 
-    def is_compatible_with(self, other: Any) -> bool:
-        """Whether a tensor can have both shapes: equal in every dimension that both know."""
+    def is_compatible_with(self, other: ShapeLike) -> bool:
+        """Returns whether a tensor can have both shapes: equal in every dimension that both know."""
         other = TensorShape(other)
         if not (self._known and other._known):
             return True
         return len(self) == len(other) and all(a is None or b is None or a == b for a, b in zip(self, other))
 
-    def assert_is_compatible_with(self, other: Any) -> None:
-        """`ValueError` where a tensor cannot have both shapes."""
+    def assert_is_compatible_with(self, other: ShapeLike) -> None:
+        """Raises `ValueError` where a tensor cannot have both shapes."""
         if not self.is_compatible_with(other):
             raise ValueError(f"Shapes {self} and {other} are incompatible")
 
-    def concatenate(self, other: Any) -> TensorShape:
-        """These dimensions and then those of `other`."""
+    def concatenate(self, other: ShapeLike) -> TensorShape:
+        """Returns these dimensions and then those of `other`."""
         other = TensorShape(other)
         return TensorShape([*self, *other] if self._known and other._known else None)
 
@@ -141,7 +149,7 @@ class TensorShape(tuple):
     def __repr__(self) -> str:
         return f"TensorShape({list(self) if self._known else None})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return TensorShape, (tuple(self) if self._known else None,)
 
 
@@ -162,7 +170,7 @@ class TensorSpec:
 
     __slots__ = ("_shape", "_dtype", "_name")
 
-    def __init__(self, shape: Any, dtype: Any = np.float32, name: str | None = None):
+    def __init__(self, shape: ShapeLike, dtype: Any = np.float32, name: str | None = None):
         self._shape = TensorShape(shape)
         self._dtype = as_dtype(dtype)
         self._name = name
@@ -173,8 +181,8 @@ class TensorSpec:
         return self._shape
 
     @property
-    def dtype(self) -> Any:
-        """The dtype, as numpy's."""
+    def dtype(self) -> np.dtype:
+        """The dtype, as NumPy's."""
         return self._dtype
 
     @property
@@ -188,18 +196,20 @@ class TensorSpec:
         return jax.Array
 
     @classmethod
-    def from_tensor(cls, tensor: Any, name: str | None = None) -> TensorSpec:
-        """The spec of an array, a number or a string."""
+    def from_tensor(cls, tensor: Leaf, name: str | None = None) -> TensorSpec:
+        """Returns the spec of an array, a number or a string."""
         spec = _leaf_spec(tensor)
         return cls(spec.shape, spec.dtype, name)
 
     @classmethod
-    def from_spec(cls, spec: Any, name: str | None = None) -> TensorSpec:
-        """The spec of anything that has a shape and a dtype, such as a `jax.ShapeDtypeStruct`."""
+    def from_spec(
+        cls, spec: jax.ShapeDtypeStruct | jax.Array | np.ndarray | TensorSpec, name: str | None = None
+    ) -> TensorSpec:
+        """Returns the spec of anything that has a shape and a dtype, such as a `jax.ShapeDtypeStruct`."""
         return cls(spec.shape, spec.dtype, name)
 
-    def is_compatible_with(self, spec_or_value: Any) -> bool:
-        """Whether a spec, an array or a number fits: the same dtype, and no dimension that differs."""
+    def is_compatible_with(self, spec_or_value: Leaf) -> bool:
+        """Returns whether a spec, an array or a number fits: the same dtype, and no dimension that differs."""
         other = spec_or_value if isinstance(spec_or_value, TensorSpec) else _leaf_spec(spec_or_value)
         return self.dtype == other.dtype and self.shape.is_compatible_with(other.shape)
 
@@ -214,7 +224,7 @@ class TensorSpec:
     def __repr__(self) -> str:
         return f"TensorSpec(shape={self.shape}, dtype={dtype_name(self.dtype)}, name={self.name!r})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return TensorSpec, (self.shape, self.dtype, self.name)
 
 
@@ -228,16 +238,16 @@ class PerReplicaSpec:
 
     __slots__ = ("_value_specs",)
 
-    def __init__(self, *value_specs: Any):
+    def __init__(self, *value_specs: TensorSpec):
         self._value_specs = tuple(value_specs)
 
     @property
-    def value_specs(self) -> tuple[Any, ...]:
+    def value_specs(self) -> tuple[TensorSpec, ...]:
         """The components' specs, in the order of the replicas."""
         return self._value_specs
 
-    def is_compatible_with(self, spec_or_value: Any) -> bool:
-        """Whether the components of a PerReplicaSpec, or of a value with `.values`, fit one by one."""
+    def is_compatible_with(self, spec_or_value: Leaf) -> bool:
+        """Returns whether the components of a PerReplicaSpec, or of a value with `.values`, fit one by one."""
         if isinstance(spec_or_value, PerReplicaSpec):
             others = spec_or_value.value_specs
         else:
@@ -257,11 +267,11 @@ class PerReplicaSpec:
     def __repr__(self) -> str:
         return f"PerReplicaSpec({', '.join(map(repr, self.value_specs))})"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return PerReplicaSpec, self.value_specs
 
 
-def _leaf_spec(value: Any) -> TensorSpec:
+def _leaf_spec(value: Leaf) -> TensorSpec:
     if isinstance(value, TensorSpec):
         return value
     if hasattr(value, "shape") and hasattr(value, "dtype"):
@@ -277,14 +287,14 @@ def _leaf_spec(value: Any) -> TensorSpec:
 
 
 def has_64_bit_types() -> bool:
-    """Whether arrays may be of 64-bit types when that is asked for."""
+    """Returns whether arrays may have 64-bit dtypes where these are asked for."""
     config: Any = jax.config  # its options are not declared
     allowed = config.jax_explicit_x64_dtypes
     return bool(config.jax_enable_x64) or str(getattr(allowed, "name", allowed)).lower() == "allow"
 
 
-def spec_of(value: Any) -> Any:
-    """The specs of a structure of arrays, numbers and strings, in the same structure.
+def spec_of(value: Tree) -> Tree:
+    """Returns the specs of a structure of arrays, numbers and strings, in the same structure.
 
     >>> spec_of({"x": np.ones((2, 3)), "y": 1})["y"]
     TensorSpec(shape=(), dtype=int32, name=None)
@@ -292,8 +302,8 @@ def spec_of(value: Any) -> Any:
     return jax.tree.map(_leaf_spec, value)
 
 
-def conform(value: Any, spec: Any) -> Any:
-    """`value` as an argument that was declared as `spec`, a structure of specs.
+def conform(value: Tree, spec: Tree) -> Tree:
+    """Returns `value` as an argument that was declared as `spec`, a structure of specs.
 
     Numbers and numpy arrays become arrays of the declared dtype; JAX arrays and PerReplica values must have it.
 
@@ -309,7 +319,7 @@ def conform(value: Any, spec: Any) -> Any:
     return structure.unflatten([_conform_leaf(leaf, leaf_spec) for leaf, leaf_spec in pairs])
 
 
-def _conform_leaf(value: Any, spec: Any) -> Any:
+def _conform_leaf(value: Leaf, spec: Leaf) -> Leaf:
     if isinstance(spec, PerReplicaSpec):
         parts = getattr(value, "values", None)
         if not isinstance(parts, tuple):

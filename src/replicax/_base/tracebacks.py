@@ -37,11 +37,12 @@ for _name in ("replicax", "malt"):
 
 @functools.lru_cache(maxsize=4096)
 def is_hidden_file(filename: str) -> bool:
+    """Returns whether a file is of replicax, JAX or AutoGraph."""
     return filename.startswith(_HIDDEN)
 
 
 def is_users(code: types.CodeType) -> bool:
-    """Whether a function with this code belongs to the user's program or to a library other than replicax and JAX."""
+    """Returns whether a function with this code is the user's or of a library other than replicax and JAX."""
     return not is_hidden_file(code.co_filename)
 
 
@@ -96,7 +97,7 @@ def set_advice(advise: Callable[[BaseException], None]) -> None:
 
 
 def users_frame() -> types.FrameType:
-    """The innermost frame of this thread that is the user's; the outermost of all where none is."""
+    """Returns the innermost frame of this thread that is the user's; the outermost of all where none is."""
     frame = sys._getframe(1)
     while not is_users(frame.f_code) and frame.f_back is not None:
         frame = frame.f_back

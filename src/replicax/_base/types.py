@@ -1,11 +1,14 @@
-"""The words of the API: enumerations and option records, without behaviour of their own."""
+"""Enumerations and option records of the API, without behaviour of their own, and names of types."""
 
 from __future__ import annotations
 
 import enum
 import numbers
 import operator
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypeVar
+
+_T = TypeVar("_T")
 
 # A user's pytree: any nesting of containers that JAX knows, with anything as its leaves.
 Tree: TypeAlias = Any
@@ -28,7 +31,7 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
-        """The `ReduceOp` of an aggregation that has one; `ValueError` for NONE and ONLY_FIRST_REPLICA."""
+        """Returns the `ReduceOp` of an aggregation; raises `ValueError` for NONE and ONLY_FIRST_REPLICA."""
         if aggregation == VariableAggregation.SUM:
             return ReduceOp.SUM
         if aggregation == VariableAggregation.MEAN:
@@ -38,8 +41,8 @@ class ReduceOp(enum.Enum):
         )
 
 
-def as_reduce_op(reduce_op: Any) -> ReduceOp:
-    """A `ReduceOp` or its name in any case, as a `ReduceOp`."""
+def as_reduce_op(reduce_op: object) -> ReduceOp:
+    """Returns a `ReduceOp` that is given as such, or by its name in any case."""
     if isinstance(reduce_op, ReduceOp):
         return reduce_op
     if isinstance(reduce_op, str):
@@ -50,15 +53,15 @@ def as_reduce_op(reduce_op: Any) -> ReduceOp:
     )
 
 
-def as_axis(axis: Any) -> int:
-    """`axis` as an int; `TypeError` if it is none."""
-    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+def as_axis(axis: object) -> int:
+    """Returns `axis` as an int; raises `TypeError` if it is none."""
+    if isinstance(axis, bool) or not isinstance(axis, SupportsIndex):
         raise TypeError(f"`axis` is the number of a dimension, an int, got {axis!r} of type {type(axis).__name__}.")
     return operator.index(axis)
 
 
-def check_reduction_axis(axis: Any) -> None:
-    """`TypeError` for what is not None, an int or a tuple of ints."""
+def check_reduction_axis(axis: object) -> None:
+    """Raises `TypeError` for what is not None, an int or a tuple of ints."""
     for one in axis if isinstance(axis, tuple) else () if axis is None else (axis,):
         if isinstance(one, bool) or not isinstance(one, numbers.Integral):
             raise TypeError(f"`axis` is None, an int or a tuple of ints, got {axis!r} of type {type(axis).__name__}.")
@@ -94,8 +97,8 @@ class VariableAggregation(enum.Enum):
 VariableAggregation.__name__ = "VariableAggregationV2"
 
 
-def as_synchronization(value: Any, name: str | None) -> VariableSynchronization:
-    """`value` where it is a member, AUTO for None; else `ValueError`, naming the variable."""
+def as_synchronization(value: object, name: str | None) -> VariableSynchronization:
+    """Returns `value` if it is a member, AUTO for None; raises `ValueError`, naming the variable, for anything else."""
     if value is None:
         return VariableSynchronization.AUTO
     try:
@@ -104,8 +107,8 @@ def as_synchronization(value: Any, name: str | None) -> VariableSynchronization:
         raise ValueError(f"Invalid variable synchronization mode: {value} for variable: {name}") from None
 
 
-def as_aggregation(value: Any, name: str | None) -> VariableAggregation:
-    """`value` where it is a member or a member's number, NONE for None; else `ValueError`."""
+def as_aggregation(value: object, name: str | None) -> VariableAggregation:
+    """Returns the member that is `value` or has it as its number, NONE for None; raises `ValueError` for others."""
     if value is None:
         return VariableAggregation.NONE
     try:
@@ -119,7 +122,7 @@ class RunOptions(NamedTuple):
 
     experimental_enable_dynamic_batch_size: bool = True
     experimental_bucketizing_dynamic_shape: bool = False
-    experimental_xla_options: Any = None
+    experimental_xla_options: object = None
 
 
 class InputReplicationMode(enum.Enum):
@@ -187,9 +190,9 @@ class CommunicationImplementation(enum.Enum):
     NCCL = "NCCL"
 
 
-def as_integer(argument: str, value: Any) -> int:
-    """An argument that is an integer; `TypeError` for anything else."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+def as_integer(argument: str, value: object) -> int:
+    """Returns an argument that is an integer as an int; raises `TypeError` for anything else."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         raise TypeError(f"`{argument}` is an int, got {value!r} of type {type(value).__name__}.")
     return operator.index(value)
 
@@ -248,7 +251,7 @@ class CommunicationOptions:
         self.reduction_dtype = reduction_dtype
 
     def exact(self) -> CommunicationOptions:
-        """The same, without `reduction_dtype`."""
+        """Returns the same options without `reduction_dtype`."""
         return CommunicationOptions(self.bytes_per_pack, self.timeout_seconds, self.implementation)
 
     def __repr__(self) -> str:
@@ -263,8 +266,8 @@ class CommunicationOptions:
 CommunicationOptions.__name__ = "Options"
 
 
-def as_options(options: Any, default: Any) -> Any:
-    """`options` where they are CommunicationOptions, the default for None; else `TypeError`."""
+def as_options(options: object, default: _T) -> CommunicationOptions | _T:
+    """Returns `options` if they are CommunicationOptions, the default for None; raises `TypeError` for others."""
     if options is None or isinstance(options, CommunicationOptions):
         return default if options is None else options
     raise TypeError(
@@ -273,9 +276,9 @@ def as_options(options: Any, default: Any) -> Any:
     )
 
 
-def as_flag(name: str, value: Any) -> bool:
-    """`value` where it is True or False; else `TypeError`, naming the argument."""
-    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):  # numpy's too
+def as_flag(name: str, value: object) -> bool:
+    """Returns `value` as a bool if it is True or False, NumPy's too; raises `TypeError` for anything else."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
         return bool(value)
     raise TypeError(f"`{name}` is True or False, got {value!r} of type {type(value).__name__}.")
 
@@ -348,7 +351,7 @@ class InputContext:
         return self._num_replicas_in_sync
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """The batch size of one replica; `ValueError` where the replicas do not divide the global one."""
+        """Returns the batch size of one replica; raises `ValueError` if the replicas do not divide the global one."""
         if global_batch_size % self._num_replicas_in_sync:
             raise ValueError(
                 f"The `global_batch_size` {global_batch_size} is not divisible by "
@@ -373,7 +376,11 @@ class TerminationConfig:
     """
 
     def __init__(
-        self, termination_watcher_fn: Any = None, exit_fn: Any = None, grace_period: Any = None, save_fn: Any = None
+        self,
+        termination_watcher_fn: Callable[[], bool] | None = None,
+        exit_fn: Callable[[], object] | None = None,
+        grace_period: float | None = None,
+        save_fn: Callable[..., object] | None = None,
     ):
         self.termination_watcher_fn, self.exit_fn = termination_watcher_fn, exit_fn
         self.grace_period, self.save_fn = grace_period, save_fn

@@ -58,7 +58,8 @@ class ConfigClusterResolver(ClusterResolver):
         Raises:
             ValueError: the cluster has no such task, or it is not known which task this process is.
         """
-        if (master := self._config().get("session_master")) is not None:
+        master: str | None = self._config().get("session_master")
+        if master is not None:
             return master
         spec = self.cluster_spec()
         if sum(map(spec.num_tasks, spec.jobs)) <= 1:

@@ -33,7 +33,8 @@ def metadata(path: str) -> str:
     )
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=_METADATA_SECONDS) as answer:
-        return answer.read().decode().strip()
+        text: bytes = answer.read()
+        return text.decode().strip()
 
 
 def service(name: str, version: str, credentials: Any, needed_by: str, **options: Any) -> Any:

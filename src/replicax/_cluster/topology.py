@@ -92,12 +92,12 @@ class Topology:
     @property
     def num_tasks(self) -> int:
         """How many tasks (hosts) there are."""
-        return self._coordinates.shape[0]
+        return int(self._coordinates.shape[0])
 
     @property
     def num_tpus_per_task(self) -> int:
         """How many devices each task has."""
-        return self._coordinates.shape[1]
+        return int(self._coordinates.shape[1])
 
     def task_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
         """Returns the task whose device is there; `ValueError` if there is none."""
@@ -224,12 +224,12 @@ class DeviceAssignment:
     @property
     def num_replicas(self) -> int:
         """How many replicas there are."""
-        return self._cores.shape[0]
+        return int(self._cores.shape[0])
 
     @property
     def num_cores_per_replica(self) -> int:
         """How many cores each replica has."""
-        return self._cores.shape[1]
+        return int(self._cores.shape[1])
 
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
         """Returns the coordinates of one of a replica's cores."""

@@ -193,7 +193,8 @@ class TPUClusterResolver(ClusterResolver):
             self._service = gce.service("tpu", "v2", self._credentials, "TPU cluster resolver", **options)
         name = f"projects/{self._project}/locations/{self._zone}/nodes/{self._workers.name}"
         try:
-            return self._service.projects().locations().nodes().get(name=name).execute()
+            node: dict[str, Any] = self._service.projects().locations().nodes().get(name=name).execute()
+            return node
         except Exception as error:
             raise ValueError(
                 f"The Cloud TPU service does not tell about {name}. Check the arguments tpu, zone and project. It "

@@ -385,6 +385,6 @@ def _as_per_replica(value: Leaf) -> PerReplica:
         return value
     if is_variable(value) and isinstance(value, DistributedValues):
         return value._as_distributed()
-    if isinstance(value, (IndexedSlices, nest.Leaf)):
+    if isinstance(value, (IndexedSlices, nest.LeafBase)):
         return PerReplica((value,))
     return PerReplica((arithmetic.as_array(value),))

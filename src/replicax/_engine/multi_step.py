@@ -153,7 +153,7 @@ def has_more(entries: Sequence[Any] | None, arguments: list[Any]) -> bool:
         return all(source is None or source._has_next(sources.count(source)) for source in sources)
 
 
-class Apart(list, nest.Leaf):
+class Apart(list, nest.LeafBase):
     """A leaf of the results of several steps that are no one array, such as those of batches of other sizes."""
 
 

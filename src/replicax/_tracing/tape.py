@@ -417,7 +417,7 @@ def _flatten(nest: Any, role: str) -> tuple[list[Any], Callable[[list[Any]], Any
     """The arrays and variables of a nest, and what puts others in their places; `TypeError` if there is more in it."""
 
     def is_source(node: Any) -> bool:
-        return active_tapes.is_variable(node) or isinstance(node, _nest.Leaf) or foreign_state.holds_variable(node)
+        return active_tapes.is_variable(node) or isinstance(node, _nest.LeafBase) or foreign_state.holds_variable(node)
 
     found, tree = jax.tree.flatten(nest, is_leaf=is_source)
     leaves = [foreign_state.variable_of(leaf) for leaf in found]

@@ -21,7 +21,7 @@ from replicax._values.forms import Form, Kind, Padded, Parts, Replicated, Shape,
 from replicax._values.mesh import AXIS, ReplicaMesh
 
 
-class DistributedValues(nest.Leaf):
+class DistributedValues(nest.LeafBase):
     """The base of values with a component for each replica: `PerReplica`, `Mirrored` and distributed variables."""
 
     __slots__ = ()

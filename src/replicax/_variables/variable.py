@@ -86,7 +86,7 @@ def replacing(old: Any, new: Any) -> Any:
     return new
 
 
-class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.Leaf, metaclass=_VariableType):
+class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metaclass=_VariableType):
     """State that replicas share: an array, or a whole pytree such as Flax parameters or an Optax state.
 
     Args:

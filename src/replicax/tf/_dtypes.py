@@ -180,6 +180,6 @@ def dress() -> None:
     (members,) = gc.get_referents(np.dtype.__dict__)
     members.update((name, value) for name, value in vars(DType).items() if not name.startswith("_"))
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(np.dtype))
-    specs.dtype_aliases.update(_BY_NUMBER)
+    specs.dtype_aliases.update(_BY_NUMBER.items())
     specs.dtype_aliases.update({kind: np.dtype(dtype) for kind, dtype in specs.PYTHON_DTYPES.items()})
     specs.dtype_aliases["float"] = DTYPES["float32"]
