@@ -260,9 +260,8 @@ def test_compiling_for_ever_ends_all(tmp_path, run_dir):
         step().block_until_ready()
         state.set_step_timeout(0.5)
         if job.process_id == 1:
-            with state.calling("step") as call:
-                call._call.compiling = True
-                time.sleep(600)
+            state.begin("step").compiling = True
+            time.sleep(600)
         step().block_until_ready()
     """
     with Workers(tmp_path, 2, code, env=run_dir.env) as workers:
@@ -321,8 +320,7 @@ def test_who_is_ahead_is_compared_as_well(tmp_path, run_dir, ahead):
     from replicax._job import state
     job = join()
     for label in ["other", "one"] if job.process_id == {ahead} else ["one"]:
-        with state.calling(label):
-            pass
+        state.begin(label).dispatched(None)
     time.sleep(600)
     """
     with Workers(tmp_path, 2, code, env=run_dir.env) as workers:
@@ -607,8 +605,8 @@ def test_a_forked_child_is_no_process_of_the_job(tmp_path):
         step().block_until_ready()
         if job.process_id == 1:
             if (child := os.fork()) == 0:
-                with state.calling("nobody hears of this"):
-                    os._exit(5 if state.current() is None else 6)
+                call = state.begin("nobody hears of this")
+                os._exit(5 if call is None and state.current() is None else 6)
             print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
             if os.fork() == 0:
                 time.sleep(1)

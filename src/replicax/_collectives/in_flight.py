@@ -18,11 +18,11 @@ from typing import Any
 import jax
 
 from replicax._job import state
-from replicax._job.call_log import Call, is_small
+from replicax._job.call_log import CollectiveCall, is_small
 
 LIMIT = 16
 
-_in_flight: collections.deque[tuple[jax.Array, Call | None]] = collections.deque()
+_in_flight: collections.deque[tuple[jax.Array, CollectiveCall | None]] = collections.deque()
 _lock = threading.Lock()
 
 
@@ -47,7 +47,7 @@ class calling:
 
     def __init__(self, mesh: Any, label: str, stacked: Sequence[jax.Array] = (), small: bool = False):
         self._mesh, self._label, self._stacked, self._small = mesh, label, stacked, small
-        self._call: Call | None = None
+        self._call: CollectiveCall | None = None
         self.output: Any = None
 
     def __enter__(self) -> calling:
@@ -79,7 +79,7 @@ class calling:
             _bound(output, call, small)
 
 
-def _bound(output: jax.Array, call: Call | None, small: bool) -> None:
+def _bound(output: jax.Array, call: CollectiveCall | None, small: bool) -> None:
     if not small:  # it is waited for at once, in place of being held
         output.block_until_ready()
         return

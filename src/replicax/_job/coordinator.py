@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from replicax._job import process_exit
-from replicax._job.call_log import Calls, Made
+from replicax._job.call_log import CallLog, Made
 from replicax._job.channel import Channel, wait
 from replicax._job.diagnosis import Diagnosis, Peer, broken, diverged, failure, left, standing, stuck
 from replicax._job.monitor import LINGER, Monitor
@@ -18,7 +18,7 @@ _COMPILES = 10  # deadlines of a step that compiling may take
 class Coordinator(Monitor):
     """The monitor of process 0."""
 
-    def __init__(self, peers: dict[int, Peer], calls: Calls, heartbeat: float, members: dict[int, Channel]):
+    def __init__(self, peers: dict[int, Peer], calls: CallLog, heartbeat: float, members: dict[int, Channel]):
         super().__init__(0, peers, calls, heartbeat)
         self._members = members
         self._told = 0.0

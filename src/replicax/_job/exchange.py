@@ -21,7 +21,7 @@ _counts: collections.Counter[str] = collections.Counter()
 
 
 def name(process: int) -> str:
-    """What messages call a process of the job."""
+    """Returns the name of a process of the job in messages."""
     job = state.current()
     return f"process {process}" if job is None else job.name(process)
 
@@ -31,9 +31,9 @@ class Stopped(Exception):
 
 
 def everyones(message: str, topic: str = "eager", stopped: Callable[[], bool] | None = None) -> list[str]:
-    """Every worker's message at this topic's next exchange, by process; waits for all of them.
+    """Sends a message to all workers and returns everyone's at this topic's next exchange, by process.
 
-    With `stopped` the wait is not watched, and given up (`Stopped`) as soon as that is true.
+    With `stopped` the wait is not watched, and is given up (`Stopped`) as soon as that is true.
     """
     count, me = jax.process_count(), jax.process_index()
     if count == 1:

@@ -1,4 +1,4 @@
-"""How a process joins a job of several, and how it leaves it: by the end of the program, or by its failure."""
+"""Joining a job of several processes, and leaving it by the end of the program or by its failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replicax._base import jax_internals, suppress_output
 from replicax._base.errors import JobError
 from replicax._job import preflight as _preflight
 from replicax._job import process_exit, state
-from replicax._job.call_log import Calls
+from replicax._job.call_log import CallLog
 from replicax._job.channel import Channel, Relay, interface, is_own, join_address, listen, parse
 from replicax._job.coordinator import Coordinator
 from replicax._job.diagnosis import Peer
@@ -106,7 +106,7 @@ def join(job: Job) -> None:
     preflight = _preflight.mode()
     limits = state.timeouts()
     heartbeat, limit = limits["heartbeat"] or 30.0, limits["start"] or 300.0
-    calls = Calls()
+    calls = CallLog()
     said: dict[int, dict[str, Any]] = {}
     peers = {i: Peer(job.name(i), job.addresses[i]) for i in range(len(job.tasks))}
     process_exit.mark_waiting(job.process_id, job.addresses)
@@ -153,7 +153,7 @@ def join(job: Job) -> None:
 
 
 def _own_address(published: str, channels: Iterable[Channel]) -> str:
-    """The address of this machine by which the others reach this process; that of every interface if there is no one.
+    """Returns the address of this machine by which the others reach this process, or that of every interface.
 
     Where its published address does not say it (a name that stands for the loopback here, an address that a router
     translates), it is the one that the connections between this process and process 0 have here.
@@ -167,7 +167,7 @@ def _own_address(published: str, channels: Iterable[Channel]) -> str:
 
 
 def _every_interface(job: Job, address: str) -> str:
-    """What process 0 says of its coordination service where it does not know its own address."""
+    """Returns what process 0 says of its coordination service if it does not know its own address."""
     return (
         f"{job.name(0)}: JAX's coordination service listens on every interface of this machine, port "
         f"{parse(address)[1]}: none of its addresses is {job.addresses[0]}, or several are."
@@ -175,7 +175,7 @@ def _every_interface(job: Job, address: str) -> str:
 
 
 def _coordination(published: str, at: str) -> tuple[socket.socket, str, str]:
-    """Where JAX's coordination service listens, where the others find it, and a socket that holds the port till then.
+    """Returns a socket that holds the port of JAX's coordination service, and its addresses here and for others.
 
     JAX ends the process where another program takes the port first. The socket does not listen, and lets only the
     service beside it, which asks for SO_REUSEPORT as every server of gRPC does on Linux.
@@ -236,7 +236,7 @@ def _first_collective() -> None:
 
 
 def _failed(error: BaseException) -> None:
-    """The main thread has ended in an exception: the others are told, and the process ends. Called by the hook."""
+    """Tells the others that the main thread has ended in an exception, and ends the process; called by the hook."""
     monitor, hooks = state.monitor(), _hooks
     assert hooks is not None
     if monitor is None or monitor.over.is_set():
@@ -273,7 +273,7 @@ def _end(monitor: Monitor, report: dict[str, Any]) -> None:
 
 
 def _leave() -> None:
-    """At the end of the program: waits for what this process has begun itself, tells the others, and goes."""
+    """Waits, at the end of the program, for the calls of this process, tells the others, and leaves the job."""
     monitor = state.monitor()
     if monitor is None or monitor.over.is_set():
         jax_internals.leave_distributed()
@@ -293,7 +293,7 @@ def _leave() -> None:
 
 
 def _forget() -> None:
-    """In a forked child, which is no process of the job."""
+    """Forgets the job in a forked child, which is no process of it."""
     monitor = state.monitor()
     if monitor is not None:
         monitor.forget()

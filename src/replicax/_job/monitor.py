@@ -20,7 +20,7 @@ import traceback
 from typing import Any
 
 from replicax._job import process_exit
-from replicax._job.call_log import Calls
+from replicax._job.call_log import CallLog
 from replicax._job.channel import STOOD_STILL, Channel, beat_interval, wait
 from replicax._job.diagnosis import Diagnosis, Peer, call_name, failure, left, stuck
 
@@ -32,7 +32,7 @@ _TOLD = 64  # how many of the latest calls are told where processes differ
 class Monitor:
     """What the coordinator and the members share."""
 
-    def __init__(self, process_id: int, peers: dict[int, Peer], calls: Calls, heartbeat: float):
+    def __init__(self, process_id: int, peers: dict[int, Peer], calls: CallLog, heartbeat: float):
         self.process_id = process_id
         self.peers = peers
         self.me = peers[process_id]
@@ -233,7 +233,7 @@ def _main_position() -> tuple[int, int] | None:
 class Member(Monitor):
     """The monitor of a process other than 0."""
 
-    def __init__(self, process_id: int, peers: dict[int, Peer], calls: Calls, heartbeat: float, coordinator: Channel):
+    def __init__(self, process_id: int, peers: dict[int, Peer], calls: CallLog, heartbeat: float, coordinator: Channel):
         super().__init__(process_id, peers, calls, heartbeat)
         self._coordinator = coordinator
         self._told = 0.0  # when the coordinator was last told how this process stands

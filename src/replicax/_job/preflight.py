@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from replicax._job.channel import (
     wait,
 )
 from replicax._job.diagnosis import odd_ones
+from replicax._job.state import Job
 
 _AT_ONCE = 64
 _TEXT = 10_000  # characters of a refusal
@@ -41,7 +42,7 @@ _MODE = "REPLICAX_PREFLIGHT"
 _MUST_AGREE = {"replicax": "replicax", "jax": "JAX", "python": "Python", "program": "the program"}
 
 
-def about_me(job: Any) -> dict[str, Any]:
+def about_me(job: Job) -> dict[str, Any]:
     """Returns what a process says of itself at the first contact."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -83,7 +84,7 @@ class Gathering:
         timeout: seconds until whoever is missing is given up.
     """
 
-    def __init__(self, job: Any, timeout: float):
+    def __init__(self, job: Job, timeout: float):
         self._job = job
         self._timeout = timeout
         self._me = about_me(job)
@@ -174,7 +175,7 @@ class Gathering:
                 self._unknown.remove((channel, since))
                 channel.close()
 
-    def _admit(self, channel: Channel, hello: Any) -> None:
+    def _admit(self, channel: Channel, hello: object) -> None:
         """Takes a process of the job, and closes the connection of whoever is none."""
         job = self._job
         kinds = {key: type(value) for key, value in self._me.items()}
@@ -216,7 +217,7 @@ class Gathering:
             f"{self._job.addresses[0]}."
         )
 
-    def _addresses(self, which: Any) -> str:
+    def _addresses(self, which: Iterable[int]) -> str:
         return ", ".join(f"{self._job.name(i)} ({self._job.addresses[i]})" for i in which)
 
     def refuse(self, text: str) -> JobError:
@@ -260,7 +261,7 @@ def disagreement(said: Mapping[int, Mapping[str, Any]], keys: Mapping[str, str],
     return f"The processes of a job must run the same. {'. '.join(parts)}. ({_MODE}=off skips this check.)"
 
 
-def reach(job: Any, timeout: float) -> tuple[Channel, dict[str, Any]]:
+def reach(job: Job, timeout: float) -> tuple[Channel, dict[str, Any]]:
     """Connects to process 0, and returns the connection and its answer. JobError if that fails."""
     where = f"{job.name(0)} at {job.addresses[0]}"
     host, port = parse(job.addresses[0])
@@ -329,7 +330,7 @@ def compare_devices(found: Mapping[int, str], name: Callable[[int], str]) -> Non
         raise JobError(text)
 
 
-def table(said: Mapping[int, Mapping[str, Any]], found: Mapping[int, str], job: Any) -> str:
+def table(said: Mapping[int, Mapping[str, Any]], found: Mapping[int, str], job: Job) -> str:
     """Returns a table of the processes of a job, one a line."""
     rows = [("process", "address", "host", "pid", "replicax", "JAX", "Python", "devices", "program")]
     for i in range(len(job.tasks)):

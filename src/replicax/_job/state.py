@@ -7,12 +7,12 @@ silence: what fails, stops, leaves early or goes another way is named on every p
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-import jax
-
-from replicax._job.call_log import Call, Calls
+from replicax._job.call_log import CallLog, CollectiveCall
 from replicax._job.channel import HEARTBEAT, seconds_from_environment
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _START, _STEP = "REPLICAX_START_TIMEOUT", "REPLICAX_STEP_TIMEOUT"
 
 _job: Job | None = None
 _monitor: Monitor | None = None
-_calls: Calls | None = None  # None in a process that is alone
+_calls: CallLog | None = None  # None in a process that is alone
 _step_timeout: float | None = None
 _own: dict[str, float | None] = {}  # settings made by the program, which go before the environment
 
@@ -40,12 +40,12 @@ class Job(NamedTuple):
     process_id: int
 
     def name(self, process_id: int) -> str:
-        """How messages call a process: its task type and task id."""
+        """Returns the name of a process in messages: its task type and task id."""
         return "{} {}".format(*self.tasks[process_id])
 
 
 def timeouts() -> dict[str, float | None]:
-    """The time limits in force, in seconds: "heartbeat", "start" and "step", None where there is no limit.
+    """Returns the time limits in force, in seconds: "heartbeat", "start" and "step", None where there is no limit.
 
     They come from the environment (`REPLICAX_HEARTBEAT_TIMEOUT`, `REPLICAX_START_TIMEOUT`, `REPLICAX_STEP_TIMEOUT`),
     unless the program has set them.
@@ -88,17 +88,17 @@ def set_timeouts(*, heartbeat: float | None = None, start: float | None = None, 
 
 
 def current() -> Job | None:
-    """The job of several processes that this process has joined, if any."""
+    """Returns the job of several processes that this process has joined, if any."""
     return _job
 
 
 def joined(job: Job) -> None:
-    """Notes the job that this process has joined."""
+    """Records the job that this process has joined."""
     global _job
     _job = job
 
 
-def watched_by(monitor: Monitor, calls: Calls) -> None:
+def watched_by(monitor: Monitor, calls: CallLog) -> None:
     """Begins to watch over the calls of this process."""
     global _monitor, _calls
     if _step_timeout is not None:
@@ -107,7 +107,7 @@ def watched_by(monitor: Monitor, calls: Calls) -> None:
 
 
 def monitor() -> Monitor | None:
-    """What watches over this process, if it has joined a job."""
+    """Returns the monitor of this process, if it has joined a job."""
     return _monitor
 
 
@@ -117,54 +117,27 @@ def forget() -> None:
     _job = _monitor = _calls = None
 
 
-# What the engine says.
+def begin(label: str) -> CollectiveCall | None:
+    """Records that a program whose collectives span processes is about to be dispatched; None in a process alone.
 
+    Once it has been dispatched, `dispatched` of the result is to be called with one output of the program. Every
+    process makes the same calls with the same labels in the same order; one that does not is found by that.
 
-def begin(label: str) -> Call | None:
-    """Says that a program whose collectives span processes is about to be dispatched; see `calling`.
-
-    What it returns is to be told when the program has been dispatched. None where the process is alone.
+    Args:
+        label: short text, the same on every process, such as "step (all_reduce float32[1024])".
     """
     return None if _calls is None else _calls.begin(label)
 
 
 def compare_now() -> None:
-    """Has the processes compare their calls at once: one that compiles anew may go another way."""
+    """Makes the processes compare their calls at once: one that compiles anew may have made another call."""
     if _monitor is not None:
         _monitor.post("compiled", {})
 
 
-class calling:
-    """Around the dispatch of a program whose collectives span processes.
-
-    Every process makes the same calls with the same labels in the same order; one that does not is found by it.
-
-    Args:
-        label: short text, the same on every process, such as "step (all_reduce float32[1024])".
-
-    >>> import jax.numpy as jnp
-    >>> with calling("step") as call:
-    ...     call.output = jnp.ones(2)  # one output of the program: the call is done when it is ready
-    """
-
-    __slots__ = ("_call", "_label", "output")
-
-    def __init__(self, label: str):
-        self._label = label
-        self.output: jax.Array | None = None
-        self._call: Call | None = None
-
-    def __enter__(self) -> calling:
-        self._call = begin(self._label)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._call is not None:
-            self._call.dispatched(self.output)
-
-
-class waiting:
-    """Around a place where the calling thread itself blocks for the other processes. Not counted as a call.
+@contextlib.contextmanager
+def waiting(label: str) -> Iterator[None]:
+    """Marks a place where the calling thread itself blocks for the other processes. It does not count as a call.
 
     Args:
         label: what it waits for.
@@ -172,24 +145,19 @@ class waiting:
     >>> with waiting("the end of the data"):
     ...     pass
     """
-
-    __slots__ = ("_call", "_label")
-
-    def __init__(self, label: str):
-        self._label = label
-        self._call: Call | None = None
-
-    def __enter__(self) -> None:
-        if _calls is not None:
-            self._call = _calls.begin_wait(self._label)
-
-    def __exit__(self, *_: object) -> None:
-        if self._call is not None and _calls is not None:
-            _calls.end_wait(self._call)
+    calls = _calls
+    if calls is None:
+        yield
+        return
+    wait = calls.begin_wait(label)
+    try:
+        yield
+    finally:
+        calls.end_wait(wait)
 
 
 def set_step_timeout(seconds: float | None) -> None:
-    """How long a call may wait for the other processes before the job is ended; None for ever."""
+    """Sets how long a call may wait for the other processes before the job is ended; None for no limit."""
     global _step_timeout
     if seconds is not None and not seconds > 0:
         raise ValueError(f"`timeout_seconds` is a number of seconds above 0, or None for no limit; got {seconds!r}.")
