@@ -41,14 +41,14 @@ class ConfigClusterResolver(ClusterResolver):
 
     @abc.abstractmethod
     def _config(self) -> dict[str, Any]:
-        """The configuration, in the form of TF_CONFIG."""
+        """Returns the configuration, in the form of TF_CONFIG."""
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster; an empty one where none is described."""
+        """Returns the cluster; an empty one if none is described."""
         return ClusterSpec(self._config().get("cluster", {}))
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task, by default of this process; empty where that is the only one.
+        """Returns the address of a task, by default of this process; empty where that is the only one.
 
         Args:
             task_type: the task's job.
@@ -195,7 +195,7 @@ def _same_claim(text: str, config: dict[str, Any]) -> bool:
 
 
 def _where(error: json.JSONDecodeError) -> str:
-    """The place of a fault in JSON, with what stands there, and what is usually the cause."""
+    """Returns the place of a fault in JSON, the text there, and its usual cause."""
     lines = error.doc.splitlines() or [""]
     line = lines[min(error.lineno, len(lines)) - 1]
     before, after = line[max(0, error.colno - 31) : error.colno - 1], line[error.colno - 1 : error.colno + 29]
@@ -247,7 +247,7 @@ class SageMakerClusterResolver(ConfigClusterResolver):
         self._port = port
 
     def _resources(self) -> tuple[list[str], str, str]:
-        """The hosts in order, this one, and where they were found."""
+        """Returns the hosts in order, this one, and where they were found."""
         if "SM_HOSTS" in os.environ and "SM_CURRENT_HOST" in os.environ:
             hosts = json.loads(os.environ["SM_HOSTS"] or "[]")
             return sorted(hosts), os.environ["SM_CURRENT_HOST"], "SM_HOSTS and SM_CURRENT_HOST in the environment"

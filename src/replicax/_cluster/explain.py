@@ -1,11 +1,11 @@
-"""Why a cluster looks as it does: what was found where, what is missing, and what contradicts."""
+"""Explaining a cluster resolver: what it found where, what is missing, and what contradicts."""
 
 from __future__ import annotations
 
 import textwrap
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from replicax._cluster import local_processes
 from replicax._cluster.spec import ClusterSpec
@@ -14,6 +14,9 @@ _ASK_SECONDS = 10.0  # for the resolver, which may ask a server
 _LOOK_UP_SECONDS = 3.0  # for the names of hosts
 _MOST_SHOWN = 16
 _MAY_STAND_ALONE = ("evaluator",)  # jobs that watch a cluster and are not part of it
+
+_Task: TypeAlias = tuple[str | None, int | None]
+_Addresses: TypeAlias = dict[_Task, tuple[str, int | None]]
 
 
 class Explanation:
@@ -73,10 +76,28 @@ class Explanation:
     __repr__ = __str__
 
 
-def explain(resolver: Any) -> Explanation:
-    """The explanation of a resolver. Raises nothing, and returns within seconds whatever servers do."""
+class ClusterResolverLike(Protocol):
+    """The part of a cluster resolver that is explained."""
+
+    @property
+    def task_type(self) -> str | None:
+        """The job of this process."""
+
+    @property
+    def task_id(self) -> int | None:
+        """The index of this process in its job."""
+
+    def _describe(self, report: Explanation) -> None: ...
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Returns the cluster."""
+        ...
+
+
+def explain(resolver: ClusterResolverLike) -> Explanation:
+    """Returns the explanation of a resolver. Raises nothing, and returns within seconds whatever servers do."""
     report, sources = Explanation(type(resolver).__name__), Explanation("")
-    asked: dict[str, Callable[[], Any]] = {
+    asked: dict[str, Callable[[], object]] = {
         "task_type": lambda: resolver.task_type,
         "task_id": lambda: resolver.task_id,
         "where it reads": lambda: resolver._describe(sources),
@@ -120,14 +141,14 @@ def _explain_cluster(report: Explanation, answers: dict[str, Any]) -> None:
         report.found.append(f"cluster: {shown}")
     else:
         report.missing.append("a cluster: without one, this process works alone")
-    own = answers.get("task_type"), answers.get("task_id")
+    own: _Task = answers.get("task_type"), answers.get("task_id")
     if "task_type" in answers and "task_id" in answers:
         _check_task(report, spec, *own, len(tasks))
-    _check_way(report, _check_addresses(report, tasks), own)
+    _check_reachability(report, _check_addresses(report, tasks), own)
 
 
-def _check_task(report: Explanation, spec: ClusterSpec, kind: Any, index: Any, count: int) -> None:
-    """What this process says it is, held against the cluster."""
+def _check_task(report: Explanation, spec: ClusterSpec, kind: str | None, index: int | None, count: int) -> None:
+    """Compares the task of this process with the cluster."""
     if kind is None and index is None:
         if count > 1:
             report.missing.append("which task this process is: task_type and task_id")
@@ -150,18 +171,18 @@ def _check_task(report: Explanation, spec: ClusterSpec, kind: Any, index: Any, c
 
 
 def listed(words: list[str]) -> str:
-    """`a, b and c`, and not too many of them."""
+    """Returns the words as "a, b and c"; the middle is left out if there are many."""
     if len(words) > _MOST_SHOWN:
         return f"{', '.join(words[: _MOST_SHOWN - 1])}, ... and {words[-1]}"
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-def _check_addresses(report: Explanation, tasks: list[tuple[str, int, str]]) -> dict[tuple[str, int], Any]:
-    """What the addresses say by themselves. Returns host and port of each task that has them."""
+def _check_addresses(report: Explanation, tasks: list[tuple[str, int, str]]) -> _Addresses:
+    """Checks what can be seen from the addresses alone. Returns host and port of each task."""
     claims: dict[str, list[str]] = defaultdict(list)
     near: list[str] = []
     far: list[str] = []
-    addresses: dict[tuple[str, int], Any] = {}
+    addresses: _Addresses = {}
     for job, at, address in tasks:
         host, port, wrong = local_processes.split_address(address)
         task = f"{job} {at}"
@@ -187,8 +208,8 @@ def _check_addresses(report: Explanation, tasks: list[tuple[str, int, str]]) -> 
     return addresses
 
 
-def _check_way(report: Explanation, addresses: dict[tuple[str, int], Any], own: tuple[Any, Any]) -> None:
-    """What this machine says to the addresses: names, its own address and port, proxies."""
+def _check_reachability(report: Explanation, addresses: _Addresses, own: _Task) -> None:
+    """Checks the addresses on this machine: names of hosts, its own address and port, proxies."""
     mine = [addresses[own]] if own in addresses else []
     distinct = list(dict.fromkeys(host for host, _ in mine + list(addresses.values())))
     numbers = local_processes.look_up(distinct[:_MOST_SHOWN], _LOOK_UP_SECONDS)

@@ -16,7 +16,7 @@ _PRODUCT_FILE = Path("/sys/class/dmi/id/product_name")
 
 
 def on_google_cloud() -> bool:
-    """Whether there is a metadata server to ask: this is a machine of Google's, or the environment names one."""
+    """Returns whether there is a metadata server to ask: a machine of Google's has one, and the environment may."""
     if os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP"):
         return True
     try:
@@ -26,7 +26,7 @@ def on_google_cloud() -> bool:
 
 
 def metadata(path: str) -> str:
-    """What the metadata server says, such as `project/project-id`. By number, without a proxy and with a deadline."""
+    """Returns what the metadata server says of a path such as `project/project-id`; asks without a proxy."""
     server = os.environ.get("GCE_METADATA_HOST") or os.environ.get("GCE_METADATA_IP") or "169.254.169.254"
     request = urllib.request.Request(
         f"http://{server}/computeMetadata/v1/{path}", headers={"Metadata-Flavor": "Google"}
@@ -38,7 +38,7 @@ def metadata(path: str) -> str:
 
 
 def service(name: str, version: str, credentials: Any, needed_by: str, **options: Any) -> Any:
-    """A client for one of Google's services, with these credentials or those that Google's library finds."""
+    """Returns a client for one of Google's services, with these credentials or those that Google's library finds."""
     try:
         from googleapiclient import discovery
     except ImportError as error:
@@ -100,7 +100,7 @@ class GCEClusterResolver(TaskClusterResolver):
         self._service = service if service is not None else _compute_service(credentials)
 
     def cluster_spec(self) -> ClusterSpec:
-        """The instances that run now."""
+        """Returns the instances that run now."""
         groups, addresses = self._service.instanceGroups(), []
         request = groups.listInstances(
             **self._where, instanceGroup=self._group, body={"instanceState": "RUNNING"}, orderBy="name"

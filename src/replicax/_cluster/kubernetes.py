@@ -78,7 +78,7 @@ class KubernetesClusterResolver(TaskClusterResolver):
         self._source = "the client that was given" if override_client else made
 
     def cluster_spec(self) -> ClusterSpec:
-        """The pods that there are now.
+        """Returns the pods that there are now.
 
         Raises:
             RuntimeError: a pod is not running.
@@ -138,7 +138,7 @@ def _annotations(pod: Any) -> dict[str, str]:
 
 
 def _own_namespace() -> str | None:
-    """The namespace of this pod, or what POD_NAMESPACE says."""
+    """Returns the namespace of this pod, or what POD_NAMESPACE says."""
     if namespace := os.environ.get("POD_NAMESPACE"):
         return namespace
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What this machine says about an address: whose it is, whether its port is free, and what stands in the way to it."""
+"""Looking at an address from this machine: whose it is, whether its port is free, and whether a proxy is in the way."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from replicax._job.channel import is_own
+
 _PROC = Path("/proc")
 _PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
 _NO_PROXY_VARIABLES = ("no_grpc_proxy", "no_proxy")
 
 
 def split_address(address: str) -> tuple[str, int | None, str | None]:
-    """Host, port, and what is wrong with an address; `a:1` and `[::1]:1` are right."""
+    """Returns host, port, and what is wrong with an address; `a:1` and `[::1]:1` are right."""
     if "://" in address:
         return *split_address(address.partition("://")[2])[:2], "has a scheme in front; write it as HOST:PORT"
     host, _, port = address.rpartition(":")
@@ -36,7 +38,7 @@ def split_address(address: str) -> tuple[str, int | None, str | None]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether each machine means itself by that host: `localhost` and its numbers."""
+    """Returns whether a host is each machine itself: `localhost` and its numbers."""
     if host.lower().rstrip(".") in ("localhost", "localhost.localdomain", "ip6-localhost"):
         return True
     number = _number(host)
@@ -44,20 +46,20 @@ def is_loopback(host: str) -> bool:
 
 
 def is_unspecified(host: str) -> bool:
-    """Whether it is 0.0.0.0 or ::, at which one can listen but reach nobody."""
+    """Returns whether a host is 0.0.0.0 or ::, at which one can listen but reach nobody."""
     number = _number(host)
     return number is not None and number.is_unspecified
 
 
-def _number(host: str) -> Any:
+def _number(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(host)
     except ValueError:
         return None
 
 
-def natural(name: str) -> tuple[Any, ...]:
-    """A key that sorts n2 before n10."""
+def natural(name: str) -> tuple[int | str, ...]:
+    """Returns a key that sorts n2 before n10."""
     return (*(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)), name)
 
 
@@ -87,7 +89,7 @@ def within(seconds: float, *calls: Callable[[], Any]) -> list[tuple[str, Any]]:
 
 
 def look_up(hosts: Iterable[str], seconds: float) -> dict[str, list[str] | str]:
-    """The numbers of each host, or what is wrong with it, in words."""
+    """Returns the IP addresses of each host, or text on what is wrong with it."""
     hosts = list(hosts)
 
     def numbers(host: str) -> list[str]:
@@ -107,33 +109,23 @@ def look_up(hosts: Iterable[str], seconds: float) -> dict[str, list[str] | str]:
 
 
 def names() -> set[str]:
-    """The names by which this machine knows itself, in small letters, long and short."""
+    """Returns the names of this machine in lower case, with their domain and without."""
     given = [socket.gethostname(), os.environ.get("SLURMD_NODENAME"), os.environ.get("SM_CURRENT_HOST")]
     long = {name.lower() for name in given if name}
     return long | {name.partition(".")[0] for name in long}
 
 
 def is_here(host: str, numbers: list[str] | str) -> bool | None:
-    """Whether a host is this machine; None where its numbers are not known and its name tells nothing."""
+    """Returns whether a host is this machine; None if its IP addresses are not known and its name is another."""
     if host.lower() in names() or is_loopback(host):
         return True
     if isinstance(numbers, str):
         return None
-    return any(_is_own(number) for number in numbers)
-
-
-def _is_own(number: str) -> bool:
-    if is_unspecified(number):
-        return False
-    family = socket.AF_INET6 if ":" in number else socket.AF_INET
-    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.bind((number, 0))
-        return True
-    return False
+    return any(is_own(number) and not is_unspecified(number) for number in numbers)
 
 
 def port_trouble(port: int) -> str | None:
-    """Why this process could not listen at a port; None where it could, or does already."""
+    """Returns why this process could not listen at a port; None if it could, or does already."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # Connections that have ended may hold a port for a minute; a listener can still have it.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -153,7 +145,7 @@ def port_trouble(port: int) -> str | None:
 
 
 def _listeners(port: int) -> Iterator[int]:
-    """The processes that listen at a port, as far as this user may see them: this one first."""
+    """Yields the processes that listen at a port, as far as this user may see them, this one first."""
     sockets = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
@@ -181,7 +173,7 @@ def _command(pid: int) -> list[str]:
 
 
 def twins(variable: str, is_same: Callable[[str], bool]) -> list[int]:
-    """Other processes on this machine with the same command and an environment variable that is the same.
+    """Returns other processes on this machine with the same command and the same value of a variable.
 
     Processes that one worker has started, and this one's own relatives, count as one with it.
     """
@@ -209,7 +201,7 @@ def _started_with(pid: int, variable: str) -> str:
 
 
 def proxied(hosts: Iterable[str]) -> tuple[str, str, list[str]] | None:
-    """The variable that makes gRPC use a proxy, the proxy, and those of the hosts which it would reach through it.
+    """Returns the variable that makes gRPC use a proxy, the proxy, and the hosts it would reach through that.
 
     gRPC takes the first variable that is set, in small letters; it leaves out hosts that end in an entry of
     `no_proxy` or whose number is in a range given there. `localhost` is no exception, and `*` means nothing to it.

@@ -14,7 +14,7 @@ from replicax._cluster.spec import ClusterSpec
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:
-    """An address with the rpc layer's name in front, where there is one."""
+    """Returns an address with the rpc layer's name in front, where there is one."""
     return f"{rpc_layer}://{address}" if rpc_layer else address
 
 
@@ -42,11 +42,11 @@ class ClusterResolver(abc.ABC):
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """The processes of the cluster, as they are now."""
+        """Returns the processes of the cluster, as they are now."""
 
     @abc.abstractmethod
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task, with the rpc layer's name in front.
+        """Returns the address of a task, with the rpc layer's name in front.
 
         Args:
             task_type: the task's job; with `task_id`, in place of what the resolver takes by default.
@@ -55,9 +55,9 @@ class ClusterResolver(abc.ABC):
         """
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> Mapping[str, int]:
-        """How many accelerators this process has, by type. **Starts JAX's backend.**
+        """Returns how many accelerators this process has, by type. **Starts JAX's backend.**
 
         Args:
             task_type: the job of the task that is meant; of other tasks than this one nothing is known.
@@ -115,7 +115,7 @@ class ClusterResolver(abc.ABC):
         self._rpc_layer = rpc_layer
 
     def explain(self) -> _explain.Explanation:
-        """What was found where, what is missing, and what contradicts, as a report to print.
+        """Returns what was found where, what is missing, and what contradicts, as a report to print.
 
         It raises nothing, starts no backend, and is there within seconds, even where a server does not answer.
 
@@ -134,7 +134,7 @@ class TaskClusterResolver(ClusterResolver):
     """The base of resolvers whose master is this process's own address."""
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a task, by default of this process; empty where it is not known which that is.
+        """Returns the address of a task, by default of this process; empty if it is not known which that is.
 
         Args:
             task_type: the task's job.
@@ -191,11 +191,11 @@ class SimpleClusterResolver(ClusterResolver):
         self._num_accelerators = {} if num_accelerators is None else num_accelerators
 
     def cluster_spec(self) -> ClusterSpec:
-        """The cluster that was given."""
+        """Returns the cluster that was given."""
         return self._cluster_spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of the task named; the master that was given where none, or only half of one, is named.
+        """Returns the address of the task named; the given master if none, or only half of one, is named.
 
         Args:
             task_type: the task's job.
@@ -210,9 +210,9 @@ class SimpleClusterResolver(ClusterResolver):
         return master_url(address, rpc_layer or self._rpc_layer)
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> Mapping[str, int]:
-        """The accelerators that were given; the arguments are not used."""
+        """Returns the accelerators that were given; the arguments are not used."""
         return self._num_accelerators
 
     @property
@@ -255,7 +255,7 @@ class UnionResolver(ClusterResolver):
         self._resolvers = args
 
     def cluster_spec(self) -> ClusterSpec:
-        """The tasks of all the resolvers.
+        """Returns the tasks of all the resolvers.
 
         Raises:
             KeyError: two resolvers give one index of a job whose tasks are given by index.
@@ -276,7 +276,7 @@ class UnionResolver(ClusterResolver):
         return ClusterSpec(merged)
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of the task named; the first resolver's master where none is.
+        """Returns the address of the task named; the first resolver's master where none is.
 
         Args:
             task_type: the task's job.
@@ -291,9 +291,9 @@ class UnionResolver(ClusterResolver):
         return master_url(self.cluster_spec().task_address(task_type, task_id), rpc_layer or self._rpc_layer)
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> Mapping[str, int]:
-        """The first resolver's accelerators."""
+        """Returns the first resolver's accelerators."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
     @property

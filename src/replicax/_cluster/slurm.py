@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
-from typing import Any
 
 from replicax._cluster import local_processes
 from replicax._cluster.explain import Explanation
@@ -72,7 +71,7 @@ def _number(name: str) -> int:
 
 
 def _visible_gpus() -> list[str] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES names; None where it is not set."""
+    """Returns the GPUs that CUDA_VISIBLE_DEVICES names; None where it is not set."""
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
     if text is None:
         return None
@@ -80,14 +79,14 @@ def _visible_gpus() -> list[str] | None:
 
 
 def _gpus_on_node() -> int | None:
-    """How many GPUs Slurm has given to the step on this node; None where it does not say."""
+    """Returns how many GPUs Slurm has given to the step on this node; None where it does not say."""
     if os.environ.get("SLURM_GPUS_ON_NODE", "").isdecimal():
         return int(os.environ["SLURM_GPUS_ON_NODE"])
     return len(text.split(",")) if (text := os.environ.get("SLURM_STEP_GPUS")) else None
 
 
 def _count_gpus() -> int:
-    """The GPUs that the driver knows of."""
+    """Returns the GPUs that the driver knows of."""
     try:
         done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
@@ -155,19 +154,19 @@ class SlurmClusterResolver(TaskClusterResolver):
         self._gpus, self._gpus_per_task = _share(gpus_per_node, gpus_per_task, most, tasks[self._rank : self._rank + 1])
 
     def cluster_spec(self) -> ClusterSpec:
-        """The tasks of the step. Sets CUDA_VISIBLE_DEVICES to this task's GPUs, where that was asked for."""
+        """Returns the tasks of the step. Sets CUDA_VISIBLE_DEVICES to this task's GPUs, if that was asked for."""
         if self._auto_set_gpu and self._gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus)
         return ClusterSpec(self._addresses)
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """The job of this process, and its index."""
+        """Returns the job of this process, and its index."""
         return self.task_type, self.task_id
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> Mapping[str, int]:
-        """The GPUs of each task; the arguments are not used."""
+        """Returns the GPUs of each task; the arguments are not used."""
         return {"GPU": self._gpus_per_task}
 
     def _describe(self, report: Explanation) -> None:
@@ -216,7 +215,7 @@ def _tasks_by_host(given: int | Mapping[str, int] | None) -> Mapping[str, int]:
 
 
 def _share(per_node: int | None, per_task: int | None, most: int, own: list[tuple[str, int]]) -> tuple[list[str], int]:
-    """The GPUs to make visible to this task (none: leave it as it is), and how many each task has."""
+    """Returns the GPUs to make visible to this task (none: leave it as it is), and the number of each task."""
     visible = _visible_gpus()
     if per_node is None:
         on_node = _gpus_on_node()

@@ -85,16 +85,16 @@ class ClusterSpec:
         return list(self._jobs)
 
     def as_dict(self) -> dict[str, Any]:
-        """The jobs as a dict: lists of addresses, or dicts of index to address where indices are left out."""
+        """Returns the jobs as a dict: lists of addresses, or dicts of index to address where some are left out."""
         dense = {job: list(tasks) == list(range(len(tasks))) and bool(tasks) for job, tasks in self._jobs.items()}
         return {job: list(tasks.values()) if dense[job] else dict(tasks) for job, tasks in self._jobs.items()}
 
     def as_cluster_def(self) -> ClusterDef:
-        """The cluster as plain data, jobs sorted by name."""
+        """Returns the cluster as plain data, jobs sorted by name."""
         return ClusterDef([JobDef(name, dict(tasks)) for name, tasks in sorted(self._jobs.items())])
 
     def num_tasks(self, job_name: str) -> int:
-        """How many tasks a job has.
+        """Returns the number of a job's tasks.
 
         Raises:
             ValueError: there is no such job.
@@ -102,7 +102,7 @@ class ClusterSpec:
         return len(self._job(job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """The indices of a job's tasks, in order.
+        """Returns the indices of a job's tasks, in order.
 
         Raises:
             ValueError: there is no such job.
@@ -110,7 +110,7 @@ class ClusterSpec:
         return list(self._job(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """The address of a task.
+        """Returns the address of a task.
 
         Raises:
             ValueError: there is no such job, or it has no task with that index.
@@ -121,7 +121,7 @@ class ClusterSpec:
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """The addresses of a job's tasks by index; None for an index that is left out.
+        """Returns the addresses of a job's tasks by index; None for an index that is left out.
 
         Raises:
             ValueError: there is no such job.
@@ -142,7 +142,7 @@ def _text(what: str, value: Any) -> str:
 
 
 def _tasks(job: Any, tasks: Any) -> dict[int, str]:
-    """The tasks of one job by index, in order."""
+    """Returns the tasks of one job by index, in order."""
     if isinstance(tasks, (list, tuple)):
         tasks = dict(enumerate(tasks))
     if not isinstance(tasks, Mapping):

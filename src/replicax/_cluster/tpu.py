@@ -120,7 +120,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @staticmethod
     def connect(tpu: Any = None, zone: str | None = None, project: str | None = None) -> TPUClusterResolver:
-        """A resolver whose TPUs are there: joins the machines of the slice, starts JAX's backend and looks.
+        """Returns a resolver whose TPUs are ready: joins the machines of the slice, starts JAX's backend and looks.
 
         Args:
             tpu: as for the class.
@@ -141,7 +141,7 @@ class TPUClusterResolver(ClusterResolver):
         return resolver
 
     def cluster_spec(self) -> ClusterSpec:
-        """The TPU's workers; an empty cluster for `"local"`.
+        """Returns the TPU's workers; an empty cluster for `"local"`.
 
         Raises:
             RuntimeError: the TPU is not ready.
@@ -165,7 +165,7 @@ class TPUClusterResolver(ClusterResolver):
             _devices.set_task(str(self._task_type), own)
 
     def _number_of_this_machine(self, hosts: list[str]) -> int | None:
-        """Among the slice's; None where nothing says so, as on a machine that is none of them."""
+        """Returns the number of this machine in the slice; None if nothing says so, as on a machine outside of it."""
         if self._workers.own is not None:
             return self._workers.own
         text, source = os.environ.get("TPU_WORKER_ID", ""), f"{self._workers.source} and TPU_WORKER_ID"
@@ -185,7 +185,7 @@ class TPUClusterResolver(ClusterResolver):
         return [f"{end['ipAddress']}:{end.get('port') or _PORT}" for end in ends]
 
     def _node(self) -> dict[str, Any]:
-        """What the Cloud TPU service says about this TPU."""
+        """Returns what the Cloud TPU service says about this TPU."""
         self._project = self._project or gce.metadata("project/project-id")
         self._zone = self._zone or gce.metadata("instance/zone").rpartition("/")[2]
         if self._service is None:
@@ -202,7 +202,7 @@ class TPUClusterResolver(ClusterResolver):
             ) from error
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """The address of a worker, with `grpc://` in front; by default of the first. Empty for `"local"`.
+        """Returns the address of a worker, with `grpc://` in front; by default of the first. Empty for `"local"`.
 
         Args:
             task_type: the worker's job.
@@ -219,25 +219,25 @@ class TPUClusterResolver(ClusterResolver):
         return master_url(self.cluster_spec().task_address(task_type, task_id), "grpc")  # type: ignore[arg-type]
 
     def get_master(self) -> str:
-        """`master()`."""
+        """Returns `master()`."""
         return self.master()
 
     def get_job_name(self) -> str | None:
-        """The job that the TPU's workers are."""
+        """Returns the job that the TPU's workers are."""
         return self._task_type
 
     def get_coordination_service_leader(self) -> str:
-        """The name of the task that leads: the first worker."""
+        """Returns the name of the task that leads: the first worker."""
         return f"/job:{self._task_type}/task:0"
 
     def num_accelerators(
-        self, task_type: str | None = None, task_id: int | None = None, config_proto: Any = None
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> Mapping[str, int]:
-        """How many TPU devices this process has; all workers have as many. **Starts JAX's backend.**"""
+        """Returns how many TPU devices this process has; all workers have as many. **Starts JAX's backend.**"""
         return {"TPU": len(_tpus())}
 
     def get_tpu_system_metadata(self) -> TPUSystemMetadata:
-        """How many TPU devices there are in all the processes that are connected. **Starts JAX's backend.**"""
+        """Returns how many TPU devices all connected processes have. **Starts JAX's backend.**"""
         own, hosts = len(_tpus()), jax.process_count()
         job = self._task_type if hosts > 1 else "localhost"
         names = [f"/job:{job}/replica:0/task:{task}/device:TPU:{at}" for task in range(hosts) for at in range(own)]
@@ -275,7 +275,7 @@ def _tpus() -> list[str]:
 
 
 def _find(tpu: Any, config: dict[str, Any]) -> _Workers:
-    """Where the name given, or the environment, leads."""
+    """Returns the workers that the given name, or the environment, stands for."""
     source = "the argument `tpu`"
     if isinstance(tpu, (list, tuple)):
         if len(tpu) != 1:
@@ -326,7 +326,7 @@ def _number(own: str, hosts: list[str], source: str) -> int:
 
 
 def _own_addresses(hosts: list[str]) -> list[str]:
-    """Where replicax's processes on these hosts are found: a port of their own for each that shares a host."""
+    """Returns addresses of replicax's processes on these hosts: those that share a host have ports of their own."""
     text = os.environ.get(_OWN_PORT) or str(_OWN_PORT_DEFAULT)
     if not text.isdecimal() or not 0 < int(text) < 65536:
         raise ValueError(f"{_OWN_PORT} is the number of a port; got {text!r}.")
@@ -334,7 +334,7 @@ def _own_addresses(hosts: list[str]) -> list[str]:
 
 
 def _free_address(others: list[str]) -> str:
-    """An address of this machine at which nothing listens, on the way to the others."""
+    """Returns an address of this machine at which nothing listens, on the way to the others."""
     host = local_processes.split_address(others[0])[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way, socket.socket() as free:
         try:

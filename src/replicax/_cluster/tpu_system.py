@@ -21,7 +21,7 @@ from replicax._cluster.topology import DeviceAssignment, Topology
 
 
 def tpu_devices() -> list[list[jax.Device]]:
-    """The TPU devices of each process, in order; `DeviceError` where there are none. Starts JAX's backend."""
+    """Returns the TPU devices of each process, in order, or raises `DeviceError`. Starts JAX's backend."""
     names = _devices.device_table()
     local = [device for name, device in names.items() if name.startswith("TPU:")]
     if not local:
@@ -39,7 +39,7 @@ def tpu_devices() -> list[list[jax.Device]]:
 
 
 def topology() -> Topology:
-    """Where these devices are."""
+    """Returns the coordinates of these devices."""
     devices = tpu_devices()
     if all(hasattr(device, "coords") for task in devices for device in task):
         coordinates = np.array([[[*device.coords, device.core_on_chip] for device in task] for task in devices])
@@ -56,7 +56,7 @@ def topology() -> Topology:
 
 
 def replica_devices(assignment: DeviceAssignment | None) -> list[list[jax.Device]]:
-    """Each replica's logical devices; without an assignment each device is a replica.
+    """Returns each replica's logical devices; without an assignment each device is a replica.
 
     Raises:
         TypeError: `assignment` is no `DeviceAssignment`.
@@ -107,7 +107,7 @@ def replica_devices(assignment: DeviceAssignment | None) -> list[list[jax.Device
 
 
 def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
-    """The topology of the TPU system, which JAX has initialized or initializes now.
+    """Returns the topology of the TPU system, which JAX has initialized or initializes now.
 
     Args:
         cluster_resolver: is told the topology, where it has `set_tpu_topology`. Its cluster has to be the one in which
@@ -146,7 +146,7 @@ def experimental_connect_to_cluster(
     task_index: int = 0,
     protocol: str | None = None,
     make_master_device_default: bool = True,
-    cluster_device_filters: Any = None,
+    cluster_device_filters: object = None,
 ) -> None:
     """Joins the machines of a TPU slice, each of which runs the program itself; to be called before JAX starts.
 
@@ -176,7 +176,7 @@ def experimental_connect_to_cluster(
 
 
 def experimental_connect_to_host(remote_host: str | Sequence[str] | None = None, job_name: str = "worker") -> None:
-    """Accepted for compatibility: there is nothing to connect to, as each host runs the program itself.
+    """Does nothing, and is accepted for compatibility: each host runs the program itself.
 
     Args:
         remote_host: an address, or a list of them.
@@ -190,7 +190,7 @@ def experimental_connect_to_host(remote_host: str | Sequence[str] | None = None,
 
 
 def check_hosts(resolver: Any) -> None:
-    """`RuntimeError` where the cluster has several hosts, and this process has not been joined with the others."""
+    """Raises `RuntimeError` if the cluster has several hosts, and this process has not been joined with the others."""
     check_resolver(resolver)
     if len(tpu_devices()) > 1:
         if not jax.distributed.is_initialized():
@@ -207,8 +207,8 @@ def check_hosts(resolver: Any) -> None:
         )
 
 
-def check_resolver(resolver: Any) -> None:
-    """`TypeError` for what is no cluster resolver."""
+def check_resolver(resolver: object) -> None:
+    """Raises `TypeError` for what is no cluster resolver."""
     if resolver is not None and not (hasattr(resolver, "cluster_spec") and hasattr(resolver, "master")):
         raise TypeError(
             "`tpu_cluster_resolver` is a cluster resolver, such as TPUClusterResolver('local'), or None; got "
@@ -217,7 +217,7 @@ def check_resolver(resolver: Any) -> None:
 
 
 def _hosts(resolver: Any) -> int:
-    """How many tasks the resolver's cluster has; without a resolver, how many machines the environment says."""
+    """Returns the number of tasks of the resolver's cluster or, without one, of machines in the environment."""
     if resolver is None:
         names = os.environ.get("TPU_PROCESS_ADDRESSES") or os.environ.get("TPU_WORKER_HOSTNAMES") or ""
         return len(names.split(","))
