@@ -2,7 +2,7 @@
 
 A program takes the variables' current values, donates those that it replaces, and puts the new ones in their place. An
 array that somebody outside may hold is copied before it would be donated. Small variables that are updated alike go in
-and come out side by side, in the vectors of packs (see `_variables.packed_storage`).
+and come out side by side, in vectors that they share (see `_variables.packed_storage`).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Program:
         return program
 
     def _pack(self) -> None:
-        """Packs small variables that it updates alike."""
+        """Has small variables that it updates alike share vectors."""
         if self.jaxpr.effects or not self._optimized:
             return
         slots: dict[int, int] = {}  # of the inputs that outputs replace

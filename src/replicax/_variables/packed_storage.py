@@ -1,14 +1,14 @@
-"""Small variables side by side in one vector: a *pack*.
+"""Stores that several variables share: vectors of small leaves, and lists of arrays.
 
 A call of a compiled program costs time for every array that goes in and out of it. So variables that a program updates
 in the same way, such as one optimizer's moments, share one array between calls, which the next call takes over and the
 program updates at once (see `vectorize`). Their users notice nothing: what is read is an array of its own, cut out of
 the vector; what is assigned from outside stands beside it until the next call puts it in.
 
-A leaf of a variable is packed at most once, by the first program that updates it, so that the programs which know of a
-pack stay as they are.
+A leaf of a variable comes to stand in a vector at most once, by the first program that updates it, so that the programs
+which know of the vector stay as they are.
 
-What else a program replaces stands on a *shelf* between its calls: a list of arrays that goes in and comes out as it
+What else a program replaces is in a list between its calls, which goes in and comes out as it
 is, where looking for hundreds of variables and telling each its new array would take longer than the call.
 """
 
@@ -44,7 +44,7 @@ Leaf = tuple[Storage, int]  # of a variable: its storage, and its number there
 
 
 class VectorHome:
-    """Where the vector of a pack lies: on one device, to which JAX may hold it committed, or on all of a mesh.
+    """Where a shared vector lies: on one device, to which JAX may hold it committed, or on all of a mesh.
 
     With `stays` it comes back to the device from programs that run on others.
     """

@@ -361,7 +361,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
     def _combined(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
         """The leaves here and now, combined with these."""
         if combine is replacing and frames.frame().replaces_unread:
-            return leaves  # what is packed is not cut out for nothing
+            return leaves  # what stands in a shared vector is not cut out for nothing
         return [combine(old, leaf) for old, leaf in zip(self._get(), leaves)]
 
     def _read(self) -> list[Any]:
