@@ -42,7 +42,7 @@ class HasShape(Protocol):
 
 
 def mean_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of a mean: floating point of integers, 64 bits wide for 32-bit ones where JAX has such types."""
+    """Returns the dtype of a mean: floating point of integers, 64 bits wide for 32-bit ones if JAX has such types."""
     if not (jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)):
         return dtype
     dtype = np.dtype(dtype)
@@ -50,18 +50,18 @@ def mean_dtype(dtype: np.dtype) -> np.dtype:
 
 
 def divided(total: jax.Array, count: ArrayLike, dtype: np.dtype) -> jax.Array:
-    """`total / count` in the dtype of a mean of `dtype`."""
+    """Returns `total / count` in the dtype of a mean of `dtype`."""
     target = mean_dtype(dtype)
     return total.astype(target) / jnp.asarray(count).astype(target)
 
 
 def is_wider(dtype: np.dtype, narrow: np.dtype | None) -> bool:
-    """Whether sums of this dtype are made in the other one where that is asked for: both real floating point."""
+    """Returns whether `narrow` is asked for and narrower than this dtype, both being real floating point."""
     return narrow is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits > narrow.itemsize * 8
 
 
 def narrowed(op: ReduceOp, leaf: jax.Array, count: int, narrow: np.dtype | None) -> jax.Array:
-    """One replica's part of a sum or mean that is made in a narrower dtype.
+    """Returns one replica's part of a sum or mean that is computed in a narrower dtype.
 
     A mean is divided before it is added up, so that no sum is larger than the largest value: float16 ends at 65504.
     """
@@ -69,7 +69,7 @@ def narrowed(op: ReduceOp, leaf: jax.Array, count: int, narrow: np.dtype | None)
 
 
 def check_numeric(dtype: np.dtype) -> None:
-    """`InvalidArgumentError` for dtypes that have no sum."""
+    """Raises `InvalidArgumentError` for dtypes that cannot be added up."""
     if jnp.issubdtype(dtype, jnp.bool_) or not (
         jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.floating)
     ):
@@ -79,7 +79,7 @@ def check_numeric(dtype: np.dtype) -> None:
 
 
 def check_alike(parts: Sequence[HasShape], free_axis: int | None = None) -> None:
-    """`InvalidArgumentError` where the replicas' arrays differ in dtype, or in shape but along `free_axis`."""
+    """Raises `InvalidArgumentError` if the arrays differ in dtype, or in shape other than along `free_axis`."""
     dtypes = [str(part.dtype) for part in parts]
     if len(set(dtypes)) > 1:
         raise InvalidArgumentError(f"The replicas' values differ in dtype: {_each(dtypes)}.")
@@ -94,7 +94,7 @@ def check_alike(parts: Sequence[HasShape], free_axis: int | None = None) -> None
 
 
 def check_static(value: PerReplica) -> None:
-    """`InvalidArgumentError` where the replicas' arrays differ in shape, for strategies in which they must not."""
+    """Raises `InvalidArgumentError` if the replicas' arrays differ in shape, for strategies that need equal ones."""
     shapes = local_shapes(value)
     ids = range(len(shapes)) if (mesh := mesh_of(value)) is None else mesh.local_ids
     if others_differ(value) or len(set(shapes)) > 1:
@@ -111,7 +111,7 @@ def _each(things: Sequence[object], ids: Sequence[int] | None = None) -> str:
 
 
 def gather_axis(axis: int, ndim: int) -> int:
-    """`axis` counted from the start; `InvalidArgumentError` for scalars or out of range."""
+    """Returns `axis` counted from the start; raises `InvalidArgumentError` for scalars or out of range."""
     if ndim == 0:
         raise InvalidArgumentError("Scalars cannot be concatenated: give them a dimension first, value[None].")
     if not -ndim <= axis < ndim:
@@ -120,7 +120,7 @@ def gather_axis(axis: int, ndim: int) -> int:
 
 
 def add(parts: Sequence[jax.Array]) -> jax.Array:
-    """The sum of the components, on the first one's device."""
+    """Returns the sum of the components, on the first one's device."""
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -133,7 +133,7 @@ def reduce_parts(
     add: Callable[[Sequence[jax.Array]], jax.Array] = add,
     narrow: np.dtype | None = None,
 ) -> Reducible:
-    """Sum or mean of the components, elementwise, in the dtype `narrow` if theirs is wider; sparse ones in a row."""
+    """Returns the elementwise sum or mean, computed in `narrow` if that is narrower; concatenates sparse components."""
     if isinstance(parts[0], IndexedSlices):
         values = jnp.concatenate([part.values for part in parts])
         indices = jnp.concatenate([jnp.asarray(part.indices) for part in parts])
@@ -155,7 +155,7 @@ def reduce_parts(
 
 
 def reduce_along(op: ReduceOp, parts: Sequence[ArrayLike], axis: int | tuple[int, ...]) -> jax.Array:
-    """Each component reduced along `axis`, then all of them; the mean weighs every element equally."""
+    """Reduces each component along `axis`, then all of them; the mean weighs every element equally."""
     check_reduction_axis(axis)
     axes = axis if isinstance(axis, tuple) else (axis,)
     sums, count = [], 0
@@ -175,7 +175,7 @@ def reduce_along(op: ReduceOp, parts: Sequence[ArrayLike], axis: int | tuple[int
 
 
 def sum_of_rows(stacked: jax.Array, axes: tuple[int, ...] = ()) -> jax.Array:
-    """The sum of all components, which are the rows, and along these axes of theirs."""
+    """Returns the sum of all rows, and along these axes of theirs."""
     return jnp.sum(stacked, axis=(0, *(a + 1 for a in axes)), dtype=stacked.dtype)
 
 
@@ -183,7 +183,7 @@ def sum_of_rows(stacked: jax.Array, axes: tuple[int, ...] = ()) -> jax.Array:
 
 
 def local_sum(leaf: jax.Array, groups: Sequence[Sequence[int]] | None = None) -> jax.Array:
-    """The sum over the replicas, or over those of each group by itself.
+    """Returns the sum over the replicas, or over those of each group by itself.
 
     XLA has none of a single replica that is spread over several devices.
     """
@@ -216,7 +216,7 @@ def first_replica(leaf: Any) -> Any:
 
 
 def local_gather(leaf: jax.Array, axis: int, groups: Sequence[Sequence[int]] | None = None) -> jax.Array:
-    """The concatenation over the replicas, or over those of each group by itself."""
+    """Returns the concatenation over the replicas, or over those of each group by itself."""
     axis = gather_axis(axis, leaf.ndim)
     if lax.axis_size(AXIS) == 1:
         return leaf
@@ -226,7 +226,7 @@ def local_gather(leaf: jax.Array, axis: int, groups: Sequence[Sequence[int]] | N
 
 
 def gathered_alike(leaf: jax.Array, axis: int, groups: Sequence[Sequence[int]] | None = None) -> jax.Array:
-    """The same of values of one shape; nothing of nothing, which XLA does not gather."""
+    """Returns the concatenation of values of one shape; an empty one as it is, since XLA does not gather it."""
     if leaf.shape[axis] == 0:
         return leaf
     return lax.all_gather(leaf, AXIS, axis=axis, tiled=True, axis_index_groups=groups)
@@ -239,7 +239,7 @@ def local_reduce(
     reduce_dense: Callable[[list[jax.Array]], Sequence[jax.Array]],
     narrow: np.dtype | None = None,
 ) -> list[Reducible]:
-    """Sum or mean over the replicas of one replica's leaves.
+    """Returns the sums or means over the replicas of one replica's leaves.
 
     `reduce_dense` adds up the dense ones, of which those wider than `narrow` are of that dtype then.
     """

@@ -36,7 +36,7 @@ def _described(part: Any) -> str:
 
 
 def _everyones(mesh: ReplicaMesh, call: str, values: Sequence[Sequence[object]]) -> list[list[str]] | None:
-    """Of values given by their local components: what each one's components are on all workers, by replica.
+    """Returns the dtypes and shapes of every replica's component, for each value given by its local components.
 
     None where each value's are alike everywhere. All workers are at the same call, or it raises.
     """
@@ -57,7 +57,7 @@ def _everyones(mesh: ReplicaMesh, call: str, values: Sequence[Sequence[object]])
 
 
 def is_everyones(mesh: ReplicaMesh, text: str, alike: bool) -> bool:
-    """Whether all workers come with the same text, and each says the same of all its replicas (`alike`: this one).
+    """Returns whether all workers have the same text, and each says the same of all its replicas (`alike`: this one).
 
     A small collective tells, in a fraction of the time that messages between the processes take.
     """
@@ -68,7 +68,7 @@ def is_everyones(mesh: ReplicaMesh, text: str, alike: bool) -> bool:
 
 
 def any_worker(mesh: ReplicaMesh, here: bool, label: str) -> bool:
-    """Whether something is so on any worker, asked on all of them."""
+    """Returns whether something is so on any worker; all of them call it."""
     return bool(np.asarray(_run(arithmetic.sum_of_rows, label, mesh, [np.int32(here)] * len(mesh.local_ids))))
 
 
@@ -112,7 +112,7 @@ def _first_row(rows: jax.Array) -> jax.Array:
 
 @functools.cache
 def _program(mesh: ReplicaMesh, of_rows: OfRows) -> OfRows:
-    """A function of all components, stacked, compiled for what `given` makes of those here."""
+    """Compiles a function of all components, stacked, for what `given` returns."""
 
     def program(given: jax.Array) -> jax.Array:
         return of_rows(as_rows(given, mesh) if mesh.lone else given)
@@ -126,7 +126,7 @@ def _first_to(sharding: NamedSharding) -> OfRows:
 
 
 def given(mesh: ReplicaMesh, parts: Sequence[Any]) -> jax.Array:
-    """The local components as a program's input; a single one goes in as it is, which is quickest."""
+    """Returns the local components as a program's input; a single one as it is, which is quickest."""
     if not mesh.lone:
         return mesh.stack(parts)
     return jax_internals.uncommitted(parts[0]) if getattr(parts[0], "committed", False) else parts[0]
@@ -139,7 +139,7 @@ def _run(of_rows: OfRows, label: str, mesh: ReplicaMesh, parts: Sequence[Array])
 
 
 def connect(mesh: ReplicaMesh) -> None:
-    """A first all-reduce, in which the workers' devices connect, so that this takes no time of the first step."""
+    """Runs a first all-reduce, in which the workers' devices connect, so that this takes no time of the first step."""
     if mesh.all_local:
         return
     ones = given(mesh, [np.ones((), np.int32)] * len(mesh.local_ids))
@@ -148,7 +148,7 @@ def connect(mesh: ReplicaMesh) -> None:
 
 
 def _through_bits(key: jax.Array, change: OfRows) -> jax.Array:
-    """Random keys whose bits went through `change`."""
+    """Returns random keys whose bits went through `change`."""
     return jax.random.wrap_key_data(change(jax.random.key_data(key)), impl=jax.random.key_impl(key))
 
 
@@ -157,7 +157,7 @@ def _is_key(array: Array) -> bool:
 
 
 def from_first(mesh: ReplicaMesh, part: jax.Array, what: str) -> jax.Array:
-    """Replica 0's component on every worker, where this worker's own one is `part`."""
+    """Returns replica 0's component on every worker, where this worker's own one is `part`."""
     if _is_key(part):
         return _through_bits(part, lambda bits: from_first(mesh, bits, what + "'s bits"))
     parts = [part] * len(mesh.local_ids)
@@ -166,7 +166,7 @@ def from_first(mesh: ReplicaMesh, part: jax.Array, what: str) -> jax.Array:
 
 
 def from_first_laid_out(mesh: ReplicaMesh, whole: jax.Array, layout: PartitionSpec) -> jax.Array:
-    """Replica 0's array, spread over each replica's logical devices; no device holds more than its part."""
+    """Returns replica 0's array, split over each replica's logical devices; no device holds more than its part."""
     if _is_key(whole):
         return _through_bits(whole, lambda bits: from_first_laid_out(mesh, bits, layout))
     what, host = "an array that is laid out", np.asarray(whole)
@@ -184,7 +184,7 @@ def from_first_laid_out(mesh: ReplicaMesh, whole: jax.Array, layout: PartitionSp
 
 
 def all_parts(mesh: ReplicaMesh, parts: Sequence[jax.Array], axis: int) -> list[jax.Array]:
-    """The components of all workers, which may differ in size along `axis`."""
+    """Returns the components of all workers, which may differ in size along `axis`."""
     everyones = _everyones(mesh, "gather", [parts])
     shapes: Sequence[arithmetic.HasShape] = [*parts[:1]] * mesh.size
     if everyones:
@@ -201,13 +201,13 @@ def all_parts(mesh: ReplicaMesh, parts: Sequence[jax.Array], axis: int) -> list[
 
 
 def everyones_sizes(mesh: ReplicaMesh, sizes: Sequence[int]) -> list[int]:
-    """A number for each replica of this worker, as those of all replicas."""
+    """Returns the numbers of all replicas, given those of this worker's."""
     told = exchange.everyones(",".join(map(str, sizes)))
     return [int(size) for size in mesh.by_replica([text.split(",") for text in told])]
 
 
 def reduced(op: ReduceOp, parts: Sequence[Any], mesh: ReplicaMesh) -> arithmetic.Reducible:
-    """The sum or mean over all workers' components; sparse ones are concatenated."""
+    """Returns the sum or mean over all workers' components; sparse ones are concatenated."""
     if isinstance(parts[0], IndexedSlices):
         values = all_parts(mesh, [part.values for part in parts], 0)
         indices = all_parts(mesh, [jnp.asarray(part.indices) for part in parts], 0)
@@ -226,7 +226,7 @@ def _sum(parts: Sequence[Array], mesh: ReplicaMesh) -> jax.Array:
 def reduced_along(
     op: ReduceOp, parts: Sequence[ArrayLike], axis: int | tuple[int, ...], mesh: ReplicaMesh
 ) -> jax.Array:
-    """Each component reduced along `axis`, then all workers'; the mean weighs every element equally."""
+    """Reduces each component along `axis`, then all workers'; the mean weighs every element equally."""
     arrays = [as_array(part) for part in parts]
     total = _sum([arithmetic.reduce_along(ReduceOp.SUM, [array], axis) for array in arrays], mesh)
     if op is ReduceOp.SUM:

@@ -82,7 +82,7 @@ class LockstepContext(ReplicaContext):
             return list(results)
 
         def backward(values, grads):
-            """Each replica's own part of the sum of the gradients of what all replicas got."""
+            """Returns this replica's part of the sum of the gradients of what all replicas got."""
             sums = self._all_reduce(ReduceOp.SUM, grads, options)
             parts = []
             for value, total in zip(values, sums):
@@ -100,7 +100,7 @@ class LockstepContext(ReplicaContext):
 
 
 def _differentiable(forward: Callable, backward: Callable, leaves: list[Any]) -> list[Any]:
-    """`forward(leaves)`, with `backward(leaves, gradients)` as its gradient where one is asked for."""
+    """Returns `forward(leaves)`, with `backward(leaves, gradients)` as its gradient if one is asked for."""
     if _plain():
         return forward(leaves)
 
@@ -123,7 +123,7 @@ def _differentiable(forward: Callable, backward: Callable, leaves: list[Any]) ->
 
 
 def _plain() -> bool:
-    """Whether nothing looks at the operations that are run: no tracing, and no gradient tape."""
+    """Returns whether nothing records the operations that run: no tracing, and no gradient tape."""
     return jax_internals.is_eager(jax_internals.current_trace())
 
 
@@ -166,7 +166,7 @@ class _Replica:
         self.thread.start()
 
     def body(self) -> Any:
-        """The function, in this replica's contexts."""
+        """Calls the function in this replica's contexts."""
         run = self.run
         context = LockstepContext(run.strategy, run.reducer, self)
         frame = frames.ReplicaFrame(run.mesh, self.index)
@@ -225,7 +225,7 @@ class _Replica:
         return self.result
 
     def standing(self) -> str:
-        """Where the replica is, for error messages."""
+        """Returns where the replica is, for error messages."""
         if self.state == "waiting" and self.meeting:
             tag = self.meeting[3]
             call = tag[0] + (f"({', '.join(str(t) for t in tag[1:-1])})" if len(tag) > 2 else "")
@@ -248,7 +248,7 @@ class Lockstep:
         self.tapes = active_tapes.entered()
 
     def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Each local replica's result."""
+        """Returns each local replica's result."""
         count = len(self.mesh.local_ids)
         replicas = [_Replica(self, i, fn, select(i, args), select(i, kwargs)) for i in range(count)]
         if count == 1:
@@ -325,7 +325,7 @@ def _own_part(result: Any, index: int) -> Any:
 
 
 def _user_line() -> str:
-    """The innermost line of the program that is not of this package."""
+    """Returns the innermost line of the program that is not of this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith((_PACKAGE + ".", "jax")):
         frame = frame.f_back
@@ -335,7 +335,7 @@ def _user_line() -> str:
 def run(
     strategy: StrategyLike, reducer: Reducer, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """`fn` on every local replica, eagerly; the results put together.
+    """Calls `fn` on every local replica, eagerly, and returns the results put together.
 
     Raises:
         ValueError: the replicas assigned different values to a variable that does not allow it. All variables have the

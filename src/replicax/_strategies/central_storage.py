@@ -73,7 +73,7 @@ class CentralStorageExtended(ReplicatedExtended):
 
 
 def _home_on(name: str, mesh: ReplicaMesh) -> DeviceHome | HostHome:
-    """Where variables rest: the host's pinned memory, if the device is the host and the replicas' are accelerators."""
+    """Returns where variables rest: in pinned memory if the device is the host and the replicas' are accelerators."""
     beside_accelerators = name.startswith("CPU:") and not devices.short_name(mesh.devices[0]).startswith("CPU:")
     if name == "CPU:0" and beside_accelerators and HostHome.possible(mesh):
         return HostHome(mesh)

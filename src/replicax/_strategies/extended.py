@@ -67,27 +67,27 @@ class StrategyExtended(abc.ABC):
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """Whether all replicas need the same shapes."""
+        """True if all replicas need the same shapes."""
         return self._static_shapes
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether each process runs the replicas on its own devices; False where one process runs all of them."""
+        """True if each process runs the replicas on its own devices, False if one process runs all of them."""
         return self._between_graph
 
     @property
     def experimental_should_init(self) -> bool:
-        """Whether this process gives variables their initial values."""
+        """True if this process gives variables their initial values."""
         return True
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process is the one to write checkpoints: the only one, the chief, or worker 0."""
+        """True if this process is the one to write checkpoints: the only one, the chief, or worker 0."""
         return self._worker.rank == 0
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process is the one to write summaries."""
+        """True if this process is the one to write summaries."""
         return self._worker.rank == 0
 
     # Running, reducing.
@@ -95,13 +95,13 @@ class StrategyExtended(abc.ABC):
     def call_for_each_replica(
         self, fn: Callable[..., Tree], args: Sequence[Tree] = (), kwargs: dict[str, Tree] | None = None
     ) -> Tree:
-        """The older name of `Strategy.run`."""
+        """Calls `Strategy.run`, of which this is the older name."""
         return self._container.run(fn, tuple(args), kwargs)
 
     def reduce_to(
         self, reduce_op: ReduceOp | str, value: Tree, destinations: object, options: CommunicationOptions | None = None
     ) -> Tree:
-        """The sum or mean of a per-replica value, left where `destinations` is.
+        """Returns the sum or mean of a per-replica value, left where `destinations` is.
 
         Args:
             reduce_op: `ReduceOp` or its name in any case.
@@ -122,12 +122,12 @@ class StrategyExtended(abc.ABC):
         value_destination_pairs: Sequence[tuple[Tree, object]],
         options: CommunicationOptions | None = None,
     ) -> list[Tree]:
-        """`reduce_to` of several (value, destinations) pairs, in one collective; the results in their order."""
+        """Reduces several (value, destinations) pairs in one collective, and returns a list of the results."""
         _context.require_cross_replica(self._container)
         return self._batch_reduce(as_reduce_op(reduce_op), value_destination_pairs, as_options(options, self._options))
 
     def broadcast_to(self, tensor: Tree, destinations: object) -> Tree:
-        """A copy of `tensor` at the destinations (see `reduce_to`)."""
+        """Returns a copy of `tensor` at the destinations (see `reduce_to`)."""
         _context.require_cross_replica(self._container)
         return self._broadcast(tensor, destinations)
 
@@ -183,28 +183,28 @@ class StrategyExtended(abc.ABC):
             return autograph_switch.converted(fn)(*args, **(kwargs or {}))
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Sequence[str]:
-        """Where an optimizer keeps what belongs to no single variable."""
+        """Returns the devices on which an optimizer keeps what belongs to no single variable."""
         return self.parameter_devices
 
     def variable_created_in_scope(self, v: Tree) -> bool:
-        """Whether the variable, or the one that it is a component of, was made in this strategy's scope."""
+        """Returns whether the variable, or the one that it is a component of, was made in this strategy's scope."""
         if not isinstance(v, Variable):
             raise AttributeError(f"{v!r} is no variable and has no strategy.")
         strategy = lost_values.container_of(v)._strategy
         return (_context.default_strategy() if strategy is None else strategy) is self._container
 
     def value_container(self, value: Tree) -> Tree:
-        """The distributed variable that a component belongs to; anything else itself."""
+        """Returns the distributed variable that a component belongs to; anything else as it is."""
         return lost_values.container_of(value)
 
     def read_var(self, v: Tree) -> Tree:
-        """The variable's value."""
+        """Returns the variable's value."""
         if not hasattr(v, "read_value"):
             raise TypeError(f"`read_var` takes a variable, got {v!r} of type {type(v).__name__}.")
         return v.read_value()
 
     def colocate_vars_with(self, colocate_with_variable: Variable) -> contextlib.AbstractContextManager[None]:
-        """A context manager, used in scope, under which new variables live on the devices of this one.
+        """Returns a context manager, used in scope, under which new variables live on the devices of this one.
 
         Raises:
             ValueError: it is no variable of this strategy.
@@ -215,7 +215,7 @@ class StrategyExtended(abc.ABC):
     # Input.
 
     def experimental_make_numpy_dataset(self, numpy_input: Tree, session: object = None) -> _data.Dataset:
-        """A dataset over the rows of numpy arrays."""
+        """Returns a dataset over the rows of numpy arrays."""
         return _data.Dataset.from_tensor_slices(numpy_input)
 
     def experimental_run_steps_on_iterator(

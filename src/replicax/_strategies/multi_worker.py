@@ -59,7 +59,7 @@ class MultiWorkerMirroredExtended(MirroringExtended):
 
 
 def _tasks(resolver: Any) -> tuple[list[tuple[Any, Any]], list[str]]:
-    """The tasks of the cluster that run replicas, the chief first, with their addresses."""
+    """Returns the tasks of the cluster that run replicas, the chief first, with their addresses."""
     spec = resolver.cluster_spec()
     jobs = {} if spec is None else spec.as_dict()
     kind, index = resolver.task_type, resolver.task_id
@@ -84,7 +84,7 @@ def _tasks(resolver: Any) -> tuple[list[tuple[Any, Any]], list[str]]:
 
 
 def _everyones_devices() -> list[jax.Device]:
-    """Of each process in order, the devices in the places of those that this one would take by itself."""
+    """Returns the devices of all processes in order, at the positions of those that this one would take by itself."""
     mine = devices.find_devices(None)
     every: list[list[jax.Device]] = [[] for _ in range(jax.process_count())]
     for device in jax.devices(mine[0].platform):

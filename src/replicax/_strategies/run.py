@@ -78,7 +78,7 @@ def _is_text(leaf: Leaf) -> bool:
 
 
 def _check_counts(strategy: StrategyLike, mesh: ReplicaMesh, arguments: Tree) -> None:
-    """`ValueError` for a value with components for other replicas."""
+    """Raises `ValueError` for a value with components for another number of replicas."""
     for leaf in nest.leaves(arguments):
         if not isinstance(leaf, PerReplica):
             continue

@@ -57,17 +57,17 @@ class TPUExtended(MirroringExtended):
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts the replicas run on."""
+        """The number of hosts that the replicas run on."""
         return len({device.process_index for device in self._mesh.devices})
 
     @property
     def num_replicas_per_host(self) -> int:
-        """How many replicas each host runs."""
+        """The number of replicas that each host runs."""
         return self._mesh.size // self.num_hosts
 
 
 def _check_values(nest: Any) -> None:
-    """`InvalidArgumentError` where the components of a value in the nest differ in shape."""
+    """Raises `InvalidArgumentError` if the components of a value in the tree differ in shape."""
     for leaf in _nest.leaves(nest):
         if isinstance(leaf, PerReplica):
             arithmetic.check_static(leaf)
@@ -121,7 +121,7 @@ class TPUStrategy(Strategy):
         super().__init__(TPUExtended(self, tpu_cluster_resolver, experimental_device_assignment, spmd, sharded))
 
     def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
-        """The same tensor, not split: the program is one for all logical devices, and each holds all of it.
+        """Returns the tensor, not split: the program is one for all logical devices, and each holds all of it.
 
         Raises:
             ValueError: there is no logical device of that number, or with `experimental_spmd_xla_partitioning=True`.
@@ -130,7 +130,7 @@ class TPUStrategy(Strategy):
         return self.experimental_replicate_to_logical_devices(tensor)
 
     def experimental_split_to_logical_devices(self, tensor: Any, partition_dimensions: Sequence[int]) -> Any:
-        """The same tensor, split over the logical devices.
+        """Returns the tensor, split over the logical devices.
 
         In compiled replicas it is a constraint for XLA. Outside of replicas an array comes back split, and a variable
         that is made of it stays so; a variable is split itself.
@@ -149,7 +149,7 @@ class TPUStrategy(Strategy):
         return logical_devices.lay_out(mesh, tensor, layout)
 
     def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
-        """The same tensor, whole on each logical device; otherwise as `experimental_split_to_logical_devices`."""
+        """Returns the tensor, whole on each logical device; otherwise as `experimental_split_to_logical_devices`."""
         return logical_devices.lay_out(self._extended._mesh, tensor, PartitionSpec())
 
 
