@@ -231,45 +231,6 @@ def test_a_port_that_this_process_holds_is_right():
         assert report_of({"worker": [f"localhost:{listener.getsockname()[1]}"]}, "worker", 0).ok
 
 
-EXPLAIN = """
-import sys
-import replicax as rx
-print(rx.cluster_resolver.TFConfigClusterResolver().explain().contradictions, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.skipif(not local_processes._PROC.is_dir(), reason="only Linux tells of other processes")
-def test_two_processes_that_claim_one_index(tmp_path):
-    program = tmp_path / "train.py"
-    program.write_text(EXPLAIN)
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("", 0))
-        other.bind(("", 0))
-        workers = [f"localhost:{taken.getsockname()[1]}" for taken in (one, other)]
-
-    def start(index):
-        task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-        return subprocess.Popen(
-            [sys.executable, str(program)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "TF_CONFIG": json.dumps(task)},
-            text=True,
-        )
-
-    with start(0) as first, start(1) as second:
-        said = [first.stdout.readline(), second.stdout.readline()]
-        with start(0) as third:
-            said.append(third.stdout.readline())
-            third.stdin.close()
-        first.stdin.close()
-        second.stdin.close()
-    assert said[0] == said[1] == "[]\n"
-    claim = "on this machine runs the same command and claims the same index, worker 0: each process needs a task"
-    assert f"process {first.pid} {claim}" in said[2]
-
-
 @pytest.mark.parametrize(
     "variables, through",
     [

@@ -14,6 +14,8 @@ ReplicaxError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class ReplicaxError(Exception):
     """The base of replicax's own exceptions."""
@@ -73,6 +75,15 @@ MERGE_IN_TRACE = (
     "while replicas run eagerly, which they do outside of `rx.function` and for some batches whose parts differ in "
     "size. In compiled replicas such functions, branches and loops may contain synchronization points."
 )
+
+
+def listed(words: Sequence[str]) -> str:
+    """Returns words as one text.
+
+    >>> listed(["worker 1", "worker 2", "worker 3"])
+    'worker 1, worker 2 and worker 3'
+    """
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def mixing(one: object, other: object) -> RuntimeError:

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from replicax._cluster import local_processes
 from replicax._cluster.explain import Explanation
 from replicax._cluster.resolver import ClusterResolver, master_url
 from replicax._cluster.spec import ClusterSpec
@@ -177,21 +176,7 @@ class TFConfigClusterResolver(ConfigClusterResolver):
         for key in ("cluster", "task"):
             if key not in config:
                 report.missing.append(f"{key!r} in TF_CONFIG; it looks like {_EXAMPLE}")
-        task = self._task()
-        self._describe_arguments(report, task, "TF_CONFIG")
-        for pid in local_processes.twins("TF_CONFIG", lambda other: _same_claim(other, config)) if task else ():
-            report.contradictions.append(
-                f"process {pid} on this machine runs the same command and claims the same index, {task.get('type')} "
-                f"{task.get('index')}: each process needs a task of its own"
-            )
-
-
-def _same_claim(text: str, config: dict[str, Any]) -> bool:
-    try:
-        other = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(other, dict) and all(other.get(key) == config.get(key) for key in ("cluster", "task"))
+        self._describe_arguments(report, self._task(), "TF_CONFIG")
 
 
 def _where(error: json.JSONDecodeError) -> str:

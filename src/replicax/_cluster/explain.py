@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
+from replicax._base import errors
 from replicax._cluster import local_processes
 from replicax._cluster.spec import ClusterSpec
 
@@ -174,7 +175,7 @@ def listed(words: list[str]) -> str:
     """Returns the words as "a, b and c"; the middle is left out if there are many."""
     if len(words) > _MOST_SHOWN:
         return f"{', '.join(words[: _MOST_SHOWN - 1])}, ... and {words[-1]}"
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+    return errors.listed(words)
 
 
 def _check_addresses(report: Explanation, tasks: list[tuple[str, int, str]]) -> _Addresses:

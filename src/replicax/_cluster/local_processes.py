@@ -140,7 +140,7 @@ def port_trouble(port: int) -> str | None:
     holders = list(_listeners(port))
     if os.getpid() in holders:
         return None
-    by = f" by process {holders[0]} ({' '.join(_command(holders[0]))[:80]})" if holders else ""
+    by = f" by process {holders[0]} ({_command(holders[0])[:80]})" if holders else ""
     return f"port {port} is in use{by}; end that program, or take another port"
 
 
@@ -153,7 +153,8 @@ def _listeners(port: int) -> Iterator[int]:
                 fields = line.split()
                 if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
                     sockets.add(f"socket:[{fields[9]}]")
-    for pid in sorted(_processes(), key=lambda pid: pid != os.getpid()) if sockets else ():
+    pids = [int(path.name) for path in _PROC.iterdir() if path.name.isdecimal()] if sockets else []
+    for pid in sorted(pids, key=lambda pid: pid != os.getpid()):
         with contextlib.suppress(OSError):
             for link in (_PROC / str(pid) / "fd").iterdir():
                 with contextlib.suppress(OSError):
@@ -162,41 +163,9 @@ def _listeners(port: int) -> Iterator[int]:
                         break
 
 
-def _processes() -> list[int]:
-    return [int(path.name) for path in _PROC.iterdir() if path.name.isdecimal()] if _PROC.is_dir() else []
-
-
-def _command(pid: int) -> list[str]:
+def _command(pid: int) -> str:
     with contextlib.suppress(OSError):
-        return (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
-    return []
-
-
-def twins(variable: str, is_same: Callable[[str], bool]) -> list[int]:
-    """Returns other processes on this machine with the same command and the same value of a variable.
-
-    Processes that one worker has started, and this one's own relatives, count as one with it.
-    """
-    own, parents = _command(os.getpid()), {}
-    for pid in _processes() if own else ():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            if pid != os.getpid() and (_command(pid) != own or not is_same(_started_with(pid, variable))):
-                continue
-            parents[pid] = int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
-
-    def eldest(pid: int) -> int:
-        while parents[pid] in parents:
-            pid = parents[pid]
-        return pid
-
-    return sorted({eldest(pid) for pid in parents} - {eldest(os.getpid())}) if os.getpid() in parents else []
-
-
-def _started_with(pid: int, variable: str) -> str:
-    for entry in (_PROC / str(pid) / "environ").read_bytes().split(b"\0"):
-        name, _, value = entry.decode(errors="replace").partition("=")
-        if name == variable:
-            return value
+        return (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").replace("\0", " ")
     return ""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from replicax._base.errors import listed
 from replicax._job.call_log import Made
 
 _PATIENCE = 5.0  # seconds of a wait, which may be over without those that have ended their programs
@@ -70,8 +71,7 @@ def _calls(count: int) -> str:
 
 def names(peers: Mapping[int, Peer], which: list[int] | tuple[int, ...]) -> str:
     """Returns the names of these processes, as one text."""
-    found = [peers[i].name for i in which]
-    return found[0] if len(found) == 1 else ", ".join(found[:-1]) + f" and {found[-1]}"
+    return listed([peers[i].name for i in which])
 
 
 def standing(peer: Peer, now: float) -> str:

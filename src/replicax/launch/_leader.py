@@ -24,8 +24,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from replicax._base.errors import listed
 from replicax._job.channel import Message, parse
-from replicax.launch._outcome import Outcome, exit_status, job_outcome, join_names, signal_name
+from replicax.launch._outcome import Outcome, exit_status, job_outcome, signal_name
 
 _NAMED = 50  # missing workers that are named one by one
 
@@ -153,7 +154,7 @@ class Leader:
             problem = f"It has --workers {message['workers']}, but the launcher of worker 0 has {self.workers}."
         elif both := sorted(mine & set(taken)):
             other = self._host(taken[both[0]])
-            names = join_names([f"worker {number}" for number in both])
+            names = listed([f"worker {number}" for number in both])
             problem = (
                 f"Two launchers claim {names}: the one on {other} was first. Each machine has its own --worker-rank, "
                 f"the number of the first worker that runs on it."
@@ -181,8 +182,8 @@ class Leader:
         self._tell_all(
             {
                 "op": "refused",
-                "message": f"After {self._start_timeout:g} s nobody has come for {join_names(missing)}. Here are: "
-                f"{join_names(there) or 'none'}. Start `replicax launch` on every machine with the same --workers and "
+                "message": f"After {self._start_timeout:g} s nobody has come for {listed(missing)}. Here are: "
+                f"{listed(there) or 'none'}. Start `replicax launch` on every machine with the same --workers and "
                 f"--coordinator, and its own --worker-rank.",
             }
         )

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from replicax._base.errors import listed
+
 # So many lines of its standard error are shown of a worker that ended without a report.
 TAIL_LINES = 30
 # And so many characters of each line, and of a traceback its last ones: they may go to other machines.
@@ -197,7 +199,7 @@ def _tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
     else:
         lines = [f"worker {cause.worker}{where} is the cause: {describe(cause)}"]
     if cause.status == 0 and cause is witness and not report:
-        waited = join_names([f"worker {o.worker}" for o in outcomes if cause.address in o.joins and not o.joined])
+        waited = listed([f"worker {o.worker}" for o in outcomes if cause.address in o.joins and not o.joined])
         lines[0] += f" before it joined the job, that is, before it made its strategy; {waited} waited for it"
     if cause.status == -signal.SIGKILL and not cause.ended:
         lines[0] += " (the kernel does so when memory runs out)"
@@ -232,16 +234,7 @@ def _others(cause: Outcome, outcomes: Sequence[Outcome], said: str) -> list[str]
             message = outcome.report["message"] if outcome.report else ""
             what = describe(outcome) + (f", {message}" if message not in ("", said) else "")
             groups.setdefault(what, []).append(f"worker {outcome.worker}")
-    return [f"  {join_names(names)}: {what}" for what, names in groups.items()]
-
-
-def join_names(names: Sequence[str]) -> str:
-    """Joins names to a list for people.
-
-    >>> join_names(["worker 1", "worker 2", "worker 3"])
-    'worker 1, worker 2 and worker 3'
-    """
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+    return [f"  {listed(names)}: {what}" for what, names in groups.items()]
 
 
 def _from_last_traceback(tail: Sequence[str]) -> Sequence[str]:
