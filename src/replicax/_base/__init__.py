@@ -1,1 +1,1 @@
-"""What everything else uses: types of the API, errors, specs, nests, devices, files, and JAX's internals."""
+"""The base of all other packages: types of the API, errors, specs, nests, devices, files, and JAX's internals."""

@@ -1,4 +1,4 @@
-"""How many accelerators the machine has, found out without starting JAX, whose settings could not be changed then."""
+"""Counting the machine's accelerators without starting JAX, whose settings cannot be changed afterwards."""
 
 from __future__ import annotations
 

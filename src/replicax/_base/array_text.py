@@ -1,4 +1,4 @@
-"""How arrays, variables and dtypes print: as JAX's own, or (with `replicax.tf`) as TensorFlow's."""
+"""The text of arrays, variables and dtypes: as JAX prints them or, with `replicax.tf`, as TensorFlow does."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _OF_THE_SYSTEM = (".DS_Store", ".nfs")  # files that macOS and NFS put into any 
 
 
 class Kind(NamedTuple):
-    """What is replaced: a folder with a record of this name, or a single file, which has none."""
+    """The kind of thing that is replaced: a folder with a record of this name, or a single file, which has none."""
 
     noun: str
     record: str | None = None

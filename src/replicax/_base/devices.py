@@ -66,7 +66,7 @@ def set_virtual_devices(devices: Mapping[str, int]) -> None:
                 f"Call set_virtual_devices before the first use of JAX, or set {_VARIABLE} in the environment."
             ) from error
     else:
-        # JAX 0.10 runs many collectives at once on a pool of so many threads and deadlocks where they do not suffice.
+        # JAX 0.10 runs many collectives at once on a pool of NPROC threads and deadlocks if these are too few.
         os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * needed)))
     _virtual.clear()
     _virtual.update(counts)

@@ -1,4 +1,4 @@
-"""What messages say of libraries to install and of pages to read, true in a checkout and in an installed package."""
+"""Libraries to install and pages to read, as messages name them in a checkout and in an installed package."""
 
 from __future__ import annotations
 

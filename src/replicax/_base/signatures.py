@@ -1,4 +1,4 @@
-"""What JAX calls a traced function and its inputs in its messages: the user's function and its arguments."""
+"""Giving traced functions the names of the user's function and its arguments, for JAX's messages."""
 
 from __future__ import annotations
 

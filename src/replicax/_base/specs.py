@@ -18,11 +18,11 @@ from replicax._base.types import Leaf, Tree
 # Stands before a dtype's name in a printed spec. replicax.tf sets it to "tf.".
 dtype_prefix = ""
 
-# What Python's own numbers become as tensors. bool comes first: a bool is an int as well.
+# The dtypes of Python's own numbers as tensors. bool comes first: a bool is an int as well.
 PYTHON_DTYPES = {bool: np.bool_, int: np.int32, float: np.float32, complex: np.complex64}
 
 
-# What stands for a dtype besides what numpy takes for one. replicax.tf adds TensorFlow's numbers and Python's types.
+# Names of dtypes beside those that NumPy takes. replicax.tf adds TensorFlow's numbers and Python's types.
 dtype_aliases: dict[object, np.dtype] = {"string": np.dtype(object)}
 
 # NumPy's own object of each dtype, for those that equal it: pickled and copied dtypes are other objects, and programs

@@ -17,7 +17,7 @@ Leaf: TypeAlias = Any
 
 
 class ReduceOp(enum.Enum):
-    """How the values of the replicas become one.
+    """The reduction of the replicas' values to one.
 
     Wherever a `ReduceOp` is expected, its name in any case (`"sum"`, `"MEAN"`) does as well.
 
@@ -82,7 +82,7 @@ class VariableSynchronization(enum.Enum):
 
 
 class VariableAggregation(enum.Enum):
-    """How the replicas' values of one variable become one: not at all, sum, mean, or the first replica's."""
+    """The reduction of the values that replicas assign to one variable: none, sum, mean, or the first replica's."""
 
     NONE = 0
     SUM = 1
@@ -126,7 +126,7 @@ class RunOptions(NamedTuple):
 
 
 class InputReplicationMode(enum.Enum):
-    """Whether `dataset_fn` is called once for each worker or once for each replica."""
+    """The number of calls of `dataset_fn`: one for each worker or one for each replica."""
 
     PER_WORKER = "PER_WORKER"
     PER_REPLICA = "PER_REPLICA"
@@ -140,7 +140,7 @@ class _InputOptions(NamedTuple):
 
 
 class InputOptions(_InputOptions):
-    """How a distributed dataset brings its elements to the devices.
+    """Options of a distributed dataset: how its elements come to the devices.
 
     Args:
         experimental_fetch_to_device: whether elements are moved to the replicas' devices (default) or stay
@@ -183,7 +183,7 @@ def as_input_options(options: InputOptions | None) -> InputOptions:
 
 
 class CommunicationImplementation(enum.Enum):
-    """Which collective implementation to ask for. XLA chooses by itself; the members are accepted as hints."""
+    """The collective implementation to ask for. XLA chooses by itself; the members are accepted as hints."""
 
     AUTO = "AUTO"
     RING = "RING"
@@ -294,7 +294,7 @@ class CollectiveHints:
 
 
 class ValueContext:
-    """What `value_fn` of `experimental_distribute_values_from_function` is told: which replica it fills.
+    """The argument of `value_fn` of `experimental_distribute_values_from_function`: which replica it is for.
 
     >>> import replicax as rx
     >>> rx.ValueContext(2, 4)
@@ -312,7 +312,7 @@ class ValueContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return self._num_replicas_in_sync
 
     def __repr__(self) -> str:
@@ -323,7 +323,7 @@ class ValueContext:
 
 
 class InputContext:
-    """What `dataset_fn` of `distribute_datasets_from_function` is told: which part of the input it makes.
+    """The argument of `dataset_fn` of `distribute_datasets_from_function`: which part of the input it makes.
 
     >>> import replicax as rx
     >>> rx.InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)
@@ -337,17 +337,17 @@ class InputContext:
 
     @property
     def num_input_pipelines(self) -> int:
-        """How many pipelines there are in all."""
+        """The number of pipelines in all."""
         return self._num_input_pipelines
 
     @property
     def input_pipeline_id(self) -> int:
-        """Which of them this is, from 0."""
+        """The number of this pipeline, from 0."""
         return self._input_pipeline_id
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are in all."""
+        """The number of replicas in all."""
         return self._num_replicas_in_sync
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
@@ -366,7 +366,7 @@ class InputContext:
 
 
 class TerminationConfig:
-    """How a program is told of its coming end and how it ends; a record that handlers of preemption read.
+    """A record for handlers of preemption: how a program is told of its coming end, and how it ends.
 
     Args:
         termination_watcher_fn: returns True once the end is near.
@@ -387,7 +387,7 @@ class TerminationConfig:
 
 
 class AutoShardPolicy(enum.IntEnum):
-    """How input is divided among workers. Each but OFF and FILE also keeps the batches' boundaries."""
+    """The policy by which input is divided among workers. Each but OFF and FILE also keeps the batches' boundaries."""
 
     OFF = -1
     AUTO = 0

@@ -96,7 +96,7 @@ class ConfigClusterResolver(ClusterResolver):
 
     @property
     def rpc_layer(self) -> str | None:
-        """What `master` puts in front of addresses, or None."""
+        """The protocol that `master` puts in front of addresses, or None."""
         return self._config().get("rpc_layer") if self._rpc_layer is None else self._rpc_layer
 
     @rpc_layer.setter

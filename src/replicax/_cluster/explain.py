@@ -21,7 +21,7 @@ _Addresses: TypeAlias = dict[_Task, tuple[str, int | None]]
 
 
 class Explanation:
-    """What a cluster resolver found where, what is missing, and what contradicts. Prints as a report.
+    """A report on a cluster resolver: what it found where, what is missing, and what contradicts.
 
     Args:
         subject: what is explained.
@@ -52,7 +52,7 @@ class Explanation:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is missing and nothing contradicts."""
+        """True if nothing is missing and nothing contradicts."""
         return not self.missing and not self.contradictions
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ _REQUEST_SECONDS = 30
 
 
 class ExecutableLocation(enum.Enum):
-    """Where the program runs: in a pod of the cluster, or outside of it, with a kubeconfig file.
+    """The place where the program runs: in a pod of the cluster, or outside of it, with a kubeconfig file.
 
     >>> import replicax as rx
     >>> rx.cluster_resolver.KubernetesExecutableLocation.OFF_CLUSTER.value

@@ -19,7 +19,7 @@ def master_url(address: str, rpc_layer: str | None) -> str:
 
 
 class ClusterResolver(abc.ABC):
-    """What strategies ask for the cluster: its processes, and which of them this one is.
+    """The description of a cluster for strategies: its processes, and which of them this one is.
 
     A resolver of one's own defines `cluster_spec` and `master`. Reading either, or the task, starts no backend.
 
@@ -107,7 +107,7 @@ class ClusterResolver(abc.ABC):
 
     @property
     def rpc_layer(self) -> str | None:
-        """What `master` puts in front of addresses, or None."""
+        """The protocol that `master` puts in front of addresses, or None."""
         return self._rpc_layer
 
     @rpc_layer.setter

@@ -1,4 +1,4 @@
-"""Where the cores of a TPU system are, and which of them make up a replica.
+"""The coordinates of a TPU system's cores, and their assignment to replicas.
 
 A `Topology` gives each device of each task (host) its coordinates in a mesh of x, y, z and core. A `DeviceAssignment`
 gives each replica its cores; `DeviceAssignment.build` cuts the mesh into blocks of one shape.
@@ -91,12 +91,12 @@ class Topology:
 
     @property
     def num_tasks(self) -> int:
-        """How many tasks (hosts) there are."""
+        """The number of tasks (hosts)."""
         return int(self._coordinates.shape[0])
 
     @property
     def num_tpus_per_task(self) -> int:
-        """How many devices each task has."""
+        """The number of devices of each task."""
         return int(self._coordinates.shape[1])
 
     def task_ordinal_at_coordinates(self, device_coordinates: Sequence[int]) -> int:
@@ -151,7 +151,7 @@ def _parsed(serialized: bytes) -> tuple[Any, Any]:
 
 
 class DeviceOrderMode(enum.IntEnum):
-    """In which order `DeviceAssignment.build` goes through the mesh."""
+    """The order in which `DeviceAssignment.build` goes through the mesh."""
 
     AUTO = 0  # RING where that is possible
     RING = 1  # neighbours in the order are neighbours in the mesh, the first and the last too
@@ -159,7 +159,7 @@ class DeviceOrderMode(enum.IntEnum):
 
 
 class DeviceAssignment:
-    """Which cores of a TPU system make up each replica.
+    """The cores of a TPU system that make up each replica.
 
     Args:
         topology: the system's `Topology`.
@@ -223,12 +223,12 @@ class DeviceAssignment:
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return int(self._cores.shape[0])
 
     @property
     def num_cores_per_replica(self) -> int:
-        """How many cores each replica has."""
+        """The number of cores of each replica."""
         return int(self._cores.shape[1])
 
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:

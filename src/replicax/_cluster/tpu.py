@@ -25,7 +25,7 @@ _OWN_PORT_DEFAULT = 8482
 
 
 class TPUSystemMetadata(NamedTuple):
-    """What there is of TPUs.
+    """The TPUs of all connected processes.
 
     Args:
         num_cores: how many, in all.
@@ -46,7 +46,7 @@ class TPUSystemMetadata(NamedTuple):
 
 
 class TPUHardwareFeature(NamedTuple):
-    """What a TPU system's topology says about its hardware.
+    """The hardware features that a TPU system's topology tells.
 
     Args:
         embedding_feature: a number: 0 for unsupported, 1 for version 1, 2 for version 2.
@@ -59,7 +59,7 @@ class TPUHardwareFeature(NamedTuple):
 
 
 class _Workers(NamedTuple):
-    """Where a TPU's name leads."""
+    """The workers that a TPU's name stands for."""
 
     name: str
     addresses: list[str] | None  # None: ask the Cloud TPU service

@@ -128,7 +128,7 @@ class Channel:
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits to be sent."""
+        """True while something waits to be sent."""
         return bool(self._outgoing) and not self.closed
 
     def receive(self) -> list[Message]:

@@ -1,4 +1,4 @@
-"""What is said when a job ends before its time: pure functions of what is known of each of its processes."""
+"""Diagnoses of jobs that end before their time: pure functions of what is known of each process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATIENCE = 5.0  # seconds of a wait, which may be over without those that have 
 
 @dataclass
 class Peer:
-    """What one process knows of another one (or of itself)."""
+    """The knowledge that one process has of another one, or of itself."""
 
     name: str
     address: str
@@ -37,12 +37,12 @@ class Peer:
 
     @property
     def gone(self) -> bool:
-        """Whether nothing more is to be expected of it."""
+        """True if nothing more is to be expected of it."""
         return self.left or self.lost is not None or self.failed is not None
 
 
 class Diagnosis(NamedTuple):
-    """Why the job ends."""
+    """The reason why the job ends."""
 
     kind: str  # "exception", "lost", "stuck", "diverged", "left"
     cause: tuple[int, ...]  # the processes at fault, where that is known

@@ -206,7 +206,7 @@ def _start_jax(job: Job, address: str, bind: str | None, limit: float) -> None:
     excepted = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy")  # noqa: SIM112
     os.environ["no_grpc_proxy"] = ",".join(filter(None, [excepted, "127.0.0.1,localhost"]))  # noqa: SIM112
     devices = max(jax.config.jax_num_cpu_devices, 1)  # type: ignore[attr-defined]
-    # JAX 0.10 runs the devices' parts of a call on so many threads, and deadlocks where they do not suffice.
+    # JAX 0.10 runs the devices' parts of a call on NPROC threads, and deadlocks if these are too few.
     os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * devices)))
     if bind is not None:
         address = bind.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")

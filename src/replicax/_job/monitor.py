@@ -30,7 +30,7 @@ _TOLD = 64  # how many of the latest calls are told where processes differ
 
 
 class Monitor:
-    """What the coordinator and the members share."""
+    """The common part of the coordinator's and the members' monitors."""
 
     def __init__(self, process_id: int, peers: dict[int, Peer], calls: CallLog, heartbeat: float):
         self.process_id = process_id
@@ -209,7 +209,7 @@ class Monitor:
         )  # fmt: skip
         process_exit.finish(process_exit.BECAUSE_OF_ANOTHER)
 
-    # What differs.
+    # What the coordinator and the members do each in their own way.
 
     def _channels(self) -> list[Channel]:
         raise NotImplementedError

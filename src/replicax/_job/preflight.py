@@ -38,7 +38,7 @@ _NAMED = 8  # strangers that are named
 _NOTE = 10.0  # seconds after which a process says whom it waits for
 _RETRY = 0.2
 _MODE = "REPLICAX_PREFLIGHT"
-# What must be the same everywhere, by its key in what a process says of itself.
+# Fields of `about_me` that must be the same on every process, and their names in messages.
 _MUST_AGREE = {"replicax": "replicax", "jax": "JAX", "python": "Python", "program": "the program"}
 
 

@@ -1,4 +1,4 @@
-"""How a process of a job ends: its last words, its report, and never a wait."""
+"""The end of a process of a job: its last messages and its report, without ever waiting."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def mark_joined(process_id: int) -> None:
 
 
 class Hooks:
-    """What Python calls when the main thread ends in an exception, and when a signal comes.
+    """Hooks that Python calls when the main thread ends in an exception, and when a signal comes.
 
     Args:
         failed: is told of an uncaught exception and of what Python would print of it, and does not return unless

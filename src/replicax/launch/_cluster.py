@@ -1,4 +1,4 @@
-"""What a worker finds in its environment: its cluster, its devices, and what makes JAX safe and fast."""
+"""The environment of a worker: its cluster, its devices, and settings that make JAX safe and fast."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def worker_environment(
     elif devices is not None:
         environment["JAX_NUM_CPU_DEVICES"] = str(devices)
     if tuning:
-        # JAX 0.10 runs collectives on a pool of so many threads, and deadlocks where they do not suffice.
+        # JAX 0.10 runs collectives on a pool of NPROC threads, and deadlocks if these are too few.
         environment.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * (devices or 1))))
         environment = with_large_pages(environment)
     return environment

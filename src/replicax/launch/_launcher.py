@@ -38,7 +38,7 @@ _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if
 
 @dataclass(frozen=True)
 class Plan:
-    """What the command line says.
+    """The options of the command line.
 
     Args:
         command: what each worker runs.
@@ -90,7 +90,7 @@ class Launcher:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal has asked it to end."""
+        """True once a signal has asked it to end."""
         return bool(self._interrupts)
 
     def run(self) -> int:

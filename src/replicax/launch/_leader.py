@@ -1,4 +1,4 @@
-"""How the launchers of several machines act as one.
+"""The leader, by which the launchers of several machines act as one.
 
 Worker 0's launcher has the leader. Each launcher, that one included, is a member, and they exchange messages, over TCP
 as lines of JSON:

@@ -1,4 +1,4 @@
-"""What became of the workers, and which of them failed first."""
+"""The outcomes of the workers, and which of them failed first."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TRACEBACK = 100_000
 
 @dataclass
 class Outcome:
-    """How a worker ended.
+    """The end of a worker.
 
     Args:
         worker: its number.
@@ -53,7 +53,7 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether it failed by itself."""
+        """True if it failed by itself."""
         return self.report is not None or (self.status != 0 and not self.ended)
 
     @property

@@ -129,7 +129,7 @@ class Screen:
 
     @property
     def behind(self) -> bool:
-        """Whether so much is still to be written that nothing more should be read."""
+        """True while so much is still to be written that nothing more should be read."""
         return self._size > _MOST_PENDING
 
     def close(self, timeout: float | None = None) -> None:
