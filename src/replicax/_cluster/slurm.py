@@ -17,7 +17,7 @@ _VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SL
 
 
 def expand_hosts(text: str) -> list[str]:
-    """Slurm's list of hosts, `n[1-3,07],m9`, as a list of names.
+    """Expands Slurm's list of hosts, `n[1-3,07],m9`, to a list of names.
 
     >>> expand_hosts("n[08-10,12]-ib,m9")
     ['n08-ib', 'n09-ib', 'n10-ib', 'n12-ib', 'm9']
@@ -44,7 +44,7 @@ def _range(text: str, whole: str) -> list[str]:
 
 
 def expand_counts(text: str) -> list[int]:
-    """Slurm's tasks of each node, `2(x3),1`, as a list.
+    """Expands Slurm's tasks of each node, `2(x3),1`, to a list.
 
     >>> expand_counts("2(x3),1")
     [2, 2, 2, 1]
@@ -86,7 +86,7 @@ def _gpus_on_node() -> int | None:
 
 
 def _count_gpus() -> int:
-    """Returns the GPUs that the driver knows of."""
+    """Returns the number of GPUs that the driver knows of."""
     try:
         done = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
