@@ -223,7 +223,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(tmp_path, m
     if not exchange:
         monkeypatch.setattr(atomic, "_renameat2", None)
     path = str(tmp_path / "model")
-    for during in ("_checksum", "_known_to_tensorstore"):  # while files are checked, and before values are read
+    for during in ("_checksum", "_tensorstore_path"):  # while files are checked, and before values are read
         Checkpoint(v=rx.Variable(1.0), w=rx.Variable(1.0)).write(path)
 
         plain = getattr(files, during)

@@ -15,57 +15,63 @@ import numpy as np
 from replicax._base import foreign_state, specs
 from replicax._base.atomic_files import path_text
 from replicax._base.errors import CheckpointError
+from replicax._base.types import Leaf
 from replicax._checkpoint import files as _files
 from replicax._checkpoint import object_graph
+from replicax._checkpoint.files import Path
 from replicax._checkpoint.object_graph import Node, PositionLeaf
 from replicax._checkpoint.restore import (
     POSITION,
     CheckpointLoadStatus,
     InitializationOnlyStatus,
+    LoadStatus,
     Restoration,
+    abbreviated,
     key_of,
-    said,
-    some,
+    name_in_messages,
 )
 from replicax._input.iterator import DistributedIterator
 from replicax._job import exchange
 from replicax._tracing import context, frames
 from replicax._variables import deferred_restore
 from replicax._variables.resource import ResourceVariable
+from replicax._variables.variable import Variable
 
-Then = Callable[[str, bool], None]
+# Called after writing with the path and whether this process wrote it.
+OnWritten = Callable[[str, bool], None]
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
 def _of_several(nodes: Sequence[Node]) -> bool:
-    """Whether some of the objects belong to several processes, all of which then save together."""
+    """Returns True if some of the objects belong to several processes, all of which then save together."""
 
-    def shared(owner: Any) -> bool:
+    def shared(owner: object) -> bool:
         mesh = getattr(owner, "_mesh", None)
         return isinstance(owner, DistributedIterator) or (mesh is not None and not mesh.all_local)
 
     return jax.process_count() > 1 and any(node.leaf is not None and shared(node.leaf.owner) for node in nodes)
 
 
-def _everyones(message: str) -> list[str]:
+def _messages_of_all(message: str) -> list[str]:
     return exchange.everyones(message, "checkpoints")
 
 
 def _snapshot(nodes: Sequence[Node], together: bool) -> _files.Saved:
-    """What is to be written. The arrays of a pytree become nodes below the object that has it."""
-    saved: list[dict[str, Any]] = [{"children": dict(node.children)} for node in nodes]
+    """Returns what is to be written. The arrays of a pytree become nodes below the object that has it."""
+    saved: list[_files.NodeRecord] = [{"children": dict(node.children)} for node in nodes]
     arrays: dict[str, np.ndarray] = {}
     for number, node in enumerate(nodes):
         if isinstance(node.leaf, PositionLeaf):
-            told = node.leaf.packed()
-            everyones = _everyones(told) if together else [told]
+            position = node.leaf.packed()
+            positions = _messages_of_all(position) if together else [position]
             saved[number]["key"] = key = key_of(node.names, POSITION)
-            arrays[key] = np.frombuffer(json.dumps(everyones).encode(), np.uint8)
+            arrays[key] = np.frombuffer(json.dumps(positions).encode(), np.uint8)
         elif node.leaf is not None:
             for names, array in node.leaf.read().items():
                 if array.dtype.kind in "OSU":
                     raise TypeError(
-                        f"{said((*node.names, *names))} is an array of {array.dtype}; checkpoints have numbers only."
+                        f"{name_in_messages((*node.names, *names))} is an array of {array.dtype}; checkpoints have "
+                        "numbers only."
                     )
                 at = number
                 for name in names:
@@ -79,36 +85,39 @@ def _snapshot(nodes: Sequence[Node], together: bool) -> _files.Saved:
     return _files.Saved(saved, arrays, uuid.uuid4().hex)
 
 
-def _write_together(path: str, saved: _files.Saved, then: Then | None) -> None:
-    """Writes where several processes save: of those with the same path one does."""
+def _write_together(path: str, saved: _files.Saved, then: OnWritten | None) -> None:
+    """Writes in a job of several processes: of those that give the same path, the first writes."""
     me, where = jax.process_index(), os.path.abspath(path)
-    told = [text.rsplit(" ", 1) for text in _everyones(f"the checkpoint {where} {saved.token}")]
-    first = [other for other, _ in told].index(told[me][0])
+    given = [text.rsplit(" ", 1) for text in _messages_of_all(f"the checkpoint {where} {saved.token}")]
+    first = [other for other, _ in given].index(given[me][0])
     problem = ""
     if first == me:
         try:
             _write_alone(path, saved, then)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
-    problems = [text.split("\n", 1)[1] for text in _everyones(f"the writing of the checkpoint {where}\n{problem}")]
+    problems = [
+        text.split("\n", 1)[1] for text in _messages_of_all(f"the writing of the checkpoint {where}\n{problem}")
+    ]
     if any(problems):
         text = "; ".join(f"{exchange.name(i)}: {problem}" for i, problem in enumerate(problems) if problem)
         raise CheckpointError(f"The checkpoint {path} was not written. {text}")
     if first != me:
-        apart = _files.token_at(path) != told[first][1]  # the same name on another machine's disk
-        if apart:
+        on_another_disk = _files.token_at(path) != given[first][1]  # the same name on another machine
+        if on_another_disk:
             _write_alone(path, saved, then)
         elif then is not None:
             then(path, False)
 
 
-def _write_alone(path: str, saved: _files.Saved, then: Then | None) -> None:
+def _write_alone(path: str, saved: _files.Saved, then: OnWritten | None) -> None:
     _files.write(path, saved, listed=then is not None)
     if then is not None:
         then(path, True)
 
 
-def _refuse_replicas(method: str) -> None:
+def _refuse_inside(method: str) -> None:
+    """Raises RuntimeError in a function that is being compiled and in a replica function."""
     if frames.is_tracing() or isinstance(frames.frame(), frames.TraceFrame):
         raise RuntimeError(
             f"Checkpoint.{method} is called in a function that is being compiled, such as that of `rx.function` or "
@@ -156,10 +165,11 @@ class Checkpoint:
     (True, [1.0, 2.0])
     """
 
-    _attributes: dict[str, Any]
-    _root: Any
+    _attributes: dict[str, Leaf]
+    _root: object
+    _restoration: Restoration | None
 
-    def __init__(self, root: Any = None, **kwargs: Any):
+    def __init__(self, root: object = None, **kwargs: object):
         foreign_state.join()
         vars(self).update(_attributes={}, _root=root, _restoration=None)
         if root is not None and not object_graph.has_children(root):
@@ -175,7 +185,7 @@ class Checkpoint:
                 )
             setattr(self, name, value)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in vars(self) or hasattr(type(self), name):
             return super().__setattr__(name, value)
         self._attributes[name] = value
@@ -191,24 +201,25 @@ class Checkpoint:
         if self._attributes.pop(name, self) is self:
             raise AttributeError(name)
 
-    def _parts(self) -> list[Any]:
+    def _parts(self) -> list[object]:
         return [self._attributes] if self._root is None else [self._root, self._attributes]
 
-    def _tracked(self) -> dict[str, Any]:
+    def _tracked(self) -> dict[str, object]:
         parts = [object_graph.trackable_children(part) for part in self._parts()]
         return {name: child for part in parts for name, child in part.items()}
 
     @property
-    def save_counter(self) -> Any:
-        """How many times `save` was called, an integer variable, which is saved and restored too."""
+    def save_counter(self) -> Variable:
+        """The number of calls of `save`, an integer variable, which is saved and restored too."""
         if "save_counter" not in self._attributes:
             dtype = np.int64 if specs.has_64_bit_types() else np.int32
             self._attributes["save_counter"] = ResourceVariable(0, dtype=dtype, trainable=False, name="save_counter")
-        return self._attributes["save_counter"]
+        counter: Variable = self._attributes["save_counter"]
+        return counter
 
-    def _write(self, path: str, method: str, then: Then | None = None) -> None:
-        """Writes at this very path. `then` lists it: it gets the path and whether this process has written it."""
-        _refuse_replicas(method)
+    def _write(self, path: str, method: str, then: OnWritten | None = None) -> None:
+        """Writes at this very path; then calls `then`, which adds it to the list of checkpoints."""
+        _refuse_inside(method)
         if self._restoration is not None and self._restoration.unused():
             deferred_restore.apart(functools.partial(self._restoration.settle, late_only=True))
         nodes = object_graph.graph_of(self._parts())
@@ -216,7 +227,7 @@ class Checkpoint:
         saved = _snapshot(nodes, together)
         (_write_together if together else _write_alone)(path, saved, then)
 
-    def write(self, file_prefix: Any, options: Any = None) -> str:
+    def write(self, file_prefix: Path, options: object = None) -> str:
         """Saves at this very path, without counting; see `save`.
 
         Args:
@@ -236,7 +247,7 @@ class Checkpoint:
         self._write(path, "write")
         return path
 
-    def save(self, file_prefix: Any, options: Any = None) -> str:
+    def save(self, file_prefix: Path, options: object = None) -> str:
         """Saves at `file_prefix-NUMBER`, where NUMBER counts the calls; `latest_checkpoint` finds it.
 
         The checkpoint is there as a whole when this returns. If writing fails, those that were there are as before.
@@ -254,7 +265,7 @@ class Checkpoint:
             IsADirectoryError: in that folder there is a folder `checkpoint`, the name of the list of checkpoints.
             CheckpointError: this or another worker of the job could not write it.
         """
-        _refuse_replicas("save")
+        _refuse_inside("save")
         prefix = path_text(file_prefix, "checkpoint")
         directory = os.path.dirname(prefix) or "."
         before = _files.recorded(directory)
@@ -267,9 +278,9 @@ class Checkpoint:
 
         return self._save_numbered(prefix, None, record)
 
-    def _save_numbered(self, prefix: str, number: int | None, then: Then) -> str:
-        """Counts and writes, and returns the path. `then` is over on all workers before one returns."""
-        _refuse_replicas("save")
+    def _save_numbered(self, prefix: str, number: int | None, then: OnWritten) -> str:
+        """Counts, writes and returns the path. `then` has returned on all workers before this returns on one."""
+        _refuse_inside("save")
         self.save_counter.assign_add(1)
         try:
             path = f"{prefix}-{int(self.save_counter) if number is None else number}"
@@ -279,11 +290,11 @@ class Checkpoint:
             self.save_counter.assign_sub(1)
             raise
 
-    def read(self, save_path: Any, options: Any = None) -> Any:
+    def read(self, save_path: Path | None, options: object = None) -> LoadStatus:
         """Restores values from a path of `write`; see `restore`, which also takes over the count of saves."""
         return self._read(save_path, "read", counting=False)
 
-    def restore(self, save_path: Any, options: Any = None) -> Any:
+    def restore(self, save_path: Path | None, options: object = None) -> LoadStatus:
         """Restores the values of all objects that are there, and of others when they are made or attached.
 
         All of them are checked before the first is changed. An object without a value keeps the one that it has: use
@@ -306,8 +317,8 @@ class Checkpoint:
         """
         return self._read(save_path, "restore", counting=True)
 
-    def _read(self, save_path: Any, method: str, counting: bool) -> Any:
-        _refuse_replicas(method)
+    def _read(self, save_path: Path | None, method: str, counting: bool) -> LoadStatus:
+        _refuse_inside(method)
         if save_path is None:
             return InitializationOnlyStatus()
         restoration = Restoration(path_text(save_path, "checkpoint"), self._parts())
@@ -330,7 +341,7 @@ class Checkpoint:
         """Does nothing: what is saved is on the disk when `save` returns."""
 
 
-def _not_trackable(name: str, value: Any) -> str:
+def _not_trackable(name: str, value: object) -> str:
     return (
         f"`Checkpoint` was expecting {name} to be a trackable object, got {value!r:.80} of type "
         f"{type(value).__name__}. Variables, optimizers, modules, iterators, arrays, and dicts and lists of these are; "
@@ -347,26 +358,26 @@ class CheckpointReader:
         self._values = {GRAPH: graph, **self._saved.arrays}
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
-        """The shape of each."""
+        """Returns the shape of each value."""
         return {key: list(array.shape) for key, array in self._values.items()}
 
-    def get_variable_to_dtype_map(self) -> dict[str, Any]:
-        """The dtype of each."""
+    def get_variable_to_dtype_map(self) -> dict[str, np.dtype[Any]]:
+        """Returns the dtype of each value."""
         return {key: array.dtype for key, array in self._values.items()}
 
     def has_tensor(self, tensor_str: str) -> bool:
-        """Whether there is a value of this key."""
+        """Returns True if there is a value with this key."""
         return tensor_str in self._values
 
     def get_tensor(self, tensor_str: str) -> Any:
-        """A value, as a numpy array or number; `KeyError` where there is none."""
+        """Returns a value, as a numpy array or number; raises `KeyError` where there is none."""
         if tensor_str not in self._values:
-            raise KeyError(f"Key {tensor_str} not found in checkpoint; it has {some(sorted(self._values))}.")
+            raise KeyError(f"Key {tensor_str} not found in checkpoint; it has {abbreviated(sorted(self._values))}.")
         return self._values[tensor_str][()]
 
 
-def load_checkpoint(ckpt_dir_or_file: Any) -> CheckpointReader:
-    """A reader of the values of a checkpoint, or of a folder's newest whole one.
+def load_checkpoint(ckpt_dir_or_file: Path) -> CheckpointReader:
+    """Returns a reader of the values of a checkpoint, or of a folder's newest one that is not damaged.
 
     Raises:
         FileNotFoundError: there is none.
@@ -383,11 +394,11 @@ def load_checkpoint(ckpt_dir_or_file: Any) -> CheckpointReader:
     return CheckpointReader(path if latest is None else latest)
 
 
-def list_variables(ckpt_dir_or_file: Any) -> list[tuple[str, list[int]]]:
-    """The keys and shapes of the values of a checkpoint, or of a folder's newest one, by the keys' order."""
+def list_variables(ckpt_dir_or_file: Path) -> list[tuple[str, list[int]]]:
+    """Returns the keys and shapes of the values of a checkpoint, or of a folder's newest one, sorted by key."""
     return sorted(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
 
 
-def load_variable(ckpt_dir_or_file: Any, name: str) -> Any:
-    """One value of a checkpoint, or of a folder's newest one; `KeyError` where there is none of this key."""
+def load_variable(ckpt_dir_or_file: Path, name: str) -> Any:
+    """Returns one value of a checkpoint, or of a folder's newest one; raises `KeyError` where the key is not there."""
     return load_checkpoint(ckpt_dir_or_file).get_tensor(name)

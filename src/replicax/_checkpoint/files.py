@@ -17,8 +17,8 @@ import tempfile
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,11 @@ from replicax._base.atomic_files import remove as _remove
 from replicax._base.errors import CheckpointError
 from replicax._base.suppress_output import without_logs
 
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
+
 _T = TypeVar("_T")
+Path: TypeAlias = str | bytes | os.PathLike[str]
 
 _FORMAT = 1
 _RECORD = "replicax.json"  # the record in a checkpoint's folder
@@ -38,16 +42,44 @@ STATE = "checkpoint"  # the name of the file that names the checkpoints of a fol
 CHECKPOINT, INDEX = Kind("checkpoint", _RECORD), Kind("list of checkpoints")
 
 
+class _Children(TypedDict):
+    children: dict[str, int]
+
+
+class NodeRecord(_Children, total=False):
+    """A node of the object graph as it is stored: the numbers of its children, and the key of its array."""
+
+    key: str
+
+
+class ArrayRecord(TypedDict):
+    """The shape and dtype of an array."""
+
+    shape: list[int]
+    dtype: str
+
+
+class Record(TypedDict):
+    """The record in a checkpoint's folder."""
+
+    format: int
+    token: str
+    time: float
+    nodes: list[NodeRecord]
+    arrays: dict[str, ArrayRecord]
+    files: dict[str, int]  # the checksum of each
+
+
 class Saved(NamedTuple):
-    """What a checkpoint has: the graph's nodes, each with its children's numbers and its array's key; the arrays."""
+    """The content of a checkpoint: the nodes of the object graph, and the arrays by their keys."""
 
-    nodes: list[dict[str, Any]]
+    nodes: list[NodeRecord]
     arrays: dict[str, np.ndarray]
-    token: str  # which call has written it
+    token: str  # names the call that wrote it
 
 
-def _orbax() -> Any:
-    """Orbax's arguments, and its checkpointer for this process by itself, whatever job it is in."""
+def _orbax() -> tuple[Any, ocp.Checkpointer]:
+    """Returns Orbax's module of arguments, and a checkpointer that waits for no other process of the job."""
     try:
         import orbax.checkpoint as ocp
     except ImportError as error:
@@ -69,10 +101,10 @@ def _orbax() -> Any:
 
 
 def _array_writer(ocp: Any) -> Any:
-    """What writes arrays in the processes of a job but the first, where Orbax's own handler leaves numpy's out."""
+    """Returns a handler that writes NumPy arrays in any process; Orbax's own writes them in process 0 alone."""
     import tensorstore
 
-    class ArrayWriter(ocp.type_handlers.NumpyHandler):
+    class ArrayWriter(ocp.type_handlers.NumpyHandler):  # type: ignore[misc]  # Orbax may be missing
         async def serialize(self, values: Any, infos: Any, args: Any = None) -> Any:
             for value, info in zip(values, infos):
                 file = {"driver": "file", "path": os.path.join(info.parent_dir, info.name)}
@@ -104,13 +136,13 @@ def write(path: str, saved: Saved, listed: bool = False) -> None:
     with contextlib.closing(checkpointer), _errors_of_disks(f"checkpoint {path}"), replacing(path, CHECKPOINT) as new:
         if stored:
             folder, name = os.path.split(new)
-            with _known_to_tensorstore(folder) as known, without_logs("absl", "Skipping merge of OCDBT checkpoints"):
+            with _tensorstore_path(folder) as known, without_logs("absl", "Skipping merge of OCDBT checkpoints"):
                 try:
                     checkpointer.save(os.path.join(known, name), args.PyTreeSave(stored))
                 except (ValueError, RuntimeError) as error:  # as tensorstore says that the disk is full
                     raise OSError(errno.EIO, str(error)) from error
         os.makedirs(new, exist_ok=True)
-        write_record(os.path.join(new, _RECORD), _content_of(saved, _checksums(new)))
+        write_record(os.path.join(new, _RECORD), dict(_content_of(saved, _checksums(new))))
 
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # it is full, or fails
@@ -118,7 +150,7 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # it is full, or f
 
 @contextlib.contextmanager
 def _errors_of_disks(what: str) -> Iterator[None]:
-    """Says what could not be written, in place of errors of disks."""
+    """Raises CheckpointError, which names the path, in place of errors of disks."""
     try:
         yield
     except OSError as error:
@@ -130,8 +162,8 @@ def _errors_of_disks(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _known_to_tensorstore(folder: str) -> Iterator[str]:
-    """Yields a path of a folder that tensorstore takes, which does not take all: a link, where it has to be."""
+def _tensorstore_path(folder: str) -> Iterator[str]:
+    """Yields a path by which tensorstore can open a folder: a symbolic link where it refuses the folder's own."""
     if "\\" not in folder and all(not "\ud800" <= character <= "\udfff" for character in folder):
         yield folder
         return
@@ -141,14 +173,18 @@ def _known_to_tensorstore(folder: str) -> Iterator[str]:
         yield link
 
 
-def _content_of(saved: Saved, files: dict[str, int]) -> dict[str, Any]:
-    arrays = {key: {"shape": list(array.shape), "dtype": array.dtype.name} for key, array in saved.arrays.items()}
-    about = {"format": _FORMAT, "token": saved.token, "time": time.time()}
-    return {**about, "nodes": saved.nodes, "arrays": arrays, "files": files}
+def _content_of(saved: Saved, files: dict[str, int]) -> Record:
+    arrays: dict[str, ArrayRecord] = {
+        key: {"shape": list(array.shape), "dtype": array.dtype.name} for key, array in saved.arrays.items()
+    }
+    return Record(format=_FORMAT, token=saved.token, time=time.time(), nodes=saved.nodes, arrays=arrays, files=files)
 
 
 def _checksums(folder: str) -> dict[str, int]:
-    """The checksum of each file in a folder but the record, by its path there."""
+    """Returns the checksum of each file in a folder but the record, by its relative path.
+
+    OCDBT checks its index alone: without these, a flipped bit in an array's data is read as another value.
+    """
     found = {}
     for inner, _, names in os.walk(folder):
         for name in names:
@@ -167,9 +203,9 @@ def _checksum(path: str) -> int:
 
 
 def _of_one_checkpoint(path: str, look: Callable[[str], _T]) -> _T:
-    """What `look` returns or raises for the place of a checkpoint that no other process replaces meanwhile.
+    """Calls `look` with the folder of a checkpoint, again if another process has replaced the checkpoint meanwhile.
 
-    If one does, what was seen is partly of the old checkpoint and partly of the new, and so `look` is called again.
+    Such a call may have seen parts of the old checkpoint and of the new one.
     """
     while True:
         before = place, _ = _identity(path)
@@ -187,8 +223,8 @@ def _identity(path: str) -> tuple[str, str | None]:
     return existing(path), token_at(path)
 
 
-def check(path: str) -> dict[str, Any]:
-    """The record of a checkpoint, if all of its files are as they were written.
+def check(path: str) -> Record:
+    """Returns the record of a checkpoint after comparing the checksums of its files.
 
     Raises:
         FileNotFoundError: nothing is there.
@@ -197,7 +233,7 @@ def check(path: str) -> dict[str, Any]:
     return _of_one_checkpoint(path, functools.partial(_check, path))
 
 
-def _check(path: str, place: str) -> dict[str, Any]:
+def _check(path: str, place: str) -> Record:
     if not os.path.isdir(place):
         if os.path.exists(path + ".index"):
             raise CheckpointError(
@@ -208,7 +244,7 @@ def _check(path: str, place: str) -> dict[str, Any]:
             f"There is no checkpoint at {path}. Is the number at its end missing, as the '-1' of 'path/to/ckpt-1'?"
         )
     try:
-        content = read_record(os.path.join(place, _RECORD))
+        content = cast(Record, read_record(os.path.join(place, _RECORD)))
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{path} was not written by replicax: it has no {_RECORD}. Orbax may be able to read it."
@@ -231,24 +267,24 @@ def _damaged(path: str, what: str) -> CheckpointError:
 
 
 def token_at(path: str) -> str | None:
-    """Which call has written the checkpoint at `path`; None where there is no record."""
+    """Returns the token of the call that wrote the checkpoint at `path`; None where there is no record."""
     try:
-        return read_record(os.path.join(existing(path), _RECORD))["token"]
+        return str(read_record(os.path.join(existing(path), _RECORD))["token"])
     except (ValueError, KeyError, TypeError, OSError):
         return None
 
 
 def read(path: str) -> Saved:
-    """A checkpoint's content; raises what `check` does."""
+    """Returns a checkpoint's content; raises the errors of `check`."""
     return _of_one_checkpoint(path, functools.partial(_read, path))
 
 
 def _read(path: str, place: str) -> Saved:
     content = _check(path, place)
-    stored: dict[str, Any] = {}
+    stored: dict[str, np.ndarray] = {}
     if any(0 not in kind["shape"] for kind in content["arrays"].values()):
         args, checkpointer = _orbax()
-        with contextlib.closing(checkpointer), _known_to_tensorstore(os.path.abspath(place)) as known:
+        with contextlib.closing(checkpointer), _tensorstore_path(os.path.abspath(place)) as known:
             stored = checkpointer.restore(known, args.PyTreeRestore())
     arrays = {}
     for key, kind in content["arrays"].items():
@@ -258,19 +294,19 @@ def _read(path: str, place: str) -> Saved:
 
 
 def is_there(path: str) -> bool:
-    """Whether there is a folder at `path`, or the content of one that is being replaced."""
+    """Returns True if there is a folder at `path`, or the content of one that is being replaced."""
     return os.path.isdir(existing(path))
 
 
 def is_numbered(path: str, directory: str, name: str | None = None) -> bool:
-    """Whether a path is that of a numbered checkpoint directly in a folder: `name-NUMBER`, any name for None."""
+    """Returns True for the path of a numbered checkpoint directly in a folder: `name-NUMBER`, any name for None."""
     directly = os.path.dirname(os.path.abspath(path)) == os.path.abspath(directory)
     pattern = ".+" if name is None else re.escape(name)
     return directly and re.fullmatch(rf"{pattern}--?\d+", os.path.basename(path)) is not None
 
 
 def found(directory: str, name: str | None = None) -> dict[str, float]:
-    """The numbered checkpoints that are in a folder, whatever its index says, with their times, the oldest first."""
+    """Returns the numbered checkpoints that are in a folder, listed or not, with their times, the oldest first."""
     names = os.listdir(directory) if os.path.isdir(directory) else []
     names += [os.path.basename(path) for path in between_renames(directory)]
     paths = [path for path in (os.path.join(directory, n) for n in names) if is_numbered(path, directory, name)]
@@ -279,7 +315,7 @@ def found(directory: str, name: str | None = None) -> dict[str, float]:
 
 
 def _time_of(path: str) -> float:
-    """When a checkpoint was written: copies have other times of their files, so its record says it."""
+    """Returns the time of writing from the record, since a copy's files have other times."""
     place = existing(path)
     try:
         return float(read_record(os.path.join(place, _RECORD))["time"])
@@ -288,7 +324,7 @@ def _time_of(path: str) -> float:
 
 
 def remove(path: str) -> None:
-    """Deletes a checkpoint; one that is only half deleted is none any more. Other folders are left alone."""
+    """Deletes a checkpoint, at once under its name. Other folders are left alone."""
     _remove(path, CHECKPOINT)
 
 
@@ -300,7 +336,7 @@ class State(NamedTuple):
 
 
 def record(directory: str, state: State, is_ours: Callable[[str], bool], before: State | None = None) -> None:
-    """Writes which checkpoints there are: these, and after what the index has of others, or `before` where it is lost.
+    """Writes the list of checkpoints: the others that are listed (in `before` if the list is lost), then these.
 
     Names are kept relative to the folder.
 
@@ -330,18 +366,21 @@ def _relative(path: str, directory: str) -> str:
     return os.path.basename(path) if inside else os.path.abspath(path)
 
 
-_NO_INDEX = (ValueError, KeyError, TypeError, OSError)  # what `_indexed` raises where the file is lost or damaged
+_NO_INDEX = (ValueError, KeyError, TypeError, OSError)  # raised by `_indexed` where the file is lost or damaged
 
 
 def _indexed(directory: str, name: str) -> State:
-    told = read_record(os.path.join(directory, name))
-    paths = [os.path.join(directory, path) for path in told["all_model_checkpoint_paths"]]
-    times = [float(stamp) for stamp in told["all_model_checkpoint_timestamps"]]
-    return State(dict(zip(paths, times, strict=True)), told["last_preserved_timestamp"])
+    index = read_record(os.path.join(directory, name))
+    paths = [os.path.join(directory, path) for path in index["all_model_checkpoint_paths"]]
+    times = [float(stamp) for stamp in index["all_model_checkpoint_timestamps"]]
+    return State(dict(zip(paths, times, strict=True)), index["last_preserved_timestamp"])
 
 
 def recorded(directory: str, name: str = STATE) -> State | None:
-    """What `record` has written. Where its file is lost or damaged, a warning, and what is there; None for nothing."""
+    """Returns the list that `record` wrote; None where there are no checkpoints.
+
+    Where the file is lost or damaged, warns and returns the numbered checkpoints that are in the folder.
+    """
     file = os.path.join(directory, name)
     try:
         return _indexed(directory, name)
@@ -365,10 +404,10 @@ def recorded(directory: str, name: str = STATE) -> State | None:
     return State(there)
 
 
-def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -> str | None:
-    """The newest checkpoint of a folder that is whole; a warning names newer ones that are not.
+def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) -> str | None:
+    """Returns the newest checkpoint of a folder that is not damaged; a warning names newer ones that are.
 
-    Reads a checkpoint through, to see that its checksums fit.
+    Reads all files of a checkpoint, to compare their checksums.
 
     Args:
         checkpoint_dir: the folder of the paths given to `Checkpoint.save`.
@@ -392,8 +431,8 @@ def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -
     return newest_whole(state.paths) or newest_whole(path for path in found(directory) if path not in state.paths)
 
 
-def newest_whole(paths: Any) -> str | None:
-    """The last of these paths with a whole checkpoint; a warning names each one before it that is damaged."""
+def newest_whole(paths: Iterable[str]) -> str | None:
+    """Returns the last of these paths whose checkpoint is not damaged; a warning names each damaged one after it."""
     for path in reversed(list(paths)):
         try:
             check(path)

@@ -8,7 +8,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import SupportsIndex, SupportsInt
 
 import numpy as np
 
@@ -16,10 +16,11 @@ from replicax._base.atomic_files import make_folders, path_text
 from replicax._base.errors import CheckpointError
 from replicax._checkpoint import files as _files
 from replicax._checkpoint.checkpoint import Checkpoint
+from replicax._checkpoint.files import Path
 
 
-def get_checkpoint_state(checkpoint_dir: Any, latest_filename: str | None = None) -> Any:
-    """What a manager has noted of a folder: the paths of its checkpoints; None where it has not.
+def get_checkpoint_state(checkpoint_dir: Path, latest_filename: str | None = None) -> types.SimpleNamespace | None:
+    """Returns the list of checkpoints that a manager keeps in a folder; None where there is none.
 
     The attributes are `model_checkpoint_path`, the newest one, and `all_model_checkpoint_paths`.
     """
@@ -31,12 +32,12 @@ def get_checkpoint_state(checkpoint_dir: Any, latest_filename: str | None = None
 
 
 def checkpoints_iterator(
-    checkpoint_dir: Any,
+    checkpoint_dir: Path,
     min_interval_secs: float = 0,
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
 ) -> Iterator[str]:
-    """The newest checkpoint of a folder again and again, each once, as they come; for a program that evaluates them.
+    """Yields each new checkpoint of a folder as it comes; for a program that evaluates them.
 
     Args:
         checkpoint_dir: the folder.
@@ -94,13 +95,13 @@ class CheckpointManager:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        directory: Any,
+        directory: Path,
         max_to_keep: int | None,
         keep_checkpoint_every_n_hours: float | None = None,
         checkpoint_name: str = "ckpt",
-        step_counter: Any = None,
+        step_counter: SupportsInt | None = None,
         checkpoint_interval: int | None = None,
-        init_fn: Callable[[], Any] | None = None,
+        init_fn: Callable[[], object] | None = None,
         last_checkpoint_step: int | None = None,
     ):
         if max_to_keep is not None and max_to_keep < 1:
@@ -113,12 +114,12 @@ class CheckpointManager:
         self._directory = path_text(directory, "folder of checkpoints")
         self._hours, self._name, self._init_fn = keep_checkpoint_every_n_hours, checkpoint_name, init_fn
         self._step_counter, self._interval, self._last_step = step_counter, checkpoint_interval, last_checkpoint_step
-        self._checked: dict[str, bool] = {}  # which checkpoints were found whole or damaged
+        self._checked: dict[str, bool] = {}  # False for checkpoints that were found damaged
         make_folders(self._directory)
         self._paths: dict[str, float] = {}  # with the times of their making, the oldest first
-        self._others: dict[str, float] = {}  # those of other names, which are only restored, and where it has none
-        self._spared: set[str] = set()  # those of which it is not known whether they are kept for good
-        self._last_preserved = time.time()  # when the last one was made that is kept for good
+        self._others: dict[str, float] = {}  # those of other names, restored where there are none of its own
+        self._spared: set[str] = set()  # those that may have been kept for good before the list was lost
+        self._last_preserved = time.time()  # the time of the newest one that is kept for good
         self._look()
 
     def _look(self) -> None:
@@ -155,7 +156,7 @@ class CheckpointManager:
 
     @property
     def checkpoint_interval(self) -> int | None:
-        """How many steps are between two checkpoints at least."""
+        """The least number of steps between two checkpoints."""
         return self._interval
 
     @property
@@ -176,7 +177,7 @@ class CheckpointManager:
                 return path
         return None
 
-    def save(self, checkpoint_number: Any = None, check_interval: bool = True, options: Any = None) -> str | None:
+    def save(self, checkpoint_number: object = None, check_interval: bool = True, options: object = None) -> str | None:
         """Saves, and deletes what is not to be kept.
 
         Args:
@@ -190,7 +191,7 @@ class CheckpointManager:
         Raises:
             RuntimeError: inside of a compiled function or of `run`.
         """
-        step = None if self._interval is None else int(self._step_counter)
+        step = self._step()
         if step is not None and self._last_step is not None and self._interval is not None:
             wait = self._interval if check_interval else 1
             if self._last_step <= step < self._last_step + wait:
@@ -202,8 +203,12 @@ class CheckpointManager:
             self._last_step = step
         return path
 
+    def _step(self) -> int | None:
+        """Returns the value of the step counter; None where there is no interval."""
+        return None if self._interval is None or self._step_counter is None else int(self._step_counter)
+
     def _saved(self, path: str, wrote: bool) -> None:
-        """A checkpoint is there: on the list, and older ones off it. Files are for who has written it."""
+        """Lists a new checkpoint, and deletes old ones. Only the process that wrote it touches files."""
         self._paths.pop(path, None)
         self._paths[path] = time.time()
         self._checked[path] = True
@@ -216,7 +221,7 @@ class CheckpointManager:
             self._record()
 
     def _sweep(self) -> list[str]:
-        """The checkpoints to be deleted, which are struck off the list with those that are kept for good."""
+        """Takes the oldest checkpoints off the list, and returns those to be deleted: some are kept for good."""
         gone = []
         while self._max_to_keep is not None and len(self._paths) > self._max_to_keep:
             path, made = next(iter(self._paths.items()))
@@ -258,8 +263,8 @@ class CheckpointManager:
                 self._checked[path] = False
                 continue
             self._checked[path] = True
-            if self._interval is not None:
-                self._last_step = int(self._step_counter)
+            if (step := self._step()) is not None:
+                self._last_step = step
             return path
         if damaged is not None:
             raise CheckpointError(
@@ -273,9 +278,9 @@ class CheckpointManager:
         """Does nothing: what is saved is on the disk when `save` returns."""
 
 
-def _integer(number: Any) -> int:
-    """An int, or the value of an integer variable or array of any library, as an int."""
-    if not hasattr(number, "__index__"):
+def _integer(number: object) -> int:
+    """Returns an int, or the value of an integer variable or array of any library, as an int."""
+    if not isinstance(number, SupportsIndex):
         array = np.asarray(number)
         if array.ndim or array.dtype.kind not in "iu":
             raise TypeError(f"`checkpoint_number` is an integer or an integer variable, got {number!r:.80}.")

@@ -11,40 +11,28 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from replicax._base import array_conversion
+from replicax._base.types import Leaf, Tree
 from replicax._values import is_array, is_global
 from replicax._variables import deferred_restore
 from replicax._variables.variable import Variable
 
-Names = tuple[str, ...]
+Names: TypeAlias = tuple[str, ...]
+# The same for a leaf in each graph, for as long as the leaf is kept: an `id`, and where it stands in that object.
+Identity: TypeAlias = tuple[int, Hashable]
 _CONTAINERS = (dict, list, tuple)
 
 
-class Leaf(Protocol):
-    """What has a value: arrays, each under its keys in a pytree (no keys for a single array)."""
-
-    owner: Any  # what the user knows it by
-    identity: Any  # the same in each graph, for as long as the leaf is kept
-
-    def types(self) -> dict[Names, jax.ShapeDtypeStruct]:
-        """The arrays' shapes and dtypes as they are stored."""
-
-    def read(self) -> dict[Names, np.ndarray]:
-        """The arrays."""
-
-    def write(self, arrays: dict[Names, np.ndarray]) -> None:
-        """Replaces them by others of these types."""
-
-
-def _keyed(tree: Any) -> dict[Names, Any]:
-    """The leaves of a pytree under their keys."""
+def _keyed(tree: Tree) -> dict[Names, Leaf]:
+    """Returns the leaves of a pytree by their keys."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
     keyed = {tuple(_name(key) for key in path): leaf for path, leaf in flat}
     if len(keyed) < len(flat):
@@ -52,37 +40,38 @@ def _keyed(tree: Any) -> dict[Names, Any]:
     return keyed
 
 
-def _name(key: Any) -> str:
+def _name(key: object) -> str:
     for attribute in ("key", "idx", "name"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
 
 
-def _is_key(dtype: Any) -> bool:
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+def _is_key(dtype: DTypeLike) -> bool:
+    return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key))
 
 
-def _stored_type(value: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype under which a value is stored; a PRNG key's bits stand for it."""
+def _stored_type(value: Leaf) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype under which a value is stored; a PRNG key is stored as its bits."""
     if not isinstance(value, jax.ShapeDtypeStruct):
         value = value if is_array(value) else np.asarray(value)
         value = jax.ShapeDtypeStruct(value.shape, value.dtype)
-    return jax.eval_shape(jax.random.key_data, value) if _is_key(value.dtype) else value
+    stored: jax.ShapeDtypeStruct = jax.eval_shape(jax.random.key_data, value) if _is_key(value.dtype) else value
+    return stored
 
 
-def _to_host(value: Any) -> np.ndarray:
+def _to_host(value: Leaf) -> np.ndarray:
     if isinstance(value, jax.Array):
         if _is_key(value.dtype):
             value = jax.random.key_data(value)
-        if is_global(value) and not value.is_fully_replicated:  # parts of it lie with other workers
+        if is_global(value) and not value.is_fully_replicated:  # other processes have parts of it
             whole = jax.sharding.NamedSharding(value.sharding.mesh, jax.sharding.PartitionSpec())  # type: ignore[attr-defined]
             value = jax.device_put(value, whole)
     return np.asarray(value)
 
 
-def _from_host(array: np.ndarray, like: Any) -> Any:
-    """A stored array as a value of the same type as `like`."""
+def _from_host(array: np.ndarray, like: Leaf) -> Leaf:
+    """Returns a stored array as a value of the same type as `like`."""
     if isinstance(like, (bool, int, float, complex)):
         return type(like)(array[()])
     if isinstance(like, (np.ndarray, np.generic)):
@@ -95,23 +84,34 @@ def _from_host(array: np.ndarray, like: Any) -> Any:
 
 
 class PytreeLeaf:
-    """A leaf whose value is a pytree; the classes below say where it stands."""
+    """A leaf whose value is a pytree; the subclasses read and assign it.
 
-    owner: Any
+    Args:
+        owner: the object that the user knows.
+        identity: of the leaf.
+    """
 
-    def _get(self) -> Any:
+    is_value = False  # True where a pytree of arrays may have it among its leaves
+
+    def __init__(self, owner: Any, identity: Identity | None = None):
+        self.owner, self.identity = owner, identity or (id(owner), None)
+
+    def _get(self) -> Tree:
         raise NotImplementedError
 
-    def _set(self, value: Any) -> None:
+    def _set(self, value: Tree) -> None:
         raise NotImplementedError
 
     def types(self) -> dict[Names, jax.ShapeDtypeStruct]:
+        """Returns the arrays' shapes and dtypes as they are stored, by their keys (no keys for a single array)."""
         return {names: _stored_type(leaf) for names, leaf in _keyed(self._get()).items()}
 
     def read(self) -> dict[Names, np.ndarray]:
+        """Returns the arrays."""
         return {names: _to_host(leaf) for names, leaf in _keyed(self._get()).items()}
 
     def write(self, arrays: dict[Names, np.ndarray]) -> None:
+        """Replaces the arrays by others of the same types."""
         old = self._get()
         new = [_from_host(arrays[names], like) for names, like in _keyed(old).items()]
         self._set(jax.tree.unflatten(jax.tree.structure(old), new))
@@ -120,10 +120,9 @@ class PytreeLeaf:
 class VariableLeaf(PytreeLeaf):
     """A variable of any strategy, as its value seen from outside of the replicas."""
 
-    def __init__(self, variable: Variable):
-        self.owner, self.identity = variable, (id(variable), None)
+    owner: Variable
 
-    def _get(self) -> Any:
+    def _get(self) -> Tree:
         return self.owner.value()
 
     def types(self) -> dict[Names, jax.ShapeDtypeStruct]:
@@ -137,58 +136,66 @@ class VariableLeaf(PytreeLeaf):
         else:
             self.owner._adopt([arrays[names] for names in types])
 
-    def _set(self, value: Any) -> None:
+    def _set(self, value: Tree) -> None:
         self.owner.assign(value, read_value=False)
 
 
 class KerasLeaf(PytreeLeaf):
-    """A variable of Keras, or what behaves like one."""
+    """A variable of Keras, or an object that behaves like one."""
 
-    def __init__(self, variable: Any):
-        self.owner, self.identity = variable, (id(variable), None)
-
-    def _get(self) -> Any:
+    def _get(self) -> Leaf:
         value = self.owner.value
         return value() if callable(value) else value
 
     def types(self) -> dict[Names, jax.ShapeDtypeStruct]:
         return {(): _stored_type(jax.ShapeDtypeStruct(tuple(self.owner.shape), jnp.dtype(self.owner.dtype)))}
 
-    def _set(self, value: Any) -> None:
+    def _set(self, value: Leaf) -> None:
         self.owner.assign(value)
 
 
 class SlotLeaf(PytreeLeaf):
     """An array, or a pytree of arrays, in an attribute of a checkpoint or in a dict or list there."""
 
-    def __init__(self, holder: Any, key: Any, value: Any):
-        self.owner, self._holder, self._key = value, holder, key
-        self.identity = (id(holder), key)
+    def __init__(self, holder: dict[Any, Tree] | list[Tree], key: Any, value: Tree):
+        super().__init__(value, (id(holder), key))
+        self._holder, self._key = holder, key
 
-    def _get(self) -> Any:
+    def _get(self) -> Tree:
         return self._holder[self._key]
 
-    def _set(self, value: Any) -> None:
+    def _set(self, value: Tree) -> None:
         self._holder[self._key] = value
+
+
+class _Resumable(Protocol):
+    def save_state(self) -> Any: ...
+
+    def restore_state(self, state: Any) -> None: ...
 
 
 class PositionLeaf:
     """An iterator that can tell where it stands and go there again: `save_state()` and `restore_state(state)`."""
 
-    def __init__(self, iterator: Any):
+    is_value = False
+
+    def __init__(self, iterator: _Resumable):
         self.owner, self.identity = iterator, (id(iterator), None)
 
     def packed(self) -> str:
-        """Where it stands, as text."""
+        """Returns the position as text."""
         return base64.b64encode(zlib.compress(json.dumps(_encoded(self.owner.save_state())).encode())).decode()
 
     def unpack(self, text: str) -> None:
-        """Goes where `packed` told."""
+        """Moves the iterator to a position of `packed`."""
         self.owner.restore_state(_decoded(json.loads(zlib.decompress(base64.b64decode(text)))))
 
 
+CheckpointLeaf: TypeAlias = PytreeLeaf | PositionLeaf
+
+
 def _encoded(state: Any) -> Any:
-    """An iterator's state in what JSON has."""
+    """Returns an iterator's state as JSON can hold it."""
     if state is None or isinstance(state, (bool, int, float, str)):
         return state
     if isinstance(state, bytes):
@@ -207,6 +214,7 @@ def _encoded(state: Any) -> Any:
 
 
 def _decoded(told: Any) -> Any:
+    """Returns the state that `_encoded` was given."""
     if not isinstance(told, dict):
         return told
     if "bytes" in told:
@@ -226,75 +234,75 @@ def _decoded(told: Any) -> Any:
     return array[()] if told["scalar"] else array
 
 
-def _has(value: Any, *names: str) -> bool:
-    """Whether a value's class has these; properties are not asked for their value."""
+def _has(value: object, *names: str) -> bool:
+    """Returns True if a value's class has these attributes; no property is evaluated."""
     return not isinstance(value, type) and all(hasattr(type(value), name) for name in names)
 
 
-def _leaf_of(value: Any) -> Any:
+def _leaf_of(value: Any) -> CheckpointLeaf | None:
+    """Returns the leaf of an object that has a value; None for other objects and for arrays."""
     if isinstance(value, Variable):
         return VariableLeaf(value)
     if _has(value, "_checkpoint_leaf"):
-        return value._checkpoint_leaf()
+        leaf: CheckpointLeaf | None = value._checkpoint_leaf()
+        return leaf
     if _has(value, "save_state", "restore_state"):
         return PositionLeaf(value)
     return KerasLeaf(value) if _has(value, "value", "assign") and hasattr(value, "path") else None
 
 
-def has_children(value: Any) -> bool:
-    """Whether `trackable_children` may find something."""
+def has_children(value: object) -> bool:
+    """Returns True if `trackable_children` may find something."""
     return isinstance(value, _CONTAINERS) or _has(value, "_tracked") or _is_keras_object(value)
 
 
-def _is_keras_object(value: Any) -> bool:
+def _is_keras_object(value: object) -> bool:
     return (_has(value, "variables") or _has(value, "weights")) and hasattr(value, "__dict__")
 
 
-def is_trackable(value: Any) -> bool:
-    """Whether a checkpoint can save a value, or what is in it; what is empty may be filled later."""
+def is_trackable(value: object) -> bool:
+    """Returns True if a checkpoint can save an object, or what is in it; an empty container may be filled later."""
     if isinstance(value, _CONTAINERS) and value:
         return any(is_trackable(item) for item in trackable_children(value).values())
     return _leaf_of(value) is not None or has_children(value) or is_array_tree(value)
 
 
-def is_array_tree(value: Any) -> bool:
-    """Whether a value is an array, or a pytree of arrays and numbers alone."""
+def is_array_tree(value: Tree) -> bool:
+    """Returns True for an array, and for a pytree of arrays and numbers alone."""
     if is_array(value):
         return True
 
-    def has_place(x: Any) -> bool:
-        """Whether it is restored where it is."""
+    def restored_in_place(x: Tree) -> bool:
         leaf = _leaf_of(x)
-        return (leaf is not None and not getattr(leaf, "is_value", False)) or (
-            _has(x, "_tracked") and not isinstance(x, Mapping)
-        )
+        return (leaf is not None and not leaf.is_value) or (_has(x, "_tracked") and not isinstance(x, Mapping))
 
     try:
-        leaves = jax.tree.leaves(value, is_leaf=has_place)
+        leaves = jax.tree.leaves(value, is_leaf=restored_in_place)
     except ValueError:  # a dict whose keys have no order
         return False
     plain = all(is_array(leaf) or isinstance(leaf, (bool, int, float, complex)) for leaf in leaves)
     return plain and any(is_array(leaf) for leaf in leaves)
 
 
-def attached(value: Any) -> None:
-    """Something has become an attribute of an object that is tracked: a checkpoint may have a value for it."""
+def attached(value: object) -> None:
+    """Restores an object that was attached to a tracked one, if a restored checkpoint has a value for it."""
     if deferred_restore.is_late() and (_leaf_of(value) is not None or has_children(value)):
         deferred_restore.settle()
 
 
-def trackable_children(obj: Any) -> dict[str, Any]:
-    """The objects that an object has, by the names under which a checkpoint knows them.
+def trackable_children(obj: object) -> dict[str, Any]:
+    """Returns the children of an object, by the names under which a checkpoint knows them.
 
-    Of a dict its items, of a list or tuple its items by number, of an object with the method `_tracked` what that
-    returns, of an object of Keras (one with `variables`) its attributes. What has no values in it does not matter.
+    These are the items of a dict, list or tuple, the result of a method `_tracked`, or the attributes of an object of
+    Keras (one with `variables`). Children without values in them do no harm.
     """
     if isinstance(obj, dict):
         return {str(key): value for key, value in obj.items()}
     if isinstance(obj, (list, tuple)):
         return {str(index): value for index, value in enumerate(obj)}
     if _has(obj, "_tracked"):
-        return obj._tracked()
+        tracked: dict[str, Any] = obj._tracked()  # type: ignore[attr-defined]
+        return tracked
     children = dict(vars(obj)) if _is_keras_object(obj) else {}
     if _has(obj, "apply_gradients"):  # an optimizer, which has its model's variables too
         children.pop("_trainable_variables", None)
@@ -304,27 +312,27 @@ def trackable_children(obj: Any) -> dict[str, Any]:
 class Node:
     """An object of the graph: the numbers of its children by name, and its value if it has one."""
 
-    def __init__(self, names: Names, leaf: Any):
+    def __init__(self, names: Names, leaf: CheckpointLeaf | None):
         self.names = names  # the shortest way here from the root
         self.children: dict[str, int] = {}
         self.leaf = leaf
 
 
-def graph_of(parts: Sequence[Any]) -> list[Node]:
-    """The objects that can be reached, each once, nearest first. Number 0 stands for all of `parts` together."""
+def graph_of(parts: Sequence[object]) -> list[Node]:
+    """Returns the objects that can be reached, each once, nearest first. Node 0 stands for all of `parts` together."""
     nodes = [Node((), None)]
-    numbers: dict[Any, int] = {}
-    # What is still to be looked through: its node's number, and whether arrays in it count, or are someone's own.
+    numbers: dict[Identity, int] = {}
+    # Objects still to visit, each with its node's number; in the attributes of other objects arrays are no children.
     waiting = [(0, part, isinstance(part, _CONTAINERS)) for part in parts]
     for number, obj, arrays in waiting:
         children = trackable_children(obj)
         if isinstance(obj, dict) and len(children) < len(obj):
             raise ValueError(f"Two keys of a dict have the same name in a checkpoint: {list(obj)}.")
-        keys: Any
+        keys: Sequence[Any] | None
         keys = list(obj) if isinstance(obj, dict) else range(len(obj)) if isinstance(obj, list) else None
         for index, (name, child) in enumerate(children.items()):
             leaf = _leaf_of(child)
-            if leaf is None and arrays and keys is not None and is_array_tree(child):
+            if leaf is None and arrays and isinstance(obj, (dict, list)) and keys is not None and is_array_tree(child):
                 leaf = SlotLeaf(obj, keys[index], child)
             if leaf is None and not has_children(child):
                 if arrays and keys is None and is_array(child):

@@ -405,9 +405,6 @@ class _NnxLeaf(PytreeLeaf):
 
     is_value = True
 
-    def __init__(self, variable: Any):
-        self.owner, self.identity = variable, (id(variable), None)
-
     def _get(self) -> Any:
         return self.owner.get_raw_value()
 
