@@ -53,8 +53,6 @@ _STACKED, _MIRRORED = PartitionSpec(AXIS), PartitionSpec()
 class SpmdContext(ReplicaContext):
     """The context of the replicas while their function is traced, once for all of them."""
 
-    _is_compiled = True
-
     def __init__(self, strategy: StrategyLike, reducer: Reducer, level: frames.TraceFrame, outer: Any):
         super().__init__(strategy, None)
         self._reducer, self._level, self._outer = reducer, level, outer

@@ -9,25 +9,29 @@ from typing import Any, SupportsIndex
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from replicax._base import array_conversion
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.types import ReduceOp, as_reduce_op
+from replicax._base.types import Leaf, ReduceOp, Tree, as_reduce_op
 from replicax._collectives import arithmetic
 from replicax._control_flow import traced_block
 from replicax._tracing import frames
 from replicax._values import is_array
 
+# Computes the results of one micro-batch.
+_ResultsOf = Callable[[Sequence[jax.Array]], Tree]
+
 
 def accumulate_gradients(
-    value_and_grad_fn: Callable[..., Any],
+    value_and_grad_fn: Callable[..., Tree],
     micro_batches: int,
     reduce_op: ReduceOp | str = ReduceOp.SUM,
     batch_argnums: int | Sequence[int] | None = None,
-) -> Callable[..., Any]:
-    """A function of the same arguments that computes a batch in micro-batches, one after the other.
+) -> Callable[..., Tree]:
+    """Returns a function of the same arguments that computes a batch in micro-batches, one after the other.
 
     Used in a replica function in place of `value_and_grad_fn`, it needs the memory of one micro-batch, and no
     communication: the replica's results are added up here, and then reduced over the replicas once, by
@@ -85,7 +89,7 @@ def accumulate_gradients(
     named = None if named is None else [operator.index(place) for place in named]
 
     @functools.wraps(value_and_grad_fn)
-    def accumulated(*args: Any, **kwargs: Any) -> Any:
+    def accumulated(*args: Any, **kwargs: Any) -> Tree:
         absent = [place for place in named or () if not -len(args) <= place < len(args)]
         if absent:
             raise InvalidArgumentError(
@@ -100,7 +104,7 @@ def accumulate_gradients(
             )
         parts = _Parts(leaves, count)
 
-        def results_of(pieces: Sequence[Any]) -> Any:
+        def results_of(pieces: Sequence[jax.Array]) -> Tree:
             given = list(args)
             for place, piece in zip(places, jax.tree.unflatten(tree, pieces)):
                 given[place] = piece
@@ -111,13 +115,13 @@ def accumulate_gradients(
     return accumulated
 
 
-def _is_sparse(value: Any) -> bool:
+def _is_sparse(value: Tree) -> bool:
     return isinstance(value, IndexedSlices)
 
 
-def _dense(value: Any) -> Any:
-    """Of rows at indices the whole array, which can be added up."""
-    return value.to_dense() if _is_sparse(value) else value
+def _dense(value: Leaf) -> Leaf:
+    """Returns `IndexedSlices` as a whole array, which can be added up; other values as they are."""
+    return value.to_dense() if isinstance(value, IndexedSlices) else value
 
 
 class _Parts:
@@ -126,8 +130,8 @@ class _Parts:
     Where the rows are no multiple of `count` the last one has fewer, and there may be fewer than `count` of them.
     """
 
-    def __init__(self, leaves: Sequence[Any], count: int):
-        leaves = [_batch(leaf) for leaf in leaves]
+    def __init__(self, batches: Sequence[Leaf], count: int):
+        leaves = [_batch(leaf) for leaf in batches]
         self.rows = leaves[0].shape[0]
         even = all(leaf.shape[0] % count == 0 for leaf in leaves)
         if not even and any(leaf.shape[0] != self.rows for leaf in leaves):
@@ -149,7 +153,8 @@ class _Parts:
         self.rest = [leaf[self.rows - rest :] for leaf in leaves] if rest else None
 
 
-def _batch(leaf: Any) -> Any:
+def _batch(leaf: Leaf) -> jax.Array:
+    """Returns an array that has rows; raises an error for anything else."""
     if not is_array(leaf):
         raise TypeError(
             f"What is split into micro-batches is arrays, got {leaf!r} of type {type(leaf).__name__}. Pass it by "
@@ -165,43 +170,43 @@ def _batch(leaf: Any) -> Any:
 
 
 class _Sums:
-    """Sums of results, and what to make results of them: their structure, and their dtypes."""
+    """Sums of results, with the structure and dtypes of the results."""
 
-    def __init__(self, results: Any):
+    def __init__(self, results: Tree):
         leaves, self.tree = jax.tree.flatten(results)
         self.dtypes = [_dtype(x) for x in leaves]
         self.totals = self.kept(leaves)
 
-    def kept(self, leaves: Sequence[Any]) -> list[Any]:
-        """Results of a micro-batch in the dtypes in which they are added up."""
+    def kept(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
+        """Returns the results of a micro-batch in the dtypes in which they are added up."""
         return [_kept(x, dtype) for x, dtype in zip(leaves, self.dtypes)]
 
-    def add(self, results: Any, before: int = 1, weight: int = 1) -> None:
-        """Adds results that count `weight` times, to a sum that counts `before` times."""
-        tree: Any
+    def add(self, results: Tree, before: int = 1, weight: int = 1) -> None:
+        """Adds results multiplied by `weight` to the sum multiplied by `before`."""
+        tree: jax.tree_util.PyTreeDef
         leaves, tree = jax.tree.flatten(results)
         shapes = [jnp.shape(x) for x in leaves]
-        before_them = [jnp.shape(total) for total in self.totals]
-        if tree != self.tree or shapes != before_them:
+        expected = [total.shape for total in self.totals]
+        if tree != self.tree or shapes != expected:
             raise InvalidArgumentError(
                 "A function whose gradients are accumulated returns arrays of the same shapes for each micro-batch, "
-                f"got {shapes} after {before_them}. Return sums or means over the rows, not one output for each."
+                f"got {shapes} after {expected}. Return sums or means over the rows, not one output for each."
             )
         more = self.kept(leaves)
         self.totals = [_times(total, before) + _times(x, weight) for total, x in zip(self.totals, more)]
 
-    def finished(self, op: ReduceOp, count: int) -> Any:
-        """The results for the whole batch; a mean is that of `count`."""
+    def finished(self, op: ReduceOp, count: int) -> Tree:
+        """Returns the results for the whole batch; a mean is divided by `count`."""
         finished = [_finished(total, count, op, dtype) for total, dtype in zip(self.totals, self.dtypes)]
         return jax.tree.unflatten(self.tree, finished)
 
 
-def _times(total: Any, weight: int) -> Any:
+def _times(total: jax.Array, weight: int) -> jax.Array:
     return total if weight == 1 else total * weight
 
 
-def _accumulated(results_of: Callable[..., Any], parts: _Parts, op: ReduceOp) -> Any:
-    """The results for all micro-batches, those of a mean weighted by how many rows they have."""
+def _accumulated(results_of: _ResultsOf, parts: _Parts, op: ReduceOp) -> Tree:
+    """Returns the results for all micro-batches; in a mean each counts as many times as it has rows."""
     looped = frames.is_tracing() and (parts.count > 1 or parts.rest is None)
     sums = (_looped if looped else _one_by_one)(results_of, parts.full, parts.count)
     if parts.rest is None:
@@ -213,24 +218,24 @@ def _accumulated(results_of: Callable[..., Any], parts: _Parts, op: ReduceOp) ->
     return sums.finished(op, parts.rows)
 
 
-def _one_by_one(results_of: Callable[..., Any], leaves: list[Any], count: int) -> _Sums:
+def _one_by_one(results_of: _ResultsOf, leaves: list[jax.Array], count: int) -> _Sums:
     sums = _Sums(results_of([leaf[0] for leaf in leaves]))
     for i in range(1, count):
         sums.add(results_of([leaf[i] for leaf in leaves]))
     return sums
 
 
-def _looped(results_of: Callable[..., Any], leaves: list[Any], count: int) -> _Sums:
+def _looped(results_of: _ResultsOf, leaves: list[jax.Array], count: int) -> _Sums:
     traced: list[_Sums] = []
 
-    def kept(*pieces: Any) -> list[list[Any]]:
+    def kept(*pieces: jax.Array) -> list[list[jax.Array]]:
         traced[:] = [_Sums(results_of(pieces))]
         return [traced[0].totals]
 
     block = traced_block.Block(["the results of micro-batches"], kept, [leaf[0] for leaf in leaves])
     state, written = traced_block.state_of(block)
 
-    def add(carry: Any, pieces: list[Any]) -> tuple[Any, None]:
+    def add(carry: Tree, pieces: list[jax.Array]) -> tuple[Tree, None]:
         totals, changing = carry
         results, after = block.run(pieces, {**state, **changing})
         return ([total + x for total, x in zip(totals, results)], {key: after[key] for key in written}), None
@@ -243,27 +248,24 @@ def _looped(results_of: Callable[..., Any], leaves: list[Any], count: int) -> _S
     return sums
 
 
-def _dtype(result: Any) -> Any:
-    if not hasattr(result, "dtype"):
-        result = jnp.asarray(result) if isinstance(result, (bool, int, float, complex)) else result
-        if not hasattr(result, "dtype"):
-            raise TypeError(
-                f"A function whose gradients are accumulated returns arrays, got {result!r} of type "
-                f"{type(result).__name__}."
-            )
-    arithmetic.check_numeric(result.dtype)
-    return result.dtype
+def _dtype(result: Leaf) -> np.dtype[Any]:
+    if isinstance(result, (bool, int, float, complex)):
+        result = jnp.asarray(result)
+    elif not hasattr(result, "dtype"):
+        raise TypeError(
+            f"A function whose gradients are accumulated returns arrays, got {result!r} of type "
+            f"{type(result).__name__}."
+        )
+    dtype: np.dtype[Any] = result.dtype
+    arithmetic.check_numeric(dtype)
+    return dtype
 
 
-def _kept_dtype(dtype: Any) -> Any:
-    return jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype
+def _kept(result: Leaf, dtype: np.dtype[Any]) -> jax.Array:
+    return jnp.asarray(result, jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype)
 
 
-def _kept(result: Any, dtype: Any) -> Any:
-    return jnp.asarray(result, _kept_dtype(dtype))
-
-
-def _finished(total: Any, count: int, op: ReduceOp, dtype: Any) -> Any:
-    return (arithmetic.divided(total, count, total.dtype) if op is ReduceOp.MEAN else total).astype(
-        arithmetic.mean_dtype(dtype) if op is ReduceOp.MEAN else dtype
-    )
+def _finished(total: jax.Array, count: int, op: ReduceOp, dtype: np.dtype[Any]) -> jax.Array:
+    if op is ReduceOp.MEAN:
+        return arithmetic.divided(total, count, total.dtype).astype(arithmetic.mean_dtype(dtype))
+    return total.astype(dtype)

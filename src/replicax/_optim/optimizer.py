@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from replicax._base import nest
-from replicax._base.types import CommunicationOptions, ReduceOp, as_options, as_reduce_op
+from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, as_options, as_reduce_op
 from replicax._collectives import in_flight, sharding
 from replicax._collectives.reducer import Reducer
 from replicax._engine import function
-from replicax._optim import initial_state
+from replicax._engine.compiled import SpmdContext
+from replicax._optim.initial_state import initial_state
 from replicax._passes import sharded_eval
 from replicax._tracing import context, frames
+from replicax._tracing.context import ReplicaContext, StrategyLike
 from replicax._values import AXIS, Mirrored, PerReplica, mapped, of_array, traced_component
 from replicax._variables.distributed import MirroredVariable
 from replicax._variables.sharded import ShardedVariable
 from replicax._variables.variable import Variable
+
+
+class GradientTransformation(Protocol):
+    """A transformation of Optax."""
+
+    init: Callable[[Tree], Tree]
+    update: Callable[[Tree, Tree, Tree], tuple[Tree, Tree]]
 
 
 class Optimizer:
@@ -32,7 +42,7 @@ class Optimizer:
     same.
 
     Args:
-        transformation: what `optax.adam(...)` and the like return: a pair of functions `init` and `update`.
+        transformation: the result of `optax.adam(...)` or the like: a pair of functions `init` and `update`.
         variables: a variable (which may hold a whole pytree) or a nest of them.
         reduce_op: SUM, for losses divided by the *global* batch size, or MEAN, for losses that are means over each
             replica's part.
@@ -59,8 +69,8 @@ class Optimizer:
 
     def __init__(
         self,
-        transformation: Any,
-        variables: Any,
+        transformation: GradientTransformation,
+        variables: Tree,
         reduce_op: ReduceOp | str = ReduceOp.SUM,
         options: CommunicationOptions | None = None,
     ):
@@ -84,14 +94,16 @@ class Optimizer:
             )
         self._strategy = self._flat[0].distribute_strategy
         self._update = jax.jit(self._new_values)  # one program, also where replicas run eagerly
-        self._programs: dict[Any, Any] = {}  # for eager replicas, where the state is sharded
+        self._programs: dict[
+            jax.tree_util.PyTreeDef, Callable[..., tuple[list[jax.Array], list[jax.Array]]]
+        ] = {}  # for eager replicas, where the state is sharded
         self._sharded = self._is_sharded()
         with (self._strategy or context.get_strategy()).scope():
-            self.state: Any = self._initial_state(trainable=False, name="optimizer_state")
+            self.state = self._initial_state(trainable=False, name="optimizer_state")
 
     def _initial_state(self, **kwargs: Any) -> Variable:
-        """A variable of the state that the transformation begins with."""
-        made = initial_state.made(self._transformation.init, self._variables, self._sharded)
+        """Returns a variable of the transformation's initial state."""
+        made = initial_state(self._transformation.init, self._variables, self._sharded)
         state = self._transformation.init(self._parameters()) if made is None else None
         if self._sharded:
             function.note_creation()
@@ -101,7 +113,7 @@ class Optimizer:
         if made is None:
             return Variable(lambda: state, **kwargs)
         variable = Variable(lambda: jax.tree.unflatten(made.tree, made.arrays), **kwargs)
-        variable._storage.lent = False  # nobody else has these arrays
+        variable._storage.lent = False  # nobody else refers to these arrays
         return variable
 
     @property
@@ -109,13 +121,13 @@ class Optimizer:
         """The variables that are optimized, in order."""
         return list(self._flat)
 
-    def _tracked(self) -> dict[str, Any]:
+    def _tracked(self) -> dict[str, Variable]:
         return {"state": self.state}
 
-    def _parameters(self) -> Any:
+    def _parameters(self) -> Tree:
         return nest.map_values(lambda v: v.value(), self._variables)
 
-    def apply_gradients(self, gradients: Any) -> None:
+    def apply_gradients(self, gradients: Tree) -> None:
         """Reduces the gradients over the replicas and updates the variables.
 
         Args:
@@ -134,10 +146,10 @@ class Optimizer:
         else:
             self._strategy.run(self._apply, args=(gradients,))
 
-    def _apply(self, gradients: Any) -> None:
+    def _apply(self, gradients: Tree) -> None:
         parameters = self._parameters()
-        wanted: Any = jax.tree.structure(parameters)
-        got: Any = jax.tree.structure(gradients)
+        wanted: object = jax.tree.structure(parameters)
+        got: object = jax.tree.structure(gradients)
         if wanted != got:
             raise ValueError(f"The gradients' structure is {got}, that of the variables' values is {wanted}.")
         for leaf, parameter in zip(jax.tree.leaves(gradients), jax.tree.leaves(parameters)):
@@ -147,29 +159,31 @@ class Optimizer:
                 )
         replica_context = context.get_replica_context()
         if self._sharded:
+            assert replica_context is not None
             return self._apply_parts(replica_context, gradients, parameters)
         if replica_context is not None and replica_context.num_replicas_in_sync > 1:
             gradients = replica_context.all_reduce(self._reduce_op, gradients, options=self._options)
         live_once = self._strategy is not None and self._strategy.extended._variables_live_once
         if replica_context is not None and live_once:
-            return replica_context.merge_call(self._assign_once, (gradients,))
-        self._assign(gradients, parameters)
+            replica_context.merge_call(self._assign_once, (gradients,))
+        else:
+            self._assign(gradients, parameters)
 
-    def _assign_once(self, strategy: Any, gradients: Any) -> None:
-        """In cross-replica context, with the reduced gradients, of which each replica has the same."""
+    def _assign_once(self, strategy: StrategyLike, gradients: Tree) -> None:
+        """Updates variables that have one copy, in cross-replica context, from reduced gradients."""
 
-        def one(x: Any) -> Any:
+        def one(x: Leaf) -> Leaf:
             own = traced_component(x)
             return own if own is not None else x.values[0] if isinstance(x, PerReplica) else x
 
         self._assign(nest.map_structure(one, gradients), self._parameters())
 
-    def _assign(self, gradients: Any, parameters: Any) -> None:
+    def _assign(self, gradients: Tree, parameters: Tree) -> None:
         new, state = self._update(gradients, self.state.value(), parameters)
         self.state.assign(state)
         self._assign_values(new)
 
-    def _assign_values(self, new: Any) -> None:
+    def _assign_values(self, new: Tree) -> None:
         for variable, value in zip(self._flat, _values_of(self._variables, new)):
             variable._assign_alike(value)
 
@@ -187,27 +201,30 @@ class Optimizer:
                 )
         return True
 
-    def _apply_parts(self, replica_context: Any, gradients: Any, parameters: Any) -> None:
+    def _apply_parts(self, replica_context: ReplicaContext, gradients: Tree, parameters: Tree) -> None:
         leaves, tree = jax.tree.flatten(gradients)
         options = self._options_of_parts()
-        if replica_context._is_compiled:
+        if isinstance(replica_context, SpmdContext):
+            sharded_state = self._sharded_state
             leaves = [context._tensor(leaf, "apply_gradients", sparse=False) for leaf in leaves]
             totals = replica_context._reduce_to_parts(self._reduce_op, leaves, options)
-            new, state = self._new_parts(totals, self.state.parts(), jax.tree.leaves(parameters), tree)
-            self.state.put_parts(state)
+            new, state = self._new_parts(totals, sharded_state.parts(), jax.tree.leaves(parameters), tree)
+            sharded_state.put_parts(state)
             self._assign_values(jax.tree.unflatten(jax.tree.structure(parameters), new))
         else:
             totals = replica_context.all_reduce(self._reduce_op, gradients, options=options)
             replica_context.merge_call(self._assign_parts, (totals,))
 
-    def _assign_parts(self, strategy: Any, gradients: Any) -> None:
-        """In cross-replica context, with the reduced gradients of eager replicas: one program for all."""
-        mesh = self._reducer.mesh
+    def _assign_parts(self, strategy: StrategyLike, gradients: Tree) -> None:
+        """Updates the variables of eager replicas, in cross-replica context, by one program for all replicas."""
+        mesh, sharded_state = self._reducer.mesh, self._sharded_state
         gradients, tree = jax.tree.flatten(gradients, is_leaf=lambda x: isinstance(x, PerReplica))
         copies = [x.values if isinstance(x, PerReplica) else [x] * len(mesh.local_ids) for x in gradients]
-        rows = [self.state._storage.has_rows(i) for i in range(len(self.state._types))]
+        rows = [sharded_state._storage.has_rows(i) for i in range(len(sharded_state._types))]
 
-        def program(gradients: Any, state: Any, parameters: Any) -> Any:
+        def program(
+            gradients: list[jax.Array], state: list[jax.Array], parameters: list[jax.Array]
+        ) -> tuple[list[jax.Array], list[jax.Array]]:
             own = [block[0] if cut else block for block, cut in zip(state, rows)]
             new, state = self._new_parts(gradients, own, parameters, tree)
             return new, [block[None] if cut else block for block, cut in zip(state, rows)]
@@ -220,32 +237,41 @@ class Optimizer:
         with in_flight.calling(mesh, "optimizer") as call, frames.lock:
             values = nest.map_values(lambda v: v._of_leaves(v._storage.read()), self._variables)
             parameters, parameter_tree = jax.tree.flatten(values)
-            state = self.state.parts()
+            state = sharded_state.parts()
             new, state = self._programs[tree]([mesh.mirror(x) for x in copies], state, parameters)
             call.output = new[0]
-            self.state.put_parts(state)
+            sharded_state.put_parts(state)
             self._assign_values(jax.tree.unflatten(parameter_tree, [of_array(Mirrored, x, mesh) for x in new]))
 
-    def _new_parts(self, gradients: list[Any], state: list[Any], parameters: list[Any], tree: Any) -> tuple[Any, Any]:
-        """New parameters and this replica's part of the new state, from its part of the gradients or all of them."""
+    def _new_parts(
+        self,
+        gradients: Sequence[jax.Array | sharding.Part],
+        state: list[jax.Array],
+        parameters: list[jax.Array],
+        tree: jax.tree_util.PyTreeDef,
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Returns the new parameters and this replica's part of the new state; of gradients, its parts suffice."""
         count = self._reducer.mesh.size
-        kinds = self.state._types
+        sharded_state = self._sharded_state
+        kinds = sharded_state._types
         wide = [jax.ShapeDtypeStruct(x.shape, (x.part if isinstance(x, sharding.Part) else x).dtype) for x in gradients]
-        of_state = self.state._of_leaves
-        structures: list[Any] = []
+        of_state = sharded_state._of_leaves
+        structures: list[jax.tree_util.PyTreeDef] = []
 
-        def update(gradients: list[Any], state: list[Any], parameters: list[Any]) -> Any:
+        def update(
+            gradients: list[jax.Array], state: list[jax.Array], parameters: list[jax.Array]
+        ) -> tuple[list[jax.Array], list[jax.Array]]:
             given = jax.tree.unflatten(tree, gradients), of_state(state), jax.tree.unflatten(tree, parameters)
             new, after = self._new_values(*given)
             structures.append(jax.tree.structure(after))
             return jax.tree.leaves(new), jax.tree.leaves(after)
 
         closed = jax.make_jaxpr(update)(wide, kinds, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in parameters])
-        if structures[-1] != self.state._treedef:
+        if structures[-1] != sharded_state._treedef:
             raise ValueError(
-                f"The optimizer's state had the structure {self.state._treedef}; an update gives {structures[-1]}."
+                f"The optimizer's state had the structure {sharded_state._treedef}; an update gives {structures[-1]}."
             )
-        cut = [self.state._storage.has_rows(i) for i in range(len(kinds))]
+        cut = [sharded_state._storage.has_rows(i) for i in range(len(kinds))]
         parts = [sharding.Part(x, kind.shape) if is_part else x for x, kind, is_part in zip(state, kinds, cut)]
         known = [sharding.known_part(x, count) for x in parameters]
         results = sharded_eval.evaluate(closed, [*gradients, *parts, *known], count)
@@ -264,19 +290,25 @@ class Optimizer:
         return self._options or self._reducer.options
 
     @property
-    def _reducer(self) -> Reducer:
-        """The reducer of the replicas, which a strategy that shards the state has."""
-        return self._strategy.extended._reducer
+    def _sharded_state(self) -> ShardedVariable:
+        assert isinstance(self.state, ShardedVariable)
+        return self.state
 
-    def _new_values(self, gradients: Any, state: Any, parameters: Any) -> tuple[Any, Any]:
+    @property
+    def _reducer(self) -> Reducer:
+        """The reducer of the strategy, which is there where the state is sharded."""
+        reducer: Reducer = self._strategy.extended._reducer
+        return reducer
+
+    def _new_values(self, gradients: Tree, state: Tree, parameters: Tree) -> tuple[Tree, Tree]:
         updates, after = self._transformation.update(gradients, state, parameters)
-        structure: Any = jax.tree.structure(after)
+        structure: object = jax.tree.structure(after)
         if structure == jax.tree.structure(state):  # otherwise it is refused when it is assigned
             after = jax.tree.map(_of_dtype, after, state)
         return jax.tree.map(lambda p, u: jnp.asarray(p + u).astype(p.dtype), parameters, updates), after
 
-    def _in_order(self, gradients: Any) -> Any:
-        """The gradients in the structure of the variables' values, zeros for None."""
+    def _in_order(self, gradients: Tree) -> Tree:
+        """Returns the gradients in the structure of the variables' values, with zeros for None."""
         if isinstance(gradients, zip):
             gradients = list(gradients)
         pairs = (
@@ -295,48 +327,36 @@ class Optimizer:
             gradients = self._with_zeros(gradients)
         return gradients
 
-    def _with_zeros(self, gradients: Any) -> Any:
+    def _with_zeros(self, gradients: Tree) -> Tree:
         if gradients is None:
             return jax.tree.map(jnp.zeros_like, self._parameters())
-        is_none = lambda x: x is None or isinstance(x, PerReplica)  # noqa: E731
         return jax.tree.map(
             lambda g, p: jax.tree.map(jnp.zeros_like, p) if g is None else g,
             gradients,
             self._parameters(),
-            is_leaf=is_none,
+            is_leaf=lambda x: x is None or isinstance(x, PerReplica),
         )
 
 
-def _of_dtype(new: Any, old: Any) -> Any:
-    """A floating point number of the state, which arithmetic with others may have made wider."""
+def _of_dtype(new: Leaf, old: jax.Array) -> jax.Array:
+    """Returns a floating-point leaf of the state in its old dtype, which an update may have widened."""
     new = jnp.asarray(new)
     floating = all(jnp.issubdtype(x.dtype, jnp.floating) for x in (new, old))
-    return new.astype(old.dtype) if floating else new
+    return jnp.asarray(new, old.dtype) if floating else new
 
 
-def _values_of(variables: Any, values: Any) -> list[Any]:
-    """For each variable of the nest its part of `values`, in order."""
-    found: list[Any] = []
-
-    def take(variable: Any, value: Any) -> None:
-        found.append(value)
-
-    _zip_structure(take, variables, values)
-    return found
-
-
-def _zip_structure(fn: Any, variables: Any, values: Any) -> None:
+def _values_of(variables: Tree, values: Tree) -> Iterator[Tree]:
+    """Yields for each variable of a nest its part of `values`, in the order of `nest.values`."""
     if isinstance(variables, Variable):
-        fn(variables, values)
+        yield values
     elif isinstance(variables, dict):
         for key in variables:
-            _zip_structure(fn, variables[key], values[key])
+            yield from _values_of(variables[key], values[key])
     elif isinstance(variables, (list, tuple)):
         for variable, value in zip(variables, values):
-            _zip_structure(fn, variable, value)
+            yield from _values_of(variable, value)
     elif variables is not None:
-        one_level = lambda node: node is not variables  # noqa: E731
         tree: Any
-        children, tree = jax.tree.flatten(variables, is_leaf=one_level)
+        children, tree = jax.tree.flatten(variables, is_leaf=lambda node: node is not variables)
         for variable, value in zip(children, tree.flatten_up_to(values)):
-            _zip_structure(fn, variable, value)
+            yield from _values_of(variable, value)

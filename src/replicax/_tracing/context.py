@@ -61,7 +61,6 @@ class ReplicaContext:
     """
 
     _options = CommunicationOptions()  # of collectives where none are given
-    _is_compiled = False  # whether the replica function is traced, once for all replicas
 
     def __init__(self, strategy: StrategyLike, replica_id_in_sync_group: Any):
         self._strategy = strategy
