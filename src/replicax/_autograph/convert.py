@@ -15,15 +15,18 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 from malt.core import converter
 from malt.operators import function_wrappers, py_builtins
 
 from replicax._autograph import operators, rewriting
+from replicax._base.types import Tree
 from replicax._control_flow.traced_block import Undefined, UndefinedReturnValue
 from replicax._tracing import autograph_switch
+
+_F = TypeVar("_F")
 
 # Libraries whose functions are called as they are: written for JAX, or with no tensors in their control flow.
 _LIBRARIES = {
@@ -33,17 +36,17 @@ _LIBRARIES = {
 }  # fmt: skip
 
 
-class FunctionScope(function_wrappers.FunctionScope):
+class FunctionScope(function_wrappers.FunctionScope):  # type: ignore[misc]  # malt may be missing
     """Wraps the body of a converted function."""
 
     _replicax_key = "function scope"  # each call has one of its own, which does the same
 
-    def __init__(self, function_name: str, scope_name: str, options: Any):
+    def __init__(self, function_name: str, scope_name: str, options: converter.ConversionOptions):
         super().__init__(function_name, scope_name, options)
         self._function_name = function_name
 
-    def ret(self, value: Any, did_return: Any) -> Any:
-        """What the function returns."""
+    def ret(self, value: Tree, did_return: object) -> Tree:
+        """Returns the value that the function returns."""
         if isinstance(value, UndefinedReturnValue):
             return None
         if not isinstance(operators.truth_of(did_return, "return"), bool):
@@ -54,24 +57,26 @@ class FunctionScope(function_wrappers.FunctionScope):
         return value
 
 
-def with_function_scope(thunk: Callable[[Any], Any], scope_name: str, options: Any) -> Any:
-    """The same for a lambda."""
+def with_function_scope(
+    thunk: Callable[[FunctionScope], Tree], scope_name: str, options: converter.ConversionOptions
+) -> Tree:
+    """Wraps the body of a converted lambda."""
     with FunctionScope("lambda", scope_name, options) as scope:
         return thunk(scope)
 
 
-def converted_artifact(function: Any) -> Any:
+def converted_artifact(function: _F) -> _F:
     """Marks a function as converted already."""
     setattr(function, autograph_switch.MARK, True)
     return function
 
 
-_BUILTINS: dict[int, Callable[..., Any]] = {
+_BUILTINS: dict[int, Callable[..., Tree]] = {
     id(int): operators.int_,
     id(float): operators.float_,
     id(range): operators.range_,
 }
-_IN_CONTEXT: dict[int, Callable[..., Any]] = {
+_IN_CONTEXT: dict[int, Callable[..., Tree]] = {
     id(eval): lambda args, scope: py_builtins.eval_in_original_context(eval, args, scope),
     id(super): lambda args, scope: py_builtins.super_in_original_context(super, args, scope),
     id(globals): lambda args, scope: py_builtins.globals_in_original_context(scope),
@@ -82,8 +87,14 @@ _IN_CONTEXT: dict[int, Callable[..., Any]] = {
 # Calls.
 
 
-def converted_call(f: Any, args: tuple, kwargs: dict | None, scope: Any = None, options: Any = None) -> Any:
-    """A call in converted code: of `f`, converted if it is the user's own."""
+def converted_call(
+    f: Callable[..., Tree],
+    args: tuple[Tree, ...],
+    kwargs: dict[str, Tree] | None,
+    scope: FunctionScope | None = None,
+    options: converter.ConversionOptions | None = None,
+) -> Tree:
+    """Calls `f` from converted code; `f` is converted too if it is the user's own."""
     kwargs = kwargs or {}
     if isinstance(f, functools.partial):
         return converted_call(f.func, (*f.args, *args), {**f.keywords, **kwargs}, scope)
@@ -92,18 +103,18 @@ def converted_call(f: Any, args: tuple, kwargs: dict | None, scope: Any = None, 
     if id(f) in _BUILTINS:
         return _BUILTINS[id(f)](*args, **kwargs)
     function, first = _python_function(f)
-    users = function is not None and autograph_switch.is_on() and _is_the_users(function)
+    users = function is not None and autograph_switch.is_on() and _is_user_code(function)
     rewritten = _rewritten(function) if function is not None and users else None
     if function is None or rewritten is None:
         return f(*args, **kwargs)
     return rewritten(*first, *args, **kwargs)
 
 
-def _python_function(f: Any) -> tuple[types.FunctionType | None, tuple]:
-    """The function that a call of `f` runs and what it is bound to; None where it cannot be converted."""
+def _python_function(f: object) -> tuple[types.FunctionType | None, tuple[object, ...]]:
+    """Returns the function that a call of `f` runs and its bound arguments; None where it cannot be converted."""
     if getattr(f, autograph_switch.MARK, None) is True or inspect.isclass(f):
         return None, ()
-    first: tuple = ()
+    first: tuple[object, ...] = ()
     if not isinstance(f, (types.FunctionType, types.MethodType, types.BuiltinFunctionType)):
         first, f = (f,), getattr(type(f), "__call__", None)  # noqa: B004  not whether it is callable
     if isinstance(f, types.MethodType):
@@ -113,13 +124,14 @@ def _python_function(f: Any) -> tuple[types.FunctionType | None, tuple]:
     return (None, ()) if getattr(f, autograph_switch.MARK, None) is True else (f, first)
 
 
-def _is_the_users(function: types.FunctionType) -> bool:
+def _is_user_code(function: types.FunctionType) -> bool:
     package = str(function.__globals__.get("__name__", "")).partition(".")[0]
     return package not in _LIBRARIES and (package == "__main__" or package not in sys.stdlib_module_names)
 
 
+_OPTIONS = converter.ConversionOptions(recursive=True, optional_features=converter.Feature.ASSERT_STATEMENTS)
 _OPERATORS = types.SimpleNamespace(
-    STD=converter.STANDARD_OPTIONS,
+    STD=_OPTIONS,
     ConversionOptions=converter.ConversionOptions,
     Feature=converter.Feature,
     FunctionScope=FunctionScope,
@@ -141,14 +153,12 @@ _OPERATORS = types.SimpleNamespace(
 )
 
 
-_OPTIONS = converter.ConversionOptions(recursive=True, optional_features=converter.Feature.ASSERT_STATEMENTS)
-_OPERATORS.STD = _OPTIONS
 _transpiler = rewriting.Transpiler(_OPERATORS, _OPTIONS)
 _reasons: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()  # why code is not converted
 
 
-def _rewritten(function: types.FunctionType) -> Callable[..., Any] | None:
-    """The converted function; None where its source is not there, or has something that cannot be rewritten."""
+def _rewritten(function: types.FunctionType) -> types.FunctionType | None:
+    """Returns the converted function; None where its source is missing, or has something that cannot be rewritten."""
     if function.__code__ in _reasons:
         return None
     try:
@@ -159,14 +169,14 @@ def _rewritten(function: types.FunctionType) -> Callable[..., Any] | None:
 
 
 def reason(error: BaseException) -> str:
-    """Which function that the error came through could not be converted, and why; empty where all were."""
+    """Names the function on the error's traceback that could not be converted, and why; empty if all were."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code in _reasons:
             return f"AutoGraph could not convert {frame.f_code.co_name} ({_reasons[frame.f_code]})."
     return ""
 
 
-def call(fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+def call(fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
     """Calls `fn` converted."""
     outermost = not autograph_switch.is_on()
     try:
@@ -181,7 +191,7 @@ def call(fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
 
 
 def where() -> str:
-    """The line of the user's code that runs, for the beginning of a message."""
+    """Returns the file and line of the user's code that runs, for the beginning of a message."""
     for frame, line in itertools.islice(traceback.walk_stack(sys._getframe(1)), 200):
         if rewriting.is_rewritten(frame.f_code):
             return f"{frame.f_code.co_filename}:{line}: "

@@ -1,48 +1,53 @@
-"""What `if`, `while`, `for` and the like do in converted code, and `int`, `float` and `range`; see `convert`.
+"""`if`, `while`, `for` and other operators of converted code, and `int`, `float` and `range`; see `convert`.
 
-Each does what Python does, unless the condition is a tensor whose value only the program will know: then the branch or
-loop becomes part of the program, see `cond_and_loops`. Its code comes as functions that share variables: `get_state`
-gives those that the statement may assign, whose names are given too, and `set_state` puts others in their place.
+Each does what Python does, unless the condition is a tracer: then the branch or loop becomes part of the program, see
+`cond_and_loops`. Its code comes as functions that share variables: `get_state` returns those that the statement may
+assign, whose names are given too, and `set_state` assigns them.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sized
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence, Sized
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax import _data
+from replicax._base.types import Tree
 from replicax._control_flow import cond_and_loops
 from replicax._control_flow.traced_block import DynamicRange, Undefined
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._tracing import dataset_reads, frames
 from replicax._tracing.autograph_switch import where
 
+GetState: TypeAlias = Callable[[], tuple[Tree, ...]]
+SetState: TypeAlias = Callable[[tuple[Tree, ...]], None]
+
 
 class _Negation(threading.local):
-    """The last tensor that `not` gave, and what it is the opposite of."""
+    """The last tensor that `not` returned, and its operand."""
 
-    def __init__(self):
-        self.last: tuple[Any, Any] = (None, None)
+    def __init__(self) -> None:
+        self.last: tuple[jax.Array | None, object] = (None, None)
 
 
 _negation = _Negation()
 
 
 def forget_negation() -> None:
-    """Lets go of the tensors of the last `not`."""
+    """Drops the references to the tensors of the last `not`."""
     _negation.last = (None, None)
 
 
 # Operators.
 
 
-def truth_of(value: Any, what: str) -> Any:
-    """A bool, or the scalar tensor whose value is not known yet."""
+def truth_of(value: Tree, what: str) -> bool | jax.Array:
+    """Returns the truth of a value as a bool, or as a scalar tracer."""
     try:
         return bool(value)
     except jax.errors.TracerBoolConversionError:
@@ -56,7 +61,7 @@ def truth_of(value: Any, what: str) -> Any:
     return tensor.astype(bool)
 
 
-def _not_scalar(what: str, tensor: Any) -> str:
+def _not_scalar(what: str, tensor: jax.Array) -> str:
     return (
         f"{where()}condition of {what} expected to be a scalar, got a tensor of shape {tensor.shape}; to check for "
         "None, use `is not None`"
@@ -64,9 +69,15 @@ def _not_scalar(what: str, tensor: Any) -> str:
 
 
 def if_stmt(
-    cond: Any, body: Callable, orelse: Callable, get_state: Callable, set_state: Callable, names: Any, nouts: int
+    cond: Tree,
+    body: Callable[[], None],
+    orelse: Callable[[], None],
+    get_state: GetState,
+    set_state: SetState,
+    names: Sequence[str],
+    nouts: int,
 ) -> None:
-    """An `if` statement. Its variables are what `get_state` gives; the first `nouts` of them are read after it."""
+    """Runs an `if` statement. The first `nouts` of its variables are read after it."""
     (result, operand), _negation.last = _negation.last, (None, None)
     truth = truth_of(cond, "if statement")
     if isinstance(truth, bool):
@@ -74,12 +85,12 @@ def if_stmt(
     init = get_state()
     opposite = operand if cond is result else None
 
-    def branch(code: Callable, holds: bool) -> Callable[[], Any]:
-        def known(name: str, value: Any) -> Any:
+    def branch(code: Callable[[], None], holds: bool) -> Callable[[], tuple[Tree, ...]]:
+        def known(name: str, value: Tree) -> Tree:
             # After `if not do_return: ...; do_return = True`, as the converter writes it, the flag is known to hold.
             return not holds if value is opposite and value is not None and name.startswith("do_return") else value
 
-        def run() -> Any:
+        def run() -> tuple[Tree, ...]:
             set_state(tuple(known(*pair) for pair in zip(names, init)))
             code()
             return get_state()[:nouts]
@@ -94,16 +105,16 @@ def if_stmt(
     return None
 
 
-def if_exp(cond: Any, if_true: Callable[[], Any], if_false: Callable[[], Any], text: str) -> Any:
-    """`a if cond else b`."""
+def if_exp(cond: Tree, if_true: Callable[[], Tree], if_false: Callable[[], Tree], text: str) -> Tree:
+    """Returns `a if cond else b`."""
     truth = truth_of(cond, "conditional expression")
     if isinstance(truth, bool):
         return if_true() if truth else if_false()
     return cond_and_loops.cond(truth, lambda: (if_true(),), lambda: (if_false(),), (text,))[0]
 
 
-def and_(a: Callable[[], Any], b: Callable[[], Any]) -> Any:
-    """`a and b`."""
+def and_(a: Callable[[], Tree], b: Callable[[], Tree]) -> Tree:
+    """Returns `a and b`."""
     first = a()
     truth = truth_of(first, "`and`")
     if isinstance(truth, bool):
@@ -111,8 +122,8 @@ def and_(a: Callable[[], Any], b: Callable[[], Any]) -> Any:
     return cond_and_loops.cond(truth, lambda: (b(),), lambda: (first,), ("and",))[0]
 
 
-def or_(a: Callable[[], Any], b: Callable[[], Any]) -> Any:
-    """`a or b`."""
+def or_(a: Callable[[], Tree], b: Callable[[], Tree]) -> Tree:
+    """Returns `a or b`."""
     first = a()
     truth = truth_of(first, "`or`")
     if isinstance(truth, bool):
@@ -120,19 +131,25 @@ def or_(a: Callable[[], Any], b: Callable[[], Any]) -> Any:
     return cond_and_loops.cond(truth, lambda: (first,), lambda: (b(),), ("or",))[0]
 
 
-def not_(a: Any) -> Any:
-    """`not a`."""
+def not_(a: Tree) -> bool | jax.Array:
+    """Returns `not a`."""
     truth = truth_of(a, "`not`")
     if isinstance(truth, bool):
         return not truth
-    _negation.last = (jnp.logical_not(truth), a)
-    return _negation.last[0]
+    opposite = jnp.logical_not(truth)
+    _negation.last = (opposite, a)
+    return opposite
 
 
 def while_stmt(
-    test: Callable[[], Any], body: Callable[[], Any], get_state: Callable, set_state: Callable, names: Any, opts: Any
+    test: Callable[[], Tree],
+    body: Callable[[], None],
+    get_state: GetState,
+    set_state: SetState,
+    names: Sequence[str],
+    opts: object,
 ) -> None:
-    """A `while` statement. It goes on as a part of the program as soon as its condition is a tensor."""
+    """Runs a `while` statement. It becomes part of the program as soon as its condition is a tracer."""
     while True:
         truth = truth_of(test(), "while statement")
         if not isinstance(truth, bool):
@@ -141,11 +158,11 @@ def while_stmt(
             return
         body()
 
-    def tested(values: list[Any]) -> Any:
+    def tested(values: Sequence[Tree]) -> bool | jax.Array:
         set_state(tuple(values))
         return truth_of(test(), "while statement")
 
-    def repeated(values: list[Any]) -> Any:
+    def repeated(values: Sequence[Tree]) -> tuple[Tree, ...]:
         set_state(tuple(values))
         body()
         return get_state()
@@ -159,118 +176,127 @@ def while_stmt(
 
 
 def for_stmt(
-    iter_: Any,
-    extra_test: Callable[[], Any] | None,
-    body: Callable[[Any], Any],
-    get_state: Callable,
-    set_state: Callable,
-    names: Any,
-    opts: Any,
+    iter_: Iterable[Tree],
+    extra_test: Callable[[], Tree] | None,
+    body: Callable[[Tree], None],
+    get_state: GetState,
+    set_state: SetState,
+    names: Sequence[str],
+    opts: object,
 ) -> None:
-    """A `for` statement; `extra_test` is false once it was left by `break` or `return`."""
-    state = get_state, set_state, names
+    """Runs a `for` statement; `extra_test` is false once it was left by `break` or `return`."""
+    loop = _For(extra_test, body, get_state, set_state, names)
     if isinstance(iter_, DynamicRange):
-        return _for_range(iter_, extra_test, body, *state)
+        return loop.over_range(iter_)
     if isinstance(iter_, jax.Array) and iter_.ndim and frames.is_tracing():
-        return _for_tensor(iter_, extra_test, body, *state)
+        return loop.over_tensor(iter_)
     datasets = _data.Dataset, _data.ElementIterator, DistributedDataset
     if isinstance(iter_, datasets) and frames.is_tracing():
         dataset_reads.drive_from_host("A loop over a dataset")
-    return _for_python(iter_, extra_test, body, *state)
+    return loop.over_python(iter_)
 
 
 _END = object()
 _MOST_GUARDED = 1000
 
 
-def _for_python(iter_: Iterable[Any], extra_test: Any, body: Any, get_state: Any, set_state: Any, names: Any) -> None:
-    iterator, guarded = iter(iter_), 0
-    while True:
-        truth = True if extra_test is None else truth_of(extra_test(), "for statement")
-        if truth is False or (target := next(iterator, _END)) is _END:
-            return
+class _For(NamedTuple):
+    extra_test: Callable[[], Tree] | None
+    body: Callable[[Tree], None]
+    get_state: GetState
+    set_state: SetState
+    names: Sequence[str]
+
+    def goes_on(self) -> bool | jax.Array:
+        """Returns False once the loop was left by `break` or `return`."""
+        return True if self.extra_test is None else truth_of(self.extra_test(), "for statement")
+
+    def run_if(self, truth: bool | jax.Array, target: Tree) -> None:
+        """Runs the body if `truth` is True, in the program if it is a tracer."""
         if truth is True:
-            body(target)
-            continue
-        # Left by a `break` that depends on a tensor: the rest is part of the program, as far as Python's own loop goes.
-        guarded += 1
-        if guarded > _MOST_GUARDED and not isinstance(iter_, Sized):
-            raise NotImplementedError(
-                f"{where()}a Python loop with a `break` or `return` that depends on a tensor is unrolled, and this "
-                f"one does not end within {_MOST_GUARDED} iterations. Loop over a tensor, or use `while`."
-            )
-        code = functools.partial(body, target)
-        if_stmt(truth, code, _nothing, get_state, set_state, names, len(names))
+            self.body(target)
+        elif truth is not False:
+            code = functools.partial(self.body, target)
+            if_stmt(truth, code, _nothing, self.get_state, self.set_state, self.names, len(self.names))
+
+    def over_python(self, values: Iterable[Tree]) -> None:
+        iterator, guarded = iter(values), 0
+        while True:
+            truth = self.goes_on()
+            if truth is False or (target := next(iterator, _END)) is _END:
+                return
+            self.run_if(truth, target)
+            # Left by a `break` that depends on a tracer: the rest is part of the program, as far as Python's loop goes.
+            guarded += truth is not True
+            if guarded > _MOST_GUARDED and not isinstance(values, Sized):
+                raise NotImplementedError(
+                    f"{where()}a Python loop with a `break` or `return` that depends on a tensor is unrolled, and this "
+                    f"one does not end within {_MOST_GUARDED} iterations. Loop over a tensor, or use `while`."
+                )
+
+    def over_tensor(self, array: jax.Array) -> None:
+        def step(values: Sequence[Tree], x: jax.Array) -> tuple[Tree, ...]:
+            self.set_state(tuple(values))
+            self.run_if(self.goes_on(), x)
+            return self.get_state()
+
+        if not len(array):
+            return
+        init = self.get_state()
+        try:
+            new = cond_and_loops.scan(step, init, array, self.names)
+        finally:
+            self.set_state(init)
+        self.set_state(tuple(new))
+
+    def over_range(self, numbers: DynamicRange) -> None:
+        size = numbers.size()
+
+        def tested(values: Sequence[Tree]) -> bool | jax.Array:
+            self.set_state(tuple(values[1:]))
+            more = values[0] < size
+            return more if self.extra_test is None else jnp.logical_and(more, self.goes_on())
+
+        def repeated(values: Sequence[Tree]) -> tuple[Tree, ...]:
+            self.set_state(tuple(values[1:]))
+            self.body((numbers.start + values[0] * numbers.delta).astype(numbers.dtype))
+            return (values[0] + 1, *self.get_state())
+
+        init = self.get_state()
+        start = jnp.zeros((), jnp.int32), *init
+        try:
+            new = cond_and_loops.while_loop(tested, repeated, start, ("the iteration", *self.names))
+        finally:
+            self.set_state(init)
+        self.set_state(tuple(new[1:]))
 
 
 def _nothing() -> None:
     pass
 
 
-def _for_tensor(array: Any, extra_test: Any, body: Any, get_state: Any, set_state: Any, names: Any) -> None:
-    def step(values: list[Any], x: Any) -> Any:
-        set_state(tuple(values))
-        truth = True if extra_test is None else truth_of(extra_test(), "for statement")
-        if isinstance(truth, bool):
-            if truth:
-                body(x)
-        else:
-            if_stmt(truth, functools.partial(body, x), _nothing, get_state, set_state, names, len(names))
-        return get_state()
-
-    if not len(array):
-        return
-    init = get_state()
-    try:
-        new = cond_and_loops.scan(step, init, array, names)
-    finally:
-        set_state(init)
-    set_state(tuple(new))
-
-
-def _for_range(numbers: DynamicRange, extra_test: Any, body: Any, get_state: Any, set_state: Any, names: Any) -> None:
-    size = numbers.size()
-
-    def tested(values: list[Any]) -> Any:
-        set_state(tuple(values[1:]))
-        more = values[0] < size
-        return more if extra_test is None else jnp.logical_and(more, truth_of(extra_test(), "for statement"))
-
-    def repeated(values: list[Any]) -> Any:
-        set_state(tuple(values[1:]))
-        body((numbers.start + values[0] * numbers.delta).astype(numbers.dtype))
-        return (values[0] + 1, *get_state())
-
-    init = get_state()
-    try:
-        new = cond_and_loops.while_loop(tested, repeated, (jnp.zeros((), jnp.int32), *init), ("the iteration", *names))
-    finally:
-        set_state(init)
-    set_state(tuple(new[1:]))
-
-
-def ld(value: Any) -> Any:
+def ld(value: Tree) -> Tree:
     """Reads a Python variable."""
     return value.read() if isinstance(value, Undefined) else value
 
 
-def ldu(read: Callable[[], Any], name: str) -> Any:
-    """Reads what may not be there, such as `x.y`."""
+def ldu(read: Callable[[], Tree], name: str) -> Tree:
+    """Reads an attribute or item that may be missing, such as `x.y`."""
     try:
         return read()
     except (KeyError, AttributeError, NameError):
         return Undefined(name)
 
 
-def assert_stmt(holds: Any, message: Callable[[], str]) -> None:
-    """`assert`; of a tensor, checked when the program runs."""
+def assert_stmt(holds: Tree, message: Callable[[], str]) -> None:
+    """Runs an `assert` statement; a tracer is checked when the program runs."""
     truth = truth_of(holds, "assert statement")
     if isinstance(truth, bool):
         assert truth, message()
         return
     text = f"{where()}{message()}"
 
-    def check(holds: Any) -> None:
+    def check(holds: np.ndarray) -> None:
         if not holds:
             raise AssertionError(text)
 
@@ -280,21 +306,24 @@ def assert_stmt(holds: Any, message: Callable[[], str]) -> None:
 # Built-in functions of tensors.
 
 
-def int_(*args: Any, **kwargs: Any) -> Any:
+def int_(*args: Any, **kwargs: Any) -> int | jax.Array:
+    """Returns `int(...)`, of a tracer in int32."""
     try:
         return int(*args, **kwargs)
     except jax.errors.ConcretizationTypeError:
-        return args[0].astype(jnp.int32)
+        return jnp.asarray(args[0], jnp.int32)
 
 
-def float_(*args: Any) -> Any:
+def float_(*args: Any) -> float | jax.Array:
+    """Returns `float(...)`, of a tracer in float32."""
     try:
         return float(*args)
     except jax.errors.ConcretizationTypeError:
-        return args[0].astype(jnp.float32)
+        return jnp.asarray(args[0], jnp.float32)
 
 
-def range_(*args: Any) -> Any:
+def range_(*args: Any) -> range | DynamicRange:
+    """Returns `range(...)`, or its like where a limit is a tracer."""
     try:
         return range(*args)
     except jax.errors.TracerIntegerConversionError:
