@@ -1,4 +1,4 @@
-"""What the text of a compiled program tells: its collectives, and what they carry."""
+"""The collectives of a compiled program, and the arrays that they carry, read from its HLO text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast"
-# What is started and waited for apart is counted where it ends, whose type is that of the result alone.
+# Asynchronous collectives are counted by their `-done`, the type of which is that of the result alone.
 _INSTRUCTION = re.compile(rf"= (?P<type>\(.*?\)|\S+) (?P<kind>{_KINDS})(?:-done)?\(")
 _ARRAY = re.compile(r"(?P<dtype>pred|[a-z]+(?P<bits>\d+)\w*)\[(?P<shape>[\d,]*)\]")
 
@@ -26,7 +26,7 @@ class Collective(NamedTuple):
 
 
 def collectives(text: str) -> list[Collective]:
-    """The collectives in a program, as `compiled.as_text()` shows it; one in a loop counts once."""
+    """Returns the collectives of a program, given by `compiled.as_text()`; one in a loop counts once."""
     found = []
     for instruction in _INSTRUCTION.finditer(text):
         arrays, bits = [], 0

@@ -1,8 +1,8 @@
 """`strategy.benchmark`: where the time of a compiled step goes.
 
 The step is run as it is, and with its communication taken out (see `without_communication`), in rounds in which the two
-take turns, so that whatever else the machine does meets both. Fresh elements of a dataset in place of one that is there
-show what the input adds.
+take turns, so that the machine's other load affects both. Runs with fresh elements of a dataset, in place of a single
+one, show the cost of the input.
 """
 
 from __future__ import annotations
@@ -11,27 +11,38 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from replicax import _data
 from replicax._base import devices as _devices
+from replicax._base.types import Tree
 from replicax._benchmark import hlo
 from replicax._benchmark import without_communication as _without_communication
 from replicax._benchmark.report import Benchmark
 from replicax._data import ElementIterator
 from replicax._engine import function as _function
 from replicax._engine import step_hints
+from replicax._engine.function import Function
 from replicax._engine.signature import Call
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.iterator import DistributedIterator
 from replicax._tracing import context, frames
+from replicax._tracing.context import StrategyLike
 from replicax._tracing.dataset_reads import element_arrays
+from replicax._values import ReplicaMesh
 
 
-def benchmark(strategy: Any, step: Any, batch: Any, rounds: int, steps: int) -> Benchmark:
-    """See `Strategy.benchmark`."""
+class Strategy(StrategyLike, Protocol):
+    """A strategy that distributes datasets."""
+
+    def experimental_distribute_dataset(self, dataset: _data.Dataset) -> DistributedDataset:
+        """Returns the dataset distributed over the replicas."""
+
+
+def benchmark(strategy: Strategy, step: Callable[..., Tree], batch: Tree, rounds: int, steps: int) -> Benchmark:
+    """Implements `Strategy.benchmark`."""
     for name, value in (("rounds", rounds), ("steps", steps)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ValueError(f"`{name}` is a whole number, at least 1; got {value!r}.")
@@ -44,7 +55,7 @@ def benchmark(strategy: Any, step: Any, batch: Any, rounds: int, steps: int) -> 
         )
     if not callable(step):
         raise TypeError(f"A benchmark is of a function, the step; got {step!r} of type {type(step).__name__}.")
-    function = step if _function.is_function(step) else _function.function(step)
+    function: Function = step if isinstance(step, Function) else _function.function(step)
     if function.steps_per_call > 1:
         raise ValueError(
             f"A call of {function._name} takes {function.steps_per_call} steps, and a benchmark is of one. Give it the "
@@ -84,17 +95,17 @@ def benchmark(strategy: Any, step: Any, batch: Any, rounds: int, steps: int) -> 
 
 
 def _measured(program: _Program, feed: _Feed, restore: Callable[[], None], rounds: int, steps: int) -> dict[str, Any]:
-    """What is taken from the rounds: seconds a step, their spread, and the page faults of a step."""
+    """Returns the seconds of a step, their spread, and the page faults of a step."""
 
-    def same() -> Any:
+    def same() -> Tree:
         return program.function(*feed.again())
 
-    def fresh() -> Any:
+    def fresh() -> Tree:
         return program.function(*feed.fresh())
 
-    def timed(call: Callable[[], Any]) -> float:
+    def timed(call: Callable[[], Tree]) -> float:
         restore()
-        program.wait_for(same())  # which copies what it was given, once
+        program.wait_for(same())  # the first call copies lent arrays
         start = time.perf_counter()
         for _ in range(steps):
             result = call()
@@ -112,8 +123,8 @@ def _measured(program: _Program, feed: _Feed, restore: Callable[[], None], round
         for kind in kinds if number % 2 else reversed(kinds):
             before = _page_faults()
             times[kind].append(alone() if kind == "alone" else timed(fresh if kind == "loop" else same))
-            if kind == "step" and before is not None:
-                faults.append(_page_faults() - before)
+            if kind == "step" and before is not None and (after := _page_faults()) is not None:
+                faults.append(after - before)
         restore()
         program.wait_for(same())
         start = time.perf_counter()
@@ -121,7 +132,7 @@ def _measured(program: _Program, feed: _Feed, restore: Callable[[], None], round
         times["dispatch"].append(time.perf_counter() - start)
         program.wait_for(result)
     kept = {name: values[1:] for name, values in times.items() if values}
-    # Within a round: what else the machine does changes more slowly.
+    # Differences within a round, since the machine's other load changes more slowly.
     sent = _differences(kept["step"], kept["alone"]) if program.separable else [0.0] * rounds
     waited = _differences(kept["loop"], kept["step"]) if feed.moves else None
     step = statistics.median(kept["step"])
@@ -150,7 +161,7 @@ def _differences(longer: list[float], shorter: list[float]) -> list[float]:
 
 
 def _spread(values: list[float]) -> float:
-    """Half of the range in which the middle half of the rounds lies."""
+    """Returns half of the interquartile range."""
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return (high - low) / 2
 
@@ -158,31 +169,31 @@ def _spread(values: list[float]) -> float:
 class _Program:
     """The compiled program of a step, and the same without its communication."""
 
-    def __init__(self, function: Any, args: tuple[Any, ...]):
+    def __init__(self, function: Function, args: tuple[Tree, ...]):
         self.function = function
         program, call = function._program(args, {})
         self._program, self._level, self.takes = program, program.level, len(program.pulls)
         self._entries = function._entries[call.key]
         self._compiled = program.lower(call).compile()
         self.collectives = hlo.collectives(self._compiled.as_text())
-        self.left: list[hlo.Collective] = []  # those that cannot be taken out
+        self.left: list[hlo.Collective] = []  # those that remain without communication
         if self.collectives:
             self._alone = program.computing(_without_communication.alone(program.jaxpr))
             self.left = hlo.collectives(self._alone.lower(call).compile().as_text())
 
     @property
-    def meshes(self) -> list[Any]:
+    def meshes(self) -> list[ReplicaMesh]:
         """The meshes of the replicas that it runs."""
         return self._level.meshes
 
     @property
     def separable(self) -> bool:
-        """Whether there is communication that can be taken out."""
+        """True if there is communication that can be taken out."""
         return len(self.left) < len(self.collectives)
 
     @contextlib.contextmanager
     def without_communication(self) -> Iterator[None]:
-        """In it calls of the function run the program without its communication."""
+        """Returns a context in which calls of the function run the program without its communication."""
         place = self._entries.index(self._program)
         self._entries[place] = self._alone
         try:
@@ -192,7 +203,7 @@ class _Program:
 
     @contextlib.contextmanager
     def variables_kept(self) -> Iterator[Callable[[], None]]:
-        """Leaves the variables as they are; gives a function that sets them back in between."""
+        """Yields a function that restores the variables' values; they are restored at the end too."""
         frame, written = frames.frame(), list(self._level.written.values())
         kept = [variable._storage.copied(frame.fetch(variable)) for variable in written]
 
@@ -205,20 +216,20 @@ class _Program:
         finally:
             restore()
 
-    def wait_for(self, result: Any) -> None:
-        """Waits until a call has ended that returned this."""
+    def wait_for(self, result: Tree) -> None:
+        """Waits until the call has ended that returned `result`."""
         arrays = [x for x in element_arrays(result) if isinstance(x, jax.Array)]
         jax.block_until_ready([self._program.state(), arrays])
 
     def devices(self) -> list[str]:
-        """The names of the devices of this process that it runs on."""
+        """Returns the names of the devices of this process that it runs on."""
         shardings = jax.tree.leaves((self._compiled.input_shardings, self._compiled.output_shardings))
         found = {device for sharding in shardings for device in sharding.addressable_devices}
         return [_devices.short_name(device) for device in sorted(found, key=lambda device: device.id)]
 
     def bytes_per_device(self) -> dict[str, int]:
-        """How much a device holds and needs; of variables, the device that holds most."""
-        held: dict[Any, int] = {}
+        """Returns the memory of a device that the step needs; of variables, that of the device that holds most."""
+        held: dict[jax.Device, int] = {}
         for variable in self._level.variables.values():
             for leaf in frames.frame().fetch(variable):
                 raw = jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
@@ -233,19 +244,19 @@ class _Program:
         return found
 
     def flops(self) -> float | None:
-        """How many floating point operations a device does in a step, as XLA counts them; None where it does not."""
-        costs = self._compiled.cost_analysis() or {}
+        """Returns the floating-point operations of a device in a step, as XLA counts them; None where it does not."""
+        costs: dict[str, float] = self._compiled.cost_analysis() or {}
         return costs.get("flops")
 
 
 class _Feed:
     """The arguments of each call: with the same element again and again, or with a fresh one."""
 
-    def __init__(self, strategy: Any, batch: Any):
-        self._dataset: Any = None  # started anew at its end
-        self._iterator: Any = None
-        self._given: Any = None  # arguments with the iterator among them, from which the step takes elements itself
-        self._taken: list[Any] | None = None  # elements of the user's own iterator, which go back to it
+    def __init__(self, strategy: Strategy, batch: Tree):
+        self._dataset: DistributedDataset | _data.Dataset | None = None  # started anew at its end
+        self._iterator: ElementIterator | None = None
+        self._given: tuple[Tree, ...] | None = None  # arguments with an iterator, from which the step takes elements
+        self._taken: list[Tree] | None = None  # elements of the user's own iterator, which go back to it
         if isinstance(batch, _data.Dataset):
             batch = strategy.experimental_distribute_dataset(batch)
         iterators = [x for x in batch if isinstance(x, ElementIterator)] if isinstance(batch, tuple) else []
@@ -259,37 +270,39 @@ class _Feed:
 
     @property
     def gives(self) -> int:
-        """How many elements a call takes itself."""
+        """The number of elements that a call takes itself."""
         return int(self._given is not None)
 
     @property
     def moves(self) -> bool:
-        """Whether there are fresh elements."""
+        """True if there are fresh elements."""
         return self._iterator is not None
 
-    def again(self) -> tuple[Any, ...]:
-        """The arguments with the first element."""
+    def again(self) -> tuple[Tree, ...]:
+        """Returns the arguments with the first element."""
         return self._arguments(self._first)
 
-    def fresh(self) -> tuple[Any, ...]:
-        """Those with the next element that is like the first one."""
+    def fresh(self) -> tuple[Tree, ...]:
+        """Returns the arguments with the next element of the first one's shapes."""
         element = self._pulled()
         while Call((element,), {}).key != self._key:  # the last batch of an epoch, of another size
             element = self._pulled()
         return self._arguments(element)
 
     def unused(self) -> None:
-        """The arguments were not passed to a call: what one would have taken from the iterator is still in it."""
-        if self._given is not None:
+        """Takes the pushed-back element out of the iterator, after arguments that were passed to no call."""
+        if self._given is not None and self._iterator is not None:
             self._iterator._pull()
 
-    def _arguments(self, element: Any) -> tuple[Any, ...]:
-        if self._given is not None:
+    def _arguments(self, element: Tree) -> tuple[Tree, ...]:
+        if self._given is not None and self._iterator is not None:
             self._iterator._push_back(element)
             return self._given
         return element if isinstance(element, tuple) else (element,)
 
-    def _pulled(self) -> Any:
+    def _pulled(self) -> Tree:
+        assert self._iterator is not None
+        element: Tree
         try:
             element = self._iterator._pull()
         except StopIteration:
@@ -299,9 +312,9 @@ class _Feed:
                     "end, or fewer `rounds` and `steps`."
                 ) from None
             self._end()
-            self._iterator = iter(self._dataset)
+            self._iterator = iterator = iter(self._dataset)
             try:
-                element = self._iterator._pull()
+                element = iterator._pull()
             except StopIteration:
                 raise ValueError("The dataset of a benchmark has no elements.") from None
         if self._taken is not None:
@@ -309,8 +322,9 @@ class _Feed:
         return element
 
     def close(self) -> None:
-        """Gives back what was taken."""
-        for element in reversed(self._taken or ()):
+        """Gives the elements back to the user's iterator."""
+        for element in reversed(self._taken or []):
+            assert self._iterator is not None
             self._iterator._push_back(element)
         if self._dataset is not None:
             self._end()
@@ -320,8 +334,8 @@ class _Feed:
             self._iterator.close()
 
 
-def _page_faults() -> Any:
-    """How many pages this process was given so far; None where the system does not tell."""
+def _page_faults() -> int | None:
+    """Returns the number of page faults of this process so far; None where the system does not count them."""
     try:
         import resource
     except ImportError:  # Windows

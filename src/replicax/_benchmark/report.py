@@ -69,7 +69,7 @@ class Benchmark:
     def __str__(self) -> str:
         return str(Benchmarks((self,)))
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> object:
         return Benchmarks((self,)).__rich__()
 
 
@@ -139,7 +139,7 @@ class Benchmarks:
         ]
         return "\n".join([self._title(), *lines, *self._notes()])
 
-    def __rich__(self) -> Any:
+    def __rich__(self) -> object:
         table = importlib.import_module("rich.table").Table(
             title=self._title(), caption="\n".join(self._notes()), min_width=40
         )

@@ -32,7 +32,8 @@ _Value = jax.Array | _Rows
 def alone(closed: AnyJaxpr) -> jex.ClosedJaxpr:
     """Returns the program of a level, in which each replica is alone."""
     types = [kind_of(var) for var in opened(closed)[0].invars]
-    return jax.make_jaxpr(lambda *args: _plain(_Alone().run(closed, args)))(*types)
+    program: jex.ClosedJaxpr = jax.make_jaxpr(lambda *args: _plain(_Alone().run(closed, args)))(*types)
+    return program
 
 
 def _plain(values: Sequence[_Value]) -> list[jax.Array]:
@@ -59,7 +60,7 @@ class _Alone(Interpreter[_Value]):
 
 
 def _communicates(eqn: jex.JaxprEqn) -> bool:
-    """Returns whether there is communication in the programs in an equation, or replicas in them."""
+    """Returns True if the programs in an equation communicate, or have replicas in them."""
     return any(one.primitive.name in COLLECTIVES or _is_mapped(one) for one in equations_in(eqn))
 
 
