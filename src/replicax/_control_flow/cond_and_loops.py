@@ -1,9 +1,9 @@
 """Branches and loops on tensors as parts of the program that is being traced: their Python code runs once.
 
 JAX's own are functions of arrays. Here a branch or the body of a loop is Python code that may also read and assign
-variables, and what it returns may hold numbers and other objects. So each is first traced by itself, which tells what
-it returns and which variables it touches (see `traced_block`); then `lax.cond`, `lax.while_loop` or `lax.scan` runs
-what was traced, with the variables' values among its operands and results.
+variables, and return numbers and other objects. So each is first traced by itself, which tells the structure of its
+results and the variables that it reads and writes (see `traced_block`); then `lax.cond`, `lax.while_loop` or `lax.scan`
+runs its jaxpr, with the variables' values among the operands and results.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from replicax._base.types import Leaf, Tree
 from replicax._control_flow import reversible_while
 from replicax._control_flow.traced_block import (
     Block,
+    Leaves,
+    Pulled,
     Tensor,
     Undefined,
     UndefinedReturnValue,
@@ -33,8 +36,8 @@ from replicax._tracing.autograph_switch import where
 
 
 class _Guessing(threading.local):
-    def __init__(self):
-        self.undefined: list[Undefined] = []  # those that a loop will define, whose types are not known yet
+    def __init__(self) -> None:
+        self.undefined: list[Undefined] = []  # those that a loop will define, the types of which are not known yet
 
 
 _guessing = _Guessing()
@@ -44,9 +47,9 @@ _guessing = _Guessing()
 
 
 def cond(
-    pred: Any, body: Callable[[], Sequence[Any]], orelse: Callable[[], Sequence[Any]], names: Sequence[str]
-) -> list[Any]:
-    """What `body()` returns where `pred`, a scalar tensor, holds, and what `orelse()` returns where it does not.
+    pred: jax.Array, body: Callable[[], Sequence[Tree]], orelse: Callable[[], Sequence[Tree]], names: Sequence[str]
+) -> list[Tree]:
+    """Returns the values of `body()` where the scalar `pred` is True, and those of `orelse()` where it is False.
 
     Args:
         body, orelse: return a value for each of the names. Where both return one and the same number or object, it
@@ -63,8 +66,8 @@ def cond(
     state, written = state_of(*blocks)
     chosen = [leaf for _, leaves in merged for leaf in leaves if isinstance(leaf, _Chosen)]
 
-    def branch(which: int) -> Callable[[Any], Any]:
-        def run(state: Any) -> Any:
+    def branch(which: int) -> Callable[[Leaves], tuple[list[jax.Array], Leaves]]:
+        def run(state: Leaves) -> tuple[list[jax.Array], Leaves]:
             arrays, after = blocks[which].run((), state)
             return [leaf.of(which, arrays) for leaf in chosen], {key: after[key] for key in written}
 
@@ -80,17 +83,21 @@ def cond(
 
 
 class _Chosen:
-    """A tensor that comes from either branch; from one that does not define it as zeros, which nobody reads."""
+    """A tensor that comes from either branch; a branch that does not define it returns zeros, which nobody reads."""
 
     def __init__(self, parts: tuple[Tensor | None, Tensor | None]):
         self.parts = parts
 
-    def of(self, which: int, arrays: Sequence[Any]) -> Any:
-        part = self.parts[which]
-        return arrays[part.place] if part is not None else _zeros(self.parts[1 - which])
+    def of(self, which: int, arrays: Sequence[jax.Array]) -> jax.Array:
+        """Returns the tensor from the arrays of one branch."""
+        part, other = self.parts[which], self.parts[1 - which]
+        if part is not None:
+            return arrays[part.place]
+        assert other is not None
+        return _zeros(other)
 
 
-def _zeros(like: Any) -> Any:
+def _zeros(like: Tensor) -> jax.Array:
     if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jnp.broadcast_to(jax.random.key(0), like.shape)
     return jnp.zeros(like.shape, like.dtype)
@@ -99,8 +106,8 @@ def _zeros(like: Any) -> Any:
 _BRANCHES = "main", "else"
 
 
-def _merged(mine: Value, theirs: Value) -> tuple[Any, list[Any]]:
-    """The tree of a value that comes from either branch, and its leaves: `_Chosen` tensors and other objects."""
+def _merged(mine: Value, theirs: Value) -> tuple[Any, list[Leaf]]:
+    """Returns the structure of a value that comes from either branch, and its leaves: `_Chosen` and other objects."""
     name, pair = mine.name, (mine, theirs)
     for which, value in enumerate(pair):
         lone, other = value.lone(), pair[1 - which]
@@ -124,7 +131,7 @@ def _merged(mine: Value, theirs: Value) -> tuple[Any, list[Any]]:
     return mine.tree, [_merged_leaf(name, a, b) for a, b in zip(mine.leaves, theirs.leaves)]
 
 
-def _merged_leaf(name: str, a: Any, b: Any) -> Any:
+def _merged_leaf(name: str, a: Leaf, b: Leaf) -> Leaf:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if a.is_constant_like(b):
             return a.given
@@ -143,23 +150,23 @@ def _merged_leaf(name: str, a: Any, b: Any) -> Any:
     )
 
 
-def _same_object(a: Any, b: Any) -> bool:
+def _same_object(a: object, b: object) -> bool:
     if type(a) is not type(b):
         return False
     return a is b or isinstance(a, (Undefined, UndefinedReturnValue)) or (isinstance(a, (str, bytes)) and a == b)
 
 
-def _described(leaf: Any) -> str:
+def _described(leaf: object) -> str:
     return f"a tensor of {leaf.dtype}" if isinstance(leaf, Tensor) else repr(leaf)
 
 
-# What is computed again for its gradient.
+# Rematerialization.
 
 
-def recomputed(f: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Any:
-    """What `f(*args, **kwargs)` returns; its gradient computes what `f` computes again. Eagerly, a call and no more.
+def recomputed(f: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
+    """Calls `f` so that its gradient computes intermediate values again. Eagerly, this is a plain call.
 
-    Each call traces `f` anew: `jax.checkpoint` keeps what it traced, the values of variables that were read included.
+    Each call traces `f` anew: `jax.checkpoint` would keep the jaxpr, with the values of variables that `f` reads.
     """
     if not frames.is_tracing():
         return f(*args, **kwargs)
@@ -168,7 +175,7 @@ def recomputed(f: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_whole)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
 
-    def code(*tracers: Any) -> tuple[Any]:
+    def code(*tracers: jax.Array) -> tuple[Tree]:
         given = dict(zip(places, tracers))
         own_args, own_kwargs = jax.tree.unflatten(tree, [given.get(i, leaf) for i, leaf in enumerate(leaves)])
         return (f(*own_args, **own_kwargs),)
@@ -177,7 +184,7 @@ def recomputed(f: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
     block = Block(("the result",), code, arrays)
     state, written = state_of(block)
 
-    def run(arrays: Any, state: Any) -> Any:
+    def run(arrays: list[jax.Array], state: Leaves) -> tuple[list[jax.Array], Leaves]:
         results, after = block.run(arrays, state)
         return results, {key: after[key] for key in written}
 
@@ -186,7 +193,7 @@ def recomputed(f: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> An
     return block.values[0].rebuilt(results)
 
 
-def _is_whole(leaf: Any) -> bool:
+def _is_whole(leaf: Tree) -> bool:
     return leaf is None or active_tapes.is_variable(leaf)
 
 
@@ -194,12 +201,12 @@ def _is_whole(leaf: Any) -> bool:
 
 
 def while_loop(
-    test: Callable[[list[Any]], Any],
-    body: Callable[[list[Any]], Sequence[Any]],
-    init: Sequence[Any],
+    test: Callable[[list[Tree]], Leaf],
+    body: Callable[[list[Tree]], Sequence[Tree]],
+    init: Sequence[Tree],
     names: Sequence[str],
-) -> list[Any]:
-    """The values after `body(values)` has been repeated for as long as `test(values)` holds.
+) -> list[Tree]:
+    """Repeats `values = body(values)` for as long as `test(values)` is True, and returns the values.
 
     Values that are undefined or None before the loop are zeros if it never runs.
 
@@ -209,7 +216,7 @@ def while_loop(
     """
     before, arrays, block = _loop_body(names, init, body)
 
-    def tested(*tracers: Any) -> Any:
+    def tested(*tracers: jax.Array) -> tuple[jax.Array]:
         held = test(_rebuilt(before, tracers))
         if jnp.shape(held) != ():
             raise ValueError(f"{where()}the condition of a loop must be a scalar, got a tensor of {jnp.shape(held)}.")
@@ -220,11 +227,11 @@ def while_loop(
         raise RuntimeError(f"{where()}the condition of a loop on tensors assigns a variable; assign it in the loop.")
     state, written = state_of(condition, block)
 
-    def running(operands: Any, carry: Any) -> Any:
+    def running(operands: Tree, carry: Tree) -> jax.Array:
         (consts, _, unchanging), (values, changing) = operands, carry
         return condition.run(values, {**unchanging, **changing}, consts=consts)[0][0]
 
-    def step(operands: Any, carry: Any) -> Any:
+    def step(operands: Tree, carry: Tree) -> Tree:
         (_, consts, unchanging), (values, changing) = operands, carry
         values, after = block.run(values, {**unchanging, **changing}, consts=consts)
         return values, {key: after[key] for key in written}
@@ -238,20 +245,20 @@ def while_loop(
 
 
 def scan(
-    body: Callable[[list[Any], Any], Sequence[Any]], init: Sequence[Any], xs: jax.Array, names: Sequence[str]
-) -> list[Any]:
-    """The values after `body(values, x)` for each `x` of an array, in order.
+    body: Callable[[list[Tree], jax.Array], Sequence[Tree]], init: Sequence[Tree], xs: jax.Array, names: Sequence[str]
+) -> list[Tree]:
+    """Computes `values = body(values, x)` for each row `x` of an array, in order, and returns the values.
 
-    Each `next(iterator)` in the body is pulled as often as the loop runs, before the program does.
+    For each `next(iterator)` in the body, the elements of all iterations are pulled before the program runs.
 
-    Raises: as `while_loop` does.
+    Raises the errors of `while_loop`.
     """
-    pulled: list[tuple[Any, Any]] = []
+    pulled: list[Pulled] = []
     before, arrays, block = _loop_body(names, init, body, xs[0], pulled)
     state, written = state_of(block)
     elements = _all_elements(block, len(xs))
 
-    def step(carry: Any, sliced: Any) -> Any:
+    def step(carry: Tree, sliced: Tree) -> tuple[Tree, None]:
         (values, changing), (x, own) = carry, sliced
         values, after = block.run([*values, x], {**state, **changing}, own)
         return (values, {key: after[key] for key in written}), None
@@ -261,8 +268,8 @@ def scan(
     return _rebuilt(before, arrays)
 
 
-def _all_elements(block: Block, count: int) -> list[list[Any]]:
-    """What a loop of so many iterations pulls: for each `next(iterator)` in its body, stacked over the iterations."""
+def _all_elements(block: Block, count: int) -> list[list[jax.Array]]:
+    """Pulls the elements of all iterations; for each `next(iterator)` in the body, returns them stacked."""
     if not block.slots:
         return []
     assert block.pulled is not None
@@ -276,27 +283,28 @@ def _all_elements(block: Block, count: int) -> list[list[Any]]:
     return [[jnp.stack(column) for column in zip(*element)] for element in zip(*rounds)]
 
 
-def _rebuilt(values: Sequence[Value], arrays: Sequence[Any]) -> list[Any]:
+def _rebuilt(values: Sequence[Value], arrays: Sequence[jax.Array]) -> list[Tree]:
     return [value.rebuilt(arrays) for value in values]
 
 
 def _loop_body(
     names: Sequence[str],
-    init: Sequence[Any],
-    body: Callable[..., Sequence[Any]],
-    x: Any = None,
-    pulled: list[tuple[Any, Any]] | None = None,
-) -> tuple[list[Value], list[Any], Block]:
-    """The values before a loop, their arrays, and its body.
+    init: Sequence[Tree],
+    body: Callable[..., Sequence[Tree]],
+    x: jax.Array | None = None,
+    pulled: list[Pulled] | None = None,
+) -> tuple[list[Value], list[jax.Array], Block]:
+    """Returns the values before a loop, their arrays, and its body.
 
-    What the loop is the first to define has no type before. It is found by tracing the body once more.
+    A value that is undefined or None before the loop gets the type that it has after an iteration: the body is traced
+    once more, with zeros in its place.
     """
     rest = () if x is None else (x,)
 
-    def traced() -> tuple[list[Value], list[Any], Block]:
+    def traced(init: Sequence[Tree]) -> tuple[list[Value], list[jax.Array], Block]:
         before, arrays = flattened(names, init)
 
-        def code(*tracers: Any) -> Sequence[Any]:
+        def code(*tracers: jax.Array) -> Sequence[Tree]:
             return body(_rebuilt(before, tracers), *tracers[len(arrays) :])
 
         return before, arrays, Block(names, code, [*arrays, *rest], pulled)
@@ -304,7 +312,7 @@ def _loop_body(
     missing = [value for value in init if isinstance(value, Undefined)]
     _guessing.undefined += missing
     try:
-        before, arrays, block = traced()
+        before, arrays, block = traced(init)
     except UnboundLocalError as error:
         unread = next((value.symbol_name for value in missing if f"'{value.symbol_name}'" in str(error)), None)
         if unread is None:
@@ -314,28 +322,25 @@ def _loop_body(
         ) from error
     finally:
         del _guessing.undefined[len(_guessing.undefined) - len(missing) :]
-    init = list(init)
-    guessed = False
-    for i, (old, new) in enumerate(zip(before, block.values)):
-        lone = old.lone()
-        if (lone is None or isinstance(lone, (Undefined, UndefinedReturnValue))) and not isinstance(
-            new.lone(), type(lone)
-        ):
-            init[i] = jax.tree.unflatten(
-                new.tree, [_zeros(leaf) if isinstance(leaf, Tensor) else leaf for leaf in new.leaves]
-            )
-            guessed = True
-        elif old.tree == new.tree and any(a is None and isinstance(b, Tensor) for a, b in zip(old.leaves, new.leaves)):
-            leaves = jax.tree.leaves(init[i], is_leaf=lambda x: x is None)  # such as a TensorArray not written to
-            init[i] = jax.tree.unflatten(
-                new.tree, [_zeros(b) if a is None and isinstance(b, Tensor) else a for a, b in zip(leaves, new.leaves)]
-            )
-            guessed = True
-    if guessed:
-        before, arrays, block = traced()
+    typed = [_with_types(*each) for each in zip(init, before, block.values)]
+    if any(new is not old for new, old in zip(typed, init)):
+        before, arrays, block = traced(typed)
     for old, new in zip(before, block.values):
         _check_invariant(old, new)
     return before, arrays, block
+
+
+def _with_types(value: Tree, old: Value, new: Value) -> Tree:
+    """Returns a value before a loop, with zeros for what is undefined or None and a tensor after an iteration."""
+    lone = old.lone()
+    undefined = lone is None or isinstance(lone, (Undefined, UndefinedReturnValue))
+    if undefined and not isinstance(new.lone(), type(lone)):
+        return jax.tree.unflatten(new.tree, [_zeros(leaf) if isinstance(leaf, Tensor) else leaf for leaf in new.leaves])
+    if old.tree != new.tree or not any(a is None and isinstance(b, Tensor) for a, b in zip(old.leaves, new.leaves)):
+        return value
+    leaves = jax.tree.leaves(value, is_leaf=lambda x: x is None)  # such as those of a TensorArray not written to
+    pairs = zip(leaves, new.leaves)
+    return jax.tree.unflatten(new.tree, [_zeros(b) if a is None and isinstance(b, Tensor) else a for a, b in pairs])
 
 
 def _check_invariant(old: Value, new: Value) -> None:

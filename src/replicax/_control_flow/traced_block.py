@@ -6,17 +6,22 @@ variables, for which it is traced on a level of its own (see `_tracing.frames`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn, TypeAlias
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 
 from replicax._base import array_conversion
+from replicax._base.types import Leaf, Tree
 from replicax._tracing import active_tapes, dataset_reads, frames
+
+Leaves: TypeAlias = dict[int, list[jax.Array]]  # the leaves of variables, by the variables' id
+Pulled: TypeAlias = tuple[Iterator[Tree], Tree]  # an iterator and an element of it
 
 
 class Undefined:
@@ -28,8 +33,8 @@ class Undefined:
     def __init__(self, symbol_name: str):
         self.symbol_name = symbol_name
 
-    def read(self) -> Any:
-        """What happens where the variable is read."""
+    def read(self) -> NoReturn:
+        """Raises `UnboundLocalError`, as a read of the variable does."""
         raise UnboundLocalError(f"'{self.symbol_name}' is used before assignment")
 
 
@@ -38,25 +43,25 @@ class UndefinedReturnValue:
 
 
 class DynamicRange:
-    """Numbers from `start` to before `limit` of which only the program knows how many they are; to loop over."""
+    """A range whose length only the program knows; to loop over."""
 
-    def __init__(self, start: Any, limit: Any, delta: Any = 1, dtype: Any = None):
+    def __init__(self, start: ArrayLike, limit: ArrayLike, delta: ArrayLike = 1, dtype: DTypeLike | None = None):
         self.dtype = jnp.result_type(start, limit, delta) if dtype is None else dtype
         self.start, self.limit, self.delta = (jnp.asarray(x, self.dtype) for x in (start, limit, delta))
 
     def __jax_array__(self) -> jax.Array:
-        return jnp.arange(self.start, self.limit, self.delta)  # JAX says that this cannot be
+        return jnp.arange(self.start, self.limit, self.delta)  # JAX's error says that a length must be known
 
     def __len__(self) -> int:
-        return int(self.size())  # and that this cannot
+        return int(self.size())  # as does this
 
     def size(self) -> jax.Array:
-        """How many numbers there are."""
+        """Returns the number of elements."""
         steps = jnp.ceil((self.limit - self.start) / self.delta)
         return jnp.maximum(steps, 0).astype(jnp.int32)
 
 
-def _operated(name: str) -> Callable[..., Any]:
+def _operated(name: str) -> Callable[..., jax.Array]:
     return lambda self, *others: getattr(self.__jax_array__(), name)(*others)
 
 
@@ -69,16 +74,21 @@ for _name in _OPERATORS.split():
 
 
 class Tensor:
-    """Stands for a tensor among the leaves of a value. `given`: the number or variable that it was made of."""
+    """Stands for a tensor among the leaves of a value.
+
+    Attributes:
+        place: the index of its array.
+        given: the number or variable that it was made of; None for an array.
+    """
 
     __slots__ = ("place", "shape", "dtype", "given")
 
-    def __init__(self, place: int, array: Any, given: Any):
+    def __init__(self, place: int, array: jax.Array, given: Leaf):
         self.place, self.shape, self.dtype = place, array.shape, array.dtype
         self.given = None if isinstance(given, jax.Array) else given
 
     def is_constant_like(self, other: Tensor) -> bool:
-        """Whether both were made of the same Python number or of one variable."""
+        """Returns True if both were made of the same Python number or of one variable."""
         if self.given is None or type(self.given) is not type(other.given):
             return False
         return self.given is other.given or (
@@ -87,11 +97,11 @@ class Tensor:
 
 
 class Value:
-    """What a Python variable holds: a tree of leaves, each a `Tensor` or any other object."""
+    """The value of a Python variable: a pytree, each leaf of which is a `Tensor` or any other object."""
 
     __slots__ = ("name", "tree", "leaves")
 
-    def __init__(self, name: str, value: Any, arrays: list[Any]):
+    def __init__(self, name: str, value: Tree, arrays: list[jax.Array]):
         self.name = name
         self.tree: Any
         self.leaves, self.tree = jax.tree.flatten(value, is_leaf=lambda x: x is None or active_tapes.is_variable(x))
@@ -101,11 +111,12 @@ class Value:
                 self.leaves[i] = Tensor(len(arrays), array, leaf)
                 arrays.append(array)
 
-    def lone(self) -> Any:
-        """The leaf, where the value is but one that is no tensor."""
+    def lone(self) -> Leaf:
+        """Returns the value where it is a single leaf."""
         return self.leaves[0] if len(self.leaves) == 1 and self.tree == _LEAF else _NOTHING
 
-    def rebuilt(self, arrays: Sequence[Any]) -> Any:
+    def rebuilt(self, arrays: Sequence[jax.Array]) -> Tree:
+        """Returns the value with these arrays in place of its tensors."""
         leaves = [arrays[leaf.place] if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         return jax.tree.unflatten(self.tree, leaves)
 
@@ -114,8 +125,8 @@ _LEAF = jax.tree.structure(0)
 _NOTHING = object()
 
 
-def _as_tensor(leaf: Any) -> Any:
-    """A number, an array or a variable as an array of a dtype of its own; None for anything else."""
+def _as_tensor(leaf: Leaf) -> jax.Array | None:
+    """Returns a number, an array or a variable as an array that is not weakly typed; None for anything else."""
     if active_tapes.is_variable(leaf):
         leaf = leaf.read_value()
     if isinstance(leaf, (bool, int, float, complex)):
@@ -124,17 +135,18 @@ def _as_tensor(leaf: Any) -> Any:
         leaf = array_conversion.as_array(leaf)
     if not isinstance(leaf, jax.Array):
         return None
-    return lax.convert_element_type(leaf, leaf.dtype) if leaf.aval.weak_type else leaf
+    return strong(leaf)
 
 
-def flattened(names: Sequence[str], values: Sequence[Any]) -> tuple[list[Value], list[Any]]:
-    arrays: list[Any] = []
+def flattened(names: Sequence[str], values: Sequence[Tree]) -> tuple[list[Value], list[jax.Array]]:
+    """Returns these values with their names, and the arrays of all their tensors."""
+    arrays: list[jax.Array] = []
     return [Value(name, value, arrays) for name, value in zip(names, values)], arrays
 
 
 @jax.custom_jvp
-def _share(x: Any) -> Any:
-    """Zeros, with the gradient of `x`."""
+def _share(x: jax.Array) -> jax.Array:
+    """Returns zeros with the gradient of `x`."""
     return jnp.zeros_like(x)
 
 
@@ -142,20 +154,20 @@ _share.defjvp(lambda primals, tangents: (_share(*primals), *tangents))
 
 
 class _BlockFrame(frames.TraceFrame):
-    """The level of a block.
+    """The frame of a block.
 
-    Under a tape around it, each read of a variable in it is a read of its own, as elsewhere: the gradient goes to the
-    variable, not through what was assigned to it. So what is read has the value's gradient taken away, and that of a
-    share added, which is an input of the block.
+    Under a tape around the block, each read of a variable in it counts by itself, as elsewhere: the gradient goes to
+    the variable, not through the values assigned to it. So the gradient of the value is stopped, and that of a *share*
+    is added, zeros that are an input of the block.
     """
 
     def __init__(self, outer: frames.Frame):
         super().__init__(outer.local, outer.mesh)
         self.shares: dict[int, list[int]] = {}  # slots, of each variable's leaves that have gradients
-        self._tracers: dict[int, list[Any]] = {}
+        self._tracers: dict[int, list[jax.Array]] = {}
         self._before = {id(tape) for tape in active_tapes.entered()}
 
-    def read(self, variable: Any) -> list[Any]:
+    def read(self, variable: frames.State) -> list[jax.Array]:
         key, leaves = id(variable), super().read(variable)
         if not any(id(tape) in self._before for tape in active_tapes.followers(variable)):
             return leaves
@@ -169,32 +181,32 @@ class _BlockFrame(frames.TraceFrame):
             return [lax.stop_gradient(leaf) + next(shares) if _is_inexact(leaf) else leaf for leaf in leaves]
 
     def forget(self) -> None:
-        """Lets go of what was traced."""
+        """Drops the references to tracers."""
         self.values.clear()
         self.shared.clear()
         self._tracers.clear()
 
 
-def _is_inexact(leaf: Any) -> bool:
+def _is_inexact(leaf: jax.Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 class Block:
-    """Python code traced by itself: its jaxpr, what it returns, and the level that knows which variables it touched.
+    """Python code traced by itself: its jaxpr, the values it returns, and the frame with the variables it used.
 
     Args:
-        code: gets tracers, returns one value for each of the names.
+        code: takes tracers, returns one value for each of the names.
         inputs: arrays of the tracers' types.
-        pulled: what `next(iterator)` gives in the code, one after another: the iterators and their elements. It grows
-            where more is asked for. None: there can be no `next(iterator)` in the code.
+        pulled: the iterators and elements of each `next(iterator)` in the code, in order; new ones are appended. None:
+            there can be no `next(iterator)` in the code.
     """
 
     def __init__(
         self,
         names: Sequence[str],
-        code: Callable[..., Sequence[Any]],
-        inputs: Sequence[Any] = (),
-        pulled: list[tuple[Any, Any]] | None = None,
+        code: Callable[..., Sequence[Tree]],
+        inputs: Sequence[jax.Array] = (),
+        pulled: list[Pulled] | None = None,
     ):
         outer = frames.frame()
         self.level = level = _BlockFrame(outer)
@@ -202,7 +214,7 @@ class Block:
         self.slots: list[list[int]] = []  # of the leaves of each element
         outer_lift = dataset_reads.lifts.stack[-1] if dataset_reads.lifts.stack else None
 
-        def lift(iterator: Any) -> Any:
+        def lift(iterator: Iterator[Tree]) -> Tree:
             if frames.frame() is not level or outer_lift is None or level.local:
                 return NotImplemented
             if pulled is None:
@@ -213,7 +225,7 @@ class Block:
             self.slots.append([])
             return dataset_reads.as_inputs(pulled[len(self.slots) - 1][1], level, self.slots[-1])
 
-        def traced(*tracers: Any) -> list[Any]:
+        def traced(*tracers: jax.Array) -> list[jax.Array]:
             level.trace = frames.untaped_trace()
             with frames.entered(level):
                 self.values, arrays = flattened(names, code(*tracers))
@@ -233,14 +245,18 @@ class Block:
 
     def run(
         self,
-        inputs: Sequence[Any],
-        state: dict[int, list[Any]],
-        elements: Sequence[Sequence[Any]] = (),
-        consts: Sequence[Any] | None = None,
-    ) -> tuple[list[Any], dict[int, list[Any]]]:
-        """The arrays that it returns and the state after it, which is the leaves of variables by their id.
+        inputs: Sequence[jax.Array],
+        state: Leaves,
+        elements: Sequence[Sequence[jax.Array]] = (),
+        consts: Sequence[jax.Array] | None = None,
+    ) -> tuple[list[jax.Array], Leaves]:
+        """Returns the arrays of the code's results and the state after it.
 
-        `consts` stand for what the code closes over, where that is to be an operand as well.
+        Args:
+            inputs: the arrays that the code takes.
+            state: of `state_of`.
+            elements: the arrays of the elements that the code pulls.
+            consts: in place of the jaxpr's own, which the code closes over.
         """
         supplied = {slot: state[key][i] for key, slots in self.level.inputs.items() for i, slot in enumerate(slots)}
         for key, slots in self.level.shares.items():
@@ -253,32 +269,34 @@ class Block:
         return results[: self.count], {**state, **{k: [next(rest) for _ in range(n)] for k, n in self.sizes.items()}}
 
 
-def pulled_outside(lift: Callable[[Any], Any], iterator: Any) -> Any:
+def pulled_outside(lift: Callable[[Iterator[Tree]], Tree], iterator: Iterator[Tree]) -> Tree:
+    """Pulls an element as an input of the trace outside; raises `DrivenFromHost` where it cannot be one."""
     element = lift(iterator)
     if element is NotImplemented:
         raise dataset_reads.DrivenFromHost
     return element
 
 
-def strong(array: Any) -> Any:
+def strong(array: ArrayLike) -> jax.Array:
+    """Returns an array that is not weakly typed."""
     array = jnp.asarray(array)
     return lax.convert_element_type(array, array.dtype) if array.aval.weak_type else array
 
 
 def _shares_of(key: int) -> int:
-    """Where the shares of a variable stand among the leaves of variables."""
+    """Returns the key of the shares of a variable in a state."""
     return -key
 
 
-def state_of(*blocks: Block) -> tuple[dict[int, list[Any]], dict[int, Any]]:
-    """The current leaves of all variables that the blocks touch, and the variables that they assign."""
-    state: dict[int, list[Any]] = {}
-    written: dict[int, Any] = {}
+def state_of(*blocks: Block) -> tuple[Leaves, dict[int, frames.State]]:
+    """Returns the current leaves of all variables that the blocks use, and the variables that they assign."""
+    state: Leaves = {}
+    written: dict[int, frames.State] = {}
     frame = frames.frame()
     for block in blocks:
         for key, variable in block.level.variables.items():
             leaves = frame.read(variable)
-            # Tapes around see what is read inside as read here.
+            # For tapes around, a read inside is a read here.
             seen = key in block.level.inputs or key in block.level.shares
             state[key] = active_tapes.on_read(variable, leaves) if seen else state.get(key, list(leaves))
             if key in block.level.shares:
@@ -287,6 +305,7 @@ def state_of(*blocks: Block) -> tuple[dict[int, list[Any]], dict[int, Any]]:
     return {key: [strong(leaf) for leaf in leaves] for key, leaves in state.items()}, written
 
 
-def write(written: dict[int, Any], state: dict[int, list[Any]]) -> None:
+def write(written: dict[int, frames.State], state: Leaves) -> None:
+    """Assigns the leaves of a state to variables."""
     for key, variable in written.items():
         frames.frame().write(variable, state[key])
