@@ -242,8 +242,8 @@ def test_wrong_arguments_are_named():
             lambda: strategy.distribute_datasets_from_function(dataset_fn, options=5),
             "`options` is an `InputOptions` or None, got 5 of type int",
         ),
-        (lambda: strategy.gather(value, axis=None), "`axis` is the number of a dimension, an int, got None"),
-        (lambda: strategy.run(gathered, args=(value,)), "`axis` is the number of a dimension, an int, got 'x'"),
+        (lambda: strategy.gather(value, axis=None), "`axis` is an int, got None"),
+        (lambda: strategy.run(gathered, args=(value,)), "`axis` is an int, got 'x'"),
         (
             lambda: strategy.reduce("SUM", value, axis=[0, 1]),
             r"`axis` is None, an int or a tuple of ints, got \[0, 1\] of type list",

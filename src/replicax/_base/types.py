@@ -53,13 +53,6 @@ def as_reduce_op(reduce_op: object) -> ReduceOp:
     )
 
 
-def as_axis(axis: object) -> int:
-    """Returns `axis` as an int; raises `TypeError` if it is none."""
-    if isinstance(axis, bool) or not isinstance(axis, SupportsIndex):
-        raise TypeError(f"`axis` is the number of a dimension, an int, got {axis!r} of type {type(axis).__name__}.")
-    return operator.index(axis)
-
-
 def check_reduction_axis(axis: object) -> None:
     """Raises `TypeError` for what is not None, an int or a tuple of ints."""
     for one in axis if isinstance(axis, tuple) else () if axis is None else (axis,):
@@ -250,10 +243,6 @@ class CommunicationOptions:
         self.implementation = implementation
         self.reduction_dtype = reduction_dtype
 
-    def exact(self) -> CommunicationOptions:
-        """Returns the same options without `reduction_dtype`."""
-        return CommunicationOptions(self.bytes_per_pack, self.timeout_seconds, self.implementation)
-
     def __repr__(self) -> str:
         narrow = "" if self.reduction_dtype is None else f", reduction_dtype={self.reduction_dtype}"
         return (
@@ -264,6 +253,11 @@ class CommunicationOptions:
 
 # The name under which it prints, as TensorFlow's does.
 CommunicationOptions.__name__ = "Options"
+
+
+def exact(options: CommunicationOptions) -> CommunicationOptions:
+    """Returns the same options without `reduction_dtype`."""
+    return CommunicationOptions(options.bytes_per_pack, options.timeout_seconds, options.implementation)
 
 
 def as_options(options: object, default: _T) -> CommunicationOptions | _T:

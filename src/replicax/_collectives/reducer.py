@@ -25,7 +25,7 @@ import numpy as np
 from replicax._base import nest
 from replicax._base.array_conversion import as_array
 from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, VariableAggregation
+from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, VariableAggregation, exact
 from replicax._collectives import arithmetic, cross_device_ops, cross_process, in_flight
 from replicax._collectives.arithmetic import Reducible, check_numeric, first_component, gather_axis
 from replicax._collectives.cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps, is_variable
@@ -121,7 +121,7 @@ class Reducer:
         if not isinstance(value, PerReplica):
             return self._non_distributed(op, value)
         if traced_component(value) is not None:
-            return self.reduce_local(op, [traced_component(value)], self.options.exact())[0]
+            return self.reduce_local(op, [traced_component(value)], exact(self.options))[0]
         return self._leaf(op, value, None)
 
     # For replica contexts: in a compiled replica, and for eager ones that have met.
@@ -214,7 +214,7 @@ class Reducer:
         if len(together) < 2 or not isinstance(self.ops, AllReduceCrossDeviceOps):
             return [self._leaf(op, value, axis) for value in values]
         pairs = [(values[i], values[i]) for i in together]
-        totals = dict(zip(together, self.ops.batch_reduce(op, pairs, self.options.exact())))
+        totals = dict(zip(together, self.ops.batch_reduce(op, pairs, exact(self.options))))
         return [totals[i].values[0] if i in totals else self._leaf(op, value, axis) for i, value in enumerate(values)]
 
     def _takes_all_reduce(self, value: Leaf) -> bool:

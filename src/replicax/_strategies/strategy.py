@@ -13,8 +13,8 @@ from replicax._base.types import (
     ReduceOp,
     RunOptions,
     ValueContext,
-    as_axis,
     as_input_options,
+    as_integer,
     as_reduce_op,
     check_reduction_axis,
 )
@@ -166,7 +166,7 @@ class Strategy(OlderMethods):
             TypeError: components that are not floating or integer, or an axis that is no int.
         """
         context.require_cross_replica(self, _GATHER_NEEDED)
-        axis = as_axis(axis)
+        axis = as_integer("axis", axis)
         with self._own_scope():
             gathered = nest.map_structure(lambda leaf: self._extended._gather(leaf, axis), value)
         return _followed("gather", value, gathered)

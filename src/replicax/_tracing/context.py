@@ -16,7 +16,7 @@ import numpy as np
 from replicax._base import errors, nest, tracebacks
 from replicax._base.array_conversion import as_array
 from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.types import CommunicationOptions, ReduceOp, RunOptions, as_axis, as_options, as_reduce_op
+from replicax._base.types import CommunicationOptions, ReduceOp, RunOptions, as_integer, as_options, as_reduce_op
 from replicax._data import calls
 from replicax._tracing import autograph_switch
 from replicax._values import DistributedValues, is_array
@@ -152,7 +152,7 @@ class ReplicaContext:
             InvalidArgumentError: scalars, an axis out of range, or shapes or dtypes that do not fit.
             TypeError: a leaf is no array of a numeric type, or `axis` is no int.
         """
-        options, axis = as_options(options, self._options), as_axis(axis)
+        options, axis = as_options(options, self._options), as_integer("axis", axis)
         self._check_current()
         leaves = [_tensor(leaf, "all_gather", sparse=False) for leaf in nest.leaves(value)]
         results = iter(self._all_gather(leaves, axis, options) if leaves else [])
