@@ -112,7 +112,8 @@ class ExperimentalMultiWorkerMirroredStrategy(Strategy):
         options: CommunicationOptions | None,
         shard_optimizer_state: bool = False,
     ) -> None:
-        from replicax._cluster.environment import ClusterResolver, TFConfigClusterResolver
+        from replicax._cluster.environment import TFConfigClusterResolver
+        from replicax._cluster.resolver import ClusterResolver
 
         if resolver is None:
             resolver = TFConfigClusterResolver()
