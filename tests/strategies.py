@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -133,6 +133,55 @@ def over(
         processes: 1 for those of one process alone, where a replica may do something else than the others, and no
             other process waits for it.
     """
+    chosen = _that_have(plain, at_least, here, copies, logical, one_of_each, processes)
+
+    def mark(test: Callable[..., None]) -> Any:
+        counts = "n" in inspect.signature(test).parameters
+        values = [(kind.make, kind.replicas) if counts else kind.make for kind in chosen.values()]
+        return pytest.mark.parametrize("make, n" if counts else "make", values, ids=list(chosen))(test)
+
+    return mark
+
+
+def dealt(names: str, cases: Sequence[Any], *, ids: Callable[[Any], Any] = str, **facts: Any) -> Callable[..., Any]:
+    """Deals a test's own cases out among the strategies that `over(**facts)` has, and which `facts` describes.
+
+    Each case runs on one strategy and each strategy has some of the cases, for tests in which case and strategy have
+    nothing to do with each other: all pairs would take several times as long and prove the same.
+
+    Args:
+        names: of the test's parameters, as `pytest.mark.parametrize` has them.
+        cases: their values, tuples where there are several names.
+        ids: gives a value's part of the test's name.
+        **facts: what `over` takes.
+    """
+    count = len(names.split(","))
+    chosen = list(_that_have(**facts).items())
+    values, titles = [], []
+    for i in range(max(len(cases), len(chosen))):
+        title, kind = chosen[(i + i // len(chosen)) % len(chosen)]
+        case = cases[i % len(cases)] if count > 1 else (cases[i % len(cases)],)
+        values.append((kind.make, kind.replicas, *case))
+        titles.append("-".join([title, *(str(ids(value)) for value in case)]))
+
+    def mark(test: Callable[..., None]) -> Any:
+        counts = "n" in inspect.signature(test).parameters
+        given = values if counts else [(make, *case) for make, _, *case in values]
+        return pytest.mark.parametrize(f"make, n, {names}" if counts else f"make, {names}", given, ids=titles)(test)
+
+    return mark
+
+
+def _that_have(
+    plain: bool = False,
+    at_least: int = 1,
+    here: int = 1,
+    copies: bool = False,
+    logical: bool = True,
+    one_of_each: bool = False,
+    processes: int | None = None,
+) -> dict[str, Kind]:
+    """Returns the strategies that have what `over` asks for, by their names."""
 
     def fits(kind: Kind) -> bool:
         return (
@@ -145,14 +194,7 @@ def over(
             and processes in (None, WORKERS)
         )
 
-    chosen = {name: kind for name, kind in STRATEGIES.items() if fits(kind)}
-
-    def mark(test: Callable[..., None]) -> Any:
-        counts = "n" in inspect.signature(test).parameters
-        values = [(kind.make, kind.replicas) if counts else kind.make for kind in chosen.values()]
-        return pytest.mark.parametrize("make, n" if counts else "make", values, ids=list(chosen))(test)
-
-    return mark
+    return {name: kind for name, kind in STRATEGIES.items() if fits(kind)}
 
 
 def eager(program: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,6 +15,7 @@ from strategies import (
     carried,
     compiled,
     ctx,
+    dealt,
     each,
     few,
     local_ids,
@@ -49,9 +50,8 @@ def strategy_with(ops, n) -> rx.MirroredStrategy:
 # all_reduce
 
 
-@over()
+@dealt("op", few([SUM, MEAN, "sum", "Mean"]))
 @ways
-@pytest.mark.parametrize("op", few([SUM, MEAN, "sum", "Mean"]), ids=str)
 def test_all_reduce(make, n, way, op):
     """Fact 52."""
     strategy = make()
@@ -67,11 +67,13 @@ def test_all_reduce(make, n, way, op):
     assert each(strategy, result["b"][1][0], np.shape) == [(2, 0, 3)] * n
 
 
-@over(one_of_each=True)
-@ways
-@pytest.mark.parametrize(
-    "dtype", few([jnp.bfloat16, np.float16, np.float32, np.int8, np.int32, np.complex64, np.uint8])
+@dealt(
+    "dtype",
+    few([jnp.bfloat16, np.float16, np.float32, np.int8, np.int32, np.complex64, np.uint8]),
+    ids=lambda d: np.dtype(d).name,
+    one_of_each=True,
 )
+@ways
 def test_all_reduce_of_each_dtype(make, n, way, dtype):
     """Fact 52: the sum keeps the dtype, the mean of integers is floating point."""
     strategy = make()
@@ -208,9 +210,8 @@ def test_sparse_values_are_concatenated(make, n, way, op):
 # all_gather
 
 
-@over()
+@dealt("axis", few([0, 1, -1, -2]))
 @ways
-@pytest.mark.parametrize("axis", few([0, 1, -1, -2]))
 def test_all_gather(make, n, way, axis):
     """Fact 50."""
     strategy = make()
@@ -669,9 +670,8 @@ def test_one_replica_needs_no_packing():
     assert all_reduces(mirrored(1), [(3,)] * 4) <= 1
 
 
-@over(one_of_each=True)
+@dealt("bytes_per_pack", few([0, 1, 1 << 20, 8]), one_of_each=True)
 @ways
-@pytest.mark.parametrize("bytes_per_pack", few([0, 1, 1 << 20, 8]))
 def test_options_do_not_change_the_values(make, n, way, bytes_per_pack):
     """Facts 52, 96."""
     strategy = make()

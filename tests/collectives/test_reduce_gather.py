@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import collections
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from strategies import MEAN, SUM, ctx, few, local_ids, mirrored, one_device, over, parts, per_replica, several, ways
+from strategies import (
+    MEAN,
+    SUM,
+    ctx,
+    dealt,
+    few,
+    local_ids,
+    mirrored,
+    one_device,
+    over,
+    parts,
+    per_replica,
+    several,
+    ways,
+)
 
 import replicax as rx
 
@@ -27,9 +42,8 @@ def ragged(strategy, *shares):
     )
 
 
-@over(one_of_each=True)
+@dealt("axis", few([None, 0, 1, -1, -2, (0, 1), (), (1,), (-1, 0)]), one_of_each=True)
 @ways
-@pytest.mark.parametrize("axis", few([None, 0, 1, -1, -2, (0, 1), (), (1,), (-1, 0)]), ids=str)
 def test_reduce(make, n, way, axis):
     """Facts 37, 38, 47."""
     strategy, values = make(), components(n, 2, 3)
@@ -56,26 +70,28 @@ def test_the_result_of_run_is_reduced(make, n, way):
     assert total.tolist() == [n * (n + 1) / 2] * 2 and float(mean) == (n + 1) / 2
 
 
-@over(one_of_each=True)
-@ways
-@pytest.mark.parametrize("axis", [None, 0])
-@pytest.mark.parametrize(
-    "dtype, mean_dtype",
-    few(
-        [
-            (np.int8, np.float32),
-            (np.uint8, np.float32),
-            (np.int16, np.float32),
-            (np.uint16, np.float32),
-            (np.int32, np.float32),
-            (np.float16, np.float16),
-            (jnp.bfloat16, jnp.bfloat16),
-            (np.float32, np.float32),
-            (np.complex64, np.complex64),
-        ]
-    ),
-    ids=lambda d: np.dtype(d).name,
+@dealt(
+    "axis, dtype, mean_dtype",
+    [
+        (axis, *dtypes)
+        for axis in (None, 0)
+        for dtypes in few(
+            [
+                (np.int8, np.float32),
+                (np.uint8, np.float32),
+                (np.int16, np.float32),
+                (np.uint16, np.float32),
+                (np.int32, np.float32),
+                (np.float16, np.float16),
+                (jnp.bfloat16, jnp.bfloat16),
+                (np.float32, np.float32),
+                (np.complex64, np.complex64),
+            ]
+        )
+    ],
+    one_of_each=True,
 )
+@ways
 def test_dtypes(make, n, way, axis, dtype, mean_dtype):
     """Fact 40: SUM keeps the dtype, MEAN is a true division. 32-bit integers have float64 means under 64-bit types."""
     strategy = make()
@@ -110,10 +126,8 @@ def test_negative_means_are_not_cut_off(way):
     assert float(a) == -0.75 and float(b) == -1.5
 
 
-@over(one_of_each=True)
+@dealt("axis, op", [(None, SUM), (0, MEAN), (0, SUM), (None, MEAN)], one_of_each=True)
 @ways
-@pytest.mark.parametrize("axis", [None, 0])
-@pytest.mark.parametrize("op", [SUM, MEAN])
 def test_booleans_are_refused(make, n, way, axis, op):
     """Fact 40."""
     x = per_replica(make(), [np.array([True])] * n)
@@ -343,10 +357,12 @@ def test_the_gradient_of_a_reduction(make, n):
 # gather
 
 
-@over(one_of_each=True)
+@dealt(
+    "axis, dtype",
+    list(itertools.product(few([0, 1, -1, -2]), few([np.float16, np.float32, np.int32]))),
+    one_of_each=True,
+)
 @ways
-@pytest.mark.parametrize("axis", few([0, 1, -1, -2]))
-@pytest.mark.parametrize("dtype", few([np.float16, np.float32, np.int32]))
 def test_gather(make, n, way, axis, dtype):
     """Fact 48."""
     strategy, values = make(), components(n, 2, 3, dtype=dtype)

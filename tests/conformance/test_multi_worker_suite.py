@@ -33,7 +33,8 @@ class Job:
 
 sys.path.insert(0, {str(TESTS)!r})
 status = pytest.main(
-    ["-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "-k", os.environ["REPLICAX_SUITE_TESTS"]]
+    ["-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+    + ["-k", os.environ["REPLICAX_SUITE_TESTS"]]
     + ["--rootdir", {str(TESTS.parent)!r}, "-c", {str(TESTS.parent / "pyproject.toml")!r}, *{SHARED!r}],
     plugins=[Job()],
 )

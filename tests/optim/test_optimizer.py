@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections import Counter
 from typing import NamedTuple
@@ -12,7 +13,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from strategies import SUM, ctx, few, last, mirrored, one_device, over, parts, per_replica, replica_id, several, ways
+from strategies import (
+    SUM,
+    ctx,
+    dealt,
+    few,
+    last,
+    mirrored,
+    one_device,
+    over,
+    parts,
+    per_replica,
+    replica_id,
+    several,
+    ways,
+)
 
 import replicax as rx
 from replicax._base.indexed_slices import IndexedSlices
@@ -26,18 +41,12 @@ Y = rng.normal(size=(8, 2)).astype(np.float32)
 START = {"w": rng.normal(size=(3, 2)).astype(np.float32), "b": np.zeros(2, np.float32)}
 STEPS = 4
 
-transformations = pytest.mark.parametrize(
-    "make_optax",
-    few(
-        [
-            lambda: optax.sgd(0.1),
-            lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
-            lambda: optax.adam(0.05),
-            lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(optax.linear_schedule(0.1, 0.01, 4))),
-        ]
-    ),
-    ids=few(["sgd", "momentum", "adam", "chain"]),
-)
+TRANSFORMATIONS = {
+    "sgd": lambda: optax.sgd(0.1),
+    "momentum": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: optax.adam(0.05),
+    "chain": lambda: optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(optax.linear_schedule(0.1, 0.01, 4))),
+}
 
 
 def sum_of_squares(params, x, y):
@@ -63,16 +72,19 @@ def same(got, expected):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), got, expected)
 
 
-@over(plain=True, one_of_each=True)
+@dealt(
+    "name, mean",
+    list(itertools.product(few(list(TRANSFORMATIONS)), last([False, True]))),
+    plain=True,
+    one_of_each=True,
+)
 @ways
-@transformations
-@pytest.mark.parametrize("mean", last([False, True]), ids=last(["sum", "mean"]))
-def test_a_pytree_variable(make, way, make_optax, mean):
+def test_a_pytree_variable(make, way, name, mean):
     """Fact 164: gradients summed of losses over the global batch, or averaged of means over the parts."""
     strategy = make()
     with strategy.scope():
         params = rx.Variable(START)
-        optimizer = rx.Optimizer(make_optax(), params, reduce_op="MEAN" if mean else "SUM")
+        optimizer = rx.Optimizer(TRANSFORMATIONS[name](), params, reduce_op="MEAN" if mean else "SUM")
 
     def replica(x, y):
         share = x.shape[0] if mean else len(X)
@@ -83,14 +95,13 @@ def test_a_pytree_variable(make, way, make_optax, mean):
     step = way(lambda element: strategy.run(replica, args=element))
     for _ in range(STEPS):
         step(batch(strategy))
-    same(params.numpy(), by_hand(make_optax()))
+    same(params.numpy(), by_hand(TRANSFORMATIONS[name]()))
     for component in getattr(params, "values", (params,)):
         same(component.numpy(), params.numpy())
 
 
-@over(plain=True, one_of_each=True)
+@dealt("form", few(["list", "dict", "pairs", "zip", "nested"]), plain=True, one_of_each=True)
 @ways
-@pytest.mark.parametrize("form", few(["list", "dict", "pairs", "zip", "nested"]))
 def test_several_variables_in_each_form(make, way, form):
     strategy = make()
     with strategy.scope():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from strategies import (
     SUM,
     comes_per_replica,
     ctx,
+    dealt,
     device_names,
     everywhere,
     few,
@@ -311,9 +313,8 @@ def test_the_same_object_on_every_replica(n, way):
         assert parts(strategy, v) == [12.0] * n
 
 
-@over(copies=True)
+@dealt("aggregation", [A.NONE, A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA], copies=True)
 @ways
-@pytest.mark.parametrize("aggregation", [A.NONE, A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA], ids=lambda a: a.name)
 def test_a_python_number_is_assigned(make, n, way, aggregation):
     """As to TensorFlow's counter of steps. With one replica in each process a plain value is that replica's own."""
     strategy, v = make(), made(make(), 10.0, aggregation=aggregation)
@@ -531,10 +532,18 @@ def test_a_variable_of_another_strategy(n, way):
     assert parts(strategy, strategy.run(lambda: v + 0)) == [1.0] * n
 
 
-@over(at_least=2, copies=True)
+@dealt(
+    "method, aggregation",
+    list(
+        itertools.product(
+            few(["scatter_add", "scatter_sub", "scatter_mul", "scatter_div"]),
+            few([A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA, A.NONE]),
+        )
+    ),
+    at_least=2,
+    copies=True,
+)
 @ways
-@pytest.mark.parametrize("method", few(["scatter_add", "scatter_sub", "scatter_mul", "scatter_div"]))
-@pytest.mark.parametrize("aggregation", few([A.SUM, A.MEAN, A.ONLY_FIRST_REPLICA, A.NONE]), ids=lambda a: a.name)
 def test_scatter_in_replicas(make, n, way, method, aggregation):
     """Fact 72."""
     strategy, v = make(), made(make(), [1.0, 2.0, 3.0, 4.0], aggregation=aggregation, copies_may_differ=True)
