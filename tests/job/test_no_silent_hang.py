@@ -632,14 +632,14 @@ def test_a_worker_that_dies_while_jax_starts(tmp_path, figures, killed):
     code = f"""
         import os, time
         from processes import join, mark
-        from replicax._job import join
-        go_on = join._start_jax
+        from replicax._job import join as joining
+        go_on = joining._start_jax
         def start_jax(job, *args):
             if job.process_id == {killed}:
                 mark("now")
                 time.sleep(600)
             go_on(job, *args)
-        join._start_jax = start_jax
+        joining._start_jax = start_jax
         join()
     """
     with Workers(tmp_path, 3, code) as workers:
@@ -718,8 +718,8 @@ def test_nobody_else_gets_the_port_of_the_coordination_service(tmp_path):
     code = """
         import socket
         from processes import join, step
-        from replicax._job import join
-        go_on = join._start_jax
+        from replicax._job import join as joining
+        go_on = joining._start_jax
         def start_jax(job, address, bind, limit):
             if bind is not None:
                 host, port = bind.split(":")
@@ -729,7 +729,7 @@ def test_nobody_else_gets_the_port_of_the_coordination_service(tmp_path):
                 except OSError:
                     print("held")
             go_on(job, address, bind, limit)
-        join._start_jax = start_jax
+        joining._start_jax = start_jax
         join()
         step()
     """

@@ -8,7 +8,6 @@ programs (`_engine.program`) and shared stores use the methods here; the variabl
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 import weakref
 from abc import ABC, abstractmethod
@@ -152,8 +151,8 @@ class Storage(ABC):
         """Returns a storage with the same values for another variable; the arrays themselves are shared, so lent."""
         self.refuse_lost()
         self.lent = True
-        other = copy.copy(self)
-        other._watchers = weakref.WeakSet()
+        other = type(self).__new__(type(self))  # `copy.copy` would take what is to be pickled
+        other.__dict__.update(self.__dict__, arrays=list(self.arrays), _watchers=weakref.WeakSet())
         if self.slots:
             other.slots = no_slots
             other.write(self.read())
