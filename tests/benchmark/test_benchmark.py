@@ -13,7 +13,7 @@ from strategies import mirrored, one_device, over, per_replica
 
 import replicax as rx
 from replicax._benchmark import hlo, without_communication
-from replicax._engine import function
+from replicax._engine import modes
 from replicax._values import AXIS
 
 SUM = rx.VariableAggregation.SUM
@@ -172,12 +172,12 @@ def test_what_cannot_be_measured_is_refused():
         strategy.benchmark(lambda i: [train_step(next(i)) for _ in range(2)], (iterator,))
     with pytest.raises(ValueError, match="takes 1 elements a call from iterators itself, of which .* has 0 to give"):
         strategy.benchmark(lambda: train_step(next(iterator)), ())
-    function.run_functions_eagerly(True)
+    modes.run_functions_eagerly(True)
     try:
         with pytest.raises(RuntimeError, match="Functions run eagerly now"):
             strategy.benchmark(train_step, x)
     finally:
-        function.run_functions_eagerly(False)
+        modes.run_functions_eagerly(False)
     assert len(list(iterator)) == 3 and float(total) == 1.0
     with pytest.raises(ValueError, match="train_step runs 2 replicas of another strategy.* has 1"):
         one_device().benchmark(train_step, x)

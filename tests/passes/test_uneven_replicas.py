@@ -354,7 +354,7 @@ def test_what_cannot_be_compiled_is_tried_a_few_times():
     given = rx.function(lambda x: strategy.run(note, args=(x,)))
     for x in several:
         given(x)
-    assert sum(compiled) == uneven_policy.PROGRAMS == len(given._uneven._eager)
+    assert sum(compiled) == uneven_policy.PROGRAMS == len(given._programs.uneven._eager)
 
     sizes = [3, 5, 7, 9, 11, 13] * 2
     generated = rx.data.Dataset.from_generator(
@@ -365,7 +365,7 @@ def test_what_cannot_be_compiled_is_tried_a_few_times():
     pulled = rx.function(lambda: strategy.run(note, args=(next(iterator),)))
     for _ in sizes:
         pulled()
-    assert pulled.experimental_get_tracing_count() == uneven_policy.PROGRAMS == len(pulled._uneven._eager)
+    assert pulled.experimental_get_tracing_count() == uneven_policy.PROGRAMS == len(pulled._programs.uneven._eager)
 
     step = rx.function(lambda x: strategy.run(in_a_loop, args=(x,)))
     assert parts(strategy, step(parts_of(1))) == [12.0, 12.0]

@@ -477,7 +477,7 @@ def test_variables_that_a_failed_program_took_over_say_so_until_they_are_assigne
             variable.assign_add(jnp.ones(3), read_value=False)
 
     step()
-    ((program,),) = step._entries.values()
+    ((program,),) = step._programs.entries.values()
     compiled = program._compiled
 
     def fail(*args):

@@ -23,7 +23,7 @@ from replicax._benchmark import without_communication as _without_communication
 from replicax._benchmark.report import Benchmark
 from replicax._data import ElementIterator
 from replicax._engine import function as _function
-from replicax._engine import step_hints
+from replicax._engine import modes, step_hints
 from replicax._engine.function import Function
 from replicax._engine.signature import Call
 from replicax._input.distributed_dataset import DistributedDataset
@@ -49,7 +49,7 @@ def benchmark(strategy: Strategy, step: Callable[..., Tree], batch: Tree, rounds
     context.require_cross_replica(strategy)
     if frames.is_tracing():
         raise RuntimeError("A benchmark runs its step, which cannot be done while another function is traced.")
-    if _function.functions_run_eagerly():
+    if modes.functions_run_eagerly():
         raise RuntimeError(
             "Functions run eagerly now, and a benchmark is of compiled ones: run_functions_eagerly(False)."
         )
@@ -173,7 +173,7 @@ class _Program:
         self.function = function
         program, call = function._program(args, {})
         self._program, self._level, self.takes = program, program.level, len(program.pulls)
-        self._entries = function._entries[call.key]
+        self._entries = function._programs.entries[call.key]
         self._compiled = program.lower(call).compile()
         self.collectives = hlo.collectives(self._compiled.as_text())
         self.left: list[hlo.Collective] = []  # those that remain without communication

@@ -6,32 +6,33 @@ a function does: its code, and what it closes over.
 
 from __future__ import annotations
 
-import functools
-import types
 import weakref
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
-
-from replicax._engine import function
+from replicax._base.types import Tree
+from replicax._engine.closure_key import closure_key
 from replicax._engine.function import Function, is_function
+from replicax._engine.modes import modes
+from replicax._tracing.context import StrategyLike
 
 
-def run_compiled(strategy: Any, fn: Any, args: tuple, kwargs: dict) -> Any:
-    """`strategy.run(fn, ...)` as a `function`, one for all functions of the same code and closure.
+def run_compiled(
+    strategy: StrategyLike, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]
+) -> Tree:
+    """Runs `strategy.run(fn, ...)` as a `function`, one for all functions of the same code and closure.
 
     It belongs to `fn` where that is a compiled function, and else to the function that is driven from the host, and
     keeps nothing alive that it knows by its id.
     """
-    modes = function._modes
-    runs = (fn if is_function(fn) else modes.driven)._runs
-    keep: list[Any] = []
-    autograph = fn._autograph if is_function(fn) else modes.host_driven and modes.host_converts
+    code = fn._code if is_function(fn) else modes.driven
+    assert code is not None
+    runs = code.runs
+    keep: list[object] = []
+    autograph = fn._code.autograph if is_function(fn) else modes.host_driven and modes.host_converts
     key = strategy, autograph, closure_key(fn, keep)
     if key not in runs:
 
-        def run(args: tuple, kwargs: dict) -> Any:
+        def run(args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
             return strategy.run(modes.running, args=args, kwargs=kwargs)
 
         run.__name__ = getattr(fn, "__name__", "run")
@@ -44,51 +45,9 @@ def run_compiled(strategy: Any, fn: Any, args: tuple, kwargs: dict) -> Any:
         modes.running = before
 
 
-def weakly(value: Any, end: Callable[[Any], Any]) -> Any:
-    """A reference that calls `end` when its object is gone; where there can be none, the object itself."""
+def weakly(value: object, end: Callable[[object], object]) -> object:
+    """Returns a reference that calls `end` when its object is gone; where there can be none, the object itself."""
     try:
         return weakref.ref(value, end)
     except TypeError:
         return value
-
-
-def closure_key(value: Any, keep: list[Any], inside: tuple[int, ...] = ()) -> Any:
-    """What a function's program depends on: its code, and what it closes over. Objects count by identity."""
-    if id(value) in inside:  # a function that closes over itself
-        return inside.index(id(value))
-    inside = (*inside, id(value))
-
-    def keys(values: Any) -> tuple[Any, ...]:
-        return tuple(closure_key(x, keep, inside) for x in values)
-
-    if is_function(value):
-        return (Function, *keys([value.python_function]))
-    if isinstance(value, types.FunctionType):
-        cells = [_cell(cell) for cell in value.__closure__ or ()]
-        defaults = (value.__kwdefaults__ or {}).items()
-        return (
-            value.__code__,
-            keys(cells),
-            keys(value.__defaults__ or ()),
-            tuple((k, *keys([v])) for k, v in defaults),
-        )
-    if isinstance(value, types.MethodType):
-        return (types.MethodType, keys([value.__func__, value.__self__]))
-    if isinstance(value, functools.partial):
-        named = tuple((k, *keys([v])) for k, v in value.keywords.items())
-        return (functools.partial, keys([value.func]), keys(value.args), named)
-    if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
-        return (type(value), repr(value))
-    if isinstance(value, np.generic):
-        return (type(value), repr(value))
-    if (key := getattr(type(value), "_replicax_key", None)) is not None:  # one is as good as another
-        return key
-    keep.append(value)
-    return (type(value), id(value))
-
-
-def _cell(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return cell

@@ -98,7 +98,7 @@ class ConcreteFunction:
         args, kwargs = self._call(
             {argument.name: _mapped(lambda leaf: _stand_in(leaf, size), argument.value) for argument in self._arguments}
         )
-        return self._function.traced(args, kwargs)
+        return self._function._traced(args, kwargs)
 
     def _found(self, what: str) -> Any:
         if self._program is None:

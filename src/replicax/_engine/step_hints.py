@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._base import tracebacks
+from replicax._base.types import Tree
 from replicax._engine import multi_step
 from replicax._engine.program import Program
 from replicax._engine.signature import Call
@@ -60,17 +61,25 @@ def _are_on() -> bool:
     return os.environ.get(_VARIABLE, "").strip().lower() != "off" if _on is None else _on
 
 
+class Owner(Protocol):
+    """The Python code that a hint names."""
+
+    told_of_steps: bool  # whether the hint was printed
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def function(self) -> Callable[..., Tree]: ...
+
+
 class Function(Protocol):
     """A compiled function, as far as hints go."""
 
     step_hint: StepHint | None  # as long as it is not decided
-    told_of_steps: bool  # whether the hint was printed
 
     @property
-    def _name(self) -> str: ...
-
-    @property
-    def python_function(self) -> Callable[..., Any]: ...
+    def python_function(self) -> Callable[..., Tree]: ...
 
 
 @contextlib.contextmanager
@@ -98,7 +107,7 @@ class StepHint:
         self._entered = 0.0
         self._ended = False
 
-    def run(self, function: Function, owner: Function, call: Call, run: Callable[[], Any]) -> Any:
+    def run(self, function: Function, owner: Owner, call: Call, run: Callable[[], Tree]) -> Tree:
         """Returns the result of a call of `function`, which is measured; the hint names `owner`."""
         if not self._begins:
             self._thread = threading.get_ident()
@@ -117,10 +126,10 @@ class StepHint:
         if self._ended or program is None or len(self._computing) == WAITED:
             function.step_hint = None
             if not self._ended and program is not None:
-                self._tell(owner, owner is not function, call, program)
+                self._tell(owner, owner.function is not function.python_function, call, program)
         return result
 
-    def _is_impossible(self, owner: Function) -> bool:
+    def _is_impossible(self, owner: Owner) -> bool:
         elsewhere = threading.get_ident() != self._thread or type(frames.frame()) is not frames.GlobalFrame
         return (
             owner.told_of_steps or elsewhere or nan_checks.are_looked_for() or jax.process_count() > 1 or not _are_on()
@@ -162,7 +171,7 @@ class StepHint:
             self._begins.append(begin)
             self._inside.append(end - self._entered)
 
-    def _tell(self, owner: Function, driven: bool, call: Call, program: Program) -> None:
+    def _tell(self, owner: Owner, driven: bool, call: Call, program: Program) -> None:
         advice = _advice(owner, driven, call, program)
         periods = [after - before for before, after in zip(self._begins, self._begins[1:])]
         period, inside = _usual(periods), _usual(self._inside[:FREE])
@@ -177,7 +186,7 @@ class StepHint:
         gain = f"between {least:.1f} and {most:.1f}" if driven else f"at least about {least:.1f}"
         owner.told_of_steps = True
         line = (
-            f"replicax: {_where(owner)}: `{owner._name}` takes one step a call, {self.calls} so far. A step takes "
+            f"replicax: {_where(owner)}: `{owner.name}` takes one step a call, {self.calls} so far. A step takes "
             f"{_ms(period)} ms: the devices compute for {_ms(device)} ms, and the host takes {_ms(calling)} ms to call "
             f"the program. {advice} With {STEPS} steps a call a step would be {gain} times as fast; "
             'see "Several steps a call" in docs/guide.md. `rx.config.hint_short_steps(False)` turns this hint off.\n'
@@ -186,22 +195,22 @@ class StepHint:
             sys.stderr.write(line)
 
 
-def _advice(owner: Function, driven: bool, call: Call, program: Program) -> str | None:
+def _advice(owner: Owner, driven: bool, call: Call, program: Program) -> str | None:
     """Returns what to change; None where several steps in one call may not be what the program could do."""
     several = f"steps_per_call={STEPS}"
     if driven:
         return f"Make the body of the loop a function of its own that calls next(iterator), with `{several}`."
     if program.pulls or not call.dynamic:
-        return f"Declare {owner._name} with `{several}`."
+        return f"Declare {owner.name} with `{several}`."
     if call.meshes() or program.assigns:
-        return f"Have {owner._name} call next(iterator) in place of taking its batch as an argument, with `{several}`."
+        return f"Have {owner.name} call next(iterator) in place of taking its batch as an argument, with `{several}`."
     return None
 
 
-def _where(owner: Function) -> str:
+def _where(owner: Owner) -> str:
     """Returns the user's line that runs now: of `owner` where the host drives it, and else the one that calls it."""
     frame = inner = tracebacks.users_frame()
-    code = getattr(inspect.unwrap(owner.python_function), "__code__", None)
+    code = getattr(inspect.unwrap(owner.function), "__code__", None)
     lines = [line for _, _, line in code.co_lines() if line] if code is not None else []
     while code is not None and frame.f_back is not None:
         if frame.f_code.co_filename == code.co_filename and min(lines) <= frame.f_lineno <= max(lines):

@@ -12,7 +12,7 @@ from replicax._base import nest
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, as_options, as_reduce_op
 from replicax._collectives import in_flight, sharding
 from replicax._collectives.reducer import Reducer
-from replicax._engine import function
+from replicax._engine import modes
 from replicax._engine.compiled import SpmdContext
 from replicax._optim.initial_state import initial_state
 from replicax._passes import sharded_eval
@@ -106,7 +106,7 @@ class Optimizer:
         made = initial_state(self._transformation.init, self._variables, self._sharded)
         state = self._transformation.init(self._parameters()) if made is None else None
         if self._sharded:
-            function.note_creation()
+            modes.note_creation()
             kwargs |= {"strategy": self._strategy, "mesh": self._reducer.mesh}
             return ShardedVariable(lambda: state, **kwargs) if made is None else ShardedVariable.of(*made, **kwargs)
         kwargs["copies_may_differ"] = not all(variable._equal_by_contract for variable in self._flat)

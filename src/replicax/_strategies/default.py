@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn, cast
 
 from replicax._base.types import InputContext, InputOptions, Tree
-from replicax._engine import function
+from replicax._engine import modes
 from replicax._strategies.single_replica import SingleReplicaContext, SingleReplicaExtended
 from replicax._strategies.strategy import Strategy
 from replicax._tracing import context
@@ -51,7 +51,7 @@ class DefaultExtended(SingleReplicaExtended):
         return fn(*args, **kwargs)
 
     def _create_variable(self, **kwargs: Tree) -> Variable:
-        function.note_creation()
+        modes.note_creation()
         return ResourceVariable(**kwargs)
 
     def _broadcast(self, tensor: Tree, destinations: object) -> NoReturn:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from replicax._base import devices as _devices
 from replicax._base.types import InputContext, InputOptions
 from replicax._collectives import cross_device_ops
-from replicax._engine import function
+from replicax._engine import modes
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.from_function import DistributedDatasetsFromFunction
 from replicax._input.placement import Placement
@@ -75,7 +75,7 @@ class OneDeviceExtended(SingleReplicaExtended):
             return fn(*args, **kwargs)
 
     def _create_variable(self, **kwargs: Any) -> Variable:
-        function.note_creation()
+        modes.note_creation()
         return creators.create_together(self._container, self._new_variable, kwargs)
 
     def _new_variable(self, **kwargs: Any) -> Variable:

@@ -22,7 +22,7 @@ from replicax._base.types import (
 )
 from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.reducer import Reducer
-from replicax._engine import compiled, function
+from replicax._engine import compiled, modes
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.from_function import DistributedDatasetsFromFunction
 from replicax._input.placement import Placement
@@ -99,7 +99,7 @@ class ReplicatedExtended(StrategyExtended):
         return self._reducer.ops
 
     def _create_variable(self, **kwargs: Any) -> Variable:
-        function.note_creation()
+        modes.note_creation()
         return creators.create_together(self._container, self._new_variable, kwargs)
 
     def _local_results(self, value: Any) -> tuple[Any, ...]:

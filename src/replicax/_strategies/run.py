@@ -18,7 +18,7 @@ from collections.abc import Callable
 from replicax._base import nest
 from replicax._base.types import Leaf, Tree
 from replicax._collectives.reducer import Reducer
-from replicax._engine import compiled, compiled_runs, eager, function
+from replicax._engine import compiled, compiled_runs, eager, function, modes
 from replicax._tracing import context, frames
 from replicax._tracing.context import StrategyLike
 from replicax._values import PerReplica, ReplicaMesh, adopted, component_count, is_array, is_text, mesh_of
@@ -64,13 +64,13 @@ def run_single(
     `call(fn, args, kwargs)`, here and now, everywhere else.
     """
     outermost = frames.frame().compiles_runs and not frames.is_tracing()
-    if not (outermost and function.host_driven()) or any(map(_is_text, nest.leaves((args, kwargs)))):
+    if not (outermost and modes.host_driven()) or any(map(_is_text, nest.leaves((args, kwargs)))):
         return call(fn, args, kwargs)
     return compiled_runs.run_compiled(strategy, fn, args, kwargs)
 
 
 def _asks_for_program(fn: Callable[..., Tree]) -> bool:
-    return (function.is_function(fn) and not function.functions_run_eagerly()) or function.host_driven()
+    return (function.is_function(fn) and not modes.functions_run_eagerly()) or modes.host_driven()
 
 
 def _is_text(leaf: Leaf) -> bool:

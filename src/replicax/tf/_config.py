@@ -11,7 +11,7 @@ import jax
 from replicax._base import accelerators, jax_internals
 from replicax._base import devices as _devices
 from replicax._cluster import tpu_system
-from replicax._engine import function
+from replicax._engine import modes
 
 
 class LogicalDevice:
@@ -211,14 +211,14 @@ CONFIG: dict[str, Any] = {
     "PhysicalDevice": PhysicalDevice,
     "experimental_connect_to_cluster": tpu_system.experimental_connect_to_cluster,
     "experimental_connect_to_host": tpu_system.experimental_connect_to_host,
-    "experimental_functions_run_eagerly": function.functions_run_eagerly,
-    "experimental_run_functions_eagerly": function.run_functions_eagerly,
-    "functions_run_eagerly": function.functions_run_eagerly,
+    "experimental_functions_run_eagerly": modes.functions_run_eagerly,
+    "experimental_run_functions_eagerly": modes.run_functions_eagerly,
+    "functions_run_eagerly": modes.functions_run_eagerly,
     "get_soft_device_placement": get_soft_device_placement,
     "get_visible_devices": get_visible_devices,
     "list_logical_devices": list_logical_devices,
     "list_physical_devices": list_physical_devices,
-    "run_functions_eagerly": function.run_functions_eagerly,
+    "run_functions_eagerly": modes.run_functions_eagerly,
     "set_logical_device_configuration": set_logical_device_configuration,
     "set_soft_device_placement": set_soft_device_placement,
     "set_visible_devices": set_visible_devices,

@@ -20,7 +20,7 @@ import numpy as np
 
 from replicax import _data
 from replicax._base import array_conversion, jax_internals
-from replicax._engine import function
+from replicax._engine import modes
 from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._variables.resource import ResourceVariable
@@ -50,7 +50,7 @@ def of_op(op: str, dtype: Any, seed: Any) -> Any:
     They are the 64 bits by chance that a counter starts from, to which the replica and the count are added.
     """
     tag = () if seed is None else (op, dtype, int(seed))
-    running = function.running()
+    running = modes.running()
     if isinstance(frames.frame(), frames.TraceFrame) and not jax_internals.is_eager(frames.untaped_trace()):
         state = _of_function(running).state(tag, 0 if running is None or not tag else running.number(tag))
         value = state.value()
@@ -168,10 +168,10 @@ def _of_function(running: Any) -> _OfFunction:
     if running is None:
         return _outside
     with _lock:
-        if running.function.random_numbers is None:
-            running.function.random_numbers = _OfFunction()
-            _functions.add(running.function.random_numbers)
-    return running.function.random_numbers
+        if running.code.random_numbers is None:
+            running.code.random_numbers = _OfFunction()
+            _functions.add(running.code.random_numbers)
+    return running.code.random_numbers
 
 
 def global_seed() -> int | None:

@@ -1,0 +1,170 @@
+"""The Python code of a compiled function, and the modes in which it runs: traced, eagerly, or driven from the host."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+from replicax._base import profiling
+from replicax._base.errors import OutOfRangeError
+from replicax._base.types import Tree
+from replicax._data import calls
+from replicax._tracing import autograph_switch, frames
+from replicax._tracing.dataset_reads import Abort, given_back
+
+
+class _Modes(threading.local):
+    def __init__(self) -> None:
+        self.host_driven = False  # whether `strategy.run` compiles by itself
+        self.host_converts = False  # and whether it converts the replica function
+        self.driven: PythonCode | None = None  # the code that the host drives
+        self.running: Any = None  # the replica function that `strategy.run` compiles
+        self.no_creation = False  # whether a new variable is an error
+
+
+modes = _Modes()
+
+
+def host_driven() -> bool:
+    """Returns whether `strategy.run` is to compile by itself."""
+    return modes.host_driven
+
+
+_run_eagerly = False
+_rehearses: contextvars.ContextVar[bool] = contextvars.ContextVar("rehearses", default=False)  # with its eager replicas
+
+
+def run_functions_eagerly(run_eagerly: bool) -> None:
+    """Makes every `function` run its Python code as it is, without compiling; for debugging."""
+    global _run_eagerly
+    _run_eagerly = bool(run_eagerly)
+
+
+def functions_run_eagerly() -> bool:
+    """Whether functions run their Python code here: all of them, or those of one that is rehearsed."""
+    return _run_eagerly or _rehearses.get()
+
+
+class CreatesVariables(Abort):
+    """Ends the tracing of a function that makes a variable: its first call runs eagerly."""
+
+
+def note_creation() -> None:
+    """Refuses or postpones tracing where a variable is about to be made."""
+    if frames.is_tracing():
+        if modes.no_creation:
+            raise ValueError(
+                "tf.function only supports singleton tf.Variables created on the first call. Make sure the tf.Variable "
+                "is only created once or created outside tf.function. See "
+                "https://www.tensorflow.org/guide/function#creating_tfvariables for more information. An Optimizer "
+                "makes one for its state: make it once, too."
+            )
+        if any(isinstance(frame, frames.TraceFrame) for frame in frames._frames.stack):
+            raise CreatesVariables
+
+
+@contextlib.contextmanager
+def no_creation(refused: bool) -> Iterator[None]:
+    """Returns a context in which, if `refused`, a new variable is an error."""
+    before, modes.no_creation = modes.no_creation, modes.no_creation or refused
+    try:
+        yield
+    finally:
+        modes.no_creation = before
+
+
+class Running:
+    """Python code that is being traced, or runs as it is."""
+
+    def __init__(self, code: PythonCode):
+        self.code = code
+        self._numbers: collections.Counter[Hashable] = collections.Counter()
+
+    def number(self, what: Hashable) -> int:
+        """Returns how often this was asked for the same thing before."""
+        self._numbers[what] += 1
+        return self._numbers[what] - 1
+
+
+_running: contextvars.ContextVar[Running | None] = contextvars.ContextVar("running", default=None)
+
+
+def running() -> Running | None:
+    """Returns the function whose Python code is being traced, or runs as it is: the innermost of its own accord."""
+    return _running.get()
+
+
+class PythonCode:
+    """The Python function of a compiled function, and how it runs without a program.
+
+    Attributes:
+        function: the Python function.
+        autograph: whether it is converted for tensors in its control flow.
+        runs: the functions by which `strategy.run` compiles replica functions in it (see `compiled_runs`).
+        random_numbers: the counters of random numbers that `replicax.tf` keeps for it.
+        told_of_steps: whether the hint of `step_hints` was printed.
+    """
+
+    def __init__(self, function: Callable[..., Tree], autograph: bool):
+        self.function, self.autograph = function, autograph
+        self.runs: dict[Hashable, Any] = {}
+        self.random_numbers: Any = None
+        self.told_of_steps = False
+
+    @property
+    def name(self) -> str:
+        """The Python function's name, by which programs and steps go."""
+        return profiling.identifier(self.function)
+
+    def call(self, args: tuple[Tree, ...], kwargs: dict[str, Tree], converts: bool = True) -> Tree:
+        """Calls the Python function; with `converts`, converted for tensors if it was declared so, and else not.
+
+        Raises:
+            RuntimeError: it raised StopIteration, and no dataset has ended.
+        """
+        try:
+            if converts:
+                return autograph_switch.call(self.autograph, self.function, args, kwargs)
+            return self.function(*args, **kwargs)
+        except StopIteration as error:
+            calls.refuse_stop(error, "The compiled function", self.function)
+            raise
+
+    @contextlib.contextmanager
+    def entered(self, inside: bool = False) -> Iterator[None]:
+        """Returns a context in which this code is `running()`; with `inside`, only if no other is."""
+        token = _running.set((_running.get() if inside else None) or Running(self))
+        try:
+            yield
+        finally:
+            _running.reset(token)
+
+    def run(self, args: tuple[Tree, ...], kwargs: dict[str, Tree], host: bool) -> Tree:
+        """Runs as it is: with `host` each `strategy.run` in it is compiled, otherwise all is eager."""
+        before = modes.host_driven, modes.host_converts, modes.driven
+        modes.host_driven, modes.host_converts, modes.driven = host, self.autograph, self
+        try:
+            with self.entered():
+                return self.call(args, kwargs, converts=host)
+        except StopIteration as error:  # of a `next(iterator)` in it
+            raise calls.ending(OutOfRangeError("End of sequence")) from error
+        finally:
+            modes.host_driven, modes.host_converts, modes.driven = before
+
+    def rehearse(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> None:
+        """Runs eagerly for the variables that are made on the way, and takes back what is assigned."""
+        numbers = self.random_numbers
+        token = _rehearses.set(True)  # a compiled function in it would take over the arrays that are to come back
+        try:
+            with frames.noted() as notes, given_back():
+                try:
+                    self.run(args, kwargs, host=False)
+                finally:
+                    notes.take_back()
+        finally:
+            _rehearses.reset(token)
+            self.random_numbers = numbers

@@ -1,0 +1,202 @@
+"""The programs of one function: which of them a call runs, and tracing where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+
+from replicax._base import foreign_state, tracebacks
+from replicax._base.types import Leaf, Tree
+from replicax._engine import modes, multi_step, turns
+from replicax._engine.compile_log import Compiled
+from replicax._engine.modes import CreatesVariables, PythonCode
+from replicax._engine.program import Program
+from replicax._engine.signature import Call, inputs_of
+from replicax._engine.trace_function import Tracing
+from replicax._engine.trace_log import TraceLog
+from replicax._engine.uneven_policy import UnevenCalls
+from replicax._passes import nan_checks
+from replicax._tracing import autograph_switch, frames
+from replicax._tracing.dataset_reads import (
+    Abort,
+    Pull,
+    RunEagerly,
+    pull_from,
+    push_back,
+    same_elements,
+    same_sources,
+)
+
+# A program, and the elements of datasets that it is to take.
+WithElements: TypeAlias = "tuple[Program, list[Tree]]"
+
+
+class Programs:
+    """The programs of one function.
+
+    Args:
+        code: the function's Python code.
+        falls_back: whether calls that cannot be compiled may be driven from the host.
+        steps: how many steps a call takes.
+    """
+
+    def __init__(self, code: PythonCode, falls_back: bool, steps: int):
+        self.entries: dict[Hashable, list[Program]] = {}  # by what a call depends on
+        self.host_driven: dict[Hashable, list[Leaf]] = {}  # calls that the host drives; objects that are known by id
+        self.uneven = UnevenCalls(code.function)
+        self.log = TraceLog(code.function, steps)
+        self._code, self._falls_back = code, falls_back
+
+    def find(
+        self, call: Call, args: tuple[Tree, ...], kwargs: dict[str, Tree], turn: contextlib.ExitStack
+    ) -> WithElements:
+        """Returns the program of such calls and the elements for it, traced in this function's turn if need be.
+
+        Raises:
+            Abort: the call can have no program.
+            StopIteration: a dataset has ended.
+        """
+        entries = self.entries.setdefault(call.key, [])
+        known = len(entries)
+        entry, pulled = _pulled(entries, call)
+        if entry is None:
+            turn.enter_context(self._turn())
+            if len(entries) > known:  # another thread has traced one meanwhile
+                push_back(entries[0].pulls if known else [], pulled, call.iterators)
+                entry, pulled = _pulled(entries, call)
+        if entry is None:
+            queue = list(zip(entries[0].pulls, pulled)) if entries else []
+            entry, pulled = self._new(call, args, kwargs, queue)
+        return entry, pulled
+
+    def find_several(
+        self, call: Call, args: tuple[Tree, ...], kwargs: dict[str, Tree], count: int
+    ) -> multi_step.Found | None:
+        """Returns the program of so many steps and its elements; None where there is none for the elements to come."""
+        if nan_checks.are_looked_for():
+            return None
+        entries = self.entries.setdefault(call.key, [])
+        several = multi_step.found(entries, count, call.iterators) if entries else multi_step.NOT_TRACED
+        if several is not multi_step.NOT_TRACED:
+            return several
+        for iterator in call.iterators:
+            iterator._ask_for(count)
+        known = len(entries)
+        with self._turn():
+            if len(entries) == known and self._ahead(call, lambda: self._new(call, args, kwargs)) is None:
+                return None
+        several = multi_step.found(entries, count, call.iterators)
+        return None if several is multi_step.NOT_TRACED else several  # other elements come than were just pushed back
+
+    def find_for(self, call: Call, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Program | None:
+        """Returns the program for these arguments, without running it; None where none can be.
+
+        It is traced, and its variables are made, if there is none.
+        """
+
+        def find() -> WithElements:
+            with contextlib.ExitStack() as turn:
+                try:
+                    return self.find(call, args, kwargs, turn)
+                except CreatesVariables:
+                    self._code.rehearse(args, kwargs)
+                    return self._new(call, args, kwargs, creation=False)
+
+        return self._ahead(call, find)
+
+    def make_after_creation(self, call: Call, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> None:
+        """Traces a function whose variables were made in a call that ran eagerly; none may be made any more."""
+        self._ahead(call, lambda: self._new(call, args, kwargs, creation=False))
+
+    def fall_back(self, call: Call, error: jax.errors.ConcretizationTypeError) -> None:
+        """Has the host drive such calls, with a warning; raises the error again where that is not allowed."""
+        if not self._falls_back:
+            raise error
+        tracebacks.warn_of(
+            error,
+            f"{self._code.name} needs the value of a tensor at {{line}}, which is not known while it is traced, so it "
+            f"is driven from the host, with each `strategy.run` in it compiled: it is right, but slower than one "
+            f"program. {autograph_switch.hint(error)} JAX says: {str(error).splitlines()[0]}",
+        )
+        self.host_driven[call.key] = call.statics
+
+    def _ahead(self, call: Call, find: Callable[[], WithElements]) -> Program | None:
+        """Returns the program that `find` gives, whose elements are to come yet; None where there is none.
+
+        Raises:
+            jax.errors.ConcretizationTypeError: it needs the value of a tensor, and may not be driven from the host.
+        """
+        try:
+            entry, elements = find()
+        except (Abort, StopIteration):
+            return None
+        except jax.errors.ConcretizationTypeError:
+            if not self._falls_back:
+                raise
+            return None
+        push_back(entry.pulls, elements, call.iterators)
+        return entry
+
+    def _turn(self) -> contextlib.AbstractContextManager[object]:
+        """Returns a context in which no other thread traces this function. Eager replicas run one at a time anyway."""
+        eager_replica = isinstance(frames.frame(), frames.ReplicaFrame)
+        return contextlib.nullcontext() if eager_replica else turns.turn(self)
+
+    def _new(
+        self,
+        call: Call,
+        args: tuple[Tree, ...],
+        kwargs: dict[str, Tree],
+        queue: Sequence[tuple[Pull, Tree]] = (),
+        creation: bool = True,
+    ) -> WithElements:
+        """Returns a new program for this call, which further calls find, and the elements that it pulled.
+
+        Args:
+            call, args, kwargs: the call.
+            queue: elements that were pulled before.
+            creation: whether variables may be made.
+        """
+        call.uneven = call.uneven_arguments
+        if self.uneven.run_eagerly(call):
+            raise RunEagerly
+        self.log.traces += 1
+        foreign_state.join()
+        tracing = Tracing(call, list(queue), lambda: self.uneven.run_eagerly(call))
+        began = time.monotonic()
+        try:
+            with modes.no_creation(not creation), self._code.entered():
+                jaxpr = tracing.run(self._code.call, self._code.function)
+        except BaseException as error:
+            self.log.traces -= tracing.hardly_begun
+            self.uneven.failed(call, error, pulled=bool(tracing.elements))
+            raise
+        self.log.warn_of_constants(call, tracing.pulls)
+        traced = time.monotonic() - began - tracing.waited
+        inputs = inputs_of(call, tracing.elements)
+        entries = self.entries.setdefault(call.key, [])
+        cause = self.log.traced(call, inputs, bool(entries))
+        entry = Program(self._code.name, tracing.level, jaxpr, call, tracing.pulls, tracing.results)
+        entry.told_of = Compiled(traced, inputs, cause)
+        self.uneven.traced(call)
+        tracing.close()
+        entries.append(entry)
+        return entry, tracing.elements
+
+
+def _pulled(entries: list[Program], call: Call) -> tuple[Program | None, list[Any]]:
+    """Returns the next elements, and the program that takes such; None where it is to be traced yet."""
+    pulled: list[Any] = []
+    if entries:
+        try:
+            for pull in entries[0].pulls:
+                pulled.append(pull_from(pull.source(call.iterators)))
+        except StopIteration:
+            push_back(entries[0].pulls, pulled, call.iterators)
+            raise
+    alike = (e for e in entries if same_sources(e.pulls, entries[0].pulls))
+    return next((e for e in alike if same_elements(e.pulls, pulled)), None), pulled

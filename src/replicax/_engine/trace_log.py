@@ -1,0 +1,77 @@
+"""Counts of a function's calls and traces, and warnings of retracing and of data that no call renews."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from replicax._base import tracebacks
+from replicax._base.types import Tree
+from replicax._engine.signature import Call, difference, is_python_iterator
+from replicax._tracing.dataset_reads import Pull
+
+
+class TraceLog:
+    """What is known of the calls and the traces of one function.
+
+    Attributes:
+        calls: how many calls there were.
+        traces: how many times the Python code was traced.
+    """
+
+    def __init__(self, python_function: Callable[..., Tree], steps: int):
+        self._function, self._steps = python_function, steps
+        self.calls = self.traces = 0
+        self._retraced = 0  # the calls for which it was traced; a program may also be asked for without a call
+        self._warned = 0
+        self._last_call: tuple[Any, Any] | None = None  # structure and keys of the call that was traced last
+        self._last_inputs: list[str] = []  # and what its program takes
+
+    def traced(self, call: Call, inputs: list[str], known: bool) -> str:
+        """Notes that the function was traced, and returns why it was traced anew; nothing the first time.
+
+        Args:
+            call: for which it was.
+            inputs: what its program takes, in words.
+            known: whether there is a program for such calls already, which takes other elements of datasets.
+        """
+        cause = self._cause(call, inputs, known)
+        self._retraced += call.counts
+        call.counts = False
+        self._warn_of_retracing(cause)
+        self._last_call, self._last_inputs = (call._tree, call.keys), inputs
+        return cause
+
+    def _cause(self, call: Call, inputs: list[str], known: bool) -> str:
+        if self._last_call is None:
+            return ""
+        if not known:
+            return difference(self._last_call, (call._tree, call.keys))
+        text = "The elements of a dataset differ from those of the last time in shape, dtype or structure"
+        changed = [(was, now) for was, now in zip(self._last_inputs, inputs) if was != now]
+        return f"{text}: there was {changed[0][0]} where {changed[0][1]} is now. " if changed else f"{text}. "
+
+    def _warn_of_retracing(self, cause: str) -> None:
+        if self._retraced < 5 or self._retraced * 2 <= self.calls or self._retraced < self._warned + 5:
+            return
+        self._warned = self._retraced
+        tracebacks.warn(
+            f"{self._retraced} out of the last {self.calls} calls to {self._function!r} triggered retracing, "
+            f"which is slow. {cause}Pass numbers that change as arrays, keep shapes the same, and define the function "
+            "outside of loops.",
+        )
+
+    def warn_of_constants(self, call: Call, pulls: Sequence[Pull]) -> None:
+        """Warns of data that are the same in every step, which is hardly what was meant."""
+        for leaf in call.statics:
+            if is_python_iterator(leaf):
+                tracebacks.warn(
+                    f"{self._function!r} is given a Python iterator, {leaf!r}. It is a constant of the compiled "
+                    "program: what next() gives while tracing is used in all calls. Pass the elements, or an iterator "
+                    "of `strategy.experimental_distribute_dataset(...)` or of an `rx.data.Dataset`.",
+                )
+        if self._steps > 1 and not pulls and call.meshes():
+            tracebacks.warn(
+                f"{self._function!r} takes {self._steps} steps a call, all of them with the batch that it was "
+                "given. For a fresh batch in each step pass the dataset's iterator, and call next(iterator) in it.",
+            )
