@@ -15,7 +15,7 @@ import contextlib
 import contextvars
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -36,10 +36,10 @@ class Noted:
     """The variables that are written outside of any trace, each with the leaves that it had before."""
 
     def __init__(self) -> None:
-        self.before: dict[int, tuple[Any, list[Any]]] = {}
+        self.before: dict[int, tuple[Any, list[jax.Array]]] = {}
 
     @property
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[jax.Array]:
         """The variables, in the order in which they were first written."""
         return [variable for variable, _ in self.before.values()]
 
@@ -95,18 +95,18 @@ class Frame(abc.ABC):
         """Notes that replicas of this mesh run in the frame."""
 
     @abc.abstractmethod
-    def read(self, variable: State) -> list[Any]:
+    def read(self, variable: State) -> list[jax.Array]:
         """Returns the variable's leaves, in the frame's form."""
 
     @abc.abstractmethod
-    def write(self, variable: State, leaves: list[Any]) -> None:
+    def write(self, variable: State, leaves: list[jax.Array]) -> None:
         """Replaces the variable's leaves."""
 
-    def fetch(self, variable: State) -> list[Any]:
+    def fetch(self, variable: State) -> list[jax.Array]:
         """Returns the leaves as a compiled program takes them, which moves them itself where they are elsewhere."""
         return self.read(variable)
 
-    def store(self, variable: State, leaves: list[Any]) -> None:
+    def store(self, variable: State, leaves: list[jax.Array]) -> None:
         """Replaces the leaves by those that a compiled program returned."""
         self.write(variable, leaves)
 
@@ -131,55 +131,59 @@ class Frame(abc.ABC):
         """Returns a converted value for a leaf in the frame's form."""
 
     @abc.abstractmethod
-    def distributed(self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]) -> list[Any]:
+    def distributed(
+        self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]
+    ) -> list[PerReplica | Mirrored]:
         """Returns the leaves as values with a component for each replica."""
 
     @abc.abstractmethod
-    def read_one(self, variable: OneCopyState) -> list[Any]:
+    def read_one(self, variable: OneCopyState) -> list[jax.Array]:
         """Returns the leaves of a replica's own copy, or of any one."""
 
     @abc.abstractmethod
-    def read_component(self, variable: State, replica: int) -> list[Any]:
+    def read_component(self, variable: State, replica: int) -> list[jax.Array]:
         """Returns one local replica's component; inside of a replica, that one's own."""
 
     @abc.abstractmethod
-    def write_component(self, variable: State, replica: int, leaves: list[Any]) -> None:
+    def write_component(self, variable: State, replica: int, leaves: list[jax.Array]) -> None:
         """Replaces one local replica's component; inside of a replica, that one's own."""
 
 
 class GlobalFrame(Frame):
     """The values outside of any trace, in global form."""
 
-    def read(self, variable: State) -> list[Any]:
+    def read(self, variable: State) -> list[jax.Array]:
         return variable._storage.read()
 
-    def write(self, variable: State, leaves: list[Any]) -> None:
+    def write(self, variable: State, leaves: list[jax.Array]) -> None:
         refuse_tracers(leaves)
         with lock:
             note(variable)
             variable._storage.write(leaves)
 
-    def fetch(self, variable: State) -> list[Any]:
+    def fetch(self, variable: State) -> list[jax.Array]:
         return variable._storage.stored()
 
-    def store(self, variable: State, leaves: list[Any]) -> None:
+    def store(self, variable: State, leaves: list[jax.Array]) -> None:
         variable._storage.write(leaves)
 
     def place(self, storage: Components, leaf: Any, index: int) -> Any:
         return storage.global_leaf(leaf, index, traced=False)
 
-    def distributed(self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]) -> list[Any]:
+    def distributed(
+        self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]
+    ) -> list[PerReplica | Mirrored]:
         with lock:
             variable._storage.lent = True
             return variable._storage.values()
 
-    def read_one(self, variable: OneCopyState) -> list[Any]:
+    def read_one(self, variable: OneCopyState) -> list[jax.Array]:
         return variable._storage.read_one()
 
-    def read_component(self, variable: State, replica: int) -> list[Any]:
+    def read_component(self, variable: State, replica: int) -> list[jax.Array]:
         return variable._storage.read_component(replica)
 
-    def write_component(self, variable: State, replica: int, leaves: list[Any]) -> None:
+    def write_component(self, variable: State, replica: int, leaves: list[jax.Array]) -> None:
         note(variable)
         variable._storage.write_component(replica, leaves)
 
@@ -190,16 +194,16 @@ class ReplicaFrame(Frame):
     local = True
     compiles_runs = False
 
-    def __init__(self, mesh: Any, replica: int):
+    def __init__(self, mesh: ReplicaMesh, replica: int):
         self.mesh, self.replica = mesh, replica  # the replica's number among the local ones
 
-    def read(self, variable: State) -> list[Any]:
+    def read(self, variable: State) -> list[jax.Array]:
         with lock:
             if variable._mesh is not self.mesh:
                 return variable._storage.read()
             return variable._storage.read_component(self.replica)
 
-    def write(self, variable: State, leaves: list[Any]) -> None:
+    def write(self, variable: State, leaves: list[jax.Array]) -> None:
         refuse_tracers(leaves)
         with lock:
             note(variable)
@@ -213,50 +217,52 @@ class ReplicaFrame(Frame):
     def place(self, storage: Components, leaf: Any, index: int) -> Any:
         return leaf.values[self.replica] if isinstance(leaf, DistributedValues) else leaf
 
-    def distributed(self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]) -> list[Any]:
+    def distributed(
+        self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]
+    ) -> list[PerReplica | Mirrored]:
         return [of_traced(kind, leaf, variable._mesh) for leaf in self.read(variable)]
 
-    def read_one(self, variable: OneCopyState) -> list[Any]:
+    def read_one(self, variable: OneCopyState) -> list[jax.Array]:
         return self.read(variable) if variable._mesh is self.mesh else variable._storage.read_one()
 
-    def read_component(self, variable: State, replica: int) -> list[Any]:
+    def read_component(self, variable: State, replica: int) -> list[jax.Array]:
         return self.read(variable)
 
-    def write_component(self, variable: State, replica: int, leaves: list[Any]) -> None:
+    def write_component(self, variable: State, replica: int, leaves: list[jax.Array]) -> None:
         self.write(variable, leaves)
 
 
 class TraceFrame(Frame):
     """A level of tracing. `inputs` and `written` are what its function turned out to read and to write."""
 
-    def __init__(self, local: bool, mesh: Any = None):
+    def __init__(self, local: bool, mesh: ReplicaMesh | None = None):
         self.local, self.mesh = local, mesh
-        self.trace: Any = None  # set when the tracing starts
-        self.values: dict[int, list[Any]] = {}
+        self.trace: jax.core.Trace | None = None  # set when the tracing starts
+        self.values: dict[int, list[jax.Array]] = {}
         self.variables: dict[int, State] = {}
         self.inputs: dict[int, list[int]] = {}  # id of a variable -> the slots of its leaves
         self.written: dict[int, State] = {}
-        self.device: Any = None  # where a strategy of one device wants the program to run
-        self.meshes: list[Any] = []  # of the strategies whose replicas run in it
-        self.shared: list[tuple[State, str, list[Any]]] = []  # assignments to variables that the replicas share
+        self.device: jax.Device | None = None  # where a strategy of one device wants the program to run
+        self.meshes: list[ReplicaMesh] = []  # of the strategies whose replicas run in it
+        self.shared: list[tuple[State, str, list[jax.Array]]] = []  # assignments to variables that the replicas share
 
     def run_on(self, device: jax.Device) -> None:
         self.device = device
 
-    def note_replicas(self, mesh: Any) -> None:
+    def note_replicas(self, mesh: ReplicaMesh) -> None:
         self.meshes.append(mesh)
 
     def is_local(self, variable: State) -> bool:
-        """Whether the variable's leaves stand here as one replica's components."""
+        """Returns whether the variable's leaves stand here as one replica's components."""
         return self.local and variable._mesh is self.mesh and self.mesh is not None
 
-    def new_input(self, aval: Any) -> tuple[int, Any]:
-        """A new input of this level: its slot, and its tracer."""
+    def new_input(self, aval: jax.Array | jax.ShapeDtypeStruct) -> tuple[int, jax.Array]:
+        """Adds an input to this level, and returns its slot and its tracer."""
         slot = next(_slots)
         with jax_trace(self.trace):
             return slot, _input.bind(slot=slot, aval=ShapedArray(aval.shape, aval.dtype))
 
-    def read(self, variable: State) -> list[Any]:
+    def read(self, variable: State) -> list[jax.Array]:
         key = id(variable)
         if key not in self.values:
             pairs = [self.new_input(aval) for aval in variable._storage.leaf_types(self.is_local(variable))]
@@ -267,7 +273,7 @@ class TraceFrame(Frame):
             trace_caches.note_read(key)
         return self.values[key]
 
-    def write(self, variable: State, leaves: list[Any]) -> None:
+    def write(self, variable: State, leaves: list[jax.Array]) -> None:
         if untaped_trace() is not self.trace:
             raise RuntimeError(
                 f"{variable!r} is assigned inside of a JAX transformation (jax.jit, jax.grad, lax.scan, lax.cond ...) "
@@ -287,20 +293,22 @@ class TraceFrame(Frame):
     def place(self, storage: Components, leaf: Any, index: int) -> Any:
         return own_component(leaf) if self.local else storage.global_leaf(leaf, index, traced=True)
 
-    def distributed(self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]) -> list[Any]:
+    def distributed(
+        self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]
+    ) -> list[PerReplica | Mirrored]:
         of_leaf = of_traced if self.local else of_array
         return [of_leaf(kind, leaf, variable._mesh) for leaf in self.read(variable)]
 
-    def read_one(self, variable: OneCopyState) -> list[Any]:
+    def read_one(self, variable: OneCopyState) -> list[jax.Array]:
         return self.read(variable)
 
-    def read_component(self, variable: State, replica: int) -> list[Any]:
+    def read_component(self, variable: State, replica: int) -> list[jax.Array]:
         leaves = self.read(variable)
         if self.local:
             return leaves
         return [leaf[replica] if variable._storage.has_rows(i) else leaf for i, leaf in enumerate(leaves)]
 
-    def write_component(self, variable: State, replica: int, leaves: list[Any]) -> None:
+    def write_component(self, variable: State, replica: int, leaves: list[jax.Array]) -> None:
         if self.local:
             return self.write(variable, leaves)
         raise RuntimeError(
@@ -309,33 +317,39 @@ class TraceFrame(Frame):
         )
 
     @property
-    def shared_leaves(self) -> list[Any]:
+    def shared_leaves(self) -> list[jax.Array]:
         """The values that are assigned to variables that the replicas share, as each replica has them."""
         return [leaf for _, _, leaves in self.shared for leaf in leaves]
 
-    def replay(self, jaxpr: Any, supplied: dict[int, Any], *args: Any, evaluate: Any = None) -> list[Any]:
+    def replay(
+        self,
+        jaxpr: jex.ClosedJaxpr,
+        supplied: dict[int, Any],
+        *args: jax.Array,
+        evaluate: Callable[..., list[Any]] | None = None,
+    ) -> list[Any]:
         """Evaluates the level's jaxpr with these values for its inputs, as JAX does or as `evaluate(jaxpr, *args)`."""
         with _input.supplied(supplied):
             return jex.jaxpr_as_fun(jaxpr)(*args) if evaluate is None else evaluate(jaxpr, *args)
 
 
-def is_input(eqn: Any) -> bool:
-    """Whether an equation of a level's jaxpr stands for one of its inputs, that of the slot in its parameters."""
+def is_input(eqn: jex.JaxprEqn) -> bool:
+    """Returns whether an equation of a level's jaxpr is one of its inputs, that of the slot in its parameters."""
     return eqn.primitive is _input
 
 
-def jax_trace(trace: Any):
-    """A context in which primitives are bound to this JAX trace."""
+def jax_trace(trace: jax.core.Trace | None) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which primitives are bound to this JAX trace."""
     return jex.set_current_trace(trace)
 
 
-def untaped_trace() -> Any:
+def untaped_trace() -> jax.core.Trace | None:
     """Returns the current JAX trace below any gradient tapes."""
     return below(jax_internals.current_trace())
 
 
 def is_staging() -> bool:
-    """Whether a program is being recorded, as under `jax.jit`; `jax.grad` alone does not count."""
+    """Returns whether a program is being recorded, as under `jax.jit`; `jax.grad` alone does not count."""
     return jax_internals.is_staging(untaped_trace())
 
 
@@ -349,12 +363,12 @@ def warn_of_constant(name: str) -> None:
 
 
 def is_tracing() -> bool:
-    """Whether the program is being traced by JAX (a gradient tape alone does not count)."""
+    """Returns whether the program is being traced by JAX (a gradient tape alone does not count)."""
     return not jax_internals.is_eager(untaped_trace())
 
 
-def refuse_tracers(leaves: list[Any]) -> None:
-    """`RuntimeError` where a value that JAX is tracing would be kept in a variable."""
+def refuse_tracers(leaves: list[jax.Array]) -> None:
+    """Raises `RuntimeError` where a value that JAX is tracing would be kept in a variable."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
         raise RuntimeError(
             "A variable is assigned a traced value inside of jax.jit or another JAX transformation, where the new "
@@ -387,7 +401,7 @@ def free(ids: set[int]) -> None:
 
 
 class _Frames(threading.local):
-    def __init__(self):
+    def __init__(self) -> None:
         self.stack: list[Frame] = [GlobalFrame()]
 
 
@@ -395,7 +409,7 @@ _frames = _Frames()
 
 
 def frame() -> Frame:
-    """The current frame of this thread."""
+    """Returns the current frame of this thread."""
     return _frames.stack[-1]
 
 

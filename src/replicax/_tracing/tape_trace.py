@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.extend.core.primitives import jit_p
 from jax.interpreters.ad import Zero
+from jax.typing import ArrayLike
 
 from replicax._base.types import Tree
 from replicax._tracing import trace_caches
@@ -130,8 +131,8 @@ class Recorder:
 
     def add(
         self,
-        inputs: Iterable[Any],
-        outputs: Sequence[Any],
+        inputs: Iterable[ArrayLike],
+        outputs: Sequence[jax.Array],
         pullback: Pullback,
         symbolic: bool = True,
         again: Callable[[], Pullback] | None = None,
@@ -164,7 +165,7 @@ class TapeTrace(jax.core.Trace):
         self.recorder = recorder
         self.parent_trace = parent_trace
 
-    def stage_value(self, value: Any) -> Any:
+    def stage_value(self, value: ArrayLike) -> ArrayLike:
         """Returns what stands for a value in the trace below, tracked if the value is."""
         staged = self.parent_trace.stage_value(value)
         if staged is not value and self.recorder.tracks(value):
@@ -173,7 +174,9 @@ class TapeTrace(jax.core.Trace):
 
     # JAX calls the `process_` methods, each for one kind of primitive. Their arguments are JAX's.
 
-    def process_primitive(self, primitive: Any, args: Any, params: Any, /) -> Any:
+    def process_primitive(
+        self, primitive: jex.Primitive, args: Sequence[ArrayLike], params: dict[str, Any], /
+    ) -> object:
         """Runs a primitive that takes no functions."""
         if self.recorder.on:
             closed_over = [c for c in _constants(params) if self.recorder.tracks(c)]
@@ -185,23 +188,46 @@ class TapeTrace(jax.core.Trace):
                 return self._process_opaque(primitive, args, params, closed_over, NotImplementedError(_CLOSES_OVER))
         return self._process(primitive, args, params, python=False)
 
-    def process_call(self, primitive: Any, fun: Any, args: Any, params: Any, /) -> Any:  # JAX 0.10 only
+    def process_call(
+        self, primitive: jex.Primitive, fun: Callable[..., Any], args: Sequence[ArrayLike], params: dict[str, Any], /
+    ) -> object:  # JAX 0.10 only
         """Runs a call of a function."""
         return self._process(primitive, args, {**params, "subfuns": (fun,)})
 
-    def process_custom_jvp_call(self, primitive: Any, fun: Any, jvp: Any, args: Any, /, **params: Any) -> Any:
+    def process_custom_jvp_call(
+        self,
+        primitive: jex.Primitive,
+        fun: Callable[..., Any],
+        jvp: Callable[..., Any],
+        args: Sequence[ArrayLike],
+        /,
+        **params: Any,
+    ) -> object:
         """Runs a `jax.custom_jvp` function."""
         return self._process(primitive, args, {**params, "subfuns": (fun, jvp)})
 
-    def process_custom_vjp_call(self, primitive: Any, fun: Any, fwd: Any, bwd: Any, args: Any, /, **params: Any) -> Any:
+    def process_custom_vjp_call(
+        self,
+        primitive: jex.Primitive,
+        fun: Callable[..., Any],
+        fwd: Callable[..., Any],
+        bwd: Callable[..., Any],
+        args: Sequence[ArrayLike],
+        /,
+        **params: Any,
+    ) -> object:
         """Runs a `jax.custom_vjp` function."""
         return self._process(primitive, args, {**params, "subfuns": (fun, fwd, bwd)})
 
-    def process_shard_map(self, primitive: Any, fun: Any, args: Any, /, **params: Any) -> Any:
+    def process_shard_map(
+        self, primitive: jex.Primitive, fun: Callable[..., Any], args: Sequence[ArrayLike], /, **params: Any
+    ) -> object:
         """Runs a `jax.shard_map`."""
         return self._process(primitive, args, {**params, "subfuns": (fun,)})
 
-    def _process(self, primitive: Any, args: Any, params: Any, python: bool = True) -> Any:
+    def _process(
+        self, primitive: jex.Primitive, args: Sequence[ArrayLike], params: dict[str, Any], python: bool = True
+    ) -> object:
         """Runs a primitive, recorded if it reads what is tracked. `python`: it runs functions of the user's."""
         which = [i for i, arg in enumerate(args) if self.recorder.tracks(arg)]
         if not which:
@@ -235,25 +261,32 @@ class TapeTrace(jax.core.Trace):
             return outs[0]
         return structure.update(outs) if hasattr(structure, "update") else outs  # shard_map has a class of its own
 
-    def _process_opaque(self, primitive: Any, args: Any, params: Any, inputs: Any, error: Exception) -> Any:
+    def _process_opaque(
+        self,
+        primitive: jex.Primitive,
+        args: Sequence[ArrayLike],
+        params: dict[str, Any],
+        inputs: Sequence[ArrayLike],
+        error: Exception,
+    ) -> object:
         """Runs a primitive that cannot be differentiated; asking for its gradient raises the error."""
         out = self._pass_on(primitive, args, params)
         outs = out if primitive.multiple_results else [out]
         outs = self._record(args, inputs, outs, raising(error), True, lambda: raising(error))
         return outs if primitive.multiple_results else outs[0]
 
-    def _pass_on(self, primitive: Any, args: Any, params: Any) -> Any:
+    def _pass_on(self, primitive: jex.Primitive, args: Sequence[ArrayLike], params: dict[str, Any]) -> Any:
         return primitive.bind_with_trace(self.parent_trace, args, [jax.typeof(arg) for arg in args], params)
 
-    def _copy(self, array: jax.Array) -> jax.Array:
+    def _copy(self, array: ArrayLike) -> jax.Array:
         """Returns the same value under an identity of its own."""
         with jex.set_current_trace(self.parent_trace):
             return jnp.copy(array)
 
     def _record(
         self,
-        args: Sequence[Any],
-        inputs: Sequence[Any],
+        args: Sequence[ArrayLike],
+        inputs: Sequence[ArrayLike],
         outs: Iterable[Any],
         pullback: Pullback,
         symbolic: bool,
@@ -313,7 +346,7 @@ def raising(error: Exception) -> Pullback:
     return pullback
 
 
-def is_inexact(value: object) -> bool:
+def is_inexact(value: object) -> TypeGuard[jax.Array]:
     """Returns whether a value is a floating-point or complex array."""
     return isinstance(value, jax.Array) and bool(jnp.issubdtype(value.dtype, jnp.inexact))
 
