@@ -32,7 +32,9 @@ NEWEST := .venv-newest
 TENSORFLOW := .venv-tensorflow
 
 PIP := -m pip --disable-pip-version-check install --quiet --quiet
-PYTEST := -m pytest -n 2 --dist worksteal --durations=15
+# Tests that run at a time; some wait for other processes more than they compute.
+PYTEST_WORKERS ?= 2
+PYTEST := -m pytest -n $(PYTEST_WORKERS) --dist worksteal --durations=15
 STARTED := $(shell date +%s)
 # What `make test-quick` runs, without the tests that start processes: the essentials, over one strategy.
 QUICK := $(patsubst %,tests/%.py,test_layers engine/test_run engine/test_function values/test_per_replica_values \

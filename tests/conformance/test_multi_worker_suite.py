@@ -10,7 +10,7 @@ from processes import Workers
 
 TESTS = Path(__file__).parents[1]
 # Those that have a test over all strategies, several processes among them: collecting the others would take seconds.
-OVER_STRATEGIES = re.compile(r"^@over\((?!.*processes=1)", re.MULTILINE)
+OVER_STRATEGIES = re.compile(r"^@(over|dealt)\((?!.*processes=1)", re.MULTILINE)
 SHARED = [
     str(path)
     for path in sorted(TESTS.rglob("test_*.py"))
