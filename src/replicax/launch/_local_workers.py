@@ -158,11 +158,6 @@ class LocalWorkers:
                 worker.signal(kind)
             await self._all_ended(patience)
 
-    def kill(self) -> None:
-        """Ends them at once."""
-        for worker in self._alive():
-            worker.signal(signal.SIGKILL)
-
     def _alive(self) -> list[Worker]:
         return [worker for task, worker in self._running.items() if not task.done()]
 
