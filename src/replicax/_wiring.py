@@ -1,6 +1,6 @@
-"""What lower modules call of those that stand above them is plugged in here, and nowhere else.
+"""The functions of upper packages that lower packages call are registered here, and nowhere else.
 
-Public modules that need all parts import this one.
+Public modules that use them import this module.
 """
 
 from replicax._base import foreign_state, tracebacks
@@ -16,9 +16,9 @@ def _converter() -> autograph_switch.Converter:
 
 
 def _join_keras() -> None:
-    from replicax._integrations.keras import variables
+    from replicax._integrations import keras
 
-    variables.join()
+    keras.join()
 
 
 def _join_nnx() -> None:

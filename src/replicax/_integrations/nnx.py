@@ -1,9 +1,9 @@
-"""Flax NNX on the strategies: what is made under a strategy's scope holds variables of the strategy.
+"""Flax NNX on the strategies: objects that are made under a strategy's scope hold variables of the strategy.
 
 An `nnx.Variable` keeps its value in one attribute, which here becomes a view: of a plain value, or of a
 `replicax.Variable` of the strategy in whose scope it was made. It becomes one when a step meets it first, so that a
-model can be changed freely before. Everything else of NNX goes on as it is. What its transformations make (`nnx.grad`
-and the like work on copies) stays plain, and so does what a step makes.
+model can be changed freely before. Everything else of NNX stays as it is. Copies that its transformations make
+(`nnx.grad` and the like) stay plain, and so do variables that a step makes.
 
 What is changed in NNX, all of it here:
 
@@ -13,31 +13,35 @@ What is changed in NNX, all of it here:
 | `Variable.set_value` | an item of a dict or list that a view shows is replaced in the whole |
 | `Variable._can_update`, `_check_can_update` | a step may write what it may assign, and an error says what else to do |
 | `Pytree._check_valid_context`, `_setattr` | a step may take objects from outside apart, but not set their attributes |
-| `PytreeState.__init__` | what a step leaves behind belongs to no trace |
+| `PytreeState.__init__` | objects that outlive a step belong to no trace |
 | `tracers.current_jax_trace` | a gradient tape is no level of tracing, and a replica that runs eagerly is one |
-| `metrics.Welford.update` | refused in replicas, whose results cannot be added up |
+| `metrics.Welford.update` | refused in replicas, the results of which cannot be added up |
 """
 
 from __future__ import annotations
 
 import threading
+import types
 import warnings
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 
 from replicax._base import doc_pages, foreign_state, jax_internals
-from replicax._base.types import VariableAggregation, VariableSynchronization
+from replicax._base.types import Leaf, Tree, VariableAggregation, VariableSynchronization
 from replicax._checkpoint.object_graph import PytreeLeaf, VariableLeaf
 from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
 from replicax._values import is_array
 from replicax._variables import creators
 from replicax._variables.variable import Variable
+
+if TYPE_CHECKING:
+    from flax import nnx
 
 _settling = threading.RLock()  # eager replicas are threads, and the first one makes the variable for all
 
@@ -48,7 +52,7 @@ def join() -> None:
     from flax import nnx
     from flax.nnx import pytreelib, tracers
 
-    variable: Any = nnx.Variable
+    variable: nnx.Variable = nnx.Variable
     tree: Any = pytreelib.Pytree
     changed = {
         variable: ("_raw_value", "_can_update", "_check_can_update", "__init__", "set_value"),
@@ -87,16 +91,20 @@ def join() -> None:
 # What a variable becomes.
 
 
+# Computes a replica's own value from the value that is set from outside and the replica's number.
+_OfReplica = Callable[[jax.Array, jax.Array | int], jax.Array]
+
+
 class _Kind(NamedTuple):
-    """What becomes of the variables of one class of NNX."""
+    """The kind of variable that holds the value of a class of NNX variables."""
 
     trainable: bool = False
     aggregation: VariableAggregation | None = None  # None: the same on all replicas; else each one has its own
-    of_replica: Callable[[Any, Any], Any] | None = None  # (value set from outside, replica) -> that replica's own
+    of_replica: _OfReplica | None = None
 
 
-def _kinds(nnx: Any) -> list[tuple[type, _Kind | None]]:
-    """By class, the first that fits. None: an output of the model, which stays plain."""
+def _kinds(nnx: types.ModuleType) -> list[tuple[type, _Kind | None]]:
+    """Returns the kinds by class, the first that fits. None: an output of the model, which stays plain."""
     first = VariableAggregation.ONLY_FIRST_REPLICA
     return [
         (nnx.Intermediate, None),
@@ -110,14 +118,14 @@ def _kinds(nnx: Any) -> list[tuple[type, _Kind | None]]:
     ]
 
 
-def _own_key(key: Any, replica: Any) -> Any:
-    """A replica's own random key. The first one has the key itself, and draws what one replica alone would."""
+def _own_key(key: jax.Array, replica: jax.Array | int) -> jax.Array:
+    """Returns a replica's own random key. The first one keeps the key, and draws the numbers of one replica alone."""
     other = jax.vmap(jax.random.fold_in, (0, None))(key.reshape(-1), replica).reshape(key.shape)
     return jnp.where(jnp.asarray(replica) == 0, key, other)
 
 
-def _first_only(value: Any, replica: Any) -> Any:
-    """A replica's part of what the parts add up to."""
+def _first_only(value: jax.Array, replica: jax.Array | int) -> jax.Array:
+    """Returns a replica's part of a sum: the first replica has it all."""
     return jnp.where(jnp.asarray(replica) == 0, value, jnp.zeros_like(value))
 
 
@@ -126,7 +134,7 @@ class _Fresh:
 
     __slots__ = ("strategy", "value")
 
-    def __init__(self, value: Any, strategy: Any):
+    def __init__(self, value: Tree, strategy: _context.StrategyLike):
         self.value, self.strategy = value, strategy
 
 
@@ -138,16 +146,17 @@ class _Held:
     def __init__(self, variable: Variable, kind: _Kind):
         self.variable, self.of_replica = variable, kind.of_replica
 
-    def read(self) -> Any:
-        """The value here."""
+    def read(self) -> Tree:
+        """Returns the value in the current frame."""
         value = self.variable.value()
         if self.of_replica is _own_key and self.is_shared():
-            context: Any = _context.get_replica_context()
+            context = _context.get_replica_context()
+            assert context is not None
             return _own_key(value, context.replica_id_in_sync_group)
         return value
 
-    def write(self, value: Any) -> None:
-        """Replaces the value here."""
+    def write(self, value: Tree) -> None:
+        """Assigns the value in the current frame."""
         variable, frame = self.variable, frames.frame()
         if self.of_replica is _first_only and self.is_shared():
             variable.assign_add(value - variable.value(), read_value=False)  # what the replicas add is added up
@@ -166,18 +175,18 @@ class _Held:
         return context is not None and context.strategy is self.variable.distribute_strategy
 
     def is_shared(self) -> bool:
-        """Whether this is one of several replicas that have one thing together."""
+        """Returns True in one of several replicas that share one copy of the variable."""
         strategy = self.variable.distribute_strategy
-        return self._in_replica() and strategy.extended._variables_live_once and strategy.num_replicas_in_sync > 1
+        return bool(self._in_replica() and strategy.extended._variables_live_once and strategy.num_replicas_in_sync > 1)
 
 
 class _View:
     """The attribute in which a variable of NNX keeps its value."""
 
-    def __init__(self, slot: Any, cls: Any, kinds: list[tuple[type, _Kind | None]]):
+    def __init__(self, slot: types.MemberDescriptorType, cls: type, kinds: list[tuple[type, _Kind | None]]):
         self._slot, self._class, self._kinds = slot, cls, kinds
 
-    def __get__(self, variable: Any, owner: type | None = None) -> Any:
+    def __get__(self, variable: nnx.Variable, owner: type | None = None) -> Tree:
         if variable is None:
             return self
         content = self.content(variable)
@@ -185,7 +194,7 @@ class _View:
             return content.read()
         return content.value if type(content) is _Fresh else content
 
-    def __set__(self, variable: Any, value: Any) -> None:
+    def __set__(self, variable: nnx.Variable, value: Tree) -> None:
         try:
             self._slot.__get__(variable)
         except AttributeError:  # it is just being made
@@ -200,24 +209,24 @@ class _View:
         else:
             self._slot.__set__(variable, value)
 
-    def content(self, variable: Any) -> Any:
-        """What there is: a `_Held`, a `_Fresh`, or a plain value."""
+    def content(self, variable: nnx.Variable) -> Tree:
+        """Returns the content of the attribute: a `_Held`, a `_Fresh`, or a plain value."""
         content = self._slot.__get__(variable)
         if type(content) is _Fresh and (in_step() or active_tapes.entered()):
             return self._settled(variable)
         return content
 
-    def has_ours(self, node: Any) -> bool:
-        """Whether an object has a variable that was made under a strategy."""
+    def has_ours(self, node: nnx.Pytree) -> bool:
+        """Returns True if an object has a variable that was made under a strategy."""
         leaves = jax.tree.leaves(node, is_leaf=lambda x: isinstance(x, self._class))
         return any(isinstance(x, self._class) and type(self._slot.__get__(x)) in (_Fresh, _Held) for x in leaves)
 
-    def variable(self, variable: Any) -> Variable | None:
-        """The strategy's variable that it holds from now on, if it was made under one and holds arrays."""
+    def variable(self, variable: nnx.Variable) -> Variable | None:
+        """Returns the variable of a strategy that it holds from now on; None for values that stay plain."""
         content = self._settled(variable)
         return content.variable if type(content) is _Held else None
 
-    def _settled(self, variable: Any) -> Any:
+    def _settled(self, variable: nnx.Variable) -> Tree:
         with _settling:
             content = self._slot.__get__(variable)
             if type(content) is not _Fresh or variable.hijax or variable.ref or not _is_arrays(content.value):
@@ -236,14 +245,14 @@ class _View:
                 self._slot.__set__(variable, content)
             return content
 
-    def init(self, init: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any) -> None:
-        """A new variable, at once the strategy's where other workers may have drawn another value for it."""
+    def init(self, init: Callable[..., Tree], variable: nnx.Variable, *args: object, **kwargs: object) -> None:
+        """Makes a variable; in a job it holds the strategy's at once, since other workers may draw other values."""
         init(variable, *args, **kwargs)
         content = self._slot.__get__(variable)
         if type(content) is _Fresh and content.strategy.extended._worker.size > 1:
             self._settled(variable)
 
-    def set_value(self, set_value: Callable[..., Any], variable: Any, value: Any, **kwargs: Any) -> None:
+    def set_value(self, set_value: Callable[..., Tree], variable: nnx.Variable, value: Tree, **kwargs: object) -> None:
         """Sets the value or, with `index`, an item of it, which is not kept by itself."""
         if "index" in kwargs and type(self.content(variable)) is _Held:
             whole = variable._raw_value
@@ -253,7 +262,7 @@ class _View:
         set_value(variable, value, **kwargs)
 
 
-def _new_variable(variable: Any, value: Any, kind: _Kind) -> Variable:
+def _new_variable(variable: nnx.Variable, value: Tree, kind: _Kind) -> Variable:
     aggregation, metadata = kind.aggregation, variable.get_metadata()
     synchronization = VariableSynchronization.AUTO if aggregation is None else VariableSynchronization.ON_READ
     floating = all(jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) for leaf in jax.tree.leaves(value))
@@ -272,7 +281,7 @@ def _new_variable(variable: Any, value: Any, kind: _Kind) -> Variable:
     )
 
 
-def _is_arrays(value: Any) -> bool:
+def _is_arrays(value: Tree) -> bool:
     leaves = jax.tree.leaves(value)
     return bool(leaves) and all(is_array(leaf) or isinstance(leaf, (bool, int, float, complex)) for leaf in leaves)
 
@@ -281,14 +290,14 @@ def _is_arrays(value: Any) -> bool:
 
 
 def in_step() -> bool:
-    """Whether a step is running or being traced: a `function`, or a replica."""
+    """Returns True while a step (a `function` or a replica) runs or is traced."""
     if type(frames.frame()) is not frames.GlobalFrame:
         return True
     return _context.has_strategy() and _context.get_replica_context() is not None
 
 
 def _may_assign() -> bool:
-    """Whether no transformation of JAX lies between here and the step."""
+    """Returns True if no transformation of JAX lies between here and the step."""
     frame = frames.frame()
     return frames.untaped_trace() is frame.trace if isinstance(frame, frames.TraceFrame) else not frames.is_tracing()
 
@@ -296,11 +305,11 @@ def _may_assign() -> bool:
 class _Writing:
     """NNX's rules of where objects may be taken apart and changed, and ours."""
 
-    def __init__(self, view: _View, outside: Any, can_update: Callable[[Any], bool]):
+    def __init__(self, view: _View, outside: object, can_update: Callable[[nnx.Variable], bool]):
         self._view, self._outside, self._can_update = view, outside, can_update
 
-    def can_update(self, variable: Any) -> bool:
-        """Whether a variable may be written here."""
+    def can_update(self, variable: nnx.Variable) -> bool:
+        """Returns True if a variable may be written here."""
         content = self._view.content(variable)
         if type(content) is _Held:
             if content.is_shared() and isinstance(frames.frame(), frames.ReplicaFrame):
@@ -319,24 +328,26 @@ class _Writing:
             )
         return False
 
-    def check_can_update(self, check: Callable[[Any], None], variable: Any) -> None:
+    def check_can_update(self, check: Callable[[nnx.Variable], None], variable: nnx.Variable) -> None:
         """Raises where a variable may not be written."""
         if not self.can_update(variable):
             check(variable)
 
-    def begin(self, begin: Callable[..., None], state: Any, *args: Any, **kwargs: Any) -> None:
-        """The state of an object. NNX's transformations give a new one to those that they were called with."""
+    def begin(
+        self, begin: Callable[..., None], state: nnx.pytreelib.PytreeState, *args: object, **kwargs: object
+    ) -> None:
+        """Makes the state of an object. NNX's transformations make a new one for objects among their arguments."""
         begin(state, *args, **kwargs)
         if in_step() and _may_assign():
             state.trace_state._jax_trace = _OfStep(state.trace_state._jax_trace, self._outside)
 
-    def check_valid_context(self, check: Callable[..., None], node: Any, message: Callable[[], str]) -> None:
+    def check_valid_context(self, check: Callable[..., None], node: nnx.Pytree, message: Callable[[], str]) -> None:
         """Raises where an object may not be taken apart. What is in it is checked by itself."""
         trace = node._pytree__state.trace_state._jax_trace
         if not ((isinstance(trace, _OfStep) or trace == self._outside) and in_step() and _may_assign()):
             check(node, message)
 
-    def set_attribute(self, set_attribute: Callable[..., None], node: Any, name: str, value: Any) -> None:
+    def set_attribute(self, set_attribute: Callable[..., None], node: nnx.Pytree, name: str, value: Tree) -> None:
         """Sets an attribute of an object."""
         foreign = not node._pytree__state.trace_state.is_valid()
         if foreign and in_step() and _may_assign() and not name.startswith("__"):  # nnx.capture takes its own away
@@ -351,13 +362,14 @@ class _Writing:
 def _trace_error(message: str) -> Exception:
     from flax.errors import TraceContextError
 
-    return TraceContextError(message)
+    error: Exception = TraceContextError(message)
+    return error
 
 
 class _InReplica:
     """A trace of JAX as one replica has it."""
 
-    def __init__(self, trace: Any, context: Any):
+    def __init__(self, trace: object, context: weakref.ref[_context.ReplicaContext]):
         self._parts = trace, context
 
     def __eq__(self, other: object) -> bool:
@@ -367,15 +379,15 @@ class _InReplica:
 class _OfStep:
     """The trace of a step, which lets go of its objects when it ends."""
 
-    def __init__(self, trace: Any, outside: Any):
+    def __init__(self, trace: object, outside: object):
         self._valid = trace, outside
 
     def __eq__(self, other: object) -> bool:
         return any(trace == other for trace in self._valid)
 
 
-def _current_trace(current: Callable[[], Any]) -> Callable[[], Any]:
-    def current_jax_trace() -> Any:
+def _current_trace(current: Callable[[], object]) -> Callable[[], object]:
+    def current_jax_trace() -> object:
         with jex.set_current_trace(frames.untaped_trace()):
             trace = current()
         context = _context.get_replica_context() if _context.has_strategy() else None
@@ -384,17 +396,14 @@ def _current_trace(current: Callable[[], Any]) -> Callable[[], Any]:
     return current_jax_trace
 
 
-def _update_welford(update: Callable[..., Any], metric: Any, *args: Any, **kwargs: Any) -> Any:
-    if _context.has_strategy() and _context.get_replica_context() is not None and _replicas() > 1:
+def _update_welford(update: Callable[..., Tree], metric: nnx.metrics.Welford, *args: object, **kwargs: object) -> Tree:
+    context = _context.get_replica_context() if _context.has_strategy() else None
+    if context is not None and context.num_replicas_in_sync > 1:
         raise NotImplementedError(
             "nnx.metrics.Welford is updated by a replica, but what several replicas find cannot be added up. Return "
             "the values from the replica function, and update it outside of `run`."
         )
     return update(metric, *args, **kwargs)
-
-
-def _replicas() -> int:
-    return _context.get_strategy().num_replicas_in_sync
 
 
 # In checkpoints.
@@ -405,34 +414,34 @@ class _NnxLeaf(PytreeLeaf):
 
     is_value = True
 
-    def _get(self) -> Any:
+    def _get(self) -> Tree:
         return self.owner.get_raw_value()
 
-    def _set(self, value: Any) -> None:
+    def _set(self, value: Tree) -> None:
         self.owner.set_raw_value(value)
 
 
 class _HeldLeaf(VariableLeaf):
     """A strategy's variable, assigned as NNX does."""
 
-    def __init__(self, held: Variable, variable: Any):
+    def __init__(self, held: Variable, variable: nnx.Variable):
         super().__init__(held)
         self._variable = variable
 
-    def _set(self, value: Any) -> None:
+    def _set(self, value: Tree) -> None:
         self._variable.set_raw_value(value)
 
 
-def _checkpoint_leaf(variable: Any) -> PytreeLeaf | None:
+def _checkpoint_leaf(variable: nnx.Variable) -> PytreeLeaf | None:
     held = variable.__replicax_variable__
     if held is not None:
         return _HeldLeaf(held, variable)
     return _NnxLeaf(variable) if _is_arrays(variable.get_raw_value()) else None
 
 
-def _nested(flat: Any) -> dict[str, Any]:
-    """A flat state as dicts by name."""
-    nested: dict[str, Any] = {}
+def _nested(flat: Iterable[tuple[tuple[object, ...], Leaf]]) -> dict[str, Tree]:
+    """Returns a flat state as nested dicts."""
+    nested: dict[str, Tree] = {}
     for path, leaf in flat:
         at = nested
         for key in path[:-1]:

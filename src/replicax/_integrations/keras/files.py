@@ -1,7 +1,7 @@
-"""What Keras's callbacks save in a job of several workers: of those that give the same path, one writes there.
+"""Files of Keras's callbacks in a job of several workers: of the workers that give the same path, one writes there.
 
-All of them go through the saving, since state that differs between the replicas is put together by all; the others do
-so aside. On a machine that does not share the folder with the one that writes, the path gets a copy.
+All of them save, since state that differs between the replicas is reduced by all; the others save to a temporary
+folder. On a machine that does not share the folder with the worker that writes, that file is moved to the path.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 
 from replicax._base.atomic_files import Kind, make_folders, replacing
 from replicax._base.foreign_state import around
+from replicax._base.types import Tree
 from replicax._integrations.keras.fit import strategy_of
 from replicax._job import exchange
+
+if TYPE_CHECKING:
+    import keras
 
 
 class _Saving(threading.local):
     def __init__(self) -> None:
-        self.by_all = False  # whether a callback saves, and so all workers do
+        self.by_all = False  # True while a callback saves, which all workers do
 
 
 _saving = _Saving()
@@ -43,20 +47,20 @@ def join() -> None:
         around(keras.Model, name, _one_for_all)
 
 
-def _is_of_a_job(model: Any) -> bool:
+def _is_of_a_job(model: keras.Model) -> bool:
     strategy = strategy_of(model)
-    return strategy is not None and strategy.extended._worker.size > 1
+    return strategy is not None and bool(strategy.extended._worker.size > 1)
 
 
-def _everyones(path: str, told: str = "") -> list[tuple[str, str]]:
-    """The paths of all workers, and what they tell."""
-    texts = exchange.everyones(f"the file {path}\n{told}", "keras files")
+def _paths_of_all(path: str, message: str = "") -> list[tuple[str, str]]:
+    """Returns the paths and messages of all workers."""
+    texts = exchange.everyones(f"the file {path}\n{message}", "keras files")
     return [(text.partition("\n")[0], text.partition("\n")[2]) for text in texts]
 
 
 def _first_with(path: str) -> int:
-    """The first worker that has the same path."""
-    paths = [other for other, _ in _everyones(path)]
+    """Returns the first worker that has the same path."""
+    paths = [other for other, _ in _paths_of_all(path)]
     return paths.index(paths[jax.process_index()])
 
 
@@ -67,7 +71,7 @@ def _stamp(path: str) -> str:
     return f"{found.st_size} {found.st_mtime_ns}"
 
 
-def _by_all(save: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> Any:
+def _by_all(save: Callable[..., Tree], callback: keras.callbacks.Callback, *args: object, **kwargs: object) -> Tree:
     before, _saving.by_all = _saving.by_all, _is_of_a_job(callback.model)
     try:
         return save(callback, *args, **kwargs)
@@ -75,38 +79,44 @@ def _by_all(save: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) 
         _saving.by_all = before
 
 
-def _makedirs(make: Callable[..., Any], path: Any) -> None:
-    """Makes a folder, which several workers find missing at the same time."""
+def _makedirs(make: Callable[..., None], path: str) -> None:
+    """Makes a folder that another worker may be making too."""
     with contextlib.suppress(FileExistsError) if _saving.by_all else contextlib.nullcontext():
         make(path)
 
 
-def _one_for_all(save: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+def _one_for_all(
+    save: Callable[..., None], model: keras.Model, filepath: str | os.PathLike[str], *args: object, **kwargs: object
+) -> None:
     if not _saving.by_all:
-        return save(model, filepath, *args, **kwargs)
+        save(model, filepath, *args, **kwargs)
+        return
     path = os.path.abspath(os.fspath(filepath))
     first, me = _first_with(path), jax.process_index()
     if first == me:
         save(model, filepath, *args, **kwargs)
-        _everyones(path, _stamp(path))
+        _paths_of_all(path, _stamp(path))
         return
     with tempfile.TemporaryDirectory() as folder:
         aside = os.path.join(folder, os.path.basename(path))
         save(model, aside, *args, **kwargs)
-        if _everyones(path)[first][1] != _stamp(path):  # the same name on another machine's disk
+        if _paths_of_all(path)[first][1] != _stamp(path):  # the same name on another machine's disk
             make_folders(os.path.dirname(path))
             with replacing(path, Kind("Keras file")) as new:
                 shutil.move(aside, new)
 
 
-def _first_one_then_the_others(end: Callable[..., Any], callback: Any, logs: Any = None) -> Any:
-    """The end of a backup, which removes its folder where it is there still."""
+def _first_one_then_the_others(
+    end: Callable[..., None], callback: keras.callbacks.Callback, logs: dict[str, Tree] | None = None
+) -> None:
+    """Ends a backup on the first worker of a folder, which removes it, and then on the others, which find it gone."""
     if not _is_of_a_job(callback.model):
-        return end(callback, logs)
+        end(callback, logs)
+        return
     path = os.path.abspath(os.fspath(callback.backup_dir))
     first = _first_with(path) == jax.process_index()  # and all have written what goes into it
     if first:
         end(callback, logs)
-    _everyones(path)
+    _paths_of_all(path)
     if not first:
         end(callback, logs)

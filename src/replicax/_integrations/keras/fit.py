@@ -12,8 +12,8 @@ import functools
 import inspect
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ import numpy as np
 from replicax._base import nest
 from replicax._base.errors import OutOfRangeError
 from replicax._base.foreign_state import around
+from replicax._base.types import Tree
 from replicax._data import Dataset
 from replicax._data.calls import ends_data
 from replicax._engine import function
@@ -31,6 +32,10 @@ from replicax._integrations.keras.losses import scale_loss, unscale_loss
 from replicax._tracing import context
 from replicax._tracing.tape import GradientTape, UnconnectedGradients
 from replicax._values import DistributedValues, PerReplica
+
+if TYPE_CHECKING:
+    import keras
+    from keras.src.trainers.epoch_iterator import EpochIterator
 
 
 class _Fitting(threading.local):
@@ -54,7 +59,7 @@ def join() -> None:
     around(data_adapters, "get_data_adapter", _adapted)
     for layer in (keras.layers.Normalization, keras.layers.Discretization):
         around(layer, "adapt", _adapt)
-    made: dict[str, Callable[[Any], Callable[..., Any]]] = {
+    made: dict[str, Callable[[keras.Model], Callable[..., Tree]]] = {
         "train_function": lambda model: _with_logs(model, "train_step", _train_step, 4),
         "test_function": lambda model: _with_logs(model, "test_step", _test_step, 3),
         "predict_function": _with_outputs,
@@ -70,17 +75,17 @@ def join() -> None:
     around(JAXEpochIterator, "_get_iterator", _distributed)
 
 
-def strategy_of(model: Any) -> Any:
-    """The strategy that a model was made under; None for none."""
+def strategy_of(model: keras.Model) -> Any:
+    """Returns the strategy in whose scope a model was made; None for none."""
     return model.__dict__.get("_replicax_strategy")
 
 
-def _init(init: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> None:
+def _init(init: Callable[..., Tree], model: keras.Model, *args: object, **kwargs: object) -> None:
     model.__dict__["_replicax_strategy"] = context.get_strategy() if context.has_strategy() else None
     init(model, *args, **kwargs)
 
 
-def _in_scope(method: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+def _in_scope(method: Callable[..., Tree], model: keras.Model, *args: object, **kwargs: object) -> Tree:
     strategy = strategy_of(model)
     if strategy is None:
         return method(model, *args, **kwargs)
@@ -97,8 +102,8 @@ def _in_scope(method: Callable[..., Any], model: Any, *args: Any, **kwargs: Any)
 # Input.
 
 
-def _adapted(adapter_of: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) -> Any:
-    """A dataset as something that Keras's loops take; all else as Keras has it."""
+def _adapted(adapter_of: Callable[..., Tree], x: Tree, *args: object, **kwargs: object) -> Tree:
+    """Returns Keras's adapter of the input, or ours of a dataset."""
     if not isinstance(x, (Dataset, DistributedDataset)):
         return adapter_of(x, *args, **kwargs)
     given = inspect.signature(adapter_of).bind(x, *args, **kwargs).arguments
@@ -112,7 +117,7 @@ def _adapted(adapter_of: Callable[..., Any], x: Any, *args: Any, **kwargs: Any) 
     return _adapter(x.map(lambda *data: _weighted(data, given["class_weight"])))
 
 
-def _weighted(data: Any, class_weight: Any) -> Any:
+def _weighted(data: Tree, class_weight: dict[int, float]) -> tuple[Tree, Tree, Tree]:
     from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
 
     x, y, sample_weight = _unpack(data)
@@ -123,20 +128,20 @@ def _weighted(data: Any, class_weight: Any) -> Any:
     return x, y, class_weight_to_sample_weights(y, class_weight)
 
 
-def _adapt(adapt: Callable[..., Any], layer: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """Keras knows arrays, and TensorFlow's datasets."""
+def _adapt(adapt: Callable[..., Tree], layer: keras.Layer, data: Tree, *args: object, **kwargs: object) -> Tree:
+    """Adapts a layer to a dataset of ours as to an array of all its rows."""
     if isinstance(data, Dataset):
         data = np.concatenate(list(data.as_numpy_iterator()))
     return adapt(layer, data, *args, **kwargs)
 
 
-def _adapter(value: Any) -> Any:
+def _adapter(value: Tree) -> Tree:
     from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-    class Adapter(DataAdapter):
+    class Adapter(DataAdapter):  # type: ignore[misc]  # Keras may be missing
         """A dataset, for Keras's loops."""
 
-        def get_jax_iterator(self) -> Any:
+        def get_jax_iterator(self) -> Tree:
             return value if _fitting.strategy is not None else (nest.map_structure(jnp.asarray, x) for x in value)
 
         get_numpy_iterator = get_jax_iterator
@@ -161,16 +166,16 @@ def _adapter(value: Any) -> Any:
 
 
 class _Batches:
-    """What an adapter gives, as something that can be gone through again."""
+    """The batches of an adapter, an iterable."""
 
-    def __init__(self, adapter: Any):
+    def __init__(self, adapter: keras.src.trainers.data_adapters.DataAdapter):
         self._adapter = adapter
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Tree]:
         return iter(self._adapter.get_jax_iterator())
 
 
-def _distributed(get: Callable[..., Any], epoch_iterator: Any) -> Any:
+def _distributed(get: Callable[..., Tree], epoch_iterator: EpochIterator) -> Tree:
     strategy = _fitting.strategy
     if strategy is None:
         return get(epoch_iterator)
@@ -182,7 +187,9 @@ def _distributed(get: Callable[..., Any], epoch_iterator: Any) -> Any:
     return strategy.experimental_distribute_dataset(source)
 
 
-def _symbolic_build(build: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+def _symbolic_build(
+    build: Callable[..., Tree], model: keras.Model, iterator: EpochIterator | None = None, data_batch: Tree = None
+) -> Tree:
     """Builds from one replica's part of a batch."""
     if strategy_of(model) is None:
         return build(model, iterator=iterator, data_batch=data_batch)
@@ -191,8 +198,8 @@ def _symbolic_build(build: Callable[..., Any], model: Any, iterator: Any = None,
     return build(model, data_batch=_first_parts(data_batch))
 
 
-def _next_batch(iterator: Any) -> Any:
-    """The next batch of a loop; where the loop before took the last one, the first."""
+def _next_batch(iterator: EpochIterator) -> Tree:
+    """Returns the next batch of a loop, the first one again after the last."""
     for attempt in range(2):
         for _, _, batches in iterator:
             with contextlib.suppress(*[StopIteration] * (attempt == 0)):
@@ -202,8 +209,8 @@ def _next_batch(iterator: Any) -> Any:
     return None
 
 
-def _call(call: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Any:
-    """Keras's loops call a model with a whole batch to build it."""
+def _call(call: Callable[..., Tree], model: keras.Model, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
+    """Calls a model, with one replica's part where Keras's loops pass a whole batch to build it."""
     from keras.src.backend import in_stateless_scope
 
     if strategy_of(model) is not None and in_stateless_scope():
@@ -211,34 +218,35 @@ def _call(call: Callable[..., Any], model: Any, args: Any, kwargs: Any) -> Any:
     return call(*args, **kwargs)
 
 
-def _first_parts(batch: Any) -> Any:
-    """One replica's part of a batch; what is not divided as it is."""
+def _first_parts(batch: Tree) -> Tree:
+    """Returns the first replica's part of a batch; undistributed values as they are."""
     return nest.map_structure(lambda leaf: leaf.values[0] if isinstance(leaf, DistributedValues) else leaf, batch)
 
 
 # Steps.
 
 
-def _unpack(data: Any) -> tuple[Any, Any, Any]:
+def _unpack(data: Tree) -> tuple[Tree, Tree, Tree]:
     from keras.utils import unpack_x_y_sample_weight
 
-    return unpack_x_y_sample_weight(data)
+    x, y, sample_weight = unpack_x_y_sample_weight(data)
+    return x, y, sample_weight
 
 
-def _called(model: Any, x: Any, training: bool) -> Any:
+def _called(model: keras.Model, x: Tree, training: bool) -> Tree:
     return model(x, training=training) if model._call_has_training_arg else model(x)
 
 
-def _rows(x: Any) -> Any:
+def _rows(x: Tree) -> Tree:
     return next(leaf for leaf in jax.tree.leaves(x) if leaf is not None).shape[0]
 
 
-def _track(model: Any, loss: Any, x: Any) -> None:
+def _track(model: keras.Model, loss: Tree, x: Tree) -> None:
     whole = unscale_loss(loss) if loss.ndim == 0 else loss  # one for each row is of `reduction=None`, never scaled
     model._loss_tracker.update_state(whole, sample_weight=_rows(x))
 
 
-def _train_step(model: Any, data: Any) -> Any:
+def _train_step(model: keras.Model, data: Tree) -> Tree:
     x, y, sample_weight = _unpack(data)
     weights = model.trainable_variables
     if _rows(x) == 0:
@@ -257,10 +265,10 @@ def _train_step(model: Any, data: Any) -> Any:
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
-def _train_without_rows(model: Any, weights: Any) -> None:
-    """The last batch has fewer rows than there are replicas: this one has its part in the regularization alone.
+def _train_without_rows(model: keras.Model, weights: Sequence[keras.Variable]) -> None:
+    """Applies the gradient of the regularization alone, on a replica that has no rows of the last batch.
 
-    A mean over no rows is no number, so that the model is not called.
+    The model is not called, since a mean over no rows is NaN.
     """
     with GradientTape() as tape:
         losses = [model._aggregate_additional_loss(loss) for loss in model._get_regularization_losses()]
@@ -270,7 +278,7 @@ def _train_without_rows(model: Any, weights: Any) -> None:
         model.optimizer.apply_gradients(zip(gradients, weights))
 
 
-def _test_step(model: Any, data: Any) -> Any:
+def _test_step(model: keras.Model, data: Tree) -> Tree:
     x, y, sample_weight = _unpack(data)
     if _rows(x) == 0:
         return model.get_metrics_result()
@@ -280,17 +288,17 @@ def _test_step(model: Any, data: Any) -> Any:
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
-def _predict_step(model: Any, data: Any) -> Any:
+def _predict_step(model: keras.Model, data: Tree) -> Tree:
     return _called(model, _unpack(data)[0], training=False)
 
 
-def _step_of(model: Any, name: str, ours: Callable[..., Any]) -> Callable[[Any], Any]:
-    """What a replica does with its part of a batch: the model's own step where it has one, in TensorFlow's form."""
+def _step_of(model: keras.Model, name: str, ours: Callable[..., Tree]) -> Callable[[Tree], Tree]:
+    """Returns the function of a replica: the model's own step where it has one, in TensorFlow's form, or ours."""
     from keras.src.backend.jax.trainer import JAXTrainer
 
     if getattr(type(model), name) is getattr(JAXTrainer, name):
         return lambda data: ours(model, data)
-    own = getattr(model, name)
+    own: Callable[[Tree], Tree] = getattr(model, name)
     if len(inspect.signature(own).parameters) != 1:
         raise TypeError(
             f"{type(model).__name__}.{name} takes the model's state, as Keras has it on JAX. Under a strategy it takes "
@@ -299,49 +307,58 @@ def _step_of(model: Any, name: str, ours: Callable[..., Any]) -> Callable[[Any],
     return own
 
 
-def _by_super(ours: Callable[[Any, Any], Any], step: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
-    """Keras's own step, or ours where a model's own one calls `super()` in TensorFlow's form."""
+def _by_super(
+    ours: Callable[[keras.Model, Tree], Tree],
+    step: Callable[..., Tree],
+    model: keras.Model,
+    *args: object,
+    **kwargs: object,
+) -> Tree:
+    """Runs Keras's own step, or ours where a model's own one calls `super()` in TensorFlow's form."""
     if strategy_of(model) is not None and len(args) + len(kwargs) == 1:
         return ours(model, *args, *kwargs.values())
     return step(model, *args, **kwargs)
 
 
-def _run_on_replicas(model: Any, step: Callable[[Any], Any], combine: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _run_on_replicas(
+    model: keras.Model, step: Callable[[Tree], Tree], combine: Callable[[Tree], Tree]
+) -> Callable[[Tree], Tree]:
     strategy = strategy_of(model)
 
     return lambda data: combine(strategy.run(step, args=(data,)))
 
 
-def _spread(model: Any, data: Any) -> Any:
-    """A batch from the user's own hands, divided over the replicas."""
+def _spread(model: keras.Model, data: Tree) -> Tree:
+    """Returns a batch that the user passed, distributed over the replicas."""
     if any(isinstance(leaf, DistributedValues) for leaf in nest.leaves(data)):
         return data
     return next(iter(strategy_of(model).experimental_distribute_dataset([data])))
 
 
 def _loop(
-    model: Any, step: Callable[[Any], Any], joined: Callable[[list[Any]], Any] | None, states: int
-) -> Callable[..., Any]:
-    """What Keras calls with a state, which is empty, and an iterator: as many steps as are one execution.
+    model: keras.Model, step: Callable[[Tree], Tree], joined: Callable[[list[Tree]], Tree] | None, states: int
+) -> Callable[..., Tree]:
+    """Returns the function that Keras calls with a state, which is empty, and an iterator, for one execution.
 
-    `joined` makes one output of those of the steps. Without it the last one counts, and the steps are one program.
+    `joined` combines the outputs of its steps. Without it, the result is the last one, and the steps are one program.
     """
-    run: Any = step if model.run_eagerly else function.function(step)
+    run = step
     if not model.run_eagerly:
+        run = function.function(step)
         run.step_hint = None  # Keras has `steps_per_execution` for this
 
     @functools.cache
-    def program(count: int) -> Any:
+    def program(count: int) -> Tree:
         return function.function(lambda iterator: step(next(iterator)), steps_per_call=count)
 
-    def one_by_one(iterator: Any) -> Any:
+    def one_by_one(iterator: Iterator[Tree]) -> Tree:
         outputs = [run(_spread(model, next(iterator)))]
         with contextlib.suppress(StopIteration):
             for _ in range(model.steps_per_execution - 1):
                 outputs.append(run(_spread(model, next(iterator))))
         return outputs[-1] if joined is None else joined(outputs)
 
-    def steps(state: Any, iterator: Any) -> Any:
+    def steps(state: object, iterator: Iterator[Tree]) -> tuple[Tree, tuple[None, ...]]:
         several = joined is None and model.steps_per_execution > 1 and isinstance(iterator, DistributedIterator)
         if model.run_eagerly or not several:
             return one_by_one(iterator), (None,) * states
@@ -356,28 +373,28 @@ def _loop(
     return steps
 
 
-def _log_names(logs: dict[str, Any]) -> set[str]:
-    """The names under which Keras shows logs; those of `compile`'s metrics may come in a dict of their own."""
+def _log_names(logs: dict[str, Tree]) -> set[str]:
+    """Returns the names under which Keras shows logs; those of `compile`'s metrics may be in an inner dict."""
     return {name for key, log in logs.items() for name in (_log_names(log) if isinstance(log, dict) else {key})}
 
 
-def _with_logs(model: Any, name: str, ours: Callable[..., Any], states: int) -> Callable[..., Any]:
+def _with_logs(model: keras.Model, name: str, ours: Callable[..., Tree], states: int) -> Callable[..., Tree]:
     strategy = strategy_of(model)
 
-    def logs_of(logs: Any) -> Any:
+    def logs_of(logs: Tree) -> Tree:
         # The metrics of all replicas together; of what the model computes by itself, the replicas' mean.
         whole = model.get_metrics_result() if isinstance(logs, dict) else {}
         if isinstance(logs, dict) and _log_names(logs) == set(whole):
             return whole
 
-        def together(log: Any, name: str = "") -> Any:
+        def together(log: Tree, name: str = "") -> Tree:
             if isinstance(log, dict):
                 return {key: together(value, key) for key, value in log.items()}
             return whole[name] if name in whole else nest.map_structure(mean, log)
 
         return together(logs)
 
-    def mean(log: Any) -> Any:
+    def mean(log: Tree) -> Tree:
         first = strategy.experimental_local_results(log)[0]
         if not isinstance(log, PerReplica) or not jnp.issubdtype(getattr(first, "dtype", bool), jnp.number):
             return first
@@ -387,39 +404,46 @@ def _with_logs(model: Any, name: str, ours: Callable[..., Any], states: int) -> 
     return _loop(model, step, None, states)
 
 
-def _with_outputs(model: Any) -> Callable[..., Any]:
+def _with_outputs(model: keras.Model) -> Callable[..., Tree]:
     strategy = strategy_of(model)
 
-    def gathered(outputs: Any) -> Any:
+    def gathered(outputs: Tree) -> Tree:
         return nest.map_structure(lambda x: strategy.gather(x, axis=0), outputs)
 
-    def joined(outputs: list[Any]) -> Any:
+    def joined(outputs: list[Tree]) -> Tree:
         return outputs[0] if len(outputs) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *outputs)
 
     step = _run_on_replicas(model, _step_of(model, "predict_step", _predict_step), gathered)
     return _loop(model, step, joined, 2)
 
 
-def _maker(attribute: str, function_of: Callable[[Any], Callable[..., Any]]) -> Callable[..., Any]:
-    """A `make_..._function` that keeps, in this attribute, what it made for a model of a strategy."""
+def _maker(
+    attribute: str, function_of: Callable[[keras.Model], Callable[..., Tree]]
+) -> Callable[..., Callable[..., Tree]]:
+    """Returns a `make_..._function` that keeps its function for a model of a strategy in this attribute."""
 
-    def make(original: Callable[..., Any], model: Any, force: bool = False) -> Any:
+    def make(
+        original: Callable[..., Callable[..., Tree]], model: keras.Model, force: bool = False
+    ) -> Callable[..., Tree]:
         if strategy_of(model) is None:
             return original(model, force=force)
         if getattr(model, attribute) is None or force:
             setattr(model, attribute, function_of(model))
-        return getattr(model, attribute)
+        made: Callable[..., Tree] = getattr(model, attribute)
+        return made
 
     return make
 
 
-def _no_state(get: Callable[..., Any], model: Any, purge_model_variables: bool = False, **wanted: bool) -> Any:
+def _no_state(
+    get: Callable[..., Tree], model: keras.Model, purge_model_variables: bool = False, **wanted: bool
+) -> Tree:
     if strategy_of(model) is None:
         return get(model, purge_model_variables=purge_model_variables, **wanted)
     return (None,) * sum(wanted.values())
 
 
-def _additional_loss(aggregate: Callable[..., Any], model: Any, loss: Any) -> Any:
-    """Regularization counts once for all replicas together."""
+def _additional_loss(aggregate: Callable[..., Tree], model: keras.Model, loss: Tree) -> Tree:
+    """Divides the regularization by the number of replicas, so that it counts once."""
     total = aggregate(model, loss)
     return scale_loss(total) if strategy_of(model) is not None else total

@@ -1,34 +1,50 @@
-"""Losses of Keras models in a replica: their means are over the global batch, as on Keras's TensorFlow backend."""
+"""Losses of Keras models in a replica: their means are over the global batch, as on Keras's TensorFlow backend.
+
+| in Keras | what changes |
+|---|---|
+| `losses.loss.scale_loss_for_distribution` | a loss's mean is over the global batch, as on the TensorFlow backend |
+| `losses.loss.reduce_values` | so is a loss that is a scalar by itself |
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 
+from replicax._base.foreign_state import around
 from replicax._tracing import context
 
 
+def join() -> None:
+    """Changes Keras as the table above says."""
+    from keras.src.losses import loss
+
+    around(loss, "reduce_values", reduce_values)
+    loss.scale_loss_for_distribution = scale_loss
+    loss.unscale_loss_for_distribution = unscale_loss
+
+
 def replicas() -> int:
-    """Returns how many replicas the current strategy has."""
+    """Returns the number of replicas of the current strategy."""
     return context.get_strategy().num_replicas_in_sync
 
 
-def scale_loss(value: Any) -> Any:
+def scale_loss(value: jax.Array) -> jax.Array:
     """Divides a loss by the number of replicas, so that the sum over them is the mean of the global batch."""
     count = replicas()
     return value if count == 1 else value * jnp.asarray(1.0 / count, value.dtype)
 
 
-def unscale_loss(value: Any) -> Any:
+def unscale_loss(value: jax.Array) -> jax.Array:
     """Takes `scale_loss` back, for a loss that is shown."""
     count = replicas()
     return value if count == 1 else value * jnp.asarray(count, value.dtype)
 
 
-def reduce_values(reduce: Callable[..., Any], values: Any, *args: Any, **kwargs: Any) -> Any:
+def reduce_values(reduce: Callable[..., jax.Array], values: jax.Array, *args: object, **kwargs: object) -> jax.Array:
     """Reduces a loss as Keras does, and scales a mean that Keras leaves unscaled."""
     loss, reduction = reduce(values, *args, **kwargs), inspect.signature(reduce).bind(values, *args, **kwargs)
     reduction.apply_defaults()

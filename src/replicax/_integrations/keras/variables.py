@@ -1,18 +1,13 @@
-"""Keras 3 on the strategies: its variables are replicax variables, and what differs from one replica to the next does.
+"""Variables of Keras as variables of a strategy, and state that each replica has for itself.
 
-Keras knows `tf.distribute` on its TensorFlow backend alone. On the JAX backend a Keras variable keeps its array in one
-attribute, which here becomes a view of a `replicax.Variable` of the strategy that was current when it was made. All
-else of Keras goes on as it is: it reads and assigns, and a `function` finds the variables that a step touches.
-
-What is changed in Keras, all of it here, in `losses`, `_integrations.keras.fit` and `_integrations.keras.files`:
+A Keras variable on the JAX backend keeps its array in one attribute, which here becomes a view of a `replicax.Variable`
+of the strategy that was current when it was made.
 
 | in Keras | what changes |
 |---|---|
 | `backend.Variable` | holds its value in a `replicax.Variable`; made inside of a traced step, it is made at once |
 | `BaseOptimizer.apply` | refused outside of replicas; may assign plain variables that live once |
 | `BaseOptimizer._clip_gradients` | gradients are summed over the replicas first, and then clipped |
-| `losses.loss.scale_loss_for_distribution` | a loss's mean is over the global batch, as on the TensorFlow backend |
-| `losses.loss.reduce_values` | so is a loss that is a scalar by itself |
 | `SeedGenerator.__init__`, `next` | each replica draws other numbers |
 | `BatchNormalization.call` | a replica without rows keeps its statistics |
 | `Layer.add_weight` | state that is not trained (BatchNorm's) is each replica's own, and read as the mean |
@@ -27,22 +22,23 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from replicax._base import foreign_state, tracebacks
-from replicax._base.types import VariableAggregation, VariableSynchronization
+from replicax._base.types import Tree, VariableAggregation, VariableSynchronization
 from replicax._control_flow import cond_and_loops
-from replicax._integrations.keras import files, fit
-from replicax._integrations.keras import losses as _losses
 from replicax._integrations.keras.losses import replicas
 from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._variables import central, creators
 from replicax._variables.distributed import SyncOnReadVariable
 from replicax._variables.variable import Variable
+
+if TYPE_CHECKING:
+    import keras
 
 _AGGREGATION = {
     "none": VariableAggregation.NONE,
@@ -55,7 +51,7 @@ _AGGREGATION = {
 
 class _Making(threading.local):
     def __init__(self) -> None:
-        # How what is made is aggregated where it is each replica's own, such as a weight that is not trained.
+        # The aggregation of state that each replica has for itself, such as a weight that is not trained.
         self.own: VariableAggregation | None = None
 
 
@@ -64,13 +60,9 @@ _building = threading.RLock()  # eager replicas are threads, and one of them bui
 
 
 def join() -> None:
-    """Changes Keras as the table above says; once."""
+    """Changes Keras as the table above says."""
     import keras
-
-    if keras.backend.backend() != "jax":
-        raise RuntimeError(wrong_backend(keras.backend.backend()))
     from keras.src.backend.common.symbolic_scope import in_symbolic_scope
-    from keras.src.losses import loss as losses
     from keras.src.optimizers.base_optimizer import BaseOptimizer
 
     kind = keras.src.backend.Variable
@@ -89,19 +81,6 @@ def join() -> None:
     foreign_state.around(keras.random.SeedGenerator, "__init__", _new_seeds)
     foreign_state.around(keras.random.SeedGenerator, "next", _next_seed)
     foreign_state.around(keras.layers.BatchNormalization, "call", _normalize)
-    foreign_state.around(losses, "reduce_values", _losses.reduce_values)
-    losses.scale_loss_for_distribution = _losses.scale_loss
-    losses.unscale_loss_for_distribution = _losses.unscale_loss
-    fit.join()
-    files.join()
-
-
-def wrong_backend(name: str) -> str:
-    """What to say where Keras runs on something else than JAX."""
-    return (
-        f"Keras runs on its backend {name!r} already, and replicax needs 'jax'. Import replicax (or replicax.tf) "
-        "before Keras, or set the environment variable KERAS_BACKEND=jax, or `backend` in ~/.keras/keras.json."
-    )
 
 
 # Variables.
@@ -116,7 +95,7 @@ class _Value:
     def __init__(self, in_symbolic_scope: Callable[[], bool]):
         self._in_symbolic_scope = in_symbolic_scope
 
-    def __get__(self, variable: Any, owner: type | None = None) -> Any:
+    def __get__(self, variable: keras.Variable, owner: type | None = None) -> Tree:
         if variable is None:
             return self
         held = _held(variable)
@@ -127,7 +106,7 @@ class _Value:
         with creators.outside():  # Keras looks at shapes and dtypes
             return held.value()
 
-    def __set__(self, variable: Any, value: Any) -> None:
+    def __set__(self, variable: keras.Variable, value: Tree) -> None:
         slots = variable.__dict__
         slots["_replicax_emptied"] = value is None
         if value is None:
@@ -139,18 +118,19 @@ class _Value:
             held.assign(value)
 
 
-def _held(variable: Any) -> Variable | None:
-    """The `Variable` behind a Keras variable. One from before Keras joined gets it here."""
+def _held(variable: keras.Variable) -> Variable | None:
+    """Returns the `Variable` of a Keras variable, and makes it for one from before Keras joined."""
     slots = variable.__dict__
     if "_value" in slots:
         value = slots.pop("_value")
         if value is not None:
             with creators.outside():
                 slots["_replicax_held"] = _new_variable(variable, value)
-    return slots.get("_replicax_held")
+    held: Variable | None = slots.get("_replicax_held")
+    return held
 
 
-def _new_variable(variable: Any, value: Any) -> Variable:
+def _new_variable(variable: keras.Variable, value: Tree) -> Variable:
     strategy = _context.get_strategy()
     own_state = _making.own is not None and variable.aggregation == "none" and jnp.issubdtype(value.dtype, jnp.floating)
     on_read = own_state or variable.synchronization == "on_read"
@@ -178,23 +158,25 @@ def _new_variable(variable: Any, value: Any) -> Variable:
         )
 
 
-def _made_at_once(make: Callable[..., Any], variable: Any, *args: Any, **kwargs: Any) -> None:
-    """A variable that comes into being inside of a traced step has a value, not a tracer."""
+def _made_at_once(make: Callable[..., Tree], variable: keras.Variable, *args: object, **kwargs: object) -> None:
+    """Makes a variable outside of a step that is being traced, so that its value is no tracer."""
     with creators.outside():  # an initializer may draw from a generator, whose state is not the step's then
         make(variable, *args, **kwargs)
 
 
-def _add_weight(add: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+def _add_weight(add: Callable[..., Tree], layer: keras.Layer, *args: object, **kwargs: object) -> Tree:
     with _own_state(None if kwargs.get("trainable", True) else VariableAggregation.MEAN):
         return add(layer, *args, **kwargs)
 
 
-def _new_seeds(init: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> None:
+def _new_seeds(
+    init: Callable[..., Tree], generator: keras.random.SeedGenerator, *args: object, **kwargs: object
+) -> None:
     with _own_state(VariableAggregation.MEAN):
         init(generator, *args, **kwargs)
 
 
-def _add_slot(add: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+def _add_slot(add: Callable[..., Tree], optimizer: keras.Optimizer, *args: object, **kwargs: object) -> Tree:
     name = kwargs.get("name", args[1] if len(args) > 1 else None)
     # Their sum is what one device has, and what any number of replicas can go on with.
     with _own_state(VariableAggregation.SUM if name == "gradient_accumulator" else None):
@@ -210,12 +192,14 @@ def _own_state(own: VariableAggregation | None) -> Iterator[None]:
         _making.own = before
 
 
-def _one_at_a_time(build: Callable[..., Any], thing: Any, *args: Any, **kwargs: Any) -> Any:
+def _one_at_a_time(
+    build: Callable[..., Tree], thing: keras.Layer | keras.Optimizer, *args: object, **kwargs: object
+) -> Tree:
     with _building:
         return build(thing, *args, **kwargs)
 
 
-def _build_optimizer(build: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+def _build_optimizer(build: Callable[..., Tree], optimizer: keras.Optimizer, *args: object, **kwargs: object) -> Tree:
     if _context.get_strategy().extended._shards_optimizer_state and not getattr(optimizer, "built", False):
         tracebacks.warn(
             f"shard_optimizer_state has no effect on Keras's optimizers: all state of {type(optimizer).__name__} is on "
@@ -224,7 +208,7 @@ def _build_optimizer(build: Callable[..., Any], optimizer: Any, *args: Any, **kw
     return _one_at_a_time(build, optimizer, *args, **kwargs)
 
 
-def _build_layer(build: Callable[..., Any], layer: Any, *args: Any, **kwargs: Any) -> Any:
+def _build_layer(build: Callable[..., Tree], layer: keras.Layer, *args: object, **kwargs: object) -> Tree:
     # A layer's own `build` is told shapes alone, and computes variables' first values, which must not be traced ones:
     # nor is the state of the generator from which they may be drawn.
     own = not getattr(layer.build, "_is_default", False)
@@ -235,7 +219,7 @@ def _build_layer(build: Callable[..., Any], layer: Any, *args: Any, **kwargs: An
 # What goes on in a replica.
 
 
-def _clip_gradients(clip: Callable[..., Any], optimizer: Any, grads: Any) -> Any:
+def _clip_gradients(clip: Callable[..., Tree], optimizer: keras.Optimizer, grads: Tree) -> Tree:
     context = _context.get_replica_context()
     if context is not None and replicas() > 1:
         with_value = [i for i, grad in enumerate(grads) if grad is not None]
@@ -245,7 +229,7 @@ def _clip_gradients(clip: Callable[..., Any], optimizer: Any, grads: Any) -> Any
     return clip(optimizer, grads)
 
 
-def _apply(apply: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+def _apply(apply: Callable[..., Tree], optimizer: keras.Optimizer, *args: object, **kwargs: object) -> Tree:
     from keras.src.backend import in_stateless_scope
 
     if _context.get_replica_context() is None and not in_stateless_scope():
@@ -257,14 +241,16 @@ def _apply(apply: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any)
         return apply(optimizer, *args, **kwargs)
 
 
-def _check_finite(check: Callable[..., Any], optimizer: Any, grads: Any) -> Any:
+def _check_finite(check: Callable[..., Tree], optimizer: keras.Optimizer, grads: Tree) -> Tree:
     finite, context = check(optimizer, grads), _context.get_replica_context()
     if context is None or replicas() == 1:
         return finite
     return context.all_reduce("SUM", 1.0 - jnp.asarray(finite, jnp.float32)) == 0
 
 
-def _cond(cond: Callable[..., Any], pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+def _cond(
+    cond: Callable[..., Tree], pred: jax.Array | bool, true_fn: Callable[[], Tree], false_fn: Callable[[], Tree]
+) -> Tree:
     from keras.src.backend import in_stateless_scope
 
     if in_stateless_scope():
@@ -276,12 +262,16 @@ def _cond(cond: Callable[..., Any], pred: Any, true_fn: Callable[[], Any], false
     return cond_and_loops.cond(pred, lambda: (true_fn(),), lambda: (false_fn(),), ("the result",))[0]
 
 
-def _normalize(call: Callable[..., Any], layer: Any, inputs: Any, training: Any = None, **kwargs: Any) -> Any:
-    # The mean of no rows is no number, and would stay in the statistics.
+def _normalize(
+    call: Callable[..., Tree], layer: keras.Layer, inputs: jax.Array, training: bool | None = None, **kwargs: object
+) -> Tree:
+    # The mean of no rows is NaN, and would stay in the statistics.
     return call(layer, inputs, training=training and inputs.size > 0, **kwargs)
 
 
-def _next_seed(draw: Callable[..., Any], generator: Any, *args: Any, **kwargs: Any) -> Any:
+def _next_seed(
+    draw: Callable[..., Tree], generator: keras.random.SeedGenerator, *args: object, **kwargs: object
+) -> Tree:
     seed = draw(generator, *args, **kwargs)
     context = _context.get_replica_context()
     if context is None or replicas() == 1:
