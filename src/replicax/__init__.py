@@ -27,13 +27,14 @@ if _typing.TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    """The names of `_api`, imported on use: the launcher starts without JAX."""
+    """Imports a name of `_api` when it is used, so that the launcher starts without JAX."""
     if name in ("cluster_resolver", "train"):
         return _importlib.import_module(f"replicax.{name}")
     if not name.startswith("_") or name in ("__all__", "_DefaultDistributionStrategy"):
-        door = _importlib.import_module("replicax._api")
-        if hasattr(door, name):
-            value = globals()[name] = getattr(door, name)
+        api = _importlib.import_module("replicax._api")
+        if hasattr(api, name):
+            value: object = getattr(api, name)
+            globals()[name] = value
             return value
     raise AttributeError(f"module 'replicax' has no attribute {name!r}", name=name)
 

@@ -1,4 +1,4 @@
-"""Cluster resolvers: where the processes of a cluster, and this one's place among them, are read from.
+"""Cluster resolvers: classes that find out the processes of a cluster, and the rank of this one.
 
 >>> import replicax as rx
 >>> cluster = rx.ClusterSpec({"worker": ["localhost:2222"]})

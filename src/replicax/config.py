@@ -37,5 +37,5 @@ __all__ = [
 
 
 def list_devices() -> list[str]:
-    """The short names of all devices of this process, such as `"GPU:0"`. Starts JAX."""
+    """Returns the short names of all devices of this process, such as `"GPU:0"`. Starts JAX."""
     return list(device_table())

@@ -1,4 +1,4 @@
-"""Partitioners: into how many shards a variable is cut, and along which axis.
+"""Partitioners: rules for the number of shards of a variable, and the axis along which it is split.
 
 The rules are those of `tf.distribute.experimental.partitioners` (TensorFlow 2.21).
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import SupportsIndex
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 __all__ = ["FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner"]
 
@@ -18,7 +19,7 @@ __all__ = ["FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner",
 class Partitioner:
     """A rule for the number of shards of a variable; a rule of one's own defines `__call__`.
 
-    Called with a shape, a dtype and the axis to cut (0 unless told), it returns the number of shards along each axis:
+    Called with a shape, a dtype and the axis to split (0 by default), it returns the number of shards along each axis:
     1 along all but that one. An axis below 0 counts from the last.
 
     >>> class Halves(Partitioner):
@@ -28,8 +29,8 @@ class Partitioner:
     [2, 1]
     """
 
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        """The number of shards along each axis."""
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
+        """Returns the number of shards along each axis."""
         raise NotImplementedError(f"{type(self).__name__} does not define `__call__(self, shape, dtype, axis=0)`.")
 
 
@@ -49,8 +50,8 @@ class FixedShardsPartitioner(Partitioner):
     def __init__(self, num_shards: int):
         self._num_shards = _positive("num_shards", num_shards)
 
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        """The number of shards along each axis."""
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
+        """Returns the number of shards along each axis."""
         return _cut(shape, axis, self._num_shards)
 
 
@@ -60,7 +61,7 @@ class MinSizePartitioner(Partitioner):
     Args:
         min_shard_bytes: bytes of a shard, which only rounding undercuts.
         max_shards: the most shards.
-        bytes_per_string: what an element counts whose dtype is a string's (numpy's `object`).
+        bytes_per_string: the bytes that an element of a string dtype (numpy's `object`) counts as.
 
     Raises:
         ValueError: a number that is not above 0; in a call, a shape without that axis.
@@ -74,8 +75,8 @@ class MinSizePartitioner(Partitioner):
         self._max_shards = _positive("max_shards", max_shards)
         self._bytes_per_string = _positive("bytes_per_string", bytes_per_string)
 
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        """The number of shards along each axis."""
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
+        """Returns the number of shards along each axis."""
         size = math.prod(shape) * _bytes(dtype, self._bytes_per_string)
         return _cut(shape, axis, min(self._max_shards, -(-size // self._min_shard_bytes)))
 
@@ -86,7 +87,7 @@ class MaxSizePartitioner(Partitioner):
     Args:
         max_shard_bytes: bytes of a shard; a shard of one row may be larger.
         max_shards: the most shards, which goes before the size; None for no limit.
-        bytes_per_string: what an element counts whose dtype is a string's (numpy's `object`).
+        bytes_per_string: the bytes that an element of a string dtype (numpy's `object`) counts as.
 
     Raises:
         ValueError: a number that is not above 0; in a call, a shape without that axis.
@@ -100,27 +101,24 @@ class MaxSizePartitioner(Partitioner):
         self._max_shards = max_shards and _positive("max_shards", max_shards)
         self._bytes_per_string = _positive("bytes_per_string", bytes_per_string)
 
-    def __call__(self, shape: Sequence[int], dtype: Any, axis: int = 0) -> list[int]:
-        """The number of shards along each axis."""
+    def __call__(self, shape: Sequence[int], dtype: DTypeLike, axis: int = 0) -> list[int]:
+        """Returns the number of shards along each axis."""
         rows = shape[_axis(shape, axis)]
         row = math.prod(shape) // max(rows, 1) * _bytes(dtype, self._bytes_per_string)
         a_shard = max(1, self._max_shard_bytes // max(row, 1))  # rows
         return _cut(shape, axis, min(-(-rows // a_shard), self._max_shards or rows))
 
 
-def _positive(name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
+def _positive(name: str, value: object) -> int:
+    number = operator.index(value) if isinstance(value, SupportsIndex) else 0
     if number < 1:
         raise ValueError(f"Argument `{name}` must be positive. Received: {value!r}")
     return number
 
 
-def _bytes(dtype: Any, of_a_string: int) -> int:
-    dtype = np.dtype(dtype)
-    return of_a_string if dtype.kind in "OSU" else dtype.itemsize
+def _bytes(dtype: DTypeLike, of_a_string: int) -> int:
+    kind = np.dtype(dtype)
+    return of_a_string if kind.kind in "OSU" else kind.itemsize
 
 
 def _axis(shape: Sequence[int], axis: int) -> int:
@@ -130,6 +128,6 @@ def _axis(shape: Sequence[int], axis: int) -> int:
 
 
 def _cut(shape: Sequence[int], axis: int, shards: int) -> list[int]:
-    """So many shards along the axis, as far as it has rows."""
+    """Returns the number of shards along each axis: `shards` along this one, or the number of its rows if less."""
     axis = _axis(shape, axis)
     return [max(1, min(shards, shape[i])) if i == axis else 1 for i in range(len(shape))]

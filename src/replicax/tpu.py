@@ -1,4 +1,4 @@
-"""TPU systems: their topology, and which cores make up each replica of a `TPUStrategy`."""
+"""TPU systems: their topology, and the assignment of cores to the replicas of a `TPUStrategy`."""
 
 from replicax._cluster.topology import DeviceAssignment, DeviceOrderMode, Topology
 from replicax._cluster.tpu_system import initialize_tpu_system, shutdown_tpu_system

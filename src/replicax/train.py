@@ -1,4 +1,4 @@
-"""Checkpoints: saving what a training has come to, and going on from there.
+"""Checkpoints: saving the state of a training, and restoring it.
 
 >>> import os, tempfile
 >>> import replicax as rx
