@@ -88,12 +88,12 @@ jax.monitoring.register_event_duration_secs_listener(_listen)
 
 
 def begin() -> None:
-    """A program is about to be compiled in this thread."""
+    """Notes that this thread is about to compile a program."""
     _spent.seconds = 0.0
 
 
 def end(name: str, compiled: Compiled) -> None:
-    """It was compiled."""
+    """Tells of a program that was compiled, if it took long."""
     global _limit
     traced, inputs, cause = compiled
     seconds = traced + _spent.seconds
@@ -113,7 +113,7 @@ EACH = " per replica"
 
 
 def described(shape: Sequence[int], dtype: Any) -> str:
-    """What stands for an array in the line.
+    """Returns the words for an array in the line.
 
     >>> described((8, 3), "float32")
     'float32[8,3]'
@@ -122,7 +122,7 @@ def described(shape: Sequence[int], dtype: Any) -> str:
 
 
 def of_value(shape: Sequence[int], dtype: Any, stacked: bool) -> str:
-    """What stands for an array that has, if `stacked`, the replicas along its first axis.
+    """Returns the words for an array that has, if `stacked`, the replicas along its first axis.
 
     >>> of_value((2, 8, 3), "float32", stacked=True)
     'float32[8,3] per replica'

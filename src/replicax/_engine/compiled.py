@@ -78,7 +78,7 @@ class SpmdContext(ReplicaContext):
         return [list(self._reducer.mesh.device_names)]
 
     def _is_own(self, leaf: Any) -> bool:
-        """Whether a value was computed by the replica, rather than brought in from outside as one object."""
+        """Returns whether a value was computed by the replica, rather than brought in from outside as one object."""
         if id(leaf) in self._common:
             return False
         if self._reducer.mesh.lone and isinstance(leaf, jax.Array):  # another worker's may be another
@@ -88,7 +88,7 @@ class SpmdContext(ReplicaContext):
         return jax_internals.trace_of(leaf) not in self._outer
 
     def is_common(self, leaf: Any) -> bool:
-        """Whether a value was computed by a merge function, as one for all replicas."""
+        """Returns whether a value was computed by a merge function, as one for all replicas."""
         return id(leaf) in self._common
 
     def _merge(
@@ -111,7 +111,7 @@ class SpmdContext(ReplicaContext):
             return nest.map_structure(unwrap, fn(self._strategy, *args, **kwargs))
 
     def _exchange(self, leaves: list[Any], collective: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        """The collective of the replica's own values; others count as one value for all."""
+        """Applies the collective to the replica's own values; others count as one value for all."""
         own = [i for i, leaf in enumerate(leaves) if isinstance(leaf, IndexedSlices) or self._is_own(leaf)]
         results = [leaf if i in own else lax.optimization_barrier(leaf) for i, leaf in enumerate(leaves)]
         for i, result in zip(own, collective([leaves[i] for i in own]) if own else ()):
@@ -123,7 +123,7 @@ class SpmdContext(ReplicaContext):
             return self._exchange(leaves, lambda own: self._reducer.reduce_local(op, own, options))
 
     def _reduce_to_parts(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
-        """The sum or mean of the replica's own values, of which each replica gets a part (see `sharding`)."""
+        """Returns each replica's part of the sum or mean of the replicas' own values (see `sharding`)."""
         return self._exchange(leaves, lambda own: self._reducer.reduce_to_parts(op, own, options))
 
     def _all_gather(self, leaves: list[Any], axis: int, options: CommunicationOptions) -> list[Any]:
@@ -192,7 +192,7 @@ class _Trace:
     def replayed(
         self, known: dict[tuple[int, int], Any], rows: Sequence[Any]
     ) -> tuple[list[Any], dict[int, list[Any]]]:
-        """The arrays that come out, and the new leaves of each variable.
+        """Returns the arrays that come out, and the new leaves of each variable.
 
         Args:
             known: the leaves of the variables, by the variable's id and their number.
@@ -239,11 +239,11 @@ class _Inputs:
         return _Place(len(self.values) - 1)
 
     def rows(self, blocks: Sequence[Any]) -> list[Any]:
-        """A replica's own components, where `blocks` are its blocks of the arrays."""
+        """Returns a replica's own components, where `blocks` are its blocks of the arrays."""
         return [block[0] if stacked else block for block, stacked in zip(blocks, self.stacked)]
 
     def refusal(self, error: uneven_replicas.NotAlike) -> BaseException:
-        """What to raise where parts that are not alike cannot be compiled."""
+        """Returns the exception to raise where parts that are not alike cannot be compiled."""
         if lifts.stack:
             return RunEagerly()
         return _not_compiled(next(v for v, each in zip(self.values, self._shapes) if each), f" ({error})")
@@ -282,7 +282,7 @@ def run(
     kwargs: dict[str, Any],
     alike: bool = True,
 ) -> Any:
-    """`fn` on all replicas as part of the program that is being traced; the results put together.
+    """Runs `fn` on all replicas as part of the program that is being traced, and puts the results together.
 
     Where the parts of an argument differ in shape, `fn` is traced once for each shape, see `uneven_replicas`. With
     `alike` replicas may not assign different values to variables whose copies must stay equal.
@@ -350,7 +350,7 @@ def run_inline(
 
 
 def _traces(strategy: StrategyLike, reducer: Reducer, fn: Callable, inputs: _Inputs) -> list[_Trace]:
-    """`fn`, traced for each kind of parts."""
+    """Returns the traces of `fn`, one for each kind of parts."""
     several = len(inputs.kinds) > 1
 
     def traced(known: Any) -> list[_Trace]:
@@ -376,7 +376,7 @@ def _specs_of(stacked: Sequence[bool]) -> list[Any]:
 
 
 def _refuse_different(written: Iterable[Any], differ: Sequence[bool], found: str = "") -> None:
-    """`ValueError` where replicas assign values of their own to a variable that has one value for all."""
+    """Raises `ValueError` where replicas assign different values to a variable that has one value for all."""
     flags = iter(differ)
     for variable in written:
         own = [next(flags) for _ in variable._types]
@@ -385,12 +385,12 @@ def _refuse_different(written: Iterable[Any], differ: Sequence[bool], found: str
 
 
 def _rows(level: frames.TraceFrame, variable: Any, index: int) -> bool:
-    """Whether the level sees one row of this leaf's global form, which has one for each replica."""
+    """Returns whether the level sees one row of this leaf, whose global form has one for each replica."""
     return variable._storage.has_rows(index) and level.is_local(variable)
 
 
 def _outer_traces() -> list[Any]:
-    """The traces that were in progress when the replicas were entered."""
+    """Returns the traces that were in progress when the replicas were entered."""
     traces = [frame.trace for frame in frames._frames.stack if isinstance(frame, frames.TraceFrame)]
     trace = frames.untaped_trace()
     while trace is not None:
@@ -421,7 +421,7 @@ class _Place:
 
 
 def _paths(skeleton: Any) -> list[Any]:
-    """Where each `_Place` stands in the arguments."""
+    """Returns where each `_Place` stands in the arguments."""
     leaves = jax.tree_util.tree_leaves_with_path(skeleton, is_leaf=nest.is_leaf)
     return [path for path, _ in sorted(((p, x.index) for p, x in leaves if isinstance(x, _Place)), key=lambda y: y[1])]
 

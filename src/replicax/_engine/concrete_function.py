@@ -77,7 +77,7 @@ class ConcreteFunction:
         ]
 
     def _traced(self) -> Any:
-        """Its program, for a first size where one is not known; None where there is none."""
+        """Returns its program, for a first size where one is not known; None where there is none."""
         of_replicas = any(
             isinstance(leaf, PerReplicaSpec) for argument in self._arguments for leaf in _leaves(argument.value)
         )
@@ -169,7 +169,7 @@ class ConcreteFunction:
         return self._function(*args, **kwargs)
 
     def _given(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The given arguments by their names: all of them in their order, or only those that are open."""
+        """Returns the given arguments by their names: all of them in their order, or only those that are open."""
         everything = [argument for argument in self._arguments if not argument.keyword]
         opened = [argument for argument in self._arguments if argument.is_open]
         names = {a.value.name: a.name for a in opened if isinstance(a.value, TensorSpec)}
@@ -190,7 +190,7 @@ class ConcreteFunction:
         )
 
     def _call(self, values: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """These arguments as the function takes them."""
+        """Returns these arguments as the function takes them."""
         args = tuple(values[argument.name] for argument in self._arguments if not argument.keyword)
         return args, {argument.name: values[argument.name] for argument in self._arguments if argument.keyword}
 
@@ -257,7 +257,7 @@ def _mapped(fn: Any, value: Any) -> Any:
 
 
 def _declared(value: Any, name: str) -> Any:
-    """The specs of what is given in each call, named by their places, and all else as it is."""
+    """Returns the specs of what is given in each call, named by their places, and all else as it is."""
 
     def spec(path: Any, leaf: Any) -> Any:
         if isinstance(leaf, Variable):
@@ -275,7 +275,7 @@ def _declared(value: Any, name: str) -> Any:
 
 
 def _stand_in(leaf: Any, size: int) -> Any:
-    """An array that a spec describes, with this size for the dimensions that are not known."""
+    """Returns an array that a spec describes, with this size for the dimensions that are not known."""
     if not isinstance(leaf, TensorSpec):
         return leaf
     shape = tuple(size if n is None else n for n in leaf.shape)
@@ -289,7 +289,7 @@ def _same(value: Any, kept: Any) -> bool:
 
 
 def _common(pair: Any) -> Any:
-    """The spec of both: None where their dimensions differ."""
+    """Returns the spec of both: None where their dimensions differ."""
     one, other = pair
     if isinstance(one, PerReplicaSpec):
         return PerReplicaSpec(*map(_common, zip(one.value_specs, other.value_specs)))

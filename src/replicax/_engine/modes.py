@@ -45,7 +45,7 @@ def run_functions_eagerly(run_eagerly: bool) -> None:
 
 
 def functions_run_eagerly() -> bool:
-    """Whether functions run their Python code here: all of them, or those of one that is rehearsed."""
+    """Returns whether functions run their Python code here: all of them, or those of one that is rehearsed."""
     return _run_eagerly or _rehearses.get()
 
 

@@ -26,7 +26,7 @@ _TOKEN_SIZE = 256  # bytes; a larger result is not kept just to see whether its 
 
 
 def token_of(results: Sequence[Any], repeats: int = 1) -> int:
-    """Which result tells that a call has ended, where that is to be known; -1 for none of these types."""
+    """Returns which result tells that a call has ended, where that is to be known; -1 for none of these types."""
     small = (i for i, x in enumerate(results) if repeats * x.size * x.dtype.itemsize <= _TOKEN_SIZE)
     return next(small, -1)
 
@@ -54,7 +54,7 @@ class Repeated:
         rows: Sequence[bool],
         over_steps: Callable[[int, Any], Any],
     ) -> Callable[..., tuple[list[Any], list[Any]]]:
-        """What is to be compiled: the same as `step`, but for the elements, which are those of all steps.
+        """Returns the function to compile: as `step`, but for the elements, which are those of all steps.
 
         It gives the variables' last values, and the results of the steps stacked.
 
@@ -98,7 +98,7 @@ NOT_TRACED = Found(None, 0, [])
 
 
 def found(entries: Sequence[Any], count: int, arguments: list[Any]) -> Found | None:
-    """The next elements, with the program that takes them; None where the steps have to run one by one.
+    """Returns the next elements, with the program that takes them; None where the steps have to run one by one.
 
     `entries` are the programs of one step that there are. Where none takes the elements, it is `NOT_TRACED`, and they
     are to come yet.
@@ -127,7 +127,7 @@ def found(entries: Sequence[Any], count: int, arguments: list[Any]) -> Found | N
 
 
 def _takes(pulls: Sequence[Pull], elements: Sequence[Any]) -> bool:
-    """Whether the elements of all steps are of the shapes and dtypes of those that were pulled while tracing."""
+    """Returns whether the elements of all steps have the shapes and dtypes of those pulled while tracing."""
     for pull, element in zip(pulls, elements):
         before: Any = jax.tree.structure(pull.element)
         if before != jax.tree.structure(element):
@@ -141,13 +141,13 @@ def _takes(pulls: Sequence[Pull], elements: Sequence[Any]) -> bool:
 
 
 def repeatable(entry: Any) -> bool:
-    """Whether a program of one step can be part of one of several."""
+    """Returns whether a program of one step can be part of one of several."""
     # What it prints or asserts is to come out after each step.
     return not entry.jaxpr.effects and not entry.level.local and entry.results.stackable
 
 
 def has_more(entries: Sequence[Any] | None, arguments: list[Any]) -> bool:
-    """Whether there are elements for one more step, as far as it is known where they come from."""
+    """Returns whether there are elements for one more step, as far as it is known where they come from."""
     sources = [pull.source(arguments) for pull in entries[0].pulls] if entries else []
     with outside():
         return all(source is None or source._has_next(sources.count(source)) for source in sources)
@@ -158,7 +158,7 @@ class Apart(list, nest.LeafBase):
 
 
 def one_by_one(count: int, step: Callable[[], Any], more: Callable[[], bool]) -> Any:
-    """What so many steps return, or as many as there are data for, put together."""
+    """Runs so many steps, or as many as there are data for, and puts their results together."""
     results: list[Any] = []
     while len(results) < count and (not results or more()):
         try:
@@ -174,7 +174,7 @@ def one_by_one(count: int, step: Callable[[], Any], more: Callable[[], bool]) ->
 
 
 def _stacked(leaves: Sequence[Any]) -> Any:
-    """The leaves of several results as one; a list where they differ in shape."""
+    """Returns the leaves of several results as one; a list where they differ in shape."""
     first = leaves[0]
     kind = type(first)
     if isinstance(first, (PerReplica, Mirrored)):

@@ -92,7 +92,7 @@ class Results:
         return tuple(known) if known else None
 
     def of(self, trace: Any, reads: Sequence[tuple[int, int]], *args: Any) -> list[Any]:
-        """What comes out of one trace: arrays, those of other shapes padded, and the leaves of all variables."""
+        """Returns the outputs of one trace: arrays, those of other shapes padded, and the leaves of all variables."""
         known = dict(zip(reads, args))
         found, new_values = trace.replayed(known, args[len(reads) :])
         number = self._traces.index(trace)
@@ -104,7 +104,7 @@ class Results:
         return [jnp.asarray(x) for x in out]
 
     def restored(self, stacked: Sequence[Any], mesh: ReplicaMesh) -> Any:
-        """The function's result, its arrays replaced by what came out of the mapped program."""
+        """Returns the function's result, its arrays replaced by what came out of the mapped program."""
 
         def value_of(leaves: Sequence[Any]) -> Any:
             places = self._places_of(leaves)
@@ -136,7 +136,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _of_replicas(parts: Sequence[Any], mesh: ReplicaMesh) -> PerReplica:
-    """What replicas returned that are no arrays of theirs, and differ."""
+    """Combines return values that are not traced arrays and differ between replicas."""
     if mesh.all_local:
         return PerReplica(parts, mesh)
     numbers = [isinstance(x, (bool, int, float, complex)) or (is_array(x) and not is_text(x)) for x in parts]

@@ -42,7 +42,7 @@ class Probe(Protocol):
     """Measures a call."""
 
     def entered(self, program: Any) -> None:
-        """Called when the call begins to run this `Program`, its elements at hand."""
+        """Notes that the call begins to run this `Program`, its elements at hand."""
 
     def watched(self, program: Callable[..., Any]) -> Callable[..., Any]:
         """Returns the compiled program, measured."""
@@ -130,12 +130,12 @@ class Call:
         return (kind, id(leaf))
 
     def meshes(self) -> list[Any]:
-        """The meshes of the distributed values among the arguments."""
+        """Returns the meshes of the distributed values among the arguments."""
         values = [leaf for leaf in self._leaves if isinstance(leaf, (PerReplica, Mirrored))]
         return [mesh for leaf in values if (mesh := mesh_of(leaf)) is not None]
 
     def paths(self) -> list[Any]:
-        """Where each of the dynamic arrays stands in `(args, kwargs)`."""
+        """Returns where each of the dynamic arrays stands in `(args, kwargs)`."""
         places = jax.tree_util.tree_leaves_with_path(self._tree.unflatten(range(len(self._leaves))))
         found = []
         for (path, _), leaf in zip(places, self._leaves):
@@ -146,7 +146,7 @@ class Call:
         return found
 
     def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple, dict]:
-        """The arguments with these arrays for the dynamic ones."""
+        """Returns the arguments with these arrays for the dynamic ones."""
         queue = iter(arrays)
 
         def remade(leaf: Any) -> Any:
@@ -162,7 +162,7 @@ class Call:
 
 
 def difference(before: tuple[Any, Any], now: tuple[Any, Any]) -> str:
-    """What changed from one call, given by structure and keys, to another, in words."""
+    """Returns what changed from one call, given by structure and keys, to another, in words."""
     (tree, keys), (other_tree, other_keys) = before, now
     if tree != other_tree:
         return "The arguments' structure changed. "
@@ -219,12 +219,12 @@ _LEAF_TYPES = {PerReplica, Mirrored, jax_internals.array_type(), np.ndarray, boo
 
 @functools.cache
 def _tree_of(count: int) -> Any:
-    """The structure of a call with so many leaves for its arguments."""
+    """Returns the structure of a call with so many leaves for its arguments."""
     return jax.tree.structure(((0,) * count, {}))
 
 
 def _is_made(leaf: Any) -> bool:
-    """Whether this is a PerReplica value that the user made of numeric components, before any strategy saw it."""
+    """Returns whether the user made this PerReplica value of numeric components, without a strategy."""
     made = type(leaf) is PerReplica and mesh_of(leaf) is None and len(leaf.values) > 0
     return made and all(map(_is_dynamic_part, leaf.values))
 
@@ -242,7 +242,7 @@ def _is_argument_leaf(value: Any) -> bool:
 
 
 def is_python_iterator(value: Any) -> bool:
-    """Whether `value` is an iterator of another kind than the datasets', which no program takes elements from."""
+    """Returns whether `value` is an iterator of another kind than the datasets'."""
     return hasattr(type(value), "__next__") and not isinstance(value, ElementIterator)
 
 
@@ -312,7 +312,7 @@ class Results:
         return _Made(lambda arrays: leaf)
 
     def over_steps(self, place: int, array: Any) -> Any:
-        """What several steps gave for a leaf, stacked in front, as the compiled program has to leave it."""
+        """Returns several steps' results for a leaf, stacked in front, with the sharding that the program leaves."""
         if self.values[place] is None:
             return constrained(array, self.shardings[place])
         kind, mesh = self.values[place]
@@ -320,11 +320,11 @@ class Results:
         return constrained(array, mesh.result_sharding(array.ndim, kind is PerReplica))
 
     def specs(self, kinds: Sequence[Any]) -> Any:
-        """The result's specs, for arrays of these shapes and dtypes."""
+        """Returns the result's specs, for arrays of these shapes and dtypes."""
         return nest.map_structure(lambda made: made.spec(kinds), self._skeleton)
 
     def rebuilt(self, arrays: list[Any]) -> Any:
-        """The result with these arrays."""
+        """Returns the result with these arrays."""
         if type(self._skeleton) is _Made:
             return self._skeleton.make(arrays)
         return nest.map_structure(lambda made: made.make(arrays), self._skeleton)
@@ -357,7 +357,7 @@ class _Made:
         self.make, self._place, self._stacked = make, place, stacked
 
     def spec(self, kinds: Sequence[Any]) -> Any:
-        """The spec of the leaf, or of one component for each replica; what is no array as it is."""
+        """Returns the spec of the leaf, or of one component for each replica; what is no array as it is."""
         if self._place is None:
             leaf = self.make(())
             return TensorSpec(leaf.shape, leaf.dtype) if is_array(leaf) else leaf  # a string

@@ -52,7 +52,7 @@ class Tracing:
         self.waited = 0.0  # seconds for elements
 
     def run(self, function: Callable[[tuple, dict], Any], users: Callable[..., Any]) -> Any:
-        """The jaxpr of `function(args, kwargs)`, which calls the user's. Where it raises, all elements go back."""
+        """Returns the jaxpr of `function(args, kwargs)`, which calls the user's. If it raises, all elements go back."""
         lifts.push(self._lift)
         try:
             flat = signatures.named(lambda *dynamic: self._traced(function, dynamic), users, self._call.paths())
@@ -82,7 +82,7 @@ class Tracing:
             self.waited += time.monotonic() - began
 
     def _lift(self, iterator: Any) -> Any:
-        """The iterator's next element, as inputs of the program."""
+        """Returns the iterator's next element, as inputs of the program."""
         call, queue = self._call, self._queue
         if frames.frame() is not self.level:
             return NotImplemented

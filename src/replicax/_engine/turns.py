@@ -26,7 +26,7 @@ def _waits_for_itself(function: Hashable, thread: int) -> bool:
 
 @contextlib.contextmanager
 def turn(function: Hashable) -> Iterator[bool]:
-    """A context in which no other thread traces this function, and whether it had to wait for one."""
+    """Returns a context in which no other thread traces this function, and whether it had to wait for one."""
     thread, waited = threading.get_ident(), False
     with _condition:
         try:

@@ -29,7 +29,7 @@ class UnevenCalls:
         self._warned = False
 
     def run_eagerly(self, call: Any) -> bool:
-        """Whether a call of which there is no program is to have none."""
+        """Returns whether a call of which there is no program is to have none."""
         if (call.key, call.uneven) in self._eager or (call.uneven and not optimizes_programs()):
             return True
         if not call.uneven or call.uneven in self._compiled:
@@ -50,12 +50,12 @@ class UnevenCalls:
         return True
 
     def traced(self, call: Any) -> None:
-        """A call was traced."""
+        """Notes that a call was traced."""
         if call.uneven:
             self._compiled.add(call.uneven)
 
     def failed(self, call: Any, error: BaseException, pulled: bool) -> None:
-        """Tracing a call failed: raises `RunEagerly` where it is to run so, now and later.
+        """Notes that tracing a call failed; raises `RunEagerly` where it is to run so, now and later.
 
         `pulled`: whether elements of datasets, which later calls may have of other shapes, had a part in it.
         """
@@ -73,7 +73,7 @@ class UnevenCalls:
 
     @contextlib.contextmanager
     def explained(self, call: Any) -> Iterator[None]:
-        """A context in which a call runs eagerly; an exception says why it does."""
+        """Returns a context in which a call runs eagerly; an exception says why it does."""
         try:
             yield
         except Exception as error:

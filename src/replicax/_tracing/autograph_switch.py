@@ -42,13 +42,13 @@ _mode = _Mode()
 
 
 def is_on() -> bool:
-    """Whether functions called now are to be converted."""
+    """Returns whether functions called now are to be converted."""
     return _mode.on
 
 
 @contextlib.contextmanager
 def switched(on: bool) -> Iterator[None]:
-    """A context in which functions are converted, or are not."""
+    """Returns a context in which functions are converted, or are not."""
     before, _mode.on = _mode.on, on
     try:
         yield
@@ -58,7 +58,7 @@ def switched(on: bool) -> Iterator[None]:
 
 @functools.cache
 def available() -> bool:
-    """Whether the library that rewrites Python code is installed."""
+    """Returns whether the library that rewrites Python code is installed."""
     return importlib.util.find_spec("malt") is not None
 
 
@@ -95,7 +95,7 @@ def call(on: bool, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
 
 
 def hint(error: Exception) -> str:
-    """What may help a function that was not compiled for this error."""
+    """Returns what may help a function that was not compiled for this error."""
     if not available():
         return f"For `if`, `while` and `for` on arrays to be compiled: {doc_pages.install('autograph')}."
     return _provided().reason(error) or (
@@ -131,7 +131,7 @@ def advise(error: BaseException) -> None:
 
 
 def converted(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` for code of replicax that is called from converted code and calls it in turn."""
+    """Returns `fn` for code of replicax that is called from converted code and calls it in turn."""
     if not _mode.on:
         return fn
 

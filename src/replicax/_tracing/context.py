@@ -115,7 +115,7 @@ class ReplicaContext:
 
     @tracebacks.boundary
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
-        """The sum or the mean of all replicas' values, on every replica.
+        """Returns the sum or the mean of all replicas' values, on every replica.
 
         Args:
             reduce_op: `ReduceOp` or its name.
@@ -140,7 +140,7 @@ class ReplicaContext:
 
     @tracebacks.boundary
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """All replicas' values, concatenated along `axis` in replica order, on every replica.
+        """Returns all replicas' values, concatenated along `axis` in replica order, on every replica.
 
         Args:
             value: a nest of arrays of at least one dimension. Sizes along `axis` may differ between the replicas, as
@@ -183,7 +183,7 @@ _NOT_NUMERIC = "OSUMmV"
 
 
 def _tensor(leaf: Any, what: str, sparse: bool = True) -> Any:
-    """A leaf that replicas can exchange, a variable read; an error that names the leaf's type otherwise."""
+    """Returns a leaf that replicas can exchange, a variable read; raises an error that names the type otherwise."""
     if isinstance(leaf, IndexedSlices):
         if not sparse:
             raise NotImplementedError(f"{what} does not support IndexedSlices")
@@ -265,17 +265,17 @@ def get_strategy() -> StrategyLike:
 
 
 def has_strategy() -> bool:
-    """Whether a strategy other than the default one is current."""
+    """Returns whether a strategy other than the default one is current."""
     return _current()[0] is not _default_strategy
 
 
 def get_replica_context() -> ReplicaContext | None:
-    """The replica context that the program is in, None in cross-replica context."""
+    """Returns the replica context that the program is in, None in cross-replica context."""
     return _current()[1]
 
 
 def in_cross_replica_context() -> bool:
-    """Whether the program stands above the replicas: in a strategy's scope or a merge function."""
+    """Returns whether the program is above the replicas: in a strategy's scope or a merge function."""
     return _current()[1] is None
 
 
@@ -291,7 +291,7 @@ def experimental_set_strategy(strategy: StrategyLike | None) -> None:
 
 
 def require_cross_replica(strategy: Any, message: str = errors.CROSS_REPLICA_NEEDED) -> None:
-    """`RuntimeError` unless the program is outside of any replica of a strategy, and in no other one's scope."""
+    """Raises `RuntimeError` in a replica, or in the scope of another strategy."""
     current, replica_context = _current()
     if current is _default_strategy or strategy is _default_strategy:
         return

@@ -62,21 +62,21 @@ class Pull:
 
     @functools.cached_property
     def kinds(self) -> tuple[Any, ...]:
-        """What elements are alike in that fit the same program."""
+        """The structure, shapes and dtypes that an element must have to fit the same program."""
         return _kinds(self.element)
 
     def source(self, arguments: list[Any]) -> Any:
-        """The iterator, in a call whose iterators among the arguments are these; None where it is gone."""
+        """Returns the iterator, in a call whose iterators among the arguments are these; None where it is gone."""
         return arguments[self.place] if isinstance(self.place, int) else self.place()
 
 
 def same_sources(pulls: Sequence[Pull], others: Sequence[Pull]) -> bool:
-    """Whether all are from the same iterators, in the same order."""
+    """Returns whether all are from the same iterators, in the same order."""
     return [pull.place for pull in pulls] == [other.place for other in others]
 
 
 def meshes_of(pulls: Sequence[Pull]) -> list[Any]:
-    """The meshes of the per-replica values in the elements."""
+    """Returns the meshes of the per-replica values in the elements."""
     return [mesh_of(leaf) for pull in pulls for leaf in nest.leaves(pull.element) if isinstance(leaf, PerReplica)]
 
 
@@ -96,7 +96,7 @@ lifts = _Lifts()
 
 @contextlib.contextmanager
 def outside() -> Iterator[None]:
-    """Outside of all that is being traced: where the functions of datasets run, for example."""
+    """Returns a context outside of all that is being traced, where the functions of datasets run."""
     before, lifts.stack = lifts.stack, []
     frame = frames.frame()
     try:
@@ -125,7 +125,7 @@ def pull_from(iterator: Any) -> Any:
 
 @contextlib.contextmanager
 def given_back() -> Iterator[None]:
-    """A context in which a function runs that takes elements; at its end they go back to where they came from."""
+    """Returns a context after which the elements that were taken in it go back to where they came from."""
     taken: list[tuple[Any, Any]] = []
 
     def lift(iterator: Any) -> Any:
@@ -154,7 +154,7 @@ def element_arrays(element: Any) -> list[Any]:
 
 
 def array_of(leaf: Any) -> Any:
-    """What a compiled program takes for a leaf, None where it cannot take it."""
+    """Returns the array that a compiled program takes for a leaf, None where it cannot take it."""
     if not isinstance(leaf, (PerReplica, Mirrored)):
         return leaf
     array = global_array(leaf)
@@ -164,18 +164,18 @@ def array_of(leaf: Any) -> Any:
 
 
 def shapes_of(leaves: Iterable[Any]) -> tuple[Any, ...]:
-    """The shapes of those values of replicas whose components differ in shape."""
+    """Returns the shapes of those values of replicas whose components differ in shape."""
     uneven = [padded_form(leaf) for leaf in leaves if isinstance(leaf, PerReplica) and global_array(leaf) is None]
     return tuple(padded.shapes for padded in uneven if padded is not None)
 
 
 def can_be_taken(element: Any) -> bool:
-    """Whether a compiled program can take the element."""
+    """Returns whether a compiled program can take the element."""
     return all(array is not None and not is_text(array) for array in element_arrays(element))
 
 
 def same_elements(pulls: Sequence[Pull], pulled: list[Any]) -> bool:
-    """Whether the elements have the structure, shapes and dtypes of those that were pulled while tracing."""
+    """Returns whether the elements have the structure, shapes and dtypes of those pulled while tracing."""
     return all(can_be_taken(element) for element in pulled) and (
         [pull.kinds for pull in pulls] == [_kinds(element) for element in pulled]
     )
@@ -188,7 +188,7 @@ def _kinds(element: Any) -> tuple[Any, ...]:
 
 
 def like(leaf: Any, array: Any) -> Any:
-    """`leaf` with this array for its own."""
+    """Returns a value as `leaf`, with this array for its own."""
     if not isinstance(leaf, (PerReplica, Mirrored)):
         return array
     if shapes := shapes_of([leaf]):

@@ -44,7 +44,7 @@ class Noted:
         return [variable for variable, _ in self.before.values()]
 
     def add(self, variable: Any) -> None:
-        """Called before a variable is written."""
+        """Notes the value of a variable that is about to be written."""
         if id(variable) not in self.before:
             self.before[id(variable)] = variable, list(variable._storage.read())
             variable._storage.lent = True  # a compiled program must not take over what may come back
@@ -61,7 +61,7 @@ _noted: contextvars.ContextVar[tuple[Noted, ...]] = contextvars.ContextVar("note
 
 @contextlib.contextmanager
 def noted() -> Iterator[Noted]:
-    """A context that notes what is written in it, also by threads that inherit the context."""
+    """Returns a context that notes what is written in it, also by threads that inherit the context."""
     notes = Noted()
     token = _noted.set((*_noted.get(), notes))
     try:
@@ -71,7 +71,7 @@ def noted() -> Iterator[Noted]:
 
 
 def note(variable: State) -> None:
-    """Called before a variable outside of any trace is written."""
+    """Notes a variable outside of any trace, which is about to be written."""
     for notes in _noted.get():
         notes.add(variable)
 
@@ -123,7 +123,7 @@ class Frame(abc.ABC):
         return 0
 
     def lend(self, variable: State) -> None:
-        """Called before the variable's arrays are handed out, which nobody may take over from then on."""
+        """Notes that the variable's arrays are handed out: nobody may take them over from then on."""
         variable._storage.lent = True
 
     @abc.abstractmethod

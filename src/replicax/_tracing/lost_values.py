@@ -16,7 +16,7 @@ programs: weakref.WeakSet[Any] = weakref.WeakSet()  # the compiled programs that
 
 
 def lose(storages: Iterable[Stored], step: str, error: BaseException) -> None:
-    """The values in these storages are gone, since this step failed with that error."""
+    """Notes that the values in these storages are gone, since this step failed with that error."""
     global any_lost
     any_lost = True
     for storage in storages:
@@ -51,6 +51,6 @@ def lost_error(name: str, step: str) -> StepError:
 
 
 def container_of(variable: Any) -> Any:
-    """The distributed variable that a component belongs to, else the argument itself."""
+    """Returns the distributed variable that a component belongs to, else the argument itself."""
     parent = getattr(variable, "_parent", None)
     return variable if parent is None else parent

@@ -31,7 +31,7 @@ _inside = _Inside()
 
 
 def in_callback() -> bool:
-    """Whether this thread runs a function that a compiled program has called back, whose errors are kept."""
+    """Returns whether this thread runs a function that a compiled program has called back, whose errors are kept."""
     return bool(_inside.guards)
 
 
@@ -53,7 +53,7 @@ class Guard:
         self._lock = threading.Lock()  # one call at a time: whose callback it is cannot be told
 
     def around(self, function: Callable[..., Any], types: Sequence[Any], shows: bool) -> Callable[..., list[Any]]:
-        """What is to be called in place of `function`, which returns arrays of these types."""
+        """Returns a function to be called in place of `function`, which returns arrays of these types."""
         self.keeps = self.keeps or not shows
 
         def called_back(*args: Any) -> list[Any]:
@@ -79,7 +79,7 @@ class Guard:
             self._lock.release()
 
     def error(self, name: str) -> BaseException | None:
-        """The first error of the call that has ended, of the function that goes by this name."""
+        """Returns the first error of the call that has ended, of the function that goes by this name."""
         if not self._errors:
             return None
         error, self._errors = self._errors[0], []
@@ -95,7 +95,7 @@ class Guard:
 
 
 def _checked(found: Any, types: Sequence[Any]) -> list[Any]:
-    """What a function returned as arrays; `ValueError` where they are not of these types."""
+    """Returns the result of a function as arrays; raises `ValueError` where they are not of these types."""
     arrays = [np.asarray(value) for value in found] if types else []
     got = [(array.shape, array.dtype) for array in arrays]
     wanted = [(tuple(kind.shape), kind.dtype) for kind in types]
@@ -109,7 +109,7 @@ def _text(kinds: Iterable[tuple[Any, Any]]) -> str:
 
 
 def guarded(closed: Any) -> tuple[Any, Guard | None]:
-    """A program whose callbacks do not fail, and what keeps their errors; None where nothing in it can fail."""
+    """Returns a program whose callbacks do not fail, and the guard that keeps their errors, None if none can fail."""
     guard = Guard()
     closed, names = jax_internals.with_callbacks(closed, guard.around)
     guard.keeps = guard.keeps or not _MAY_FAIL.isdisjoint(names)

@@ -127,7 +127,7 @@ class GradientTape:
 
     @contextlib.contextmanager
     def stop_recording(self) -> Iterator[None]:
-        """A context inside of the tape's own in which nothing is recorded.
+        """Returns a context inside of the tape's own in which nothing is recorded.
 
         >>> import jax.numpy as jnp
         >>> import replicax as rx
@@ -171,7 +171,7 @@ class GradientTape:
         self._recorder.start()
 
     def watched_variables(self) -> tuple[Any, ...]:
-        """The variables watched so far, each once, in the order of their first use.
+        """Returns the variables watched so far, each once, in the order of their first use.
 
         >>> import replicax as rx
         >>> v = rx.Variable(2.0)
@@ -189,7 +189,7 @@ class GradientTape:
         output_gradients: Any = None,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
     ) -> Any:
-        """The gradient of `target`, summed over its elements, with respect to each of `sources`.
+        """Returns the gradient of `target`, summed over its elements, with respect to each of `sources`.
 
         Args:
             target: an array or variable, or a nest of them whose gradients are added up.
@@ -220,7 +220,7 @@ class GradientTape:
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
     ) -> Any:
-        """The derivative of every element of `target` with respect to every element of each of `sources`.
+        """Returns the derivative of each element of `target` with respect to each element of each of `sources`.
 
         Args:
             target: an array.
@@ -257,7 +257,7 @@ class GradientTape:
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
     ) -> Any:
-        """The Jacobian of each example: of `target[i]` with respect to `source[i]`, for every `i`.
+        """Returns the Jacobian of each example: of `target[i]` with respect to `source[i]`, for every `i`.
 
         Element `i` of `target` should depend on no other element of `source`. The arguments are those of
         `jacobian`; where `target` does not depend on `source`, the result is zeros.
@@ -293,7 +293,7 @@ class GradientTape:
     # What the three have in common.
 
     def _targets(self, target: Any, output_gradients: Any) -> tuple[list[jax.Array], list[Any]]:
-        """The differentiable arrays of a target, and their cotangents."""
+        """Returns the differentiable arrays of a target, and their cotangents."""
         self._check_unused()
         if target is None:
             raise TypeError("The target of a gradient is an array, a variable or a nest of them, got None.")
@@ -409,12 +409,16 @@ def _own(gradient: jax.Array | None) -> jax.Array | None:
 
 
 def _arrays(leaf: Any) -> list[jax.Array]:
-    """The arrays of a variable, or the array that `leaf` is."""
+    """Returns the arrays of a variable, or the array that `leaf` is."""
     return jax.tree.leaves(leaf.read_value()) if active_tapes.is_variable(leaf) else [leaf]
 
 
 def _flatten(nest: Any, role: str) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The arrays and variables of a nest, and what puts others in their places; `TypeError` if there is more in it."""
+    """Returns the arrays and variables of a nest, and a function that puts others in their places.
+
+    Raises:
+        TypeError: there is something else in it.
+    """
 
     def is_source(node: Any) -> bool:
         return active_tapes.is_variable(node) or isinstance(node, _nest.LeafBase) or foreign_state.holds_variable(node)

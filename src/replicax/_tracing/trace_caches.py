@@ -32,7 +32,7 @@ class own:
         self._current.__exit__(*error)
 
     def renew(self) -> None:
-        """From now on, nothing is taken that was traced before. For the innermost context only."""
+        """Lets nothing be taken that was traced before. For the innermost context only."""
         self.__exit__(None, None, None)
         self.__enter__()
 
@@ -46,12 +46,12 @@ _entered = _Entered()
 
 
 def note_read(variable: int) -> None:
-    """A variable of this id is read in a function that JAX is tracing."""
+    """Notes that a variable of this id is read in a function that JAX is tracing."""
     if _entered.stack:
         _entered.stack[-1].read.add(variable)
 
 
 def note_change(variable: int | None = None) -> None:
-    """A variable of this id, or what is known of all of them, is another from now on."""
+    """Notes that a variable of this id, or what is known of all of them, has changed."""
     if _entered.stack and (variable in (read := _entered.stack[-1].read) or (variable is None and read)):
         _entered.stack[-1].renew()
