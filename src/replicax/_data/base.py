@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Self, cast
 
 import numpy as np
 
+from replicax._base.types import Tree
 from replicax._data import iterators
 from replicax._data.elements import Nested
 from replicax._data.iterators import DatasetIterator, NumpyIterator
 from replicax._data.options import Options
 from replicax._data.reading import Maker, Node, Reading
-from replicax._data.rows import Order, Rows
+from replicax._data.rows import RowOrder, Rows
 from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec, tensor_spec
 
 _dataset_class: type[Base]
 
 
 def set_dataset_class(cls: type[Base]) -> None:
-    """Sets the class of the datasets that `made` makes, which stands above the modules that call that."""
+    """Sets the class of the datasets that `Base._made` makes, which stands above the modules that call that."""
     global _dataset_class
     _dataset_class = cls
-
-
-def made(*args: Any, **known: Any) -> Any:
-    """Returns a new `Dataset`; the arguments are those of `Base._set_up`."""
-    dataset = _dataset_class.__new__(_dataset_class)
-    dataset._set_up(*args, **known)
-    return dataset
 
 
 class Base(Nested):
@@ -41,7 +36,7 @@ class Base(Nested):
     def _set_up(
         self,
         make: Maker,
-        spec: Callable[[bool], Any],
+        spec: Callable[[bool], Tree],
         cardinality: int,
         *,
         batch_size: int | None = None,
@@ -60,13 +55,29 @@ class Base(Nested):
         self._options = options or Options()
         self._files = files  # how many files it reads, which may be divided among workers; see _data/files.py
         self._nodes = tuple(dict.fromkeys(nodes))  # what outlasts a reading, in an order that the code gives
-        self._found_spec: Any = None
+        self._found_spec: Tree = None
 
-    def _make(self, reading: Reading, start: int = 0, /) -> Iterator[Any]:
+    @classmethod
+    def _made(cls, make: Maker, spec: Callable[[bool], Tree], cardinality: int, **known: Any) -> Self:
+        """Returns a new `Dataset`, whatever subclass this one is of; the arguments are those of `_set_up`."""
+        dataset = _dataset_class.__new__(_dataset_class)
+        dataset._set_up(make, spec, cardinality, **known)
+        return cast(Self, dataset)
+
+    @classmethod
+    def _of_list(cls, elements: Sequence[Tree], spec: Tree) -> Self:
+        """Returns a dataset of elements on the host, of this spec."""
+
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
+            return itertools.islice(elements, start, None)
+
+        return cls._made(make, lambda probe: spec, len(elements))
+
+    def _make(self, reading: Reading, start: int = 0, /) -> Iterator[Tree]:
         """Returns an iterator over the elements of a reading, from number `start` on."""
         return reading.guarded(self._maker(reading, start))
 
-    def _spec(self, probe: bool) -> Any:
+    def _spec(self, probe: bool) -> Tree:
         """Returns the spec of the elements on the host, None where it is not known and `probe` is False."""
         if self._found_spec is None:
             self._found_spec = self._find_spec(probe)
@@ -76,23 +87,23 @@ class Base(Nested):
         self,
         make: Maker,
         cardinality: int,
-        spec: Callable[[Any], Any] | None = None,
+        spec: Callable[[Tree], Tree] | None = None,
         *,
         nodes: Iterable[Node] = (),
         **known: Any,
     ) -> Self:
         """Returns a dataset made of this one; `spec` is a function of this one's."""
 
-        def find(probe: bool) -> Any:
+        def find(probe: bool) -> Tree:
             found = self._spec(probe)
             return found if found is None or spec is None else spec(found)
 
         nodes = (*self._nodes, *nodes)
-        return made(make, find, cardinality, options=self._options, files=self._files, nodes=nodes, **known)
+        return self._made(make, find, cardinality, options=self._options, files=self._files, nodes=nodes, **known)
 
-    def _seen(self, make: Maker, find: Callable[[Maker], Any], cardinality: int) -> Self:
+    def _seen(self, make: Maker, find: Callable[[Maker], Tree], cardinality: int) -> Self:
         """Returns a dataset whose spec is `find(make)`, found only where the users' functions may run."""
-        return made(
+        return self._made(
             make,
             lambda probe: find(make) if probe else None,
             cardinality,
@@ -101,7 +112,7 @@ class Base(Nested):
             nodes=self._nodes,
         )
 
-    def _reordered(self, make: Maker, on_rows: Callable[[Order], Order], cardinality: int, *nodes: Node) -> Self:
+    def _reordered(self, make: Maker, on_rows: Callable[[RowOrder], RowOrder], cardinality: int, *nodes: Node) -> Self:
         """Returns a dataset of these elements in another number or order; `on_rows` does that to row numbers."""
         if self._rows is None:
             dataset = self._derived(make, cardinality, batch_size=self._batch_size, nodes=nodes)
@@ -123,7 +134,7 @@ class Base(Nested):
         return self._with(self._options.merge(options))
 
     def _with(self, options: Options) -> Self:
-        dataset: Any = copy.copy(self)
+        dataset = copy.copy(self)
         dataset._options = options
         return dataset
 
@@ -132,7 +143,7 @@ class Base(Nested):
         return copy.deepcopy(self._options)
 
     @property
-    def element_spec(self) -> Any:
+    def element_spec(self) -> Tree:
         """The shape and dtype of an element's tensors, in the structure of the elements.
 
         After `map` and its like it is found by calls of the function on zeros and on ones, or from the first element.

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn, Self
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, TensorSpec
+from replicax._base.types import Tree
 from replicax._data.base import Base
 from replicax._data.elements import flatten, grouped, num_rows, pad_and_stack, padded_shape, positive, regroup, stack
 from replicax._data.ragged import refuse_composites
@@ -40,7 +42,7 @@ class Batches(Base):
         size = positive("batch_size", batch_size)
         rows = self._rows
 
-        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             if rows is None:
                 return map(stack, grouped(self._make(reading, start * size), size, drop_remainder))
             return RowBatches(rows.fetch, skip_rows(rows.order(reading), start * size), size, drop_remainder)
@@ -49,14 +51,14 @@ class Batches(Base):
         made._at_hand = rows is not None
         return made
 
-    def _batched(self, make: Maker, size: int, drop: bool, spec: Callable[[Any], Any]) -> Self:
+    def _batched(self, make: Maker, size: int, drop: bool, spec: Callable[[Tree], Tree]) -> Self:
         return self._derived(make, batch_count(self._cardinality, size, drop), spec, batch_size=size)
 
     def padded_batch(
         self,
         batch_size: int,
-        padded_shapes: Any = None,
-        padding_values: Any = None,
+        padded_shapes: Tree = None,
+        padding_values: Tree = None,
         drop_remainder: bool = False,
         name: str | None = None,
     ) -> Self:
@@ -70,11 +72,11 @@ class Batches(Base):
         """
         size = positive("batch_size", batch_size)
 
-        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             groups = grouped(self._make(reading, start * size), size, drop_remainder)
             return map(functools.partial(pad_and_stack, shapes=padded_shapes, values=padding_values), groups)
 
-        def spec(found: Any) -> Any:
+        def spec(found: Tree) -> Tree:
             leaves, structure = flatten(found)
             if padded_shapes is None:
                 shapes = [TensorShape([None] * s.shape.rank) if s.shape.rank is not None else s.shape for s in leaves]
@@ -89,7 +91,7 @@ class Batches(Base):
         self,
         batch_size: int,
         drop_remainder: bool = False,
-        row_splits_dtype: Any = np.int64,
+        row_splits_dtype: DTypeLike = np.int64,
         name: str | None = None,
     ) -> Self:
         """Returns batches of elements of known shapes only: those of others would be ragged, which XLA cannot take.
@@ -104,7 +106,7 @@ class Batches(Base):
             NotImplementedError: elements have dimensions that are not known, at once or when elements are asked for.
         """
 
-        def refuse_unknown(spec: Any) -> Any:
+        def refuse_unknown(spec: Tree) -> Tree:
             if not all(s.shape.rank is not None and s.shape[1:].is_fully_defined() for s in jax.tree.leaves(spec)):
                 raise NotImplementedError(
                     "`ragged_batch` makes no ragged batches, and not all dimensions of these elements are known: the "
@@ -117,13 +119,13 @@ class Batches(Base):
         if (known := batched._spec(False)) is not None:
             refuse_unknown(known)
 
-        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             refuse_unknown(batched._spec(True))
             return batched._make(reading, start)
 
         return batched._derived(make, batched._cardinality, refuse_unknown, batch_size=batched._batch_size)
 
-    def sparse_batch(self, batch_size: int, row_shape: Any, name: str | None = None) -> NoReturn:
+    def sparse_batch(self, batch_size: int, row_shape: Tree, name: str | None = None) -> NoReturn:
         """Raises NotImplementedError: batches are dense. `padded_batch` pads elements to a common shape."""
         raise NotImplementedError(
             "`Dataset.sparse_batch` is not supported: batches are dense, since XLA's shapes are static. Use "
@@ -134,8 +136,8 @@ class Batches(Base):
         """Returns a dataset of the rows of each element."""
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
-            def rows(element: Any) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
+            def rows(element: Tree) -> Iterator[Tree]:
                 refuse_composites(element, "cut into rows")
                 leaves, structure = flatten(element)
                 if len({a.shape[:1] for a in leaves}) != 1 or not leaves[0].ndim:
@@ -149,7 +151,7 @@ class Batches(Base):
 
         return self._derived(make, UNKNOWN_CARDINALITY, without_batch)
 
-    def rebatch(self, batch_size: Any, drop_remainder: bool = False, name: str | None = None) -> Self:
+    def rebatch(self, batch_size: int | Sequence[int], drop_remainder: bool = False, name: str | None = None) -> Self:
         """Returns the batches cut anew, to `batch_size` or, where that is a list, to its numbers in turn.
 
         >>> from replicax.data import Dataset
@@ -159,14 +161,14 @@ class Batches(Base):
         sizes = [positive("batch_size", n) for n in np.ravel(batch_size)]
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
             for piece, size in zip(regroup(self._make(reading), itertools.cycle(sizes)), itertools.cycle(sizes)):
                 if num_rows(piece) == size or not drop_remainder:
                     yield piece
 
         known = sizes[0] if len(set(sizes)) == 1 else None
 
-        def spec(found: Any) -> Any:
+        def spec(found: Tree) -> Tree:
             return with_batch(without_batch(found), known if drop_remainder else None)
 
         return self._derived(make, UNKNOWN_CARDINALITY, spec, batch_size=known)

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorSpec
-from replicax._data.base import Base, made
+from replicax._base.types import Tree
+from replicax._data.base import Base
 from replicax._data.elements import flatten
-from replicax._data.reading import Reading, Seeds, replayed
+from replicax._data.reading import Maker, Node, Reading, Seeds, replayed
 from replicax._data.rows import plain_rows
-from replicax._data.shuffle_repeat import in_turn
+from replicax._data.shuffle_repeat import Order, in_turn
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, common_spec, same_kinds, tensor_spec
 
+_D = TypeVar("_D", bound=Base)
 
-class Combined(Base):
+
+class Combined(Order):
     """Methods of `Dataset`."""
 
     @classmethod
-    def zip(cls, *args: Any, datasets: Any = None, name: str | None = None) -> Self:
+    def zip(cls, *args: Tree, datasets: Tree = None, name: str | None = None) -> Self:
         """Returns the elements of several datasets side by side, in the structure in which the datasets come.
 
         >>> from replicax.data import Dataset
@@ -40,7 +44,7 @@ class Combined(Base):
         sizes = [d._cardinality for d in inputs]
         cardinality = min((n for n in sizes if n != INFINITE_CARDINALITY), default=INFINITE_CARDINALITY)
 
-        def find(probe: bool) -> Any:
+        def find(probe: bool) -> Tree:
             specs = [d._spec(probe) for d in inputs]
             return None if any(s is None for s in specs) else structure.unflatten(specs)
 
@@ -54,19 +58,19 @@ class Combined(Base):
         sources = [d._rows for d in inputs if d._rows is not None and d._rows.in_order]
         if len(sources) == len(inputs):
             rows = plain_rows(lambda i: structure.unflatten([s.fetch(i) for s in sources]), cardinality)
-            return made(rows.elements, find, cardinality, rows=rows, **known)
+            return cls._made(rows.elements, find, cardinality, rows=rows, **known)
 
-        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             # From the element before, so that each input begins where they come to the end within what is left out.
             first, raising = max(0, start - 1), reading.with_errors(None)
             side_by_side = Together([d._make(raising, first) for d in inputs], start - first)
             return map(structure.unflatten, side_by_side)
 
-        return made(make, find, cardinality, **known)
+        return cls._made(make, find, cardinality, **known)
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Self:
         """Returns pairs of a number (int64, from `start`) and an element."""
-        return self.zip(counted(start, 1, np.dtype(np.int64)), self)._with(self._options)
+        return self.zip(self._counted(start, 1, np.dtype(np.int64)), self)._with(self._options)
 
     def concatenate(self, dataset: Base, name: str | None = None) -> Self:
         """Returns these elements and then those of `dataset`.
@@ -77,10 +81,10 @@ class Combined(Base):
         if not isinstance(dataset, Base):
             raise TypeError(f"`dataset` is a Dataset, got {dataset!r:.80} of type {type(dataset).__name__}.")
 
-        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             return in_turn((self, dataset), reading, start)
 
-        def find(probe: bool) -> Any:
+        def find(probe: bool) -> Tree:
             a, b = self._spec(probe), dataset._spec(probe)
             if a is None or b is None:
                 return None
@@ -91,7 +95,7 @@ class Combined(Base):
         find(False)  # for the error
         sizes = (self._cardinality, dataset._cardinality)
         unknown = UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in sizes else sum(sizes)
-        return made(
+        return self._made(
             make,
             find,
             INFINITE_CARDINALITY if INFINITE_CARDINALITY in sizes else unknown,
@@ -103,7 +107,7 @@ class Combined(Base):
 
     @classmethod
     def choose_from_datasets(
-        cls, datasets: Sequence[Base], choice_dataset: Base, stop_on_empty_dataset: bool = True
+        cls, datasets: Sequence[Self], choice_dataset: Base, stop_on_empty_dataset: bool = True
     ) -> Self:
         """Returns elements of several datasets, each of the one whose number comes next in `choice_dataset`.
 
@@ -139,16 +143,16 @@ class Combined(Base):
                 yield number
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
             return _chosen(inputs, reading, choices(reading), stop_on_empty_dataset)
 
-        return _one_of(make, inputs, UNKNOWN_CARDINALITY, *choice_dataset._nodes)
+        return cls._one_of(make, inputs, UNKNOWN_CARDINALITY, *choice_dataset._nodes)
 
     @classmethod
     def sample_from_datasets(
         cls,
-        datasets: Sequence[Base],
-        weights: Any = None,
+        datasets: Sequence[Self],
+        weights: Base | Tree = None,
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,
         rerandomize_each_iteration: bool | None = None,
@@ -186,7 +190,7 @@ class Combined(Base):
         fixed = None if fixed is None else fixed[fixed > 0]
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
             draw = reading.generator(seeds).random
             changing = weights._make(reading) if fixed is None else itertools.repeat(fixed)
             left = np.ones(len(there))
@@ -204,25 +208,49 @@ class Combined(Base):
         cardinality = INFINITE_CARDINALITY if INFINITE_CARDINALITY in sizes else UNKNOWN_CARDINALITY
         if len(there) == 1:
             cardinality = sizes[0]
-        return _one_of(make, there, cardinality, seeds, *(weights._nodes if isinstance(weights, Base) else ()))
+        return cls._one_of(make, there, cardinality, seeds, *(weights._nodes if isinstance(weights, Base) else ()))
+
+    @classmethod
+    def _one_of(cls, make: Maker, inputs: Sequence[Base], cardinality: int, *nodes: Node) -> Self:
+        """Returns a dataset whose elements are each one of these inputs'."""
+
+        def find(probe: bool) -> Tree:
+            specs = [d._spec(probe) for d in inputs]
+            return None if any(spec is None for spec in specs) else functools.reduce(common_spec, specs)
+
+        sizes = {d._batch_size for d in inputs}
+        return cls._made(
+            make,
+            find,
+            cardinality,
+            batch_size=sizes.pop() if len(sizes) == 1 else None,
+            options=inputs[0]._options,
+            nodes=(*itertools.chain.from_iterable(d._nodes for d in inputs), *nodes),
+        )
+
+    @classmethod
+    def _counted(cls, start: int, step: int, dtype: np.dtype) -> Self:
+        """Returns the numbers `start`, `start + step`, ... without end."""
+        rows = plain_rows(lambda i: np.asarray(start + step * np.asarray(i, np.int64)).astype(dtype), -1)
+        return cls._made(rows.elements, lambda probe: TensorSpec((), dtype), INFINITE_CARDINALITY, rows=rows)
 
 
-class Together(Iterator[Any]):
+class Together(Iterator[Tree]):
     """Elements side by side, from number `start` on.
 
     Where one cannot be had, those beside it are left out, so that the next ones fit.
     """
 
-    def __init__(self, sources: list[Iterator[Any]], start: int):
+    def __init__(self, sources: list[Iterator[Tree]], start: int):
         self._sources, self._start = sources, start
 
-    def __next__(self) -> list[Any]:
+    def __next__(self) -> list[Tree]:
         while self._start:
             self._start -= 1
             self._taken()
         return self._taken()
 
-    def _taken(self) -> list[Any]:
+    def _taken(self) -> list[Tree]:
         elements, errors = [], []
         for source in self._sources:
             try:
@@ -236,17 +264,7 @@ class Together(Iterator[Any]):
         return elements
 
 
-def counted(start: int, step: int, dtype: Any) -> Any:
-    """The numbers `start`, `start + step`, ... without end."""
-
-    def fetch(numbers: Any) -> np.ndarray:
-        return np.asarray(start + step * np.asarray(numbers, np.int64)).astype(dtype)
-
-    rows = plain_rows(fetch, -1)
-    return made(rows.elements, lambda probe: TensorSpec((), dtype), INFINITE_CARDINALITY, rows=rows)
-
-
-def _alike(datasets: Sequence[Base]) -> list[Any]:
+def _alike(datasets: Sequence[_D]) -> list[_D]:
     inputs = list(datasets)
     if not inputs:
         raise ValueError("`datasets` should not be empty.")
@@ -264,30 +282,13 @@ def _alike(datasets: Sequence[Base]) -> list[Any]:
     return inputs
 
 
-def _one_of(make: Any, inputs: list[Any], cardinality: int, *nodes: Any) -> Any:
-    def find(probe: bool) -> Any:
-        specs = [d._spec(probe) for d in inputs]
-        if any(spec is None for spec in specs):
-            return None
-        spec = specs[0]
-        for other in specs[1:]:
-            spec = common_spec(spec, other)
-        return spec
-
-    sizes = {d._batch_size for d in inputs}
-    return made(
-        make,
-        find,
-        cardinality,
-        batch_size=sizes.pop() if len(sizes) == 1 else None,
-        options=inputs[0]._options,
-        nodes=(*itertools.chain.from_iterable(d._nodes for d in inputs), *nodes),
-    )
-
-
 def _chosen(
-    inputs: list[Any], reading: Reading, choices: Iterator[int], stop_on_empty: bool, left: np.ndarray | None = None
-) -> Iterator[Any]:
+    inputs: Sequence[Base],
+    reading: Reading,
+    choices: Iterator[int],
+    stop_on_empty: bool,
+    left: np.ndarray | None = None,
+) -> Iterator[Tree]:
     """Yields elements of the chosen inputs. Where one has no more, its entry in `left` becomes 0."""
     iterators = [d._make(reading) for d in inputs]
     left = np.ones(len(inputs)) if left is None else left
@@ -301,7 +302,7 @@ def _chosen(
                 return
 
 
-def _probabilities(weights: Any) -> np.ndarray:
+def _probabilities(weights: Tree) -> np.ndarray:
     found = np.ravel(np.asarray(weights)).astype(float)
     if (found < 0).any() or not np.isfinite(found).all():
         raise ValueError(f"`weights` must be numbers that are not negative, got {found.tolist()}.")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np  # noqa: F401  for the example below
 
+from replicax._base.types import Tree
 from replicax._data import base
 from replicax._data.base import Base
-from replicax._data.batch import Batches
-from replicax._data.combine import Combined
 from replicax._data.group_by import Grouping
-from replicax._data.map_filter import Functions
 from replicax._data.save_load import Saving
-from replicax._data.shuffle_repeat import Order
 from replicax._data.sources import Sources
 
 
@@ -27,7 +24,7 @@ class Variant:
         return f"<Variant {self.dataset!r}>"
 
 
-class Dataset(Sources, Batches, Functions, Grouping, Order, Combined, Saving):
+class Dataset(Sources, Grouping, Saving):
     """Elements that are structures of arrays, and transformations of them: tf.data's, over data on the host.
 
     An element is an array, or a tuple, named tuple or dict of elements. As in tf.data a *list* is one array. Functions
@@ -76,6 +73,6 @@ def to_variant(dataset: Dataset) -> Variant:
     return Variant(dataset)
 
 
-def from_variant(variant: Variant, structure: Any) -> Dataset:
+def from_variant(variant: Variant, structure: Tree) -> Dataset:
     """Returns the dataset of a value; `structure` is its elements' spec."""
     return Dataset(variant)

@@ -44,7 +44,7 @@ _STRING = np.dtype(object)
 # --- structures as JSON ----------------------------------------------------------------------------------------------
 
 
-def described(spec: Any) -> Any:
+def described(spec: Tree) -> Tree:
     """Returns a structure of specs as what JSON can write."""
     if isinstance(spec, TensorSpec):
         shape = None if spec.shape.rank is None else list(spec.shape)
@@ -60,7 +60,7 @@ def described(spec: Any) -> Any:
     raise TypeError(f"Elements that are written to files are made of arrays, tuples and dicts, got {spec!r}.")
 
 
-def read_description(description: Any) -> Any:
+def read_description(description: Any) -> Tree:
     """Returns the specs that `described` described. A named tuple becomes one of a class of its own."""
     if "dtype" in description:
         return TensorSpec(description["shape"], as_dtype(description["dtype"]))
@@ -96,7 +96,7 @@ class Writer:
         how = zipfile.ZIP_DEFLATED if compression == "GZIP" else zipfile.ZIP_STORED
         self._file = zipfile.ZipFile(path, "w", how)
 
-    def write(self, element: Any) -> None:
+    def write(self, element: Tree) -> None:
         """Writes one element."""
         leaves, structure = flatten(element)
         if self._spec is None:
@@ -169,7 +169,7 @@ def _member(file: zipfile.ZipFile, name: str) -> np.ndarray:
     return np.lib.format.read_array(io.BytesIO(file.read(f"{name}.npy")), allow_pickle=False)
 
 
-def read_elements(path: str | os.PathLike[str], **about: Any) -> Iterator[Any]:
+def read_elements(path: str | os.PathLike[str], **about: Any) -> Iterator[Tree]:
     """Yields the elements of a file that `Writer` wrote, with the same `about`.
 
     Raises:
@@ -192,7 +192,7 @@ def read_elements(path: str | os.PathLike[str], **about: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _as_data_loss(path: Any) -> Iterator[None]:
+def _as_data_loss(path: str | os.PathLike[str]) -> Iterator[None]:
     """Raises what reading a file raises as a DataLossError that names it."""
     try:
         yield
@@ -212,7 +212,7 @@ def written_once(filename: str | os.PathLike[str], source: Base) -> Maker:
     path = Path(os.fspath(filename))
 
     @replayed
-    def make(reading: Reading) -> Iterator[Any]:
+    def make(reading: Reading) -> Iterator[Tree]:
         if path.is_file():
             yield from read_elements(path)
             return
@@ -230,13 +230,13 @@ def written_once(filename: str | os.PathLike[str], source: Base) -> Maker:
 class Spread:
     """Writes elements to the files of a folder, and what they are."""
 
-    def __init__(self, folder: Path, compression: str | None, shard_of: Callable[[Any], int] | None, spec: Any):
+    def __init__(self, folder: Path, compression: str | None, shard_of: Callable[[Tree], int] | None, spec: Tree):
         self._folder, self._compression, self._shard_of, self._spec = folder, compression, shard_of, spec
         self._writers: dict[int, Writer] = {}
         self._token = uuid.uuid4().hex
         folder.mkdir()
 
-    def write(self, element: Any) -> None:
+    def write(self, element: Tree) -> None:
         """Writes one element to its file."""
         number = 0 if self._shard_of is None else self._shard_of(element)
         if number not in self._writers:
@@ -263,7 +263,7 @@ class Spread:
             writer.abandon()
 
 
-def while_written(elements: Iterator[Any], writer: Writer | Spread) -> Iterator[Any]:
+def while_written(elements: Iterator[Tree], writer: Writer | Spread) -> Iterator[Tree]:
     """Yields the elements and writes each of them; the file is finished only if all have been asked for."""
     try:
         for element in elements:
@@ -312,17 +312,16 @@ class Saved:
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, OSError) as e:
             raise DataLossError(f"{path} is no dataset that replicax saved, or is damaged: {e}") from e
 
-    def elements(self, number: int, structure: Any) -> Iterator[Any]:
+    def elements(self, number: int, structure: Structure) -> Iterator[Tree]:
         """Yields the elements of one file, in the structure `structure`."""
         file = os.path.join(existing(self._path), _name(number))
         for element in read_elements(file, token=self._token, number=number):
             yield structure.unflatten(jax.tree.leaves(element))
 
-    def check(self, spec: Any) -> Any:
+    def check(self, spec: Tree) -> Tree:
         """Returns the spec of the saved elements, in the structure of `spec` if that is given and fits."""
         if spec is None:
             return self.spec
-        structure: Any
         wanted, structure = flatten(spec)
         there = jax.tree.leaves(self.spec)
         if len(wanted) != len(there) or not all(map(_fits, wanted, there)):
@@ -330,7 +329,7 @@ class Saved:
         return structure.unflatten(there)
 
 
-def _fits(wanted: Any, there: TensorSpec) -> bool:
+def _fits(wanted: Tree, there: TensorSpec) -> bool:
     """Returns whether `wanted` describes the array `there`, or the tensor that it becomes."""
     dtypes = (there.dtype, tensor_dtype(there.dtype))
     return isinstance(wanted, TensorSpec) and wanted.dtype in dtypes and wanted.shape.is_compatible_with(there.shape)

@@ -19,7 +19,7 @@ from replicax._base.types import Leaf, Tree
 from replicax._data.ragged import refuse_composites
 
 
-def tensor_dtype(dtype: Any) -> Any:
+def tensor_dtype(dtype: np.dtype) -> np.dtype:
     """Returns the dtype that `as_tensor` gives to an array of `dtype`."""
     return dtype if dtype == np.dtype(object) or has_64_bit_types() else jax.dtypes.canonicalize_dtype(dtype)
 
@@ -27,20 +27,20 @@ def tensor_dtype(dtype: Any) -> Any:
 class Strings(np.ndarray):
     """Strings, which JAX has no arrays of: numpy's of bytes, with a tensor's ways."""
 
-    def numpy(self) -> Any:
+    def numpy(self) -> np.ndarray | bytes:
         """Returns a plain numpy array; bytes, where it is a single string."""
         return np.asarray(self)[()]
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Any) -> Strings:
         return as_strings(np.asarray(self)[key])
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Strings]:
         return map(as_strings, np.asarray(self))
 
-    def __eq__(self, other: Any) -> Any:
+    def __eq__(self, other: object) -> Any:
         return np.equal(np.asarray(self), _encoded(other))
 
-    def __ne__(self, other: Any) -> Any:
+    def __ne__(self, other: object) -> Any:
         return np.not_equal(np.asarray(self), _encoded(other))
 
     __hash__ = None  # type: ignore[assignment]
@@ -55,26 +55,26 @@ class Strings(np.ndarray):
         return f"<tf.Tensor: shape={self.shape}, dtype=string, numpy={array_text.numpy_text(self)}>"
 
 
-def as_strings(value: Any) -> Any:
+def as_strings(value: bytes | np.ndarray) -> Strings:
     """Returns bytes, or a numpy array of them, as the strings that users see."""
     if not isinstance(value, np.ndarray):
         value = np.array(value, object)
     return value.view(Strings)
 
 
-def _encoded(value: Any) -> Any:
+def _encoded(value: object) -> np.ndarray:
     return value if isinstance(value, np.ndarray) and value.dtype == np.dtype(object) else np.asarray(as_host(value))
 
 
 class Nested:
     """What may be in an element in place of an array: a dataset."""
 
-    def spec(self) -> Any:
+    def spec(self) -> Tree:
         """Its spec."""
         raise NotImplementedError
 
 
-def as_tensor(array: Any) -> Any:
+def as_tensor(array: Leaf) -> Leaf:
     """Returns a host array as users see it: a JAX array, 64 bits wide where JAX allows that. Strings stay numpy's."""
     if isinstance(array, Nested):
         return array
@@ -84,7 +84,7 @@ def as_tensor(array: Any) -> Any:
     return jnp.asarray(array, dtype=tensor_dtype(array.dtype))
 
 
-def as_host(value: Any) -> Any:
+def as_host(value: Leaf) -> Leaf:
     """Returns an array, number, string, nested list of those, or another library's tensor as a numpy array.
 
     Python's numbers get the dtypes of tensors (int32, float32), strings become bytes in an array of objects, and arrays
@@ -110,13 +110,16 @@ def as_host(value: Any) -> Any:
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def _python_dtype(value: Any, array: np.ndarray) -> Any:
+_NARROW = {"i": np.dtype(np.int32), "f": np.dtype(np.float32), "c": np.dtype(np.complex64)}
+
+
+def _python_dtype(value: object, array: np.ndarray) -> np.dtype:
     """Returns the dtype for `value`, which became `array`: a tensor's where it is made of Python's numbers."""
     while isinstance(value, (list, tuple)) and len(value):
         value = value[0]
     if isinstance(value, np.generic) or not isinstance(value, (list, tuple, *PYTHON_DTYPES)):
         return array.dtype
-    narrow = {"i": np.int32, "f": np.float32, "c": np.complex64}.get(array.dtype.kind, array.dtype)
+    narrow = _NARROW.get(array.dtype.kind, array.dtype)
     # An integer that does not fit stays wide, rather than becoming another one.
     return narrow if narrow != np.int32 or (array.astype(np.int32) == array).all() else array.dtype
 
@@ -134,7 +137,7 @@ def _bytes(array: np.ndarray) -> np.ndarray:
     return out.reshape(array.shape)
 
 
-def host_structure(value: Any) -> Any:
+def host_structure(value: Tree) -> Tree:
     """Returns `value` with every leaf as a numpy array. As in tf.data a list is one tensor, not a structure."""
     return jax.tree.map(as_host, value, is_leaf=lambda v: isinstance(v, list))
 
@@ -161,13 +164,13 @@ def structure_of(tree: Tree) -> Structure:
     return flatten(tree)[1]
 
 
-def num_rows(block: Any) -> int:
+def num_rows(block: Tree) -> int:
     """Returns the first dimension of a structure of arrays."""
     refuse_composites(block, "cut into rows")
     return int(jax.tree.leaves(block)[0].shape[0])
 
 
-def regroup(blocks: Iterable[Any], sizes: Iterable[int]) -> Iterator[Any]:
+def regroup(blocks: Iterable[Tree], sizes: Iterable[int]) -> Iterator[Tree]:
     """Yields the rows of blocks in pieces of the given `sizes` (endless), in order; the last piece may be shorter.
 
     >>> [piece.tolist() for piece in regroup([np.arange(4), np.arange(4, 6)], itertools.cycle([3, 1]))]
@@ -191,11 +194,11 @@ def regroup(blocks: Iterable[Any], sizes: Iterable[int]) -> Iterator[Any]:
         yield joined(pending)
 
 
-def cut(block: Any, start: int, stop: int | None) -> Any:
+def cut(block: Tree, start: int, stop: int | None) -> Tree:
     return jax.tree.map(lambda a: a[start:stop], block)
 
 
-def joined(blocks: list[Any]) -> Any:
+def joined(blocks: list[Tree]) -> Tree:
     if len(blocks) == 1:
         return blocks[0]
     try:
@@ -205,7 +208,7 @@ def joined(blocks: list[Any]) -> Any:
         raise InvalidArgumentError(f"Batches of shapes {shapes} cannot be joined and cut anew: {e}") from e
 
 
-def stack(elements: list[Any]) -> Any:
+def stack(elements: list[Tree]) -> Tree:
     refuse_composites(elements[0], "batched again")
     leaves, structure = zip(*map(flatten, elements))
     for number, arrays in enumerate(zip(*leaves)):
@@ -226,13 +229,13 @@ def read_only(array: np.ndarray) -> np.ndarray:
     return view
 
 
-def grouped(elements: Iterator[Any], size: int, drop_remainder: bool) -> Iterator[list[Any]]:
+def grouped(elements: Iterator[Tree], size: int, drop_remainder: bool) -> Iterator[list[Tree]]:
     """Returns an iterator over lists of `size` elements. An error of `elements` does not end it."""
     groups = iter(lambda: list(itertools.islice(elements, size)), [])
     return (filter(lambda group: len(group) == size, groups)) if drop_remainder else groups
 
 
-def positive(name: str, value: Any) -> int:
+def positive(name: str, value: Tree) -> int:
     try:
         number = operator.index(value)
     except TypeError:
@@ -242,11 +245,11 @@ def positive(name: str, value: Any) -> int:
     return number
 
 
-def padded_shape(shape: Any) -> TensorShape:
+def padded_shape(shape: Tree) -> TensorShape:
     return TensorShape([None if d is None or d == -1 else d for d in np.atleast_1d(np.array(shape, object))])
 
 
-def pad_and_stack(elements: list[Any], shapes: Any, values: Any) -> Any:
+def pad_and_stack(elements: list[Tree], shapes: Tree, values: Tree) -> Tree:
     leaves, structures = zip(*map(flatten, elements))
     structure, count = structures[0], len(leaves[0])
     all_shapes = [None] * count if shapes is None else [padded_shape(s) for s in structure.flatten_up_to(shapes)]
@@ -256,7 +259,7 @@ def pad_and_stack(elements: list[Any], shapes: Any, values: Any) -> Any:
     return structure.unflatten(list(map(_pad_column, columns, all_shapes, all_values)))
 
 
-def _pad_column(arrays: list[np.ndarray], shape: TensorShape | None, value: Any) -> np.ndarray:
+def _pad_column(arrays: list[np.ndarray], shape: TensorShape | None, value: Tree) -> np.ndarray:
     longest = [max(sizes) for sizes in zip(*(a.shape for a in arrays))]
     if shape is not None:
         if len(shape) != len(longest):

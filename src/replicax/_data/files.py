@@ -19,6 +19,7 @@ import numpy as np
 from replicax._base import doc_pages
 from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec
+from replicax._base.types import Tree
 from replicax._data import UNKNOWN_CARDINALITY, Dataset, Reading, replayed
 from replicax._data.element_files import checked_compression
 from replicax._data.elements import positive
@@ -29,11 +30,11 @@ class _FileDataset(Dataset):
     """The strings that a function reads from each of several files, in the order of the files."""
 
     def _of_files(
-        self, filenames: Any, compression: str | None, read: Callable[[BinaryIO, bytes], Iterator[bytes]]
+        self, filenames: object, compression: str | None, read: Callable[[BinaryIO, bytes], Iterator[bytes]]
     ) -> None:
         kind, names = checked_compression(compression), names_of(filenames)
 
-        def elements(name: bytes) -> Iterator[Any]:
+        def elements(name: bytes) -> Iterator[Tree]:
             with _opened(name, kind) as file:
                 for text in read(file, name):
                     element = np.empty((), object)
@@ -41,7 +42,7 @@ class _FileDataset(Dataset):
                     yield element
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
             count, index = reading.share
             return itertools.chain.from_iterable(map(elements, names[index::count]))  # an error ends its file alone
 
@@ -70,7 +71,7 @@ class TextLineDataset(_FileDataset):
 
     def __init__(
         self,
-        filenames: Any,
+        filenames: object,
         compression_type: str | None = None,
         buffer_size: int | None = None,
         num_parallel_reads: int | None = None,
@@ -105,7 +106,7 @@ class FixedLengthRecordDataset(_FileDataset):
 
     def __init__(
         self,
-        filenames: Any,
+        filenames: object,
         record_bytes: int,
         header_bytes: int | None = None,
         footer_bytes: int | None = None,
@@ -159,7 +160,7 @@ class TFRecordDataset(_FileDataset):
 
     def __init__(
         self,
-        filenames: Any,
+        filenames: object,
         compression_type: str | None = None,
         buffer_size: int | None = None,
         num_parallel_reads: int | None = None,
@@ -190,7 +191,7 @@ class TFRecordWriter:
             raise ImportError(f"TFRecordWriter needs the package google-crc32c: {doc_pages.install('data')}.")
         self._file = _opened(os.fspath(path), checked_compression(getattr(options, "compression_type", options)), "wb")
 
-    def write(self, record: Any) -> None:
+    def write(self, record: str | bytes) -> None:
         """Writes one record, of bytes or text."""
         data = record.encode() if isinstance(record, str) else bytes(record)
         length = struct.pack("<Q", len(data))
@@ -215,7 +216,7 @@ class TFRecordWriter:
         self.close()
 
 
-def _opened(path: str | bytes | os.PathLike[Any], compression: str | None, mode: str = "rb") -> BinaryIO:
+def _opened(path: str | bytes | os.PathLike[str], compression: str | None, mode: str = "rb") -> BinaryIO:
     """Opens a file, through GZIP where `compression` says so."""
     return gzip.open(path, mode) if compression == "GZIP" else open(path, mode)  # type: ignore[return-value]
 
@@ -227,7 +228,7 @@ def _checksums() -> Callable[[bytes], int] | None:
     import google_crc32c
 
     def masked(data: bytes) -> int:
-        crc = google_crc32c.value(data)
+        crc: int = google_crc32c.value(data)
         return ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32
 
     return masked

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Self
 
 import jax
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, TensorSpec
+from replicax._base.types import Leaf, Tree
 from replicax._data.base import Base
+from replicax._data.batch import Batches
 from replicax._data.calls import call, call_user
 from replicax._data.elements import as_host, flatten, padded_shape, positive
 from replicax._data.map_filter import returned_dataset
 from replicax._data.reading import Reading, Seeds, replayed
-from replicax._data.sources import of_list
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, DatasetSpec, first_spec
 
 
-class Grouping(Base):
+class Grouping(Batches):
     """Methods of `Dataset`."""
 
     def window(
@@ -51,14 +52,14 @@ class Grouping(Base):
         shift = size if shift is None else positive("Window shift", shift)
         reach = (size - 1) * stride + 1
 
-        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             elements = self._make(reading, start * shift)
-            held: list[Any] = []
+            held: list[Tree] = []
             while True:
                 held += itertools.islice(elements, max(0, reach - len(held)))
                 if not held or (drop_remainder and len(held) < reach):
                     return
-                yield _datasets(held[:reach:stride], self._spec(True))
+                yield self._columns(held[:reach:stride], self._spec(True))
                 if shift > len(held):
                     for _ in itertools.islice(elements, shift - len(held)):
                         pass
@@ -71,10 +72,10 @@ class Grouping(Base):
 
     def group_by_window(
         self,
-        key_func: Callable[..., Any],
-        reduce_func: Callable[[Any, Self], Base],
+        key_func: Callable[..., Tree],
+        reduce_func: Callable[[Leaf, Self], Base],
         window_size: int | None = None,
-        window_size_func: Callable[[Any], Any] | None = None,
+        window_size_func: Callable[[Tree], Tree] | None = None,
         name: str | None = None,
     ) -> Self:
         """Returns the elements of the datasets that `reduce_func` makes of elements with the same key.
@@ -99,7 +100,7 @@ class Grouping(Base):
         if (window_size is None) == (window_size_func is None):
             raise ValueError("Give either `window_size` or `window_size_func`, and not both.")
 
-        def called(name: str, function: Callable[..., Any], element: Any) -> Any:
+        def called(name: str, function: Callable[..., Tree], element: Tree) -> Tree:
             return call(f"`{name}` of `Dataset.group_by_window`", function, element)
 
         def size_of(key: np.ndarray) -> int:
@@ -107,18 +108,18 @@ class Grouping(Base):
             return positive("Window size", size)
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
-            groups: dict[int, list[Any]] = {}
+        def make(reading: Reading) -> Iterator[Tree]:
+            groups: dict[int, list[Tree]] = {}
 
-            def reduced(key: int) -> Iterator[Any]:
-                window = of_list(groups.pop(key), self._spec(True))
+            def reduced(key: int) -> Iterator[Tree]:
+                window = self._of_list(groups.pop(key), self._spec(True))
                 tensor = np.asarray(key, np.int64)
-                reduced_window = called("reduce_func", reduce_func, (tensor, window))
-                return returned_dataset("reduce_func", reduced_window)._make(reading.child())
+                dataset: Base = returned_dataset("reduce_func", called("reduce_func", reduce_func, (tensor, window)))
+                return dataset._make(reading.child())
 
             sizes: dict[int, int] = {}
 
-            def keyed(element: Any) -> tuple[int, Any]:
+            def keyed(element: Tree) -> tuple[int, Tree]:
                 return integer("key_func", called("key_func", key_func, element)), element
 
             for key, element in reading.guarded(map(keyed, self._make(reading))):
@@ -134,11 +135,11 @@ class Grouping(Base):
 
     def bucket_by_sequence_length(
         self,
-        element_length_func: Callable[..., Any],
+        element_length_func: Callable[..., Tree],
         bucket_boundaries: Sequence[int],
         bucket_batch_sizes: Sequence[int],
-        padded_shapes: Any = None,
-        padding_values: Any = None,
+        padded_shapes: Tree = None,
+        padding_values: Tree = None,
         pad_to_bucket_boundary: bool = False,
         no_padding: bool = False,
         drop_remainder: bool = False,
@@ -177,7 +178,7 @@ class Grouping(Base):
 
         role = "`element_length_func` of `Dataset.bucket_by_sequence_length`"
 
-        def bucket(*element: Any) -> int:
+        def bucket(*element: Tree) -> int:
             length = integer("element_length_func", call_user(role, element_length_func, *element))
             number = int(np.searchsorted(bounds, length, side="right"))
             if pad_to_bucket_boundary and number == len(bounds):
@@ -187,7 +188,7 @@ class Grouping(Base):
                 )
             return number
 
-        def batch(key: Any, window: Any) -> Any:
+        def batch(key: Leaf, window: Self) -> Self:
             number = int(key)
             if no_padding:
                 return window.batch(sizes[number], drop_remainder)
@@ -198,8 +199,8 @@ class Grouping(Base):
 
         dataset = self.group_by_window(bucket, batch, window_size_func=lambda key: sizes[int(key)])
 
-        def spec(found: Any) -> Any:
-            empty = of_list([], found)
+        def spec(found: Tree) -> Tree:
+            empty = self._of_list([], found)
             if no_padding:
                 return empty.batch(1)._spec(True)
             return empty.padded_batch(1, padded_shapes, padding_values)._spec(True)
@@ -219,7 +220,7 @@ class Grouping(Base):
         """
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
             seen = set()
             for element in self._make(reading):
                 _check_unique(element)
@@ -235,9 +236,9 @@ class Grouping(Base):
 
     def rejection_resample(
         self,
-        class_func: Callable[..., Any],
-        target_dist: Any,
-        initial_dist: Any = None,
+        class_func: Callable[..., Tree],
+        target_dist: Tree,
+        initial_dist: Tree = None,
         seed: int | None = None,
         name: str | None = None,
     ) -> Self:
@@ -268,7 +269,7 @@ class Grouping(Base):
         seeds, role = Seeds(seed), "`class_func` of `Dataset.rejection_resample`"
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
             draw = reading.generator(seeds).random
             counts = np.ones(len(target))
             for element in self._make(reading):
@@ -285,15 +286,15 @@ class Grouping(Base):
             make, _at_most(self._cardinality), lambda found: (TensorSpec((), np.int64), found), nodes=[seeds]
         )
 
+    @classmethod
+    def _columns(cls, elements: Sequence[Tree], spec: Tree) -> Tree:
+        """Returns a structure of datasets, one for each leaf of the elements."""
+        specs, structure = flatten(spec)
+        columns = zip(*(jax.tree.leaves(element) for element in elements))
+        return structure.unflatten([cls._of_list(column, s) for column, s in zip(columns, specs)])
 
-def _datasets(elements: list[Any], spec: Any) -> Any:
-    """Returns a structure of datasets, one for each leaf of the elements."""
-    specs, structure = flatten(spec)
-    columns = zip(*(jax.tree.leaves(element) for element in elements))
-    return structure.unflatten([of_list(list(column), s) for column, s in zip(columns, specs)])
 
-
-def integer(name: str, value: Any) -> int:
+def integer(name: str, value: Tree) -> int:
     """Returns the integer that the function `name` returned; raises TypeError for anything else."""
     array = as_host(value)
     if array.dtype.kind not in "iu" or array.ndim:
@@ -305,14 +306,14 @@ def _at_most(cardinality: int) -> int:
     return cardinality if cardinality == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
 
 
-def _distribution(name: str, values: Any) -> np.ndarray:
+def _distribution(name: str, values: Tree) -> np.ndarray:
     found = np.ravel(np.asarray(values)).astype(float)
     if (found < 0).any() or not np.isclose(found.sum(), 1, atol=1e-3):
         raise ValueError(f"`{name}` must be numbers of at least 0 that add up to 1, got {found.tolist()}.")
     return found
 
 
-def _check_unique(element: Any) -> None:
+def _check_unique(element: Tree) -> None:
     leaves = jax.tree.leaves(element)
     if len(leaves) != 1:
         raise InvalidArgumentError(f"unique only supports elements of a single component, got {len(leaves)}.")
@@ -320,7 +321,7 @@ def _check_unique(element: Any) -> None:
         raise TypeError(f"unique does not support {leaves[0].dtype}: only int32, int64 and strings.")
 
 
-def _filled_shapes(spec: Any, shapes: Any, length: int) -> Any:
+def _filled_shapes(spec: Tree, shapes: Tree, length: int) -> Tree:
     """Returns the shapes to pad to, with `length` for dimensions that are not known."""
     specs, structure = flatten(spec)
     wanted = [s.shape for s in specs] if shapes is None else [padded_shape(s) for s in structure.flatten_up_to(shapes)]

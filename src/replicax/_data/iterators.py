@@ -121,7 +121,7 @@ def exclusive(method: Callable[Concatenate[_I, _P], _R]) -> Callable[Concatenate
     """
 
     @functools.wraps(method)
-    def locked(self: _I, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def locked(self: _I, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         self._refuse_own_functions()
         with self._lock:
             return method(self, *args, **kwargs)

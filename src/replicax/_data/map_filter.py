@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Self, TypeVar
 
 import jax
 import numpy as np
@@ -15,9 +15,10 @@ import numpy as np
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.host_memory import Pool
 from replicax._base.specs import dtype_name
-from replicax._data.base import Base, made
+from replicax._base.types import Tree
+from replicax._data.base import Base
 from replicax._data.calls import call, call_to_host, call_user, fold, tensors, truth
-from replicax._data.elements import as_tensor, host_structure, positive
+from replicax._data.elements import as_tensor, host_structure, positive, structure_of
 from replicax._data.parallel_map import ParallelMap
 from replicax._data.probe_spec import result_spec
 from replicax._data.reading import Reading, replayed
@@ -26,13 +27,15 @@ from replicax._data.specs import AUTOTUNE, UNKNOWN_CARDINALITY, first_spec, host
 # How many inputs `interleave` reads at a time where it is not told: fixed, so that the order is the same everywhere.
 _CYCLE_LENGTH = 8
 
+_R = TypeVar("_R")
+
 
 class Functions(Base):
     """Methods of `Dataset`."""
 
     def map(
         self,
-        map_func: Callable[..., Any],
+        map_func: Callable[..., Tree],
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,
         synchronous: bool | None = None,
@@ -68,7 +71,7 @@ class Functions(Base):
         if num_parallel_calls == 0:
             raise InvalidArgumentError("num_parallel_calls must be greater than zero, got 0.")
 
-        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             elements = self._make(reading, start)
             if num_parallel_calls is None or reading.probing:
                 return map(function, elements)
@@ -77,16 +80,16 @@ class Functions(Base):
 
         return self._seen(make, lambda make: result_spec(function, self._spec(True), make), self._cardinality)
 
-    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> Self:
+    def filter(self, predicate: Callable[..., Tree], name: str | None = None) -> Self:
         """Returns the elements for which `predicate` is true, a scalar of bool."""
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
             return filter(functools.partial(truth, "filter", predicate), self._make(reading))
 
         return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size)
 
-    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> Self:
+    def take_while(self, predicate: Callable[..., Tree], name: str | None = None) -> Self:
         """Returns the elements up to the first for which `predicate` is false.
 
         >>> from replicax.data import Dataset
@@ -95,13 +98,13 @@ class Functions(Base):
         """
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
             return itertools.takewhile(functools.partial(truth, "take_while", predicate), self._make(reading))
 
         return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size)
 
     def scan(
-        self, initial_state: Any, scan_func: Callable[[Any, Any], tuple[Any, Any]], name: str | None = None
+        self, initial_state: Tree, scan_func: Callable[[Tree, Tree], tuple[Tree, Tree]], name: str | None = None
     ) -> Self:
         """Returns what `scan_func` makes of each element and a state, which it hands on.
 
@@ -121,10 +124,10 @@ class Functions(Base):
         first = tensors(initial_state)
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
             state = first
 
-            def step(element: Any) -> Any:
+            def step(element: Tree) -> Tree:
                 nonlocal state
                 found = call("`scan_func` of `Dataset.scan`", scan_func, (state, element))
                 if not isinstance(found, tuple | list) or len(found) != 2:
@@ -162,11 +165,12 @@ class Functions(Base):
         role = f"`map_func` of `Dataset.{method}`"
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
-            def opened(element: Any) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
+            def opened(element: Tree) -> Iterator[Tree]:
                 # Where the inputs have been divided among workers, what they name belongs to this one as a whole.
                 part = reading.child((1, 0) if self._files else reading.share)
-                return returned_dataset("map_func", call(role, map_func, element))._make(part)
+                dataset: Base = returned_dataset("map_func", call(role, map_func, element))
+                return dataset._make(part)
 
             inputs = reading.guarded(map(opened, self._make(reading)))
             slots = [next(inputs, None) for _ in range(cycle)]
@@ -183,7 +187,7 @@ class Functions(Base):
 
         return self._seen(make, first_spec, UNKNOWN_CARDINALITY)
 
-    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any], name: str | None = None) -> Any:
+    def reduce(self, initial_state: Tree, reduce_func: Callable[[Tree, Tree], Tree], name: str | None = None) -> Tree:
         """Returns the last of the states that `state = reduce_func(state, element)` goes through.
 
         >>> from replicax.data import Dataset
@@ -194,12 +198,10 @@ class Functions(Base):
 
     def apply(self, transformation_func: Callable[[Self], Self]) -> Self:
         """Returns `transformation_func` of this dataset."""
-        made_of_it = call_user(
-            "`transformation_func` of `Dataset.apply`", transformation_func, self._with(self._options)
-        )
-        return returned_dataset("transformation_func", made_of_it)
+        role, dataset = "`transformation_func` of `Dataset.apply`", self._with(self._options)
+        return returned_dataset("transformation_func", call_user(role, transformation_func, dataset))
 
-    def get_single_element(self, name: str | None = None) -> Any:
+    def get_single_element(self, name: str | None = None) -> Tree:
         """Returns the only element.
 
         Raises:
@@ -235,29 +237,35 @@ class Functions(Base):
                 logging.getLogger("replicax").warning("Left out an element of a dataset: %r", error)
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
             return self._make(reading.with_errors(note))
 
-        def find(probe: bool) -> Any:
+        def find(probe: bool) -> Tree:
             try:
                 return self._spec(probe)
             except Exception:  # as of the first element, of which it would be known
                 return first_spec(make)
 
-        known: dict[str, Any] = {"options": self._options, "files": self._files, "nodes": self._nodes}
-        return made(make, find, UNKNOWN_CARDINALITY, batch_size=self._batch_size, **known)
+        return self._made(
+            make,
+            find,
+            UNKNOWN_CARDINALITY,
+            batch_size=self._batch_size,
+            options=self._options,
+            files=self._files,
+            nodes=self._nodes,
+        )
 
 
-def returned_dataset(name: str, value: Any) -> Any:
+def returned_dataset(name: str, value: _R) -> _R:
     """Returns the dataset that the function `name` returned; raises TypeError for anything else."""
     if not isinstance(value, Base):
         raise TypeError(f"`{name}` must return a Dataset here, got {type(value).__name__}. Use `map` for elements.")
     return value
 
 
-def _check_state(first: Any, state: Any) -> None:
-    expected: Any = jax.tree.structure(first)
-    if expected != jax.tree.structure(state):
+def _check_state(first: Tree, state: Tree) -> None:
+    if structure_of(first) != structure_of(state):
         raise TypeError(
             "`scan_func` must return a state of the initial one's structure. Expected "
             f"{host_spec(first)}, got {host_spec(state)}."

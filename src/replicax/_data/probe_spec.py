@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
 
+from replicax._base.specs import TensorSpec
+from replicax._base.types import Tree
+from replicax._data.base import Base
 from replicax._data.reading import Maker
-from replicax._data.sources import of_list
 from replicax._data.specs import DatasetSpec, common_spec, first_spec, host_spec
 
 
-def result_spec(call: Callable[[Any], Any], spec: Any, make: Maker) -> Any:
+def result_spec(call: Callable[[Tree], Tree], spec: Tree, make: Maker) -> Tree:
     """Returns the spec of `call`'s results, from calls on zeros and on ones.
 
     A dimension is unknown if it changes with that or with one that is unknown.
@@ -25,12 +26,12 @@ def result_spec(call: Callable[[Any], Any], spec: Any, make: Maker) -> Any:
         return first_spec(make)
 
 
-def _filled(spec: Any, size: int, value: int) -> Any:
+def _filled(spec: Tree, size: int, value: int) -> Tree:
     """Returns an element of `spec` made of this number, with `size` for dimensions that are not known."""
 
-    def full(s: Any) -> Any:
+    def full(s: TensorSpec | DatasetSpec) -> Tree:
         if isinstance(s, DatasetSpec):
-            return of_list([_filled(s.element_spec, size, value)] * size, s.element_spec)
+            return Base._of_list([_filled(s.element_spec, size, value)] * size, s.element_spec)
         shape = [size if d is None else d for d in s.shape.as_list()]
         return np.full(shape, b"", object) if s.dtype == np.dtype(object) else np.full(shape, value, s.dtype)
 

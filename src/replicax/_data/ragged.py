@@ -8,9 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import DTypeLike
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, dtype_name
+from replicax._base.types import Tree
 
 
 @jax.tree_util.register_pytree_node_class
@@ -30,11 +32,11 @@ class RaggedTensor:
     ([[1, 2], [], [3]], TensorShape([3, None]), [2, 0, 1], [[1, 2], [-1, -1], [3, -1]])
     """
 
-    def __init__(self, values: Any, row_splits: Any):
+    def __init__(self, values: Tree, row_splits: Any):
         self.values, self.row_splits = values, row_splits
 
     @classmethod
-    def from_row_splits(cls, values: Any, row_splits: Any, name: str | None = None, validate: bool = True) -> Any:
+    def from_row_splits(cls, values: Tree, row_splits: Any, name: str | None = None, validate: bool = True) -> Any:
         """Returns one of values and splits; raises InvalidArgumentError if these do not span the values."""
         values, splits = _array(values), _array(row_splits)
         if validate and not isinstance(splits, jax.core.Tracer):
@@ -48,7 +50,7 @@ class RaggedTensor:
         return cls(values, splits)
 
     @classmethod
-    def from_row_lengths(cls, values: Any, row_lengths: Any, name: str | None = None, validate: bool = True) -> Any:
+    def from_row_lengths(cls, values: Tree, row_lengths: Any, name: str | None = None, validate: bool = True) -> Any:
         """Returns one of values and the lengths of the rows."""
         lengths = _array(row_lengths)
         return cls.from_row_splits(
@@ -95,7 +97,7 @@ class RaggedTensor:
         """Returns the length of each row, `[rows]`."""
         return self.row_splits[1:] - self.row_splits[:-1]
 
-    def to_tensor(self, default_value: Any = None, name: str | None = None, shape: Any = None) -> Any:
+    def to_tensor(self, default_value: Tree = None, name: str | None = None, shape: Any = None) -> Any:
         """Returns an array of all rows, in which shorter rows are padded.
 
         Args:
@@ -133,7 +135,7 @@ class RaggedTensor:
         more = xp.full((rows - self.nrows(), *dense.shape[1:]), default_value, values.dtype)
         return xp.concatenate([dense, more])
 
-    def to_list(self) -> list[Any]:
+    def to_list(self) -> list[Tree]:
         """Returns the rows as lists."""
         return [row.to_list() if isinstance(row, RaggedTensor) else np.asarray(row).tolist() for row in self]
 
@@ -144,7 +146,7 @@ class RaggedTensor:
         row = range(self.nrows())[key]  # IndexError where there is no such row
         return _rows(self.values, int(self.row_splits[row]), int(self.row_splits[row + 1]))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Tree]:
         return (self[row] for row in range(self.nrows()))
 
     def __repr__(self) -> str:
@@ -163,14 +165,14 @@ class RaggedTensor:
         return cls(*children)
 
 
-def _array(value: Any) -> Any:
+def _array(value: Tree) -> Any:
     if isinstance(value, (jax.Array, RaggedTensor)):
         return value
     array = np.asarray(value)
     return array if array.dtype.kind in "OSU" else jnp.asarray(array)
 
 
-def _rows(values: Any, start: int, stop: int) -> Any:
+def _rows(values: Tree, start: int, stop: int) -> Any:
     if not isinstance(values, RaggedTensor):
         return values[start:stop]
     splits = values.row_splits[start : stop + 1]
@@ -186,7 +188,7 @@ class RaggedTensorSpec:
 
     __slots__ = ("shape", "dtype", "ragged_rank", "row_splits_dtype")
 
-    def __init__(self, shape: Any, dtype: Any, ragged_rank: int, row_splits_dtype: Any):
+    def __init__(self, shape: Any, dtype: Any, ragged_rank: int, row_splits_dtype: DTypeLike):
         self.shape, self.dtype = TensorShape(shape), np.dtype(dtype)
         self.ragged_rank, self.row_splits_dtype = ragged_rank, np.dtype(row_splits_dtype)
 
@@ -201,12 +203,12 @@ class RaggedTensorSpec:
         return f"RaggedTensorSpec({self.shape!r}, {', '.join(map(str, names))})"
 
 
-def is_composite(value: Any) -> bool:
+def is_composite(value: Tree) -> bool:
     """Returns whether a value is ragged or sparse: a pytree whose leaves do not have its rows."""
     return isinstance(value, RaggedTensor) or type(value).__name__ == "BCOO"
 
 
-def refuse_composites(element: Any, what: str) -> None:
+def refuse_composites(element: Tree, what: str) -> None:
     """Raises InvalidArgumentError if a leaf of an element is ragged or sparse."""
     if type(element) is tuple and all(type(part) is np.ndarray for part in element):
         return  # as most are

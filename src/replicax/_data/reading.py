@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
+from replicax._base.types import Tree
 
 _FORMAT = "replicax dataset iterator 2"
 
@@ -26,17 +27,17 @@ _FORMAT = "replicax dataset iterator 2"
 class Node:
     """A part of a dataset that outlasts its readings. States are what JSON can write; `first` is that of a new one."""
 
-    first: Any = None
+    first: Tree = None
 
     def state(self) -> Any:
         """Returns the state, made of what JSON can write."""
         raise NotImplementedError
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: Tree) -> None:
         """Sets the state."""
         raise NotImplementedError
 
-    def fits(self, state: Any) -> bool:
+    def fits(self, state: Tree) -> bool:
         """Returns whether `state` is one of such a node."""
         raise NotImplementedError
 
@@ -72,7 +73,7 @@ class Reading:
         self._entropy, self._path, self._met = saved["entropy"], saved["path"], dict(saved["met"])
         self._stand(saved.get("nodes", ()))
 
-    def _stand(self, states: Sequence[Any]) -> None:
+    def _stand(self, states: Sequence[Tree]) -> None:
         for node, state in zip(self.nodes, states):
             node.restore(state)
             self._begun[node] = state
@@ -95,7 +96,7 @@ class Reading:
         same.ignored = ignored
         return same
 
-    def guarded(self, elements: Iterator[Any]) -> Iterator[Any]:
+    def guarded(self, elements: Iterator[Tree]) -> Iterator[Tree]:
         """Returns the elements; where exceptions are ignored, without those that raise one."""
         return elements if self.ignored is None else _without_errors(elements, self.ignored)
 
@@ -136,7 +137,7 @@ class Reading:
         return {"entropy": self._entropy, "path": self._path, "nodes": nodes, "met": dict(self._met)}
 
 
-def _without_errors(elements: Iterator[Any], ignored: Callable[[Exception], None]) -> Iterator[Any]:
+def _without_errors(elements: Iterator[Tree], ignored: Callable[[Exception], None]) -> Iterator[Tree]:
     while True:
         try:
             element = next(elements)
@@ -151,14 +152,14 @@ def _without_errors(elements: Iterator[Any], ignored: Callable[[Exception], None
 class Maker(Protocol):
     """Makes the elements of a reading, from number `start` on."""
 
-    def __call__(self, reading: Reading, start: int = 0, /) -> Iterator[Any]: ...
+    def __call__(self, reading: Reading, start: int = 0, /) -> Iterator[Tree]: ...
 
 
-def replayed(make: Callable[[Reading], Iterator[Any]]) -> Maker:
+def replayed(make: Callable[[Reading], Iterator[Tree]]) -> Maker:
     """Returns a maker that makes the elements before `start` as well, and drops them."""
 
     @functools.wraps(make)
-    def elements(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+    def elements(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
         return itertools.islice(make(reading), start, None) if start else make(reading)
 
     return elements
@@ -187,11 +188,11 @@ class Seeds(Node):
         """Returns the seed, and the number of the next pass."""
         return [self._seed, self.passes]
 
-    def fits(self, state: Any) -> bool:
+    def fits(self, state: Tree) -> bool:
         """Returns whether `state` is such a pair."""
         return isinstance(state, list) and [type(part) for part in state] == [int, int]
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: Tree) -> None:
         """Sets both."""
         self._seed, self.passes = state
 
@@ -206,23 +207,23 @@ class Kept(Node):
 
     def __init__(self, nodes: Sequence[Node]):
         self._nodes = tuple(nodes)
-        self._items: list[Any] | None = None
+        self._items: list[Tree] | None = None
         self._filled: Any = None  # the state of the reading that gave the items, which are here or have to be read anew
 
     def state(self) -> Any:
         """Returns the state of the reading that filled it; None if none did."""
         return self._filled
 
-    def fits(self, state: Any) -> bool:
+    def fits(self, state: Tree) -> bool:
         """Returns whether `state` is that of a reading of `nodes`, or None."""
         return state is None or reading_fits(state, self._nodes)
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: Tree) -> None:
         """Forgets what another reading filled it with."""
         if state is None or state != self._filled:
             self._items, self._filled = None, state
 
-    def read(self, reading: Reading, make: Callable[[Reading], Iterator[Any]], start: int = 0) -> Iterator[Any]:
+    def read(self, reading: Reading, make: Callable[[Reading], Iterator[Tree]], start: int = 0) -> Iterator[Tree]:
         """Yields the items from number `start` on."""
         reading.begin(self)
         if self._items is None and self._filled is not None:
@@ -246,11 +247,11 @@ def packed(position: int, readings: Sequence[Reading]) -> bytes:
     return json.dumps({"state": state, "checksum": _checksum(state)}, separators=(",", ":")).encode()
 
 
-def _checksum(state: Any) -> int:
+def _checksum(state: Tree) -> int:
     return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 
 
-def unpacked(state: Any, readings: Sequence[Reading]) -> tuple[int, list[Any]]:
+def unpacked(state: Tree, readings: Sequence[Reading]) -> tuple[int, list[Tree]]:
     """Returns the position and the readings' states that `packed` wrote; the readings must have the same nodes."""
     try:
         told = json.loads(state if isinstance(state, bytes | bytearray | str) else bytes(np.asarray(state)))
@@ -275,7 +276,7 @@ def unpacked(state: Any, readings: Sequence[Reading]) -> tuple[int, list[Any]]:
     return position, saved
 
 
-def reading_fits(state: Any, nodes: Sequence[Node]) -> bool:
+def reading_fits(state: Tree, nodes: Sequence[Node]) -> bool:
     """Returns whether `state` is one of a reading of these nodes."""
     if not isinstance(state, dict) or set(state) != {"entropy", "path", "nodes", "met"}:
         return False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
 from replicax._base.host_memory import Pool
+from replicax._base.types import Tree
 from replicax._data.elements import flatten, regroup
 from replicax._data.reading import Reading
 
@@ -17,24 +18,25 @@ from replicax._data.reading import Reading
 CHUNK = 1 << 13
 
 
-Order = Callable[[Reading], Iterator[np.ndarray]]
+RowOrder: TypeAlias = Callable[[Reading], Iterator[np.ndarray]]
+Fetch: TypeAlias = Callable[[int | np.ndarray], Tree]  # one number gives one element, several a block of rows
 
 
 class Rows(NamedTuple):
     """Rows that lie in arrays: their numbers in the order of the dataset, and how to fetch them."""
 
-    fetch: Callable[[Any], Any]  # one number gives one element, an array of numbers gives a block
-    order: Order
+    fetch: Fetch
+    order: RowOrder
     in_order: bool = False  # whether the order is still 0, 1, 2, ...
 
-    def elements(self, reading: Reading, start: int = 0, /) -> Iterator[Any]:
+    def elements(self, reading: Reading, start: int = 0, /) -> Iterator[Tree]:
         """Yields the rows one by one."""
         for numbers in skip_rows(self.order(reading), start):
             for number in numbers.tolist():
                 yield self.fetch(number)
 
 
-def plain_rows(fetch: Callable[[Any], Any], count: int) -> Rows:
+def plain_rows(fetch: Fetch, count: int) -> Rows:
     """Returns rows 0 to `count`, or without end where that is negative."""
 
     def order(reading: Reading) -> Iterator[np.ndarray]:
@@ -44,12 +46,12 @@ def plain_rows(fetch: Callable[[Any], Any], count: int) -> Rows:
     return Rows(fetch, order, in_order=True)
 
 
-def fetch_from(arrays: Any) -> Callable[[Any], Any]:
+def fetch_from(arrays: Tree) -> Fetch:
     """Returns a function that fetches rows of arrays: a view of consecutive ones, a copy of others."""
     leaves, structure = flatten(arrays)
     pool = Pool()
 
-    def fetch(numbers: Any) -> Any:
+    def fetch(numbers: int | np.ndarray) -> Tree:
         if isinstance(numbers, int):
             return structure.unflatten([a[numbers, ...] for a in leaves])
         first, last = int(numbers[0]), int(numbers[-1])
@@ -60,20 +62,20 @@ def fetch_from(arrays: Any) -> Callable[[Any], Any]:
     return fetch
 
 
-class RowBatches(Iterator[Any]):
+class RowBatches(Iterator[Tree]):
     """Batches of `size` rows with these numbers, the last one perhaps smaller; one by one, or several together."""
 
-    def __init__(self, fetch: Callable[[Any], Any], numbers: Iterator[np.ndarray], size: int, drop_remainder: bool):
+    def __init__(self, fetch: Fetch, numbers: Iterator[np.ndarray], size: int, drop_remainder: bool):
         self._fetch, self._numbers, self._drop, self.size = fetch, numbers, drop_remainder, size
         self._ahead = _NO_NUMBERS  # what was read of the numbers and is to come next
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Tree:
         numbers = self._next(self.size)
         if not len(numbers) or (self._drop and len(numbers) < self.size):
             raise StopIteration
         return self._fetch(numbers)
 
-    def several(self, count: int, shares: int) -> Any:
+    def several(self, count: int, shares: int) -> Tree:
         """Returns the next `count` batches, each cut into `shares`, as arrays `[shares, count, rows, ...]`.
 
         None where there are fewer, or where they have strings; then they are to come yet. The size of a batch is a
@@ -102,7 +104,7 @@ class RowBatches(Iterator[Any]):
 _NO_NUMBERS = np.arange(0)
 
 
-def _has_text(block: Any) -> bool:
+def _has_text(block: Tree) -> bool:
     return any(array.dtype.hasobject for array in jax.tree.leaves(block))
 
 
@@ -151,7 +153,7 @@ def shuffle_rows(order: Iterator[np.ndarray], size: int, rng: np.random.Generato
         yield rng.permutation(buffer)
 
 
-def repeated(order: Order, count: int) -> Order:
+def repeated(order: RowOrder, count: int) -> RowOrder:
     """Returns the order of `count` passes; of passes without end where that is negative."""
 
     def again(reading: Reading) -> Iterator[np.ndarray]:

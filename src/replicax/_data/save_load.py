@@ -6,31 +6,30 @@ import collections
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
-
-import jax
+from typing import Self
 
 from replicax._base.atomic_files import path_text, replacing
 from replicax._base.errors import InvalidArgumentError
-from replicax._data.base import Base, made
+from replicax._base.types import Tree
+from replicax._data.base import Base
 from replicax._data.calls import call, call_user
 from replicax._data.element_files import DATASET, Saved, Spread, checked_compression, is_saved, while_written
+from replicax._data.elements import structure_of
 from replicax._data.group_by import integer
-from replicax._data.map_filter import returned_dataset
-from replicax._data.reading import Reading, replayed
-from replicax._data.sources import of_list
+from replicax._data.map_filter import Functions, returned_dataset
+from replicax._data.reading import Maker, Reading, replayed
 from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec
 
 
-class Saving(Base):
+class Saving(Functions):
     """Methods of `Dataset`."""
 
     def save(
         self,
         path: str | os.PathLike[str],
         compression: str | None = None,
-        shard_func: Callable[..., Any] | None = None,
-        checkpoint_args: Any = None,
+        shard_func: Callable[..., Tree] | None = None,
+        checkpoint_args: object = None,
     ) -> None:
         """Writes the elements to files in the folder `path`, for `load`. It takes the place of one saved before.
 
@@ -63,7 +62,7 @@ class Saving(Base):
     def load(
         cls,
         path: str | os.PathLike[str],
-        element_spec: Any = None,
+        element_spec: Tree = None,
         compression: str | None = None,
         reader_func: Callable[[Self], Self] | None = None,
         wait: bool = False,
@@ -85,14 +84,14 @@ class Saving(Base):
         """
         checked_compression(compression, "AUTO")
         saved = Saved(Path(path_text(path, "saved dataset")))
-        return _loaded(saved, saved.check(element_spec), reader_func)
+        return cls._loaded(saved, saved.check(element_spec), reader_func)
 
     def snapshot(
         self,
         path: str | os.PathLike[str],
         compression: str | None = "AUTO",
         reader_func: Callable[[Self], Self] | None = None,
-        shard_func: Callable[..., Any] | None = None,
+        shard_func: Callable[..., Tree] | None = None,
         name: str | None = None,
     ) -> Self:
         """Returns a dataset of these elements, which the first complete pass saves at `path` and later ones read there.
@@ -110,10 +109,10 @@ class Saving(Base):
         compression = checked_compression(compression, "AUTO")
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
             if is_saved(Path(folder)):
                 saved = Saved(Path(folder))
-                yield from _loaded(saved, saved.check(self._spec(True)), reader_func)._make(reading.child())
+                yield from self._loaded(saved, saved.check(self._spec(True)), reader_func)._make(reading.child())
             elif reading.probing:
                 yield from self._make(reading)
             else:
@@ -122,43 +121,40 @@ class Saving(Base):
 
         return self._derived(make, self._cardinality, batch_size=self._batch_size)
 
+    @classmethod
+    def _loaded(cls, saved: Saved, spec: Tree, reader_func: Callable[[Self], Self] | None) -> Self:
+        structure = structure_of(spec)
+
+        def maker(number: int) -> Maker:
+            return replayed(lambda reading: saved.elements(number, structure))
+
+        files = [cls._made(maker(number), lambda probe: spec, count) for number, count in saved.shards.items()]
+        if not files:
+            return cls._of_list([], spec)
+        if len(files) == 1 and reader_func is None:
+            return files[0]
+        datasets = cls._of_list(files, DatasetSpec(spec))
+        if reader_func is not None:
+            read = call_user("`reader_func` of the saved dataset", reader_func, datasets)
+            return returned_dataset("reader_func", read)
+        together = datasets.interleave(lambda file: file, cycle_length=len(files))
+        return cls._made(together._make, lambda probe: spec, sum(saved.shards.values()))
+
 
 def _while_saving(
     dataset: Base,
     reading: Reading,
     path: str,
     compression: str | None,
-    shard_of: Callable[[Any], int] | None,
+    shard_of: Callable[[Tree], int] | None,
     first: bool,
-) -> Iterator[Any]:
+) -> Iterator[Tree]:
     with replacing(path, DATASET, first) as folder:
         spread = Spread(Path(folder), compression, shard_of, dataset._spec(True))
         yield from while_written(dataset._make(reading), spread)
 
 
-def _shard_of(function: Callable[..., Any] | None) -> Callable[[Any], int] | None:
+def _shard_of(function: Callable[..., Tree] | None) -> Callable[[Tree], int] | None:
     if function is None:
         return None
     return lambda element: integer("shard_func", call("`shard_func` of the dataset to save", function, element))
-
-
-def _loaded(saved: Saved, spec: Any, reader_func: Callable[..., Any] | None) -> Any:
-    structure = jax.tree.structure(spec)
-
-    def one(number: int) -> Any:
-        @replayed
-        def make(reading: Reading) -> Iterator[Any]:
-            return saved.elements(number, structure)
-
-        return made(make, lambda probe: spec, saved.shards[number])
-
-    files = [one(number) for number in saved.shards]
-    if not files:
-        return of_list([], spec)
-    if len(files) == 1 and reader_func is None:
-        return files[0]
-    datasets = of_list(files, DatasetSpec(spec))
-    if reader_func is not None:
-        return returned_dataset("reader_func", call_user("`reader_func` of the saved dataset", reader_func, datasets))
-    together = datasets.interleave(lambda file: file, cycle_length=len(files))
-    return made(together._make, lambda probe: spec, sum(saved.shards.values()))

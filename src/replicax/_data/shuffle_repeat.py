@@ -6,17 +6,18 @@ import collections
 import functools
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
+from replicax._base.types import Tree
 from replicax._data.base import Base
 from replicax._data.element_files import written_once
 from replicax._data.elements import positive
 from replicax._data.prefetch import Prefetched
 from replicax._data.reading import Kept, Reading, Seeds, replayed
-from replicax._data.rows import repeated, shard_rows, shuffle_rows, skip_rows, take_rows
+from replicax._data.rows import RowOrder, repeated, shard_rows, shuffle_rows, skip_rows, take_rows
 from replicax._data.specs import AUTOTUNE, INFINITE_CARDINALITY
 
 # How many elements wait where it is not told: one that is computed with, and one on its way.
@@ -45,10 +46,10 @@ class Order(Base):
 
         # Generator functions, so that a pass counts from its first element: an iterator never used is none.
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
             yield from _shuffled(self._make(reading), size, reading.generator(seeds))
 
-        def on_rows(order: Any) -> Any:
+        def on_rows(order: RowOrder) -> RowOrder:
             def shuffled(reading: Reading) -> Iterator[np.ndarray]:
                 yield from shuffle_rows(order(reading), size, reading.generator(seeds))
 
@@ -67,7 +68,7 @@ class Order(Base):
         elif cardinality > 0:
             cardinality *= times
 
-        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             passes = itertools.repeat(self) if times < 0 else itertools.repeat(self, times)
             return in_turn(passes, reading, start, until_empty=True)
 
@@ -78,7 +79,7 @@ class Order(Base):
         if count < 0:
             return self._with(self._options)
 
-        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             if start < count or not count:
                 return itertools.islice(self._make(reading, start), max(0, count - start))
             return itertools.islice(self._make(reading, count - 1), 1, 1)  # a pass begins with its first element
@@ -91,7 +92,7 @@ class Order(Base):
         if count < 0:
             return self.take(0)
 
-        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             return self._make(reading, count + start) if start else itertools.islice(self._make(reading), count, None)
 
         known = self._cardinality if self._cardinality < 0 else max(0, self._cardinality - count)
@@ -103,7 +104,7 @@ class Order(Base):
         if not 0 <= index < num_shards:
             raise InvalidArgumentError(f"index must be between 0 and {num_shards - 1} = num_shards - 1, got {index}.")
 
-        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             return itertools.islice(self._make(reading, start * num_shards), index, None, num_shards)
 
         known = self._cardinality
@@ -125,7 +126,7 @@ class Order(Base):
             return self._derived(written_once(filename, self), self._cardinality, batch_size=self._batch_size)
         kept = Kept(self._nodes)
 
-        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             return kept.read(reading, self._make, start)
 
         return self._reordered(make, lambda order: lambda reading: kept.read(reading, order), self._cardinality, kept)
@@ -146,7 +147,7 @@ class Order(Base):
         if not size or self._rows is not None:
             return self._with(self._options)
 
-        def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
+        def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             if reading.probing:
                 return self._make(reading, start)
             return Prefetched(functools.partial(self._make, reading, start), size)
@@ -156,7 +157,7 @@ class Order(Base):
         return dataset
 
 
-def in_turn(parts: Iterable[Base], reading: Reading, start: int, until_empty: bool = False) -> Iterator[Any]:
+def in_turn(parts: Iterable[Base], reading: Reading, start: int, until_empty: bool = False) -> Iterator[Tree]:
     """Yields the elements of datasets one after the other, from number `start` on."""
     for part in parts:
         if 0 < part._cardinality <= start:
@@ -177,7 +178,7 @@ def in_turn(parts: Iterable[Base], reading: Reading, start: int, until_empty: bo
             return  # or else repeating nothing would never end
 
 
-def _shuffled(elements: Iterator[Any], size: int, rng: np.random.Generator) -> Iterator[Any]:
+def _shuffled(elements: Iterator[Tree], size: int, rng: np.random.Generator) -> Iterator[Tree]:
     """Shuffles elements: each that comes in takes the place of a random one of the buffer, which goes out."""
     buffer = list(itertools.islice(elements, size))
     for element in elements:

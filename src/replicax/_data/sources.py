@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 import glob
-import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self
+from typing import Self
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.host_memory import kept
 from replicax._base.specs import TensorShape, TensorSpec, as_dtype, dtype_name, spec_of
-from replicax._data.base import Base, made
+from replicax._base.types import Tree
+from replicax._data.base import Base
 from replicax._data.calls import call_user
-from replicax._data.combine import counted
-from replicax._data.elements import as_host, host_structure, num_rows, read_only
+from replicax._data.combine import Combined
+from replicax._data.elements import as_host, host_structure, num_rows, read_only, structure_of
 from replicax._data.reading import Reading, Seeds, replayed
 from replicax._data.rows import CHUNK, fetch_from, plain_rows
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, first_spec, without_batch
 
 
-class Sources(Base):
+class Sources(Combined):
     """Methods of `Dataset`."""
 
     @classmethod
-    def from_tensors(cls, tensors: Any, name: str | None = None) -> Self:
+    def from_tensors(cls, tensors: Tree, name: str | None = None) -> Self:
         """Returns a dataset of one element."""
         element = jax.tree.map(read_only, host_structure(tensors))
         spec = spec_of(element)
-        return of_list([element], spec)
+        return cls._of_list([element], spec)
 
     @classmethod
-    def from_tensor_slices(cls, tensors: Any, name: str | None = None) -> Self:
+    def from_tensor_slices(cls, tensors: Tree, name: str | None = None) -> Self:
         """Returns a dataset of the rows of arrays: element i has row i of each.
 
         The arrays are not copied: do not change them while the dataset is in use.
@@ -57,10 +58,10 @@ class Sources(Base):
         count = num_rows(arrays)
         spec = without_batch(spec_of(arrays))
         rows = plain_rows(fetch_from(arrays), count)
-        return made(rows.elements, lambda probe: spec, count, rows=rows)
+        return cls._made(rows.elements, lambda probe: spec, count, rows=rows)
 
     @classmethod
-    def range(cls, *args: int, output_type: Any = np.int64, name: str | None = None) -> Self:
+    def range(cls, *args: int, output_type: DTypeLike = np.int64, name: str | None = None) -> Self:
         """Returns the numbers of Python's `range` with the same arguments, as int64.
 
         >>> from replicax.data import Dataset
@@ -70,17 +71,17 @@ class Sources(Base):
         numbers, dtype = range(*map(int, args)), as_dtype(output_type)
         start, step = numbers.start, numbers.step
         rows = plain_rows(lambda i: np.asarray(start + step * np.asarray(i, np.int64)).astype(dtype), len(numbers))
-        return made(rows.elements, lambda probe: TensorSpec((), dtype), len(numbers), rows=rows)
+        return cls._made(rows.elements, lambda probe: TensorSpec((), dtype), len(numbers), rows=rows)
 
     @classmethod
-    def counter(cls, start: int = 0, step: int = 1, dtype: Any = np.int64, name: str | None = None) -> Self:
+    def counter(cls, start: int = 0, step: int = 1, dtype: DTypeLike = np.int64, name: str | None = None) -> Self:
         """Returns the numbers `start`, `start + step`, ... without end.
 
         >>> from replicax.data import Dataset
         >>> list(Dataset.counter(5, -2).take(2).as_numpy_iterator())
         [np.int64(5), np.int64(3)]
         """
-        return counted(int(start), int(step), as_dtype(dtype))
+        return cls._counted(int(start), int(step), as_dtype(dtype))
 
     @classmethod
     def random(
@@ -96,16 +97,16 @@ class Sources(Base):
         seeds = Seeds(seed, seed is None if rerandomize_each_iteration is None else bool(rerandomize_each_iteration))
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
             generator = reading.generator(seeds)
             while True:
                 yield from map(np.asarray, generator.integers(2**32, size=CHUNK, dtype=np.int64))
 
-        return made(make, lambda probe: TensorSpec((), np.int64), INFINITE_CARDINALITY, nodes=[seeds])
+        return cls._made(make, lambda probe: TensorSpec((), np.int64), INFINITE_CARDINALITY, nodes=[seeds])
 
     @classmethod
     def list_files(
-        cls, file_pattern: Any, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
+        cls, file_pattern: object, shuffle: bool | None = None, seed: int | None = None, name: str | None = None
     ) -> Self:
         """Returns the names of the files that match a pattern, or one of several, as strings.
 
@@ -125,22 +126,22 @@ class Sources(Base):
             raise InvalidArgumentError(f"No files matched pattern: {', '.join(map(os.fsdecode, patterns))}")
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
             own = found[reading.share[1] :: reading.share[0]]
             return iter([as_host(name) for name in own])
 
         spec = TensorSpec((), np.object_)
-        dataset = made(make, lambda probe: spec, len(found), files=len(found))
+        dataset = cls._made(make, lambda probe: spec, len(found), files=len(found))
         return dataset if shuffle is not None and not shuffle else dataset.shuffle(len(found), seed)
 
     @classmethod
     def from_generator(
         cls,
-        generator: Callable[..., Iterable[Any]],
-        output_types: Any = None,
-        output_shapes: Any = None,
-        args: Iterable[Any] | None = None,
-        output_signature: Any = None,
+        generator: Callable[..., Iterable[Tree]],
+        output_types: Tree = None,
+        output_shapes: Tree = None,
+        args: Iterable[Tree] | None = None,
+        output_signature: Tree = None,
         name: str | None = None,
     ) -> Self:
         """Returns the elements that `generator(*args)` yields; it is called anew for each pass.
@@ -167,37 +168,28 @@ class Sources(Base):
             )
         spec = jax.tree.map(_as_spec, output_signature)
         if output_types is not None:
-            structure: Any = jax.tree.structure(output_types)
+            structure = structure_of(output_types)
             shapes = [None] * structure.num_leaves if output_shapes is None else structure.flatten_up_to(output_shapes)
             spec = structure.unflatten(list(map(TensorSpec, shapes, jax.tree.leaves(output_types))))
         arguments = tuple(args or ())
 
-        def host(value: Any) -> Any:
+        def host(value: Tree) -> Tree:
             # It may be a buffer that the generator fills again for the next element.
             return jax.tree.map(kept, host_structure(value) if spec is None else _checked(value, spec))
 
         @replayed
-        def make(reading: Reading) -> Iterator[Any]:
+        def make(reading: Reading) -> Iterator[Tree]:
             iterable = call_user("`generator` of `Dataset.from_generator`", generator, *arguments)
             values = (value for value in iterable)
             yield from reading.guarded(map(host, values))
 
-        def find(probe: bool) -> Any:
+        def find(probe: bool) -> Tree:
             return first_spec(make) if spec is None and probe else spec
 
-        return made(make, find, UNKNOWN_CARDINALITY)
+        return cls._made(make, find, UNKNOWN_CARDINALITY)
 
 
-def of_list(elements: list[Any], spec: Any) -> Any:
-    """A dataset of elements on the host, of this spec."""
-
-    def make(reading: Reading, start: int = 0, /) -> Iterator[Any]:
-        return itertools.islice(elements, start, None)
-
-    return made(make, lambda probe: spec, len(elements))
-
-
-def names_of(files: Any) -> list[bytes]:
+def names_of(files: object) -> list[bytes]:
     """Returns the names in a name, a list or array of them, or a dataset."""
     if isinstance(files, Base):
         return [bytes(name) for name in files.as_numpy_iterator()]
@@ -205,7 +197,7 @@ def names_of(files: Any) -> list[bytes]:
     return np.ravel(host_structure(os.fspath(paths) if isinstance(paths, os.PathLike) else paths)).tolist()
 
 
-def _as_spec(spec: Any) -> Any:
+def _as_spec(spec: Tree) -> Tree:
     """Returns a leaf of a signature as a spec; raises TypeError for what is none."""
     if isinstance(getattr(spec, "shape", None), TensorShape):
         return spec
@@ -217,9 +209,9 @@ def _as_spec(spec: Any) -> Any:
     )
 
 
-def _checked(value: Any, spec: Any) -> Any:
+def _checked(value: Tree, spec: Tree) -> Tree:
     """Returns what a generator yielded, as arrays of the declared dtypes and shapes."""
-    structure: Any = jax.tree.structure(spec)
+    structure = structure_of(spec)
     try:
         leaves = structure.flatten_up_to(value)
     except (ValueError, TypeError) as e:
@@ -230,9 +222,9 @@ def _checked(value: Any, spec: Any) -> Any:
     return structure.unflatten([_checked_leaf(leaf, s) for leaf, s in zip(leaves, jax.tree.leaves(spec))])
 
 
-def _checked_leaf(value: Any, spec: TensorSpec) -> np.ndarray:
+def _checked_leaf(value: Tree, spec: TensorSpec) -> np.ndarray:
     try:
-        array = as_host(value)
+        array: np.ndarray = as_host(value)
         array = array if array.dtype == spec.dtype else array.astype(spec.dtype)
     except (ValueError, TypeError) as e:
         raise TypeError(

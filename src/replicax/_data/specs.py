@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, TensorSpec, spec_of
-from replicax._data.elements import Nested, tensor_dtype
+from replicax._base.types import Leaf, Tree
+from replicax._data.elements import Nested, structure_of, tensor_dtype
 from replicax._data.ragged import RaggedTensor, RaggedTensorSpec
 from replicax._data.reading import Maker, Reading
 
@@ -28,11 +27,11 @@ class DatasetSpec:
 
     __slots__ = ("_element_spec",)
 
-    def __init__(self, element_spec: Any, dataset_shape: Any = ()):
+    def __init__(self, element_spec: Tree, dataset_shape: object = ()):
         self._element_spec = element_spec
 
     @property
-    def element_spec(self) -> Any:
+    def element_spec(self) -> Tree:
         """The spec of the dataset's elements."""
         return self._element_spec
 
@@ -42,7 +41,7 @@ class DatasetSpec:
         return TensorShape(())
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """That of strings and other objects."""
         return np.dtype(object)
 
@@ -56,10 +55,10 @@ class DatasetSpec:
         return f"DatasetSpec({self.element_spec}, {self.shape!r})"
 
 
-def tensor_spec(spec: Any) -> Any:
+def tensor_spec(spec: Tree) -> Tree:
     """Returns the specs of the tensors that users see of elements of `spec`."""
 
-    def shown(s: Any) -> Any:
+    def shown(s: TensorSpec | DatasetSpec | RaggedTensor) -> Tree:
         if isinstance(s, DatasetSpec):
             return DatasetSpec(tensor_spec(s.element_spec))
         if isinstance(s, RaggedTensor):
@@ -70,15 +69,15 @@ def tensor_spec(spec: Any) -> Any:
     return jax.tree.map(shown, spec, is_leaf=lambda s: isinstance(s, RaggedTensor))
 
 
-def host_spec(element: Any) -> Any:
+def host_spec(element: Tree) -> Tree:
     """Returns the spec of one element."""
     return jax.tree.map(lambda leaf: leaf.spec() if isinstance(leaf, Nested) else spec_of(leaf), element)
 
 
-def shown_spec(element: Any) -> Any:
+def shown_spec(element: Tree) -> Tree:
     """Returns the spec that an element shows. Its first dimensions count as unknown: those of the next may differ."""
 
-    def shown(leaf: Any) -> Any:
+    def shown(leaf: Leaf) -> Tree:
         if isinstance(leaf, Nested):
             return leaf.spec()
         return TensorSpec((None, *leaf.shape[1:]) if leaf.ndim else (), leaf.dtype)
@@ -86,7 +85,7 @@ def shown_spec(element: Any) -> Any:
     return jax.tree.map(shown, element)
 
 
-def first_spec(make: Maker) -> Any:
+def first_spec(make: Maker) -> Tree:
     """Returns the spec that the first element shows."""
     for element in make(Reading(probing=True)):
         return shown_spec(element)
@@ -95,10 +94,10 @@ def first_spec(make: Maker) -> Any:
     )
 
 
-def common_spec(one: Any, other: Any) -> Any:
+def common_spec(one: Tree, other: Tree) -> Tree:
     """Returns the most specific spec that both fit."""
 
-    def common(a: Any, b: Any) -> Any:
+    def common(a: Leaf, b: Leaf) -> Tree:
         if isinstance(a, DatasetSpec):
             return DatasetSpec(common_spec(a.element_spec, b.element_spec))
         if a.shape.rank != b.shape.rank or None in (a.shape.rank, b.shape.rank):
@@ -108,10 +107,9 @@ def common_spec(one: Any, other: Any) -> Any:
     return jax.tree.map(common, one, other)
 
 
-def same_kinds(one: Any, other: Any) -> bool:
+def same_kinds(one: Tree, other: Tree) -> bool:
     """Returns whether two specs have one structure, and the same dtypes."""
-    structures: list[Any] = [jax.tree.structure(one), jax.tree.structure(other)]
-    if structures[0] != structures[1]:
+    if structure_of(one) != structure_of(other):
         return False
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other))
     return all(type(a) is type(b) and a.dtype == b.dtype for a, b in pairs)
@@ -122,7 +120,7 @@ def batch_count(cardinality: int, size: int, drop_remainder: bool) -> int:
     return cardinality if cardinality < 0 else cardinality // size if drop_remainder else -(-cardinality // size)
 
 
-def with_batch(spec: Any, size: int | None) -> Any:
+def with_batch(spec: Tree, size: int | None) -> Tree:
     """Returns the spec of batches of `size` elements."""
 
     def grow(s: TensorSpec) -> TensorSpec:
@@ -131,6 +129,6 @@ def with_batch(spec: Any, size: int | None) -> Any:
     return jax.tree.map(grow, spec)
 
 
-def without_batch(spec: Any) -> Any:
+def without_batch(spec: Tree) -> Tree:
     """Returns the spec of the elements of batches."""
     return jax.tree.map(lambda s: TensorSpec(s.shape[1:], s.dtype), spec)

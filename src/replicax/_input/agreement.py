@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from replicax._base import nest
+from replicax._base.types import Leaf, Tree
 from replicax._data import INFINITE_CARDINALITY, Reading
 from replicax._job import exchange
 from replicax._values import is_array
@@ -47,15 +48,15 @@ Kinds = list[list[Kind]]  # for each of some replicas, those of its part's leave
 class Round(NamedTuple):
     """A host structure for each local replica, and whether those of all replicas have one shape."""
 
-    parts: list[Any]
+    parts: list[Tree]
     alike: bool
     everyones: Sequence[Kinds] = ()  # each worker's, where there are several and the parts differ
 
 
-def kinds_of(parts: Sequence[Any]) -> Kinds:
+def kinds_of(parts: Sequence[Tree]) -> Kinds:
     """Returns the shapes and dtypes of the parts' leaves."""
 
-    def kind(leaf: Any) -> Kind:
+    def kind(leaf: Leaf) -> Kind:
         return Kind(leaf.shape, str(leaf.dtype)) if is_array(leaf) else Kind((), type(leaf).__name__)
 
     return [[kind(leaf) for leaf in nest.leaves(part)] for part in parts]
@@ -66,7 +67,7 @@ def _told(text: str) -> Kinds:
     return [[Kind(tuple(shape), dtype) for shape, dtype in part] for part in json.loads(text)]
 
 
-def empty(part: Any) -> Any:
+def empty(part: Tree) -> Tree:
     """Returns a part of the same structure without rows. A scalar becomes an empty vector."""
     return jax.tree.map(lambda a: a.reshape(1)[:0] if not a.ndim else a[:0], part)
 
@@ -107,7 +108,7 @@ def agreed(
     replicas: int,
     count: int,
     shapes_follow: bool,
-    spec: Callable[[], Any],
+    spec: Callable[[], Tree],
 ) -> Iterator[Round]:
     """Yields the rounds, as many on all workers.
 
@@ -125,14 +126,16 @@ def agreed(
         return
 
 
-def _agreed(this, rounds, replicas, count, shapes_follow, spec):
+def _agreed(
+    this: Pass, rounds: Iterator[Round], replicas: int, count: int, shapes_follow: bool, spec: Callable[[], Tree]
+) -> Iterator[Round]:
     told = [text.split() for text in this.everyones(f"{count} {int(shapes_follow)}")]
     counts = [int(text) for text, _ in told]
     known = all(n >= 0 or n == INFINITE_CARDINALITY for n in counts)
     if len(set(counts)) == 1 and known and all(follow == "1" for _, follow in told):
         yield from rounds
         return
-    parts: list[Any] = []
+    parts: list[Tree] = []
     fixed = None
     while True:
         own = next(rounds, None)
@@ -155,10 +158,10 @@ def _agreed(this, rounds, replicas, count, shapes_follow, spec):
         yield Round(parts, alike, () if alike else everyones)
 
 
-def all_static(spec: Any) -> bool:
+def all_static(spec: Tree) -> bool:
     """Returns whether all shapes are fixed."""
     return all(s.shape.is_fully_defined() for s in jax.tree.leaves(spec))
 
 
-def _nothing(spec: Any) -> Any:
+def _nothing(spec: Tree) -> Tree:
     return jax.tree.map(lambda s: np.zeros((0, *(n or 0 for n in tuple(s.shape)[1:])), s.dtype), spec)

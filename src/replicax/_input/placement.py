@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
 from replicax import _data
 from replicax._base import nest
 from replicax._base.array_conversion import as_array
+from replicax._base.types import Leaf, Tree
 from replicax._input.agreement import Kind, Round, Worker
 from replicax._values import PerReplica, ReplicaMesh, from_host, is_array, is_text, of_array, of_kinds
 
@@ -23,7 +23,7 @@ class Placement:
         check: called with each element that is placed; it raises where a strategy does not take it.
     """
 
-    def __init__(self, mesh: ReplicaMesh, check: Callable[[Any], None] | None = None):
+    def __init__(self, mesh: ReplicaMesh, check: Callable[[Tree], None] | None = None):
         self._mesh, self._check = mesh, check
 
     @property
@@ -31,7 +31,7 @@ class Placement:
         """Which of the processes that share the replicas this is."""
         return Worker() if self._mesh.all_local else Worker(jax.process_count(), jax.process_index())
 
-    def place(self, this_round: Round, fetch_to_device: bool) -> Any:
+    def place(self, this_round: Round, fetch_to_device: bool) -> Tree:
         """Returns one element of a distributed dataset, made of each local replica's host arrays.
 
         Args:
@@ -40,7 +40,7 @@ class Placement:
         """
         kinds = self._kinds_of_leaves(this_round)
 
-        def place(leaves: Sequence[Any]) -> Any:
+        def place(leaves: Sequence[Leaf]) -> Tree:
             return self._leaf(leaves, next(kinds, leaves), this_round.alike, fetch_to_device)
 
         element = nest.merge(list(this_round.parts), place)
@@ -48,12 +48,12 @@ class Placement:
             self._check(element)
         return element
 
-    def _kinds_of_leaves(self, this_round: Round) -> Any:
+    def _kinds_of_leaves(self, this_round: Round) -> Iterator[Sequence[Kind]]:
         """Iterates over the leaves, with the kinds of all replicas' parts of each, where the workers told them."""
         told = self._mesh.by_replica(this_round.everyones) if this_round.everyones else []
         return itertools.zip_longest(*told, fillvalue=Kind((), ""))
 
-    def _leaf(self, leaves: Sequence[Any], of_all: Sequence[Any], alike: bool, fetch_to_device: bool) -> Any:
+    def _leaf(self, leaves: Sequence[Leaf], of_all: Sequence[Leaf], alike: bool, fetch_to_device: bool) -> Leaf:
         """Returns one leaf of the element.
 
         Args:
@@ -78,7 +78,7 @@ class Placement:
             return value
         return self._in_parts(mesh.components(leaves), of_all, alike)
 
-    def _in_parts(self, components: Sequence[Any], of_all: Sequence[Any], alike: bool) -> Any:
+    def _in_parts(self, components: Sequence[jax.Array], of_all: Sequence[Leaf], alike: bool) -> Leaf:
         mesh = self._mesh
         if mesh.size == 1:
             return components[0]

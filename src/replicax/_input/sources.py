@@ -9,9 +9,10 @@ import jax
 
 from replicax._base.host_memory import Pool
 from replicax._base.specs import TensorSpec
-from replicax._base.types import AutoShardPolicy, InputOptions
+from replicax._base.types import AutoShardPolicy, InputOptions, Tree
 from replicax._data import UNKNOWN_CARDINALITY, Dataset, Maker, Reading, as_host, first_spec, replayed, shown_spec
 from replicax._data.calls import call_user
+from replicax._data.reading import Node
 
 
 class Distributed:
@@ -22,12 +23,12 @@ class Source(NamedTuple):
     """The dataset that a distributed dataset reads, as far as it needs it."""
 
     make: Maker  # a new iterator over elements: structures of host arrays
-    spec: Callable[[bool], Any]  # see Dataset: the elements' specs, or None where only probing would tell
+    spec: Callable[[bool], Tree]  # see Dataset: the elements' specs, or None where only probing would tell
     cardinality: int
     batch_size: int | None
     policy: AutoShardPolicy
     files: int = 0  # how many files it reads
-    nodes: tuple[Any, ...] = ()  # see Reading
+    nodes: tuple[Node, ...] = ()  # see Reading
     at_hand: bool = False  # see Dataset
 
 
@@ -70,18 +71,18 @@ def normalize_source(dataset: Any, ahead: bool = False) -> Source:
 
 def _foreign_source(dataset: Any) -> Source:
     """Returns a `Source` of any other iterable, whose spec is known once an element has been seen."""
-    seen: list[Any] = []
+    seen: list[Tree] = []
     pool = Pool()
 
     @replayed
-    def make(reading: Reading) -> Iterator[Any]:
+    def make(reading: Reading) -> Iterator[Tree]:
         for element in call_user("The `__iter__` of the dataset", iter, dataset):
             host = jax.tree.map(pool.settled, _host_element(element))  # others may fill one buffer again and again
             if not seen:
                 seen.append(shown_spec(host))
             yield host
 
-    def spec(probe: bool) -> Any:
+    def spec(probe: bool) -> Tree:
         if probe and not seen:
             first_spec(make)
         return seen[0] if seen else None
@@ -102,13 +103,13 @@ def _tf_source(dataset: Any) -> Source:
     policy = AutoShardPolicy(int(dataset.options().experimental_distribute.auto_shard_policy))
 
     @replayed
-    def make(reading: Reading) -> Iterator[Any]:
+    def make(reading: Reading) -> Iterator[Tree]:
         return map(_host_element, dataset.as_numpy_iterator())
 
     return Source(make, lambda probe: spec, int(dataset.cardinality()), None, policy)
 
 
-def _host_element(element: Any) -> Any:
+def _host_element(element: Tree) -> Tree:
     """Returns an element of another library's dataset with numpy leaves. Unlike in `Dataset`, lists are structures."""
     try:
         return jax.tree.map(as_host, element)

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np  # noqa: F401  for the examples
 
 from replicax._base.errors import InvalidArgumentError
+from replicax._base.types import Tree
 from replicax._data import RowBatches, num_rows, regroup
+from replicax._data.elements import flatten
 from replicax._data.ragged import refuse_composites
 from replicax._input.agreement import Round, Worker, empty, kinds_of
 
 ALONE = Worker()
 
 
-def split_batch(element: Any, num_replicas: int) -> list[Any]:
+def split_batch(element: Tree, num_replicas: int) -> list[Tree]:
     """Splits a batch into a part for each replica, as views: ceil(n / num_replicas) rows until none are left.
 
     >>> [part.tolist() for part in split_batch(np.arange(5), 4)]
     [[0, 1], [2, 3], [4], []]
     """
-    structure: Any
-    leaves, structure = jax.tree.flatten(_batch(element, num_replicas))
+    leaves, structure = flatten(_batch(element, num_replicas))
     share = -(-leaves[0].shape[0] // num_replicas)
     return [structure.unflatten([a[i * share : (i + 1) * share] for a in leaves]) for i in range(num_replicas)]
 
@@ -38,7 +38,7 @@ class Shares(Iterator[Round]):
         worker: which one this is.
     """
 
-    def __init__(self, batches: Iterator[Any], num_replicas: int, worker: Worker = ALONE):
+    def __init__(self, batches: Iterator[Tree], num_replicas: int, worker: Worker = ALONE):
         self._batches, self._replicas, self._worker = batches, num_replicas, worker
 
     def __next__(self) -> Round:
@@ -50,7 +50,7 @@ class Shares(Iterator[Round]):
         everyones = [] if alike or size == 1 else [kinds_of(shares[i::size]) for i in range(size)]
         return Round(shares[rank::size], alike, everyones)
 
-    def several(self, count: int) -> list[Any] | None:
+    def several(self, count: int) -> list[Tree] | None:
         """Returns each replica's shares of the next batches, stacked along a new first axis.
 
         Rows that lie in arrays are taken out of these once, for all of the batches. None where that cannot be.
@@ -69,13 +69,12 @@ class Shares(Iterator[Round]):
             return None
         if self._replicas > 1:
             refuse_composites(block, "split among replicas")
-        structure: Any
-        leaves, structure = jax.tree.flatten(block)
+        leaves, structure = flatten(block)
         shares = range(self._worker.rank, self._replicas, self._worker.size)
         return [structure.unflatten([a[i] for a in leaves]) for i in shares]
 
 
-def _batch(element: Any, num_replicas: int) -> Any:
+def _batch(element: Tree, num_replicas: int) -> Tree:
     """Returns `element`; raises InvalidArgumentError unless it is a batch: arrays with one first dimension."""
     refuse_composites(element, "split among replicas")
     leaves = jax.tree.leaves(element)
@@ -84,7 +83,7 @@ def _batch(element: Any, num_replicas: int) -> Any:
     return element
 
 
-def not_a_batch(element: Any, num_replicas: int) -> InvalidArgumentError:
+def not_a_batch(element: Tree, num_replicas: int) -> InvalidArgumentError:
     """Returns the error for an element (of arrays or specs) that has not one first dimension to split."""
     leaves = jax.tree_util.tree_leaves_with_path(element)
     if not leaves:
@@ -105,8 +104,8 @@ def not_a_batch(element: Any, num_replicas: int) -> InvalidArgumentError:
 
 
 def rebatched_rounds(
-    elements: Iterator[Any], batch_size: int, num_replicas: int, worker: Worker = ALONE
-) -> Iterator[list[Any]]:
+    elements: Iterator[Tree], batch_size: int, num_replicas: int, worker: Worker = ALONE
+) -> Iterator[list[Tree]]:
     """Yields rounds of shares cut from consecutive rows, whatever batches they come in, for policies OFF and FILE.
 
     Each worker cuts its own rows. The sizes are such that the shares of all workers in one round add up to a batch.
