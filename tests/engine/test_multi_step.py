@@ -16,7 +16,7 @@ import replicax as rx
 from replicax._data.multi_step import Demand
 from replicax._engine import program
 from replicax._input import placed_rounds
-from replicax._input.agreement import Pass
+from replicax._input.agreement import Iteration
 from replicax._passes import uneven_replicas
 
 A, S = rx.VariableAggregation, rx.VariableSynchronization
@@ -243,7 +243,7 @@ def test_input_that_nobody_wants_any_more_ends():
         return True
 
     dataset = batches(mirrored(2))
-    assert list(dataset._placed(Pass("", stopped), dataset._readings(), 0, Demand())) == []
+    assert list(dataset._placed(Iteration("", stopped), dataset._readings(), 0, Demand())) == []
 
 
 def test_a_batch_that_all_steps_get_warns():

@@ -89,28 +89,24 @@ class Base(Nested):
         cardinality: int,
         spec: Callable[[Tree], Tree] | None = None,
         *,
+        find: Callable[[bool], Tree] | None = None,
         nodes: Iterable[Node] = (),
         **known: Any,
     ) -> Self:
-        """Returns a dataset made of this one; `spec` is a function of this one's."""
+        """Returns a dataset made of this one; `spec` is a function of this one's, or `find` takes its place."""
 
-        def find(probe: bool) -> Tree:
-            found = self._spec(probe)
-            return found if found is None or spec is None else spec(found)
+        def found(probe: bool) -> Tree:
+            own = self._spec(probe)
+            return own if own is None or spec is None else spec(own)
 
         nodes = (*self._nodes, *nodes)
-        return self._made(make, find, cardinality, options=self._options, files=self._files, nodes=nodes, **known)
-
-    def _seen(self, make: Maker, find: Callable[[Maker], Tree], cardinality: int) -> Self:
-        """Returns a dataset whose spec is `find(make)`, found only where the users' functions may run."""
         return self._made(
-            make,
-            lambda probe: find(make) if probe else None,
-            cardinality,
-            options=self._options,
-            files=self._files,
-            nodes=self._nodes,
+            make, find or found, cardinality, options=self._options, files=self._files, nodes=nodes, **known
         )
+
+    def _probed(self, make: Maker, find: Callable[[Maker], Tree], cardinality: int) -> Self:
+        """Returns a dataset whose spec is `find(make)`, found only where the users' functions may run."""
+        return self._derived(make, cardinality, find=lambda probe: find(make) if probe else None)
 
     def _reordered(self, make: Maker, on_rows: Callable[[RowOrder], RowOrder], cardinality: int, *nodes: Node) -> Self:
         """Returns a dataset of these elements in another number or order; `on_rows` does that to row numbers."""
@@ -160,11 +156,11 @@ class Base(Nested):
 
     def as_numpy_iterator(self) -> NumpyIterator:
         """Returns an iterator over the elements as numpy arrays; scalars as numpy scalars."""
-        iterators.tell()
+        iterators.announce()
         return NumpyIterator(self)
 
     def __iter__(self) -> DatasetIterator:
-        iterators.tell()
+        iterators.announce()
         return DatasetIterator(self)
 
     def __bool__(self) -> bool:

@@ -100,7 +100,6 @@ class Batches(Base):
             batch_size: how many elements a batch has.
             drop_remainder: whether to drop a last, smaller batch.
             row_splits_dtype: accepted for compatibility.
-            name: accepted for compatibility.
 
         Raises:
             NotImplementedError: elements have dimensions that are not known, at once or when elements are asked for.

@@ -16,7 +16,7 @@ from replicax._data.base import Base
 from replicax._data.elements import flatten
 from replicax._data.reading import Maker, Node, Reading, Seeds, replayed
 from replicax._data.rows import plain_rows
-from replicax._data.shuffle_repeat import Order, in_turn
+from replicax._data.shuffle_repeat import Order, concatenated
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, common_spec, same_kinds, tensor_spec
 
 _D = TypeVar("_D", bound=Base)
@@ -63,7 +63,7 @@ class Combined(Order):
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             # From the element before, so that each input begins where they come to the end within what is left out.
             first, raising = max(0, start - 1), reading.with_errors(None)
-            side_by_side = Together([d._make(raising, first) for d in inputs], start - first)
+            side_by_side = SideBySide([d._make(raising, first) for d in inputs], start - first)
             return map(structure.unflatten, side_by_side)
 
         return cls._made(make, find, cardinality, **known)
@@ -82,7 +82,7 @@ class Combined(Order):
             raise TypeError(f"`dataset` is a Dataset, got {dataset!r:.80} of type {type(dataset).__name__}.")
 
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
-            return in_turn((self, dataset), reading, start)
+            return concatenated((self, dataset), reading, start)
 
         def find(probe: bool) -> Tree:
             a, b = self._spec(probe), dataset._spec(probe)
@@ -235,7 +235,7 @@ class Combined(Order):
         return cls._made(rows.elements, lambda probe: TensorSpec((), dtype), INFINITE_CARDINALITY, rows=rows)
 
 
-class Together(Iterator[Tree]):
+class SideBySide(Iterator[Tree]):
     """Elements side by side, from number `start` on.
 
     Where one cannot be had, those beside it are left out, so that the next ones fit.

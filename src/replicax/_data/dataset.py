@@ -28,7 +28,8 @@ class Dataset(Sources, Grouping, Saving):
     """Elements that are structures of arrays, and transformations of them: tf.data's, over data on the host.
 
     An element is an array, or a tuple, named tuple or dict of elements. As in tf.data a *list* is one array. Functions
-    given to `map`, `filter` and others see tensors; an element that is a tuple comes as several arguments.
+    given to `map`, `filter` and others see tensors; an element that is a tuple comes as several arguments. The argument
+    `name` of methods is accepted for compatibility.
 
     Make one by `from_tensor_slices` and the other static methods. Each `iter` starts anew, and yields tensors;
     `as_numpy_iterator` yields numpy arrays, which may be read-only views of the source.

@@ -41,7 +41,6 @@ class Grouping(Batches):
             shift: how far it is from the beginning of a window to that of the next; by default, `size`.
             stride: how far it is between a window's elements.
             drop_remainder: whether to leave out windows with fewer.
-            name: accepted for compatibility.
 
         >>> from replicax.data import Dataset
         >>> pairs = Dataset.range(4).window(2, shift=1, drop_remainder=True)
@@ -85,7 +84,6 @@ class Grouping(Batches):
             reduce_func: takes a key and a dataset of elements that have it, and returns a dataset.
             window_size: how many elements it gets at a time; in the end, those that are left.
             window_size_func: in place of that, takes a key and returns that number.
-            name: accepted for compatibility.
 
         Raises:
             ValueError: neither or both of the sizes are given.
@@ -131,7 +129,7 @@ class Grouping(Batches):
             for key in sorted(groups):
                 yield from reduced(key)
 
-        return self._seen(make, first_spec, UNKNOWN_CARDINALITY)
+        return self._probed(make, first_spec, UNKNOWN_CARDINALITY)
 
     def bucket_by_sequence_length(
         self,
@@ -157,7 +155,6 @@ class Grouping(Batches):
                 the batch. Then no element may be as long as the last boundary.
             no_padding: whether to stack elements as they are.
             drop_remainder: whether to leave out batches with fewer elements.
-            name: accepted for compatibility.
 
         Raises:
             ValueError: there is not one size for each bucket.
@@ -249,7 +246,6 @@ class Grouping(Batches):
             target_dist: how often each class shall be, numbers that add up to 1.
             initial_dist: how often each is; where None, this is counted as the elements come.
             seed: makes the choices the same in each program.
-            name: accepted for compatibility.
 
         Raises:
             ValueError: the two are no distributions over the same classes.

@@ -99,7 +99,7 @@ def has_hooks() -> bool:
     return _lift is not None
 
 
-def tell() -> None:
+def announce() -> None:
     """Tells compiled functions, if there are any, that a dataset is about to be iterated over."""
     if _on_iterate is not None:
         _on_iterate()

@@ -51,7 +51,6 @@ class Functions(Base):
             deterministic: False where results of several threads may come in any order.
             synchronous: True for no threads, which is the default here.
             use_unbounded_threadpool: accepted for compatibility.
-            name: accepted for compatibility.
 
         Raises:
             ValueError: `synchronous` together with `num_parallel_calls`.
@@ -66,10 +65,8 @@ class Functions(Base):
                 f"`synchronous` is not supported with `num_parallel_calls`, which is {num_parallel_calls}: drop one."
             )
         function = functools.partial(call_to_host, "`map_func` of `Dataset.map`", map_func, Pool())
-        cores = os.cpu_count() or 1
-        threads = cores if num_parallel_calls == AUTOTUNE else positive("num_parallel_calls", num_parallel_calls or 1)
-        if num_parallel_calls == 0:
-            raise InvalidArgumentError("num_parallel_calls must be greater than zero, got 0.")
+        threads = 1 if num_parallel_calls is None else num_parallel_calls
+        threads = (os.cpu_count() or 1) if threads == AUTOTUNE else positive("num_parallel_calls", threads)
 
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             elements = self._make(reading, start)
@@ -78,7 +75,7 @@ class Functions(Base):
             in_order = deterministic is None or bool(deterministic)
             return ParallelMap(function, elements, threads, in_order)
 
-        return self._seen(make, lambda make: result_spec(function, self._spec(True), make), self._cardinality)
+        return self._probed(make, lambda make: result_spec(function, self._spec(True), make), self._cardinality)
 
     def filter(self, predicate: Callable[..., Tree], name: str | None = None) -> Self:
         """Returns the elements for which `predicate` is true, a scalar of bool."""
@@ -111,7 +108,6 @@ class Functions(Base):
         Args:
             initial_state: an array or a structure of arrays.
             scan_func: takes the state and an element, and returns the next state and an element.
-            name: accepted for compatibility.
 
         Raises:
             TypeError: at iteration, if `scan_func` returns no pair, or a state of another structure or dtype.
@@ -141,7 +137,7 @@ class Functions(Base):
 
             return map(step, self._make(reading))
 
-        return self._seen(make, first_spec, self._cardinality)
+        return self._probed(make, first_spec, self._cardinality)
 
     def flat_map(self, map_func: Callable[..., Base], name: str | None = None) -> Self:
         """Returns the elements of the datasets that `map_func` makes of each element, one dataset after the other."""
@@ -185,7 +181,7 @@ class Functions(Base):
                     if taken < block:
                         slots[i] = next(inputs, None)
 
-        return self._seen(make, first_spec, UNKNOWN_CARDINALITY)
+        return self._probed(make, first_spec, UNKNOWN_CARDINALITY)
 
     def reduce(self, initial_state: Tree, reduce_func: Callable[[Tree, Tree], Tree], name: str | None = None) -> Tree:
         """Returns the last of the states that `state = reduce_func(state, element)` goes through.
@@ -225,7 +221,6 @@ class Functions(Base):
 
         Args:
             log_warning: whether to log each exception.
-            name: accepted for compatibility.
 
         >>> from replicax.data import Dataset
         >>> [int(x) for x in Dataset.range(3).map(lambda x: 6 // (int(x) - 1)).ignore_errors()]
@@ -246,15 +241,7 @@ class Functions(Base):
             except Exception:  # as of the first element, of which it would be known
                 return first_spec(make)
 
-        return self._made(
-            make,
-            find,
-            UNKNOWN_CARDINALITY,
-            batch_size=self._batch_size,
-            options=self._options,
-            files=self._files,
-            nodes=self._nodes,
-        )
+        return self._derived(make, UNKNOWN_CARDINALITY, find=find, batch_size=self._batch_size)
 
 
 def returned_dataset(name: str, value: _R) -> _R:

@@ -68,21 +68,17 @@ def stack_on_host(parts: Sequence[Sequence[Tree]]) -> list[Tree] | None:
     >>> stack_on_host([[np.int32(0), np.int32(1)], [np.int32(2), np.int32(3)]])
     [array([0, 2], dtype=int32), array([1, 3], dtype=int32)]
     """
-    structure = structure_of(parts[0][0])
-    columns: list[list[Leaf]] = []  # for each replica and each leaf, the elements' arrays
-    for replica in range(len(parts[0])):
-        flat = [flatten(element[replica]) for element in parts]
-        if any(tree != structure for _, tree in flat):
-            return None
-        columns += [list(column) for column in zip(*(leaves for leaves, _ in flat))]
-    if not columns or not all(isinstance(a, (np.ndarray, np.generic)) and not is_text(a) for c in columns for a in c):
+    flat = [flatten(part) for element in parts for part in element]
+    structure = flat[0][1]
+    columns = [leaves for leaves, tree in flat if tree == structure]
+    arrays = [a for leaves in columns for a in leaves]
+    if len(columns) < len(flat) or not arrays or not all(isinstance(a, (np.ndarray, np.generic)) for a in arrays):
         return None
-    leaves = structure.num_leaves
-    for i in range(leaves):
-        if len({(a.shape, a.dtype) for column in columns[i::leaves] for a in column}) > 1:
-            return None
-    stacked = [np.stack(column) for column in columns]
-    return [structure.unflatten(stacked[i : i + leaves]) for i in range(0, len(stacked), leaves)]
+    kinds = [[(a.shape, a.dtype) for a in leaves] for leaves in columns]
+    if any(map(is_text, arrays)) or any(of_one != kinds[0] for of_one in kinds):
+        return None
+    replicas = len(parts[0])
+    return [structure.unflatten(list(map(np.stack, zip(*columns[i::replicas])))) for i in range(replicas)]
 
 
 def stack_on_devices(elements: Sequence[Tree]) -> Tree:

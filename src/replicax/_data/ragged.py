@@ -102,7 +102,6 @@ class RaggedTensor:
 
         Args:
             default_value: what they are filled with; 0 by default, empty strings for strings.
-            name: accepted for compatibility.
             shape: that of the result, None for what is as long as the longest. In compiled code it must be given.
         """
         wanted = [None] * (self.ragged_rank + 1) if shape is None else list(TensorShape(shape))

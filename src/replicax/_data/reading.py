@@ -71,17 +71,17 @@ class Reading:
         if saved is None:
             saved = {"entropy": np.random.SeedSequence().entropy, "path": [], "met": {}}
         self._entropy, self._path, self._met = saved["entropy"], saved["path"], dict(saved["met"])
-        self._stand(saved.get("nodes", ()))
+        self._restore_nodes(saved.get("nodes", ()))
 
-    def _stand(self, states: Sequence[Tree]) -> None:
+    def _restore_nodes(self, states: Sequence[Tree]) -> None:
         for node, state in zip(self.nodes, states):
             node.restore(state)
             self._begun[node] = state
 
-    def go_along(self, state: dict[str, Any]) -> None:
+    def adopt(self, state: dict[str, Any]) -> None:
         """Leaves to chance what another process does, whose reading of the same dataset begins in `state`."""
         self._entropy = state["entropy"]
-        self._stand(state["nodes"])
+        self._restore_nodes(state["nodes"])
 
     def child(self, share: tuple[int, int] | None = None) -> Reading:
         """Returns a part of this reading: of a dataset that a function made, or one to fill a cache."""
@@ -202,7 +202,7 @@ class Seeds(Node):
             self._seed = int(entropy.generate_state(1, np.uint64)[0])
 
 
-class Kept(Node):
+class CachedElements(Node):
     """What the first complete pass over `nodes` gave, for the later ones."""
 
     def __init__(self, nodes: Sequence[Node]):

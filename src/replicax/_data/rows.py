@@ -75,7 +75,7 @@ class RowBatches(Iterator[Tree]):
             raise StopIteration
         return self._fetch(numbers)
 
-    def several(self, count: int, shares: int) -> Tree:
+    def next_block(self, count: int, shares: int) -> Tree:
         """Returns the next `count` batches, each cut into `shares`, as arrays `[shares, count, rows, ...]`.
 
         None where there are fewer, or where they have strings; then they are to come yet. The size of a batch is a

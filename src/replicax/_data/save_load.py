@@ -103,7 +103,6 @@ class Saving(Functions):
             compression: `"GZIP"`; for None and `"AUTO"` there is none.
             reader_func: see `load`.
             shard_func: see `save`.
-            name: accepted for compatibility.
         """
         folder, shard_of = path_text(path, "snapshot"), _shard_of(shard_func)
         compression = checked_compression(compression, "AUTO")

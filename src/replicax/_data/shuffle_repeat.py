@@ -16,7 +16,7 @@ from replicax._data.base import Base
 from replicax._data.element_files import written_once
 from replicax._data.elements import positive
 from replicax._data.prefetch import Prefetched
-from replicax._data.reading import Kept, Reading, Seeds, replayed
+from replicax._data.reading import CachedElements, Reading, Seeds, replayed
 from replicax._data.rows import RowOrder, repeated, shard_rows, shuffle_rows, skip_rows, take_rows
 from replicax._data.specs import AUTOTUNE, INFINITE_CARDINALITY
 
@@ -70,7 +70,7 @@ class Order(Base):
 
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             passes = itertools.repeat(self) if times < 0 else itertools.repeat(self, times)
-            return in_turn(passes, reading, start, until_empty=True)
+            return concatenated(passes, reading, start, until_empty=True)
 
         return self._reordered(make, lambda order: repeated(order, times), cardinality)
 
@@ -120,11 +120,10 @@ class Order(Base):
         Args:
             filename: the file, which is there once a pass is complete, or not at all; programs that find it read it
                 in place of the dataset. Delete it where the data have changed.
-            name: accepted for compatibility.
         """
         if filename:
             return self._derived(written_once(filename, self), self._cardinality, batch_size=self._batch_size)
-        kept = Kept(self._nodes)
+        kept = CachedElements(self._nodes)
 
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             return kept.read(reading, self._make, start)
@@ -139,7 +138,6 @@ class Order(Base):
 
         Args:
             buffer_size: how many elements may wait; by default, and for AUTOTUNE, two.
-            name: accepted for compatibility.
         """
         size = _PREFETCHED if buffer_size in (None, AUTOTUNE) else int(buffer_size or 0)
         if size < 0:
@@ -157,7 +155,7 @@ class Order(Base):
         return dataset
 
 
-def in_turn(parts: Iterable[Base], reading: Reading, start: int, until_empty: bool = False) -> Iterator[Tree]:
+def concatenated(parts: Iterable[Base], reading: Reading, start: int, until_empty: bool = False) -> Iterator[Tree]:
     """Yields the elements of datasets one after the other, from number `start` on."""
     for part in parts:
         if 0 < part._cardinality <= start:

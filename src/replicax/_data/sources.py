@@ -92,7 +92,6 @@ class Sources(Combined):
         Args:
             seed: makes the numbers the same in each program. They are other ones than TensorFlow's.
             rerandomize_each_iteration: whether each pass has other numbers; by default where there is no seed.
-            name: accepted for compatibility.
         """
         seeds = Seeds(seed, seed is None if rerandomize_each_iteration is None else bool(rerandomize_each_iteration))
 
@@ -115,7 +114,6 @@ class Sources(Combined):
             shuffle: whether the order is random, another one in each pass; otherwise it is that of the names.
                 By default it is.
             seed: makes the orders the same in each program.
-            name: accepted for compatibility.
 
         Raises:
             InvalidArgumentError: no file matches.

@@ -9,6 +9,7 @@ datasets know how many rounds they have, and the parts' shapes follow from that,
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -76,7 +77,7 @@ def _never() -> bool:
     return False
 
 
-class Pass(NamedTuple):
+class Iteration(NamedTuple):
     """One iteration over a dataset that several workers iterate over together."""
 
     topic: str  # what the workers call it
@@ -87,22 +88,20 @@ class Pass(NamedTuple):
         return exchange.everyones(message, self.topic, self.stopped)
 
 
-def one_order(this: Pass, reading: Reading, rounds: Callable[[], Iterator[Round]]) -> Iterator[Round]:
+def one_order(iteration: Iteration, reading: Reading, rounds: Callable[[], Iterator[Round]]) -> Iterator[Round]:
     """Yields the rounds of a reading, in which random choices are those of worker 0.
 
     So the workers have the same batches to take their parts of, and those are of the shapes that each one expects.
     """
-    try:
-        told = this.everyones(json.dumps(reading.state()))
-    except exchange.Stopped:
-        return
-    if told[0] != told[jax.process_index()]:
-        reading.go_along(json.loads(told[0]))
-    yield from rounds()
+    with contextlib.suppress(exchange.Stopped):
+        told = iteration.everyones(json.dumps(reading.state()))
+        if told[0] != told[jax.process_index()]:
+            reading.adopt(json.loads(told[0]))
+        yield from rounds()
 
 
 def agreed(
-    this: Pass,
+    iteration: Iteration,
     rounds: Iterator[Round],
     *,
     replicas: int,
@@ -113,49 +112,41 @@ def agreed(
     """Yields the rounds, as many on all workers.
 
     Args:
-        this: the iteration.
+        iteration: which one it is.
         rounds: this worker's own.
         replicas: how many replicas it has.
         count: how many rounds there are, negative where they have no end or it is not known.
         shapes_follow: whether each worker can tell by itself which shapes the parts of the others have.
         spec: gives the spec of a part.
     """
-    try:
-        yield from _agreed(this, rounds, replicas, count, shapes_follow, spec)
-    except exchange.Stopped:
-        return
-
-
-def _agreed(
-    this: Pass, rounds: Iterator[Round], replicas: int, count: int, shapes_follow: bool, spec: Callable[[], Tree]
-) -> Iterator[Round]:
-    told = [text.split() for text in this.everyones(f"{count} {int(shapes_follow)}")]
-    counts = [int(text) for text, _ in told]
-    known = all(n >= 0 or n == INFINITE_CARDINALITY for n in counts)
-    if len(set(counts)) == 1 and known and all(follow == "1" for _, follow in told):
-        yield from rounds
-        return
-    parts: list[Tree] = []
-    fixed = None
-    while True:
-        own = next(rounds, None)
-        parts = own.parts if own else parts
-        told_now = this.everyones(json.dumps(kinds_of(own.parts)) if own else "")
-        if not any(told_now):
+    with contextlib.suppress(exchange.Stopped):
+        told = [text.split() for text in iteration.everyones(f"{count} {int(shapes_follow)}")]
+        counts = [int(text) for text, _ in told]
+        known = all(n >= 0 or n == INFINITE_CARDINALITY for n in counts)
+        if len(set(counts)) == 1 and known and all(follow == "1" for _, follow in told):
+            yield from rounds
             return
-        if not all(told_now):
-            if fixed is None:
-                fixed = "1" in this.everyones(str(int(all_static(spec()))))
-            if fixed:
+        parts: list[Tree] = []
+        fixed = None
+        while True:
+            own = next(rounds, None)
+            parts = own.parts if own else parts
+            told_now = iteration.everyones(json.dumps(kinds_of(own.parts)) if own else "")
+            if not any(told_now):
                 return
-        if own is None:
-            parts = [empty(part) for part in parts] or [_nothing(spec())] * replicas
-        if not all(told_now):  # those at their end tell what they have in place of data
-            told_now = this.everyones(json.dumps(kinds_of(parts)))
-        kinds = {text: _told(text) for text in told_now}
-        everyones = [kinds[text] for text in told_now]
-        alike = all(part == everyones[0][0] for worker in everyones for part in worker)
-        yield Round(parts, alike, () if alike else everyones)
+            if not all(told_now):
+                if fixed is None:
+                    fixed = "1" in iteration.everyones(str(int(all_static(spec()))))
+                if fixed:
+                    return
+            if own is None:
+                parts = [empty(part) for part in parts] or [_nothing(spec())] * replicas
+            if not all(told_now):  # those at their end tell what they have in place of data
+                told_now = iteration.everyones(json.dumps(kinds_of(parts)))
+            kinds = {text: _told(text) for text in told_now}
+            everyones = [kinds[text] for text in told_now]
+            alike = all(part == everyones[0][0] for worker in everyones for part in worker)
+            yield Round(parts, alike, () if alike else everyones)
 
 
 def all_static(spec: Tree) -> bool:

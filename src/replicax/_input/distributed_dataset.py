@@ -89,7 +89,6 @@ class DistributedDataset(PlacedRounds):
         return policy
 
     def _rounds(self, readings: list[Reading], start: int) -> Iterator[Round]:
-        """Returns this worker's parts from round `start` on, as far as it can tell by itself."""
         (reading,) = readings
         if self._batch_size is not None:
             elements = self._source.make(reading)
@@ -98,18 +97,15 @@ class DistributedDataset(PlacedRounds):
         return Shares(self._source.make(reading, start), self._total, self._worker)
 
     def _shares_one_order(self) -> bool:
-        """Returns whether all workers take their parts of the same batches."""
         return self._worker.size > 1 and self._batch_size is None and self._share == (1, 0)
 
     def _shapes_follow(self) -> bool:
-        """Returns whether this worker can tell by itself which shapes the parts of the others have."""
         spec = self._source.spec(False)
         if self._batch_size is None:
             return True
         return self._batch_size % self._total == 0 and spec is not None and all_static(spec)
 
     def _replica_spec(self) -> Tree:
-        """Returns the spec of one replica's part, on the host."""
         spec = self._source.spec(True)
         if self._total == 1:
             return spec
@@ -120,7 +116,7 @@ class DistributedDataset(PlacedRounds):
         )
 
     def __iter__(self) -> DistributedIterator:
-        iterators.tell()
+        iterators.announce()
         return DistributedIterator(self)
 
     @property

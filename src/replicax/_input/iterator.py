@@ -11,7 +11,7 @@ from replicax._data.iterators import exclusive
 from replicax._data.multi_step import Demand
 from replicax._data.prefetch import Buffer
 from replicax._data.reading import packed, unpacked
-from replicax._input.agreement import Pass
+from replicax._input.agreement import Iteration
 from replicax._input.placed_rounds import PlacedRounds
 from replicax._input.sources import Distributed
 
@@ -63,7 +63,7 @@ class DistributedIterator(ElementIterator, Distributed):
         size = self._dataset._options.experimental_per_replica_buffer_size
         if size <= 0:
             self._elements = self._elements or self._dataset._placed(
-                Pass(self._topic), self._readings, self._start, self._demand
+                Iteration(self._topic), self._readings, self._start, self._demand
             )
             with self._dataset._watched():
                 return next(self._elements)
@@ -71,7 +71,7 @@ class DistributedIterator(ElementIterator, Distributed):
             # Neither the thread nor what it calls may hold this iterator: see above.
             placed, topic = self._dataset._placed, self._topic
             arguments = self._readings, self._start, self._demand
-            make = lambda stopped: placed(Pass(topic, stopped), *arguments)  # noqa: E731
+            make = lambda stopped: placed(Iteration(topic, stopped), *arguments)  # noqa: E731
             buffer = Buffer(make, size, self._dataset._is_at_hand())
             weakref.finalize(self, buffer.stop).atexit = False
             buffer.start()

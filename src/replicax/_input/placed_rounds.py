@@ -21,7 +21,7 @@ from replicax._base.types import InputOptions, Tree
 from replicax._data import Reading
 from replicax._data.multi_step import Block, Demand, stack_on_host
 from replicax._data.prefetch import is_small
-from replicax._input.agreement import Pass, Round, Worker, agreed, one_order
+from replicax._input.agreement import Iteration, Round, Worker, agreed, one_order
 from replicax._input.sources import Distributed, Source
 from replicax._input.split import ALONE, Shares
 from replicax._job import state as _state
@@ -80,38 +80,40 @@ class PlacedRounds(Distributed, abc.ABC):
     def element_spec(self) -> Tree:
         """The elements' specs."""
 
-    def _placed(self, this: Pass, readings: list[Reading], start: int, demand: Demand) -> Iterator[Tree]:
+    def _placed(self, iteration: Iteration, readings: list[Reading], start: int, demand: Demand) -> Iterator[Tree]:
         # The bound method of a dataset, with no reference to an iterator.
         if self._shares_one_order():
-            rounds = one_order(this, readings[0], lambda: self._rounds(readings, start))
+            rounds = one_order(iteration, readings[0], lambda: self._rounds(readings, start))
         else:
             rounds = self._rounds(readings, start)
         if self._worker.size > 1:
             rounds = agreed(
-                this,
+                iteration,
                 rounds,
                 replicas=self._num_replicas,
                 count=int(self.cardinality),
                 shapes_follow=self._shapes_follow(),
                 spec=self._replica_spec,
             )
-        return self._on_devices(this, rounds, start, demand)
+        return self._on_devices(iteration, rounds, start, demand)
 
-    def _on_devices(self, this: Pass, rounds: Iterator[Round], position: int, demand: Demand) -> Iterator[Tree]:
+    def _on_devices(
+        self, iteration: Iteration, rounds: Iterator[Round], position: int, demand: Demand
+    ) -> Iterator[Tree]:
         """Yields elements made of rounds, as blocks where they are asked for and the rounds are alike."""
         fetch, at_hand, in_a_row = self._options.experimental_fetch_to_device, self._is_at_hand(), 1
-        while not this.stopped():
+        while not iteration.stopped():
             count, whole = demand.at(position)
             together = whole and count > 1 and fetch
             if whole and count == 1:
                 count = in_a_row
-            if together and isinstance(rounds, Shares) and (parts := rounds.several(count)) is not None:
+            if together and isinstance(rounds, Shares) and (parts := rounds.next_block(count)) is not None:
                 yield Block(self._place(Round(parts, True), fetch), count)
                 position += count
                 continue
             taken: list[Round] = []
             end: BaseException | None = None
-            while len(taken) < count and end is None and not this.stopped():
+            while len(taken) < count and end is None and not iteration.stopped():
                 try:
                     taken.append(next(rounds))
                 except BaseException as error:  # it comes up behind the elements that there were

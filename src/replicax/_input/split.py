@@ -50,7 +50,7 @@ class Shares(Iterator[Round]):
         everyones = [] if alike or size == 1 else [kinds_of(shares[i::size]) for i in range(size)]
         return Round(shares[rank::size], alike, everyones)
 
-    def several(self, count: int) -> list[Tree] | None:
+    def next_block(self, count: int) -> list[Tree] | None:
         """Returns each replica's shares of the next batches, stacked along a new first axis.
 
         Rows that lie in arrays are taken out of these once, for all of the batches. None where that cannot be.
@@ -58,13 +58,13 @@ class Shares(Iterator[Round]):
         >>> import replicax as rx
         >>> from replicax._data import Reading
         >>> shares = Shares(rx.data.Dataset.range(9).batch(4)._make(Reading()), 2)
-        >>> [share.tolist() for share in shares.several(2)], [share.tolist() for share in next(shares).parts]
+        >>> [share.tolist() for share in shares.next_block(2)], [share.tolist() for share in next(shares).parts]
         ([[[0, 1], [4, 5]], [[2, 3], [6, 7]]], [[8], []])
         """
         batches = self._batches
         if not isinstance(batches, RowBatches) or batches.size % self._replicas:
             return None
-        block = batches.several(count, self._replicas)
+        block = batches.next_block(count, self._replicas)
         if block is None:
             return None
         if self._replicas > 1:
