@@ -30,8 +30,8 @@ def set_dataset_class(cls: type[Base]) -> None:
 class Base(Nested):
     """A recipe for an iterator over elements, and what is known of these beforehand."""
 
-    _at_hand = False  # whether elements take next to nothing to make, and no code of the user's
-    _in_place: Base | None = None  # the same elements, for who makes them ahead in a thread of their own anyway
+    _at_hand = False  # whether making an element costs next to nothing and calls no code of the user's
+    _in_place: Base | None = None  # the same elements without the thread of `prefetch`, for callers that have one
 
     def _set_up(
         self,
@@ -45,16 +45,16 @@ class Base(Nested):
         files: int = 0,
         nodes: Iterable[Node] = (),
     ) -> None:
-        # `spec` gets one argument, whether it may run the users' functions to find the spec out; where it may not and
-        # would have to, it returns None.
+        # `spec` takes one argument: whether it may call the users' functions. It returns None where it would have to
+        # and may not.
         self._maker = make
         self._find_spec = spec
         self._cardinality = cardinality
-        self._batch_size = batch_size  # tf.data's idea of it, where no spec shows it
+        self._batch_size = batch_size  # for specs that do not show it
         self._rows = rows
         self._options = options or Options()
         self._files = files  # how many files it reads, which may be divided among workers; see _data/files.py
-        self._nodes = tuple(dict.fromkeys(nodes))  # what outlasts a reading, in an order that the code gives
+        self._nodes = tuple(dict.fromkeys(nodes))  # in the order in which the code made them
         self._found_spec: Tree = None
 
     @classmethod
@@ -164,7 +164,7 @@ class Base(Nested):
         return DatasetIterator(self)
 
     def __bool__(self) -> bool:
-        return True  # a dataset is there even if its length is not known, or 0
+        return True  # even where the length is 0 or unknown
 
     def __len__(self) -> int:
         if self._cardinality < 0:

@@ -61,7 +61,7 @@ class Combined(Order):
             return cls._made(rows.elements, find, cardinality, rows=rows, **known)
 
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
-            # From the element before, so that each input begins where they come to the end within what is left out.
+            # Begin one element early, so that each input is begun even if all of its elements are skipped.
             first, raising = max(0, start - 1), reading.with_errors(None)
             side_by_side = SideBySide([d._make(raising, first) for d in inputs], start - first)
             return map(structure.unflatten, side_by_side)
@@ -92,7 +92,7 @@ class Combined(Order):
                 raise TypeError(f"Incompatible dataset elements: {tensor_spec(a)} vs. {tensor_spec(b)}")
             return common_spec(a, b)
 
-        find(False)  # for the error
+        find(False)  # raises where the elements are known to differ
         sizes = (self._cardinality, dataset._cardinality)
         unknown = UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in sizes else sum(sizes)
         return self._made(
@@ -236,9 +236,9 @@ class Combined(Order):
 
 
 class SideBySide(Iterator[Tree]):
-    """Elements side by side, from number `start` on.
+    """Iterates over several sources at once, from element `start` on.
 
-    Where one cannot be had, those beside it are left out, so that the next ones fit.
+    Where one of them raises, the elements beside it are dropped, so that the sources stay in step.
     """
 
     def __init__(self, sources: list[Iterator[Tree]], start: int):

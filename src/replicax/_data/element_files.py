@@ -126,7 +126,7 @@ class Writer:
         self._waiting, self._bytes = [], 0
 
     def finish(self) -> None:
-        """Ends the file."""
+        """Completes and closes the file."""
         if self._waiting:
             self._end_chunk()
         about = {"spec": self._description, "chunks": self._chunks, **self._about}
@@ -228,7 +228,7 @@ def written_once(filename: str | os.PathLike[str], source: Base) -> Maker:
 
 
 class Spread:
-    """Writes elements to the files of a folder, and what they are."""
+    """Writes elements to the files of a folder, and a record of their spec and the files."""
 
     def __init__(self, folder: Path, compression: str | None, shard_of: Callable[[Tree], int] | None, spec: Tree):
         self._folder, self._compression, self._shard_of, self._spec = folder, compression, shard_of, spec
@@ -245,7 +245,7 @@ class Spread:
         self._writers[number].write(element)
 
     def finish(self) -> None:
-        """Ends the files, and writes what they are."""
+        """Finishes the files, and writes the record."""
         for writer in self._writers.values():
             writer.finish()
         about = {

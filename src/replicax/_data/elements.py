@@ -25,7 +25,7 @@ def tensor_dtype(dtype: np.dtype) -> np.dtype:
 
 
 class Strings(np.ndarray):
-    """Strings, which JAX has no arrays of: numpy's of bytes, with a tensor's ways."""
+    """A numpy array of bytes objects with the methods of a tensor: JAX has no arrays of strings."""
 
     def numpy(self) -> np.ndarray | bytes:
         """Returns a plain numpy array; bytes, where it is a single string."""
@@ -67,10 +67,10 @@ def _encoded(value: object) -> np.ndarray:
 
 
 class Nested:
-    """What may be in an element in place of an array: a dataset."""
+    """The base class of what may be a leaf of an element in place of an array: datasets."""
 
     def spec(self) -> Tree:
-        """Its spec."""
+        """Returns the spec of this leaf."""
         raise NotImplementedError
 
 
@@ -143,7 +143,7 @@ def host_structure(value: Tree) -> Tree:
 
 
 class Structure(Protocol):
-    """A pytree's structure, of a class of JAX that has no types."""
+    """The structure of a pytree. (JAX's class for it, `PyTreeDef`, has no type annotations.)"""
 
     num_leaves: int
 

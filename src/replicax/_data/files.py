@@ -44,7 +44,7 @@ class _FileDataset(Dataset):
         @replayed
         def make(reading: Reading) -> Iterator[Tree]:
             count, index = reading.share
-            return itertools.chain.from_iterable(map(elements, names[index::count]))  # an error ends its file alone
+            return itertools.chain.from_iterable(map(elements, names[index::count]))  # an error ends only its own file
 
         self._set_up(make, lambda probe: TensorSpec((), np.object_), UNKNOWN_CARDINALITY, files=len(names))
 
@@ -81,7 +81,7 @@ class TextLineDataset(_FileDataset):
 
 
 class FixedLengthRecordDataset(_FileDataset):
-    """Records of so many bytes from binary files, as strings.
+    """Records of a fixed number of bytes from binary files, as strings.
 
     Args:
         filenames: a name, or several in a list or array or `Dataset`.
@@ -240,7 +240,7 @@ def _records(file: BinaryIO, path: bytes) -> Iterator[bytes]:
     def read(count: int) -> bytes:
         try:
             return file.read(count)
-        except (EOFError, OSError) as e:  # as gzip says it
+        except (EOFError, OSError) as e:  # as gzip raises them
             raise DataLossError(f"{os.fsdecode(path)!r} cannot be read: {e}") from e
 
     def check(data: bytes, expected: int) -> None:

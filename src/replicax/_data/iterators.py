@@ -41,7 +41,7 @@ class MadeAnew(Readable, Protocol):
 
 
 class Optional:
-    """An element, or the news that there is none: what `get_next_as_optional` returns.
+    """An element or none, as `get_next_as_optional` returns it.
 
     >>> import replicax as rx
     >>> iterator = iter(rx.data.Dataset.range(1))
@@ -106,7 +106,7 @@ def announce() -> None:
 
 
 class _Failure:
-    """Stands for an element in whose place the dataset raised an exception."""
+    """An exception that the dataset raised in place of an element."""
 
     def __init__(self, error: Exception):
         self.error = error
@@ -130,7 +130,7 @@ def exclusive(method: Callable[Concatenate[_I, _P], _R]) -> Callable[Concatenate
 
 
 class ElementIterator(Iterator[Tree]):
-    """The three ways to ask for the next element. A subclass says where it comes from, in `_next_element`.
+    """The base class of iterators over elements. A subclass says where they come from, in `_next_element`.
 
     Several threads may ask one iterator: each element goes to one of them.
     """
@@ -138,7 +138,7 @@ class ElementIterator(Iterator[Tree]):
     _dataset: Readable
     _lock: Lock  # held while an element is taken
     _position: int  # the number of elements that it has given
-    _waiting: list[Tree | Block | _Failure]  # what was made and not taken, the next one last
+    _waiting: list[Tree | Block | _Failure]  # made but not taken yet; the next one is the last of the list
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         iterator = super().__new__(cls)
@@ -181,7 +181,7 @@ class ElementIterator(Iterator[Tree]):
         return element
 
     def _drop_used_block(self) -> None:
-        # It stays until the next element is asked for, since its last one may be pushed back.
+        # A block stays until the next element is asked for, since its last element may be pushed back.
         if self._waiting and isinstance(block := self._waiting[-1], Block) and block.given == block.count:
             self._waiting.pop()
 

@@ -24,7 +24,7 @@ from replicax._data.probe_spec import result_spec
 from replicax._data.reading import Reading, replayed
 from replicax._data.specs import AUTOTUNE, UNKNOWN_CARDINALITY, first_spec, host_spec
 
-# How many inputs `interleave` reads at a time where it is not told: fixed, so that the order is the same everywhere.
+# The default number of inputs that `interleave` reads at a time: fixed, so that the order is the same everywhere.
 _CYCLE_LENGTH = 8
 
 _R = TypeVar("_R")
@@ -163,7 +163,7 @@ class Functions(Base):
         @replayed
         def make(reading: Reading) -> Iterator[Tree]:
             def opened(element: Tree) -> Iterator[Tree]:
-                # Where the inputs have been divided among workers, what they name belongs to this one as a whole.
+                # Where the inputs were divided among workers already, all files of this dataset belong to this worker.
                 part = reading.child((1, 0) if self._files else reading.share)
                 dataset: Base = returned_dataset("map_func", call(role, map_func, element))
                 return dataset._make(part)
@@ -238,7 +238,7 @@ class Functions(Base):
         def find(probe: bool) -> Tree:
             try:
                 return self._spec(probe)
-            except Exception:  # as of the first element, of which it would be known
+            except Exception:  # such as the first element's, of which the spec is told
                 return first_spec(make)
 
         return self._derived(make, UNKNOWN_CARDINALITY, find=find, batch_size=self._batch_size)

@@ -44,7 +44,7 @@ class Block:
 
 
 class Demand:
-    """How many elements the user of an iterator takes at a time, for the thread that makes them."""
+    """The number of elements that the user of an iterator takes at a time, told to the thread that makes them."""
 
     def __init__(self) -> None:
         self._now = 1, 0  # replaced as a whole, since another thread reads it

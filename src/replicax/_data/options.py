@@ -9,7 +9,7 @@ from replicax._base.types import AutoShardPolicy
 
 
 class DistributeOptions:
-    """How a dataset is divided among workers: `Options.experimental_distribute`."""
+    """Options for dividing a dataset among workers: `Options.experimental_distribute`."""
 
     __slots__ = ("_auto_shard_policy", "num_devices")
 

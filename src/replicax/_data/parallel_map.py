@@ -16,14 +16,14 @@ _Future = concurrent.futures.Future[Tree]
 class ParallelMap(Iterator[Tree]):
     """`function` of each element, called in `threads` threads, which end with the iterator.
 
-    Results come in the order of the elements, or else as they are there. An error comes in the place of its result,
-    and the iterator goes on after it.
+    Results come in the order of the elements or, where `in_order` is False, as they are computed. An error is raised in
+    place of its result, and the iterator goes on after it.
     """
 
     def __init__(self, function: Callable[[Tree], Tree], elements: Iterator[Tree], threads: int, in_order: bool):
         self._function, self._elements, self._threads, self._in_order = function, elements, threads, in_order
         self._executor = concurrent.futures.ThreadPoolExecutor(threads, thread_name_prefix="replicax-map")
-        # Not waiting: the collector may come along in one of these threads.
+        # Without waiting: the garbage collector may run in one of these threads.
         self._close = weakref.finalize(self, self._executor.shutdown, wait=False, cancel_futures=True)
         self._close.atexit = False
         self._calls: collections.deque[_Future] = collections.deque()
@@ -51,7 +51,7 @@ class ParallelMap(Iterator[Tree]):
             self._calls.append(self._executor.submit(self._called, advancing.locks, next(self._elements)))
         except StopIteration:
             self._ended = True
-        except Exception as e:  # it belongs here in the order
+        except Exception as e:  # raised in its place in the order
             failed: _Future = concurrent.futures.Future()
             failed.set_exception(e)
             self._calls.append(failed)

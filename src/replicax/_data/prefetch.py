@@ -1,10 +1,10 @@
 """Elements made ahead of their use, in a thread, as many as a bounded buffer holds.
 
-To wake a thread takes longer than to make a small element. So of elements that lie at hand, where nobody sees when they
-are made, a buffer holds some more than asked for, and its thread makes several of them each time it is woken.
+Waking a thread takes longer than making a small element. So where elements are at hand, and nobody sees when they are
+made, a buffer holds some more than asked for, and its thread makes several of them each time it is woken.
 
 The thread knows the buffer and the source, never the iterator. So an iterator that nobody holds any more is collected,
-and its going stops the thread.
+which stops the thread.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def on_behalf_of(locks: tuple[Lock, ...]) -> Iterator[None]:
         advancing.locks = before
 
 
-SPARE = 7  # of small elements at hand, so many more are held
+SPARE = 7  # how many more small elements are held, where they are at hand
 
 
 class Buffer:
-    """A bounded queue that a thread fills. Who holds it may take from it and close it; the thread ends by itself.
+    """A bounded queue that a thread fills. Its holder may take from it and stop it; the thread ends by itself.
 
     Args:
         make: gives the elements; it gets a function that tells whether the buffer was closed.
@@ -64,8 +64,8 @@ class Buffer:
         self._make = make
         self._size, self._at_hand = size, at_hand
         self._spare = 0  # how many more than `size` there is room for
-        # Queues of C's: Python's conditions take several times as long, once for each batch, while the devices may need
-        # the core. `stop` may run anywhere, also in a garbage collection that comes while this very thread is in `put`.
+        # SimpleQueue is written in C: Python's conditions take several times as long, once for each batch, while the
+        # devices may need the core. `stop` may run anywhere, also in a garbage collection during this thread's `put`.
         self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()  # None: the end
         self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()  # how many elements to make
         self._orders.put(size)
@@ -147,7 +147,7 @@ class Buffer:
     def _next(self) -> _Item | None:
         while True:
             try:
-                # In pieces: an interrupt that comes just before Python goes to sleep is seen only once it wakes up.
+                # With a timeout: an interrupt that comes just before the wait is seen only after it.
                 return self._items.get(timeout=0.2)
             except queue.Empty:
                 pass
@@ -192,7 +192,7 @@ def _stop_at_exit() -> None:
 
 
 class Prefetched(Iterator[Tree]):
-    """The elements that `make` gives, made in a thread of its own once the first is asked for."""
+    """The elements of `make`, made in a thread that starts when the first is asked for."""
 
     def __init__(self, make: Callable[[], Iterator[Tree]], size: int):
         self._buffer = Buffer(lambda stopped: make(), size)

@@ -22,7 +22,7 @@ def result_spec(call: Callable[[Tree], Tree], spec: Tree, make: Maker) -> Tree:
     unknown = any(isinstance(s, DatasetSpec) or not s.shape.is_fully_defined() for s in jax.tree.leaves(spec))
     try:
         return common_spec(*[host_spec(call(_filled(spec, *how))) for how in ((2, 0), (3 if unknown else 2, 1))])
-    except Exception:  # whatever a function may raise that was not meant for these: see what it does on data
+    except Exception:  # the function was not meant for such elements: see what it returns for the first one
         return first_spec(make)
 
 

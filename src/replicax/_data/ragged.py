@@ -210,7 +210,7 @@ def is_composite(value: Tree) -> bool:
 def refuse_composites(element: Tree, what: str) -> None:
     """Raises InvalidArgumentError if a leaf of an element is ragged or sparse."""
     if type(element) is tuple and all(type(part) is np.ndarray for part in element):
-        return  # as most are
+        return  # the common case, without a walk
     for leaf in jax.tree.leaves(element, is_leaf=is_composite):
         if is_composite(leaf):
             raise InvalidArgumentError(

@@ -25,7 +25,7 @@ _FORMAT = "replicax dataset iterator 2"
 
 
 class Node:
-    """A part of a dataset that outlasts its readings. States are what JSON can write; `first` is that of a new one."""
+    """A part of a dataset whose state outlasts a reading, such as a cache; `first` is the state of a new one."""
 
     first: Tree = None
 
@@ -115,7 +115,7 @@ class Reading:
     def _meet(self, node: Node, key: str) -> None:
         if self._repeats:
             node.restore(self._met.get(key, node.first))
-        elif node.state() != node.first:  # not as new: a function uses a dataset that was made before
+        elif node.state() != node.first:  # not a new one: a function uses a dataset that was made before
             self._met[key] = node.state()
 
     def generator(self, node: Seeds) -> np.random.Generator:
@@ -176,7 +176,7 @@ def use_default_seed(seed: Callable[[], int | None]) -> None:
 
 
 class Seeds(Node):
-    """The random numbers of each pass: new ones, unless `reshuffle` is False."""
+    """The seeds of a dataset's passes: a new one for each, unless `reshuffle` is False."""
 
     def __init__(self, seed: int | None, reshuffle: bool = True):
         seed = _default_seed() if seed is None else seed
@@ -203,7 +203,7 @@ class Seeds(Node):
 
 
 class CachedElements(Node):
-    """What the first complete pass over `nodes` gave, for the later ones."""
+    """The items that the first complete pass over a dataset gave, kept for the later ones."""
 
     def __init__(self, nodes: Sequence[Node]):
         self._nodes = tuple(nodes)

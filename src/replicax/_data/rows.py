@@ -14,7 +14,7 @@ from replicax._base.types import Tree
 from replicax._data.elements import flatten, regroup
 from replicax._data.reading import Reading
 
-# How many row numbers are handled at once; large enough that Python's part does not count.
+# The number of row numbers handled at once; large enough that the cost of Python does not count.
 CHUNK = 1 << 13
 
 
@@ -63,11 +63,11 @@ def fetch_from(arrays: Tree) -> Fetch:
 
 
 class RowBatches(Iterator[Tree]):
-    """Batches of `size` rows with these numbers, the last one perhaps smaller; one by one, or several together."""
+    """Batches of `size` rows with these numbers, the last one perhaps smaller; one by one, or as blocks."""
 
     def __init__(self, fetch: Fetch, numbers: Iterator[np.ndarray], size: int, drop_remainder: bool):
         self._fetch, self._numbers, self._drop, self.size = fetch, numbers, drop_remainder, size
-        self._ahead = _NO_NUMBERS  # what was read of the numbers and is to come next
+        self._ahead = _NO_NUMBERS  # numbers that were read but not used yet
 
     def __next__(self) -> Tree:
         numbers = self._next(self.size)
@@ -141,7 +141,7 @@ def shuffle_rows(order: Iterator[np.ndarray], size: int, rng: np.random.Generato
     buffer = np.array(next(chunks, ()), np.int64)
     for incoming in chunks:
         slots = rng.integers(len(buffer), size=len(incoming))
-        # What leaves at time t is what came into the same slot last before t, or else what was there at the start.
+        # The row that leaves at time t is the one that last entered its slot before t, or the one there at the start.
         by_slot = np.argsort(slots, kind="stable")
         from_start = np.diff(slots[by_slot], prepend=-1) != 0
         before = incoming[np.roll(by_slot, 1)]
@@ -163,6 +163,6 @@ def repeated(order: RowOrder, count: int) -> RowOrder:
                 empty = False
                 yield numbers
             if empty:
-                return  # or else repeating nothing would never end
+                return  # repeating an empty dataset would never end
 
     return again

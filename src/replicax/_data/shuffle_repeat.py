@@ -20,7 +20,7 @@ from replicax._data.reading import CachedElements, Reading, Seeds, replayed
 from replicax._data.rows import RowOrder, repeated, shard_rows, shuffle_rows, skip_rows, take_rows
 from replicax._data.specs import AUTOTUNE, INFINITE_CARDINALITY
 
-# How many elements wait where it is not told: one that is computed with, and one on its way.
+# The default number of elements that wait: one that is computed with, and one on its way.
 _PREFETCHED = 2
 
 
@@ -44,7 +44,7 @@ class Order(Base):
         size = positive("buffer_size", buffer_size)
         seeds = Seeds(seed, reshuffle_each_iteration is None or bool(reshuffle_each_iteration))
 
-        # Generator functions, so that a pass counts from its first element: an iterator never used is none.
+        # Generator functions, so that a pass counts only once its first element is asked for.
         @replayed
         def make(reading: Reading) -> Iterator[Tree]:
             yield from _shuffled(self._make(reading), size, reading.generator(seeds))
@@ -159,7 +159,7 @@ def concatenated(parts: Iterable[Base], reading: Reading, start: int, until_empt
     """Yields the elements of datasets one after the other, from number `start` on."""
     for part in parts:
         if 0 < part._cardinality <= start:
-            # All of it is left out. It is begun all the same: the orders of later passes follow from that.
+            # Its elements are all skipped. It is begun all the same, since the orders of later passes depend on that.
             collections.deque(part._make(reading, part._cardinality), maxlen=0)
             start -= part._cardinality
             continue
@@ -173,7 +173,7 @@ def concatenated(parts: Iterable[Base], reading: Reading, start: int, until_empt
             else:
                 yield element
         if empty and until_empty:
-            return  # or else repeating nothing would never end
+            return  # repeating an empty dataset would never end
 
 
 def _shuffled(elements: Iterator[Tree], size: int, rng: np.random.Generator) -> Iterator[Tree]:

@@ -37,12 +37,12 @@ class DatasetSpec:
 
     @property
     def shape(self) -> TensorShape:
-        """That of a scalar."""
+        """The shape of a scalar."""
         return TensorShape(())
 
     @property
     def dtype(self) -> np.dtype:
-        """That of strings and other objects."""
+        """The dtype of strings and other objects."""
         return np.dtype(object)
 
     def __eq__(self, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""What workers with input pipelines of their own agree on: when the data end, and which shapes a round's parts have.
+"""Agreement of workers that have input pipelines of their own: when the data end, and the shapes of a round's parts.
 
 The iteration goes on until every worker is at its end; those that are there already get empty batches. Where all
 shapes are fixed there are no empty batches, and the iteration ends for all where it ends for the first.
@@ -25,14 +25,14 @@ from replicax._values import is_array
 
 
 class Worker(NamedTuple):
-    """Which of the workers this is."""
+    """The rank of this worker, and the number of workers."""
 
-    size: int = 1  # how many there are
+    size: int = 1  # the number of workers
     rank: int = 0
 
 
 class Kind(NamedTuple):
-    """The shape and dtype of an array; of what is none, its type."""
+    """The shape and dtype of an array; for anything else, the name of its type."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -43,7 +43,7 @@ class Kind(NamedTuple):
         return len(self.shape)
 
 
-Kinds = list[list[Kind]]  # for each of some replicas, those of its part's leaves
+Kinds = list[list[Kind]]  # for each of some replicas, the kinds of its part's leaves
 
 
 class Round(NamedTuple):
@@ -51,7 +51,7 @@ class Round(NamedTuple):
 
     parts: list[Tree]
     alike: bool
-    everyones: Sequence[Kinds] = ()  # each worker's, where there are several and the parts differ
+    everyones: Sequence[Kinds] = ()  # each worker's kinds, where there are several workers and the parts differ
 
 
 def kinds_of(parts: Sequence[Tree]) -> Kinds:
@@ -80,8 +80,8 @@ def _never() -> bool:
 class Iteration(NamedTuple):
     """One iteration over a dataset that several workers iterate over together."""
 
-    topic: str  # what the workers call it
-    stopped: Callable[[], bool] = _never  # whether nobody wants more here
+    topic: str  # the name that the workers have for it
+    stopped: Callable[[], bool] = _never  # whether nobody takes elements here any more
 
     def everyones(self, message: str) -> list[str]:
         """Returns each worker's message."""
@@ -141,7 +141,7 @@ def agreed(
                     return
             if own is None:
                 parts = [empty(part) for part in parts] or [_nothing(spec())] * replicas
-            if not all(told_now):  # those at their end tell what they have in place of data
+            if not all(told_now):  # workers without data tell the kinds of their empty parts
                 told_now = iteration.everyones(json.dumps(kinds_of(parts)))
             kinds = {text: _told(text) for text in told_now}
             everyones = [kinds[text] for text in told_now]

@@ -163,7 +163,7 @@ class DistributedDataset(PlacedRounds):
         return int(self.cardinality)
 
     def __bool__(self) -> bool:
-        return True  # it is there, whatever its length
+        return True  # whatever its length
 
     def _counts_for_all(self) -> bool:
         """Returns whether the number of elements, which workers agree on, follows from this worker's data alone."""
@@ -173,7 +173,7 @@ class DistributedDataset(PlacedRounds):
     def cardinality(self) -> np.int64:
         """The number of elements; -1 for no end, -2 for not known."""
         known = self._source.cardinality
-        # Where batches are cut anew, there may be fewer rounds than there were batches.
+        # Batches that are cut anew may make fewer rounds than there were batches.
         return np.int64(known if self._batch_size is None or known == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY)
 
 
@@ -189,6 +189,6 @@ def _batch_size(source: Source) -> int | None:
     if spec is None and source.batch_size is None:
         try:
             spec = source.spec(True)
-        except InvalidArgumentError:  # there is no element to tell it from
+        except InvalidArgumentError:  # the dataset is empty
             return None
     return source.batch_size if (size := _static_batch_size(spec)) is None else size

@@ -53,7 +53,7 @@ class DistributedIterator(ElementIterator, Distributed):
         self._closed = False
 
     def _ask_for(self, count: int) -> None:
-        # The threads of several workers would come to know at different elements, and make other arrays of them.
+        # The threads of several workers would learn it at different elements, and make different arrays of them.
         if self._dataset._worker.size == 1:
             self._demand.ask(count, self._position)
 
@@ -68,7 +68,7 @@ class DistributedIterator(ElementIterator, Distributed):
             with self._dataset._watched():
                 return next(self._elements)
         if self._buffer is None:
-            # Neither the thread nor what it calls may hold this iterator: see above.
+            # Neither the thread nor what it calls may hold this iterator; see `_data.prefetch`.
             placed, topic = self._dataset._placed, self._topic
             arguments = self._readings, self._start, self._demand
             make = lambda stopped: placed(Iteration(topic, stopped), *arguments)  # noqa: E731
@@ -108,7 +108,7 @@ class DistributedIterator(ElementIterator, Distributed):
         """
         self._refuse_own_functions()
         position, saved = unpacked(state, self._readings)
-        self.close(timeout=0)  # so that a thread that waits for an element ends its waiting
+        self.close(timeout=0)  # a thread that waits for an element stops waiting
         self._begin(self._dataset._readings(saved), position)
 
     def close(self, timeout: float | None = None) -> None:

@@ -26,10 +26,10 @@ from replicax._input.sources import Distributed, Source
 from replicax._input.split import ALONE, Shares
 from replicax._job import state as _state
 
-# place(round, fetch_to_device): the element made of one host structure for each of this worker's replicas.
+# place(round, fetch_to_device) returns the element made of one host structure for each of this worker's replicas.
 Place: TypeAlias = Callable[[Round, bool], Tree]
 
-_IN_A_ROW = 4  # small batches that are taken before the first of them goes to the devices
+_IN_A_ROW = 4  # the number of small batches that are made before the first of them goes to the devices
 _numbers = itertools.count()
 _nothing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
@@ -81,7 +81,7 @@ class PlacedRounds(Distributed, abc.ABC):
         """The elements' specs."""
 
     def _placed(self, iteration: Iteration, readings: list[Reading], start: int, demand: Demand) -> Iterator[Tree]:
-        # The bound method of a dataset, with no reference to an iterator.
+        # A method of the dataset, so that the thread that runs it does not hold the iterator.
         if self._shares_one_order():
             rounds = one_order(iteration, readings[0], lambda: self._rounds(readings, start))
         else:
@@ -116,7 +116,7 @@ class PlacedRounds(Distributed, abc.ABC):
             while len(taken) < count and end is None and not iteration.stopped():
                 try:
                     taken.append(next(rounds))
-                except BaseException as error:  # it comes up behind the elements that there were
+                except BaseException as error:  # raised after the elements that were made before it
                     end = error
             parts = None
             if together and count == len(taken) and all(this_round.alike for this_round in taken):
@@ -126,7 +126,7 @@ class PlacedRounds(Distributed, abc.ABC):
             else:
                 yield from (self._place(this_round, fetch) for this_round in taken)
             position += len(taken)
-            # The rows that are taken for a batch drive out of the processor's caches how one goes to the devices.
+            # Making batches evicts from the processor's caches the code that moves one to the devices.
             in_a_row = _IN_A_ROW if taken and at_hand and is_small(taken[-1].parts) else 1
             if isinstance(end, StopIteration):
                 return

@@ -1,4 +1,4 @@
-"""Where a round of input goes: from each local replica's arrays on the host to one value on the replicas' devices."""
+"""Placing a round of input: from each local replica's arrays on the host to one value on the replicas' devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Placement:
 
     @property
     def worker(self) -> Worker:
-        """Which of the processes that share the replicas this is."""
+        """The rank of this process among those that share the replicas, and their number."""
         return Worker() if self._mesh.all_local else Worker(jax.process_count(), jax.process_index())
 
     def place(self, this_round: Round, fetch_to_device: bool) -> Tree:
@@ -49,7 +49,7 @@ class Placement:
         return element
 
     def _kinds_of_leaves(self, this_round: Round) -> Iterator[Sequence[Kind]]:
-        """Iterates over the leaves, with the kinds of all replicas' parts of each, where the workers told them."""
+        """Yields for each leaf the kinds of all replicas' parts, where the workers told them."""
         told = self._mesh.by_replica(this_round.everyones) if this_round.everyones else []
         return itertools.zip_longest(*told, fillvalue=Kind((), ""))
 
@@ -63,7 +63,7 @@ class Placement:
             fetch_to_device: see `place`.
         """
         mesh = self._mesh
-        if all(leaf is None for leaf in leaves):  # a part of the structure
+        if all(leaf is None for leaf in leaves):  # None is a part of the structure
             return None
         if any(not is_array(leaf) or is_text(leaf) for leaf in leaves):
             leaves = [_data.as_tensor(leaf) if is_array(leaf) else leaf for leaf in leaves]

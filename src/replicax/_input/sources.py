@@ -20,7 +20,7 @@ class Distributed:
 
 
 class Source(NamedTuple):
-    """The dataset that a distributed dataset reads, as far as it needs it."""
+    """A dataset as a distributed dataset reads it."""
 
     make: Maker  # a new iterator over elements: structures of host arrays
     spec: Callable[[bool], Tree]  # see Dataset: the elements' specs, or None where only probing would tell
@@ -89,7 +89,7 @@ def _foreign_source(dataset: Any) -> Source:
 
     try:
         cardinality = len(dataset)
-    except (TypeError, NotImplementedError, ValueError):  # as different libraries say that they cannot tell
+    except (TypeError, NotImplementedError, ValueError):  # as libraries raise where the length is unknown
         cardinality = UNKNOWN_CARDINALITY
     return Source(make, spec, cardinality, None, AutoShardPolicy.AUTO)
 

@@ -1,4 +1,4 @@
-"""How the rows of a batch are divided among replicas."""
+"""Dividing the rows of a batch among replicas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def split_batch(element: Tree, num_replicas: int) -> list[Tree]:
 
 
 class Shares(Iterator[Round]):
-    """Batches as rounds, of which each has the shares of this worker's replicas; several at a time for who asks.
+    """Batches as rounds, of which each has the shares of this worker's replicas; or as blocks of several.
 
     Args:
         batches: the batches of all workers.
