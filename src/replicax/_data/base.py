@@ -117,7 +117,7 @@ class Base(Nested):
         rows = Rows(self._rows.fetch, on_rows(self._rows.order))
         return self._derived(rows.elements, cardinality, batch_size=self._batch_size, rows=rows, nodes=nodes)
 
-    def spec(self) -> DatasetSpec:
+    def _leaf_spec(self) -> DatasetSpec:
         """Returns the `element_spec` of a dataset that has this one as an element."""
         return DatasetSpec(self._spec(True))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -44,21 +44,10 @@ class Combined(Order):
         sizes = [d._cardinality for d in inputs]
         cardinality = min((n for n in sizes if n != INFINITE_CARDINALITY), default=INFINITE_CARDINALITY)
 
-        def find(probe: bool) -> Tree:
-            specs = [d._spec(probe) for d in inputs]
-            return None if any(s is None for s in specs) else structure.unflatten(specs)
-
-        batch_size = inputs[0]._batch_size if len({d._batch_size for d in inputs}) == 1 else None
-        known: dict[str, Any] = {
-            "batch_size": batch_size,
-            "options": inputs[0]._options,
-            "files": max(d._files for d in inputs),
-            "nodes": itertools.chain.from_iterable(d._nodes for d in inputs),
-        }
         sources = [d._rows for d in inputs if d._rows is not None and d._rows.in_order]
+        rows = None
         if len(sources) == len(inputs):
             rows = plain_rows(lambda i: structure.unflatten([s.fetch(i) for s in sources]), cardinality)
-            return cls._made(rows.elements, find, cardinality, rows=rows, **known)
 
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             # Begin one element early, so that each input is begun even if all of its elements are skipped.
@@ -66,11 +55,13 @@ class Combined(Order):
             side_by_side = SideBySide([d._make(raising, first) for d in inputs], start - first)
             return map(structure.unflatten, side_by_side)
 
-        return cls._made(make, find, cardinality, **known)
+        made = make if rows is None else rows.elements
+        files = max(d._files for d in inputs)
+        return cls._joined(inputs, made, structure.unflatten, cardinality, files=files, rows=rows)
 
     def enumerate(self, start: int = 0, name: str | None = None) -> Self:
         """Returns pairs of a number (int64, from `start`) and an element."""
-        return self.zip(self._counted(start, 1, np.dtype(np.int64)), self)._with(self._options)
+        return self.zip(self._numbers(start, 1, np.dtype(np.int64)), self)._with(self._options)
 
     def concatenate(self, dataset: Base, name: str | None = None) -> Self:
         """Returns these elements and then those of `dataset`.
@@ -84,26 +75,19 @@ class Combined(Order):
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             return concatenated((self, dataset), reading, start)
 
-        def find(probe: bool) -> Tree:
-            a, b = self._spec(probe), dataset._spec(probe)
-            if a is None or b is None:
-                return None
-            if not same_kinds(a, b):
-                raise TypeError(f"Incompatible dataset elements: {tensor_spec(a)} vs. {tensor_spec(b)}")
-            return common_spec(a, b)
+        def common(specs: list[Tree]) -> Tree:
+            if not same_kinds(*specs):
+                raise TypeError(f"Incompatible dataset elements: {' vs. '.join(str(tensor_spec(s)) for s in specs)}")
+            return common_spec(*specs)
 
-        find(False)  # raises where the elements are known to differ
         sizes = (self._cardinality, dataset._cardinality)
-        unknown = UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in sizes else sum(sizes)
-        return self._made(
-            make,
-            find,
-            INFINITE_CARDINALITY if INFINITE_CARDINALITY in sizes else unknown,
-            batch_size=self._batch_size if self._batch_size == dataset._batch_size else None,
-            options=self._options.merge(dataset._options),
-            files=self._files + dataset._files,
-            nodes=self._nodes + dataset._nodes,
-        )
+        cardinality = UNKNOWN_CARDINALITY if UNKNOWN_CARDINALITY in sizes else sum(sizes)
+        if INFINITE_CARDINALITY in sizes:
+            cardinality = INFINITE_CARDINALITY
+        options, files = self._options.merge(dataset._options), self._files + dataset._files
+        joined = self._joined((self, dataset), make, common, cardinality, options=options, files=files)
+        joined._spec(False)  # raises where the elements are known to differ
+        return joined
 
     @classmethod
     def choose_from_datasets(
@@ -146,7 +130,7 @@ class Combined(Order):
         def make(reading: Reading) -> Iterator[Tree]:
             return _chosen(inputs, reading, choices(reading), stop_on_empty_dataset)
 
-        return cls._one_of(make, inputs, UNKNOWN_CARDINALITY, *choice_dataset._nodes)
+        return cls._joined(inputs, make, _common_spec, UNKNOWN_CARDINALITY, nodes=choice_dataset._nodes)
 
     @classmethod
     def sample_from_datasets(
@@ -208,31 +192,36 @@ class Combined(Order):
         cardinality = INFINITE_CARDINALITY if INFINITE_CARDINALITY in sizes else UNKNOWN_CARDINALITY
         if len(there) == 1:
             cardinality = sizes[0]
-        return cls._one_of(make, there, cardinality, seeds, *(weights._nodes if isinstance(weights, Base) else ()))
+        nodes = (seeds, *(weights._nodes if isinstance(weights, Base) else ()))
+        return cls._joined(there, make, _common_spec, cardinality, nodes=nodes)
 
     @classmethod
-    def _one_of(cls, make: Maker, inputs: Sequence[Base], cardinality: int, *nodes: Node) -> Self:
-        """Returns a dataset whose elements are each one of these inputs'."""
+    def _joined(
+        cls,
+        inputs: Sequence[Base],
+        make: Maker,
+        spec: Callable[[list[Tree]], Tree],
+        cardinality: int,
+        *,
+        nodes: Iterable[Node] = (),
+        **known: Any,
+    ) -> Self:
+        """Returns a dataset made of several; `spec` is a function of theirs."""
 
         def find(probe: bool) -> Tree:
             specs = [d._spec(probe) for d in inputs]
-            return None if any(spec is None for spec in specs) else functools.reduce(common_spec, specs)
+            return None if any(one is None for one in specs) else spec(specs)
 
         sizes = {d._batch_size for d in inputs}
-        return cls._made(
-            make,
-            find,
-            cardinality,
-            batch_size=sizes.pop() if len(sizes) == 1 else None,
-            options=inputs[0]._options,
-            nodes=(*itertools.chain.from_iterable(d._nodes for d in inputs), *nodes),
-        )
+        known = {"options": inputs[0]._options, "batch_size": sizes.pop() if len(sizes) == 1 else None, **known}
+        nodes = (*itertools.chain.from_iterable(d._nodes for d in inputs), *nodes)
+        return cls._made(make, find, cardinality, nodes=nodes, **known)
 
     @classmethod
-    def _counted(cls, start: int, step: int, dtype: np.dtype) -> Self:
-        """Returns the numbers `start`, `start + step`, ... without end."""
-        rows = plain_rows(lambda i: np.asarray(start + step * np.asarray(i, np.int64)).astype(dtype), -1)
-        return cls._made(rows.elements, lambda probe: TensorSpec((), dtype), INFINITE_CARDINALITY, rows=rows)
+    def _numbers(cls, start: int, step: int, dtype: np.dtype, count: int = INFINITE_CARDINALITY) -> Self:
+        """Returns `count` numbers `start`, `start + step`, ..."""
+        rows = plain_rows(lambda i: np.asarray(start + step * np.asarray(i, np.int64)).astype(dtype), count)
+        return cls._made(rows.elements, lambda probe: TensorSpec((), dtype), count, rows=rows)
 
 
 class SideBySide(Iterator[Tree]):
@@ -262,6 +251,10 @@ class SideBySide(Iterator[Tree]):
         if errors:
             raise errors[0]
         return elements
+
+
+def _common_spec(specs: list[Tree]) -> Tree:
+    return functools.reduce(common_spec, specs)
 
 
 def _alike(datasets: Sequence[_D]) -> list[_D]:

@@ -69,7 +69,7 @@ def _encoded(value: object) -> np.ndarray:
 class Nested:
     """The base class of what may be a leaf of an element in place of an array: datasets."""
 
-    def spec(self) -> Tree:
+    def _leaf_spec(self) -> Tree:
         """Returns the spec of this leaf."""
         raise NotImplementedError
 

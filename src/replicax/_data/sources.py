@@ -68,10 +68,8 @@ class Sources(Combined):
         >>> list(Dataset.range(2, 8, 3).as_numpy_iterator())
         [np.int64(2), np.int64(5)]
         """
-        numbers, dtype = range(*map(int, args)), as_dtype(output_type)
-        start, step = numbers.start, numbers.step
-        rows = plain_rows(lambda i: np.asarray(start + step * np.asarray(i, np.int64)).astype(dtype), len(numbers))
-        return cls._made(rows.elements, lambda probe: TensorSpec((), dtype), len(numbers), rows=rows)
+        numbers = range(*map(int, args))
+        return cls._numbers(numbers.start, numbers.step, as_dtype(output_type), len(numbers))
 
     @classmethod
     def counter(cls, start: int = 0, step: int = 1, dtype: DTypeLike = np.int64, name: str | None = None) -> Self:
@@ -81,7 +79,7 @@ class Sources(Combined):
         >>> list(Dataset.counter(5, -2).take(2).as_numpy_iterator())
         [np.int64(5), np.int64(3)]
         """
-        return cls._counted(int(start), int(step), as_dtype(dtype))
+        return cls._numbers(int(start), int(step), as_dtype(dtype))
 
     @classmethod
     def random(

@@ -71,7 +71,7 @@ def tensor_spec(spec: Tree) -> Tree:
 
 def host_spec(element: Tree) -> Tree:
     """Returns the spec of one element."""
-    return jax.tree.map(lambda leaf: leaf.spec() if isinstance(leaf, Nested) else spec_of(leaf), element)
+    return jax.tree.map(lambda leaf: leaf._leaf_spec() if isinstance(leaf, Nested) else spec_of(leaf), element)
 
 
 def shown_spec(element: Tree) -> Tree:
@@ -79,7 +79,7 @@ def shown_spec(element: Tree) -> Tree:
 
     def shown(leaf: Leaf) -> Tree:
         if isinstance(leaf, Nested):
-            return leaf.spec()
+            return leaf._leaf_spec()
         return TensorSpec((None, *leaf.shape[1:]) if leaf.ndim else (), leaf.dtype)
 
     return jax.tree.map(shown, element)
