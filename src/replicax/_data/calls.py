@@ -59,7 +59,7 @@ def _stopped(role: str, function: Callable[..., object]) -> RuntimeError:
     )
 
 
-def call(role: str, function: Callable[..., object], element: Tree, pool: Pool | None = None) -> Tree:
+def call_on_element(role: str, function: Callable[..., object], element: Tree, pool: Pool | None = None) -> Tree:
     """Calls the user's function on an element: a tuple is passed as several arguments, anything else as one.
 
     Functions of datasets run on the CPU, whatever the default device: their results go back to the host. The pool has
@@ -86,14 +86,14 @@ def _applied(role: str, function: Callable[..., object], tensors: Tree) -> Tree:
 
 def call_to_host(role: str, function: Callable[..., object], pool: Pool, element: Tree) -> Tree:
     """Calls the user's function on an element, and returns the result as numpy arrays."""
-    result = call(role, function, element, pool)
+    result = call_on_element(role, function, element, pool)
     # As in tf.data, a list of results is several tensors, and deeper down a list is one.
     return jax.tree.map(kept, host_structure(tuple(result) if isinstance(result, list) else result))
 
 
-def truth(method: str, predicate: Callable[..., object], element: Tree) -> bool:
+def holds(method: str, predicate: Callable[..., object], element: Tree) -> bool:
     """Calls the user's predicate on an element; raises ValueError if the result is not one bool."""
-    found = np.asarray(call(f"`predicate` of `Dataset.{method}`", predicate, element))
+    found = np.asarray(call_on_element(f"`predicate` of `Dataset.{method}`", predicate, element))
     if found.dtype != np.bool_ or found.ndim:
         raise ValueError(
             f"`predicate` must return a scalar of bool, but it returned one of dtype {found.dtype} and shape "
@@ -102,14 +102,14 @@ def truth(method: str, predicate: Callable[..., object], element: Tree) -> bool:
     return bool(found)
 
 
-def tensors(state: Tree) -> Tree:
+def as_tensors(state: Tree) -> Tree:
     """Returns the state of a fold or scan, with tensors for leaves."""
     return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else as_tensor(as_host(leaf)), state)
 
 
 def fold(elements: Iterable[Tree], initial_state: Tree, reduce_func: Callable[[Tree, Tree], Tree]) -> Tree:
     """Returns the last state of `state = reduce_func(state, element)` over the elements, with tensors for leaves."""
-    state = tensors(initial_state)
+    state = as_tensors(initial_state)
     for element in elements:
-        state = tensors(call_user("`reduce_func` of `reduce`", reduce_func, state, element))
+        state = as_tensors(call_user("`reduce_func` of `reduce`", reduce_func, state, element))
     return state

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorSpec
@@ -136,7 +137,7 @@ class Combined(Order):
     def sample_from_datasets(
         cls,
         datasets: Sequence[Self],
-        weights: Base | Tree = None,
+        weights: ArrayLike | Base | None = None,
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,
         rerandomize_each_iteration: bool | None = None,
@@ -163,20 +164,21 @@ class Combined(Order):
         """
         inputs = _alike(datasets)
         seeds = Seeds(seed, seed is None if rerandomize_each_iteration is None else bool(rerandomize_each_iteration))
-        fixed = (
-            None if isinstance(weights, Base) else _probabilities(np.ones(len(inputs)) if weights is None else weights)
-        )
-        if fixed is not None and len(fixed) != len(inputs):
-            raise ValueError(f"`weights` needs one for each of the {len(inputs)} datasets, got {len(fixed)}.")
-        if fixed is not None and not fixed.any():
-            return inputs[0].take(0)
-        there = inputs if fixed is None else [d for d, weight in zip(inputs, fixed) if weight]
-        fixed = None if fixed is None else fixed[fixed > 0]
+        there, fixed = inputs, None
+        if not isinstance(weights, Base):
+            fixed = _probabilities(np.ones(len(inputs)) if weights is None else weights)
+            if len(fixed) != len(inputs):
+                raise ValueError(f"`weights` needs one for each of the {len(inputs)} datasets, got {len(fixed)}.")
+            if not fixed.any():
+                return inputs[0].take(0)
+            there, fixed = [d for d, weight in zip(inputs, fixed) if weight], fixed[fixed > 0]
 
         @replayed
         def make(reading: Reading) -> Iterator[Tree]:
             draw = reading.generator(seeds).random
-            changing = weights._make(reading) if fixed is None else itertools.repeat(fixed)
+            changing: Iterator[Tree] = itertools.repeat(fixed)
+            if isinstance(weights, Base):
+                changing = weights._make(reading)
             left = np.ones(len(there))
 
             def choices() -> Iterator[int]:
@@ -295,7 +297,7 @@ def _chosen(
                 return
 
 
-def _probabilities(weights: Tree) -> np.ndarray:
+def _probabilities(weights: ArrayLike) -> np.ndarray:
     found = np.ravel(np.asarray(weights)).astype(float)
     if (found < 0).any() or not np.isfinite(found).all():
         raise ValueError(f"`weights` must be numbers that are not negative, got {found.tolist()}.")

@@ -44,7 +44,7 @@ _STRING = np.dtype(object)
 # --- structures as JSON ----------------------------------------------------------------------------------------------
 
 
-def described(spec: Tree) -> Tree:
+def spec_to_json(spec: Tree) -> dict[str, Any]:
     """Returns a structure of specs as what JSON can write."""
     if isinstance(spec, TensorSpec):
         shape = None if spec.shape.rank is None else list(spec.shape)
@@ -52,21 +52,21 @@ def described(spec: Tree) -> Tree:
     if isinstance(spec, dict):
         if not all(isinstance(key, str) for key in spec):
             raise TypeError(f"Elements that are written to files have strings for the keys of dicts, got {list(spec)}.")
-        return {"dict": {key: described(value) for key, value in spec.items()}}
+        return {"dict": {key: spec_to_json(value) for key, value in spec.items()}}
     if isinstance(spec, tuple):
-        parts = [described(value) for value in spec]
+        parts = [spec_to_json(value) for value in spec]
         fields = getattr(spec, "_fields", None)
         return {"tuple": parts} if fields is None else {"named": type(spec).__name__, "fields": fields, "tuple": parts}
     raise TypeError(f"Elements that are written to files are made of arrays, tuples and dicts, got {spec!r}.")
 
 
-def read_description(description: Any) -> Tree:
-    """Returns the specs that `described` described. A named tuple becomes one of a class of its own."""
+def spec_from_json(description: dict[str, Any]) -> Tree:
+    """Returns the specs that `spec_to_json` returned. A named tuple becomes one of a class of its own."""
     if "dtype" in description:
         return TensorSpec(description["shape"], as_dtype(description["dtype"]))
     if "dict" in description:
-        return {key: read_description(value) for key, value in description["dict"].items()}
-    parts = tuple(map(read_description, description["tuple"]))
+        return {key: spec_from_json(value) for key, value in description["dict"].items()}
+    parts = tuple(map(spec_from_json, description["tuple"]))
     return (
         collections.namedtuple(description["named"], description["fields"])(*parts) if "named" in description else parts
     )
@@ -82,7 +82,7 @@ def checked_compression(compression: str | None, *further: str) -> str | None:
     return "GZIP" if compression == "GZIP" else None
 
 
-class Writer:
+class FileWriter:
     """A file that elements are written to; it is complete once `finish` was called."""
 
     def __init__(self, path: str | os.PathLike[str], compression: str | None, **about: Any):
@@ -90,7 +90,7 @@ class Writer:
         self._about = about
         self._spec: Tree = None
         self._structure: Structure | None = None
-        self._dtypes, self._description = list[np.dtype](), described(())
+        self._dtypes, self._description = list[np.dtype](), spec_to_json(())
         self._waiting: list[list[np.ndarray]] = []  # the leaves of the elements of the next chunk
         self._bytes, self._chunks = 0, list[int]()
         how = zipfile.ZIP_DEFLATED if compression == "GZIP" else zipfile.ZIP_STORED
@@ -102,7 +102,7 @@ class Writer:
         if self._spec is None:
             self._spec = spec_of(element)
             self._structure, self._dtypes = structure, [array.dtype for array in leaves]
-            self._description = described(self._spec)
+            self._description = spec_to_json(self._spec)
         if structure != self._structure or [array.dtype for array in leaves] != self._dtypes:
             raise InvalidArgumentError(
                 f"Elements of one file have one structure and its dtypes: the first is {self._spec}, number "
@@ -170,7 +170,7 @@ def _member(file: zipfile.ZipFile, name: str) -> np.ndarray:
 
 
 def read_elements(path: str | os.PathLike[str], **about: Any) -> Iterator[Tree]:
-    """Yields the elements of a file that `Writer` wrote, with the same `about`.
+    """Yields the elements of a file that `FileWriter` wrote, with the same `about`.
 
     Raises:
         DataLossError: it is missing or damaged.
@@ -179,7 +179,7 @@ def read_elements(path: str | os.PathLike[str], **about: Any) -> Iterator[Tree]:
         with _as_data_loss(path):
             file = stack.enter_context(zipfile.ZipFile(path))
             told = json.loads(file.read(_ABOUT))
-            specs, structure = flatten(read_description(told["spec"]))
+            specs, structure = flatten(spec_from_json(told["spec"]))
             chunks: list[int] = told["chunks"]
         if any(told.get(name) != value for name, value in about.items()):
             raise DataLossError(
@@ -207,7 +207,7 @@ def _as_data_loss(path: str | os.PathLike[str]) -> Iterator[None]:
 # --- datasets --------------------------------------------------------------------------------------------------------
 
 
-def written_once(filename: str | os.PathLike[str], source: Base) -> Maker:
+def cached_in_file(filename: str | os.PathLike[str], source: Base) -> Maker:
     """Returns the elements of `source`, read from the file if it exists; the first complete pass writes it."""
     path = Path(os.fspath(filename))
 
@@ -222,17 +222,17 @@ def written_once(filename: str | os.PathLike[str], source: Base) -> Maker:
         if not path.parent.is_dir():
             raise FileNotFoundError(f"There is no folder {path.parent} for the file {path.name}. Make it before.")
         with replacing(path, _CACHE) as new:
-            yield from while_written(source._make(reading), Writer(new, None))
+            yield from written_through(source._make(reading), FileWriter(new, None))
 
     return make
 
 
-class Spread:
+class FolderWriter:
     """Writes elements to the files of a folder, and a record of their spec and the files."""
 
     def __init__(self, folder: Path, compression: str | None, shard_of: Callable[[Tree], int] | None, spec: Tree):
         self._folder, self._compression, self._shard_of, self._spec = folder, compression, shard_of, spec
-        self._writers: dict[int, Writer] = {}
+        self._writers: dict[int, FileWriter] = {}
         self._token = uuid.uuid4().hex
         folder.mkdir()
 
@@ -241,7 +241,7 @@ class Spread:
         number = 0 if self._shard_of is None else self._shard_of(element)
         if number not in self._writers:
             about = {"token": self._token, "number": number}
-            self._writers[number] = Writer(self._folder / _name(number), self._compression, **about)
+            self._writers[number] = FileWriter(self._folder / _name(number), self._compression, **about)
         self._writers[number].write(element)
 
     def finish(self) -> None:
@@ -251,7 +251,7 @@ class Spread:
         about = {
             "format": _FORMAT,
             "token": self._token,
-            "spec": described(self._spec),
+            "spec": spec_to_json(self._spec),
             "shards": {str(number): writer.count for number, writer in sorted(self._writers.items())},
             "files": [_name(number) for number in sorted(self._writers)],
         }
@@ -263,7 +263,7 @@ class Spread:
             writer.abandon()
 
 
-def while_written(elements: Iterator[Tree], writer: Writer | Spread) -> Iterator[Tree]:
+def written_through(elements: Iterator[Tree], writer: FileWriter | FolderWriter) -> Iterator[Tree]:
     """Yields the elements and writes each of them; the file is finished only if all have been asked for."""
     try:
         for element in elements:
@@ -279,7 +279,7 @@ def _name(number: int) -> str:
 
 
 def is_saved(path: Path) -> bool:
-    """Returns whether there is a folder that `Spread` wrote.
+    """Returns whether there is a folder that `FolderWriter` wrote.
 
     Raises:
         DataLossError: there is one, and its record is not.
@@ -290,8 +290,8 @@ def is_saved(path: Path) -> bool:
     return (place / RECORD).is_file()
 
 
-class Saved:
-    """A folder that `Spread` wrote.
+class SavedDataset:
+    """A folder that `FolderWriter` wrote.
 
     Raises:
         FileNotFoundError: there is none.
@@ -306,7 +306,7 @@ class Saved:
             about = read_record(os.path.join(existing(self._path), RECORD))
             if about["format"] != _FORMAT:
                 raise ValueError(f"the format is {about['format']!r}")
-            self.spec = read_description(about["spec"])
+            self.spec = spec_from_json(about["spec"])
             self.shards = {int(number): int(count) for number, count in about["shards"].items()}
             self._token = about["token"]
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, OSError) as e:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -235,7 +235,7 @@ def grouped(elements: Iterator[Tree], size: int, drop_remainder: bool) -> Iterat
     return (filter(lambda group: len(group) == size, groups)) if drop_remainder else groups
 
 
-def positive(name: str, value: Tree) -> int:
+def positive(name: str, value: SupportsIndex) -> int:
     try:
         number = operator.index(value)
     except TypeError:

@@ -8,13 +8,14 @@ from typing import Self
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, TensorSpec
 from replicax._base.types import Leaf, Tree
 from replicax._data.base import Base
 from replicax._data.batch import Batches
-from replicax._data.calls import call, call_user
+from replicax._data.calls import call_on_element, call_user
 from replicax._data.elements import as_host, flatten, padded_shape, positive
 from replicax._data.map_filter import returned_dataset
 from replicax._data.reading import Reading, Seeds, replayed
@@ -99,10 +100,12 @@ class Grouping(Batches):
             raise ValueError("Give either `window_size` or `window_size_func`, and not both.")
 
         def called(name: str, function: Callable[..., Tree], element: Tree) -> Tree:
-            return call(f"`{name}` of `Dataset.group_by_window`", function, element)
+            return call_on_element(f"`{name}` of `Dataset.group_by_window`", function, element)
 
         def size_of(key: np.ndarray) -> int:
-            size = window_size if window_size_func is None else int(called("window_size_func", window_size_func, key))
+            size: Leaf = window_size
+            if window_size_func is not None:
+                size = int(called("window_size_func", window_size_func, key))
             return positive("Window size", size)
 
         @replayed
@@ -234,8 +237,8 @@ class Grouping(Batches):
     def rejection_resample(
         self,
         class_func: Callable[..., Tree],
-        target_dist: Tree,
-        initial_dist: Tree = None,
+        target_dist: ArrayLike,
+        initial_dist: ArrayLike | None = None,
         seed: int | None = None,
         name: str | None = None,
     ) -> Self:
@@ -269,7 +272,7 @@ class Grouping(Batches):
             draw = reading.generator(seeds).random
             counts = np.ones(len(target))
             for element in self._make(reading):
-                label = integer("class_func", call(role, class_func, element))
+                label = integer("class_func", call_on_element(role, class_func, element))
                 if not 0 <= label < len(target):
                     raise InvalidArgumentError(f"`class_func` returned {label}, of {len(target)} classes from 0 on.")
                 counts[label] += 1
@@ -290,7 +293,7 @@ class Grouping(Batches):
         return structure.unflatten([cls._of_list(column, s) for column, s in zip(columns, specs)])
 
 
-def integer(name: str, value: Tree) -> int:
+def integer(name: str, value: Leaf) -> int:
     """Returns the integer that the function `name` returned; raises TypeError for anything else."""
     array = as_host(value)
     if array.dtype.kind not in "iu" or array.ndim:
@@ -302,7 +305,7 @@ def _at_most(cardinality: int) -> int:
     return cardinality if cardinality == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
 
 
-def _distribution(name: str, values: Tree) -> np.ndarray:
+def _distribution(name: str, values: ArrayLike) -> np.ndarray:
     found = np.ravel(np.asarray(values)).astype(float)
     if (found < 0).any() or not np.isclose(found.sum(), 1, atol=1e-3):
         raise ValueError(f"`{name}` must be numbers of at least 0 that add up to 1, got {found.tolist()}.")

@@ -17,7 +17,7 @@ from replicax._data.calls import ending
 from replicax._data.elements import Nested, as_tensor
 from replicax._data.multi_step import Block, stack_on_devices
 from replicax._data.prefetch import Lock, advancing, on_behalf_of
-from replicax._data.reading import Node, Reading, packed, unpacked
+from replicax._data.reading import Node, Reading, state_from_bytes, state_to_bytes
 from replicax._data.specs import host_spec, tensor_spec
 
 _P = ParamSpec("_P")
@@ -32,8 +32,8 @@ class Readable(Protocol):
     def element_spec(self) -> Tree: ...
 
 
-class MadeAnew(Readable, Protocol):
-    """A dataset that makes iterators over its elements."""
+class IterableDataset(Readable, Protocol):
+    """A dataset as a `DatasetIterator` needs it: it makes an iterator for each reading."""
 
     _nodes: tuple[Node, ...]
 
@@ -156,7 +156,7 @@ class ElementIterator(Iterator[Tree]):
                 "Use another iterator there: iter(dataset) makes one."
             )
 
-    def _advanced(self) -> Tree | Block:
+    def _make_next(self) -> Tree | Block:
         """Calls `_next_element`, noting for this thread that it makes an element of this iterator."""
         with on_behalf_of((*advancing.locks, self._lock)):
             return self._next_element()
@@ -169,7 +169,7 @@ class ElementIterator(Iterator[Tree]):
         """Returns the next element from the host, never from a compiled function; raises StopIteration at the end."""
         self._drop_used_block()
         try:
-            element = self._waiting.pop() if self._waiting else self._advanced()
+            element = self._waiting.pop() if self._waiting else self._make_next()
         except StopIteration:
             raise ending(StopIteration()) from None
         if isinstance(element, _Failure):
@@ -208,7 +208,7 @@ class ElementIterator(Iterator[Tree]):
         self._drop_used_block()
         if not self._waiting:
             try:
-                self._waiting.append(self._advanced())
+                self._waiting.append(self._make_next())
             except StopIteration:
                 return None
             except Exception as error:
@@ -281,7 +281,7 @@ class DatasetIterator(ElementIterator):
 
     _shown: Callable[[Leaf], Leaf] = staticmethod(as_tensor)
 
-    def __init__(self, dataset: MadeAnew):
+    def __init__(self, dataset: IterableDataset):
         if not hasattr(dataset, "_nodes"):
             raise TypeError(
                 f"An iterator is made of a Dataset, got {dataset!r:.80} of type {type(dataset).__name__}. Call "
@@ -300,7 +300,7 @@ class DatasetIterator(ElementIterator):
 
     def save_state(self) -> bytes:
         """Returns the position of the iterator: some numbers, however large the dataset is."""
-        return packed(self._position, [self._reading])
+        return state_to_bytes(self._position, [self._reading])
 
     def restore_state(self, state: bytes) -> None:
         """Continues at the position of the iterator whose `save_state` returned `state`.
@@ -313,7 +313,7 @@ class DatasetIterator(ElementIterator):
         Raises:
             InvalidArgumentError: `state` is no such state, or of another dataset; the iterator stays as it was.
         """
-        position, (reading,) = unpacked(state, [self._reading])
+        position, (reading,) = state_from_bytes(state, [self._reading])
         self._begin(Reading(self._source._nodes, saved=reading), position)
 
     @property

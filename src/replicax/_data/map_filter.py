@@ -17,7 +17,7 @@ from replicax._base.host_memory import Pool
 from replicax._base.specs import dtype_name
 from replicax._base.types import Tree
 from replicax._data.base import Base
-from replicax._data.calls import call, call_to_host, call_user, fold, tensors, truth
+from replicax._data.calls import as_tensors, call_on_element, call_to_host, call_user, fold, holds
 from replicax._data.elements import as_tensor, host_structure, positive, structure_of
 from replicax._data.parallel_map import ParallelMap
 from replicax._data.probe_spec import result_spec
@@ -82,7 +82,7 @@ class Functions(Base):
 
         @replayed
         def make(reading: Reading) -> Iterator[Tree]:
-            return filter(functools.partial(truth, "filter", predicate), self._make(reading))
+            return filter(functools.partial(holds, "filter", predicate), self._make(reading))
 
         return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size)
 
@@ -96,7 +96,7 @@ class Functions(Base):
 
         @replayed
         def make(reading: Reading) -> Iterator[Tree]:
-            return itertools.takewhile(functools.partial(truth, "take_while", predicate), self._make(reading))
+            return itertools.takewhile(functools.partial(holds, "take_while", predicate), self._make(reading))
 
         return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size)
 
@@ -117,7 +117,7 @@ class Functions(Base):
         >>> [int(x) for x in sums]
         [0, 1, 3, 6]
         """
-        first = tensors(initial_state)
+        first = as_tensors(initial_state)
 
         @replayed
         def make(reading: Reading) -> Iterator[Tree]:
@@ -125,13 +125,13 @@ class Functions(Base):
 
             def step(element: Tree) -> Tree:
                 nonlocal state
-                found = call("`scan_func` of `Dataset.scan`", scan_func, (state, element))
+                found = call_on_element("`scan_func` of `Dataset.scan`", scan_func, (state, element))
                 if not isinstance(found, tuple | list) or len(found) != 2:
                     raise TypeError(
                         "`scan_func` should return a pair consisting of the new state and the output value, but it "
                         f"returned a {type(found).__name__}: {found!r:.80}"
                     )
-                state = tensors(found[0])
+                state = as_tensors(found[0])
                 _check_state(first, state)
                 return host_structure(found[1])
 
@@ -165,7 +165,7 @@ class Functions(Base):
             def opened(element: Tree) -> Iterator[Tree]:
                 # Where the inputs were divided among workers already, all files of this dataset belong to this worker.
                 part = reading.child((1, 0) if self._files else reading.share)
-                dataset: Base = returned_dataset("map_func", call(role, map_func, element))
+                dataset: Base = returned_dataset("map_func", call_on_element(role, map_func, element))
                 return dataset._make(part)
 
             inputs = reading.guarded(map(opened, self._make(reading)))

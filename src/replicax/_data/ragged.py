@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorShape, dtype_name
-from replicax._base.types import Tree
+from replicax._base.types import Leaf, Tree
+
+_Array: TypeAlias = jax.Array | np.ndarray
+_Values: TypeAlias = "ArrayLike | jax.Array | RaggedTensor"
 
 
 @jax.tree_util.register_pytree_node_class
@@ -32,25 +35,29 @@ class RaggedTensor:
     ([[1, 2], [], [3]], TensorShape([3, None]), [2, 0, 1], [[1, 2], [-1, -1], [3, -1]])
     """
 
-    def __init__(self, values: Tree, row_splits: Any):
+    def __init__(self, values: _Array | RaggedTensor, row_splits: _Array):
         self.values, self.row_splits = values, row_splits
 
     @classmethod
-    def from_row_splits(cls, values: Tree, row_splits: Any, name: str | None = None, validate: bool = True) -> Any:
+    def from_row_splits(
+        cls, values: _Values, row_splits: ArrayLike, name: str | None = None, validate: bool = True
+    ) -> Self:
         """Returns one of values and splits; raises InvalidArgumentError if these do not span the values."""
-        values, splits = _array(values), _array(row_splits)
+        own, splits = _array(values), _array(row_splits)
         if validate and not isinstance(splits, jax.core.Tracer):
             found = np.asarray(splits)
             if found.ndim != 1 or not found.size or found[0] != 0 or (np.diff(found) < 0).any():
                 raise InvalidArgumentError(f"row_splits must begin with 0 and not decrease, got {found.tolist()}.")
-            if found[-1] != len(values):
+            if found[-1] != len(own):
                 raise InvalidArgumentError(
-                    f"row_splits must end with the number of values, {len(values)}, got {found.tolist()}."
+                    f"row_splits must end with the number of values, {len(own)}, got {found.tolist()}."
                 )
-        return cls(values, splits)
+        return cls(own, splits)
 
     @classmethod
-    def from_row_lengths(cls, values: Tree, row_lengths: Any, name: str | None = None, validate: bool = True) -> Any:
+    def from_row_lengths(
+        cls, values: _Values, row_lengths: ArrayLike, name: str | None = None, validate: bool = True
+    ) -> Self:
         """Returns one of values and the lengths of the rows."""
         lengths = _array(row_lengths)
         return cls.from_row_splits(
@@ -58,7 +65,7 @@ class RaggedTensor:
         )
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """The dtype of the values."""
         return self.values.dtype
 
@@ -79,12 +86,12 @@ class RaggedTensor:
         return 1 + (self.values.ragged_rank if isinstance(self.values, RaggedTensor) else 0)
 
     @property
-    def flat_values(self) -> Any:
+    def flat_values(self) -> _Array:
         """The values inside of all ragged dimensions."""
         return self.values.flat_values if isinstance(self.values, RaggedTensor) else self.values
 
     @property
-    def nested_row_splits(self) -> tuple[Any, ...]:
+    def nested_row_splits(self) -> tuple[_Array, ...]:
         """The row splits of each ragged dimension, the outermost first."""
         inner = self.values.nested_row_splits if isinstance(self.values, RaggedTensor) else ()
         return (self.row_splits, *inner)
@@ -93,11 +100,13 @@ class RaggedTensor:
         """Returns the number of rows."""
         return int(self.row_splits.shape[0]) - 1
 
-    def row_lengths(self) -> Any:
+    def row_lengths(self) -> _Array:
         """Returns the length of each row, `[rows]`."""
         return self.row_splits[1:] - self.row_splits[:-1]
 
-    def to_tensor(self, default_value: Tree = None, name: str | None = None, shape: Any = None) -> Any:
+    def to_tensor(
+        self, default_value: Leaf = None, name: str | None = None, shape: Sequence[int | None] | None = None
+    ) -> _Array:
         """Returns an array of all rows, in which shorter rows are padded.
 
         Args:
@@ -122,17 +131,16 @@ class RaggedTensor:
         if default_value is None:
             default_value = b"" if values.dtype == np.dtype(object) else 0
         if not values.shape[0] or not width:
-            return xp.full((*there.shape, *values.shape[1:]), default_value, values.dtype)
+            nothing: _Array = xp.full((*there.shape, *values.shape[1:]), default_value, values.dtype)
+            return nothing
         places = xp.where(there, splits[:-1, None] + columns, 0)
         there = there.reshape(*there.shape, *[1] * (values.ndim - 1))
-        dense = xp.where(there, values[places], xp.asarray(default_value, values.dtype))
+        dense: _Array = xp.where(there, values[places], xp.asarray(default_value, values.dtype))
         rows = wanted[0]
-        if rows is None or rows == self.nrows():
-            return dense
-        if rows < self.nrows():
-            return dense[:rows]
-        more = xp.full((rows - self.nrows(), *dense.shape[1:]), default_value, values.dtype)
-        return xp.concatenate([dense, more])
+        if rows is not None and rows > self.nrows():
+            more = xp.full((rows - self.nrows(), *dense.shape[1:]), default_value, values.dtype)
+            dense = xp.concatenate([dense, more])
+        return dense if rows is None else dense[:rows]
 
     def to_list(self) -> list[Tree]:
         """Returns the rows as lists."""
@@ -141,7 +149,7 @@ class RaggedTensor:
     def __len__(self) -> int:
         return self.nrows()
 
-    def __getitem__(self, key: int) -> Any:
+    def __getitem__(self, key: int) -> _Array | RaggedTensor:
         row = range(self.nrows())[key]  # IndexError where there is no such row
         return _rows(self.values, int(self.row_splits[row]), int(self.row_splits[row + 1]))
 
@@ -154,12 +162,12 @@ class RaggedTensor:
         except Exception:  # traced, or of specs
             return f"tf.RaggedTensor(values={self.values!r}, row_splits={self.row_splits!r})"
 
-    def tree_flatten(self) -> tuple[Any, None]:
+    def tree_flatten(self) -> tuple[tuple[Leaf, Leaf], None]:
         """Returns the values and the splits, for `jax.tree`."""
         return (self.values, self.row_splits), None
 
     @classmethod
-    def tree_unflatten(cls, aux: None, children: Any) -> RaggedTensor:
+    def tree_unflatten(cls, aux: None, children: tuple[Leaf, Leaf]) -> RaggedTensor:
         """Returns a RaggedTensor of these values and splits, for `jax.tree`."""
         return cls(*children)
 
@@ -171,7 +179,7 @@ def _array(value: Tree) -> Any:
     return array if array.dtype.kind in "OSU" else jnp.asarray(array)
 
 
-def _rows(values: Tree, start: int, stop: int) -> Any:
+def _rows(values: _Array | RaggedTensor, start: int, stop: int) -> _Array | RaggedTensor:
     if not isinstance(values, RaggedTensor):
         return values[start:stop]
     splits = values.row_splits[start : stop + 1]
@@ -202,7 +210,7 @@ class RaggedTensorSpec:
         return f"RaggedTensorSpec({self.shape!r}, {', '.join(map(str, names))})"
 
 
-def is_composite(value: Tree) -> bool:
+def is_composite(value: object) -> bool:
     """Returns whether a value is ragged or sparse: a pytree whose leaves do not have its rows."""
     return isinstance(value, RaggedTensor) or type(value).__name__ == "BCOO"
 

@@ -14,12 +14,15 @@ import json
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.types import Tree
+
+# The state of a node or of a reading: what JSON can write.
+State: TypeAlias = Any
 
 _FORMAT = "replicax dataset iterator 2"
 
@@ -27,17 +30,17 @@ _FORMAT = "replicax dataset iterator 2"
 class Node:
     """A part of a dataset whose state outlasts a reading, such as a cache; `first` is the state of a new one."""
 
-    first: Tree = None
+    first: State = None
 
-    def state(self) -> Any:
+    def state(self) -> State:
         """Returns the state, made of what JSON can write."""
         raise NotImplementedError
 
-    def restore(self, state: Tree) -> None:
+    def restore(self, state: State) -> None:
         """Sets the state."""
         raise NotImplementedError
 
-    def fits(self, state: Tree) -> bool:
+    def fits(self, state: State) -> bool:
         """Returns whether `state` is one of such a node."""
         raise NotImplementedError
 
@@ -59,13 +62,14 @@ class Reading:
     """
 
     def __init__(
-        self, nodes: Sequence[Node] = (), share: tuple[int, int] = (1, 0), probing: bool = False, saved: Any = None
+        self, nodes: Sequence[Node] = (), share: tuple[int, int] = (1, 0), probing: bool = False, saved: State = None
     ):
         self.share, self.probing = share, probing
         self.ignored: Callable[[Exception], None] | None = None
         self.nodes = tuple(nodes)
-        self._begun: Any = weakref.WeakKeyDictionary()  # where each node stood when this reading came to it
-        self._passes: Any = weakref.WeakKeyDictionary()  # how many passes of each shuffle it has drawn
+        # The state of each node when this reading first came to it, and how many passes of each shuffle it has drawn.
+        self._begun: weakref.WeakKeyDictionary[Node, State] = weakref.WeakKeyDictionary()
+        self._passes: weakref.WeakKeyDictionary[Node, int] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
         self._repeats = saved is not None
         if saved is None:
@@ -73,12 +77,12 @@ class Reading:
         self._entropy, self._path, self._met = saved["entropy"], saved["path"], dict(saved["met"])
         self._restore_nodes(saved.get("nodes", ()))
 
-    def _restore_nodes(self, states: Sequence[Tree]) -> None:
+    def _restore_nodes(self, states: Sequence[State]) -> None:
         for node, state in zip(self.nodes, states):
             node.restore(state)
             self._begun[node] = state
 
-    def adopt(self, state: dict[str, Any]) -> None:
+    def adopt(self, state: dict[str, State]) -> None:
         """Leaves to chance what another process does, whose reading of the same dataset begins in `state`."""
         self._entropy = state["entropy"]
         self._restore_nodes(state["nodes"])
@@ -100,7 +104,7 @@ class Reading:
         """Returns the elements; where exceptions are ignored, without those that raise one."""
         return elements if self.ignored is None else _without_errors(elements, self.ignored)
 
-    def begin(self, node: Node) -> Any:
+    def begin(self, node: Node) -> State:
         """Returns the state of `node` when this reading first came to it, which may be now."""
         if node not in self._begun:
             if node in self.nodes:
@@ -126,12 +130,12 @@ class Reading:
             node.passes = max(node.passes, number + 1)
         return np.random.default_rng([seed, number if node.reshuffle else 0])
 
-    def now(self, node: Node) -> Any:
+    def now(self, node: Node) -> State:
         """Returns the state of `node` as this reading sees it now."""
         state = self.begin(node)
         return [state[0], state[1] + self._passes.get(node, 0)] if isinstance(node, Seeds) else node.state()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, State]:
         """Returns what another reading needs to repeat this one."""
         nodes = [self.begin(node) for node in self.nodes]
         return {"entropy": self._entropy, "path": self._path, "nodes": nodes, "met": dict(self._met)}
@@ -184,15 +188,15 @@ class Seeds(Node):
         self.passes, self.reshuffle = 0, reshuffle
         self.first = self.state()
 
-    def state(self) -> Any:
+    def state(self) -> State:
         """Returns the seed, and the number of the next pass."""
         return [self._seed, self.passes]
 
-    def fits(self, state: Tree) -> bool:
+    def fits(self, state: State) -> bool:
         """Returns whether `state` is such a pair."""
         return isinstance(state, list) and [type(part) for part in state] == [int, int]
 
-    def restore(self, state: Tree) -> None:
+    def restore(self, state: State) -> None:
         """Sets both."""
         self._seed, self.passes = state
 
@@ -208,17 +212,17 @@ class CachedElements(Node):
     def __init__(self, nodes: Sequence[Node]):
         self._nodes = tuple(nodes)
         self._items: list[Tree] | None = None
-        self._filled: Any = None  # the state of the reading that gave the items, which are here or have to be read anew
+        self._filled: State = None  # the state of the reading that gave the items, which may have to be read anew
 
-    def state(self) -> Any:
+    def state(self) -> State:
         """Returns the state of the reading that filled it; None if none did."""
         return self._filled
 
-    def fits(self, state: Tree) -> bool:
+    def fits(self, state: State) -> bool:
         """Returns whether `state` is that of a reading of `nodes`, or None."""
         return state is None or reading_fits(state, self._nodes)
 
-    def restore(self, state: Tree) -> None:
+    def restore(self, state: State) -> None:
         """Forgets what another reading filled it with."""
         if state is None or state != self._filled:
             self._items, self._filled = None, state
@@ -241,18 +245,18 @@ class CachedElements(Node):
         self._items, self._filled = items, {**before, "met": dict(own.state()["met"])}
 
 
-def packed(position: int, readings: Sequence[Reading]) -> bytes:
+def state_to_bytes(position: int, readings: Sequence[Reading]) -> bytes:
     """Returns the state of an iterator as bytes."""
     state = {"format": _FORMAT, "position": position, "readings": [reading.state() for reading in readings]}
     return json.dumps({"state": state, "checksum": _checksum(state)}, separators=(",", ":")).encode()
 
 
-def _checksum(state: Tree) -> int:
+def _checksum(state: State) -> int:
     return zlib.crc32(json.dumps(state, sort_keys=True).encode())
 
 
-def unpacked(state: Tree, readings: Sequence[Reading]) -> tuple[int, list[Tree]]:
-    """Returns the position and the readings' states that `packed` wrote; the readings must have the same nodes."""
+def state_from_bytes(state: object, readings: Sequence[Reading]) -> tuple[int, list[State]]:
+    """Returns the position and the readings' states that `state_to_bytes` wrote, of readings of the same nodes."""
     try:
         told = json.loads(state if isinstance(state, bytes | bytearray | str) else bytes(np.asarray(state)))
         found = told["state"]
@@ -276,7 +280,7 @@ def unpacked(state: Tree, readings: Sequence[Reading]) -> tuple[int, list[Tree]]
     return position, saved
 
 
-def reading_fits(state: Tree, nodes: Sequence[Node]) -> bool:
+def reading_fits(state: State, nodes: Sequence[Node]) -> bool:
     """Returns whether `state` is one of a reading of these nodes."""
     if not isinstance(state, dict) or set(state) != {"entropy", "path", "nodes", "met"}:
         return False

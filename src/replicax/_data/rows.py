@@ -153,7 +153,7 @@ def shuffle_rows(order: Iterator[np.ndarray], size: int, rng: np.random.Generato
         yield rng.permutation(buffer)
 
 
-def repeated(order: RowOrder, count: int) -> RowOrder:
+def repeat_rows(order: RowOrder, count: int) -> RowOrder:
     """Returns the order of `count` passes; of passes without end where that is negative."""
 
     def again(reading: Reading) -> Iterator[np.ndarray]:

@@ -12,8 +12,15 @@ from replicax._base.atomic_files import path_text, replacing
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.types import Tree
 from replicax._data.base import Base
-from replicax._data.calls import call, call_user
-from replicax._data.element_files import DATASET, Saved, Spread, checked_compression, is_saved, while_written
+from replicax._data.calls import call_on_element, call_user
+from replicax._data.element_files import (
+    DATASET,
+    FolderWriter,
+    SavedDataset,
+    checked_compression,
+    is_saved,
+    written_through,
+)
 from replicax._data.elements import structure_of
 from replicax._data.group_by import integer
 from replicax._data.map_filter import Functions, returned_dataset
@@ -83,7 +90,7 @@ class Saving(Functions):
             DataLossError: files are damaged, missing, or of something else; at iteration too.
         """
         checked_compression(compression, "AUTO")
-        saved = Saved(Path(path_text(path, "saved dataset")))
+        saved = SavedDataset(Path(path_text(path, "saved dataset")))
         return cls._loaded(saved, saved.check(element_spec), reader_func)
 
     def snapshot(
@@ -110,7 +117,7 @@ class Saving(Functions):
         @replayed
         def make(reading: Reading) -> Iterator[Tree]:
             if is_saved(Path(folder)):
-                saved = Saved(Path(folder))
+                saved = SavedDataset(Path(folder))
                 yield from self._loaded(saved, saved.check(self._spec(True)), reader_func)._make(reading.child())
             elif reading.probing:
                 yield from self._make(reading)
@@ -121,7 +128,7 @@ class Saving(Functions):
         return self._derived(make, self._cardinality, batch_size=self._batch_size)
 
     @classmethod
-    def _loaded(cls, saved: Saved, spec: Tree, reader_func: Callable[[Self], Self] | None) -> Self:
+    def _loaded(cls, saved: SavedDataset, spec: Tree, reader_func: Callable[[Self], Self] | None) -> Self:
         structure = structure_of(spec)
 
         def maker(number: int) -> Maker:
@@ -149,11 +156,12 @@ def _while_saving(
     first: bool,
 ) -> Iterator[Tree]:
     with replacing(path, DATASET, first) as folder:
-        spread = Spread(Path(folder), compression, shard_of, dataset._spec(True))
-        yield from while_written(dataset._make(reading), spread)
+        spread = FolderWriter(Path(folder), compression, shard_of, dataset._spec(True))
+        yield from written_through(dataset._make(reading), spread)
 
 
 def _shard_of(function: Callable[..., Tree] | None) -> Callable[[Tree], int] | None:
     if function is None:
         return None
-    return lambda element: integer("shard_func", call("`shard_func` of the dataset to save", function, element))
+    role = "`shard_func` of the dataset to save"
+    return lambda element: integer("shard_func", call_on_element(role, function, element))

@@ -13,11 +13,11 @@ import numpy as np
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.types import Tree
 from replicax._data.base import Base
-from replicax._data.element_files import written_once
+from replicax._data.element_files import cached_in_file
 from replicax._data.elements import positive
 from replicax._data.prefetch import Prefetched
 from replicax._data.reading import CachedElements, Reading, Seeds, replayed
-from replicax._data.rows import RowOrder, repeated, shard_rows, shuffle_rows, skip_rows, take_rows
+from replicax._data.rows import RowOrder, repeat_rows, shard_rows, shuffle_rows, skip_rows, take_rows
 from replicax._data.specs import AUTOTUNE, INFINITE_CARDINALITY
 
 # The default number of elements that wait: one that is computed with, and one on its way.
@@ -72,7 +72,7 @@ class Order(Base):
             passes = itertools.repeat(self) if times < 0 else itertools.repeat(self, times)
             return concatenated(passes, reading, start, until_empty=True)
 
-        return self._reordered(make, lambda order: repeated(order, times), cardinality)
+        return self._reordered(make, lambda order: repeat_rows(order, times), cardinality)
 
     def take(self, count: int, name: str | None = None) -> Self:
         """Returns the first `count` elements; all if it is -1."""
@@ -122,7 +122,7 @@ class Order(Base):
                 in place of the dataset. Delete it where the data have changed.
         """
         if filename:
-            return self._derived(written_once(filename, self), self._cardinality, batch_size=self._batch_size)
+            return self._derived(cached_in_file(filename, self), self._cardinality, batch_size=self._batch_size)
         kept = CachedElements(self._nodes)
 
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:

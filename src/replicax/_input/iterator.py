@@ -10,7 +10,7 @@ from replicax._data import ElementIterator, Reading
 from replicax._data.iterators import exclusive
 from replicax._data.multi_step import Demand
 from replicax._data.prefetch import Buffer
-from replicax._data.reading import packed, unpacked
+from replicax._data.reading import state_from_bytes, state_to_bytes
 from replicax._input.agreement import Iteration
 from replicax._input.placed_rounds import PlacedRounds
 from replicax._input.sources import Distributed
@@ -84,7 +84,7 @@ class DistributedIterator(ElementIterator, Distributed):
 
         Each worker saves its own.
         """
-        return packed(self._position, self._readings)
+        return state_to_bytes(self._position, self._readings)
 
     def restore_state(self, state: bytes) -> None:
         """Continues at the position of the iterator whose `save_state` returned `state`.
@@ -107,7 +107,7 @@ class DistributedIterator(ElementIterator, Distributed):
         [[2, 3], [4, 5]]
         """
         self._refuse_own_functions()
-        position, saved = unpacked(state, self._readings)
+        position, saved = state_from_bytes(state, self._readings)
         self.close(timeout=0)  # a thread that waits for an element stops waiting
         self._begin(self._dataset._readings(saved), position)
 
