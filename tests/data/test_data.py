@@ -417,7 +417,7 @@ def test_looking_for_the_spec_is_no_pass():
 
 
 def test_no_element_and_no_spec():
-    with pytest.raises(InvalidArgumentError, match="element_spec cannot be told"):
+    with pytest.raises(InvalidArgumentError, match="element_spec is not known"):
         _ = Dataset.from_generator(lambda: iter([])).element_spec
 
 

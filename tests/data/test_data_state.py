@@ -165,7 +165,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing():
         told = json.loads(iterator.save_state().replace(b'"nodes":[[', b'"nodes":[["x",'))
         iterator.restore_state(json.dumps({**told, "checksum": reading._checksum(told["state"])}))
     for wrong in (b"", b"{}", b'{"format": 1}', "x", None, 7, [b"x"]):
-        with pytest.raises(InvalidArgumentError, match="what save_state of such an iterator returned"):
+        with pytest.raises(InvalidArgumentError, match="what save_state returned"):
             iterator.restore_state(wrong)
     assert listed(iterator) == rest
 

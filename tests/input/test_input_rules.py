@@ -614,7 +614,7 @@ def test_sequence_protocol_and_bad_leaves():
             return np.arange(2) + i
 
     assert batches(Batches()) == [[[0], [1]], [[1], [2]]]
-    with pytest.raises(TypeError, match="neither array, number nor string.*got object"):
+    with pytest.raises(TypeError, match="neither an array, a number nor a string.*got object"):
         next(iter(distribute([{"x": object()}])))
 
 

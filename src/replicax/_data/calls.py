@@ -54,7 +54,7 @@ def ending(error: _E) -> _E:
 
 def _stopped(role: str, function: Callable[..., object]) -> RuntimeError:
     return RuntimeError(
-        f"{role}, {function!r}, raised StopIteration, which would end the data as if there were no more of them. "
+        f"{role}, {function!r}, raised StopIteration, which would end the data without an error. "
         "Catch it in the function, or give `next` a default: `next(iterator, None)`."
     )
 

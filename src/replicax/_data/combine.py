@@ -123,7 +123,7 @@ class Combined(Order):
                 number = int(choice)
                 if not 0 <= number < len(inputs):
                     raise InvalidArgumentError(
-                        f"`choice_dataset` chose dataset {number}, and there are {len(inputs)}, from 0 on."
+                        f"`choice_dataset` chose dataset {number}; the datasets are 0 to {len(inputs) - 1}."
                     )
                 yield number
 

@@ -220,7 +220,7 @@ def cached_in_file(filename: str | os.PathLike[str], source: Base) -> Maker:
             yield from source._make(reading)
             return
         if not path.parent.is_dir():
-            raise FileNotFoundError(f"There is no folder {path.parent} for the file {path.name}. Make it before.")
+            raise FileNotFoundError(f"There is no folder {path.parent} for the file {path.name}. Create it first.")
         with replacing(path, _CACHE) as new:
             yield from written_through(source._make(reading), FileWriter(new, None))
 

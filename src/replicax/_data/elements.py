@@ -130,7 +130,7 @@ def _bytes(array: np.ndarray) -> np.ndarray:
         if not isinstance(v, bytes):
             raise TypeError(
                 f"Elements of a dataset are made of arrays, numbers and strings, got {type(v).__name__}: {v!r:.80}. "
-                "Convert it to an array before."
+                "Convert it to an array first."
             )
     out = np.empty(len(flat), object)
     out[:] = flat
@@ -205,7 +205,7 @@ def joined(blocks: list[Tree]) -> Tree:
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *blocks)
     except ValueError as e:
         shapes = [jax.tree.map(np.shape, block) for block in blocks[:4]]
-        raise InvalidArgumentError(f"Batches of shapes {shapes} cannot be joined and cut anew: {e}") from e
+        raise InvalidArgumentError(f"Batches of shapes {shapes} cannot be joined and rebatched: {e}") from e
 
 
 def stack(elements: list[Tree]) -> Tree:

@@ -264,7 +264,9 @@ class Grouping(Batches):
         if initial is not None and len(initial) != len(target):
             raise ValueError(f"`initial_dist` has {len(initial)} classes, and `target_dist` {len(target)}.")
         if initial is not None and not (target * initial).any():
-            raise ValueError(f"No class that there is ({initial.tolist()}) is wanted ({target.tolist()}).")
+            raise ValueError(
+                f"`target_dist` {target.tolist()} leaves out all classes that `initial_dist` {initial.tolist()} has."
+            )
         seeds, role = Seeds(seed), "`class_func` of `Dataset.rejection_resample`"
 
         @replayed
@@ -274,7 +276,9 @@ class Grouping(Batches):
             for element in self._make(reading):
                 label = integer("class_func", call_on_element(role, class_func, element))
                 if not 0 <= label < len(target):
-                    raise InvalidArgumentError(f"`class_func` returned {label}, of {len(target)} classes from 0 on.")
+                    raise InvalidArgumentError(
+                        f"`class_func` returned {label}, of {len(target)} classes: 0 to {len(target) - 1}."
+                    )
                 counts[label] += 1
                 now = counts if initial is None else initial
                 accept = np.divide(target, now, out=np.zeros(len(target)), where=now > 0)

@@ -222,6 +222,6 @@ def refuse_composites(element: Tree, what: str) -> None:
     for leaf in jax.tree.leaves(element, is_leaf=is_composite):
         if is_composite(leaf):
             raise InvalidArgumentError(
-                f"A {type(leaf).__name__} cannot be {what}. Make it dense before, in `map`: "
+                f"A {type(leaf).__name__} cannot be {what}. Make it dense first, in `map`: "
                 "`batch.to_tensor()` of a ragged one, `batch.todense()` of a sparse one."
             )

@@ -267,8 +267,8 @@ def state_from_bytes(state: object, readings: Sequence[Reading]) -> tuple[int, l
         position, saved = int(found["position"]), list(found["readings"])
     except (ValueError, TypeError, KeyError) as e:
         raise InvalidArgumentError(
-            f"restore_state takes what save_state of such an iterator returned, got {type(state).__name__}: "
-            f"{state!r:.80}, which is none, or is damaged ({e})."
+            f"restore_state takes what save_state returned, got {state!r:.80} of type {type(state).__name__}, which is "
+            f"no such state, or is damaged ({e})."
         ) from e
     own = [reading.nodes for reading in readings]
     if len(saved) != len(own) or not all(map(reading_fits, saved, own)):

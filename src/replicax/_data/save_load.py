@@ -59,7 +59,7 @@ class Saving(Functions):
         """
         if self._cardinality == INFINITE_CARDINALITY:
             raise InvalidArgumentError(
-                "A dataset without end cannot be saved: take as many elements as you need before."
+                "An infinite dataset cannot be saved: take a number of elements first, `dataset.take(count)`."
             )
         folder, compression = path_text(path, "saved dataset"), checked_compression(compression)
         saving = _while_saving(self, Reading(self._nodes), folder, compression, _shard_of(shard_func), first=False)

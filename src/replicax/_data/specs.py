@@ -89,9 +89,7 @@ def first_spec(make: Maker) -> Tree:
     """Returns the spec that the first element shows."""
     for element in make(Reading(probing=True)):
         return shown_spec(element)
-    raise InvalidArgumentError(
-        "element_spec cannot be told: it would be read off the first element, and there is none."
-    )
+    raise InvalidArgumentError("element_spec is not known: it is read off the first element, and the dataset is empty.")
 
 
 def common_spec(one: Tree, other: Tree) -> Tree:

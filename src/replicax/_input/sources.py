@@ -114,4 +114,6 @@ def _host_element(element: Tree) -> Tree:
     try:
         return jax.tree.map(as_host, element)
     except TypeError as e:
-        raise TypeError(f"An element of the dataset holds what is neither array, number nor string: {e}") from e
+        raise TypeError(
+            f"An element of the dataset has a leaf that is neither an array, a number nor a string: {e}"
+        ) from e
