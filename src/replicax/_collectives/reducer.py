@@ -28,7 +28,12 @@ from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, VariableAggregation, exact
 from replicax._collectives import arithmetic, cross_device_ops, cross_process, in_flight
 from replicax._collectives.arithmetic import Reducible, check_numeric, first_component, gather_axis
-from replicax._collectives.cross_device_ops import AllReduceCrossDeviceOps, CrossDeviceOps, is_variable
+from replicax._collectives.cross_device_ops import (
+    AllReduceCrossDeviceOps,
+    CollectiveAllReduce,
+    CrossDeviceOps,
+    is_variable,
+)
 from replicax._collectives.sharding import Part, Same
 from replicax._tracing import active_tapes, context, frames
 from replicax._values import (
@@ -121,7 +126,9 @@ class Reducer:
         if not isinstance(value, PerReplica):
             return self._non_distributed(op, value)
         if traced_component(value) is not None:
-            return self.reduce_local(op, [traced_component(value)], exact(self.options))[0]
+            # As eagerly, the user's own way to reduce has no part in it.
+            ops = self._ops if isinstance(self._ops, AllReduceCrossDeviceOps) else CollectiveAllReduce()
+            return ops._local_reduce(op, [traced_component(value)], self.mesh, exact(self.options))[0]
         return self._leaf(op, value, None)
 
     # For replica contexts: in a compiled replica, and for eager ones that have met.
@@ -320,7 +327,10 @@ class Reducer:
         stacked = [array for array in arrays if isinstance(array, jax.core.Tracer)]
         if len(stacked) < len(pairs):
             return self.ops.batch_reduce(op, pairs, options)
-        totals = [self._stacked(op, array, None) for array in stacked]
+        if isinstance(self.ops, AllReduceCrossDeviceOps):
+            totals = [self._stacked(op, array, None) for array in stacked]
+        else:
+            totals = [first_component(total) for total in self.ops.batch_reduce(op, pairs, options)]
         return [
             of_array(Mirrored, total, self.mesh) if isinstance(pair[1], DistributedValues) else total
             for total, pair in zip(totals, pairs)

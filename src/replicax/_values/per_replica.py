@@ -6,6 +6,7 @@ see the components; the engine asks with the functions of this module.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -127,7 +128,7 @@ class PerReplica(errors.NotATensor, Value):
             if mesh.size == 1:
                 return (form.component,)
             everyone = jax.lax.all_gather(form.component, AXIS)
-            return tuple(everyone[i] for i in range(mesh.size))
+            return tuple(jax.tree.map(operator.itemgetter(i), everyone) for i in range(mesh.size))
         if isinstance(form, Padded):
             if not _is_concrete(form.array):
                 return tuple(part_of(form.array[i], shape) for i, shape in enumerate(form.shapes))
