@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from test_layers import PACKAGES
 
+from replicax._strategies.replicated import MirroringExtended, ReplicatedExtended
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 SOURCE = ROOT / "src" / "replicax"
@@ -45,6 +47,13 @@ def test_each_walk_leads_through_names_that_are_there(walk):
         defined = {getattr(node, "name", None) for node in ast.walk(tree)}
         missing = set(re.findall(r"`(\w+)`", names)) - defined
         assert names.startswith("`") and not missing, f"{walk}: {file} has no {missing}"
+
+
+def test_what_a_strategy_implements_is_what_its_base_lacks():
+    text = section("Where to add what").split("| name | what it is |")[1].split("\n\n")[0]
+    named = set(re.findall(r"`(\w+)", "".join(line.split("|")[1] for line in text.splitlines()[2:])))
+    assert named - {"_variables_live_once"} == ReplicatedExtended.__abstractmethods__
+    assert MirroringExtended.__abstractmethods__ == {"_device_text"}
 
 
 def test_files_that_the_page_names_are_there():
