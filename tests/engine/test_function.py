@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from strategies import SUM, central, ctx, mirrored, one_device, over, parts, per_replica, replica_id
+from strategies import SUM, ctx, mirrored, one_device, over, parts, per_replica, replica_id
 
 import replicax as rx
 from replicax._base.errors import InvalidArgumentError
@@ -63,7 +63,7 @@ def test_variables_are_read_and_written_anew_by_each_call(make):
 def test_a_value_that_the_user_holds_stays_valid(make):
     """Donation never invalidates a value, component or distributed value that was read out before."""
     strategy = make()
-    alike = {"aggregation": A.ONLY_FIRST_REPLICA} if make is central else {}  # one copy takes one value
+    alike = {"aggregation": A.ONLY_FIRST_REPLICA} if strategy.extended._variables_live_once else {}  # takes one value
     v = made(strategy, jnp.arange(4.0), **alike)
     on_read = made(strategy, jnp.arange(4.0), synchronization=S.ON_READ, aggregation=A.MEAN)
     tree = made(strategy, {"a": jnp.arange(4.0)}, **alike)
