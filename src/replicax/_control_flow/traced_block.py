@@ -6,7 +6,7 @@ variables, for which it is traced on a level of its own (see `_tracing.frames`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import jax
@@ -18,10 +18,11 @@ from jax.typing import ArrayLike, DTypeLike
 
 from replicax._base import array_conversion
 from replicax._base.types import Leaf, Tree
+from replicax._data import ElementIterator
 from replicax._tracing import active_tapes, dataset_reads, frames
 
 Leaves: TypeAlias = dict[int, list[jax.Array]]  # the leaves of variables, by the variables' id
-Pulled: TypeAlias = tuple[Iterator[Tree], Tree]  # an iterator and an element of it
+Pulled: TypeAlias = tuple[ElementIterator, Tree]  # an iterator and an element of it
 
 
 class Undefined:
@@ -214,7 +215,7 @@ class Block:
         self.slots: list[list[int]] = []  # of the leaves of each element
         outer_lift = dataset_reads.lifts.stack[-1] if dataset_reads.lifts.stack else None
 
-        def lift(iterator: Iterator[Tree]) -> Tree:
+        def lift(iterator: ElementIterator) -> Tree:
             if frames.frame() is not level or outer_lift is None or level.local:
                 return NotImplemented
             if pulled is None:
@@ -269,7 +270,7 @@ class Block:
         return results[: self.count], {**state, **{k: [next(rest) for _ in range(n)] for k, n in self.sizes.items()}}
 
 
-def pulled_outside(lift: Callable[[Iterator[Tree]], Tree], iterator: Iterator[Tree]) -> Tree:
+def pulled_outside(lift: Callable[[ElementIterator], Tree], iterator: ElementIterator) -> Tree:
     """Pulls an element as an input of the trace outside; raises `DrivenFromHost` where it cannot be one."""
     element = lift(iterator)
     if element is NotImplemented:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 from jax.core import ShapedArray
 
 from replicax._base import jax_internals, nest, signatures
+from replicax._base.types import Tree
 from replicax._collectives import cross_process
+from replicax._data import ElementIterator
 from replicax._engine.program_inputs import meshes_of
 from replicax._engine.signature import Call, Results, constrained
 from replicax._tracing import frames
@@ -29,6 +32,9 @@ from replicax._tracing.dataset_reads import (
 )
 from replicax._values import ReplicaMesh
 
+# Calls the Python code with arguments, by position and by name.
+PythonCall: TypeAlias = Callable[[tuple[Tree, ...], dict[str, Tree]], Tree]
+
 
 class Tracing:
     """A trace that is to be made for a call.
@@ -41,17 +47,17 @@ class Tracing:
 
     results: Results
 
-    def __init__(self, call: Call, queue: list[tuple[Pull, Any]], runs_eagerly: Callable[[], bool]):
+    def __init__(self, call: Call, queue: list[tuple[Pull, Tree]], runs_eagerly: Callable[[], bool]):
         frame = frames.frame()
         self.level = frames.TraceFrame(local=frame.local, mesh=frame.mesh)
         self.pulls: list[Pull] = []
-        self.elements: list[Any] = []
+        self.elements: list[Tree] = []
         self.hardly_begun = False  # when it failed
         self._call, self._queue, self._runs_eagerly = call, queue, runs_eagerly
-        self._given: list[Any] = []
+        self._given: list[jax.Array] = []
         self.waited = 0.0  # seconds for elements
 
-    def run(self, function: Callable[[tuple, dict], Any], users: Callable[..., Any]) -> Any:
+    def run(self, function: PythonCall, users: Callable[..., Tree]) -> jex.ClosedJaxpr:
         """Returns the jaxpr of `function(args, kwargs)`, which calls the user's. If it raises, all elements go back."""
         lifts.push(self._lift)
         try:
@@ -74,14 +80,14 @@ class Tracing:
         push_back([pull for pull, _ in self._queue], [element for _, element in self._queue], self._call.iterators)
         self._queue.clear()
 
-    def _pulled(self, iterator: Any) -> Any:
+    def _pulled(self, iterator: ElementIterator) -> Tree:
         began = time.monotonic()
         try:
             return pull_from(iterator)
         finally:
             self.waited += time.monotonic() - began
 
-    def _lift(self, iterator: Any) -> Any:
+    def _lift(self, iterator: ElementIterator) -> Tree:
         """Returns the iterator's next element, as inputs of the program."""
         call, queue = self._call, self._queue
         if frames.frame() is not self.level:
@@ -103,7 +109,7 @@ class Tracing:
         self._given.extend(element_arrays(inputs))
         return inputs
 
-    def _traced(self, function: Callable[[tuple, dict], Any], dynamic: tuple[Any, ...]) -> list[Any]:
+    def _traced(self, function: PythonCall, dynamic: tuple[jax.Array, ...]) -> list[jax.Array]:
         level, call = self.level, self._call
         level.trace = frames.untaped_trace()
         with frames.entered(level):
@@ -139,6 +145,6 @@ class Tracing:
                 raise RunEagerly
 
 
-def _aval(array: Any) -> ShapedArray:
+def _aval(array: jax.Array) -> ShapedArray:
     # Of a `jax.ShapeDtypeStruct` JAX 0.10 takes int64 for int32, where types of 64 bits are allowed.
     return ShapedArray(array.shape, array.dtype, weak_type=getattr(array, "weak_type", False))

@@ -7,11 +7,12 @@ the same way or for any other reason, and where the shapes are others all the ti
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator
 
 from replicax._base import tracebacks
 from replicax._base.optimizing import optimizes_programs
+from replicax._base.types import Leaf, Tree
+from replicax._engine.signature import Call
 from replicax._tracing.dataset_reads import RunEagerly
 
 PROGRAMS = 4  # a function has these for batches with parts of different shapes; for further ones it runs eagerly
@@ -20,15 +21,15 @@ PROGRAMS = 4  # a function has these for batches with parts of different shapes;
 class UnevenCalls:
     """What is known of the calls of one function whose arguments have components that differ in shape."""
 
-    def __init__(self, python_function: Callable[..., Any]):
+    def __init__(self, python_function: Callable[..., Tree]):
         self._python_function = python_function
-        self._compiled: set[Any] = set()  # the shapes for which there are programs
-        self._eager: dict[Any, list[Any]] = {}  # what has none, and the objects that are known by their id
+        self._compiled: set[Hashable] = set()  # the shapes for which there are programs
+        self._eager: dict[Hashable, list[Leaf]] = {}  # what has none, and the objects that are known by their id
         self._failures = 0  # as often as it could not be compiled for such batches
         self._reason = ""  # of the last of these
         self._warned = False
 
-    def run_eagerly(self, call: Any) -> bool:
+    def run_eagerly(self, call: Call) -> bool:
         """Returns whether a call of which there is no program is to have none."""
         if (call.key, call.uneven) in self._eager or (call.uneven and not optimizes_programs()):
             return True
@@ -49,12 +50,12 @@ class UnevenCalls:
             )
         return True
 
-    def traced(self, call: Any) -> None:
+    def traced(self, call: Call) -> None:
         """Notes that a call was traced."""
         if call.uneven:
             self._compiled.add(call.uneven)
 
-    def failed(self, call: Any, error: BaseException, pulled: bool) -> None:
+    def failed(self, call: Call, error: BaseException, pulled: bool) -> None:
         """Notes that tracing a call failed; raises `RunEagerly` where it is to run so, now and later.
 
         `pulled`: whether elements of datasets, which later calls may have of other shapes, had a part in it.
@@ -72,7 +73,7 @@ class UnevenCalls:
             raise RunEagerly from error
 
     @contextlib.contextmanager
-    def explained(self, call: Any) -> Iterator[None]:
+    def explained(self, call: Call) -> Iterator[None]:
         """Returns a context in which a call runs eagerly; an exception says why it does."""
         try:
             yield

@@ -12,9 +12,21 @@ from typing import Any
 import jax
 
 from replicax._base import errors, jax_internals, nest
+from replicax._base.types import Leaf, Tree
 from replicax._data import iterators
+from replicax._data.iterators import ElementIterator
 from replicax._tracing import frames
-from replicax._values import Mirrored, PerReplica, global_array, is_text, mesh_of, of_array, of_padded, padded_form
+from replicax._values import (
+    Mirrored,
+    PerReplica,
+    ReplicaMesh,
+    global_array,
+    is_text,
+    mesh_of,
+    of_array,
+    of_padded,
+    padded_form,
+)
 
 
 class Abort(BaseException):
@@ -54,7 +66,7 @@ def drive_from_host(what: str) -> None:
 class Pull:
     """A `next(iterator)` in a function: what to pull, and the slots that its leaves fill."""
 
-    def __init__(self, iterator: Any, arguments: list[Any], element: Any):
+    def __init__(self, iterator: ElementIterator, arguments: Sequence[ElementIterator], element: Tree):
         self.element, self.slots = element, list[int]()
         # Which of the call's arguments the iterator is; another one is known by itself.
         argument = next((i for i, argument in enumerate(arguments) if argument is iterator), None)
@@ -65,7 +77,7 @@ class Pull:
         """The structure, shapes and dtypes that an element must have to fit the same program."""
         return _kinds(self.element)
 
-    def source(self, arguments: list[Any]) -> Any:
+    def source(self, arguments: Sequence[ElementIterator]) -> Any:
         """Returns the iterator, in a call whose iterators among the arguments are these; None where it is gone."""
         return arguments[self.place] if isinstance(self.place, int) else self.place()
 
@@ -75,16 +87,16 @@ def same_sources(pulls: Sequence[Pull], others: Sequence[Pull]) -> bool:
     return [pull.place for pull in pulls] == [other.place for other in others]
 
 
-def meshes_of(pulls: Sequence[Pull]) -> list[Any]:
+def meshes_of(pulls: Sequence[Pull]) -> list[ReplicaMesh | None]:
     """Returns the meshes of the per-replica values in the elements."""
     return [mesh_of(leaf) for pull in pulls for leaf in nest.leaves(pull.element) if isinstance(leaf, PerReplica)]
 
 
 class _Lifts(threading.local):
-    def __init__(self):
-        self.stack: list[Callable[[Any], Any]] = []
+    def __init__(self) -> None:
+        self.stack: list[Callable[[ElementIterator], Tree]] = []
 
-    def push(self, lift: Callable[[Any], Any]) -> None:
+    def push(self, lift: Callable[[ElementIterator], Tree]) -> None:
         """Has `lift` give the elements that are taken from now on."""
         if not iterators.has_hooks():
             raise errors.not_plugged_in("The reading of datasets by compiled functions")
@@ -106,7 +118,7 @@ def outside() -> Iterator[None]:
         lifts.stack = before
 
 
-def _lift(iterator: Any) -> Any:
+def _lift(iterator: ElementIterator) -> Tree:
     element = lifts.stack[-1](iterator) if lifts.stack else NotImplemented
     if element is NotImplemented and frames.is_staging():
         raise RuntimeError(
@@ -116,7 +128,8 @@ def _lift(iterator: Any) -> Any:
     return element
 
 
-def pull_from(iterator: Any) -> Any:
+def pull_from(iterator: ElementIterator | None) -> Tree:
+    """Returns the next element of an iterator, taken outside of all that is being traced."""
     if iterator is None:
         raise RuntimeError("The iterator that the function takes elements from is gone.")
     with outside():
@@ -126,9 +139,9 @@ def pull_from(iterator: Any) -> Any:
 @contextlib.contextmanager
 def given_back() -> Iterator[None]:
     """Returns a context after which the elements that were taken in it go back to where they came from."""
-    taken: list[tuple[Any, Any]] = []
+    taken: list[tuple[ElementIterator, Tree]] = []
 
-    def lift(iterator: Any) -> Any:
+    def lift(iterator: ElementIterator) -> Tree:
         taken.append((iterator, pull_from(iterator)))
         return taken[-1][1]
 
@@ -141,7 +154,7 @@ def given_back() -> Iterator[None]:
             iterator._push_back(element)
 
 
-def push_back(pulls: Sequence[Pull], elements: Sequence[Any], arguments: list[Any]) -> None:
+def push_back(pulls: Sequence[Pull], elements: Sequence[Tree], arguments: Sequence[ElementIterator]) -> None:
     """Gives elements back to the iterators that they came from."""
     for pull, element in reversed(list(zip(pulls, elements))):
         iterator = pull.source(arguments)
@@ -149,11 +162,11 @@ def push_back(pulls: Sequence[Pull], elements: Sequence[Any], arguments: list[An
             iterator._push_back(element)
 
 
-def element_arrays(element: Any) -> list[Any]:
+def element_arrays(element: Tree) -> list[Any]:
     return [array_of(leaf) for leaf in nest.values(element)]
 
 
-def array_of(leaf: Any) -> Any:
+def array_of(leaf: Leaf) -> Any:
     """Returns the array that a compiled program takes for a leaf, None where it cannot take it."""
     if not isinstance(leaf, (PerReplica, Mirrored)):
         return leaf
@@ -163,31 +176,31 @@ def array_of(leaf: Any) -> Any:
     return array
 
 
-def shapes_of(leaves: Iterable[Any]) -> tuple[Any, ...]:
+def shapes_of(leaves: Iterable[Leaf]) -> tuple[Any, ...]:
     """Returns the shapes of those values of replicas whose components differ in shape."""
     uneven = [padded_form(leaf) for leaf in leaves if isinstance(leaf, PerReplica) and global_array(leaf) is None]
     return tuple(padded.shapes for padded in uneven if padded is not None)
 
 
-def can_be_taken(element: Any) -> bool:
+def can_be_taken(element: Tree) -> bool:
     """Returns whether a compiled program can take the element."""
     return all(array is not None and not is_text(array) for array in element_arrays(element))
 
 
-def same_elements(pulls: Sequence[Pull], pulled: list[Any]) -> bool:
+def same_elements(pulls: Sequence[Pull], pulled: Sequence[Tree]) -> bool:
     """Returns whether the elements have the structure, shapes and dtypes of those pulled while tracing."""
     return all(can_be_taken(element) for element in pulled) and (
         [pull.kinds for pull in pulls] == [_kinds(element) for element in pulled]
     )
 
 
-def _kinds(element: Any) -> tuple[Any, ...]:
+def _kinds(element: Tree) -> tuple[Any, ...]:
     leaves = nest.values(element)
     arrays = [array_of(leaf) for leaf in leaves]
     return (jax.tree.structure(element), [(x.shape, x.dtype) for x in arrays], shapes_of(leaves))
 
 
-def like(leaf: Any, array: Any) -> Any:
+def like(leaf: Leaf, array: Any) -> Any:
     """Returns a value as `leaf`, with this array for its own."""
     if not isinstance(leaf, (PerReplica, Mirrored)):
         return array
@@ -196,8 +209,8 @@ def like(leaf: Any, array: Any) -> Any:
     return of_array(type(leaf), array, mesh_of(leaf))
 
 
-def as_inputs(element: Any, level: frames.TraceFrame, slots: list[int]) -> Any:
-    def make(leaf: Any) -> Any:
+def as_inputs(element: Tree, level: frames.TraceFrame, slots: list[int]) -> Tree:
+    def make(leaf: Leaf) -> Any:
         slot, tracer = level.new_input(array_of(leaf))
         slots.append(slot)
         return like(leaf, tracer)
