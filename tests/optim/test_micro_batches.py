@@ -68,8 +68,8 @@ def test_training_on_an_uneven_batch_is_that_of_the_whole_batch(make, way, rows)
             0.0, synchronization=rx.VariableSynchronization.ON_READ, aggregation=rx.VariableAggregation.SUM
         )
 
-    # Under central storage the replicas meet to assign, and they may have different numbers of micro-batches.
-    assigns = not isinstance(strategy, rx.experimental.CentralStorageStrategy)
+    # Where variables live once the replicas meet to assign, and they may have different numbers of micro-batches.
+    assigns = not strategy.extended._variables_live_once
 
     def gradients_of(w, x, y):
         traced.append(len(x))

@@ -124,3 +124,15 @@ def test_methods_of_the_strategy_work_on_variables_that_live_once(way):
     assert float(v) == 4.0  # one variable: the first component
     assert float(way(lambda x: strategy.reduce(SUM, x, axis=None))(x)) == 7.0
     assert repr(strategy).count("GPU:") == 2
+
+
+def test_creators_entered_outside_of_the_scope_see_its_variables():
+    seen = []
+
+    def creator(make, **kwargs):
+        seen.append(kwargs["name"])
+        return make(**kwargs)
+
+    with rx.variable_creator_scope(creator), first_device(2).scope():
+        rx.Variable(1.0, name="a")
+    assert seen == ["a"]

@@ -15,7 +15,6 @@ from replicax._strategies.replicated import ReplicatedExtended, device_text
 from replicax._strategies.strategy import Strategy
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
-from replicax._variables import creators
 from replicax._variables.central import AggregatingVariable, DeviceHome, HostHome
 from replicax._variables.variable import Variable
 
@@ -57,10 +56,9 @@ class CentralStorageExtended(ReplicatedExtended):
     def _new_variable(self, **kwargs: Tree) -> Variable:
         as_synchronization(kwargs["synchronization"], kwargs["name"])
         as_aggregation(kwargs["aggregation"], kwargs["name"])
-        variable = AggregatingVariable(
+        return AggregatingVariable(
             strategy=self._container, reducer=self._reducer, home=self._home, device=self._parameter_device, **kwargs
         )
-        return creators.through_creators(lambda **_: variable, inside_scope=False)(**kwargs)
 
     def _update(
         self, var: Tree, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], group: bool

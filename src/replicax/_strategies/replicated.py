@@ -100,7 +100,11 @@ class ReplicatedExtended(StrategyExtended):
 
     def _create_variable(self, **kwargs: Any) -> Variable:
         modes.note_creation()
-        return creators.create_together(self._container, self._new_variable, kwargs)
+        return creators.create_together(self._container, self._new_seen_variable, kwargs)
+
+    def _new_seen_variable(self, **kwargs: Any) -> Variable:
+        variable = self._new_variable(**kwargs)
+        return _shown_to_creators(variable, kwargs) if creators.state.creators else variable
 
     def _local_results(self, value: Any) -> tuple[Any, ...]:
         if isinstance(value, DistributedValues):
@@ -147,9 +151,7 @@ class MirroringExtended(ReplicatedExtended):
             )
         on_read = synchronization is VariableSynchronization.ON_READ
         kind: type[_Distributed] = SyncOnReadVariable if on_read else MirroredVariable
-        variable = kind(strategy=self._container, reducer=self._reducer, **kwargs)
-        _show_components(variable, kwargs)
-        return variable
+        return kind(strategy=self._container, reducer=self._reducer, **kwargs)
 
     def _update(
         self, var: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], group: bool
@@ -171,14 +173,18 @@ def _component_of(index: int) -> Callable[[Any], Any]:
     return lambda leaf: leaf.values[index] if isinstance(leaf, DistributedValues) else leaf
 
 
-def _show_components(variable: _Distributed, kwargs: dict[str, Any]) -> None:
-    """Calls the creators that were entered outside of the scope with each component of a new variable."""
-    if not creators.state.creators:
-        return
+def _shown_to_creators(variable: Variable, kwargs: dict[str, Any]) -> Variable:
+    """Returns a new variable, of which creators that were entered outside of the scope see each component.
+
+    Where it lives once they see the variable itself, and may put another in its place.
+    """
+    if not isinstance(variable, _Distributed):
+        return creators.through_creators(_returning(variable), inside_scope=False)(**kwargs)
     for component in variable.values:
         suffix = f"/replica_{component._index}/" if component._index else ""
         make = creators.through_creators(_returning(component), inside_scope=False)
         make(**{**kwargs, "name": (kwargs["name"] or "Variable") + suffix})
+    return variable
 
 
 def _returning(variable: Any) -> Callable[..., Any]:
