@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -46,7 +47,10 @@ class DistributedDataset(PlacedRounds):
             at that element.
     """
 
-    def __init__(
+    def __init__(self, *args: Any, **kwargs: Any):  # the signature that `tf.distribute.DistributedDataset` shows
+        self._open(*args, **kwargs)
+
+    def _open(
         self,
         dataset: object,
         num_replicas: int,
@@ -54,7 +58,7 @@ class DistributedDataset(PlacedRounds):
         options: InputOptions | None = None,
         policy: AutoShardPolicy | None = None,
         worker: Worker = ALONE,
-    ):
+    ) -> None:
         self._source = normalize_source(dataset, ahead=is_buffered(options))
         self._sources = [self._source]
         self._prepare(num_replicas, place, options, worker)

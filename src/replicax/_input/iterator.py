@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 from replicax._base.types import Tree
 from replicax._data import ElementIterator, Reading
@@ -33,7 +34,10 @@ class DistributedIterator(ElementIterator, Distributed):
 
     _dataset: PlacedRounds
 
-    def __init__(self, dataset: PlacedRounds):
+    def __init__(self, *args: Any, **kwargs: Any):  # the signature that `tf.distribute.DistributedIterator` shows
+        self._open(*args, **kwargs)
+
+    def _open(self, dataset: PlacedRounds) -> None:
         if not isinstance(dataset, PlacedRounds):
             raise TypeError(
                 f"An iterator is made of a distributed dataset, got {dataset!r:.80} of type {type(dataset).__name__}. "
