@@ -81,7 +81,8 @@ class Hundredfold(InReplicaOrder):
 
 
 @ways
-def test_variables_and_reduce_add_up_without_it_as_in_tensorflow(way):
+def test_variables_and_reduce_add_up_without_it(way):
+    """As TensorFlow does on CPU devices; see docs/differences.md."""
     strategy = strategy_with(Hundredfold(), 2)
     with strategy.scope():
         v = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)
