@@ -297,7 +297,8 @@ class Optimizer:
     @property
     def _reducer(self) -> Reducer:
         """The reducer of the strategy, which is there where the state is sharded."""
-        reducer: Reducer = self._strategy.extended._reducer
+        reducer = self._strategy.extended._reducer
+        assert isinstance(reducer, Reducer)
         return reducer
 
     def _new_values(self, gradients: Tree, state: Tree, parameters: Tree) -> tuple[Tree, Tree]:

@@ -96,7 +96,7 @@ def lay_out(mesh: ReplicaMesh, tensor: Any, layout: PartitionSpec) -> Any:
     Outside of replicas a variable is laid out itself, now and from now on, and returned.
     """
     replica_context = context.get_replica_context()
-    in_replica = replica_context is not None and getattr(replica_context.strategy.extended, "_mesh", None) is mesh
+    in_replica = replica_context is not None and replica_context.strategy.extended._mesh is mesh
     if isinstance(tensor, MirroredVariable) and tensor._mesh is mesh and not in_replica:
         if not frames.is_tracing():
             tensor._lay_out([layout])

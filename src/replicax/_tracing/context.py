@@ -16,17 +16,37 @@ import numpy as np
 from replicax._base import errors, nest, tracebacks
 from replicax._base.array_conversion import as_array
 from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.types import CommunicationOptions, ReduceOp, RunOptions, as_integer, as_options, as_reduce_op
+from replicax._base.types import CommunicationOptions, ReduceOp, RunOptions, Tree, as_integer, as_options, as_reduce_op
 from replicax._data import calls
+from replicax._input.agreement import Worker
 from replicax._tracing import autograph_switch
-from replicax._values import DistributedValues, is_array
+from replicax._values import DistributedValues, ReplicaMesh, is_array
+
+
+class ExtendedLike(Protocol):
+    """The part of `StrategyExtended` that modules below the strategies use."""
+
+    _variables_live_once: bool
+    _shards_optimizer_state: bool
+
+    @property
+    def worker_devices(self) -> Sequence[str]:
+        """The full names of the replicas' devices."""
+
+    @property
+    def _mesh(self) -> ReplicaMesh | None: ...
+    @property
+    def _reducer(self) -> object: ...  # a `Reducer`, which stands above this module, or None
+    @property
+    def _worker(self) -> Worker: ...
+    def _create_variable(self, **kwargs: Tree) -> object: ...
 
 
 class StrategyLike(Protocol):
     """What modules below the strategies ask of a strategy."""
 
     @property
-    def extended(self) -> Any:
+    def extended(self) -> ExtendedLike:
         """The methods for those who write optimizers and the like."""
 
     @property

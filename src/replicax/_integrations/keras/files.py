@@ -49,7 +49,7 @@ def join() -> None:
 
 def _is_of_a_job(model: keras.Model) -> bool:
     strategy = strategy_of(model)
-    return strategy is not None and bool(strategy.extended._worker.size > 1)
+    return strategy is not None and strategy.extended._worker.size > 1
 
 
 def _paths_of_all(path: str, message: str = "") -> list[tuple[str, str]]:

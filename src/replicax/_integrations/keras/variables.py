@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from replicax._base import foreign_state, tracebacks
 from replicax._base.types import Tree, VariableAggregation, VariableSynchronization
+from replicax._collectives.reducer import Reducer
 from replicax._control_flow import cond_and_loops
 from replicax._integrations.keras.losses import replicas
 from replicax._tracing import context as _context
@@ -144,7 +145,7 @@ def _new_variable(variable: keras.Variable, value: Tree) -> Variable:
             # sum of all, which would count again for each replica. Nor do replicas without rows come to assign it.
             on_read = True
             reducer = strategy.extended._reducer
-            assert reducer is not None
+            assert isinstance(reducer, Reducer)
             kind = functools.partial(SyncOnReadVariable, strategy=strategy, reducer=reducer)
     synchronization = VariableSynchronization.ON_READ if on_read else VariableSynchronization.AUTO
     with creators.outside():
