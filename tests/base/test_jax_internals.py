@@ -133,7 +133,7 @@ def test_at_once_runs_primitives_although_something_is_traced():
     seen = []
 
     def f(x):
-        with jax_internals.at_once():
+        with jax_internals.untraced():
             made = jax.random.normal(jax.random.key(0), (3,)) * jnp.arange(3)
             seen.append((isinstance(made, jax.core.Tracer), jax_internals.is_eager(jax_internals.current_trace())))
         assert not jax_internals.is_eager(jax_internals.current_trace())
@@ -188,9 +188,9 @@ def test_single():
     """One array on one device, of a replicated one; another array itself."""
     mesh = rx.MirroredStrategy(["GPU:1", "GPU:2"]).extended._mesh
     replicated = mesh.mirror([jnp.arange(3.0), jnp.arange(3.0)])
-    array = jax_internals.single(replicated)
+    array = jax_internals.first_copy(replicated)
     assert array.devices() == {mesh.devices[0]} and array.tolist() == [0.0, 1.0, 2.0]
-    assert jax_internals.single(array) is array
+    assert jax_internals.first_copy(array) is array
 
 
 def test_is_staging():
@@ -287,14 +287,14 @@ def test_singles_are_as_single():
     mesh = jax.sharding.Mesh(DEVICES[:2], "x")
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     for many in (jnp.arange(3.0), jnp.ones((), jnp.bfloat16), jax.random.key(0)):
-        single = jax_internals.Singles()
+        single = jax_internals.FirstCopies()
         for _ in range(3):
             own = single(jax.device_put(many, everywhere))
             assert own.devices() == {DEVICES[0]} and own.dtype == many.dtype and own.shape == many.shape
             assert own.tolist() == many.tolist() if many.dtype != jax.random.key(0).dtype else True
             assert not own.committed
         alone = jax.device_put(many, DEVICES[1])
-        assert jax_internals.Singles()(alone).devices() == {DEVICES[1]}
+        assert jax_internals.FirstCopies()(alone).devices() == {DEVICES[1]}
 
 
 @pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16, np.bool_, np.int64, np.complex128])
@@ -303,7 +303,7 @@ def test_arrays_from_the_host_are_as_jax_makes_them(shape, dtype):
     mesh = jax.sharding.Mesh(np.array(DEVICES[:4]).reshape(2, 2), ("x", "y"))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     make = jax_internals.FromHost(sharding, committed=True)
-    onto = jax_internals.onto(DEVICES[1])
+    onto = jax_internals.from_host_to(DEVICES[1])
     traces = []
     count = jax.jit(lambda x: (traces.append(x.aval), x)[1])
     for wide in (False, True):
@@ -326,7 +326,7 @@ def test_arrays_from_the_host_are_as_jax_makes_them(shape, dtype):
 
 def test_arrays_from_the_host_follow_what_jax_is_set_to():
     """One of JAX has 64 bits where that is allowed; afterwards those of numpy are cut, as JAX cuts them."""
-    onto, before = jax_internals.onto(DEVICES[1]), jax.config.jax_explicit_x64_dtypes
+    onto, before = jax_internals.from_host_to(DEVICES[1]), jax.config.jax_explicit_x64_dtypes
     host = np.full((3, 7), 5)
     try:
         jax.config.update("jax_explicit_x64_dtypes", "allow")
@@ -376,7 +376,7 @@ def test_what_runs_at_once_inside_of_shard_map_may_map_itself():
     mapped = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=split, out_specs=split))
 
     def replica(block):
-        with jax_internals.at_once():
+        with jax_internals.untraced():
             total = mapped(jnp.arange(2.0)).tolist()
         assert not jax_internals.is_eager(jax_internals.current_trace())
         return block * total[0]

@@ -82,7 +82,7 @@ def in_the_form_of(holder: Leaf, value: Leaf) -> Leaf:
     return jax.tree.unflatten(tree, [None] * tree.num_leaves if value is None else jax.tree.leaves(value))
 
 
-def around(owner: object, name: str, wrapper: Callable[..., Any]) -> None:
+def wrap(owner: object, name: str, wrapper: Callable[..., Any]) -> None:
     """Replaces a library's function by `wrapper(original, ...)`; a method in the class that has it.
 
     Libraries look which class defines a method, to see whether a user overrides it.

@@ -84,7 +84,7 @@ class Pool:
         """Returns an array of numbers as a JAX array on one device, free to move; `wide` as of `keeps_bits`."""
         settled = self.settled(array)
         wide = keeps_bits(array) if wide is None else wide
-        return jax_internals.onto(device)(array.shape, array.dtype, lambda _: settled, wide)
+        return jax_internals.from_host_to(device)(array.shape, array.dtype, lambda _: settled, wide)
 
     def rows(self, array: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Returns the rows of an array with these numbers, which are in range; settled."""

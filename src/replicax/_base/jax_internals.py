@@ -46,13 +46,13 @@ def _array(
     return made
 
 
-def single(array: jax.Array) -> jax.Array:
+def first_copy(array: jax.Array) -> jax.Array:
     """Returns an array on one device, free to move: the first copy of a replicated one."""
     return uncommitted(array.addressable_data(0)) if len(array.sharding.device_set) > 1 else array
 
 
-class Singles:
-    """Does as `single` for one array after another, and looks up shape and sharding once for those that are alike.
+class FirstCopies:
+    """Does as `first_copy` for one array after another, and looks up shape and sharding once for those that are alike.
 
     That is quicker: a training step of several processes hands out its results while its devices still need the cores.
     """
@@ -67,7 +67,7 @@ class Singles:
         first = array.addressable_data(0)
         if self._known is None or self._known[3] != array.shape:
             if len(array.sharding.device_set) == 1 or jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-                return single(array)
+                return first_copy(array)
             self._known = type(first), first.aval, first.sharding, array.shape
         kind, aval, sharding, _ = self._known
         return _array(kind, aval, sharding, first)
@@ -118,7 +118,7 @@ class FromHost:
 
 
 @functools.cache
-def onto(device: jax.Device) -> FromHost:
+def from_host_to(device: jax.Device) -> FromHost:
     """Returns what makes arrays on one device, free to move."""
     return FromHost(jax.sharding.SingleDeviceSharding(device), committed=False)
 
@@ -150,7 +150,7 @@ def trace_of(tracer: jax.core.Tracer[Any]) -> Trace:
     return tracer._trace
 
 
-def at_once() -> contextlib.AbstractContextManager[object]:
+def untraced() -> contextlib.AbstractContextManager[object]:
     """Returns a context in which primitives run at once, whatever is being traced.
 
     `jax.ensure_compile_time_eval` does not hold for all primitives: some are staged nevertheless.
@@ -162,7 +162,7 @@ def at_once() -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def _outside_of_the_mesh() -> Iterator[None]:
-    """Does as `at_once` inside of `jax.shard_map`, whose mesh another one would have to be part of."""
+    """Does as `untraced` inside of `jax.shard_map`, whose mesh another one would have to be part of."""
     with jex.set_current_trace(_EAGER), jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         yield
 

@@ -53,7 +53,7 @@ def _of_several(nodes: Sequence[Node]) -> bool:
 
 
 def _messages_of_all(message: str) -> list[str]:
-    return exchange.everyones(message, "checkpoints")
+    return exchange.all_gather(message, "checkpoints")
 
 
 def _snapshot(nodes: Sequence[Node], together: bool) -> _files.Saved:

@@ -35,16 +35,16 @@ def _described(part: Any) -> str:
     return f"{part.dtype}{list(part.shape)}" if is_array(part) else type(part).__name__
 
 
-def _everyones(mesh: ReplicaMesh, call: str, values: Sequence[Sequence[object]]) -> list[list[str]] | None:
+def _descriptions(mesh: ReplicaMesh, call: str, values: Sequence[Sequence[object]]) -> list[list[str]] | None:
     """Returns the dtypes and shapes of every replica's component, for each value given by its local components.
 
     None where each value's are alike everywhere. All workers are at the same call, or it raises.
     """
     mine = [";".join(_described(part) for part in parts) for parts in zip(*values)]
     text = f"{call}\n{'|'.join(mine)}"
-    if is_everyones(mesh, text, alike=len(set(mine)) == 1):
+    if same_on_all_workers(mesh, text, alike=len(set(mine)) == 1):
         return None
-    told = [text.split("\n", 1) for text in exchange.everyones(text)]
+    told = [text.split("\n", 1) for text in exchange.all_gather(text)]
     workers = [[described.split(";") for described in what.split("|")] for _, what in told]
     replicas = [described for worker in workers for described in worker]
     if any(other != call for other, _ in told) or len({len(described) for described in replicas}) > 1:
@@ -56,15 +56,15 @@ def _everyones(mesh: ReplicaMesh, call: str, values: Sequence[Sequence[object]])
     return [list(described) for described in zip(*mesh.by_replica(workers))]
 
 
-def is_everyones(mesh: ReplicaMesh, text: str, alike: bool) -> bool:
+def same_on_all_workers(mesh: ReplicaMesh, text: str, alike: bool) -> bool:
     """Returns whether all workers have the same text, and each says the same of all its replicas (`alike`: this one).
 
     A small collective tells, in a fraction of the time that messages between the processes take.
     """
     told = text.encode() + (b"" if alike else jax.process_index().to_bytes(4))  # a digest that no other worker has
     row = np.frombuffer(hashlib.blake2b(told, digest_size=8).digest(), np.int32)
-    everyones = _run(_rows, "comparison", mesh, [row] * len(mesh.local_ids))
-    return bool((np.asarray(everyones) == row).all())
+    rows = _run(_rows, "comparison", mesh, [row] * len(mesh.local_ids))
+    return bool((np.asarray(rows) == row).all())
 
 
 def any_worker(mesh: ReplicaMesh, here: bool, label: str) -> bool:
@@ -77,17 +77,17 @@ def agree(mesh: ReplicaMesh, call: str, *values: Sequence[object]) -> None:
 
     A value is given by its local components.
     """
-    for everyone in _everyones(mesh, call, values) or ():
-        arithmetic.check_alike([_Shape(text) for text in everyone])
+    for described in _descriptions(mesh, call, values) or ():
+        arithmetic.check_alike([_Shape(text) for text in described])
 
 
 def compare(value: PerReplica) -> None:
     """Tells a value of which shapes and dtypes its components in all processes are."""
     parts, mesh = value.values, mesh_of(value)
     assert mesh is not None
-    with jax_internals.at_once():
-        everyones = _everyones(mesh, "the comparison of a PerReplica argument", [parts])
-    note_kinds(value, [_Shape(text) for text in everyones[0]] if everyones else [parts[0]] * mesh.size)
+    with jax_internals.untraced():
+        described = _descriptions(mesh, "the comparison of a PerReplica argument", [parts])
+    note_kinds(value, [_Shape(text) for text in described[0]] if described else [parts[0]] * mesh.size)
 
 
 class _Shape:
@@ -135,7 +135,7 @@ def given(mesh: ReplicaMesh, parts: Sequence[Any]) -> jax.Array:
 def _run(of_rows: OfRows, label: str, mesh: ReplicaMesh, parts: Sequence[Array]) -> jax.Array:
     with in_flight.calling(mesh, f"{label}({in_flight.shapes([(parts[0].dtype, parts[0].shape)])})") as call:
         call.output = output = _program(mesh, of_rows)(given(mesh, parts))
-    return mesh.copies(output)[0] if mesh.logical_axes else jax_internals.single(output)
+    return mesh.copies(output)[0] if mesh.logical_axes else jax_internals.first_copy(output)
 
 
 def connect(mesh: ReplicaMesh) -> None:
@@ -185,10 +185,10 @@ def from_first_laid_out(mesh: ReplicaMesh, whole: jax.Array, layout: PartitionSp
 
 def all_parts(mesh: ReplicaMesh, parts: Sequence[jax.Array], axis: int) -> list[jax.Array]:
     """Returns the components of all workers, which may differ in size along `axis`."""
-    everyones = _everyones(mesh, "gather", [parts])
+    described = _descriptions(mesh, "gather", [parts])
     shapes: Sequence[arithmetic.HasShape] = [*parts[:1]] * mesh.size
-    if everyones:
-        shapes = [_Shape(text) for text in everyones[0]]
+    if described:
+        shapes = [_Shape(text) for text in described[0]]
     arithmetic.check_alike(shapes, free_axis=axis)
     longest = max(shape.shape[axis] for shape in shapes)
     padding = [(0, 0)] * parts[0].ndim
@@ -200,9 +200,9 @@ def all_parts(mesh: ReplicaMesh, parts: Sequence[jax.Array], axis: int) -> list[
     return [jax.lax.slice_in_dim(rows[i], 0, shape.shape[axis], axis=axis) for i, shape in enumerate(shapes)]
 
 
-def everyones_sizes(mesh: ReplicaMesh, sizes: Sequence[int]) -> list[int]:
+def gather_sizes(mesh: ReplicaMesh, sizes: Sequence[int]) -> list[int]:
     """Returns the numbers of all replicas, given those of this worker's."""
-    told = exchange.everyones(",".join(map(str, sizes)))
+    told = exchange.all_gather(",".join(map(str, sizes)))
     return [int(size) for size in mesh.by_replica([text.split(",") for text in told])]
 
 
@@ -233,4 +233,4 @@ def reduced_along(
         return total
     axes = axis if isinstance(axis, tuple) else (axis,)
     counts = [int(np.prod([array.shape[one] for one in axes], dtype=np.int64)) for array in arrays]
-    return arithmetic.divided(total, sum(everyones_sizes(mesh, counts)), arrays[0].dtype)
+    return arithmetic.divided(total, sum(gather_sizes(mesh, counts)), arrays[0].dtype)

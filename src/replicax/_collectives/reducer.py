@@ -173,10 +173,10 @@ class Reducer:
         """Returns what eager replicas get from `all_gather`: a value for each they passed."""
         return [self._on_each_replica(self._gathered(value, axis)) for value in values]
 
-    def everyones_sizes(self, size: PerReplica | int) -> list[int]:
+    def gather_sizes(self, size: PerReplica | int) -> list[int]:
         """Returns a number of each replica, on all workers."""
         sizes: list[int] = list(size.values) if isinstance(size, PerReplica) else [size] * len(self.mesh.local_ids)
-        return sizes if self.mesh.all_local else cross_process.everyones_sizes(self.mesh, sizes)
+        return sizes if self.mesh.all_local else cross_process.gather_sizes(self.mesh, sizes)
 
     # One value, by its form.
 

@@ -87,7 +87,7 @@ class LockstepContext(ReplicaContext):
             parts = []
             for value, total in zip(values, sums):
                 sizes = self._merge(
-                    lambda strategy, size: (self._reducer.everyones_sizes(size),),
+                    lambda strategy, size: (self._reducer.gather_sizes(size),),
                     (value.shape[axis],),
                     {},
                     ("all_gather gradient",),

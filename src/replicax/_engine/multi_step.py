@@ -193,7 +193,7 @@ def _stacked(leaves: Sequence[Any]) -> Any:
         return Apart(leaves)
     # The results of programs lie on all devices, those of eager code on one.
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-    return jnp.stack(leaves if traced else [jax_internals.single(jnp.asarray(leaf)) for leaf in leaves])
+    return jnp.stack(leaves if traced else [jax_internals.first_copy(jnp.asarray(leaf)) for leaf in leaves])
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -285,7 +285,7 @@ class Results:
                 return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
             if isinstance(leaf, PerReplica) and mesh is not None and mesh.lone and id(array) not in self._given:
                 own = self._add(as_copies(array, mesh), mesh.mirrored)  # bare, as `run` returns it eagerly
-                component = jax_internals.Singles()
+                component = jax_internals.FirstCopies()
 
                 def made(arrays: Sequence[Any]) -> Any:
                     value = component(arrays[own])
@@ -340,7 +340,7 @@ class _OwnCopy:
     """A result that other processes may have as well, as an array of this one."""
 
     def __init__(self, place: int):
-        self._place, self._single = place, jax_internals.Singles()
+        self._place, self._single = place, jax_internals.FirstCopies()
         self._shared: bool | None = None
 
     def __call__(self, arrays: Sequence[Any]) -> Any:

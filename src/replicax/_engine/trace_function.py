@@ -140,8 +140,10 @@ class Tracing:
         Each worker has one replica, whose component in a result of `run` is a plain array. It may come in again.
         """
         kinds = [key[:2] for key in self._call.keys if isinstance(key[0], tuple)]
-        with jax_internals.at_once():
-            if kinds and not cross_process.is_everyones(mesh, f"the arrays of a traced call\n{kinds}", alike=True):
+        with jax_internals.untraced():
+            if kinds and not cross_process.same_on_all_workers(
+                mesh, f"the arrays of a traced call\n{kinds}", alike=True
+            ):
                 raise RunEagerly
 
 

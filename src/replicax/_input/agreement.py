@@ -51,7 +51,7 @@ class Round(NamedTuple):
 
     parts: list[Tree]
     alike: bool
-    everyones: Sequence[Kinds] = ()  # each worker's kinds, where there are several workers and the parts differ
+    kinds_of_workers: Sequence[Kinds] = ()  # each worker's kinds, where there are several workers and the parts differ
 
 
 def kinds_of(parts: Sequence[Tree]) -> Kinds:
@@ -83,9 +83,9 @@ class Iteration(NamedTuple):
     topic: str  # the name that the workers have for it
     stopped: Callable[[], bool] = _never  # whether nobody takes elements here any more
 
-    def everyones(self, message: str) -> list[str]:
+    def all_gather(self, message: str) -> list[str]:
         """Returns each worker's message."""
-        return exchange.everyones(message, self.topic, self.stopped)
+        return exchange.all_gather(message, self.topic, self.stopped)
 
 
 def one_order(iteration: Iteration, reading: Reading, rounds: Callable[[], Iterator[Round]]) -> Iterator[Round]:
@@ -94,7 +94,7 @@ def one_order(iteration: Iteration, reading: Reading, rounds: Callable[[], Itera
     So the workers have the same batches to take their parts of, and those are of the shapes that each one expects.
     """
     with contextlib.suppress(exchange.Stopped):
-        told = iteration.everyones(json.dumps(reading.state()))
+        told = iteration.all_gather(json.dumps(reading.state()))
         if told[0] != told[jax.process_index()]:
             reading.adopt(json.loads(told[0]))
         yield from rounds()
@@ -120,7 +120,7 @@ def agreed(
         spec: gives the spec of a part.
     """
     with contextlib.suppress(exchange.Stopped):
-        told = [text.split() for text in iteration.everyones(f"{count} {int(shapes_follow)}")]
+        told = [text.split() for text in iteration.all_gather(f"{count} {int(shapes_follow)}")]
         counts = [int(text) for text, _ in told]
         known = all(n >= 0 or n == INFINITE_CARDINALITY for n in counts)
         if len(set(counts)) == 1 and known and all(follow == "1" for _, follow in told):
@@ -131,22 +131,22 @@ def agreed(
         while True:
             own = next(rounds, None)
             parts = own.parts if own else parts
-            told_now = iteration.everyones(json.dumps(kinds_of(own.parts)) if own else "")
+            told_now = iteration.all_gather(json.dumps(kinds_of(own.parts)) if own else "")
             if not any(told_now):
                 return
             if not all(told_now):
                 if fixed is None:
-                    fixed = "1" in iteration.everyones(str(int(all_static(spec()))))
+                    fixed = "1" in iteration.all_gather(str(int(all_static(spec()))))
                 if fixed:
                     return
             if own is None:
                 parts = [empty(part) for part in parts] or [_nothing(spec())] * replicas
             if not all(told_now):  # workers without data tell the kinds of their empty parts
-                told_now = iteration.everyones(json.dumps(kinds_of(parts)))
+                told_now = iteration.all_gather(json.dumps(kinds_of(parts)))
             kinds = {text: _told(text) for text in told_now}
-            everyones = [kinds[text] for text in told_now]
-            alike = all(part == everyones[0][0] for worker in everyones for part in worker)
-            yield Round(parts, alike, () if alike else everyones)
+            kinds_of_workers = [kinds[text] for text in told_now]
+            alike = all(part == kinds_of_workers[0][0] for worker in kinds_of_workers for part in worker)
+            yield Round(parts, alike, () if alike else kinds_of_workers)
 
 
 def all_static(spec: Tree) -> bool:

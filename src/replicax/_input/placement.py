@@ -50,7 +50,7 @@ class Placement:
 
     def _kinds_of_leaves(self, this_round: Round) -> Iterator[Sequence[Kind]]:
         """Yields for each leaf the kinds of all replicas' parts, where the workers told them."""
-        told = self._mesh.by_replica(this_round.everyones) if this_round.everyones else []
+        told = self._mesh.by_replica(this_round.kinds_of_workers) if this_round.kinds_of_workers else []
         return itertools.zip_longest(*told, fillvalue=Kind((), ""))
 
     def _leaf(self, leaves: Sequence[Leaf], of_all: Sequence[Leaf], alike: bool, fetch_to_device: bool) -> Leaf:

@@ -47,8 +47,8 @@ class Shares(Iterator[Round]):
             return Round([element], True)
         shares, (size, rank) = split_batch(element, self._replicas), self._worker
         alike = num_rows(element) % self._replicas == 0
-        everyones = [] if alike or size == 1 else [kinds_of(shares[i::size]) for i in range(size)]
-        return Round(shares[rank::size], alike, everyones)
+        kinds_of_workers = [] if alike or size == 1 else [kinds_of(shares[i::size]) for i in range(size)]
+        return Round(shares[rank::size], alike, kinds_of_workers)
 
     def next_block(self, count: int) -> list[Tree] | None:
         """Returns each replica's shares of the next batches, stacked along a new first axis.

@@ -69,22 +69,22 @@ def join() -> None:
         )
         return
     view = _View(vars(variable)["_raw_value"], variable, _kinds(nnx))
-    with jax_internals.at_once():
+    with jax_internals.untraced():
         writing = _Writing(view, tracers.current_jax_trace(), vars(variable)["_can_update"].fget)
     variable._raw_value = view
     variable.__replicax_variable__ = property(view.variable)
     variable._can_update = property(writing.can_update)
     variable._checkpoint_leaf = _checkpoint_leaf
-    foreign_state.around(variable, "_check_can_update", writing.check_can_update)
-    foreign_state.around(variable, "__init__", view.init)
-    foreign_state.around(variable, "set_value", view.set_value)
-    foreign_state.around(tree, "_check_valid_context", writing.check_valid_context)
-    foreign_state.around(tree, "_setattr", writing.set_attribute)
-    foreign_state.around(pytreelib.PytreeState, "__init__", writing.begin)
+    foreign_state.wrap(variable, "_check_can_update", writing.check_can_update)
+    foreign_state.wrap(variable, "__init__", view.init)
+    foreign_state.wrap(variable, "set_value", view.set_value)
+    foreign_state.wrap(tree, "_check_valid_context", writing.check_valid_context)
+    foreign_state.wrap(tree, "_setattr", writing.set_attribute)
+    foreign_state.wrap(pytreelib.PytreeState, "__init__", writing.begin)
     tree._replicax_leaf = lambda node: view.has_ours(node)
     tree._tracked = lambda node: _nested(nnx.to_flat_state(nnx.state(node, variable)))
     nnx.State._tracked = lambda state: _nested(nnx.to_flat_state(state))  # type: ignore[attr-defined]
-    foreign_state.around(nnx.metrics.Welford, "update", _update_welford)
+    foreign_state.wrap(nnx.metrics.Welford, "update", _update_welford)
     tracers.current_jax_trace = _current_trace(tracers.current_jax_trace)
 
 

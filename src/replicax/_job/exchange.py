@@ -30,7 +30,7 @@ class Stopped(Exception):
     """Raised where an exchange is given up."""
 
 
-def everyones(message: str, topic: str = "eager", stopped: Callable[[], bool] | None = None) -> list[str]:
+def all_gather(message: str, topic: str = "eager", stopped: Callable[[], bool] | None = None) -> list[str]:
     """Sends a message to all workers and returns everyone's at this topic's next exchange, by process.
 
     With `stopped` the wait is not watched, and is given up (`Stopped`) as soon as that is true.

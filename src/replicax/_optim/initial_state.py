@@ -90,7 +90,7 @@ def _same_everywhere(program: jex.ClosedJaxpr | None, mesh: ReplicaMesh | None) 
         consts = [] if program is None else program.consts
         digests = [hashlib.sha256(np.asarray(x).tobytes()).hexdigest() for x in consts]
         text = "" if program is None else "\n".join([str(program), *digests])
-    return cross_process.is_everyones(mesh, f"initial state\n{text}", alike=True) and text != ""
+    return cross_process.same_on_all_workers(mesh, f"initial state\n{text}", alike=True) and text != ""
 
 
 def _run(

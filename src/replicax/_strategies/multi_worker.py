@@ -48,7 +48,7 @@ class MultiWorkerMirroredExtended(MirroringExtended):
             resolver._join(tasks, addresses, tasks.index((kind, index)))
             if options is not None:  # else it is the environment's, or five minutes
                 state.set_step_timeout(options.timeout_seconds)
-        mesh = ReplicaMesh(devices.find_devices(None) if alone else _everyones_devices())
+        mesh = ReplicaMesh(devices.find_devices(None) if alone else _devices_of_all())
         super().__init__(container_strategy, Reducer(mesh, CollectiveAllReduce(), known))
         cross_process.connect(mesh)
         if known.implementation is CommunicationImplementation.NCCL and mesh.devices[0].platform == "cpu":
@@ -83,7 +83,7 @@ def _tasks(resolver: Any) -> tuple[list[tuple[Any, Any]], list[str]]:
     return tasks, [spec.task_address(*task) for task in tasks]
 
 
-def _everyones_devices() -> list[jax.Device]:
+def _devices_of_all() -> list[jax.Device]:
     """Returns the devices of all processes in order, at the positions of those that this one would take by itself."""
     mine = devices.find_devices(None)
     every: list[list[jax.Device]] = [[] for _ in range(jax.process_count())]

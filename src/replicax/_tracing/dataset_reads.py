@@ -112,7 +112,7 @@ def outside() -> Iterator[None]:
     before, lifts.stack = lifts.stack, []
     frame = frames.frame()
     try:
-        with jax_internals.at_once(), frames.entered(frame if frame.local else frames.GlobalFrame()):
+        with jax_internals.untraced(), frames.entered(frame if frame.local else frames.GlobalFrame()):
             yield
     finally:
         lifts.stack = before

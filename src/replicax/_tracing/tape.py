@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from replicax._base import foreign_state, tracebacks
 from replicax._base import nest as _nest
-from replicax._base.jax_internals import current_trace, single
+from replicax._base.jax_internals import current_trace, first_copy
 from replicax._base.types import Leaf, Tree
 from replicax._tracing import active_tapes, trace_caches
 from replicax._tracing.jacobian import Pull, batch_jacobian, jacobians
@@ -405,7 +405,7 @@ def _own(gradient: jax.Array | None) -> jax.Array | None:
     """Returns a gradient that other processes have as well, as an array of this one."""
     if gradient is None or isinstance(gradient, jax.core.Tracer) or gradient.is_fully_addressable:
         return gradient
-    return active_tapes.renamed(gradient, single(gradient))
+    return active_tapes.renamed(gradient, first_copy(gradient))
 
 
 def _arrays(leaf: Any) -> list[jax.Array]:

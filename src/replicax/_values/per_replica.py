@@ -79,7 +79,7 @@ class Value(DistributedValues):
             if any(isinstance(part, jax.core.Tracer) for part in form.components):
                 return self._joined_traced(form.components)
             parts = [np.asarray(part) if isinstance(part, np.generic) else part for part in form.components]
-            with jax_internals.at_once():
+            with jax_internals.untraced():
                 self._array = self._joined(parts)
         return self._array
 
@@ -132,7 +132,7 @@ class PerReplica(errors.NotATensor, Value):
         if isinstance(form, Padded):
             if not _is_concrete(form.array):
                 return tuple(part_of(form.array[i], shape) for i, shape in enumerate(form.shapes))
-            with jax_internals.at_once():
+            with jax_internals.untraced():
                 self._values = mesh.cut(form.array, form.shapes)
             return self._values
         assert isinstance(form, Stacked)
@@ -147,7 +147,7 @@ class PerReplica(errors.NotATensor, Value):
             return (array,) * len(mesh.local_ids)
         if not _is_concrete(array):
             return tuple(array[i] for i in range(mesh.size))
-        with jax_internals.at_once():
+        with jax_internals.untraced():
             return mesh.rows(array)
 
 
@@ -176,7 +176,7 @@ class Mirrored(Value):
                 return (value,) * mesh.size
             if not isinstance(value, jax.Array):
                 return (value,) * len(mesh.local_ids)
-            with jax_internals.at_once():
+            with jax_internals.untraced():
                 self._values = mesh.copies(value)
         return self._values
 
@@ -280,7 +280,7 @@ def padded_form(value: PerReplica) -> Padded | None:
     shapes = tuple(tuple(kind.shape) for kind in kinds)
     if any(isinstance(part, jax.core.Tracer) for part in form.components):
         return Padded(jnp.stack([filled(jnp.asarray(x), largest_of(shapes)) for x in form.components]), shapes)
-    with jax_internals.at_once():
+    with jax_internals.untraced():
         value._padded = Padded(mesh.pad(form.components, largest_of(shapes)), shapes)
     return value._padded
 

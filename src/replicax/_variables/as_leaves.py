@@ -22,7 +22,7 @@ def initial_tree(initial_value: Any, dtype: Any) -> tuple[list[Any], Any, bool]:
 
     (JAX's arrays of numpy's, and of numbers, are copies.)
     """
-    with jax_internals.at_once():
+    with jax_internals.untraced():
         value = initial_value() if callable(initial_value) else initial_value
         if isinstance(value, ArrayProtocol):
             value = value.value()

@@ -78,16 +78,16 @@ def _check_workers(mesh: ReplicaMesh, required: list[Any], alike: list[bool]) ->
     """The same between workers. `alike` says of which variables the copies of this one are equal."""
     names = "\n".join(f"{variable.name} {variable._types}" for variable in required)
     digests = [_digest(variable) for variable in required]
-    if cross_process.is_everyones(mesh, "\n".join([names, *digests]), all(alike)):
+    if cross_process.same_on_all_workers(mesh, "\n".join([names, *digests]), all(alike)):
         return
-    if not cross_process.is_everyones(mesh, names, True):
+    if not cross_process.same_on_all_workers(mesh, names, True):
         raise ValueError(
             "The replicas of one worker assign other variables without an aggregation than those of another. All "
             "replicas must assign the same ones; those of this worker assign "
             f"{', '.join(variable.name for variable in required)}."
         )
     for variable, digest, here in zip(required, digests, alike):
-        if not cross_process.is_everyones(mesh, digest, here):
+        if not cross_process.same_on_all_workers(mesh, digest, here):
             raise error(variable, ": the copies of the workers' replicas differ")
 
 

@@ -43,7 +43,7 @@ class DeviceHome:
         for shard in leaf.addressable_shards if len(leaf.devices()) > 1 else ():
             if shard.device == self._device:
                 return jax_internals.uncommitted(shard.data)
-        return jax_internals.uncommitted(jax.device_put(jax_internals.single(leaf), self._device))
+        return jax_internals.uncommitted(jax.device_put(jax_internals.first_copy(leaf), self._device))
 
     def read(self, leaf: Any, device: Any) -> Any:
         """A leaf on this device, or, where that is None, wherever is nearest."""
@@ -133,14 +133,14 @@ class HomeStorage(Storage):
         return self.arrays
 
     def read(self) -> list[Any]:
-        with jax_internals.at_once():
+        with jax_internals.untraced():
             return [self._home.spread(leaf) for leaf in self.stored()]
 
     def read_on(self, device: jax.Device | None) -> list[Any]:
         """Returns the leaves on this device, or, where that is None, wherever is nearest."""
         leaves = self.stored()
         self.lent = self.lent or self._home.lends
-        with jax_internals.at_once():
+        with jax_internals.untraced():
             return [self._home.read(leaf, device) for leaf in leaves]
 
     def read_one(self) -> list[Any]:
@@ -148,7 +148,7 @@ class HomeStorage(Storage):
         return self.read_on(None)
 
     def placed(self, leaves: list[Any]) -> list[Any]:
-        with jax_internals.at_once():
+        with jax_internals.untraced():
             return [self._home.put(leaf) for leaf in leaves]
 
     def write(self, leaves: list[Any]) -> None:

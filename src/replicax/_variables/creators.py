@@ -63,7 +63,7 @@ def outside(strategy: Any = None) -> Iterator[None]:
     within = context.get_replica_context() is not None
     strategy = strategy or (current if within else None)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(jax_internals.at_once())
+        stack.enter_context(jax_internals.untraced())
         stack.enter_context(frames.entered(frames.GlobalFrame()))
         if strategy is not None and (within or strategy is not current):
             stack.enter_context(context.entered(strategy, None))
@@ -91,12 +91,12 @@ def create_together(strategy: context.StrategyLike, new: Callable[..., Any], kwa
         return new(**kwargs)
 
     def merged(_: context.StrategyLike, makers: Any) -> Any:
-        everyones = makers.values if isinstance(makers, PerReplica) else (makers,)
-        for index, other in enumerate(everyones):
-            if other.keywords["name"] != everyones[0].keywords["name"]:
+        every = makers.values if isinstance(makers, PerReplica) else (makers,)
+        for index, other in enumerate(every):
+            if other.keywords["name"] != every[0].keywords["name"]:
                 name = other.keywords["name"]
                 raise RuntimeError(f"Tried to create variable {name} with mismatching name on device {index}")
-        return everyones[0]()
+        return every[0]()
 
     tag = ("the creation of a variable", id(strategy))
     return replica_context._merge(merged, (functools.partial(new, **kwargs),), {}, tag)

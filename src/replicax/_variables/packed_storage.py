@@ -95,7 +95,7 @@ class VectorHome:
     def cut_copy(self, vector: Any, slot: Slot, replica: int) -> Any:
         """A slot's part of one replica's copy of the vector; no other device takes part."""
         assert self.mesh is not None
-        with jax_internals.at_once():
+        with jax_internals.untraced():
             return jax_internals.uncommitted(_cut(self.mesh.shard(vector, replica), np.int32(slot.start), slot.shape))
 
     def kept(self, vector: Any) -> Any:
@@ -104,7 +104,7 @@ class VectorHome:
 
     def cut(self, vector: Any, slot: Slot) -> Any:
         """A slot's part of the vector."""
-        with jax_internals.at_once():
+        with jax_internals.untraced():
             if self.mesh is None:
                 with jax.default_device(self.sharding):
                     return _cut(vector, np.int32(slot.start), slot.shape)
@@ -271,7 +271,7 @@ class SharedList(_Store):
 
 def arrange(groups: Sequence[Sequence[Leaf]]) -> None:
     """Puts leaves of each group that lie together and are small into shared vectors, as far as it is worth it."""
-    with frames.lock, jax_internals.at_once():
+    with frames.lock, jax_internals.untraced():
         for group in groups:
             by_home: dict[Any, list[Leaf]] = {}
             for storage, index in group:
@@ -294,7 +294,7 @@ def list_of(leaves: Sequence[Leaf]) -> SharedList | None:
     """Returns the list that has just these leaves, a new one if none is in any store yet; None where neither is so."""
     slots = [storage.slots.get(index) for storage, index in leaves]
     if len(leaves) >= FEWEST_IN_LIST and all(slot is None for slot in slots):
-        with jax_internals.at_once():
+        with jax_internals.untraced():
             return SharedList(leaves)
     found = slots[0].store if slots and slots[0] is not None else None
     return found if isinstance(found, SharedList) and found.slots == slots else None

@@ -283,8 +283,8 @@ def _copied(arrays: list[Any]) -> list[Any]:
 
 def on_one_device(leaf: Any, place: jax.Device | None) -> Any:
     """Returns a leaf from anywhere as a variable of one copy keeps it: on `place`, or where it is."""
-    leaf = jax_internals.single(leaf)  # a program over several devices leaves a copy on each
+    leaf = jax_internals.first_copy(leaf)  # a program over several devices leaves a copy on each
     if place is None or place in leaf.devices():
         return leaf
-    with jax_internals.at_once():
+    with jax_internals.untraced():
         return jax_internals.uncommitted(jax.device_put(leaf, place))

@@ -276,7 +276,7 @@ def static(op: Callable[..., Any]) -> Callable[..., Any]:
                 leaves = [_constants[id(x)][1] if id(x) in _constants else x for x in leaves]
                 if not any(is_tensor(x) for x in leaves):
                     args, kwargs = jax.tree.unflatten(structure, leaves)
-                    with jax_internals.at_once():
+                    with jax_internals.untraced():
                         return jax.tree.map(lambda x: np.asarray(x)[()], op(*args, **kwargs))
         return op(*args, **kwargs)
 

@@ -129,7 +129,7 @@ class _OfFunction:
         """The variable of a call that names a seed, the `number`th of its kind, or that of all other calls."""
         with _lock:
             if (tag, number) not in self._states:
-                with jax_internals.at_once():  # the function may be traced
+                with jax_internals.untraced():  # the function may be traced
                     state = ResourceVariable(self._first(tag), trainable=False, name="seed")
                 state._late, state._hidden = False, True  # no checkpoint has it, and no list
                 self._states[tag, number] = state
@@ -154,7 +154,7 @@ class _OfFunction:
         return np.asarray([*_start(tag, self._chance, 1), 0], np.uint32)
 
     def _write(self, state: ResourceVariable, value: np.ndarray) -> None:
-        with jax_internals.at_once():
+        with jax_internals.untraced():
             frames.GlobalFrame().write(state, [array_conversion.as_array(value)])
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from replicax._base.atomic_files import Kind, make_folders, replacing
-from replicax._base.foreign_state import around
+from replicax._base.foreign_state import wrap
 from replicax._base.types import Tree
 from replicax._integrations.keras.fit import strategy_of
 from replicax._job import exchange
@@ -39,12 +39,12 @@ def join() -> None:
     import keras
     from keras.src.utils import file_utils
 
-    around(file_utils, "makedirs", _makedirs)
+    wrap(file_utils, "makedirs", _makedirs)
     for callback in (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore):
-        around(callback, "_save_model", _by_all)
-    around(keras.callbacks.BackupAndRestore, "on_train_end", _first_one_then_the_others)
+        wrap(callback, "_save_model", _by_all)
+    wrap(keras.callbacks.BackupAndRestore, "on_train_end", _first_one_then_the_others)
     for name in ("save", "save_weights"):
-        around(keras.Model, name, _one_for_all)
+        wrap(keras.Model, name, _one_for_all)
 
 
 def _is_of_a_job(model: keras.Model) -> bool:
@@ -54,7 +54,7 @@ def _is_of_a_job(model: keras.Model) -> bool:
 
 def _paths_of_all(path: str, message: str = "") -> list[tuple[str, str]]:
     """Returns the paths and messages of all workers."""
-    texts = exchange.everyones(f"the file {path}\n{message}", "keras files")
+    texts = exchange.all_gather(f"the file {path}\n{message}", "keras files")
     return [(text.partition("\n")[0], text.partition("\n")[2]) for text in texts]
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from replicax._base import nest
 from replicax._base.errors import OutOfRangeError
-from replicax._base.foreign_state import around
+from replicax._base.foreign_state import wrap
 from replicax._base.types import Tree
 from replicax._data import Dataset
 from replicax._data.calls import ends_data
@@ -52,27 +52,27 @@ def join() -> None:
     from keras.src.backend.jax.trainer import JAXEpochIterator, JAXTrainer
     from keras.src.trainers import data_adapters
 
-    around(JAXTrainer, "__init__", _init)
+    wrap(JAXTrainer, "__init__", _init)
     JAXTrainer.distribute_strategy = property(lambda model: strategy_of(model) or context.get_strategy())
     for name in ("compile", "fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch"):
-        around(JAXTrainer, name, _in_scope)
-    around(data_adapters, "get_data_adapter", _adapted)
+        wrap(JAXTrainer, name, _in_scope)
+    wrap(data_adapters, "get_data_adapter", _adapted)
     for layer in (keras.layers.Normalization, keras.layers.Discretization):
-        around(layer, "adapt", _adapt)
+        wrap(layer, "adapt", _adapt)
     made: dict[str, Callable[[keras.Model], Callable[..., Tree]]] = {
         "train_function": lambda model: _with_logs(model, "train_step", _train_step, 4),
         "test_function": lambda model: _with_logs(model, "test_step", _test_step, 3),
         "predict_function": _with_outputs,
     }
     for attribute, function_of in made.items():
-        around(JAXTrainer, f"make_{attribute}", _maker(attribute, function_of))
+        wrap(JAXTrainer, f"make_{attribute}", _maker(attribute, function_of))
     for name, ours in (("train_step", _train_step), ("test_step", _test_step), ("predict_step", _predict_step)):
-        around(JAXTrainer, name, functools.partial(_by_super, ours))
-    around(JAXTrainer, "_get_jax_state", _no_state)
-    around(JAXTrainer, "_symbolic_build", _symbolic_build)
-    around(JAXTrainer, "_aggregate_additional_loss", _additional_loss)
+        wrap(JAXTrainer, name, functools.partial(_by_super, ours))
+    wrap(JAXTrainer, "_get_jax_state", _no_state)
+    wrap(JAXTrainer, "_symbolic_build", _symbolic_build)
+    wrap(JAXTrainer, "_aggregate_additional_loss", _additional_loss)
     JAXTrainer.__call__ = lambda model, *args, **kwargs: _call(super(JAXTrainer, model).__call__, model, args, kwargs)
-    around(JAXEpochIterator, "_get_iterator", _distributed)
+    wrap(JAXEpochIterator, "_get_iterator", _distributed)
 
 
 def strategy_of(model: keras.Model) -> Any:

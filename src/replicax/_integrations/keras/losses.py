@@ -14,7 +14,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from replicax._base.foreign_state import around
+from replicax._base.foreign_state import wrap
 from replicax._tracing import context
 
 
@@ -22,7 +22,7 @@ def join() -> None:
     """Changes Keras as the table above says."""
     from keras.src.losses import loss
 
-    around(loss, "reduce_values", reduce_values)
+    wrap(loss, "reduce_values", reduce_values)
     loss.scale_loss_for_distribution = scale_loss
     loss.unscale_loss_for_distribution = unscale_loss
 
