@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -882,6 +883,20 @@ def test_a_job_listens_at_its_own_addresses_alone(tmp_path, host):
     mapped = "0000000000000000FFFF0000"  # how gRPC writes an IPv4 address
     found = [{word.removeprefix(mapped) for word in ended.stdout.split()[2::3]} for ended in done.values()]
     assert found == [{address}, {address, "0100007F"}], workers.output()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is an address of this machine")
+def test_a_proxy_stands_in_nobodys_way(tmp_path):
+    """The client of JAX's coordination service would take one, unless its own machine's address is excepted."""
+    import processes
+
+    def config(addresses, index):
+        return processes.tf_config([a.replace("127.0.0.1", "127.0.0.2") for a in addresses], index)
+
+    code = "from processes import join, step\njoin()\nstep().block_until_ready()\n"
+    with Workers(tmp_path, 2, code, config=config, env={"http_proxy": "http://127.0.0.1:9"}) as workers:
+        done = workers.join(timeout=60)
+    assert [ended.returncode for ended in done.values()] == [0, 0], workers.output()
 
 
 def test_the_port_is_taken(tmp_path):

@@ -200,16 +200,16 @@ def _coordination(published: str, at: str) -> tuple[socket.socket, str, str]:
 
 def _start_jax(job: Job, address: str, bind: str | None, limit: float) -> None:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # JAX would take SIGTERM for itself. And its connections stay on this host, where no proxy is wanted.
-    jax.config.update("jax_enable_preemption_service", False)
-    jax.config.update("jax_check_proxy_envs", False)
-    excepted = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy")  # noqa: SIM112
-    os.environ["no_grpc_proxy"] = ",".join(filter(None, [excepted, "127.0.0.1,localhost"]))  # noqa: SIM112
+    jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM for itself
     devices = max(jax.config.jax_num_cpu_devices, 1)  # type: ignore[attr-defined]
     # JAX 0.10 runs the devices' parts of a call on NPROC threads, and deadlocks if these are too few.
     os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 2 * devices)))
     if bind is not None:
         address = bind.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]")
+    # JAX's client connects to this machine alone, to the service or to the relay, and needs no proxy for that.
+    jax.config.update("jax_check_proxy_envs", False)
+    excepted = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy")  # noqa: SIM112
+    os.environ["no_grpc_proxy"] = ",".join(filter(None, [excepted, parse(address)[0]]))  # noqa: SIM112
     jax.distributed.initialize(
         address,
         len(job.tasks),
