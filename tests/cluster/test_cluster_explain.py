@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 import replicax as rx
-from replicax._cluster import explain, local_processes
+from replicax._cluster import explain
 from replicax.cluster_resolver import ClusterResolver, SimpleClusterResolver, TFConfigClusterResolver, UnionResolver
 
 NO_ADDRESS = "192.0.2.7"  # of a block that is kept for documents
@@ -22,9 +22,7 @@ NO_ADDRESS = "192.0.2.7"  # of a block that is kept for documents
 @pytest.fixture(autouse=True)
 def nothing_around():
     with mock.patch.dict(os.environ):  # which resolvers may set, as CUDA_VISIBLE_DEVICES
-        for name in list(os.environ):
-            if name == "TF_CONFIG" or name.lower().endswith("_proxy"):
-                del os.environ[name]
+        os.environ.pop("TF_CONFIG", None)
         yield
 
 
@@ -144,27 +142,18 @@ def test_tasks_that_are_not_in_the_cluster():
 
 
 @pytest.mark.parametrize(
-    "address, trouble",
-    [
-        ("localhost", "has no port; write it as HOST:PORT"),
-        ("localhost:", "has a port that is not a number"),
-        ("localhost:http", "has a port that is not a number"),
-        ("localhost:0", "has a port that is not between 1 and 65535"),
-        ("localhost:65536", "has a port that is not between 1 and 65535"),
-        (":2222", "has no port; write it as HOST:PORT"),
-        ("::1", "has no port; write it as HOST:PORT"),
-        ("grpc://localhost:1", "has a scheme in front; write it as HOST:PORT"),
-        ("local host:1", "has a blank or a slash in its host; write it as HOST:PORT"),
-    ],
-)
-def test_addresses_that_are_none(address, trouble):
-    text = f"the address of worker 0, {address!r}, {trouble}"
-    assert text in report_of({"worker": [address]}).contradictions
+    "address",
+    ["localhost", "localhost:", "localhost:http", "localhost:0", "localhost:65536", ":2222", "::1",
+     "grpc://localhost:1", "local host:1", "a/b:1"],
+)  # fmt: skip
+def test_addresses_that_are_none(address):
+    text = the_one(report_of({"worker": [address]}).contradictions, "the address of worker 0")
+    assert text.startswith("the address of worker 0 is none: An address reads HOST:PORT") and repr(address) in text
 
 
-@pytest.mark.parametrize("address", ["localhost:1024", "127.0.0.1:1024", "[::1]:1024", "a-b.example:65535"])
+@pytest.mark.parametrize("address", ["localhost:1024", "127.0.0.1:1024", "[::1]:1024"])
 def test_addresses_that_are_right(address):
-    assert local_processes.split_address(address)[1:] in ((1024, None), (65535, None))
+    assert report_of({"worker": [address]}).ok
 
 
 def test_one_address_that_is_claimed_twice():
@@ -217,44 +206,8 @@ def test_a_port_that_another_program_holds():
         elsewhere = report_of({"worker": [f"localhost:{port}", "localhost:1"]}, "worker", 1)
         other.stdin.close()
     text = the_one(report.contradictions, "the address of this process")
-    assert text.startswith(f"the address of this process, localhost:{port}: port {port} is in use")
-    if local_processes._PROC.is_dir():
-        assert f" by process {other.pid} (" in text
+    assert text.startswith(f"the address of this process, localhost:{port}: port {port} cannot be opened (Address")
     assert f"port {port}" not in str(elsewhere.contradictions)  # another task's, which may well run already
-
-
-@pytest.mark.skipif(not local_processes._PROC.is_dir(), reason="only Linux says who holds a port")
-def test_a_port_that_this_process_holds_is_right():
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        listener.listen()
-        assert report_of({"worker": [f"localhost:{listener.getsockname()[1]}"]}, "worker", 0).ok
-
-
-@pytest.mark.parametrize(
-    "variables, through",
-    [
-        ({}, None),
-        ({"http_proxy": "http://p:3128"}, "192.0.2.7 and localhost"),
-        ({"https_proxy": "http://me:secret@p:3128", "http_proxy": ""}, "192.0.2.7 and localhost"),
-        ({"grpc_proxy": "", "http_proxy": "http://p:3128"}, None),
-        ({"HTTP_PROXY": "http://p:3128", "all_proxy": "http://p:3128"}, None),  # gRPC does not read these
-        ({"http_proxy": "http://p:3128", "no_proxy": "localhost, 192.0.2.0/24"}, None),
-        ({"http_proxy": "http://p:3128", "no_proxy": "host,.0.2.7"}, None),
-        ({"http_proxy": "http://p:3128", "no_proxy": "127.0.0.1,192.0.2.7"}, "localhost"),
-        ({"http_proxy": "http://p:3128", "no_proxy": "*"}, "192.0.2.7 and localhost"),
-        ({"http_proxy": "http://p:3128", "no_proxy": "localhost,192.0.2.7", "no_grpc_proxy": ""}, "192.0.2.7 and"),
-    ],
-)
-def test_proxies_that_would_stand_between_the_processes(variables, through, monkeypatch):
-    """What gRPC does with these was observed with JAX's coordination service."""
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    contradictions = report_of({"worker": [f"{NO_ADDRESS}:1", "localhost:2"]}).contradictions
-    texts = [text for text in contradictions if "proxy" in text]
-    assert bool(texts) == (through is not None)
-    for text in texts:
-        assert f"would go through that proxy to {through}" in text and "secret" not in text
 
 
 def test_a_union_tells_of_its_parts(monkeypatch):

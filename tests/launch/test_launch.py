@@ -443,7 +443,7 @@ def test_each_worker_sees_its_share_of_the_gpus(options, gpus, expected, tmp_pat
         ("--workers 2 -m missing.part", {}, "There is no module missing.part: no 'missing' in "),
         ("--workers 2 --worker-rank 1", {}, "--worker-rank is for several machines and needs --coordinator HOST:PORT"),
         ("--workers 2 --coordinator 127.0.0.1:4000", {}, "--coordinator needs --worker-rank"),
-        ("--workers 2 --coordinator here --worker-rank 0", {}, "--coordinator is HOST:PORT, such as 10.0.0.1:4000"),
+        ("--workers 2 --coordinator here --worker-rank 0", {}, "argument --coordinator: An address reads HOST:PORT"),
         ("--workers 2 --coordinator a:4000 --worker-rank 2", {}, "ask for 2 to 2 on this machine"),
         ("--workers 2", {"CUDA_VISIBLE_DEVICES": "0,1,2"}, "this machine has 3 GPUs (0, 1, 2) for 2 workers"),
         ("--workers 2 --devices-per-worker 2", {"CUDA_VISIBLE_DEVICES": "7"}, "this machine has 1 GPU (7) for 2"),

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replicax.launch._cluster import LaunchError, Ports, split_address, visible_gpus
+from replicax._job.channel import parse
+from replicax.launch._cluster import LaunchError, Ports, visible_gpus
 from replicax.launch._outcome import Outcome, job_outcome, read_report
 from replicax.launch._output import LONGEST_LINE, PROGRESS_INTERVAL, Lines
 
@@ -82,13 +83,13 @@ def test_a_port_in_use_is_not_taken(monkeypatch):
 
 @pytest.mark.parametrize("text", ["host", "host:", ":1", "host:0", "host:65536", "fe80::1:4000", "a b:1", "[host]:1"])
 def test_an_address_that_does_not_read_as_one(text):
-    with pytest.raises(LaunchError, match="--coordinator is HOST:PORT"):
-        split_address(text)
+    with pytest.raises(ValueError, match="An address reads HOST:PORT"):
+        parse(text)
 
 
 def test_addresses_of_both_kinds():
-    assert split_address("node-1.example:4000") == ("node-1.example", 4000)
-    assert split_address("[fe80::1]:4000") == ("fe80::1", 4000)
+    assert parse("node-1.example:4000") == ("node-1.example", 4000)
+    assert parse("[fe80::1]:4000") == ("fe80::1", 4000)
 
 
 @pytest.mark.parametrize(

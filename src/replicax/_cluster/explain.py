@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from replicax._base import errors
 from replicax._cluster import local_processes
 from replicax._cluster.spec import ClusterSpec
+from replicax._job.channel import parse
 
 _ASK_SECONDS = 10.0  # for the resolver, which may ask a server
 _LOOK_UP_SECONDS = 3.0  # for the names of hosts
@@ -17,7 +18,7 @@ _MOST_SHOWN = 16
 _MAY_STAND_ALONE = ("evaluator",)  # jobs that watch a cluster and are not part of it
 
 _Task: TypeAlias = tuple[str | None, int | None]
-_Addresses: TypeAlias = dict[_Task, tuple[str, int | None]]
+_Addresses: TypeAlias = dict[_Task, tuple[str, int]]
 
 
 class Explanation:
@@ -56,25 +57,19 @@ class Explanation:
         return not self.missing and not self.contradictions
 
     def __str__(self) -> str:
+        parts = {"found": self.found, "missing": self.missing, "contradicts": self.contradictions}
         lines = [self.subject]
-        for title, entries in (
-            ("found", self.found),
-            ("missing", self.missing),
-            ("contradicts", self.contradictions),
-        ):
-            lines.append(f"  {title}")
-            for entry in entries or ["nothing"]:
-                lines += textwrap.wrap(
-                    entry,
-                    116,
-                    initial_indent="    ",
-                    subsequent_indent="      ",
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
+        for title, entries in parts.items():
+            lines += [f"  {title}", *map(_folded, entries or ["nothing"])]
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def _folded(entry: str) -> str:
+    return textwrap.fill(
+        entry, 116, initial_indent=" " * 4, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False
+    )
 
 
 class ClusterResolverLike(Protocol):
@@ -105,23 +100,23 @@ def explain(resolver: ClusterResolverLike) -> Explanation:
         "cluster_spec()": lambda: resolver.cluster_spec(),
     }
     answers: dict[str, Any] = {}
-    failures: dict[str, list[str]] = {}
+    failures: dict[str, str] = {}
 
     def ask() -> None:  # one after the other: clients of servers are seldom safe for threads
         for name, call in asked.items():
             try:
                 answers[name] = call()
             except BaseException as error:  # also what would end the thread
-                failures.setdefault(f"{type(error).__name__}: {error}", []).append(name)
+                failures[name] = f"{type(error).__name__}: {error}"
 
     local_processes.within(_ASK_SECONDS, ask)
     answers, failures = dict(answers), dict(failures)  # the thread may go on
     report.found += sources.found
     report.missing += sources.missing
     report.contradictions += sources.contradictions
-    report.contradictions += [f"{listed(names)} raised {error}" for error, names in failures.items()]
-    silent = [name for name in asked if name not in answers and name not in sum(failures.values(), [])]
-    if silent:
+    for error in dict.fromkeys(failures.values()):
+        report.contradictions.append(f"{listed([name for name in failures if failures[name] == error])} raised {error}")
+    if silent := [name for name in asked if name not in answers and name not in failures]:
         report.contradictions.append(f"{silent[0]} did not answer within {_ASK_SECONDS:g} s")
     if "cluster_spec()" in answers:
         try:
@@ -185,17 +180,18 @@ def _check_addresses(report: Explanation, tasks: list[tuple[str, int, str]]) -> 
     far: list[str] = []
     addresses: _Addresses = {}
     for job, at, address in tasks:
-        host, port, wrong = local_processes.split_address(address)
         task = f"{job} {at}"
-        if wrong:
-            report.contradictions.append(f"the address of {task}, {address!r}, {wrong}")
+        claims[address].append(task)
+        try:
+            host, port = addresses[job, at] = parse(address)
+        except ValueError as error:
+            report.contradictions.append(f"the address of {task} is none: {error}")
+            continue
         if local_processes.is_unspecified(host):
             report.contradictions.append(
                 f"the address of {task}, {address}, is one to listen at; others cannot reach it. Give the machine's own"
             )
-        claims[address].append(task)
         (near if local_processes.is_loopback(host) else far).append(f"{task} ({address})")
-        addresses[job, at] = (host, port)
     for address, claimants in claims.items():
         if len(claimants) > 1:
             report.contradictions.append(f"{listed(claimants)} claim one address, {address}")
@@ -210,32 +206,22 @@ def _check_addresses(report: Explanation, tasks: list[tuple[str, int, str]]) -> 
 
 
 def _check_reachability(report: Explanation, addresses: _Addresses, own: _Task) -> None:
-    """Checks the addresses on this machine: names of hosts, its own address and port, proxies."""
+    """Checks the addresses on this machine: names of hosts, its own address and port."""
     mine = [addresses[own]] if own in addresses else []
-    distinct = list(dict.fromkeys(host for host, _ in mine + list(addresses.values())))
-    numbers = local_processes.look_up(distinct[:_MOST_SHOWN], _LOOK_UP_SECONDS)
-    for host, found in numbers.items():
-        if isinstance(found, str):
-            report.contradictions.append(f"the host {host!r} {found}")
-    if len(addresses) > 1 and (proxied := local_processes.proxied(distinct)):
-        variable, proxy, hosts = proxied
-        report.contradictions.append(
-            f"{variable}={proxy} is set, and gRPC, by which the processes find each other, would go through that proxy "
-            f"to {listed(hosts)}: unset {variable}, or add these hosts to no_proxy (gRPC knows no `*` there)"
-        )
-    if own not in addresses:
+    hosts = list(dict.fromkeys(host for host, _ in mine + list(addresses.values())))
+    numbers = local_processes.look_up(hosts[:_MOST_SHOWN], _LOOK_UP_SECONDS)
+    report.contradictions += [f"the host {host!r} {wrong}" for host, wrong in numbers.items() if isinstance(wrong, str)]
+    if not mine:
         return
-    (host, port), name = addresses[own], f"{own[0]} {own[1]}"
-    here = local_processes.is_here(host, numbers.get(host, ""))
-    if here is False:
-        others = [
-            f"{job} {at}" for (job, at), (h, _) in addresses.items() if local_processes.is_here(h, numbers.get(h, ""))
-        ]
+    here = {host: local_processes.is_here(host, numbers.get(host, "")) for host in hosts}
+    ((host, port),) = mine
+    if here[host] is False:
+        others = [f"{job} {at}" for (job, at), (other, _) in addresses.items() if here[other]]
         instead = f", while {listed(others)} would be here" if others else ""
         report.contradictions.append(
-            f"this process is {name}, whose host {host} is none of this machine's "
-            f"({listed(sorted(local_processes.names()))}){instead}. In a container with forwarded "
-            "ports that may be right"
+            f"this process is {own[0]} {own[1]}, whose host {host} is none of this machine's "
+            f"({listed(sorted(local_processes.names()))}){instead}. In a container with forwarded ports that may be "
+            "right"
         )
-    elif here and port is not None and (trouble := local_processes.port_trouble(port)):
+    elif here[host] and (trouble := local_processes.port_trouble(port)):
         report.contradictions.append(f"the address of this process, {host}:{port}: {trouble}")

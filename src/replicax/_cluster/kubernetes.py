@@ -14,6 +14,7 @@ from replicax._cluster import local_processes
 from replicax._cluster.explain import Explanation, listed
 from replicax._cluster.resolver import TaskClusterResolver
 from replicax._cluster.spec import ClusterSpec
+from replicax._job.channel import join_address
 
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _INDEX_KEY = "batch.kubernetes.io/job-completion-index"
@@ -103,7 +104,7 @@ class KubernetesClusterResolver(TaskClusterResolver):
     def _address(self, pod: Any) -> str:
         if pod.status.phase != "Running":
             raise RuntimeError(f'Pod "{pod.metadata.name}" is not running; phase: "{pod.status.phase}"')
-        return f"{pod.status.pod_ip}:{self._port}"
+        return join_address(pod.status.pod_ip, self._port)
 
     def _describe(self, report: Explanation) -> None:
         server = getattr(getattr(getattr(self._client, "api_client", None), "configuration", None), "host", None)

@@ -13,11 +13,11 @@ import jax
 
 from replicax._base import devices as _devices
 from replicax._base.errors import DeviceError
-from replicax._cluster import gce, local_processes
+from replicax._cluster import gce
 from replicax._cluster.explain import Explanation
 from replicax._cluster.resolver import ClusterResolver, master_url
 from replicax._cluster.spec import ClusterSpec
-from replicax._job.channel import join_address
+from replicax._job.channel import join_address, parse
 
 _PORT = 8470  # of a TPU whose address comes without one
 _OWN_PORT = "REPLICAX_TPU_PORT"  # where the first worker listens for the others; as JAX's coordinator on TPU VMs
@@ -158,7 +158,7 @@ class TPUClusterResolver(ClusterResolver):
         """Joins the job of the slice's machines, where there are several and it is known which of them this is."""
         if self._workers.name == "local":
             return
-        hosts = [local_processes.split_address(address)[0] for address in self._addresses()]
+        hosts = [parse(address)[0] for address in self._addresses()]
         if len(hosts) > 1 and (own := self._number_of_this_machine(hosts)) is not None:
             self._task_id = own
             self._join([(self._task_type, i) for i in range(len(hosts))], _own_addresses(hosts), own)
@@ -182,7 +182,7 @@ class TPUClusterResolver(ClusterResolver):
         if node.get("state") != "READY":
             raise RuntimeError(f'TPU "{self._workers.name}" is not ready; its state is "{node.get("state")}".')
         ends = node.get("networkEndpoints") or [{"ipAddress": node.get("ipAddress"), "port": node.get("port")}]
-        return [f"{end['ipAddress']}:{end.get('port') or _PORT}" for end in ends]
+        return [join_address(end["ipAddress"], end.get("port") or _PORT) for end in ends]
 
     def _node(self) -> dict[str, Any]:
         """Returns what the Cloud TPU service says about this TPU."""
@@ -335,7 +335,7 @@ def _own_addresses(hosts: list[str]) -> list[str]:
 
 def _free_address(others: list[str]) -> str:
     """Returns an address of this machine at which nothing listens, on the way to the others."""
-    host = local_processes.split_address(others[0])[0]
+    host = parse(others[0])[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way, socket.socket() as free:
         try:
             way.connect((host if host.replace(".", "").isdecimal() else "192.0.2.1", 1))  # sends nothing

@@ -13,6 +13,7 @@ import ipaddress
 import json
 import math
 import os
+import re
 import selectors
 import socket
 import threading
@@ -173,11 +174,13 @@ def parse(address: str) -> tuple[str, int]:
     >>> parse("10.0.0.1:2222"), parse("[::1]:80")
     (('10.0.0.1', 2222), ('::1', 80))
     """
-    host, colon, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ValueError(f"An address reads HOST:PORT, such as '10.0.0.1:2222'; got {address!r}.")
-    return host, int(port)
+    match = re.fullmatch(r"(?:\[([\da-fA-F:.]+(?:%\w+)?)\]|([^:/\s\[\]]+)):(\d{1,5})", address)
+    if match is None or not 0 < int(match[3]) < 65536:
+        raise ValueError(
+            f"An address reads HOST:PORT, such as '10.0.0.1:2222' or '[::1]:2222', with a port from 1 to 65535; got "
+            f"{address!r}."
+        )
+    return match[1] or match[2], int(match[3])
 
 
 def interface(host: str) -> str:

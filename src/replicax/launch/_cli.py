@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from replicax.launch._cluster import LaunchError, check_open_files, split_address
+from replicax._job.channel import parse
+from replicax.launch._cluster import LaunchError, check_open_files
 from replicax.launch._launcher import Launcher, Plan
 from replicax.launch._output import Screen
 
@@ -88,7 +89,10 @@ def parser(program: str) -> argparse.ArgumentParser:
 
 def _add_machines(machines: argparse._ArgumentGroup) -> None:
     machines.add_argument(
-        "--coordinator", metavar="HOST:PORT", help="worker 0's machine, as the others reach it, and a free port there"
+        "--coordinator",
+        type=_address,
+        metavar="HOST:PORT",
+        help="worker 0's machine, as the others reach it, and a free port there",
     )
     machines.add_argument(
         "--worker-rank", type=_not_negative, metavar="R", help="the number of the first worker on this machine"
@@ -106,6 +110,13 @@ def _add_machines(machines: argparse._ArgumentGroup) -> None:
         metavar="SECONDS",
         help="time for the launchers of all machines to come together (default: 300)",
     )
+
+
+def _address(text: str) -> tuple[str, int]:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _positive(text: str) -> int:
@@ -146,7 +157,6 @@ def plan_of(options: argparse.Namespace) -> Plan:
             raise LaunchError(f"{given[0]} is for several machines and needs --coordinator HOST:PORT.")
         first, here = 0, options.workers
     else:
-        split_address(options.coordinator)
         if options.worker_rank is None:
             raise LaunchError(
                 "--coordinator needs --worker-rank: the number of the first worker on this machine, 0 on the "

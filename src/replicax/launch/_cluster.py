@@ -88,17 +88,6 @@ def check_open_files(workers: int) -> None:
         )
 
 
-def split_address(text: str) -> tuple[str, int]:
-    """Splits `host:port`; `LaunchError` if it does not read so."""
-    match = re.fullmatch(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<host>[^:\s\[\]]+)):(?P<port>\d{1,5})", text)
-    if not match or not 0 < int(match["port"]) < 65536:
-        raise LaunchError(
-            f"--coordinator is HOST:PORT, such as 10.0.0.1:4000 or [fe80::1]:4000, with a port from 1 to 65535; "
-            f"got {text!r}."
-        )
-    return match["v6"] or match["host"], int(match["port"])
-
-
 def visible_gpus(environment: Mapping[str, str], device_folder: str = "/dev") -> list[str]:
     """Returns the NVIDIA GPUs that a program with this environment uses, as CUDA_VISIBLE_DEVICES names them.
 

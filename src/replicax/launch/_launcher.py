@@ -19,7 +19,6 @@ from replicax.launch._cluster import (
     LaunchError,
     Ports,
     share_gpus,
-    split_address,
     visible_gpus,
     worker_environment,
 )
@@ -45,7 +44,7 @@ class Plan:
         workers: how many there are on all machines.
         first: the number of the first one on this machine.
         here: how many run on this machine.
-        coordinator: host:port of worker 0's launcher; None for a single machine.
+        coordinator: host and port of worker 0's launcher; None for a single machine.
         host: this machine's address; None for the one that the coordinator's machine reaches it by.
         devices: devices of each worker; None if nobody said.
         max_restarts: how often all workers are started again after a failure.
@@ -58,7 +57,7 @@ class Plan:
     workers: int
     first: int = 0
     here: int = 1
-    coordinator: str | None = None
+    coordinator: tuple[str, int] | None = None
     host: str | None = None
     devices: int | None = None
     max_restarts: int = 0
@@ -156,7 +155,7 @@ class Launcher:
         plan = self._plan
         if plan.first > 0:
             assert plan.coordinator is not None
-            connection = await connect(*split_address(plan.coordinator), plan.start_timeout, self._timeout, self._inbox)
+            connection = await connect(*plan.coordinator, plan.start_timeout, self._timeout, self._inbox)
             try:
                 yield connection, plan.host or connection.host
             finally:
@@ -167,7 +166,7 @@ class Launcher:
             if plan.coordinator is None:
                 yield LocalLink(leader, self._inbox), "127.0.0.1"
             else:
-                host, port = split_address(plan.coordinator)
+                host, port = plan.coordinator
                 async with Listener(leader, host, port, self._timeout):
                     yield LocalLink(leader, self._inbox), plan.host or host
         finally:
@@ -215,12 +214,12 @@ class Launcher:
         while (message := await self._inbox.get())["op"] != kind:
             if message["op"] == "refused":
                 raise LaunchError(message["message"])
-            if message["op"] == "lost" and not message["how"]:
-                raise LaunchError(
-                    f"What listens at the coordinator's address {self._plan.coordinator} is no launcher of this job."
-                )
             if message["op"] == "lost":
-                raise LaunchError(f"The launcher of worker 0, at {self._plan.coordinator}, {message['how']}.")
+                assert self._plan.coordinator is not None
+                where = join_address(*self._plan.coordinator)
+                if not message["how"]:
+                    raise LaunchError(f"What listens at the coordinator's address {where} is no launcher of this job.")
+                raise LaunchError(f"The launcher of worker 0, at {where}, {message['how']}.")
         return message
 
     async def _job_outcome(self, outcomes: list[Outcome]) -> Message:
