@@ -4,8 +4,9 @@ A file of elements is an `.npz` file, which `numpy.load` reads too: a zip archiv
 each. It has consecutive elements in chunks. A chunk has two arrays for each leaf of the elements:
 `CHUNK.LEAF.values` are the values of all elements one after the other, and `CHUNK.LEAF.shapes` the shape of each
 element. Strings are stored as bytes, with their lengths in `CHUNK.LEAF.lengths`, and so are dtypes that `.npy` does
-not know. The last member, `elements.json`, is the elements' structure and dtypes, how many elements each chunk has,
-and to which saving the file belongs. Files and folders come into place whole (see `_base.atomic_files`).
+not know. The last member, `elements.json`, has the elements' spec, and the part and the number of elements of each
+chunk. A cache is such a file; a saved dataset is a folder with one, and with the record that makes it known as ours.
+Files and folders come into place whole (see `_base.atomic_files`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ import os
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -29,16 +29,16 @@ from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec, as_dtype, spec_of
 from replicax._base.types import Tree
 from replicax._data.base import Base
-from replicax._data.elements import Structure, flatten, tensor_dtype
+from replicax._data.elements import flatten, tensor_dtype
 from replicax._data.reading import Maker, Reading, replayed
 
-_FORMAT = "replicax dataset 3"
-RECORD = "replicax-dataset.json"
-DATASET, _CACHE = Kind("saved dataset", RECORD), Kind("cache")
-_ABOUT = "elements.json"
-_SUFFIX = ".elements.npz"
+_FORMAT = "replicax dataset 4"
+_RECORD, _FILE, _ABOUT = "replicax-dataset.json", "elements.npz", "elements.json"
+_DATASET, _CACHE = Kind("saved dataset", _RECORD), Kind("cache")
 _CHUNK_ELEMENTS, _CHUNK_BYTES = 1024, 1 << 20  # a chunk ends with the element that reaches one of these
 _STRING = np.dtype(object)
+
+PartOf: TypeAlias = Callable[[Tree], int]
 
 
 # --- structures as JSON ----------------------------------------------------------------------------------------------
@@ -82,54 +82,59 @@ def checked_compression(compression: str | None, *further: str) -> str | None:
     return "GZIP" if compression == "GZIP" else None
 
 
-class FileWriter:
-    """A file that elements are written to; it is complete once `finish` was called."""
+class ElementWriter:
+    """A file that elements of this spec are written to, each to the part whose number `part_of` gives.
 
-    def __init__(self, path: str | os.PathLike[str], compression: str | None, **about: Any):
-        self.count = 0
-        self._about = about
-        self._spec: Tree = None
-        self._structure: Structure | None = None
-        self._dtypes, self._description = list[np.dtype](), spec_to_json(())
-        self._waiting: list[list[np.ndarray]] = []  # the leaves of the elements of the next chunk
-        self._bytes, self._chunks = 0, list[int]()
-        how = zipfile.ZIP_DEFLATED if compression == "GZIP" else zipfile.ZIP_STORED
-        self._file = zipfile.ZipFile(path, "w", how)
+    Without a spec it is that of the first element. The file is complete once `finish` was called.
+    """
+
+    def __init__(self, path: str, spec: Tree = None, compression: str | None = None, part_of: PartOf | None = None):
+        self._spec, self._part_of = spec, part_of
+        self._description = spec_to_json(() if spec is None else spec)
+        # For each part, the leaves of the elements of its next chunk, and their bytes.
+        self._waiting: dict[int, list[list[np.ndarray]]] = collections.defaultdict(list)
+        self._bytes: dict[int, int] = collections.Counter()
+        self._count, self._chunks = 0, list[tuple[int, int]]()
+        self._file = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if compression == "GZIP" else zipfile.ZIP_STORED)
 
     def write(self, element: Tree) -> None:
         """Writes one element."""
         leaves, structure = flatten(element)
         if self._spec is None:
             self._spec = spec_of(element)
-            self._structure, self._dtypes = structure, [array.dtype for array in leaves]
             self._description = spec_to_json(self._spec)
-        if structure != self._structure or [array.dtype for array in leaves] != self._dtypes:
+        specs, wanted = flatten(self._spec)
+        if structure != wanted or any(array.dtype != spec.dtype for array, spec in zip(leaves, specs)):
             raise InvalidArgumentError(
-                f"Elements of one file have one structure and its dtypes: the first is {self._spec}, number "
-                f"{self.count} {spec_of(element)}."
+                f"Elements of one file have one structure and its dtypes: those of {self._spec}, and not, as number "
+                f"{self._count}, of {spec_of(element)}."
             )
-        if self._waiting and [array.ndim for array in leaves] != [array.ndim for array in self._waiting[0]]:
-            self._end_chunk()
-        self._waiting.append([np.array(array) for array in leaves])  # copies: iterators may use their memory again
-        self._bytes += sum(array.nbytes for array in leaves)
-        self.count += 1
-        if len(self._waiting) >= _CHUNK_ELEMENTS or self._bytes >= _CHUNK_BYTES:
-            self._end_chunk()
+        part = 0 if self._part_of is None else self._part_of(element)
+        waiting = self._waiting[part]
+        if waiting and [array.ndim for array in leaves] != [array.ndim for array in waiting[0]]:
+            self._end_chunk(part)
+        waiting.append([np.array(array) for array in leaves])  # copies: iterators may use their memory again
+        self._bytes[part] += sum(array.nbytes for array in leaves)
+        self._count += 1
+        if len(waiting) >= _CHUNK_ELEMENTS or self._bytes[part] >= _CHUNK_BYTES:
+            self._end_chunk(part)
 
-    def _end_chunk(self) -> None:
-        for leaf, arrays in enumerate(zip(*self._waiting)):
-            for part, array in _packed(arrays).items():
+    def _end_chunk(self, part: int) -> None:
+        waiting = self._waiting[part]
+        for leaf, arrays in enumerate(zip(*waiting)):
+            for name, array in _packed(arrays).items():
                 content = io.BytesIO()
                 np.lib.format.write_array(content, array, allow_pickle=False)
-                self._file.writestr(f"{len(self._chunks)}.{leaf}.{part}.npy", content.getbuffer())
-        self._chunks.append(len(self._waiting))
-        self._waiting, self._bytes = [], 0
+                self._file.writestr(f"{len(self._chunks)}.{leaf}.{name}.npy", content.getbuffer())
+        self._chunks.append((part, len(waiting)))
+        waiting.clear()
+        self._bytes[part] = 0
 
     def finish(self) -> None:
         """Completes and closes the file."""
-        if self._waiting:
-            self._end_chunk()
-        about = {"spec": self._description, "chunks": self._chunks, **self._about}
+        for part in sorted(part for part, waiting in self._waiting.items() if waiting):
+            self._end_chunk(part)
+        about = {"spec": self._description, "chunks": self._chunks, "id": uuid.uuid4().hex}
         self._file.writestr(_ABOUT, json.dumps(about))
         self._file.close()
 
@@ -137,6 +142,17 @@ class FileWriter:
         """Closes the file, which is not to be read, unless `finish` was called."""
         with contextlib.suppress(OSError):  # as on a full disk
             self._file.close()
+
+
+def written_through(elements: Iterator[Tree], writer: ElementWriter) -> Iterator[Tree]:
+    """Yields the elements and writes each of them; the file is finished only if all have been asked for."""
+    try:
+        for element in elements:
+            writer.write(element)
+            yield element
+        writer.finish()
+    finally:
+        writer.abandon()
 
 
 def _packed(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -169,26 +185,33 @@ def _member(file: zipfile.ZipFile, name: str) -> np.ndarray:
     return np.lib.format.read_array(io.BytesIO(file.read(f"{name}.npy")), allow_pickle=False)
 
 
-def read_elements(path: str | os.PathLike[str], **about: Any) -> Iterator[Tree]:
-    """Yields the elements of a file that `FileWriter` wrote, with the same `about`.
+class ElementFile:
+    """A file that `ElementWriter` wrote.
 
     Raises:
-        DataLossError: it is missing or damaged.
+        DataLossError: it is missing or damaged; here, or where an element is read.
     """
-    with contextlib.ExitStack() as stack:
-        with _as_data_loss(path):
-            file = stack.enter_context(zipfile.ZipFile(path))
-            told = json.loads(file.read(_ABOUT))
-            specs, structure = flatten(spec_from_json(told["spec"]))
-            chunks: list[int] = told["chunks"]
-        if any(told.get(name) != value for name, value in about.items()):
-            raise DataLossError(
-                f"{path} belongs to another saved dataset, or was saved anew since this one was loaded."
-            )
-        for number, count in enumerate(chunks):
-            with _as_data_loss(path):
-                columns = [_unpacked(file, f"{number}.{leaf}", spec.dtype) for leaf, spec in enumerate(specs)]
-            yield from (structure.unflatten([column[i] for column in columns]) for i in range(count))
+
+    def __init__(self, path: str):
+        self.path = path
+        with _as_data_loss(path), zipfile.ZipFile(path) as file:
+            self._about: dict[str, Any] = json.loads(file.read(_ABOUT))
+            self.spec = spec_from_json(self._about["spec"])
+            self.chunks = [(int(part), int(count)) for part, count in self._about["chunks"]]
+
+    def elements(self, part: int, spec: Tree) -> Iterator[Tree]:
+        """Yields the elements of one part, in the structure of `spec`."""
+        specs, structure = flatten(spec)
+        with contextlib.ExitStack() as stack:
+            with _as_data_loss(self.path):
+                file = stack.enter_context(zipfile.ZipFile(self.path))
+                if json.loads(file.read(_ABOUT)) != self._about:
+                    raise ValueError("it was written anew since it was opened")
+            for number, (of_part, count) in enumerate(self.chunks):
+                if of_part == part:
+                    with _as_data_loss(self.path):
+                        columns = [_unpacked(file, f"{number}.{leaf}", s.dtype) for leaf, s in enumerate(specs)]
+                    yield from (structure.unflatten([column[i] for column in columns]) for i in range(count))
 
 
 @contextlib.contextmanager
@@ -209,114 +232,68 @@ def _as_data_loss(path: str | os.PathLike[str]) -> Iterator[None]:
 
 def cached_in_file(filename: str | os.PathLike[str], source: Base) -> Maker:
     """Returns the elements of `source`, read from the file if it exists; the first complete pass writes it."""
-    path = Path(os.fspath(filename))
+    path = os.fspath(filename)
 
     @replayed
     def make(reading: Reading) -> Iterator[Tree]:
-        if path.is_file():
-            yield from read_elements(path)
-            return
-        if reading.probing:
+        if os.path.isfile(path):
+            cached = ElementFile(path)
+            yield from cached.elements(0, cached.spec)
+        elif reading.probing:
             yield from source._make(reading)
-            return
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"There is no folder {path.parent} for the file {path.name}. Create it first.")
-        with replacing(path, _CACHE) as new:
-            yield from written_through(source._make(reading), FileWriter(new, None))
+        elif not os.path.isdir(folder := os.path.dirname(os.path.abspath(path))):
+            raise FileNotFoundError(f"There is no folder {folder} for the file {path}. Create it first.")
+        else:
+            with replacing(path, _CACHE) as new:
+                yield from written_through(source._make(reading), ElementWriter(new))
 
     return make
 
 
-class FolderWriter:
-    """Writes elements to the files of a folder, and a record of their spec and the files."""
-
-    def __init__(self, folder: Path, compression: str | None, shard_of: Callable[[Tree], int] | None, spec: Tree):
-        self._folder, self._compression, self._shard_of, self._spec = folder, compression, shard_of, spec
-        self._writers: dict[int, FileWriter] = {}
-        self._token = uuid.uuid4().hex
-        folder.mkdir()
-
-    def write(self, element: Tree) -> None:
-        """Writes one element to its file."""
-        number = 0 if self._shard_of is None else self._shard_of(element)
-        if number not in self._writers:
-            about = {"token": self._token, "number": number}
-            self._writers[number] = FileWriter(self._folder / _name(number), self._compression, **about)
-        self._writers[number].write(element)
-
-    def finish(self) -> None:
-        """Finishes the files, and writes the record."""
-        for writer in self._writers.values():
-            writer.finish()
-        about = {
-            "format": _FORMAT,
-            "token": self._token,
-            "spec": spec_to_json(self._spec),
-            "shards": {str(number): writer.count for number, writer in sorted(self._writers.items())},
-            "files": [_name(number) for number in sorted(self._writers)],
-        }
-        write_record(os.path.join(self._folder, RECORD), about)
-
-    def abandon(self) -> None:
-        """Closes what is open."""
-        for writer in self._writers.values():
-            writer.abandon()
+def while_saving(
+    dataset: Base, reading: Reading, path: str, compression: str | None, part_of: PartOf | None, first: bool = False
+) -> Iterator[Tree]:
+    """Yields the elements of a dataset and saves them at `path`; with `first`, unless that has been done meanwhile."""
+    with replacing(path, _DATASET, first) as folder:
+        os.mkdir(folder)
+        writer = ElementWriter(os.path.join(folder, _FILE), dataset._spec(True), compression, part_of)
+        yield from written_through(dataset._make(reading), writer)
+        write_record(os.path.join(folder, _RECORD), {"format": _FORMAT, "files": [_FILE]})
 
 
-def written_through(elements: Iterator[Tree], writer: FileWriter | FolderWriter) -> Iterator[Tree]:
-    """Yields the elements and writes each of them; the file is finished only if all have been asked for."""
-    try:
-        for element in elements:
-            writer.write(element)
-            yield element
-        writer.finish()
-    finally:
-        writer.abandon()
-
-
-def _name(number: int) -> str:
-    return f"{number:05d}{_SUFFIX}"
-
-
-def is_saved(path: Path) -> bool:
-    """Returns whether there is a folder that `FolderWriter` wrote.
-
-    Raises:
-        DataLossError: there is one, and its record is not.
-    """
-    place = Path(existing(str(path)))
-    if not (place / RECORD).is_file() and next(place.glob(f"*{_SUFFIX}"), None):
-        raise DataLossError(f"{path} is a saved dataset of which the file {RECORD} is missing. Save it anew elsewhere.")
-    return (place / RECORD).is_file()
+def is_saved(path: str) -> bool:
+    """Returns whether a dataset was saved at `path`."""
+    return os.path.isfile(os.path.join(existing(path), _RECORD))
 
 
 class SavedDataset:
-    """A folder that `FolderWriter` wrote.
+    """A dataset that was saved at `path`.
 
     Raises:
         FileNotFoundError: there is none.
         DataLossError: it is damaged.
     """
 
-    def __init__(self, path: Path):
-        if not is_saved(path):
-            raise FileNotFoundError(f"There is no saved dataset at {path}: the file {RECORD} is not there.")
+    def __init__(self, path: str):
         self._path = os.path.abspath(path)  # the working folder may be another one when elements are read
+        if not is_saved(self._path):
+            raise FileNotFoundError(f"There is no saved dataset at {path}: the file {_RECORD} is not there.")
         try:
-            about = read_record(os.path.join(existing(self._path), RECORD))
-            if about["format"] != _FORMAT:
-                raise ValueError(f"the format is {about['format']!r}")
-            self.spec = spec_from_json(about["spec"])
-            self.shards = {int(number): int(count) for number, count in about["shards"].items()}
-            self._token = about["token"]
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError, OSError) as e:
+            found = read_record(os.path.join(existing(self._path), _RECORD)).get("format")
+            if found != _FORMAT:
+                raise ValueError(f"the format is {found!r}")
+        except (ValueError, OSError) as e:
             raise DataLossError(f"{path} is no dataset that replicax saved, or is damaged: {e}") from e
+        self._file = ElementFile(os.path.join(existing(self._path), _FILE))
+        self.spec, counts = self._file.spec, collections.Counter[int]()
+        for part, count in self._file.chunks:
+            counts[part] += count
+        self.parts = dict(sorted(counts.items()))  # the number of elements of each part
 
-    def elements(self, number: int, structure: Structure) -> Iterator[Tree]:
-        """Yields the elements of one file, in the structure `structure`."""
-        file = os.path.join(existing(self._path), _name(number))
-        for element in read_elements(file, token=self._token, number=number):
-            yield structure.unflatten(jax.tree.leaves(element))
+    def elements(self, part: int, spec: Tree) -> Iterator[Tree]:
+        """Returns the elements of one part, in the structure of `spec`."""
+        self._file.path = os.path.join(existing(self._path), _FILE)
+        return self._file.elements(part, spec)
 
     def check(self, spec: Tree) -> Tree:
         """Returns the spec of the saved elements, in the structure of `spec` if that is given and fits."""

@@ -5,23 +5,13 @@ from __future__ import annotations
 import collections
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Self
 
-from replicax._base.atomic_files import path_text, replacing
+from replicax._base.atomic_files import path_text
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.types import Tree
-from replicax._data.base import Base
 from replicax._data.calls import call_on_element, call_user
-from replicax._data.element_files import (
-    DATASET,
-    FolderWriter,
-    SavedDataset,
-    checked_compression,
-    is_saved,
-    written_through,
-)
-from replicax._data.elements import structure_of
+from replicax._data.element_files import PartOf, SavedDataset, checked_compression, is_saved, while_saving
 from replicax._data.group_by import integer
 from replicax._data.map_filter import Functions, returned_dataset
 from replicax._data.reading import Maker, Reading, replayed
@@ -38,12 +28,12 @@ class Saving(Functions):
         shard_func: Callable[..., Tree] | None = None,
         checkpoint_args: object = None,
     ) -> None:
-        """Writes the elements to files in the folder `path`, for `load`. It takes the place of one saved before.
+        """Writes the elements to a file in the folder `path`, for `load`. It takes the place of one saved before.
 
         Args:
             path: the folder. It comes into place whole.
             compression: `"GZIP"`, or None.
-            shard_func: takes an element and returns the number of the file for it; by default there is one file.
+            shard_func: takes an element and returns the number of its part; by default there is one part.
             checkpoint_args: accepted for compatibility. Saving that was cut off begins anew.
 
         Raises:
@@ -61,9 +51,8 @@ class Saving(Functions):
             raise InvalidArgumentError(
                 "An infinite dataset cannot be saved: take a number of elements first, `dataset.take(count)`."
             )
-        folder, compression = path_text(path, "saved dataset"), checked_compression(compression)
-        saving = _while_saving(self, Reading(self._nodes), folder, compression, _shard_of(shard_func), first=False)
-        collections.deque(saving, maxlen=0)
+        folder, kind = path_text(path, "saved dataset"), checked_compression(compression)
+        collections.deque(while_saving(self, Reading(self._nodes), folder, kind, _part_of(shard_func)), maxlen=0)
 
     @classmethod
     def load(
@@ -80,8 +69,8 @@ class Saving(Functions):
             path: the folder that `save` wrote.
             element_spec: what the elements are; by default as they were saved. Named tuples get their class from it.
             compression: accepted for compatibility: the files tell theirs.
-            reader_func: takes a dataset of datasets, one for each file, and returns one of elements. By default the
-                files are read in turn, one element of each at a time.
+            reader_func: takes a dataset of datasets, one for each part, and returns one of elements. By default the
+                parts are read in turn, one element of each at a time.
             wait: accepted for compatibility: datasets are there whole, or not at all.
 
         Raises:
@@ -90,7 +79,7 @@ class Saving(Functions):
             DataLossError: files are damaged, missing, or of something else; at iteration too.
         """
         checked_compression(compression, "AUTO")
-        saved = SavedDataset(Path(path_text(path, "saved dataset")))
+        saved = SavedDataset(path_text(path, "saved dataset"))
         return cls._loaded(saved, saved.check(element_spec), reader_func)
 
     def snapshot(
@@ -111,56 +100,41 @@ class Saving(Functions):
             reader_func: see `load`.
             shard_func: see `save`.
         """
-        folder, shard_of = path_text(path, "snapshot"), _shard_of(shard_func)
-        compression = checked_compression(compression, "AUTO")
+        folder, part_of = path_text(path, "snapshot"), _part_of(shard_func)
+        kind = checked_compression(compression, "AUTO")
 
         @replayed
         def make(reading: Reading) -> Iterator[Tree]:
-            if is_saved(Path(folder)):
-                saved = SavedDataset(Path(folder))
+            if is_saved(folder):
+                saved = SavedDataset(folder)
                 yield from self._loaded(saved, saved.check(self._spec(True)), reader_func)._make(reading.child())
             elif reading.probing:
                 yield from self._make(reading)
             else:
                 # Of several processes the first one saves: another one may read what it saved already.
-                yield from _while_saving(self, reading, folder, compression, shard_of, first=True)
+                yield from while_saving(self, reading, folder, kind, part_of, first=True)
 
         return self._derived(make, self._cardinality, batch_size=self._batch_size)
 
     @classmethod
     def _loaded(cls, saved: SavedDataset, spec: Tree, reader_func: Callable[[Self], Self] | None) -> Self:
-        structure = structure_of(spec)
+        def maker(part: int) -> Maker:
+            return replayed(lambda reading: saved.elements(part, spec))
 
-        def maker(number: int) -> Maker:
-            return replayed(lambda reading: saved.elements(number, structure))
-
-        files = [cls._made(maker(number), lambda probe: spec, count) for number, count in saved.shards.items()]
-        if not files:
+        parts = [cls._made(maker(part), lambda probe: spec, count) for part, count in saved.parts.items()]
+        if not parts:
             return cls._of_list([], spec)
-        if len(files) == 1 and reader_func is None:
-            return files[0]
-        datasets = cls._of_list(files, DatasetSpec(spec))
+        if len(parts) == 1 and reader_func is None:
+            return parts[0]
+        datasets = cls._of_list(parts, DatasetSpec(spec))
         if reader_func is not None:
             read = call_user("`reader_func` of the saved dataset", reader_func, datasets)
             return returned_dataset("reader_func", read)
-        together = datasets.interleave(lambda file: file, cycle_length=len(files))
-        return cls._made(together._make, lambda probe: spec, sum(saved.shards.values()))
+        together = datasets.interleave(lambda part: part, cycle_length=len(parts))
+        return cls._made(together._make, lambda probe: spec, sum(saved.parts.values()))
 
 
-def _while_saving(
-    dataset: Base,
-    reading: Reading,
-    path: str,
-    compression: str | None,
-    shard_of: Callable[[Tree], int] | None,
-    first: bool,
-) -> Iterator[Tree]:
-    with replacing(path, DATASET, first) as folder:
-        spread = FolderWriter(Path(folder), compression, shard_of, dataset._spec(True))
-        yield from written_through(dataset._make(reading), spread)
-
-
-def _shard_of(function: Callable[..., Tree] | None) -> Callable[[Tree], int] | None:
+def _part_of(function: Callable[..., Tree] | None) -> PartOf | None:
     if function is None:
         return None
     role = "`shard_func` of the dataset to save"
