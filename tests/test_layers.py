@@ -131,13 +131,13 @@ def _is_wrong_there(module: str, found: Import) -> bool:
 
 def test_what_is_not_plugged_in_is_missed_by_name(run_python):
     done = run_python("""
-        from replicax import _data
+        from replicax._data.dataset import Dataset
         from replicax._tracing import context
         from replicax._tracing import autograph_switch
         from replicax._tracing import dataset_reads
         from replicax._base import foreign_state
 
-        assert list(_data.Dataset.range(3).as_numpy_iterator()) == [0, 1, 2]  # which needs nothing of the others
+        assert list(Dataset.range(3).as_numpy_iterator()) == [0, 1, 2]  # which needs nothing of the others
 
         def missed(call, what):
             try:

@@ -9,11 +9,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from replicax import _data
 from replicax._base import specs
 from replicax._base.errors import InvalidArgumentError, OutOfRangeError
 from replicax._base.specs import PerReplicaSpec, TensorShape, TensorSpec, conform, spec_of
-from replicax._data import AutoShardPolicy, Dataset, Options, as_host, as_tensor, elements, rows
+from replicax._base.types import AutoShardPolicy
+from replicax._data import elements, rows
+from replicax._data.dataset import Dataset
+from replicax._data.elements import as_host, as_tensor
+from replicax._data.iterators import Optional
+from replicax._data.options import Options
+from replicax._data.reading import Reading
+from replicax._data.specs import AUTOTUNE
 
 R = Dataset.range
 Pair = collections.namedtuple("Pair", "a b")
@@ -330,7 +336,7 @@ def test_batch_moves_whole_blocks(monkeypatch):
     original = elements.cut
     monkeypatch.setattr(elements, "cut", counted)
     monkeypatch.setattr(rows.Rows, "elements", lambda self: pytest.fail("row by row"))
-    found = [a for a, b in fetch(_data.Reading())]
+    found = [a for a, b in fetch(Reading())]
     assert steps < 300 and np.array_equal(np.sort(np.concatenate(found)), np.sort(np.concatenate([x, x])))
 
 
@@ -456,7 +462,7 @@ def test_take_skip_shard_repeat_cache_concatenate(way):
     assert listed(d.skip(1).take(4).shard(2, 1).repeat(2).batch(3)) == [[2, 4, 2], [4]]
     assert listed(d.take(2).concatenate(d.skip(6))) == [0, 1, 6]
     assert listed(d.take(2).enumerate(5)) == [(5, 0), (6, 1)]
-    assert listed(d.prefetch(_data.AUTOTUNE)) == listed(d)
+    assert listed(d.prefetch(AUTOTUNE)) == listed(d)
     with pytest.raises(InvalidArgumentError, match="between 0 and 1"):
         d.shard(2, 2)
 
@@ -584,4 +590,4 @@ def test_iterators():
     with pytest.raises(OutOfRangeError, match="End of sequence"):
         iterator.get_next()
     assert not iterator.get_next_as_optional().has_value()
-    assert bool(_data.Optional.from_value(3).has_value()) and not _data.Optional.empty().has_value()
+    assert bool(Optional.from_value(3).has_value()) and not Optional.empty().has_value()

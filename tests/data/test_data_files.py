@@ -11,7 +11,7 @@ import pytest
 
 from replicax import data
 from replicax._base.errors import DataLossError, InvalidArgumentError
-from replicax._data import Reading
+from replicax._data.reading import Reading
 from replicax.data import Dataset
 
 R = Dataset.range

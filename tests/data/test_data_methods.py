@@ -9,9 +9,9 @@ import pytest
 from jax.experimental.sparse import BCOO
 
 import replicax as rx
-from replicax import _data
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import TensorSpec
+from replicax._data.dataset import from_variant, to_variant
 from replicax.data import Dataset, DatasetSpec, Optional, Options
 
 R = Dataset.range
@@ -233,9 +233,9 @@ def test_ragged_and_sparse_elements_are_not_cut_into_rows(cut):
 
 
 def test_a_dataset_is_one_value():
-    variant = _data.to_variant(R(4).batch(2))
+    variant = to_variant(R(4).batch(2))
     again = Dataset(variant)
     assert [x.tolist() for x in again] == [[0, 1], [2, 3]]
-    assert len(_data.from_variant(variant, again.element_spec).skip(1)) == 1
+    assert len(from_variant(variant, again.element_spec).skip(1)) == 1
     with pytest.raises(TypeError, match="from_tensor_slices"):
         Dataset([1, 2])

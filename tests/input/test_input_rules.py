@@ -18,8 +18,11 @@ import replicax as rx
 from replicax._base import specs
 from replicax._base.errors import InvalidArgumentError, OutOfRangeError
 from replicax._base.specs import PerReplicaSpec, TensorSpec
-from replicax._base.types import InputContext, InputOptions, InputReplicationMode
-from replicax._data import AutoShardPolicy, Dataset, Options, as_tensor, iterators
+from replicax._base.types import AutoShardPolicy, InputContext, InputOptions, InputReplicationMode
+from replicax._data import iterators
+from replicax._data.dataset import Dataset
+from replicax._data.elements import as_tensor
+from replicax._data.options import Options
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.from_function import DistributedDatasetsFromFunction
 from replicax._input.iterator import DistributedIterator

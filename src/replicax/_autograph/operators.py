@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _data
 from replicax._base.types import Tree
 from replicax._control_flow import cond_and_loops
 from replicax._control_flow.traced_block import DynamicRange, Undefined
+from replicax._data.dataset import Dataset
+from replicax._data.iterators import ElementIterator
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._tracing import dataset_reads, frames
 from replicax._tracing.autograph_switch import where
@@ -190,7 +191,7 @@ def for_stmt(
         return loop.over_range(iter_)
     if isinstance(iter_, jax.Array) and iter_.ndim and frames.is_tracing():
         return loop.over_tensor(iter_)
-    datasets = _data.Dataset, _data.ElementIterator, DistributedDataset
+    datasets = Dataset, ElementIterator, DistributedDataset
     if isinstance(iter_, datasets) and frames.is_tracing():
         dataset_reads.drive_from_host("A loop over a dataset")
     return loop.over_python(iter_)

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 import jax
 
-from replicax import _data
 from replicax._base import devices as _devices
 from replicax._base.types import Tree
 from replicax._benchmark import hlo
 from replicax._benchmark import without_communication as _without_communication
 from replicax._benchmark.report import Benchmark
-from replicax._data import ElementIterator
+from replicax._data.dataset import Dataset
+from replicax._data.iterators import ElementIterator
 from replicax._engine import function as _function
 from replicax._engine import modes, step_hints
 from replicax._engine.function import Function
@@ -37,7 +37,7 @@ from replicax._values import ReplicaMesh
 class Strategy(StrategyLike, Protocol):
     """A strategy that distributes datasets."""
 
-    def experimental_distribute_dataset(self, dataset: _data.Dataset) -> DistributedDataset:
+    def experimental_distribute_dataset(self, dataset: Dataset) -> DistributedDataset:
         """Returns the dataset distributed over the replicas."""
 
 
@@ -253,14 +253,14 @@ class _Feed:
     """The arguments of each call: with the same element again and again, or with a fresh one."""
 
     def __init__(self, strategy: Strategy, batch: Tree):
-        self._dataset: DistributedDataset | _data.Dataset | None = None  # started anew at its end
+        self._dataset: DistributedDataset | Dataset | None = None  # started anew at its end
         self._iterator: ElementIterator | None = None
         self._given: tuple[Tree, ...] | None = None  # arguments with an iterator, from which the step takes elements
         self._taken: list[Tree] | None = None  # elements of the user's own iterator, which go back to it
-        if isinstance(batch, _data.Dataset):
+        if isinstance(batch, Dataset):
             batch = strategy.experimental_distribute_dataset(batch)
         iterators = [x for x in batch if isinstance(x, ElementIterator)] if isinstance(batch, tuple) else []
-        if isinstance(batch, (DistributedDataset, _data.Dataset)):
+        if isinstance(batch, (DistributedDataset, Dataset)):
             self._dataset, self._iterator = batch, iter(batch)
         elif isinstance(batch, ElementIterator) or len(iterators) == 1:
             self._given = batch if iterators else None

@@ -18,7 +18,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from replicax._base import array_conversion
 from replicax._base.types import Leaf, Tree
-from replicax._data import ElementIterator
+from replicax._data.iterators import ElementIterator
 from replicax._tracing import active_tapes, dataset_reads, frames
 
 Leaves: TypeAlias = dict[int, list[jax.Array]]  # the leaves of variables, by the variables' id

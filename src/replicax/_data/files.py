@@ -20,10 +20,12 @@ from replicax._base import doc_pages
 from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec
 from replicax._base.types import Tree
-from replicax._data import UNKNOWN_CARDINALITY, Dataset, Reading, replayed
+from replicax._data.dataset import Dataset
 from replicax._data.element_files import checked_compression
 from replicax._data.elements import positive
+from replicax._data.reading import Reading, replayed
 from replicax._data.sources import names_of
+from replicax._data.specs import UNKNOWN_CARDINALITY
 
 
 class _FileDataset(Dataset):

@@ -17,8 +17,8 @@ from replicax._base.optimizing import optimizes_programs
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._collectives import cross_process
 from replicax._control_flow.traced_block import DynamicRange
-from replicax._data import ElementIterator
 from replicax._data.elements import as_host, as_strings
+from replicax._data.iterators import ElementIterator
 from replicax._engine import compile_log
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._tracing import active_tapes, context, frames

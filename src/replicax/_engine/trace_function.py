@@ -14,7 +14,7 @@ from jax.core import ShapedArray
 from replicax._base import jax_internals, nest, signatures
 from replicax._base.types import Tree
 from replicax._collectives import cross_process
-from replicax._data import ElementIterator
+from replicax._data.iterators import ElementIterator
 from replicax._engine.program_inputs import meshes_of
 from replicax._engine.signature import Call, Results, constrained
 from replicax._tracing import frames

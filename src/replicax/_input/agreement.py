@@ -19,7 +19,8 @@ import numpy as np
 
 from replicax._base import nest
 from replicax._base.types import Leaf, Tree
-from replicax._data import INFINITE_CARDINALITY, Reading
+from replicax._data.reading import Reading
+from replicax._data.specs import INFINITE_CARDINALITY
 from replicax._job import exchange
 from replicax._values import is_array
 

@@ -16,7 +16,10 @@ import numpy as np
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.specs import PerReplicaSpec, TensorSpec
 from replicax._base.types import AutoShardPolicy, InputOptions, InputReplicationMode, Tree
-from replicax._data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Reading, fold, iterators, tensor_spec
+from replicax._data import iterators
+from replicax._data.calls import fold
+from replicax._data.reading import Reading
+from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, tensor_spec
 from replicax._input.agreement import Round, Worker, all_static
 from replicax._input.iterator import DistributedIterator
 from replicax._input.placed_rounds import Place, PlacedRounds

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from replicax._base.types import InputContext, InputOptions, InputReplicationMode, Tree
-from replicax._data import UNKNOWN_CARDINALITY, Reading
 from replicax._data.calls import call_user
+from replicax._data.reading import Reading
+from replicax._data.specs import UNKNOWN_CARDINALITY
 from replicax._input.agreement import Round, Worker, all_static, empty
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.placed_rounds import Place

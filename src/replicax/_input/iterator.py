@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from replicax._base.types import Tree
-from replicax._data import ElementIterator, Reading
-from replicax._data.iterators import exclusive
+from replicax._data.iterators import ElementIterator, exclusive
 from replicax._data.multi_step import Demand
 from replicax._data.prefetch import Buffer
-from replicax._data.reading import state_from_bytes, state_to_bytes
+from replicax._data.reading import Reading, state_from_bytes, state_to_bytes
 from replicax._input.agreement import Iteration
 from replicax._input.placed_rounds import PlacedRounds
 from replicax._input.sources import Distributed

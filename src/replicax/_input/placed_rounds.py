@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from replicax._base.types import InputOptions, Tree
-from replicax._data import Reading
 from replicax._data.multi_step import Block, Demand, stack_on_host
 from replicax._data.prefetch import is_small
+from replicax._data.reading import Reading
 from replicax._input.agreement import Iteration, Round, Worker, agreed, one_order
 from replicax._input.sources import Distributed, Source
 from replicax._input.split import ALONE, Shares

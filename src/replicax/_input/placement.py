@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
-from replicax import _data
 from replicax._base import nest
 from replicax._base.array_conversion import as_array
 from replicax._base.types import Leaf, Tree
+from replicax._data.elements import as_tensor
 from replicax._input.agreement import Kind, Round, Worker
 from replicax._values import PerReplica, ReplicaMesh, from_host, is_array, is_text, of_array, of_kinds
 
@@ -66,7 +66,7 @@ class Placement:
         if all(leaf is None for leaf in leaves):  # None is a part of the structure
             return None
         if any(not is_array(leaf) or is_text(leaf) for leaf in leaves):
-            leaves = [_data.as_tensor(leaf) if is_array(leaf) else leaf for leaf in leaves]
+            leaves = [as_tensor(leaf) if is_array(leaf) else leaf for leaf in leaves]
             return leaves[0] if mesh.size == 1 else PerReplica(leaves, mesh)
         if not fetch_to_device:
             with jax.default_device(mesh.local_devices[0]):

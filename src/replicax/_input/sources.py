@@ -10,9 +10,11 @@ import jax
 from replicax._base.host_memory import Pool
 from replicax._base.specs import TensorSpec
 from replicax._base.types import AutoShardPolicy, InputOptions, Tree
-from replicax._data import UNKNOWN_CARDINALITY, Dataset, Maker, Reading, as_host, first_spec, replayed, shown_spec
 from replicax._data.calls import call_user
-from replicax._data.reading import Node
+from replicax._data.dataset import Dataset
+from replicax._data.elements import as_host
+from replicax._data.reading import Maker, Node, Reading, replayed
+from replicax._data.specs import UNKNOWN_CARDINALITY, first_spec, shown_spec
 
 
 class Distributed:

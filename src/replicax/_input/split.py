@@ -10,9 +10,9 @@ import numpy as np  # noqa: F401  for the examples
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.types import Tree
-from replicax._data import RowBatches, num_rows, regroup
-from replicax._data.elements import flatten
+from replicax._data.elements import flatten, num_rows, regroup
 from replicax._data.ragged import refuse_composites
+from replicax._data.rows import RowBatches
 from replicax._input.agreement import Round, Worker, empty, kinds_of
 
 ALONE = Worker()
@@ -56,7 +56,7 @@ class Shares(Iterator[Round]):
         Rows that lie in arrays are taken out of these once, for all of the batches. None where that cannot be.
 
         >>> import replicax as rx
-        >>> from replicax._data import Reading
+        >>> from replicax._data.reading import Reading
         >>> shares = Shares(rx.data.Dataset.range(9).batch(4)._make(Reading()), 2)
         >>> [share.tolist() for share in shares.next_block(2)], [share.tolist() for share in next(shares).parts]
         ([[[0, 1], [4, 5]], [[2, 3], [6, 7]]], [[8], []])

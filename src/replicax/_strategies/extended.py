@@ -11,7 +11,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
-from replicax import _data
 from replicax._base.types import (
     CommunicationOptions,
     InputContext,
@@ -23,6 +22,7 @@ from replicax._base.types import (
     as_reduce_op,
 )
 from replicax._collectives.reducer import Reducer
+from replicax._data.dataset import Dataset
 from replicax._input.agreement import Worker
 from replicax._tracing import autograph_switch, lost_values
 from replicax._tracing import context as _context
@@ -214,9 +214,9 @@ class StrategyExtended(abc.ABC):
 
     # Input.
 
-    def experimental_make_numpy_dataset(self, numpy_input: Tree, session: object = None) -> _data.Dataset:
+    def experimental_make_numpy_dataset(self, numpy_input: Tree, session: object = None) -> Dataset:
         """Returns a dataset over the rows of numpy arrays."""
-        return _data.Dataset.from_tensor_slices(numpy_input)
+        return Dataset.from_tensor_slices(numpy_input)
 
     def experimental_run_steps_on_iterator(
         self, fn: Callable[..., Tree], iterator: Iterator[Tree], iterations: int = 1, initial_loop_values: Tree = None

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax import _data
 from replicax._base import array_conversion, jax_internals
+from replicax._data.reading import use_default_seed
 from replicax._engine import modes
 from replicax._tracing import context as _context
 from replicax._tracing import frames
@@ -201,4 +201,4 @@ def _dataset_seed() -> int | None:
     return int(np.random.SeedSequence([*start, count]).generate_state(1, np.uint64)[0])
 
 
-_data.use_default_seed(_dataset_seed)
+use_default_seed(_dataset_seed)

@@ -23,8 +23,8 @@ from replicax._base import nest
 from replicax._base.errors import OutOfRangeError
 from replicax._base.foreign_state import wrap
 from replicax._base.types import Tree
-from replicax._data import Dataset
 from replicax._data.calls import ends_data
+from replicax._data.dataset import Dataset
 from replicax._engine import function
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.iterator import DistributedIterator
