@@ -27,7 +27,7 @@ def _join_nnx() -> None:
     nnx.join()
 
 
-context.set_default_strategy(default._DefaultDistributionStrategy())
+context.set_default_context(default._DefaultReplicaContext(default._DefaultDistributionStrategy(), 0))
 autograph_switch.set_converter(_converter)
 tracebacks.set_advice(autograph_switch.advise)
 errors.set_in_replica_function(context.in_replica_function)

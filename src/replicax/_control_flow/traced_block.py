@@ -20,6 +20,7 @@ from replicax._base import array_conversion
 from replicax._base.types import Leaf, Tree
 from replicax._data.iterators import ElementIterator
 from replicax._tracing import active_tapes, dataset_reads, frames
+from replicax._tracing.state import State
 
 Leaves: TypeAlias = dict[int, list[jax.Array]]  # the leaves of variables, by the variables' id
 Pulled: TypeAlias = tuple[ElementIterator, Tree]  # an iterator and an element of it
@@ -168,7 +169,7 @@ class _BlockFrame(frames.TraceFrame):
         self._tracers: dict[int, list[jax.Array]] = {}
         self._before = {id(tape) for tape in active_tapes.entered()}
 
-    def read(self, variable: frames.State) -> list[jax.Array]:
+    def read(self, variable: State) -> list[jax.Array]:
         key, leaves = id(variable), super().read(variable)
         if not any(id(tape) in self._before for tape in active_tapes.followers(variable)):
             return leaves
@@ -289,10 +290,10 @@ def _shares_of(key: int) -> int:
     return -key
 
 
-def state_of(*blocks: Block) -> tuple[Leaves, dict[int, frames.State]]:
+def state_of(*blocks: Block) -> tuple[Leaves, dict[int, State]]:
     """Returns the current leaves of all variables that the blocks use, and the variables that they assign."""
     state: Leaves = {}
-    written: dict[int, frames.State] = {}
+    written: dict[int, State] = {}
     frame = frames.frame()
     for block in blocks:
         for key, variable in block.level.variables.items():
@@ -306,7 +307,7 @@ def state_of(*blocks: Block) -> tuple[Leaves, dict[int, frames.State]]:
     return {key: [strong(leaf) for leaf in leaves] for key, leaves in state.items()}, written
 
 
-def write(written: dict[int, frames.State], state: Leaves) -> None:
+def write(written: dict[int, State], state: Leaves) -> None:
     """Assigns the leaves of a state to variables."""
     for key, variable in written.items():
         frames.frame().write(variable, state[key])

@@ -9,6 +9,7 @@ from typing import Any, cast
 from replicax._engine.signature import Call
 from replicax._tracing import dataset_reads, frames
 from replicax._tracing.dataset_reads import Pull
+from replicax._tracing.state import State
 from replicax._variables import packed_storage
 from replicax._variables.storage import Slot, Storage
 
@@ -26,7 +27,7 @@ class InputSlot:
         place: its place in a shared vector, None where it goes in by itself.
     """
 
-    variable: frames.State
+    variable: State
     storage: Storage
     leaf: int
     slot: int | None
@@ -48,7 +49,7 @@ class InputSlot:
 class Arrays:
     """Those leaves of one variable whose arrays go in or come out by themselves."""
 
-    variable: frames.State
+    variable: State
     storage: Storage
     leaves: tuple[int, ...]
 

@@ -101,7 +101,7 @@ class _Flow(Interpreter[bool]):
     def literal(self, literal: jex.Literal) -> bool:
         return False
 
-    def constant(self, value: Any) -> bool:
+    def constant(self, value: object) -> bool:
         return False
 
     def rule(self, eqn: jex.JaxprEqn) -> Rule[bool]:

@@ -71,9 +71,10 @@ class Interpreter(Generic[V]):
 
     def literal(self, literal: jex.Literal) -> V:
         """Returns the value of a literal."""
-        return literal.val
+        value: V = literal.val
+        return value
 
-    def constant(self, value: Any) -> V:
+    def constant(self, value: V) -> V:
         """Returns the value of a constant of a closed jaxpr."""
         return value
 
@@ -99,13 +100,14 @@ def opened(jaxpr: AnyJaxpr) -> tuple[jex.Jaxpr, Sequence[Any]]:
 
 def kind_of(atom: Atom) -> jax.core.ShapedArray:
     """Returns the shape and dtype of a variable or literal."""
-    kind: Any = atom.aval
+    kind: jax.core.ShapedArray = atom.aval  # type: ignore[assignment]  # JAX's own types are wider
     return kind
 
 
 def inside_of_call(eqn: jex.JaxprEqn) -> AnyJaxpr:
     """Returns the jaxpr of a call of the table of primitives."""
-    return eqn.params[IN_CALLS[eqn.primitive.name]]
+    inside: AnyJaxpr = eqn.params[IN_CALLS[eqn.primitive.name]]
+    return inside
 
 
 def part_of(jaxpr: jex.Jaxpr, eqns: Sequence[jex.JaxprEqn]) -> tuple[jex.ClosedJaxpr, list[jex.Var], list[jex.Var]]:
@@ -133,7 +135,7 @@ def computed(
     return zip(made, jex.jaxpr_as_fun(part)(*map(value_of, needed)))
 
 
-def jaxprs_in(value: Any) -> Iterator[AnyJaxpr]:
+def jaxprs_in(value: object) -> Iterator[AnyJaxpr]:
     """Yields the jaxprs in a parameter of an equation, or in a list of parameters."""
     if isinstance(value, AnyJaxpr):
         yield value
@@ -162,7 +164,7 @@ class _Stages(Interpreter[int]):
     def literal(self, literal: jex.Literal) -> int:
         return 0
 
-    def constant(self, value: Any) -> int:
+    def constant(self, value: object) -> int:
         return 0
 
     def rule(self, eqn: jex.JaxprEqn) -> Rule[int]:

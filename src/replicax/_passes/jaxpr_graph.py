@@ -7,13 +7,11 @@ import math
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
+import jax
 import jax.extend.core as jex
-import numpy as np
 
 from replicax._passes.interpret import Atom, kind_of, opened
 from replicax._passes.primitives import CALLS, CUSTOM_DERIVATIVES, ELEMENTWISE, SAME_ELEMENTS
-
-Key = Any  # a variable of a jaxpr and the scope that it belongs to, or a `Literal`
 
 _OF_SHAPES = frozenset(
     {"shape", "new_sizes", "dimensions", "broadcast_dimensions", "sharding", "context_mesh", "layout"}
@@ -23,19 +21,22 @@ _CALLS = {**CALLS, **CUSTOM_DERIVATIVES}  # not checkpoints, which would no long
 _DEEPEST = 64  # equations behind each other that tell apart what is computed
 
 
-class Literal:
+class LiteralKey:
     """The key of a literal of a jaxpr."""
 
     def __init__(self, literal: jex.Literal):
         self.value, self.aval = literal.val, kind_of(literal)
 
 
-class Node:
+Key = tuple[int, jex.Var] | LiteralKey  # a variable of a jaxpr and the scope that it belongs to, or a literal
+
+
+class ScopedEquation:
     """An equation, in the scope of the call that it stands in."""
 
     __slots__ = ("eqn", "inputs", "jaxpr", "outputs", "scope")
 
-    def __init__(self, eqn: jex.JaxprEqn, scope: int, jaxpr: jex.Jaxpr, inputs: list[Key], outputs: list[Key]):
+    def __init__(self, eqn: jex.JaxprEqn, scope: int, jaxpr: jex.Jaxpr, inputs: list[Key], outputs: Sequence[Key]):
         self.eqn, self.scope, self.jaxpr, self.inputs, self.outputs = eqn, scope, jaxpr, inputs, outputs
 
     @property
@@ -47,7 +48,7 @@ class Graph:
     """The equations of a jaxpr by what they compute. Calls are opened, and theirs join in, where one looks through."""
 
     def __init__(self, jaxpr: jex.Jaxpr):
-        self.nodes: dict[Key, Node] = {}  # by their outputs
+        self.nodes: dict[Key, ScopedEquation] = {}  # by their outputs
         self.aliases: dict[Key, Key] = {}  # of the inputs and outputs of calls that were opened
         self._scopes = itertools.count()
         self._numbers: dict[Hashable, int] = {}  # of scalars: equal numbers, equal values
@@ -59,14 +60,13 @@ class Graph:
         scope = next(self._scopes)
         for eqn in jaxpr.eqns:
             inputs = [self.key(atom, scope) for atom in eqn.invars]
-            outputs = [(scope, var) for var in eqn.outvars]
-            node = Node(eqn, scope, jaxpr, inputs, outputs)
-            self.nodes.update((key, node) for key in outputs)
+            outputs: list[Key] = [(scope, var) for var in eqn.outvars]
+            self.nodes.update(dict.fromkeys(outputs, ScopedEquation(eqn, scope, jaxpr, inputs, outputs)))
         return scope
 
     def key(self, atom: Atom, scope: int = 0) -> Key:
         """Returns the key of a variable or a literal of the jaxpr."""
-        return Literal(atom) if isinstance(atom, jex.Literal) else (scope, atom)
+        return LiteralKey(atom) if isinstance(atom, jex.Literal) else (scope, atom)
 
     def resolved(self, key: Key) -> Key:
         """Returns the key that the value has in the innermost call that was opened."""
@@ -91,7 +91,7 @@ class Graph:
                 return key
             key = node.inputs[0]
 
-    def _open(self, node: Node) -> bool:
+    def _open(self, node: ScopedEquation) -> bool:
         if node.name not in _CALLS:
             return False
         jaxpr, _ = opened(node.eqn.params[_CALLS[node.name]])
@@ -110,9 +110,9 @@ class Graph:
         if key not in self._number_of:
             node = self.nodes.get(key)
             what: tuple[Hashable, ...] | None = None
-            if isinstance(key, Literal):
+            if isinstance(key, LiteralKey):
                 what = ("literal", str(key.aval), str(key.value))
-            elif node is not None and all(shape_of(k) == () for k in node.inputs) and not node.eqn.effects:
+            elif node is not None and all(aval_of(k).shape == () for k in node.inputs) and not node.eqn.effects:
                 if self._open(node):
                     return self.number(key)
                 inputs = tuple(self.number(k) for k in node.inputs)
@@ -137,22 +137,23 @@ class Graph:
                     else self.likeness(x, leaves, depth + 1)
                     for x, scalar in zip(node.inputs, plan)
                 ]
-                what = (node.name, _frozen(node.eqn.params), *(str(dtype_of(x)) for x in node.inputs), *inputs)
+                what = (node.name, _frozen(node.eqn.params), *(str(aval_of(x).dtype) for x in node.inputs), *inputs)
             self._alike[key] = self._number(what or "other")
         return self._alike[key]
 
     def _scalar(self, key: Key) -> Hashable:
         """Returns what a scalar adds to a likeness: which literal it is; other scalars may differ."""
         key = self.resolved(key)
-        return ("scalar", self.number(key) if isinstance(key, Literal) else None)
+        return ("scalar", self.number(key) if isinstance(key, LiteralKey) else None)
 
     def is_other(self, number: int) -> bool:
         """Returns whether a likeness says nothing, because the arrays are not computed element by element."""
         return number in (self._numbers.get("other"), self._numbers.get("leaf"))
 
 
-def shape_of(key: Key) -> tuple[int, ...]:
-    return (key if isinstance(key, Literal) else key[1]).aval.shape
+def aval_of(key: Key) -> jax.core.ShapedArray:
+    """Returns the shape and dtype of what has this key."""
+    return key.aval if isinstance(key, LiteralKey) else kind_of(key[1])
 
 
 def _frozen(params: dict[str, Any]) -> tuple[Hashable, ...]:
@@ -167,7 +168,7 @@ def _hashable(value: object) -> Hashable:
     return value
 
 
-def scalar_operands(nodes: Sequence[Node]) -> list[bool] | None:
+def scalar_operands(nodes: Sequence[ScopedEquation]) -> list[bool] | None:
     """Returns for each operand whether it is a scalar for the whole array; None if the equations are not alike."""
     first = nodes[0]
     name, params = first.name, _frozen(first.eqn.params)
@@ -175,31 +176,27 @@ def scalar_operands(nodes: Sequence[Node]) -> list[bool] | None:
         return None
     if any(n.name != name or len(n.outputs) != 1 or len(n.inputs) != len(first.inputs) for n in nodes):
         return None
-    dtypes = [dtype_of(key) for key in first.inputs]
-    if any(_frozen(n.eqn.params) != params or [dtype_of(key) for key in n.inputs] != dtypes for n in nodes[1:]):
+    dtypes = [aval_of(key).dtype for key in first.inputs]
+    if any(_frozen(n.eqn.params) != params or [aval_of(key).dtype for key in n.inputs] != dtypes for n in nodes[1:]):
         return None
-    if name == "broadcast_in_dim" and all(shape_of(n.inputs[0]) == () for n in nodes):
+    if name == "broadcast_in_dim" and all(aval_of(n.inputs[0]).shape == () for n in nodes):
         return [True] if len(first.inputs) == 1 else None
     if name in SAME_ELEMENTS:
         same = len(first.inputs) == 1 and all(
-            math.prod(shape_of(n.inputs[0])) == math.prod(shape_of(n.outputs[0])) for n in nodes
+            math.prod(aval_of(n.inputs[0]).shape) == math.prod(aval_of(n.outputs[0]).shape) for n in nodes
         )
         return [False] if same and first.eqn.params.get("dimensions") is None or name == "squeeze" and same else None
     if name not in ELEMENTWISE:
         return None
     found = []
     for place in range(len(first.inputs)):
-        if all(shape_of(n.inputs[place]) == shape_of(n.outputs[0]) for n in nodes):
+        if all(aval_of(n.inputs[place]).shape == aval_of(n.outputs[0]).shape for n in nodes):
             found.append(False)
-        elif all(shape_of(n.inputs[place]) == () for n in nodes):
+        elif all(aval_of(n.inputs[place]).shape == () for n in nodes):
             found.append(True)
         else:
             return None
     return found
-
-
-def dtype_of(key: Key) -> np.dtype:
-    return (key if isinstance(key, Literal) else key[1]).aval.dtype
 
 
 T = TypeVar("T")

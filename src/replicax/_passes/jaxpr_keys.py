@@ -17,7 +17,7 @@ import numpy as np
 from replicax._passes.interpret import AnyJaxpr, Atom, kind_of, opened
 
 
-def key_of(value: Any, exact: bool = True) -> Hashable:
+def key_of(value: object, exact: bool = True) -> Hashable:
     """Returns a key that equal parameters of equations share, and jaxprs that are alike."""
     if isinstance(value, AnyJaxpr):
         return key_of_jaxpr(*opened(value), exact)

@@ -218,7 +218,7 @@ def _is_sum(eqn: jex.JaxprEqn) -> bool:
     """Returns whether an equation adds up over all replicas, in as many messages as we like."""
     params = eqn.params
     if eqn.primitive is all_reduce_p:
-        return params["packing"] == AS_FEW_AS_POSSIBLE
+        return bool(params["packing"] == AS_FEW_AS_POSSIBLE)
     return eqn.primitive.name == "psum" and params["axes"] == (AXIS,) and params["axis_index_groups"] is None
 
 

@@ -112,6 +112,7 @@ class _Search(Interpreter[jax.Array]):
             return [*results, row[None]]
 
         specs = [*eqn.params["out_specs"], PartitionSpec(AXIS)]
+        results: list[jax.Array]
         *results, rows = jax.jit(jax_internals.shard_map_again(eqn, replica, eqn.params["in_specs"], specs))(*operands)
         tree, kinds = form
         first: dict[int, tuple[Any, set[int]]] = {}  # by their order in the program
@@ -134,4 +135,9 @@ class _Search(Interpreter[jax.Array]):
 
 def _checked(closed: jex.ClosedJaxpr) -> Callable[..., tuple[checkify.Error, list[jax.Array]]]:
     """Returns a function that computes a jaxpr: it gives the first NaN, and the results."""
-    return checkify.checkify(lambda *args: jex.jaxpr_as_fun(closed)(*args), errors=checkify.nan_checks)
+
+    def run(*args: jax.Array) -> list[jax.Array]:
+        results: list[jax.Array] = jex.jaxpr_as_fun(closed)(*args)
+        return results
+
+    return checkify.checkify(run, errors=checkify.nan_checks)

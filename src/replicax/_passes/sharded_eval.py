@@ -7,6 +7,8 @@ from all replicas, and so is right, if not cheap.
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -55,7 +57,7 @@ class _Evaluation(Interpreter[Value]):
             result = Part(eqn.primitive.bind(*(self._aligned(arg, out) for arg in args), **eqn.params), out.shape)
         elif name in ELEMENTWISE and all(_is_number(arg) for arg in args):
             result = Same(eqn.primitive.bind(*(_array(arg) for arg in args), **eqn.params), out.shape)
-        elif name in SAME_ELEMENTS and isinstance(args[0], Part) and out.size == _size(args[0].shape):
+        elif name in SAME_ELEMENTS and isinstance(args[0], Part) and out.size == math.prod(args[0].shape):
             if eqn.params.get("dimensions") is None or name == "squeeze":  # else `reshape` transposes first
                 result = Part(args[0].part, out.shape)
         elif name in _REDUCTIONS and isinstance(args[0], Part) and out.size == 1:
@@ -70,7 +72,8 @@ class _Evaluation(Interpreter[Value]):
         """Returns the part of an operand, which is as large as the result or is broadcast to it."""
         if tuple(arg.shape) != tuple(out.shape):
             arg = Same(_array(arg), out.shape) if _is_number(arg) else jnp.broadcast_to(whole(arg), out.shape)
-        return own_part(arg, self._count)
+        part: jax.Array = own_part(arg, self._count)
+        return part
 
     def _product(self, eqn: jex.JaxprEqn, args: list[Value], out: jax.core.ShapedArray) -> jax.Array | None:
         """Returns the sum of the products of all elements; None for another product."""
@@ -82,7 +85,7 @@ class _Evaluation(Interpreter[Value]):
 
     def _reduced(self, name: str, value: Part, out: jax.core.ShapedArray) -> jax.Array | None:
         """Reduces all elements of an array to one; returns None for what is not done on parts."""
-        part, size = value.part, _size(value.shape)
+        part, size = value.part, math.prod(value.shape)
         if name in ("reduce_and", "reduce_or"):
             if part.dtype != jnp.bool_:
                 return None
@@ -124,32 +127,20 @@ def _array(value: Value) -> jax.Array:
     return value.value if isinstance(value, Same) else value
 
 
-def _size(shape: Sequence[int]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
-
-
 def _least(dtype: np.dtype) -> float:
-    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else int(jnp.iinfo(dtype).min)  # type: ignore[no-untyped-call]
 
 
 def _greatest(dtype: np.dtype) -> float:
-    return jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
-
-
-def _min_of_all(x: jax.Array) -> jax.Array:
-    return lax.pmin(x, AXIS)
-
-
-def _max_of_all(x: jax.Array) -> jax.Array:
-    return lax.pmax(x, AXIS)
+    return jnp.inf if jnp.issubdtype(dtype, jnp.floating) else int(jnp.iinfo(dtype).max)  # type: ignore[no-untyped-call]
 
 
 # For each reduction, what changes nothing in it, and how it is made on a part and on all replicas' results.
 _OfArray = Callable[[jax.Array], jax.Array]
 _REDUCTIONS: dict[str, tuple[Callable[[np.dtype], float], _OfArray, _OfArray]] = {
     "reduce_sum": (lambda dtype: 0, lambda x: jnp.sum(x, dtype=x.dtype), arithmetic.local_sum),
-    "reduce_max": (_least, jnp.max, _max_of_all),
-    "reduce_min": (_greatest, jnp.min, _min_of_all),
-    "reduce_and": (lambda dtype: 1, jnp.min, _min_of_all),
-    "reduce_or": (lambda dtype: 0, jnp.max, _max_of_all),
+    "reduce_max": (_least, jnp.max, functools.partial(lax.pmax, axis_name=AXIS)),
+    "reduce_min": (_greatest, jnp.min, functools.partial(lax.pmin, axis_name=AXIS)),
+    "reduce_and": (lambda dtype: 1, jnp.min, functools.partial(lax.pmin, axis_name=AXIS)),
+    "reduce_or": (lambda dtype: 0, jnp.max, functools.partial(lax.pmax, axis_name=AXIS)),
 }

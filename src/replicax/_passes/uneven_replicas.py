@@ -102,12 +102,13 @@ def in_loop(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def of_replicas(eqn: jex.JaxprEqn, *args: jax.Array) -> list[jax.Array]:
         if eqn.params["jaxpr"].constvars:
-            return eqn.primitive.bind(*args, **eqn.params)
+            return jax_internals.bound_again(eqn, eqn.params, args)
 
         def replica(*blocks: jax.Array) -> list[jax.Array]:
             return unwrapped(jex.ClosedJaxpr(eqn.params["jaxpr"], []), *blocks, others=convolutions, meet=False)
 
-        return jax_internals.shard_map_again(eqn, replica, eqn.params["in_specs"], eqn.params["out_specs"])(*args)
+        params = eqn.params
+        return list(jax_internals.shard_map_again(eqn, replica, params["in_specs"], params["out_specs"])(*args))
 
     def run(*args: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)
@@ -203,7 +204,9 @@ class _Program:
     def __init__(self, closed: jex.ClosedJaxpr, args: Sequence[jax.Array], numbers: Numbers, exact: bool = True):
         self.jaxpr, self._numbers = closed.jaxpr, numbers
         self.common: frozenset[int] = frozenset()
-        self.known = dict(zip([*self.jaxpr.constvars, *self.jaxpr.invars], [*closed.consts, *args]))
+        self.known: dict[jex.Var, jax.Array] = dict(
+            zip([*self.jaxpr.constvars, *self.jaxpr.invars], [*closed.consts, *args])
+        )
         self.made: dict[int, jex.Var] = {}  # a variable for each number
         self.number: dict[jex.Var, int] = {}
         # For how many collectives, one after another, a variable waits.

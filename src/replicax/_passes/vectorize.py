@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import jax
 import jax.extend.core as jex
@@ -26,12 +25,11 @@ from replicax._passes.jaxpr_graph import (
     Circle,
     Graph,
     Key,
-    Literal,
-    Node,
-    dtype_of,
+    LiteralKey,
+    ScopedEquation,
+    aval_of,
     in_order,
     scalar_operands,
-    shape_of,
 )
 from replicax._passes.primitives import SAME_ELEMENTS
 
@@ -74,20 +72,17 @@ def pieces(vector: jax.Array, shapes: Iterable[Sequence[int]]) -> list[Piece]:
 
 def joined(values: Sequence[Value]) -> jax.Array:
     """Concatenates all values to a vector; pieces of one vector that stand in order are taken from it as they are."""
-    runs: list[list[Any]] = []  # [vector, start, stop] of pieces, [array]
+    runs: list[tuple[jax.Array, int, int]] = []  # vectors, and from where to where
     for value in values:
-        if not isinstance(value, Piece):
-            runs.append([jnp.ravel(value)])
-        elif runs and runs[-1][0] is value.vector and runs[-1][-1] == value.start:
-            runs[-1][-1] += value.size
-        else:
-            runs.append([value.vector, value.start, value.start + value.size])
-    vectors = {id(run[0]) for run in runs}
-    if len(vectors) == 1 and len(runs) > _MOST_RUNS and all(len(run) == 3 for run in runs):
+        vector, start = (value.vector, value.start) if isinstance(value, Piece) else (jnp.ravel(value), 0)
+        stop = start + value.size
+        if runs and runs[-1][0] is vector and runs[-1][2] == start:
+            start = runs.pop()[1]
+        runs.append((vector, start, stop))
+    if len({id(vector) for vector, _, _ in runs}) == 1 and len(runs) > _MOST_RUNS:
         return runs[0][0][np.concatenate([np.arange(start, stop, dtype=np.int32) for _, start, stop in runs])]
     parts = [
-        run[0] if len(run) == 1 or run[2] - run[1] == run[0].size else lax.slice(run[0], (run[1],), (run[2],))
-        for run in runs
+        vector if stop - start == vector.size else lax.slice(vector, (start,), (stop,)) for vector, start, stop in runs
     ]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
 
@@ -99,11 +94,11 @@ Operand = tuple[str, tuple[Key, ...]]  # "vector", "scalar" or "scalars", and th
 class _Group:
     """Equations alike, which one equation on vectors replaces."""
 
-    def __init__(self, keys: tuple[Key, ...], first: Node, operands: list[Operand]):
+    def __init__(self, keys: tuple[Key, ...], first: ScopedEquation, operands: list[Operand]):
         self.keys, self.first = keys, first
         # What they compute with: arrays that make a vector, one scalar for all of them, or scalars, one for each.
         self.operands = operands
-        self.shapes = [shape_of(key) for key in keys]
+        self.shapes = [aval_of(key).shape for key in keys]
         self.sizes = [math.prod(shape) for shape in self.shapes]
 
     def computed(self, operands: list[jax.Array]) -> jax.Array:
@@ -112,14 +107,15 @@ class _Group:
         if name in SAME_ELEMENTS:
             (only,) = operands
             return only if only.ndim else lax.broadcast(only, (sum(self.sizes),))
-        return self.first.eqn.primitive.bind(*operands, **self.first.eqn.params)
+        result: jax.Array = self.first.eqn.primitive.bind(*operands, **self.first.eqn.params)
+        return result
 
     def repeated(self, scalars: list[jax.Array]) -> jax.Array:
         """Returns a vector of the scalars, each as often as its array has elements."""
         return jnp.stack(scalars)[np.repeat(np.arange(len(scalars), dtype=np.int32), self.sizes)]
 
 
-Provider = _Group | Node  # computes values
+Provider = _Group | ScopedEquation  # computes values
 
 
 class Values:
@@ -133,14 +129,18 @@ class Values:
         self.graph = Graph(jaxpr)
         self.values: dict[Key, Value] = {(0, var): value for var, value in known}
         # id of an equation -> what evaluates it, and which of its outputs can be parts of a vector
-        self.special: dict[int, tuple[Callable[[list[list[int]]], None], set[jex.Var]]] = {}
-        self.also: dict[Key, Node] = {}  # what such an equation computes beside its own outputs
+        self.special: dict[int, tuple[Callable[[list[list[int]]], None], set[Key]]] = {}
+        self.also: dict[Key, ScopedEquation] = {}  # what such an equation computes beside its own outputs
 
     def take_over(
-        self, eqn: jex.JaxprEqn, run: Callable[[list[list[int]]], None], vectors: set[jex.Var], also: Iterable[jex.Var]
+        self,
+        eqn: jex.JaxprEqn,
+        run: Callable[[list[list[int]]], None],
+        vectors: Iterable[jex.Var],
+        also: Iterable[jex.Var],
     ) -> None:
         """Has `run` evaluate an equation: see above. Outputs in `vectors` may be parts of one."""
-        self.special[id(eqn)] = run, vectors
+        self.special[id(eqn)] = run, {(0, var) for var in vectors}
         node = self.graph.nodes[0, eqn.outvars[0]]
         self.also.update(((0, var), node) for var in also)
 
@@ -159,7 +159,7 @@ class Values:
 
     def value(self, key: Key) -> Value:
         key = self._known(key)
-        return key.value if isinstance(key, Literal) else self.values[key]
+        return key.value if isinstance(key, LiteralKey) else self.values[key]
 
     def _known(self, key: Key) -> Key:
         while key not in self.values and key in self.graph.aliases:
@@ -168,7 +168,7 @@ class Values:
 
     def is_known(self, key: Key) -> bool:
         key = self._known(key)
-        return isinstance(key, Literal) or key in self.values
+        return isinstance(key, LiteralKey) or key in self.values
 
 
 class _Plan:
@@ -198,7 +198,7 @@ class _Plan:
                 continue
             special = self.values.special.get(id(nodes[0].eqn))
             if special is not None:
-                if all(node is nodes[0] and key[1] in special[1] for node, key in zip(nodes, keys)):
+                if all(node is nodes[0] and key in special[1] for node, key in zip(nodes, keys)):
                     self.vectors_of.setdefault(id(nodes[0].eqn), []).append(keys)
                 continue
             scalars = scalar_operands(nodes)
@@ -224,8 +224,8 @@ class _Plan:
     def _looked_at(self, keys: Iterable[Key]) -> tuple[Key, ...]:
         return tuple(key if self.values.is_known(key) else self.graph.source(key, self.values.is_known) for key in keys)
 
-    def _node(self, key: Key) -> Node | None:
-        if self.values.is_known(key) or isinstance(key, Literal):
+    def _node(self, key: Key) -> ScopedEquation | None:
+        if self.values.is_known(key) or isinstance(key, LiteralKey):
             return None
         return self.values.also.get(key) or self.graph.nodes.get(key)
 
@@ -266,7 +266,7 @@ class _Plan:
 
     def run(self) -> list[jax.Array]:
         """Evaluates all; returns the wanted vectors."""
-        waiting: list[Node] = []
+        waiting: list[ScopedEquation] = []
         for one in self._order():
             if isinstance(one, _Group):
                 self._compute(waiting)
@@ -300,23 +300,23 @@ class _Plan:
 
     def _array(self, key: Key) -> Value:
         value = self.values.value(key)
-        return jnp.asarray(value, dtype_of(key)) if isinstance(key, Literal) else value
+        return jnp.asarray(value, aval_of(key).dtype) if isinstance(key, LiteralKey) else value
 
-    def _as_piece(self, node: Node, waiting: list[Node]) -> bool:
+    def _as_piece(self, node: ScopedEquation, waiting: list[ScopedEquation]) -> bool:
         """Returns whether an equation only takes a part of a vector; then that piece is its value."""
-        params, key = node.eqn.params, node.inputs[0] if node.inputs else None
-        if node.name not in ("slice", "reshape", "squeeze") or isinstance(key, Literal):
+        if node.name not in ("slice", "reshape", "squeeze") or isinstance(node.inputs[0], LiteralKey):
             return False
+        params, key = node.eqn.params, node.inputs[0]
         if not self.values.is_known(key):
             if not any(key in n.outputs or self.graph.resolved(key) in n.outputs for n in waiting):
                 return False
             if node.name != "slice":
                 return False
             self._compute(waiting)
-        value, shape = self.values.value(key), shape_of(node.outputs[0])
+        value, shape = self.values.value(key), aval_of(node.outputs[0]).shape
         vector, start = (value.vector, value.start) if isinstance(value, Piece) else (value, 0)
         if node.name == "slice":
-            if len(shape_of(key)) != 1 or params["strides"] not in (None, (1,)):
+            if len(aval_of(key).shape) != 1 or params["strides"] not in (None, (1,)):
                 return False
             start += params["start_indices"][0]
         elif not isinstance(value, Piece) or not (node.name == "squeeze" or params["dimensions"] is None):
@@ -324,7 +324,7 @@ class _Plan:
         self.values.values[node.outputs[0]] = Piece(vector, start, shape)
         return True
 
-    def _compute(self, waiting: list[Node]) -> None:
+    def _compute(self, waiting: list[ScopedEquation]) -> None:
         """Evaluates equations of one scope as JAX does."""
         if not waiting:
             return

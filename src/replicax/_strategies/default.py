@@ -11,7 +11,6 @@ from replicax._engine import modes
 from replicax._strategies.single_replica import SingleReplicaContext, SingleReplicaExtended
 from replicax._strategies.strategy import Strategy
 from replicax._tracing import context
-from replicax._tracing.context import StrategyLike
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.variable import Variable
 
@@ -26,10 +25,6 @@ class _DefaultReplicaContext(SingleReplicaContext):
 
 class DefaultExtended(SingleReplicaExtended):
     """The extended methods of the default strategy."""
-
-    def __init__(self, container_strategy: StrategyLike):
-        super().__init__(container_strategy)
-        self._replica_context = _DefaultReplicaContext(container_strategy, 0)
 
     @property
     def worker_devices(self) -> NoReturn:

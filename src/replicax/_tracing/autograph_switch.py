@@ -11,11 +11,15 @@ import functools
 import importlib.util
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import ParamSpec, Protocol, TypeVar, overload
 
 import jax
 
 from replicax._base import doc_pages, errors
+from replicax._base.types import Tree
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 MARK = "_replicax_converted"  # on functions that are called as they are, having been converted or not to be
 
@@ -23,7 +27,7 @@ MARK = "_replicax_converted"  # on functions that are called as they are, having
 class Converter(Protocol):
     """Converts Python code, so that its `if`, `while` and `for` may stand on tensors."""
 
-    def call(self, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+    def call(self, fn: Callable[..., _R], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> _R:
         """Calls `fn` converted."""
 
     def reason(self, error: BaseException) -> str:
@@ -34,7 +38,7 @@ class Converter(Protocol):
 
 
 class _Mode(threading.local):
-    def __init__(self):
+    def __init__(self) -> None:
         self.on = False
 
 
@@ -86,7 +90,7 @@ def where() -> str:
     return "" if _converter is None else _converter.where()
 
 
-def call(on: bool, fn: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+def call(on: bool, fn: Callable[..., _R], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> _R:
     """Calls `fn`, converted where `on` and where it can be, and otherwise as it is."""
     if not on or not available():
         with switched(False):
@@ -130,19 +134,25 @@ def advise(error: BaseException) -> None:
             error.add_note(text)
 
 
-def converted(fn: Callable[..., Any]) -> Callable[..., Any]:
+def converted(fn: Callable[..., _R]) -> Callable[..., _R]:
     """Returns `fn` for code of replicax that is called from converted code and calls it in turn."""
     if not _mode.on:
         return fn
 
     @functools.wraps(fn, updated=())
-    def call_converted(*args: Any, **kwargs: Any) -> Any:
+    def call_converted(*args: Tree, **kwargs: Tree) -> _R:
         return call(True, fn, args, kwargs)
 
     return call_converted
 
 
-def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
+@overload
+def do_not_convert(func: Callable[_P, _R]) -> Callable[_P, _R]: ...
+@overload
+def do_not_convert(func: None = None) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+def do_not_convert(
+    func: Callable[_P, _R] | None = None,
+) -> Callable[_P, _R] | Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Keeps AutoGraph from converting a function and what it calls; a decorator.
 
     >>> import jax.numpy as jnp, replicax as rx
@@ -157,7 +167,7 @@ def do_not_convert(func: Callable[..., Any] | None = None) -> Any:
         return do_not_convert
 
     @functools.wraps(func)
-    def unconverted(*args: Any, **kwargs: Any) -> Any:
+    def unconverted(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         with switched(False):
             return func(*args, **kwargs)
 

@@ -9,14 +9,24 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
+import jax
 import numpy as np
 
 from replicax._base import errors, nest, tracebacks
 from replicax._base.array_conversion import as_array
 from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.types import CommunicationOptions, ReduceOp, RunOptions, Tree, as_integer, as_options, as_reduce_op
+from replicax._base.types import (
+    CommunicationOptions,
+    Leaf,
+    ReduceOp,
+    RunOptions,
+    Tree,
+    as_integer,
+    as_options,
+    as_reduce_op,
+)
 from replicax._data import calls
 from replicax._input.agreement import Worker
 from replicax._tracing import autograph_switch
@@ -53,16 +63,16 @@ class StrategyLike(Protocol):
     def num_replicas_in_sync(self) -> int:
         """The number of replicas, on all workers together."""
 
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
+    def scope(self) -> contextlib.AbstractContextManager[object]:
         """Returns a context in which the strategy is current."""
 
     def run(
         self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        fn: Callable[..., Tree],
+        args: Sequence[Tree] = (),
+        kwargs: dict[str, Tree] | None = None,
         options: RunOptions | None = None,
-    ) -> Any:
+    ) -> Tree:
         """Calls a function on every replica."""
 
 
@@ -82,9 +92,9 @@ class ReplicaContext:
 
     _options = CommunicationOptions()  # of collectives where none are given
 
-    def __init__(self, strategy: StrategyLike, replica_id_in_sync_group: Any):
+    def __init__(self, strategy: StrategyLike, replica_id_in_sync_group: int | None):
         self._strategy = strategy
-        self._replica_id = replica_id_in_sync_group
+        self._replica_id: int | jax.Array | None = replica_id_in_sync_group
 
     @property
     def strategy(self) -> StrategyLike:
@@ -97,17 +107,20 @@ class ReplicaContext:
         return self._strategy.num_replicas_in_sync
 
     @property
-    def replica_id_in_sync_group(self) -> Any:
+    def replica_id_in_sync_group(self) -> int | jax.Array:
         """This replica's number, from 0: an int32 scalar array inside of `run`, symbolic in compiled code."""
+        assert self._replica_id is not None  # else a subclass finds it out
         return self._replica_id
 
     @property
-    def devices(self) -> Any:
+    def devices(self) -> Sequence[str | Sequence[str]]:
         """The full names of the replica's devices."""
         raise NotImplementedError
 
     @tracebacks.boundary
-    def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
+    def merge_call(
+        self, merge_fn: Callable[..., Tree], args: Sequence[Tree] = (), kwargs: dict[str, Tree] | None = None
+    ) -> Tree:
         """Calls `merge_fn(strategy, *args, **kwargs)` once, in cross-replica context, for all replicas together.
 
         Args:
@@ -124,7 +137,7 @@ class ReplicaContext:
         self._check_current()
         converted = autograph_switch.converted(merge_fn)
 
-        def merge(*args: Any, **kwargs: Any) -> Any:
+        def merge(*args: Tree, **kwargs: Tree) -> Tree:
             try:
                 return converted(*args, **kwargs)
             except StopIteration as error:
@@ -134,7 +147,7 @@ class ReplicaContext:
         return self._merge(merge, tuple(args), kwargs or {}, ("merge_call",))
 
     @tracebacks.boundary
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Tree, options: CommunicationOptions | None = None) -> Tree:
         """Returns the sum or the mean of all replicas' values, on every replica.
 
         Args:
@@ -159,7 +172,7 @@ class ReplicaContext:
         return nest.map_structure(lambda _: next(results), value)
 
     @tracebacks.boundary
-    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+    def all_gather(self, value: Tree, axis: int, options: CommunicationOptions | None = None) -> Tree:
         """Returns all replicas' values, concatenated along `axis` in replica order, on every replica.
 
         Args:
@@ -180,13 +193,15 @@ class ReplicaContext:
 
     # How the replicas meet: one implementation for each way to run.
 
-    def _merge(self, fn: Callable[..., Any], args: tuple, kwargs: dict, tag: tuple) -> Any:
+    def _merge(
+        self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], tag: tuple[object, ...]
+    ) -> Tree:
         raise NotImplementedError
 
-    def _all_reduce(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
+    def _all_reduce(self, op: ReduceOp, leaves: list[Leaf], options: CommunicationOptions) -> list[Leaf]:
         raise NotImplementedError
 
-    def _all_gather(self, leaves: list[Any], axis: int, options: CommunicationOptions) -> list[Any]:
+    def _all_gather(self, leaves: list[Leaf], axis: int, options: CommunicationOptions) -> list[Leaf]:
         raise NotImplementedError
 
     def _check_current(self) -> None:
@@ -202,7 +217,7 @@ class ReplicaContext:
 _NOT_NUMERIC = "OSUMmV"
 
 
-def _tensor(leaf: Any, what: str, sparse: bool = True) -> Any:
+def _tensor(leaf: Leaf, what: str, sparse: bool = True) -> Leaf:
     """Returns a leaf that replicas can exchange, a variable read; raises an error that names the type otherwise."""
     if isinstance(leaf, IndexedSlices):
         if not sparse:
@@ -229,35 +244,40 @@ def _tensor(leaf: Any, what: str, sparse: bool = True) -> Any:
     return leaf
 
 
+_Entry = tuple[StrategyLike, ReplicaContext | None]  # the current strategy, and the replica context in a replica
+
+
 class _Contexts(threading.local):
-    def __init__(self):
-        self.default: tuple[Any, ReplicaContext | None] | None = None  # set by experimental_set_strategy
-        self.stack: list[tuple[Any, ReplicaContext | None]] = []
+    def __init__(self) -> None:
+        self.default: _Entry | None = None  # set by experimental_set_strategy
+        self.stack: list[_Entry] = []
 
 
 _contexts = _Contexts()
-_default_strategy: Any = None
+_default: _Entry | None = None
 
 
-def set_default_strategy(strategy: Any) -> None:
-    """Plugs in the strategy that is current outside of any scope."""
-    global _default_strategy
-    _default_strategy = strategy
+def set_default_context(replica_context: ReplicaContext) -> None:
+    """Plugs in the context outside of any scope: that of the only replica of the default strategy."""
+    global _default
+    _default = replica_context.strategy, replica_context
 
 
-def default_strategy() -> Any:
+def _default_entry() -> _Entry:
+    if _default is None:
+        raise errors.not_plugged_in("The default strategy")
+    return _default
+
+
+def default_strategy() -> StrategyLike:
     """Returns the strategy that is current outside of any scope."""
-    return _default_strategy
+    return _default_entry()[0]
 
 
-def _current() -> tuple[Any, ReplicaContext | None]:
+def _current() -> _Entry:
     if _contexts.stack:
         return _contexts.stack[-1]
-    if _contexts.default is not None:
-        return _contexts.default
-    if _default_strategy is None:
-        raise errors.not_plugged_in("The default strategy")
-    return _default_strategy, _default_strategy.extended._replica_context
+    return _contexts.default or _default_entry()
 
 
 def in_replica_function() -> bool:
@@ -268,14 +288,14 @@ def in_replica_function() -> bool:
 class entered:
     """A context manager: this strategy is current, in this replica context or, with None, in cross-replica context."""
 
-    def __init__(self, strategy: Any, replica_context: ReplicaContext | None):
+    def __init__(self, strategy: StrategyLike, replica_context: ReplicaContext | None):
         self._entry = (strategy, replica_context)
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> StrategyLike:
         _contexts.stack.append(self._entry)
         return self._entry[0]
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         _contexts.stack.pop()
 
 
@@ -286,7 +306,7 @@ def get_strategy() -> StrategyLike:
 
 def has_strategy() -> bool:
     """Returns whether a strategy other than the default one is current."""
-    return _current()[0] is not _default_strategy
+    return _current()[0] is not default_strategy()
 
 
 def get_replica_context() -> ReplicaContext | None:
@@ -307,13 +327,13 @@ def experimental_set_strategy(strategy: StrategyLike | None) -> None:
     """
     if _contexts.stack:
         raise RuntimeError("Must not be called inside a `tf.distribute.Strategy` scope.")
-    _contexts.default = None if strategy is None or strategy is _default_strategy else (strategy, None)
+    _contexts.default = None if strategy is None or strategy is default_strategy() else (strategy, None)
 
 
-def require_cross_replica(strategy: Any, message: str = errors.CROSS_REPLICA_NEEDED) -> None:
+def require_cross_replica(strategy: StrategyLike, message: str = errors.CROSS_REPLICA_NEEDED) -> None:
     """Raises `RuntimeError` in a replica, or in the scope of another strategy."""
     current, replica_context = _current()
-    if current is _default_strategy or strategy is _default_strategy:
+    if current is default_strategy() or strategy is default_strategy():
         return
     if current is not strategy:
         raise errors.mixing(current, strategy)

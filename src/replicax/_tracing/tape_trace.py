@@ -161,13 +161,13 @@ class TapeTrace(jax.core.Trace):
     """The trace of one tape, on top of the trace that was current when the tape was entered."""
 
     def __init__(self, recorder: Recorder, parent_trace: jax.core.Trace):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self.parent_trace = parent_trace
 
     def stage_value(self, value: ArrayLike) -> ArrayLike:
         """Returns what stands for a value in the trace below, tracked if the value is."""
-        staged = self.parent_trace.stage_value(value)
+        staged: ArrayLike = self.parent_trace.stage_value(value)
         if staged is not value and self.recorder.tracks(value):
             (staged,) = self._record([value], [value], [staged], identity, True, lambda: identity)
         return staged
