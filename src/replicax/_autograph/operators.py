@@ -83,10 +83,9 @@ def if_stmt(
     truth = truth_of(cond, "if statement")
     if isinstance(truth, bool):
         return body() if truth else orelse()
-    init = get_state()
     opposite = operand if cond is result else None
 
-    def branch(code: Callable[[], None], holds: bool) -> Callable[[], tuple[Tree, ...]]:
+    def branch(init: tuple[Tree, ...], code: Callable[[], None], holds: bool) -> Callable[[], tuple[Tree, ...]]:
         def known(name: str, value: Tree) -> Tree:
             # After `if not do_return: ...; do_return = True`, as the converter writes it, the flag is known to hold.
             return not holds if value is opposite and value is not None and name.startswith("do_return") else value
@@ -98,38 +97,47 @@ def if_stmt(
 
         return run
 
+    def chosen(init: tuple[Tree, ...]) -> tuple[Tree, ...]:
+        branches = branch(init, body, True), branch(init, orelse, False)
+        return (*cond_and_loops.cond(truth, *branches, names[:nouts]), *init[nouts:])
+
+    return _in_program(get_state, set_state, chosen)
+
+
+def _in_program(
+    get_state: GetState, set_state: SetState, statement: Callable[[tuple[Tree, ...]], Sequence[Tree]]
+) -> None:
+    """Assigns the values that a statement's variables have after it, computed from those before it."""
+    init = get_state()
     try:
-        new = cond_and_loops.cond(truth, branch(body, True), branch(orelse, False), names[:nouts])
+        new = statement(init)
     finally:
         set_state(init)
-    set_state((*new, *init[nouts:]))
-    return None
+    set_state(tuple(new))
+
+
+def _choice(value: Tree, what: str, name: str, if_true: Callable[[], Tree], if_false: Callable[[], Tree]) -> Tree:
+    truth = truth_of(value, what)
+    if isinstance(truth, bool):
+        return if_true() if truth else if_false()
+    return cond_and_loops.cond(truth, lambda: (if_true(),), lambda: (if_false(),), (name,))[0]
 
 
 def if_exp(cond: Tree, if_true: Callable[[], Tree], if_false: Callable[[], Tree], text: str) -> Tree:
     """Returns `a if cond else b`."""
-    truth = truth_of(cond, "conditional expression")
-    if isinstance(truth, bool):
-        return if_true() if truth else if_false()
-    return cond_and_loops.cond(truth, lambda: (if_true(),), lambda: (if_false(),), (text,))[0]
+    return _choice(cond, "conditional expression", text, if_true, if_false)
 
 
 def and_(a: Callable[[], Tree], b: Callable[[], Tree]) -> Tree:
     """Returns `a and b`."""
     first = a()
-    truth = truth_of(first, "`and`")
-    if isinstance(truth, bool):
-        return b() if truth else first
-    return cond_and_loops.cond(truth, lambda: (b(),), lambda: (first,), ("and",))[0]
+    return _choice(first, "`and`", "and", b, lambda: first)
 
 
 def or_(a: Callable[[], Tree], b: Callable[[], Tree]) -> Tree:
     """Returns `a or b`."""
     first = a()
-    truth = truth_of(first, "`or`")
-    if isinstance(truth, bool):
-        return first if truth else b()
-    return cond_and_loops.cond(truth, lambda: (first,), lambda: (b(),), ("or",))[0]
+    return _choice(first, "`or`", "or", lambda: first, b)
 
 
 def not_(a: Tree) -> bool | jax.Array:
@@ -168,12 +176,7 @@ def while_stmt(
         body()
         return get_state()
 
-    init = get_state()
-    try:
-        new = cond_and_loops.while_loop(tested, repeated, init, names)
-    finally:
-        set_state(init)
-    set_state(tuple(new))
+    _in_program(get_state, set_state, lambda init: cond_and_loops.while_loop(tested, repeated, init, names))
 
 
 def for_stmt(
@@ -241,14 +244,9 @@ class _For(NamedTuple):
             self.run_if(self.goes_on(), x)
             return self.get_state()
 
-        if not len(array):
-            return
-        init = self.get_state()
-        try:
-            new = cond_and_loops.scan(step, init, array, self.names)
-        finally:
-            self.set_state(init)
-        self.set_state(tuple(new))
+        if len(array):
+            scan = functools.partial(cond_and_loops.scan, step, xs=array, names=self.names)
+            _in_program(self.get_state, self.set_state, scan)
 
     def over_range(self, numbers: DynamicRange) -> None:
         size = numbers.size()
@@ -263,13 +261,11 @@ class _For(NamedTuple):
             self.body((numbers.start + values[0] * numbers.delta).astype(numbers.dtype))
             return (values[0] + 1, *self.get_state())
 
-        init = self.get_state()
-        start = jnp.zeros((), jnp.int32), *init
-        try:
-            new = cond_and_loops.while_loop(tested, repeated, start, ("the iteration", *self.names))
-        finally:
-            self.set_state(init)
-        self.set_state(tuple(new[1:]))
+        def looped(init: tuple[Tree, ...]) -> Sequence[Tree]:
+            names = "the iteration", *self.names
+            return cond_and_loops.while_loop(tested, repeated, (jnp.zeros((), jnp.int32), *init), names)[1:]
+
+        _in_program(self.get_state, self.set_state, looped)
 
 
 def _nothing() -> None:

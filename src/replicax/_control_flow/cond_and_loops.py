@@ -123,31 +123,29 @@ def _merged(mine: Value, theirs: Value) -> tuple[Any, list[Leaf]]:
         if lone is None:
             raise ValueError(f"{where()}'{name}' is None at the end of the {_BRANCHES[which]} branch.")
         raise ValueError(f"{where()}'{name}' must also be initialized in the {_BRANCHES[which]} branch.")
-    if mine.tree != theirs.tree:
+    rule = "What a branch on a tensor leaves behind must be tensors and numbers, or the same object in both branches."
+    _check_alike(mine, theirs, "in the main branch", "in the else branch", rule)
+    return mine.tree, [
+        (a.given if a.is_constant_like(b) else _Chosen((a, b))) if isinstance(a, Tensor) else a
+        for a, b in zip(mine.leaves, theirs.leaves)
+    ]
+
+
+def _check_alike(one: Value, other: Value, here: str, there: str, rule: str) -> None:
+    """Raises an error unless two values differ in the numbers of their tensors alone."""
+    name = one.name
+    if one.tree != other.tree:
         raise ValueError(
-            f"{where()}'{name}' has one structure in the main branch and another in the else branch: {mine.tree} and "
-            f"{theirs.tree}."
+            f"{where()}'{name}' has one structure {here} and another {there}: {one.tree} and {other.tree}."
         )
-    return mine.tree, [_merged_leaf(name, a, b) for a, b in zip(mine.leaves, theirs.leaves)]
-
-
-def _merged_leaf(name: str, a: Leaf, b: Leaf) -> Leaf:
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        if a.is_constant_like(b):
-            return a.given
-        for what, error in (("dtype", TypeError), ("shape", ValueError)):
-            if getattr(a, what) != getattr(b, what):
-                raise error(
-                    f"{where()}'{name}' has {what} {getattr(a, what)} in the main branch, but {what} "
-                    f"{getattr(b, what)} in the else branch."
-                )
-        return _Chosen((a, b))
-    if _same_object(a, b):
-        return a
-    raise TypeError(
-        f"{where()}'{name}' is {_described(a)} in the main branch, but {_described(b)} in the else branch. What a "
-        "branch on a tensor leaves behind must be tensors and numbers, or the same object in both branches."
-    )
+    for a, b in zip(one.leaves, other.leaves):
+        if isinstance(a, Tensor) and isinstance(b, Tensor):
+            for what, error in (("dtype", TypeError), ("shape", ValueError)):
+                before, after = getattr(a, what), getattr(b, what)
+                if before != after:
+                    raise error(f"{where()}'{name}' has {what} {before} {here}, but {what} {after} {there}.")
+        elif not _same_object(a, b):
+            raise TypeError(f"{where()}'{name}' is {_described(a)} {here}, but {_described(b)} {there}. {rule}")
 
 
 def _same_object(a: object, b: object) -> bool:
@@ -326,7 +324,8 @@ def _loop_body(
     if any(new is not old for new, old in zip(typed, init)):
         before, arrays, block = traced(typed)
     for old, new in zip(before, block.values):
-        _check_invariant(old, new)
+        rule = "What changes in a loop on tensors must be tensors and numbers."
+        _check_alike(old, new, "before the loop", "after one iteration", rule)
     return before, arrays, block
 
 
@@ -341,25 +340,3 @@ def _with_types(value: Tree, old: Value, new: Value) -> Tree:
     leaves = jax.tree.leaves(value, is_leaf=lambda x: x is None)  # such as those of a TensorArray not written to
     pairs = zip(leaves, new.leaves)
     return jax.tree.unflatten(new.tree, [_zeros(b) if a is None and isinstance(b, Tensor) else a for a, b in pairs])
-
-
-def _check_invariant(old: Value, new: Value) -> None:
-    name = old.name
-    if old.tree != new.tree:
-        raise ValueError(
-            f"{where()}'{name}' has one structure before the loop and another after one iteration: {old.tree} and "
-            f"{new.tree}."
-        )
-    for a, b in zip(old.leaves, new.leaves):
-        if isinstance(a, Tensor) and isinstance(b, Tensor):
-            for what, error in (("dtype", TypeError), ("shape", ValueError)):
-                if getattr(a, what) != getattr(b, what):
-                    raise error(
-                        f"{where()}'{name}' has {what} {getattr(a, what)} before the loop, but {what} "
-                        f"{getattr(b, what)} after one iteration."
-                    )
-        elif not _same_object(a, b):
-            raise TypeError(
-                f"{where()}'{name}' is {_described(a)} before the loop, but {_described(b)} after one iteration. What "
-                "changes in a loop on tensors must be tensors and numbers."
-            )

@@ -108,20 +108,16 @@ def accumulate_gradients(
             given = list(args)
             for place, piece in zip(places, jax.tree.unflatten(tree, pieces)):
                 given[place] = piece
-            return jax.tree.map(_dense, value_and_grad_fn(*given, **kwargs), is_leaf=_is_sparse)
+            # Whole arrays can be added up.
+            return jax.tree.map(
+                lambda x: x.to_dense() if isinstance(x, IndexedSlices) else x,
+                value_and_grad_fn(*given, **kwargs),
+                is_leaf=lambda x: isinstance(x, IndexedSlices),
+            )
 
         return _accumulated(results_of, parts, op)
 
     return accumulated
-
-
-def _is_sparse(value: Tree) -> bool:
-    return isinstance(value, IndexedSlices)
-
-
-def _dense(value: Leaf) -> Leaf:
-    """Returns `IndexedSlices` as a whole array, which can be added up; other values as they are."""
-    return value.to_dense() if isinstance(value, IndexedSlices) else value
 
 
 class _Parts:
@@ -179,7 +175,8 @@ class _Sums:
 
     def kept(self, leaves: Sequence[Leaf]) -> list[jax.Array]:
         """Returns the results of a micro-batch in the dtypes in which they are added up."""
-        return [_kept(x, dtype) for x, dtype in zip(leaves, self.dtypes)]
+        narrow = jnp.bfloat16, jnp.float16
+        return [jnp.asarray(x, jnp.float32 if dtype in narrow else dtype) for x, dtype in zip(leaves, self.dtypes)]
 
     def add(self, results: Tree, before: int = 1, weight: int = 1) -> None:
         """Adds results multiplied by `weight` to the sum multiplied by `before`."""
@@ -197,8 +194,14 @@ class _Sums:
 
     def finished(self, op: ReduceOp, count: int) -> Tree:
         """Returns the results for the whole batch; a mean is divided by `count`."""
-        finished = [_finished(total, count, op, dtype) for total, dtype in zip(self.totals, self.dtypes)]
-        return jax.tree.unflatten(self.tree, finished)
+        pairs = zip(self.totals, self.dtypes)
+        if op is ReduceOp.MEAN:
+            means = [
+                arithmetic.divided(total, count, total.dtype).astype(arithmetic.mean_dtype(dtype))
+                for total, dtype in pairs
+            ]
+            return jax.tree.unflatten(self.tree, means)
+        return jax.tree.unflatten(self.tree, [total.astype(dtype) for total, dtype in pairs])
 
 
 def _times(total: jax.Array, weight: int) -> jax.Array:
@@ -211,10 +214,8 @@ def _accumulated(results_of: _ResultsOf, parts: _Parts, op: ReduceOp) -> Tree:
     sums = (_looped if looped else _one_by_one)(results_of, parts.full, parts.count)
     if parts.rest is None:
         return sums.finished(op, parts.count)
-    if op is ReduceOp.SUM:
-        sums.add(results_of(parts.rest))
-    else:
-        sums.add(results_of(parts.rest), parts.size, parts.rows - parts.count * parts.size)
+    weights = (1, 1) if op is ReduceOp.SUM else (parts.size, parts.rows - parts.count * parts.size)
+    sums.add(results_of(parts.rest), *weights)
     return sums.finished(op, parts.rows)
 
 
@@ -259,13 +260,3 @@ def _dtype(result: Leaf) -> np.dtype[Any]:
     dtype: np.dtype[Any] = result.dtype
     arithmetic.check_numeric(dtype)
     return dtype
-
-
-def _kept(result: Leaf, dtype: np.dtype[Any]) -> jax.Array:
-    return jnp.asarray(result, jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype)
-
-
-def _finished(total: jax.Array, count: int, op: ReduceOp, dtype: np.dtype[Any]) -> jax.Array:
-    if op is ReduceOp.MEAN:
-        return arithmetic.divided(total, count, total.dtype).astype(arithmetic.mean_dtype(dtype))
-    return total.astype(dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -10,15 +10,16 @@ import jax.numpy as jnp
 
 from replicax._base import nest
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, as_options, as_reduce_op
-from replicax._collectives import in_flight, sharding
+from replicax._collectives import sharding
 from replicax._collectives.reducer import Reducer
 from replicax._engine import modes
 from replicax._engine.compiled import SpmdContext
+from replicax._engine.function import Function
 from replicax._optim.initial_state import initial_state
 from replicax._passes import sharded_eval
-from replicax._tracing import context, frames
+from replicax._tracing import context
 from replicax._tracing.context import ReplicaContext, StrategyLike
-from replicax._values import AXIS, Mirrored, PerReplica, mapped, of_array, traced_component
+from replicax._values import PerReplica, traced_component
 from replicax._variables.distributed import MirroredVariable
 from replicax._variables.sharded import ShardedVariable
 from replicax._variables.variable import Variable
@@ -94,10 +95,8 @@ class Optimizer:
             )
         self._strategy = self._flat[0].distribute_strategy
         self._update = jax.jit(self._new_values)  # one program, also where replicas run eagerly
-        self._programs: dict[
-            jax.tree_util.PyTreeDef, Callable[..., tuple[list[jax.Array], list[jax.Array]]]
-        ] = {}  # for eager replicas, where the state is sharded
         self._sharded = self._is_sharded()
+        self._run_compiled = Function(lambda gradients: self._strategy.run(self._apply, args=(gradients,)))
         with (self._strategy or context.get_strategy()).scope():
             self.state = self._initial_state(trainable=False, name="optimizer_state")
 
@@ -163,8 +162,7 @@ class Optimizer:
             return self._apply_parts(replica_context, gradients, parameters)
         if replica_context is not None and replica_context.num_replicas_in_sync > 1:
             gradients = replica_context.all_reduce(self._reduce_op, gradients, options=self._options)
-        live_once = self._strategy is not None and self._strategy.extended._variables_live_once
-        if replica_context is not None and live_once:
+        if replica_context is not None and self._strategy is not None and self._strategy.extended._variables_live_once:
             replica_context.merge_call(self._assign_once, (gradients,))
         else:
             self._assign(gradients, parameters)
@@ -184,8 +182,7 @@ class Optimizer:
         self._assign_values(new)
 
     def _assign_values(self, new: Tree) -> None:
-        for variable, value in zip(self._flat, _values_of(self._variables, new)):
-            variable._assign_alike(value)
+        jax.tree.map(lambda variable, value: variable._assign_alike(value), self._variables, new, is_leaf=nest.is_leaf)
 
     # With the state sharded over the replicas.
 
@@ -203,91 +200,55 @@ class Optimizer:
 
     def _apply_parts(self, replica_context: ReplicaContext, gradients: Tree, parameters: Tree) -> None:
         leaves, tree = jax.tree.flatten(gradients)
-        options = self._options_of_parts()
-        if isinstance(replica_context, SpmdContext):
-            sharded_state = self._sharded_state
-            leaves = [context._tensor(leaf, "apply_gradients", sparse=False) for leaf in leaves]
-            totals = replica_context._reduce_to_parts(self._reduce_op, leaves, options)
-            new, state = self._new_parts(totals, sharded_state.parts(), jax.tree.leaves(parameters), tree)
-            sharded_state.put_parts(state)
-            self._assign_values(jax.tree.unflatten(jax.tree.structure(parameters), new))
-        else:
-            totals = replica_context.all_reduce(self._reduce_op, gradients, options=options)
-            replica_context.merge_call(self._assign_parts, (totals,))
+        leaves = [context._tensor(leaf, "apply_gradients", sparse=False) for leaf in leaves]
+        if not isinstance(replica_context, SpmdContext):
+            replica_context.merge_call(self._apply_compiled, (jax.tree.unflatten(tree, leaves),))
+            return
+        options = self._options or self._reducer.options
+        totals = replica_context._reduce_to_parts(self._reduce_op, leaves, options)
+        new, state = self._new_parts(totals, parameters)
+        self._sharded_state.put_parts(state)
+        self._assign_values(jax.tree.unflatten(tree, self._reducer.gather_parts(new, options)))
 
-    def _assign_parts(self, strategy: StrategyLike, gradients: Tree) -> None:
-        """Updates the variables of eager replicas, in cross-replica context, by one program for all replicas."""
-        mesh, sharded_state = self._reducer.mesh, self._sharded_state
-        gradients, tree = jax.tree.flatten(gradients, is_leaf=lambda x: isinstance(x, PerReplica))
-        copies = [x.values if isinstance(x, PerReplica) else [x] * len(mesh.local_ids) for x in gradients]
-        rows = [sharded_state._storage.has_rows(i) for i in range(len(sharded_state._types))]
-
-        def program(
-            gradients: list[jax.Array], state: list[jax.Array], parameters: list[jax.Array]
-        ) -> tuple[list[jax.Array], list[jax.Array]]:
-            own = [block[0] if cut else block for block, cut in zip(state, rows)]
-            new, state = self._new_parts(gradients, own, parameters, tree)
-            return new, [block[None] if cut else block for block, cut in zip(state, rows)]
-
-        if tree not in self._programs:
-            specs = [jax.P(AXIS) if cut else jax.P() for cut in rows]
-            self._programs[tree] = jax.jit(mapped(program, mesh, (jax.P(), specs, jax.P()), (jax.P(), specs)))
-        for variable in (self.state, *self._flat):
-            variable._be_settled()  # by a thread that may want the lock
-        with in_flight.calling(mesh, "optimizer") as call, frames.lock:
-            values = nest.map_values(lambda v: v._of_leaves(v._storage.read()), self._variables)
-            parameters, parameter_tree = jax.tree.flatten(values)
-            state = sharded_state.parts()
-            new, state = self._programs[tree]([mesh.mirror(x) for x in copies], state, parameters)
-            call.output = new[0]
-            sharded_state.put_parts(state)
-            self._assign_values(jax.tree.unflatten(parameter_tree, [of_array(Mirrored, x, mesh) for x in new]))
+    def _apply_compiled(self, strategy: StrategyLike, gradients: Tree) -> None:
+        """Applies the gradients of eager replicas, in cross-replica context, by one program for all replicas."""
+        program, call = self._run_compiled._program((gradients,), {})
+        program.run(call, (), taped=False)
 
     def _new_parts(
-        self,
-        gradients: Sequence[jax.Array | sharding.Part],
-        state: list[jax.Array],
-        parameters: list[jax.Array],
-        tree: jax.tree_util.PyTreeDef,
-    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        self, gradients: Sequence[jax.Array | sharding.Part], parameters: Tree
+    ) -> tuple[Sequence[sharded_eval.Value], list[jax.Array]]:
         """Returns the new parameters and this replica's part of the new state; of gradients, its parts suffice."""
-        count = self._reducer.mesh.size
-        sharded_state = self._sharded_state
+        count, sharded_state = self._reducer.mesh.size, self._sharded_state
         kinds = sharded_state._types
+        leaves, tree = jax.tree.flatten(parameters)
         wide = [jax.ShapeDtypeStruct(x.shape, (x.part if isinstance(x, sharding.Part) else x).dtype) for x in gradients]
-        of_state = sharded_state._of_leaves
-        structures: list[jax.tree_util.PyTreeDef] = []
-
-        def update(
-            gradients: list[jax.Array], state: list[jax.Array], parameters: list[jax.Array]
-        ) -> tuple[list[jax.Array], list[jax.Array]]:
-            given = jax.tree.unflatten(tree, gradients), of_state(state), jax.tree.unflatten(tree, parameters)
-            new, after = self._new_values(*given)
-            structures.append(jax.tree.structure(after))
-            return jax.tree.leaves(new), jax.tree.leaves(after)
-
-        closed = jax.make_jaxpr(update)(wide, kinds, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in parameters])
-        if structures[-1] != sharded_state._treedef:
+        closed, (_, after) = jax.make_jaxpr(self._new_values, return_shape=True)(
+            jax.tree.unflatten(tree, wide),
+            sharded_state._of_leaves(kinds),
+            jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]),
+        )
+        if jax.tree.structure(after) != sharded_state._treedef:
             raise ValueError(
-                f"The optimizer's state had the structure {sharded_state._treedef}; an update gives {structures[-1]}."
+                f"The optimizer's state had the structure {sharded_state._treedef}; an update gives "
+                f"{jax.tree.structure(after)}."
             )
         cut = [sharded_state._storage.has_rows(i) for i in range(len(kinds))]
-        parts = [sharding.Part(x, kind.shape) if is_part else x for x, kind, is_part in zip(state, kinds, cut)]
-        known = [sharding.known_part(x, count) for x in parameters]
-        results = sharded_eval.evaluate(closed, [*gradients, *parts, *known], count)
+        state = [
+            sharding.Part(x, kind.shape) if is_part else x
+            for x, kind, is_part in zip(sharded_state.parts(), kinds, cut)
+        ]
+        known = [sharding.known_part(x, count) for x in leaves]
+        results = sharded_eval.evaluate(closed, [*gradients, *state, *known], count)
         new_state = []
-        for value, kind, is_part in zip(results[len(parameters) :], kinds, cut):
+        for value, kind, is_part in zip(results[len(leaves) :], kinds, cut):
             if tuple(value.shape) != kind.shape:
                 raise ValueError(
                     f"An array of the optimizer's state had shape {kind.shape}; an update gives {value.shape}."
                 )
             new = sharding.own_part(value, count) if is_part else sharding.whole(value)
             new_state.append(new.astype(kind.dtype))
-        options = self._options_of_parts()
-        return self._reducer.gather_parts(results[: len(parameters)], options), new_state
-
-    def _options_of_parts(self) -> CommunicationOptions:
-        return self._options or self._reducer.options
+        return results[: len(leaves)], new_state
 
     @property
     def _sharded_state(self) -> ShardedVariable:
@@ -318,19 +279,14 @@ class Optimizer:
             and all(isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], Variable) for pair in gradients)
         )
         if pairs:
-            by_id = {id(variable): gradient for gradient, variable in gradients}
             known = {id(variable) for variable in self._flat}
             for _, variable in gradients:
                 if id(variable) not in known:
                     raise ValueError(f"{variable.name} is not among the variables of this optimizer.")
+            by_id = {id(variable): gradient for gradient, variable in gradients}
             gradients = nest.map_structure(lambda v: by_id.get(id(v)), self._variables)
-        if any(leaf is None for leaf in nest.leaves(gradients)) and len(self._flat) > 0:
-            gradients = self._with_zeros(gradients)
-        return gradients
-
-    def _with_zeros(self, gradients: Tree) -> Tree:
-        if gradients is None:
-            return jax.tree.map(jnp.zeros_like, self._parameters())
+        if not any(leaf is None for leaf in nest.leaves(gradients)):
+            return gradients
         return jax.tree.map(
             lambda g, p: jax.tree.map(jnp.zeros_like, p) if g is None else g,
             gradients,
@@ -344,20 +300,3 @@ def _of_dtype(new: Leaf, old: jax.Array) -> jax.Array:
     new = jnp.asarray(new)
     floating = all(jnp.issubdtype(x.dtype, jnp.floating) for x in (new, old))
     return jnp.asarray(new, old.dtype) if floating else new
-
-
-def _values_of(variables: Tree, values: Tree) -> Iterator[Tree]:
-    """Yields for each variable of a nest its part of `values`, in the order of `nest.values`."""
-    if isinstance(variables, Variable):
-        yield values
-    elif isinstance(variables, dict):
-        for key in variables:
-            yield from _values_of(variables[key], values[key])
-    elif isinstance(variables, (list, tuple)):
-        for variable, value in zip(variables, values):
-            yield from _values_of(variable, value)
-    elif variables is not None:
-        tree: Any
-        children, tree = jax.tree.flatten(variables, is_leaf=lambda node: node is not variables)
-        for variable, value in zip(children, tree.flatten_up_to(values)):
-            yield from _values_of(variable, value)
