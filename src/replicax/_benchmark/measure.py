@@ -19,7 +19,7 @@ from replicax._base import devices as _devices
 from replicax._base.types import Tree
 from replicax._benchmark import hlo
 from replicax._benchmark import without_communication as _without_communication
-from replicax._benchmark.report import Benchmark
+from replicax._benchmark.report import TIMES, Benchmark
 from replicax._data.dataset import Dataset
 from replicax._data.iterators import ElementIterator
 from replicax._engine import function as _function
@@ -97,24 +97,19 @@ def benchmark(strategy: Strategy, step: Callable[..., Tree], batch: Tree, rounds
 def _measured(program: _Program, feed: _Feed, restore: Callable[[], None], rounds: int, steps: int) -> dict[str, Any]:
     """Returns the seconds of a step, their spread, and the page faults of a step."""
 
-    def same() -> Tree:
-        return program.function(*feed.again())
-
-    def fresh() -> Tree:
-        return program.function(*feed.fresh())
-
-    def timed(call: Callable[[], Tree]) -> float:
+    def begin() -> float:
         restore()
-        program.wait_for(same())  # the first call copies lent arrays
-        start = time.perf_counter()
-        for _ in range(steps):
-            result = call()
-        program.wait_for(result)
-        return (time.perf_counter() - start) / steps
+        program.wait_for(program.function(*feed.again()))  # the first call copies lent arrays
+        return time.perf_counter()
 
-    def alone() -> float:
-        with program.without_communication():
-            return timed(same)
+    def timed(kind: str) -> float:
+        arguments = feed.fresh if kind == "loop" else feed.again
+        with program.without_communication() if kind == "alone" else contextlib.nullcontext():
+            start = begin()
+            for _ in range(steps):
+                result = program.function(*arguments())
+            program.wait_for(result)
+            return (time.perf_counter() - start) / steps
 
     times: dict[str, list[float]] = {name: [] for name in ("step", "dispatch", "alone", "loop")}
     faults: list[int] = []
@@ -122,36 +117,28 @@ def _measured(program: _Program, feed: _Feed, restore: Callable[[], None], round
     for number in range(rounds + 1):  # the first one only warms up
         for kind in kinds if number % 2 else reversed(kinds):
             before = _page_faults()
-            times[kind].append(alone() if kind == "alone" else timed(fresh if kind == "loop" else same))
+            times[kind].append(timed(kind))
             if kind == "step" and before is not None and (after := _page_faults()) is not None:
                 faults.append(after - before)
-        restore()
-        program.wait_for(same())
-        start = time.perf_counter()
-        result = same()
+        start = begin()
+        result = program.function(*feed.again())
         times["dispatch"].append(time.perf_counter() - start)
         program.wait_for(result)
     kept = {name: values[1:] for name, values in times.items() if values}
+    measured = {"step": kept["step"], "dispatch": kept["dispatch"]}
     # Differences within a round, since the machine's other load changes more slowly.
-    sent = _differences(kept["step"], kept["alone"]) if program.separable else [0.0] * rounds
-    waited = _differences(kept["loop"], kept["step"]) if feed.moves else None
-    step = statistics.median(kept["step"])
-    known = program.separable or not program.collectives
-    communication = max(0.0, statistics.median(sent)) if known else None
-    seconds = {
-        "step": step,
-        "compute": None if communication is None else max(0.0, step - communication),
-        "communication": communication,
-        "input": None if waited is None else max(0.0, statistics.median(waited)),
-        "dispatch": statistics.median(kept["dispatch"]),
-    }
-    varied = {"step": kept["step"], "communication": sent, "input": waited, "dispatch": kept["dispatch"]}
-    if not program.separable:
-        del varied["communication"]
-    spread = {name: _spread(values) for name, values in varied.items() if values is not None and rounds > 1}
+    if program.separable:
+        measured["communication"] = _differences(kept["step"], kept["alone"])
+    if feed.moves:
+        measured["input"] = _differences(kept["loop"], kept["step"])
+    seconds = {name: max(0.0, statistics.median(values)) for name, values in measured.items()}
+    if not program.collectives:
+        seconds["communication"] = 0.0
+    if "communication" in seconds:
+        seconds["compute"] = max(0.0, seconds["step"] - seconds["communication"])
     return {
-        "seconds": seconds,
-        "spread": spread,
+        "seconds": {name: seconds.get(name) for name in TIMES},
+        "spread": {name: _spread(values) for name, values in measured.items()} if rounds > 1 else {},
         "page_faults": statistics.median(faults[1:]) / (steps + 1) if faults else None,
     }
 

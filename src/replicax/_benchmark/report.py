@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any
 
-_TIMES = {
+TIMES = {
     "step": "a step",
     "compute": "compute",
     "communication": "communication",
@@ -103,7 +103,7 @@ class Benchmarks:
         """Returns the table: a head, and rows of a name and a text for each benchmark."""
         all_of_them = self.figures
         rows = [["", *self._names()]]
-        for key, name in _TIMES.items():
+        for key, name in TIMES.items():
             if any(one.seconds[key] is not None for one in all_of_them):
                 rows.append([name, *(_time(one.seconds[key], one.spread.get(key)) for one in all_of_them)])
         if len(all_of_them) > 1:
