@@ -138,6 +138,12 @@ def client(service):
         yield kubernetes.client.CoreV1Api(api)
 
 
+def test_kubernetes_pods_of_ipv6_come_in_brackets(service, client):
+    service.answers["/api/v1/pods"] = pods(pod("train-0", "fd00::7"))
+    resolver = KubernetesClusterResolver({"worker": ["job-name=train"]}, 99, override_client=client)
+    assert resolver.cluster_spec().as_dict() == {"worker": ["[fd00::7]:99"]}
+
+
 def test_kubernetes_pods_are_tasks_in_the_order_of_their_names(service, client):
     """Fact 127."""
     service.answers["/api/v1/pods"] = pods(

@@ -594,7 +594,7 @@ def test_assignments_that_cannot_be():
         with pytest.raises(ValueError, match=match):
             build(**arguments)
     missing = rx.tpu.Topology(mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0]]])
-    with pytest.raises(ValueError, match="Replica 1 would have a core at"):
+    with pytest.raises(ValueError, match="no TPU device at the coordinates"):
         rx.tpu.DeviceAssignment.build(missing, num_replicas=2)
     with pytest.raises(ValueError, match="must be a Topology object"):
         rx.tpu.DeviceAssignment("topology", [[[0, 0, 0, 0]]])

@@ -7,26 +7,20 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from replicax._cluster.explain import Explanation
 from replicax._cluster.resolver import ClusterResolver, master_url
 from replicax._cluster.spec import ClusterSpec
 
+_T = TypeVar("_T", str, int)
 _EXAMPLE = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
 _KNOWN_KEYS = {"cluster", "task", "rpc_layer", "environment", "session_master", "job"}
 _SAGEMAKER_FILE = Path("/opt/ml/input/config/resourceconfig.json")
 
 
 class ConfigClusterResolver(ClusterResolver):
-    """The base of resolvers that read the cluster and the task from one object; arguments take precedence over it.
-
-    Args:
-        task_type: the job of this process.
-        task_id: its index.
-        rpc_layer: what `master` puts in front.
-        environment: a name for the environment.
-    """
+    """The base of resolvers that read the cluster and the task from one object; arguments take precedence over it."""
 
     def __init__(
         self,
@@ -74,39 +68,13 @@ class ConfigClusterResolver(ClusterResolver):
             raise ValueError(f'"task" must be an object such as {{"type": "worker", "index": 0}}; got {task!r}.')
         return task
 
-    @property
-    def task_type(self) -> str | None:
-        """The job of this process, or None."""
-        kind = self._task().get("type") if self._task_type is None else self._task_type
-        return None if kind is None else str(kind)
-
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """The index of this process, or None."""
-        index = self._task().get("index") if self._task_id is None else self._task_id
-        return None if index is None else int(index)
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
-
-    @property
-    def rpc_layer(self) -> str | None:
-        """The protocol that `master` puts in front of addresses, or None."""
-        return self._config().get("rpc_layer") if self._rpc_layer is None else self._rpc_layer
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._rpc_layer = rpc_layer
-
-    @property
-    def environment(self) -> str | None:
-        """The environment that was given, or None."""
-        return self._environment
+    def _found(self, name: str, own: _T | None) -> _T | None:
+        if own is not None:
+            return own
+        if name == "rpc_layer":
+            return self._config().get("rpc_layer")
+        read, key = {"task_type": (str, "type"), "task_id": (int, "index")}[name]
+        return None if (value := self._task().get(key)) is None else read(value)
 
     def _describe_arguments(self, report: Explanation, theirs: Mapping[str, Any], source: str) -> None:
         """Says which arguments stand in place of what the source has."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import abc
 import collections
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from replicax._base import devices
 from replicax._base.errors import JobError
 from replicax._cluster import explain as _explain
 from replicax._cluster.spec import ClusterSpec
+
+_T = TypeVar("_T", str, int)
 
 
 def master_url(address: str, rpc_layer: str | None) -> str:
@@ -39,6 +41,7 @@ class ClusterResolver(abc.ABC):
     _task_type: str | None = None
     _task_id: int | None = None
     _rpc_layer: str | None = None
+    _environment: str | None = ""
 
     @abc.abstractmethod
     def cluster_spec(self) -> ClusterSpec:
@@ -82,15 +85,19 @@ class ClusterResolver(abc.ABC):
             error.add_note(str(self.explain()))
             raise
 
+    def _found(self, name: str, own: _T | None) -> _T | None:
+        """Returns the task_type, task_id or rpc_layer that holds where `own` was given or set."""
+        return own
+
     @property
     def environment(self) -> str | None:
-        """The name of the environment; empty but for resolvers that are told one."""
-        return ""
+        """The name of the environment; empty where none was given."""
+        return self._environment
 
     @property
     def task_type(self) -> str | None:
         """The job that this process belongs to, or None."""
-        return self._task_type
+        return self._found("task_type", self._task_type)
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
@@ -99,7 +106,7 @@ class ClusterResolver(abc.ABC):
     @property
     def task_id(self) -> int | None:
         """The index of this process in its job, or None."""
-        return self._task_id
+        return self._found("task_id", self._task_id)
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
@@ -108,7 +115,7 @@ class ClusterResolver(abc.ABC):
     @property
     def rpc_layer(self) -> str | None:
         """The protocol that `master` puts in front of addresses, or None."""
-        return self._rpc_layer
+        return self._found("rpc_layer", self._rpc_layer)
 
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:
@@ -215,11 +222,6 @@ class SimpleClusterResolver(ClusterResolver):
         """Returns the accelerators that were given; the arguments are not used."""
         return self._num_accelerators
 
-    @property
-    def environment(self) -> str:
-        """The environment that was given."""
-        return self._environment
-
 
 class UnionResolver(ClusterResolver):
     """The clusters of several resolvers as one; all else is the first resolver's.
@@ -271,7 +273,7 @@ class UnionResolver(ClusterResolver):
             for part in parts:
                 part = dict(enumerate(part)) if isinstance(part, list) else part
                 if twice := part.keys() & merged[job].keys():
-                    raise KeyError(f"Duplicate keys detected when merging two ClusterSpecs: {twice!r}")
+                    raise KeyError(f"Duplicate keys detected when merging two ClusterSpecs: {twice!r} of job {job!r}")
                 merged[job].update(part)
         return ClusterSpec(merged)
 
@@ -301,48 +303,14 @@ class UnionResolver(ClusterResolver):
         """The first resolver's environment."""
         return self._resolvers[0].environment
 
-    @property
-    def task_type(self) -> str | None:
-        """The job that was given or set, or else the first resolver's."""
-        return self._task_type or self._resolvers[0].task_type
-
-    @task_type.setter
-    def task_type(self, task_type: str | None) -> None:
-        self._task_type = task_type
-
-    @property
-    def task_id(self) -> int | None:
-        """The index that was given or set, or else the first resolver's."""
-        first = self._resolvers[0].task_id
-        return self._task_id if self._task_id or first is None else first
-
-    @task_id.setter
-    def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
-
-    @property
-    def rpc_layer(self) -> str | None:
-        """The layer that was given or set, or else the first resolver's."""
-        return self._rpc_layer or self._resolvers[0].rpc_layer
-
-    @rpc_layer.setter
-    def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._rpc_layer = rpc_layer
+    def _found(self, name: str, own: _T | None) -> _T | None:
+        first: _T | None = getattr(self._resolvers[0], name)
+        return own if own or first is None else first
 
     def _describe(self, report: _explain.Explanation) -> None:
         report.found.append("a union of " + _explain.listed([type(resolver).__name__ for resolver in self._resolvers]))
         for resolver in self._resolvers:
             resolver._describe(report)
-        specs = [(type(resolver).__name__, resolver.cluster_spec().as_dict()) for resolver in self._resolvers]
-        merged_by_index = {job for _, spec in specs for job, tasks in spec.items() if isinstance(tasks, dict)}
-        owners: dict[tuple[str, int], str] = {}
-        for name, spec in specs:
-            for job in merged_by_index & spec.keys():
-                tasks = spec[job] if isinstance(spec[job], dict) else dict(enumerate(spec[job]))
-                for index, address in tasks.items():
-                    claim = f"{address} ({name})"
-                    if (first := owners.setdefault((job, index), claim)) is not claim:
-                        report.contradictions.append(f"{first} and {claim} claim one index, {job} {index}")
         if self._task_id == 0 and self.task_id != 0:
             report.contradictions.append(
                 f"task_id was set to 0, but the first resolver's {self.task_id} holds, as in TensorFlow: set the task "

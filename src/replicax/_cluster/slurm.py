@@ -176,14 +176,13 @@ class SlurmClusterResolver(TaskClusterResolver):
             else:
                 report.missing.append(f"{name} in the environment, which srun sets")
         report.found.append(f"GPUs of each task: {self._gpus_per_task}")
+        count = sum(map(len, self._placed.values()))
         if self._task_type is None:
-            report.contradictions.append(f"SLURM_PROCID is {self._rank}, but the last task has rank {_last(self)}")
+            report.contradictions.append(f"SLURM_PROCID is {self._rank}, but the last task has rank {count - 1}")
             return
         counted = os.environ.get("SLURM_STEP_NUM_TASKS", "")
-        if counted.isdecimal() and int(counted) != _last(self) + 1:
-            report.contradictions.append(
-                f"SLURM_STEP_NUM_TASKS is {counted}, but the cluster has {_last(self) + 1} tasks"
-            )
+        if counted.isdecimal() and int(counted) != count:
+            report.contradictions.append(f"SLURM_STEP_NUM_TASKS is {counted}, but the cluster has {count} tasks")
         (host, index), node = self._placed[self._task_type][self._task_id or 0], os.environ.get("SLURMD_NODENAME")
         if node is not None and node != host:
             report.contradictions.append(
@@ -193,10 +192,6 @@ class SlurmClusterResolver(TaskClusterResolver):
         local = os.environ.get("SLURM_LOCALID", "")
         if node == host and local.isdecimal() and int(local) != index:
             report.contradictions.append(f"SLURM_LOCALID is {local}, but rank {self._rank} was taken to be {index}")
-
-
-def _last(resolver: SlurmClusterResolver) -> int:
-    return sum(map(len, resolver._placed.values())) - 1
 
 
 def _tasks_by_host(given: int | Mapping[str, int] | None) -> Mapping[str, int]:

@@ -209,7 +209,38 @@ class DeviceAssignment:
         Raises:
             ValueError: an argument of another form, so many replicas do not fit into the mesh, or there is no ring.
         """
-        return build(topology, computation_shape, computation_stride, num_replicas, device_order_mode)
+        if not isinstance(topology, Topology):
+            raise ValueError(f"`topology` is not a Topology object; got {type(topology)}")
+        mode, mesh = DeviceOrderMode(device_order_mode), topology.mesh_shape
+        shape = _four_numbers("computation_shape", computation_shape)
+        stride = _four_numbers("computation_stride", computation_stride)
+        footprint = shape * stride
+        if (footprint > mesh).any():
+            raise ValueError(f"computation footprint {footprint} does not fit in TPU topology shape {mesh}")
+        counts = mesh // footprint * stride
+        most = math.prod(counts.tolist())
+        if not 0 <= num_replicas <= most:
+            raise ValueError(
+                f"requested {num_replicas} replicas but only {most} replicas with shape {shape} and computation_stride "
+                f"{stride} fit in a TPU mesh of shape {mesh}"
+            )
+        ring = num_replicas == most and shape[3] == mesh[3] and (stride == 1).all()
+        if mode == DeviceOrderMode.RING and not ring:
+            raise ValueError(
+                f"device_order_mode=DeviceOrderMode.RING needs as many replicas as fit in the mesh of shape {mesh}, "
+                f"with all cores of a chip in one replica; got {num_replicas} replicas of shape {shape} and stride "
+                f"{stride}. Try setting device_order_mode=DeviceOrderMode.AUTO"
+            )
+        if ring and mode != DeviceOrderMode.MESH:
+            positions: list[Any] = [(*chip, 0) for chip in _ring(*counts[:3].tolist())]
+            inner: list[Any] = [(*chip, core) for chip in _ring(*shape[:3].tolist()) for core in range(shape[3])]
+        else:
+            positions = _by_coordinates(num_replicas, counts.tolist())
+            inner = list(itertools.product(*map(range, shape.tolist())))
+        starts = np.array(positions, np.int32).reshape(-1, 4)
+        starts = starts // stride * footprint + starts % stride
+        cores = starts[:, None] + (np.array(inner, np.int32) * stride)[None]
+        return DeviceAssignment(topology, cores)
 
     @property
     def topology(self) -> Topology:
@@ -237,11 +268,7 @@ class DeviceAssignment:
 
     def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
         """Returns the replicas whose core of this number belongs to this task; `ValueError` if there is none."""
-        found = [
-            replica
-            for replica, tasks in enumerate(self._tasks)
-            if logical_core < len(tasks) and tasks[logical_core] == task_id
-        ]
+        found = [replica for replica, tasks in enumerate(self._tasks) if (logical_core, task_id) in enumerate(tasks)]
         if not found:
             raise ValueError(f"Can not find any replica in task: {task_id} contains logical_core: {logical_core} ")
         return found
@@ -262,51 +289,10 @@ class DeviceAssignment:
         return f"DeviceAssignment({self.num_replicas} replicas of {self.num_cores_per_replica} cores)"
 
 
-def build(topology: Any, shape: Any, stride: Any, num_replicas: int, mode: DeviceOrderMode) -> DeviceAssignment:
-    """Builds a device assignment; see `DeviceAssignment.build`."""
-    if not isinstance(topology, Topology):
-        raise ValueError(f"`topology` is not a Topology object; got {type(topology)}")
-    mode, mesh = DeviceOrderMode(mode), topology.mesh_shape
-    shape = _four_numbers("computation_shape", shape, topology.mesh_rank)
-    stride = _four_numbers("computation_stride", stride, topology.mesh_rank)
-    footprint = shape * stride
-    if (footprint > mesh).any():
-        raise ValueError(f"computation footprint {footprint} does not fit in TPU topology shape {mesh}")
-    counts = mesh // footprint * stride
-    most = math.prod(counts.tolist())
-    if not 0 <= num_replicas <= most:
-        raise ValueError(
-            f"requested {num_replicas} replicas but only {most} replicas with shape {shape} and computation_stride "
-            f"{stride} fit in a TPU mesh of shape {mesh}"
-        )
-    ring = num_replicas == most and shape[3] == mesh[3] and (stride == 1).all()
-    if mode == DeviceOrderMode.RING and not ring:
-        raise ValueError(
-            f"device_order_mode=DeviceOrderMode.RING needs as many replicas as fit in the mesh of shape {mesh}, with "
-            f"all cores of a chip in one replica; got {num_replicas} replicas of shape {shape} and stride {stride}. "
-            "Try setting device_order_mode=DeviceOrderMode.AUTO"
-        )
-    if ring and mode != DeviceOrderMode.MESH:
-        positions: list[Any] = [(*chip, 0) for chip in _ring(*counts[:3].tolist())]
-        inner: list[Any] = [(*chip, core) for chip in _ring(*shape[:3].tolist()) for core in range(shape[3])]
-    else:
-        positions = _by_coordinates(num_replicas, counts.tolist())
-        inner = list(itertools.product(*map(range, shape.tolist())))
-    starts = np.array(positions, np.int32).reshape(-1, 4)
-    starts = starts // stride * footprint + starts % stride
-    cores = starts[:, None] + (np.array(inner, np.int32) * stride)[None]
-    missing = {tuple(core) for core in topology.missing_devices.tolist()}
-    for replica, own in enumerate(cores.tolist()):
-        gone = [core for core in own if tuple(core) in missing]
-        if gone:
-            raise ValueError(f"Replica {replica} would have a core at {gone[0]}, where the topology has no device.")
-    return DeviceAssignment(topology, cores)
-
-
-def _four_numbers(name: str, value: Any, rank: int) -> np.ndarray:
-    numbers = np.ones(rank, np.int32) if value is None else np.asarray(value, np.int32)
-    if numbers.shape != (rank,):
-        raise ValueError(f"{name} must have shape [{rank}]; got {numbers.shape}")
+def _four_numbers(name: str, value: Any) -> np.ndarray:
+    numbers = np.ones(4, np.int32) if value is None else np.asarray(value, np.int32)
+    if numbers.shape != (4,):
+        raise ValueError(f"{name} must have shape [4]; got {numbers.shape}")
     if (numbers < 1).any():
         raise ValueError(f"{name} must be positive; got {name}={numbers}")
     return numbers
