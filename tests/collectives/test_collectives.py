@@ -755,6 +755,21 @@ def test_reduce_batch_reduce_and_broadcast(ops):
 
 
 @each_ops
+@pytest.mark.parametrize("value", [3.0, [1.0, 2.0], [1.0, 2.0, 3.0, 4.0]])
+def test_each_copy_of_what_is_mirrored_is_a_component(ops, value):
+    """Seen in TensorFlow, for variables and for values."""
+    strategy, ops = mirrored(2), ops()
+    with strategy.scope():
+        v = rx.Variable(value)
+    reduced = ops.reduce(MEAN, per_replica(strategy, [value, value]), v)
+    assert isinstance(reduced, rx.Mirrored)
+    for x in (v, reduced):
+        total, (mean,) = ops.reduce(SUM, x, v), ops.batch_reduce(MEAN, [(x, v)])
+        assert parts(strategy, total) == [(2 * np.asarray(value)).tolist()] * 2
+        assert parts(strategy, mean) == [value] * 2
+
+
+@each_ops
 def test_what_the_classes_refuse(ops):
     """Facts 93, 94."""
     strategy, ops = mirrored(2), ops()

@@ -381,10 +381,13 @@ def check_destinations(destinations: object) -> None:
 
 
 def _as_per_replica(value: Leaf) -> PerReplica:
+    if isinstance(value, DistributedValues):
+        value = value._as_distributed()
+    if isinstance(value, Mirrored):  # each copy is a component
+        own, mesh = traced_component(value), mesh_of(value)
+        return PerReplica(value.values, mesh) if own is None else of_traced(PerReplica, own, mesh)
     if isinstance(value, PerReplica):
         return value
-    if is_variable(value) and isinstance(value, DistributedValues):
-        return value._as_distributed()
     if isinstance(value, (IndexedSlices, nest.LeafBase)):
         return PerReplica((value,))
     return PerReplica((arithmetic.as_array(value),))

@@ -295,10 +295,10 @@ class Reducer:
             return value
         if traced_component(value) is not None:
             return arithmetic.local_gather(traced_component(value), axis)
-        parts = []
+        parts: list[jax.Array] = []
         for part in value.values:
             part = context._tensor(part, "gather", sparse=True)
-            parts.append(part if is_array(part) else part.to_dense())
+            parts.append(part.to_dense() if isinstance(part, IndexedSlices) else part)
         axis = gather_axis(axis, parts[0].ndim)
         if self._spans_processes():
             parts = cross_process.all_parts(self.mesh, parts, axis)

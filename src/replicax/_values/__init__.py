@@ -8,11 +8,11 @@ from replicax._values.arrays import largest_of as largest_of
 from replicax._values.arrays import part_of as part_of
 from replicax._values.forms import Kind as Kind
 from replicax._values.forms import Padded as Padded
-from replicax._values.mapping import as_copies as as_copies
-from replicax._values.mapping import as_rows as as_rows
-from replicax._values.mapping import mapped as mapped
 from replicax._values.mesh import AXIS as AXIS
 from replicax._values.mesh import ReplicaMesh as ReplicaMesh
+from replicax._values.mesh import as_copies as as_copies
+from replicax._values.mesh import as_rows as as_rows
+from replicax._values.mesh import mapped as mapped
 from replicax._values.per_replica import DistributedValues as DistributedValues
 from replicax._values.per_replica import Mirrored as Mirrored
 from replicax._values.per_replica import PerReplica as PerReplica

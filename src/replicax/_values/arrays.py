@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+Array: TypeAlias = np.ndarray | np.generic | jax.Array
 ARRAYS = (np.ndarray, np.generic, jax.Array)  # the quickest to tell first
+_Array = TypeVar("_Array", np.ndarray, jax.Array)
 
 
-def part_of(array: Any, shape: tuple[int, ...]) -> Any:
-    """The first so many entries along each dimension."""
+def part_of(array: _Array, shape: tuple[int, ...]) -> _Array:
+    """Returns the first so many entries along each dimension."""
     return array if array.shape == shape else array[tuple(slice(n) for n in shape)]
 
 
-def filled(part: Any, shape: tuple[int, ...]) -> Any:
-    """An array of this shape that begins with `part`, and is zero behind it."""
+def filled(part: _Array, shape: tuple[int, ...]) -> _Array:
+    """Returns an array of this shape that begins with `part`, and is zero behind it."""
     if part.shape == shape:
         return part
-    module = np if isinstance(part, np.ndarray) else jnp
-    return module.pad(part, [(0, n - m) for m, n in zip(part.shape, shape)])
+    padding = [(0, n - m) for m, n in zip(part.shape, shape)]
+    return np.pad(part, padding) if isinstance(part, np.ndarray) else jnp.pad(part, padding)
 
 
-def is_text(array: Any) -> bool:
-    """Whether an array is one of strings or objects, which numpy has and JAX has not."""
+def is_text(array: Array) -> bool:
+    """Returns whether an array is one of strings or objects, which NumPy has and JAX has not."""
     return getattr(array.dtype, "kind", "V") in "OSU"
 
 
-def is_array(value: Any) -> bool:
-    """Whether `value` is an array, of JAX (concrete or traced) or numpy."""
+def is_array(value: object) -> TypeGuard[Array]:
+    """Returns whether `value` is an array, of JAX (concrete or traced) or NumPy."""
     return isinstance(value, ARRAYS)
 
 
 def largest_of(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """The smallest shape in which all of these fit."""
+    """Returns the smallest shape in which all of these fit."""
     return tuple(max(sizes) for sizes in zip(*shapes))
 
 
-def is_global(array: Any) -> bool:
-    """Whether some of an array lies on devices of other processes."""
+def is_global(array: object) -> bool:
+    """Returns whether some of an array lies on devices of other processes."""
     return isinstance(array, jax.Array) and not array.is_fully_addressable

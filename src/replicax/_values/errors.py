@@ -6,9 +6,10 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import NoReturn
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from replicax._base import errors, nest
 
@@ -23,8 +24,8 @@ def set_in_replica_function(ask: Callable[[], bool]) -> None:
     _in_replica_function = ask
 
 
-def not_a_tensor(value: Any) -> ValueError:
-    """The error for a PerReplica value in an operation."""
+def not_a_tensor(value: object) -> ValueError:
+    """Returns the error for a PerReplica value in an operation."""
     return _captured(value) if _in_replica_function() else ValueError(errors.NOT_A_TENSOR)
 
 
@@ -37,10 +38,10 @@ class NotATensor:
 
     __slots__ = ()
 
-    def __jax_array__(self) -> Any:
+    def __jax_array__(self) -> NoReturn:
         raise not_a_tensor(self)
 
-    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         _refuse_captured(self)
         if dtype is not None and np.dtype(dtype).kind in "biufc":
             float(self)  # which says what is wrong
@@ -52,13 +53,13 @@ class NotATensor:
         _refuse_captured(self)
         return True
 
-    def __float__(self) -> float:
+    def __float__(self) -> NoReturn:
         raise self._no("A float cannot be made of a PerReplica value")
 
-    def __int__(self) -> int:
+    def __int__(self) -> NoReturn:
         raise self._no("An int cannot be made of a PerReplica value")
 
-    def __complex__(self) -> complex:
+    def __complex__(self) -> NoReturn:
         raise self._no("A complex number cannot be made of a PerReplica value")
 
     def __format__(self, spec: str) -> str:
@@ -66,26 +67,26 @@ class NotATensor:
             raise self._no(f"Text of the format {spec!r} cannot be made of a PerReplica value")
         return str(self)
 
-    def __len__(self) -> int:
+    def __len__(self) -> NoReturn:
         raise self._no("object of type 'PerReplica' has no len()")
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> NoReturn:
         raise self._no("'PerReplica' object is not iterable")
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self, item: object) -> NoReturn:
         raise self._no("argument of type 'PerReplica' is not iterable")
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> NoReturn:
         raise self._no("'PerReplica' object is not subscriptable")
 
-    def __getattr__(self, name: str) -> Any:  # called for those that there are not
+    def __getattr__(self, name: str) -> NoReturn:  # called for those that there are not
         text = f"{type(self).__name__!r} object has no attribute {name!r}"
         if _in_replica_function() and not name.startswith("_"):
             text += f". {_captured(self)}"
         raise AttributeError(text, name=name, obj=self)
 
     def _no(self, said: str) -> TypeError:
-        """The error for what cannot be done with the value, which begins like Python's own."""
+        """Returns the error for what cannot be done with the value, which begins like Python's own."""
         _refuse_captured(self)
         return TypeError(
             f"{said}. It has a component for each replica{_if_equal(self)}. Combine them, "
@@ -94,13 +95,13 @@ class NotATensor:
         )
 
 
-def _operator(self: NotATensor, *others: Any) -> Any:
+def _operator(self: NotATensor, *others: object) -> types.NotImplementedType:
     _refuse_captured(self)
-    return NotImplemented  # which makes Python name the operator and the types
+    return NotImplemented  # type: ignore[no-any-return]  # makes Python name the operator and the types
 
 
-def _unary(name: str) -> Callable[[NotATensor], Any]:
-    def operator(self: NotATensor) -> Any:
+def _unary(name: str) -> Callable[[NotATensor], NoReturn]:
+    def operator(self: NotATensor) -> NoReturn:
         _refuse_captured(self)
         raise TypeError(f"bad operand type for {name}: {type(self).__name__!r}")
 
@@ -116,13 +117,13 @@ for _name, _text in {"neg": "unary -", "pos": "unary +", "invert": "unary ~", "a
     setattr(NotATensor, f"__{_name}__", _unary(_text))
 
 
-def _refuse_captured(value: Any) -> None:
+def _refuse_captured(value: object) -> None:
     if _in_replica_function():
         raise _captured(value)
 
 
-def _captured(value: Any) -> errors.InvalidOperandError:
-    """The error for a value that a replica function did not get as an argument."""
+def _captured(value: object) -> errors.InvalidOperandError:
+    """Returns the error for a value that a replica function did not get as an argument."""
     captures = list(_captures(type(value)))
     # JAX rebuilds the arguments of its functions, and then any captured one may be the value.
     same = [capture for capture in captures if capture[2] is value]
@@ -136,10 +137,10 @@ def _captured(value: Any) -> errors.InvalidOperandError:
     )
 
 
-def _captures(kind: type) -> Iterator[tuple[str, str, Any]]:
-    """What the functions that run here, the innermost first, took from outside and is or holds values of this kind.
+def _captures(kind: type) -> Iterator[tuple[str, str, object]]:
+    """Yields the values of this kind that the functions that run here, the innermost first, took from outside.
 
-    For each, its name, that of the function, and the value.
+    With each its name, or that of the container it is in, and that of the function.
     """
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
@@ -154,10 +155,10 @@ def _captures(kind: type) -> Iterator[tuple[str, str, Any]]:
         frame = frame.f_back
 
 
-def _if_equal(value: Any) -> str:
-    """That all components here are one number, where they are."""
+def _if_equal(value: NotATensor) -> str:
+    """Returns words to say that all components here are one number, where they are."""
     try:
-        components = [component.item() for component in value.values]
+        components = [component.item() for component in getattr(value, "values", ())]
     except Exception:  # they are traced, no scalars, or lost
         return ""
     return f", here {components[0]!r} each" if len(set(components)) == 1 else ""

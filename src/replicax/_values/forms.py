@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
+import numpy as np
+
+from replicax._base.types import Leaf
 
 Shape = tuple[int, ...]
 
 
 class Kind(Protocol):
-    """What has the shape and dtype of a component, such as the component itself."""
+    """The shape and dtype of a component, such as the component itself has."""
 
     @property
     def shape(self) -> Shape: ...
     @property
-    def dtype(self) -> Any: ...
+    def dtype(self) -> np.dtype: ...
     @property
     def ndim(self) -> int: ...
 
@@ -32,7 +35,7 @@ class Parts:
         differ: whether components in other processes are known to differ in shape from those here.
     """
 
-    components: tuple[Any, ...]
+    components: tuple[Leaf, ...]
     kinds: Sequence[Kind] | None = None
     differ: bool = False
 
@@ -44,21 +47,21 @@ class Stacked:
     `jax.tree.map` may have put another object in the array's place.
     """
 
-    array: Any
+    array: Leaf
 
 
 @dataclass(frozen=True, slots=True)
 class Replicated:
-    """One global array of which every replica has a copy."""
+    """One global array of which every replica has a copy, or what `jax.tree.map` has put in its place."""
 
-    array: Any
+    array: Leaf
 
 
 @dataclass(frozen=True, slots=True)
 class Padded:
     """A stacked array of components that differ in shape, each filled up to the largest one, and all their shapes."""
 
-    array: Any
+    array: jax.Array
     shapes: tuple[Shape, ...]
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from replicax._base import devices as _devices
 from replicax._base import jax_internals, tracebacks
 from replicax._base.host_memory import Pool, keeps_bits, put
-from replicax._values.arrays import filled, is_global, part_of
+from replicax._base.types import Leaf, Tree
+from replicax._values.arrays import Array, filled, is_global, part_of
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
 
 AXIS = "replica"
 LOGICAL_AXIS = "logical"
@@ -35,7 +39,7 @@ class ReplicaMesh:
     """
 
     def __init__(self, devices: Sequence[jax.Device | Sequence[jax.Device]]):
-        self.logical_devices: list[Any] = [list(d) if isinstance(d, (list, tuple)) else [d] for d in devices]
+        self.logical_devices = [[row] if isinstance(row, jax.Device) else list(row) for row in devices]
         self.devices: tuple[jax.Device, ...] = tuple(row[0] for row in self.logical_devices)
         factors = _prime_factors(len(self.logical_devices[0]))
         self.logical_axes = (
@@ -68,12 +72,12 @@ class ReplicaMesh:
 
     @property
     def size(self) -> int:
-        """How many replicas there are."""
+        """The number of replicas."""
         return len(self.devices)
 
     @property
     def logical_size(self) -> int:
-        """How many devices each replica has."""
+        """The number of devices of each replica."""
         return len(self.logical_devices[0])
 
     @cached_property
@@ -89,20 +93,23 @@ class ReplicaMesh:
         owners = [device.process_index for device in self.devices]
         return [[i for i, owner in enumerate(owners) if owner == process] for process in dict.fromkeys(owners)]
 
-    def by_replica(self, by_process: Sequence[Sequence[Any]]) -> list[Any]:
-        """What each process says of its replicas, in order of replica id; those of one need not stand together."""
+    def by_replica(self, by_process: Sequence[Sequence[_T]]) -> list[_T]:
+        """Returns what each process says of its replicas in the order of their ids.
+
+        The replicas of one process need not stand together.
+        """
         told = [iter(of_process) for of_process in by_process]
         return [next(told[device.process_index]) for device in self.devices]
 
-    def mirror(self, parts: Sequence[Any]) -> jax.Array:
-        """One replicated array whose copy on each local device is that part."""
+    def mirror(self, parts: Sequence[Leaf]) -> jax.Array:
+        """Returns one replicated array whose copy on each local device is that part."""
         if self.all_local and all(part is parts[0] for part in parts):
             return put([self.pool.settled(parts[0])], self.mirrored)[0]
         placed = self._placed(parts)
         return jax.make_array_from_single_device_arrays(placed[0].shape, self.mirrored, placed)
 
-    def stack(self, parts: Sequence[Any]) -> jax.Array:
-        """One array `[replicas, ...]` whose row on each local device is that part."""
+    def stack(self, parts: Sequence[Leaf]) -> jax.Array:
+        """Returns one array `[replicas, ...]` whose row on each local device is that part."""
         if all(isinstance(part, np.ndarray) and part.dtype == parts[0].dtype for part in parts):
             by_id = {i: self.pool.settled(part)[None] for i, part in zip(self.local_ids, parts)}
             shape = (self.size, *parts[0].shape)
@@ -113,80 +120,81 @@ class ReplicaMesh:
         shape = (self.size, *placed[0].shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self.stacked, placed)
 
-    def _placed(self, parts: Sequence[Any]) -> list[jax.Array]:
-        """Each local replica's part on all of its devices, in the mesh's order."""
+    def _placed(self, parts: Sequence[Leaf]) -> list[jax.Array]:
+        """Returns each local replica's part on all of its devices, in the mesh's order."""
         settled = [self.pool.settled(part) for part in parts]
         return put([part for part in settled for _ in range(self.logical_size)], self._local_grid)
 
     def components(self, parts: Sequence[np.ndarray]) -> list[jax.Array]:
-        """Each local replica's part on its device."""
+        """Returns each local replica's part on its device."""
         return [self.pool.on_device(part, device) for part, device in zip(parts, self.local_devices)]
 
-    def spread(self, array: Any, sharding: NamedSharding) -> jax.Array:
-        """An array of which every process has all, spread over the mesh in this way."""
+    def spread(self, array: Leaf, sharding: NamedSharding) -> jax.Array:
+        """Returns an array of which every process has all, spread over the mesh in this way."""
         if self.all_local or is_global(array):
-            return jax.device_put(array, sharding)
+            return put([array], sharding)[0]
         host = np.asarray(array)
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
     def result_sharding(self, ndim: int, stacked: bool) -> NamedSharding:
-        """What compiled programs leave a result in; over logical devices it stays as XLA has it."""
+        """Returns the sharding of a compiled program's result; over logical devices XLA chooses it."""
         if not self.logical_axes:
             return self.stacked if stacked else self.mirrored
         free = [PartitionSpec.UNCONSTRAINED] * ndim
         return NamedSharding(self.mesh, PartitionSpec(AXIS, *free[1:]) if stacked else PartitionSpec(*free))
 
-    def layout_of(self, array: Any) -> PartitionSpec | None:
-        """How an array is split over the logical devices; None where it is not, or lies elsewhere."""
+    def layout_of(self, array: object) -> PartitionSpec | None:
+        """Returns how an array is split over the logical devices; None where it is not, or lies elsewhere."""
         sharding = getattr(array, "sharding", None)
         if not (isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh) or sharding.is_fully_replicated:
             return None
         return sharding.spec
 
     def copies(self, array: jax.Array) -> tuple[jax.Array, ...]:
-        """The local copies of a replicated array; they share its buffers."""
-        if not array.sharding.is_equivalent_to(self.mirrored, array.ndim):
-            array = jax.device_put(array, self.mirrored)
-        return tuple(jax_internals.uncommitted(shard.data) for shard in array.addressable_shards[:: self.logical_size])
+        """Returns the local copies of a replicated array; they share its buffers."""
+        shards = self._resharded(array, self.mirrored).addressable_shards[:: self.logical_size]
+        return tuple(jax_internals.uncommitted(shard.data) for shard in shards)
 
     def copy(self, array: jax.Array, replica: int) -> jax.Array:
-        """One of `copies`."""
-        if not array.sharding.is_equivalent_to(self.mirrored, array.ndim):
-            array = jax.device_put(array, self.mirrored)
-        return jax_internals.uncommitted(self.shard(array, replica))
+        """Returns one of `copies`."""
+        return jax_internals.uncommitted(self.shard(self._resharded(array, self.mirrored), replica))
 
     def shard(self, array: jax.Array, replica: int) -> jax.Array:
-        """The same of an array that lies as `mirrored` says, committed to its device."""
+        """Returns the same of an array that lies as `mirrored` says, committed to its device."""
         # Of a replicated array `addressable_data` is always the first.
-        return array.addressable_shards[replica * self.logical_size].data
+        shard: jax.Array = array.addressable_shards[replica * self.logical_size].data
+        return shard
 
     def rows(self, array: jax.Array) -> tuple[jax.Array, ...]:
-        """The local rows of a stacked array, each on its replica's device."""
-        if not array.sharding.is_equivalent_to(self.stacked, array.ndim):
-            array = jax.device_put(array, self.stacked)
+        """Returns the local rows of a stacked array, each on its replica's device."""
         return tuple(self._part(block, block.shape[1:]) for block in self._blocks(array))
 
-    def _blocks(self, array: jax.Array) -> list[Any]:
-        """The blocks of one row of a stacked array, each on its replica's device."""
-        shards = sorted(array.addressable_shards, key=lambda shard: shard.index[0].start or 0)[:: self.logical_size]
+    @staticmethod
+    def _resharded(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+        return array if array.sharding.is_equivalent_to(sharding, array.ndim) else put([array], sharding)[0]
+
+    def _blocks(self, array: jax.Array) -> list[jax.Array]:
+        """Returns the local blocks of one row of a stacked array, each on its replica's device."""
+        shards = self._resharded(array, self.stacked).addressable_shards
+        shards = sorted(shards, key=lambda shard: shard.index[0].start or 0)[:: self.logical_size]
         return [shard.data for shard in shards]
 
-    def pad(self, parts: Sequence[Any], shape: tuple[int, ...]) -> jax.Array:
-        """One array `[replicas, *shape]` whose row on each local device is that part, filled up with zeros."""
+    def pad(self, parts: Sequence[Array], shape: tuple[int, ...]) -> jax.Array:
+        """Returns one array `[replicas, *shape]` whose row on each local device is that part, filled up with zeros."""
         placed = put([self.pool.settled(part) for part in parts], self.local_devices)
         rows = [_filled_row(part, shape) for part in placed]
         return jax.make_array_from_single_device_arrays((self.size, *shape), self.stacked, rows)
 
     def cut(self, array: jax.Array, shapes: Sequence[tuple[int, ...]]) -> tuple[jax.Array, ...]:
-        """The local ones of the parts that a padded array was made of, each on its replica's device.
+        """Returns the local ones of the parts that a padded array was made of, each on its replica's device.
 
         `shapes` are those of all replicas' parts.
         """
-        blocks = self._blocks(jax.device_put(array, self.stacked))
+        blocks = self._blocks(array)
         return tuple(map(self._part, blocks, (shapes[i] for i in self.local_ids)))
 
-    def _part(self, block: Any, shape: tuple[int, ...]) -> jax.Array:
-        """The part of this shape that the row in a block begins with, on its device."""
+    def _part(self, block: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Returns the part of this shape that the row in a block begins with, on its device."""
         (device,) = block.devices()
         is_key = jax.dtypes.issubdtype(block.dtype, jax.dtypes.extended)
         if device.platform == "cpu" and not (is_key or block.weak_type):
@@ -194,6 +202,35 @@ class ReplicaMesh:
             # and whether it was would depend on how long the block takes to be computed.
             return self.pool.on_device(part_of(np.asarray(block)[0], shape), device, wide=True)
         return jax_internals.uncommitted(_part_of_row(block, shape))
+
+
+def mapped(function: Callable[_P, _T], mesh: ReplicaMesh, in_specs: Tree, out_specs: Tree) -> Callable[_P, _T]:
+    """Returns a function of one replica's blocks, mapped over the replicas."""
+    over_all: Callable[_P, _T] = jax.shard_map(
+        function, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, axis_names={AXIS}, check_vma=False
+    )
+    return jax.jit(over_all) if mesh.logical_axes else over_all  # over logical devices only the compiler spreads it
+
+
+def as_rows(copies: jax.Array, mesh: ReplicaMesh) -> jax.Array:
+    """Returns one stacked array of the copies that the replicas' devices have of a value, inside of compiled code."""
+    return mapped(_as_row, mesh, PartitionSpec(), PartitionSpec(AXIS))(copies)
+
+
+def as_copies(rows: jax.Array, mesh: ReplicaMesh) -> jax.Array:
+    """Returns the rows of a stacked array as copies of one that is called replicated, inside of compiled code.
+
+    So a program hands out the only component of this process without a second program that takes its row.
+    """
+    return mapped(_first_row, mesh, PartitionSpec(AXIS), PartitionSpec())(rows)
+
+
+def _as_row(copy: jax.Array) -> jax.Array:
+    return copy[None]
+
+
+def _first_row(rows: jax.Array) -> jax.Array:
+    return rows[0]
 
 
 def _prime_factors(number: int) -> list[int]:

@@ -7,15 +7,16 @@ see the components; the engine asks with the functions of this module.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import jax_internals, nest, pickling
+from replicax._base.types import Leaf
 from replicax._values import errors
 from replicax._values.arrays import filled, is_array, is_text, largest_of, part_of
 from replicax._values.forms import Form, Kind, Padded, Parts, Replicated, Shape, Stacked, Traced
@@ -30,15 +31,15 @@ class DistributedValues(nest.LeafBase):
     _is_mirrored = False  # whether it is the same on every replica
 
     @property
-    def values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[Leaf, ...]:
         """The components of this process's replicas, in order."""
         raise NotImplementedError
 
-    def _as_distributed(self) -> Any:
+    def _as_distributed(self) -> Value:
         """Returns the value as `PerReplica` or `Mirrored`; of a variable, its current value."""
-        return self
+        raise NotImplementedError
 
-    def _text(self, show) -> str:
+    def _text(self, show: Callable[[Leaf], str]) -> str:
         lines = ",\n".join(f"  {index}: {show(value)}" for index, value in enumerate(self.values))
         return f"{type(self).__name__}:{{\n{lines}\n}}"
 
@@ -56,38 +57,37 @@ class Value(DistributedValues):
 
     _whole: type[Stacked] | type[Replicated]  # the form that is one global array
 
-    def __init__(self, values: Sequence[Any], mesh: ReplicaMesh | None = None):
+    def __init__(self, values: Sequence[Leaf], mesh: ReplicaMesh | None = None):
         self._set(Parts(tuple(values)), mesh)
+
+    def _as_distributed(self) -> Value:
+        return self
 
     def _set(self, form: Form, mesh: ReplicaMesh | None) -> None:
         self._form, self._mesh = form, mesh
         # What was made of the form so far.
-        self._values: tuple[Any, ...] | None = form.components if isinstance(form, Parts) else None
-        self._array: Any = None
+        self._values: tuple[Leaf, ...] | None = form.components if isinstance(form, Parts) else None
+        self._array: jax.Array | None = None
         self._padded: Padded | None = form if isinstance(form, Padded) else None
 
     def __copy__(self) -> Value:
         return self  # which nothing changes
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (pickling.stored(self.values),)  # without devices, which another process need not have
 
     def _made_array(self) -> jax.Array | None:
         """Returns the global array of components of one shape and dtype."""
         form = self._form
         if self._array is None and isinstance(form, Parts) and is_uniform(self):
+            stacked = self._whole is Stacked
             if any(isinstance(part, jax.core.Tracer) for part in form.components):
-                return self._joined_traced(form.components)
-            parts = [np.asarray(part) if isinstance(part, np.generic) else part for part in form.components]
+                parts = [jnp.asarray(part) for part in form.components]
+                return jnp.stack(parts) if stacked else parts[0]
+            components = [np.asarray(part) if isinstance(part, np.generic) else part for part in form.components]
             with jax_internals.untraced():
-                self._array = self._joined(parts)
+                self._array = self._there().stack(components) if stacked else self._there().mirror(components)
         return self._array
-
-    def _joined(self, parts: Sequence[Any]) -> jax.Array:
-        raise NotImplementedError
-
-    def _joined_traced(self, parts: Sequence[Any]) -> jax.Array:
-        raise NotImplementedError
 
     def _there(self) -> ReplicaMesh:
         assert self._mesh is not None
@@ -112,14 +112,8 @@ class PerReplica(errors.NotATensor, Value):
 
     _whole = Stacked
 
-    def _joined(self, parts: Sequence[Any]) -> jax.Array:
-        return self._there().stack(parts)
-
-    def _joined_traced(self, parts: Sequence[Any]) -> jax.Array:
-        return jnp.stack([jnp.asarray(part) for part in parts])
-
     @property
-    def values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[Leaf, ...]:
         """The components of this process's replicas, in order."""
         if self._values is not None:
             return self._values
@@ -142,7 +136,7 @@ class PerReplica(errors.NotATensor, Value):
         return values
 
     @staticmethod
-    def _rows(array: Any, mesh: ReplicaMesh) -> tuple[Any, ...]:
+    def _rows(array: Leaf, mesh: ReplicaMesh) -> tuple[Leaf, ...]:
         if np.shape(array)[:1] != (mesh.size,):  # what jax.tree.map made of the value: the same for all
             return (array,) * len(mesh.local_ids)
         if not _is_concrete(array):
@@ -159,14 +153,8 @@ class Mirrored(Value):
     _is_mirrored = True
     _whole = Replicated
 
-    def _joined(self, parts: Sequence[Any]) -> jax.Array:
-        return self._there().mirror(parts)
-
-    def _joined_traced(self, parts: Sequence[Any]) -> jax.Array:
-        return jnp.asarray(parts[0])
-
     @property
-    def values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[Leaf, ...]:
         """The copies of this process's replicas."""
         if self._values is None:
             form, mesh = self._form, self._there()
@@ -180,11 +168,11 @@ class Mirrored(Value):
                 self._values = mesh.copies(value)
         return self._values
 
-    def __jax_array__(self):
+    def __jax_array__(self) -> Leaf:
         return self._form.component if isinstance(self._form, Traced) else self.values[0]
 
 
-def _is_concrete(array: Any) -> bool:
+def _is_concrete(array: object) -> bool:
     return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
 
@@ -200,22 +188,22 @@ def of_form(kind: type[_V], form: Form, mesh: ReplicaMesh | None) -> _V:
     return value
 
 
-def of_array(kind: type[_V], array: Any, mesh: ReplicaMesh | None) -> _V:
+def of_array(kind: type[_V], array: Leaf, mesh: ReplicaMesh | None) -> _V:
     """Returns the value whose global array this is: stacked, or replicated for `Mirrored`."""
     return of_form(kind, kind._whole(array), mesh)
 
 
-def of_traced(kind: type[_V], component: Any, mesh: ReplicaMesh | None) -> _V:
+def of_traced(kind: type[_V], component: Leaf, mesh: ReplicaMesh | None) -> _V:
     """Returns the value as one replica has it while a replica function is traced: by its own component."""
     return of_form(kind, Traced(component), mesh)
 
 
-def of_padded(array: Any, shapes: Sequence[Shape], mesh: ReplicaMesh | None) -> PerReplica:
+def of_padded(array: jax.Array, shapes: Sequence[Shape], mesh: ReplicaMesh | None) -> PerReplica:
     """Returns the value with components of these shapes, all replicas', with which the rows of `array` begin."""
     return of_form(PerReplica, Padded(array, tuple(shapes)), mesh)
 
 
-def of_kinds(values: Sequence[Any], kinds: Sequence[Kind], mesh: ReplicaMesh) -> PerReplica:
+def of_kinds(values: Sequence[Leaf], kinds: Sequence[Kind], mesh: ReplicaMesh) -> PerReplica:
     """Returns the value with these components here, where `kinds` are those of all replicas' components."""
     value = PerReplica(values, mesh)
     if not mesh.all_local:  # else they are there to be looked at
@@ -223,7 +211,7 @@ def of_kinds(values: Sequence[Any], kinds: Sequence[Kind], mesh: ReplicaMesh) ->
     return value
 
 
-def from_host(parts: Sequence[Any], kinds: Sequence[Kind], mesh: ReplicaMesh) -> PerReplica | None:
+def from_host(parts: Sequence[Leaf], kinds: Sequence[Kind], mesh: ReplicaMesh) -> PerReplica | None:
     """Returns the value with these components of the host, stacked or padded on the devices; None where it cannot be.
 
     Args:
@@ -246,7 +234,7 @@ def mesh_of(value: Value) -> ReplicaMesh | None:
     return value._mesh
 
 
-def traced_component(value: Any) -> Any:
+def traced_component(value: object) -> Leaf:
     """Returns the component of a value that one replica has while its function is traced; None for any other object."""
     form = value._form if isinstance(value, Value) else None
     return form.component if isinstance(form, Traced) else None
@@ -274,7 +262,7 @@ def padded_form(value: PerReplica) -> Padded | None:
     form, mesh = value._form, value._mesh
     if value._padded is not None or value._array is not None or not isinstance(form, Parts):
         return value._padded
-    kinds: Sequence[Any] = form.components if form.kinds is None else form.kinds
+    kinds: Sequence[Kind] = form.components if form.kinds is None else form.kinds
     if mesh is None or not _can_be_padded(form.components, kinds, mesh):
         return None
     shapes = tuple(tuple(kind.shape) for kind in kinds)
@@ -285,7 +273,7 @@ def padded_form(value: PerReplica) -> Padded | None:
     return value._padded
 
 
-def _can_be_padded(parts: Sequence[Any], kinds: Sequence[Any], mesh: ReplicaMesh) -> bool:
+def _can_be_padded(parts: Sequence[Leaf], kinds: Sequence[Kind], mesh: ReplicaMesh) -> bool:
     """Returns whether these components can be padded, where `kinds` are those of all replicas' components.
 
     All processes come to the same, since they compare what all of them know.
@@ -349,14 +337,14 @@ def component_count(value: PerReplica) -> int:
     return len(value.values) if value._mesh is None else value._mesh.size
 
 
-def made_forms(value: Value) -> list[Any]:
+def made_forms(value: Value) -> list[object]:
     """Returns the arrays that a value is known by so far: its form's, and those that were made of it."""
     form = value._form
     whole = form.array if isinstance(form, Stacked | Replicated) else value._array
     return [whole, value._padded and value._padded.array, *(value._values or ())]
 
 
-def own_component(leaf: Any) -> Any:
+def own_component(leaf: Leaf) -> Leaf:
     """Returns this replica's component of a distributed value, inside of compiled replicas; another value as it is."""
     if not isinstance(leaf, Value):
         return leaf
@@ -364,7 +352,7 @@ def own_component(leaf: Any) -> Any:
     return component if component is not None else jnp.stack(leaf.values)[jax.lax.axis_index(AXIS)]
 
 
-def adopted(value: Any, mesh: ReplicaMesh) -> Any:
+def adopted(value: Leaf, mesh: ReplicaMesh) -> Leaf:
     """Returns a PerReplica value that the user made of components as one of this mesh's; another value as it is."""
     made = isinstance(value, PerReplica) and value._mesh is None
     return PerReplica(value.values, mesh) if made and len(value.values) == len(mesh.local_ids) else value
@@ -373,22 +361,21 @@ def adopted(value: Any, mesh: ReplicaMesh) -> Any:
 # As pytrees.
 
 
-def _flatten(value: Value) -> tuple[tuple[Any, ...], tuple[Any, ReplicaMesh | None]]:
+# The class of a form that is one array; or of `Parts`, whether those of other processes differ.
+_FormOf: TypeAlias = type[Stacked] | type[Replicated] | type[Traced] | bool
+_Aux: TypeAlias = tuple[_FormOf, ReplicaMesh | None]
+
+
+def _flatten(value: Value) -> tuple[tuple[Leaf, ...], _Aux]:
     if isinstance(value._form, Traced):
         return (value._form.component,), (Traced, value._mesh)
-    array = global_array(value)
-    return (
-        ((array,), (value._whole, value._mesh))
-        if array is not None
-        else (
-            value.values,
-            (others_differ(value), value._mesh),
-        )
-    )
+    if (array := global_array(value)) is not None:
+        return (array,), (value._whole, value._mesh)
+    return value.values, (others_differ(value), value._mesh)
 
 
-def _unflatten(cls: type[Value]) -> Any:
-    def unflatten(aux: tuple[Any, ReplicaMesh | None], children: Sequence[Any]) -> Value:
+def _unflatten(cls: type[Value]) -> Callable[[_Aux, Sequence[Leaf]], Value]:
+    def unflatten(aux: _Aux, children: Sequence[Leaf]) -> Value:
         form, mesh = aux
         if isinstance(form, bool):
             return of_form(cls, Parts(tuple(children), differ=form), mesh)
