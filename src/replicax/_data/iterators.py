@@ -167,7 +167,6 @@ class ElementIterator(Iterator[Tree]):
     @exclusive
     def _pull(self) -> Tree:
         """Returns the next element from the host, never from a compiled function; raises StopIteration at the end."""
-        self._drop_used_block()
         try:
             element = self._waiting.pop() if self._waiting else self._make_next()
         except StopIteration:
@@ -175,22 +174,15 @@ class ElementIterator(Iterator[Tree]):
         if isinstance(element, _Failure):
             raise element.error
         if isinstance(element, Block):
-            self._waiting.append(element)
-            element = element.take()
+            element, *others = element.elements()
+            self._waiting += reversed(others)
         self._position += 1
         return element
-
-    def _drop_used_block(self) -> None:
-        # A block stays until the next element is asked for, since its last element may be pushed back.
-        if self._waiting and isinstance(block := self._waiting[-1], Block) and block.given == block.count:
-            self._waiting.pop()
 
     @exclusive
     def _push_back(self, element: Tree | Block) -> None:
         """Makes `element` the next one, or those of a block: for a function that took it and did not use it."""
-        top = self._waiting[-1] if self._waiting else None
-        if not isinstance(top, Block) or not top.take_back(element):
-            self._waiting.append(element)
+        self._waiting.append(element)
         self._position -= element.count if isinstance(element, Block) else 1
 
     @exclusive
@@ -205,7 +197,6 @@ class ElementIterator(Iterator[Tree]):
     def _pull_block(self, count: int) -> Block | None:
         """Returns the next `count` elements as a block; None where they are fewer or differ, and then all come yet."""
         self._ask_for(count)
-        self._drop_used_block()
         if not self._waiting:
             try:
                 self._waiting.append(self._make_next())
@@ -214,7 +205,7 @@ class ElementIterator(Iterator[Tree]):
             except Exception as error:
                 self._waiting.append(_Failure(error))
         block = self._waiting[-1]
-        if isinstance(block, Block) and (block.given, block.count) == (0, count):
+        if isinstance(block, Block) and block.count == count:
             self._waiting.pop()
             self._position += count
             return block
@@ -247,6 +238,11 @@ class ElementIterator(Iterator[Tree]):
     def __next__(self) -> Tree:
         element = NotImplemented if _lift is None else _lift(self)
         return self._pull() if element is NotImplemented else element
+
+    @property
+    def element_spec(self) -> Tree:
+        """The dataset's `element_spec`."""
+        return self._dataset.element_spec
 
     def get_next(self) -> Tree:
         """Returns the next element; raises OutOfRangeError where there are no more."""
@@ -315,11 +311,6 @@ class DatasetIterator(ElementIterator):
         """
         position, (reading,) = state_from_bytes(state, [self._reading])
         self._begin(Reading(self._source._nodes, saved=reading), position)
-
-    @property
-    def element_spec(self) -> Tree:
-        """The dataset's `element_spec`."""
-        return self._dataset.element_spec
 
 
 def _as_numpy(array: Leaf) -> Leaf:

@@ -21,26 +21,14 @@ from replicax._values import PerReplica, global_array, is_text, mesh_of, of_arra
 
 
 class Block:
-    """Consecutive elements, stacked along a new first axis, which can also be taken one by one."""
+    """Consecutive elements, stacked along a new first axis."""
 
     def __init__(self, element: Tree, count: int):
         self.element, self.count = element, count
-        self.given = 0  # how many were taken one by one
-        self._last: Tree = None
 
-    def take(self) -> Tree:
-        """Returns the next of them."""
-        place = self.given
-        self._last = nest.map_values(lambda leaf: _of_array(_row(leaf, place), leaf), self.element)
-        self.given += 1
-        return self._last
-
-    def take_back(self, element: Tree) -> bool:
-        """Un-reads `element` if it is the one that `take` returned last; returns whether it is."""
-        if self._last is None or element is not self._last:
-            return False
-        self.given, self._last = self.given - 1, None
-        return True
+    def elements(self) -> list[Tree]:
+        """Returns them one by one."""
+        return [nest.map_values(functools.partial(_row, place), self.element) for place in range(self.count)]
 
 
 class Demand:
@@ -113,21 +101,18 @@ def _sharding(leaf: Leaf) -> Sharding | None:
 
 @functools.cache
 def _stacking(sharding: Sharding | None) -> Callable[[list[jax.Array]], jax.Array]:
-    if sharding is None:
-        return jax.jit(jnp.stack)
-    return jax.jit(lambda arrays: jnp.stack(arrays, axis=1), out_shardings=sharding)
+    return jax.jit(functools.partial(jnp.stack, axis=_axis(sharding)), out_shardings=sharding)
 
 
-def _row(leaf: Leaf, place: int) -> jax.Array:
-    array = _array(leaf)
-    assert array is not None
-    return _row_of(_sharding(leaf))(array, place)
+def _axis(sharding: Sharding | None) -> int:
+    return 0 if sharding is None else 1  # axis 0 of a PerReplica leaf is that of the replicas
+
+
+def _row(place: int, leaf: Leaf) -> Leaf:
+    return _of_array(_row_of(_sharding(leaf))(_array(leaf), place), leaf)
 
 
 @functools.cache
-def _row_of(sharding: Sharding | None) -> Callable[[jax.Array, int], jax.Array]:
-    if sharding is None:
-        return jax.jit(lambda array, place: jax.lax.dynamic_index_in_dim(array, place, 0, keepdims=False))
-    return jax.jit(
-        lambda array, place: jax.lax.dynamic_index_in_dim(array, place, 1, keepdims=False), out_shardings=sharding
-    )
+def _row_of(sharding: Sharding | None) -> Callable[[jax.Array | None, int], jax.Array]:
+    function = functools.partial(jax.lax.dynamic_index_in_dim, axis=_axis(sharding), keepdims=False)
+    return jax.jit(function, out_shardings=sharding)

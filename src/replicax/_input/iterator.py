@@ -129,8 +129,3 @@ class DistributedIterator(ElementIterator, Distributed):
         if self._buffer is not None:
             self._buffer.stop()
             self._buffer.join(timeout)
-
-    @property
-    def element_spec(self) -> Tree:
-        """The dataset's `element_spec`."""
-        return self._dataset.element_spec
