@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
@@ -18,18 +18,11 @@ from replicax._data.reading import Maker, Node, Reading
 from replicax._data.rows import RowOrder, Rows
 from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec, tensor_spec
 
-_dataset_class: type[Base]
-
-
-def set_dataset_class(cls: type[Base]) -> None:
-    """Sets the class of the datasets that `Base._made` makes, which stands above the modules that call that."""
-    global _dataset_class
-    _dataset_class = cls
-
 
 class Base(Nested):
     """A recipe for an iterator over elements, and what is known of these beforehand."""
 
+    _dataset: ClassVar[type[Base]]  # the class of all datasets that methods make, which stands above their modules
     _at_hand = False  # whether making an element costs next to nothing and calls no code of the user's
     _in_place: Base | None = None  # the same elements without the thread of `prefetch`, for callers that have one
 
@@ -60,7 +53,7 @@ class Base(Nested):
     @classmethod
     def _made(cls, make: Maker, spec: Callable[[bool], Tree], cardinality: int, **known: Any) -> Self:
         """Returns a new `Dataset`, whatever subclass this one is of; the arguments are those of `_set_up`."""
-        dataset = _dataset_class.__new__(_dataset_class)
+        dataset = cls._dataset.__new__(cls._dataset)
         dataset._set_up(make, spec, cardinality, **known)
         return cast(Self, dataset)
 

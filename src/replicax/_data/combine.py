@@ -53,8 +53,8 @@ class Combined(Order):
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             # Begin one element early, so that each input is begun even if all of its elements are skipped.
             first, raising = max(0, start - 1), reading.with_errors(None)
-            side_by_side = SideBySide([d._make(raising, first) for d in inputs], start - first)
-            return map(structure.unflatten, side_by_side)
+            side_by_side = SideBySide([d._make(raising, first) for d in inputs])
+            return itertools.islice(map(structure.unflatten, side_by_side), start - first, None)
 
         made = make if rows is None else rows.elements
         files = max(d._files for d in inputs)
@@ -191,9 +191,8 @@ class Combined(Order):
             return _chosen(there, reading, choices(), stop_on_empty_dataset, left)
 
         sizes = [d._cardinality for d in there]
-        cardinality = INFINITE_CARDINALITY if INFINITE_CARDINALITY in sizes else UNKNOWN_CARDINALITY
-        if len(there) == 1:
-            cardinality = sizes[0]
+        endless = INFINITE_CARDINALITY in sizes
+        cardinality = sizes[0] if len(sizes) == 1 else INFINITE_CARDINALITY if endless else UNKNOWN_CARDINALITY
         nodes = (seeds, *(weights._nodes if isinstance(weights, Base) else ()))
         return cls._joined(there, make, _common_spec, cardinality, nodes=nodes)
 
@@ -226,22 +225,16 @@ class Combined(Order):
         return cls._made(rows.elements, lambda probe: TensorSpec((), dtype), count, rows=rows)
 
 
-class SideBySide(Iterator[Tree]):
-    """Iterates over several sources at once, from element `start` on.
+class SideBySide(Iterator[list[Tree]]):
+    """Iterates over several sources at once.
 
     Where one of them raises, the elements beside it are dropped, so that the sources stay in step.
     """
 
-    def __init__(self, sources: list[Iterator[Tree]], start: int):
-        self._sources, self._start = sources, start
+    def __init__(self, sources: list[Iterator[Tree]]):
+        self._sources = sources
 
     def __next__(self) -> list[Tree]:
-        while self._start:
-            self._start -= 1
-            self._taken()
-        return self._taken()
-
-    def _taken(self) -> list[Tree]:
         elements, errors = [], []
         for source in self._sources:
             try:

@@ -7,7 +7,6 @@ from typing import NoReturn
 import numpy as np  # noqa: F401  for the example below
 
 from replicax._base.types import Tree
-from replicax._data import base
 from replicax._data.base import Base
 from replicax._data.group_by import Grouping
 from replicax._data.save_load import Saving
@@ -63,7 +62,7 @@ class Dataset(Sources, Grouping, Saving):
         )
 
 
-base.set_dataset_class(Dataset)
+Base._dataset = Dataset
 counter = Dataset.counter  # which is `tf.data.experimental.Counter` too
 
 

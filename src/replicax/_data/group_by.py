@@ -59,7 +59,9 @@ class Grouping(Batches):
                 held += itertools.islice(elements, max(0, reach - len(held)))
                 if not held or (drop_remainder and len(held) < reach):
                     return
-                yield self._columns(held[:reach:stride], self._spec(True))
+                specs, structure = flatten(self._spec(True))
+                columns = zip(*(jax.tree.leaves(element) for element in held[:reach:stride]))
+                yield structure.unflatten(list(map(self._of_list, columns, specs)))
                 if shift > len(held):
                     for _ in itertools.islice(elements, shift - len(held)):
                         pass
@@ -112,13 +114,12 @@ class Grouping(Batches):
         def make(reading: Reading) -> Iterator[Tree]:
             groups: dict[int, list[Tree]] = {}
 
-            def reduced(key: int) -> Iterator[Tree]:
-                window = self._of_list(groups.pop(key), self._spec(True))
-                tensor = np.asarray(key, np.int64)
-                dataset: Base = returned_dataset("reduce_func", called("reduce_func", reduce_func, (tensor, window)))
-                return dataset._make(reading.child())
-
             sizes: dict[int, int] = {}
+
+            def reduced(key: int) -> Iterator[Tree]:
+                pair = np.asarray(key, np.int64), self._of_list(groups.pop(key), self._spec(True))
+                dataset: Base = returned_dataset("reduce_func", called("reduce_func", reduce_func, pair))
+                return dataset._make(reading.child())
 
             def keyed(element: Tree) -> tuple[int, Tree]:
                 return integer("key_func", called("key_func", key_func, element)), element
@@ -261,12 +262,11 @@ class Grouping(Batches):
         """
         target = _distribution("target_dist", target_dist)
         initial = None if initial_dist is None else _distribution("initial_dist", initial_dist)
-        if initial is not None and len(initial) != len(target):
-            raise ValueError(f"`initial_dist` has {len(initial)} classes, and `target_dist` {len(target)}.")
-        if initial is not None and not (target * initial).any():
-            raise ValueError(
-                f"`target_dist` {target.tolist()} leaves out all classes that `initial_dist` {initial.tolist()} has."
-            )
+        if initial is not None:
+            if len(initial) != len(target):
+                raise ValueError(f"`initial_dist` has {len(initial)} classes, and `target_dist` {len(target)}.")
+            if not (target * initial).any():
+                raise ValueError(f"`target_dist` {target} leaves out all classes that `initial_dist` {initial} has.")
         seeds, role = Seeds(seed), "`class_func` of `Dataset.rejection_resample`"
 
         @replayed
@@ -285,16 +285,8 @@ class Grouping(Batches):
                 if draw() * accept.max() < accept[label]:
                     yield np.asarray(label, np.int64), element
 
-        return self._derived(
-            make, _at_most(self._cardinality), lambda found: (TensorSpec((), np.int64), found), nodes=[seeds]
-        )
-
-    @classmethod
-    def _columns(cls, elements: Sequence[Tree], spec: Tree) -> Tree:
-        """Returns a structure of datasets, one for each leaf of the elements."""
-        specs, structure = flatten(spec)
-        columns = zip(*(jax.tree.leaves(element) for element in elements))
-        return structure.unflatten([cls._of_list(column, s) for column, s in zip(columns, specs)])
+        count = INFINITE_CARDINALITY if self._cardinality == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
+        return self._derived(make, count, lambda found: (TensorSpec((), np.int64), found), nodes=[seeds])
 
 
 def integer(name: str, value: Leaf) -> int:
@@ -303,10 +295,6 @@ def integer(name: str, value: Leaf) -> int:
     if array.dtype.kind not in "iu" or array.ndim:
         raise TypeError(f"`{name}` must return a scalar integer, got one of {array.dtype} of shape {array.shape}.")
     return int(array)
-
-
-def _at_most(cardinality: int) -> int:
-    return cardinality if cardinality == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
 
 
 def _distribution(name: str, values: ArrayLike) -> np.ndarray:

@@ -14,15 +14,14 @@ import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.host_memory import Pool
-from replicax._base.specs import dtype_name
+from replicax._base.specs import TensorSpec, dtype_name
 from replicax._base.types import Tree
 from replicax._data.base import Base
 from replicax._data.calls import as_tensors, call_on_element, call_to_host, call_user, fold, holds
 from replicax._data.elements import as_tensor, host_structure, positive, structure_of
 from replicax._data.parallel_map import ParallelMap
-from replicax._data.probe_spec import result_spec
-from replicax._data.reading import Reading, replayed
-from replicax._data.specs import AUTOTUNE, UNKNOWN_CARDINALITY, first_spec, host_spec
+from replicax._data.reading import Maker, Reading, replayed
+from replicax._data.specs import AUTOTUNE, UNKNOWN_CARDINALITY, DatasetSpec, common_spec, first_spec, host_spec
 
 # The default number of inputs that `interleave` reads at a time: fixed, so that the order is the same everywhere.
 _CYCLE_LENGTH = 8
@@ -75,16 +74,11 @@ class Functions(Base):
             in_order = deterministic is None or bool(deterministic)
             return ParallelMap(function, elements, threads, in_order)
 
-        return self._probed(make, lambda make: result_spec(function, self._spec(True), make), self._cardinality)
+        return self._probed(make, lambda make: _result_spec(function, self._spec(True), make), self._cardinality)
 
     def filter(self, predicate: Callable[..., Tree], name: str | None = None) -> Self:
         """Returns the elements for which `predicate` is true, a scalar of bool."""
-
-        @replayed
-        def make(reading: Reading) -> Iterator[Tree]:
-            return filter(functools.partial(holds, "filter", predicate), self._make(reading))
-
-        return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size)
+        return self._selected(filter, "filter", predicate)
 
     def take_while(self, predicate: Callable[..., Tree], name: str | None = None) -> Self:
         """Returns the elements up to the first for which `predicate` is false.
@@ -93,11 +87,16 @@ class Functions(Base):
         >>> list(Dataset.range(10).take_while(lambda x: x < 2).as_numpy_iterator())
         [np.int64(0), np.int64(1)]
         """
+        return self._selected(itertools.takewhile, "take_while", predicate)
 
-        @replayed
-        def make(reading: Reading) -> Iterator[Tree]:
-            return itertools.takewhile(functools.partial(holds, "take_while", predicate), self._make(reading))
-
+    def _selected(
+        self,
+        select: Callable[[Callable[[Tree], bool], Iterator[Tree]], Iterator[Tree]],
+        method: str,
+        predicate: Callable[..., Tree],
+    ) -> Self:
+        chosen = functools.partial(holds, method, predicate)
+        make = replayed(lambda reading: select(chosen, self._make(reading)))
         return self._derived(make, UNKNOWN_CARDINALITY, batch_size=self._batch_size)
 
     def scan(
@@ -263,3 +262,27 @@ def _check_state(first: Tree, state: Tree) -> None:
                 "`scan_func` must return a state of the initial one's dtypes. Expected "
                 f"{dtype_name(np.dtype(a.dtype))}, got {dtype_name(np.dtype(b.dtype))}."
             )
+
+
+def _result_spec(call: Callable[[Tree], Tree], spec: Tree, make: Maker) -> Tree:
+    """Returns the spec of `call`'s results, from calls on zeros and on ones.
+
+    A dimension is unknown if it changes with that or with one that is unknown.
+    """
+    unknown = any(isinstance(s, DatasetSpec) or not s.shape.is_fully_defined() for s in jax.tree.leaves(spec))
+    try:
+        return common_spec(*[host_spec(call(_filled(spec, *how))) for how in ((2, 0), (3 if unknown else 2, 1))])
+    except Exception:  # the function was not meant for such elements: see what it returns for the first one
+        return first_spec(make)
+
+
+def _filled(spec: Tree, size: int, value: int) -> Tree:
+    """Returns an element of `spec` made of this number, with `size` for dimensions that are not known."""
+
+    def full(s: TensorSpec | DatasetSpec) -> Tree:
+        if isinstance(s, DatasetSpec):
+            return Base._of_list([_filled(s.element_spec, size, value)] * size, s.element_spec)
+        shape = [size if d is None else d for d in s.shape.as_list()]
+        return np.full(shape, b"", object) if s.dtype == np.dtype(object) else np.full(shape, value, s.dtype)
+
+    return jax.tree.map(full, spec)

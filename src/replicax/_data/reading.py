@@ -189,19 +189,15 @@ class Seeds(Node):
         self.first = self.state()
 
     def state(self) -> State:
-        """Returns the seed, and the number of the next pass."""
         return [self._seed, self.passes]
 
     def fits(self, state: State) -> bool:
-        """Returns whether `state` is such a pair."""
         return isinstance(state, list) and [type(part) for part in state] == [int, int]
 
     def restore(self, state: State) -> None:
-        """Sets both."""
         self._seed, self.passes = state
 
     def settle(self, entropy: np.random.SeedSequence) -> None:
-        """Draws a seed, where none was given."""
         if self._seed is None:
             self._seed = int(entropy.generate_state(1, np.uint64)[0])
 
@@ -215,15 +211,12 @@ class CachedElements(Node):
         self._filled: State = None  # the state of the reading that gave the items, which may have to be read anew
 
     def state(self) -> State:
-        """Returns the state of the reading that filled it; None if none did."""
         return self._filled
 
     def fits(self, state: State) -> bool:
-        """Returns whether `state` is that of a reading of `nodes`, or None."""
         return state is None or reading_fits(state, self._nodes)
 
     def restore(self, state: State) -> None:
-        """Forgets what another reading filled it with."""
         if state is None or state != self._filled:
             self._items, self._filled = None, state
 
