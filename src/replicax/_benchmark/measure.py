@@ -25,7 +25,7 @@ from replicax._data.iterators import ElementIterator
 from replicax._engine import function as _function
 from replicax._engine import modes, step_hints
 from replicax._engine.function import Function
-from replicax._engine.signature import Call
+from replicax._engine.signature import CallSignature
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.iterator import DistributedIterator
 from replicax._tracing import context, frames
@@ -162,11 +162,11 @@ class _Program:
         self._program, self._level, self.takes = program, program.level, len(program.pulls)
         self._entries = function._programs.entries[call.key]
         self._compiled = program.lower(call).compile()
-        self.collectives = hlo.collectives(self._compiled.as_text())
+        self.collectives = hlo.collectives(self._compiled.as_text() or "")
         self.left: list[hlo.Collective] = []  # those that remain without communication
         if self.collectives:
             self._alone = program.computing(_without_communication.alone(program.jaxpr))
-            self.left = hlo.collectives(self._alone.lower(call).compile().as_text())
+            self.left = hlo.collectives(self._alone.lower(call).compile().as_text() or "")
 
     @property
     def meshes(self) -> list[ReplicaMesh]:
@@ -253,7 +253,7 @@ class _Feed:
             self._given = batch if iterators else None
             self._iterator, self._taken = (iterators or [batch])[0], []
         self._first = batch if self._iterator is None else self._pulled()
-        self._key = Call((self._first,), {}).key
+        self._key = CallSignature((self._first,), {}).key
 
     @property
     def gives(self) -> int:
@@ -272,7 +272,7 @@ class _Feed:
     def fresh(self) -> tuple[Tree, ...]:
         """Returns the arguments with the next element of the first one's shapes."""
         element = self._pulled()
-        while Call((element,), {}).key != self._key:  # the last batch of an epoch, of another size
+        while CallSignature((element,), {}).key != self._key:  # the last batch of an epoch, of another size
             element = self._pulled()
         return self._arguments(element)
 

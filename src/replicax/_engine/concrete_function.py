@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, NoReturn
 
 import jax
 import numpy as np
+from jax.tree_util import PyTreeDef
 
 from replicax._base import nest
 from replicax._base.errors import InvalidArgumentError
+from replicax._base.signatures import Path
 from replicax._base.specs import PerReplicaSpec, TensorShape, TensorSpec, conform, spec_of
+from replicax._base.types import Leaf, Tree
+from replicax._engine.program import Program
 from replicax._tracing import frames
 from replicax._values import PerReplica
 from replicax._variables.variable import Variable
@@ -32,7 +37,7 @@ class _Argument(NamedTuple):
 
     name: str
     keyword: bool  # whether it is given by name alone
-    value: Any
+    value: Tree
     is_open: bool
 
 
@@ -57,17 +62,21 @@ class ConcreteFunction:
     (TensorShape([None]), 2)
     """
 
-    def __init__(self, function: Any, python_function: Any, args: Any, kwargs: Any):
-        self._function = function
+    def __init__(
+        self,
+        function: Callable[..., Tree],
+        program_of: Callable[[tuple[Tree, ...], dict[str, Tree]], Program | None],
+        python_function: Callable[..., Tree],
+        args: tuple[Tree, ...],
+        kwargs: dict[str, Tree],
+    ):
+        self._function, self._program_of = function, program_of
         self._signature = inspect.signature(python_function)
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         self._arguments = list(_arguments(self._signature, bound))
         self.name = getattr(python_function, "__name__", "function")
-        self._program: Any = None
-        self._outputs: Any = None
-        if not frames.is_tracing():
-            self._program = self._traced()
+        self._program = None if frames.is_tracing() else self._traced()
 
     # Its trace.
 
@@ -76,7 +85,7 @@ class ConcreteFunction:
             leaf for argument in self._arguments for leaf in _leaves(argument.value) if isinstance(leaf, TensorSpec)
         ]
 
-    def _traced(self) -> Any:
+    def _traced(self) -> Program | None:
         """Returns its program, for a first size where one is not known; None where there is none."""
         of_replicas = any(
             isinstance(leaf, PerReplicaSpec) for argument in self._arguments for leaf in _leaves(argument.value)
@@ -94,39 +103,37 @@ class ConcreteFunction:
                 return self._program_for(self._sizes[0])
             raise
 
-    def _program_for(self, size: int) -> Any:
-        args, kwargs = self._call(
-            {argument.name: _mapped(lambda leaf: _stand_in(leaf, size), argument.value) for argument in self._arguments}
-        )
-        return self._function._traced(args, kwargs)
+    def _program_for(self, size: int) -> Program | None:
+        values = {each.name: _mapped(lambda leaf: _stand_in(leaf, size), each.value) for each in self._arguments}
+        return self._program_of(*self._call(values))
 
-    def _found(self, what: str) -> Any:
+    def _found(self, what: str) -> Program:
         if self._program is None:
             raise AttributeError(what)  # which Python takes to `__getattr__`
         return self._program
 
-    @property
-    def structured_outputs(self) -> Any:
+    @functools.cached_property
+    def structured_outputs(self) -> Tree:
         """The specs of what it returns, in the same structure; None and what is no tensor as it is."""
-        if self._outputs is None:
-            specs = self._found("structured_outputs").result_specs()
-            if not all(spec.shape.is_fully_defined() for spec in self._leaves()):
-                specs = nest.merge([specs, self._program_for(self._sizes[1]).result_specs()], _common)
-            self._outputs = [specs]
-        return self._outputs[0]
+        specs = self._found("structured_outputs").result_specs()
+        if all(spec.shape.is_fully_defined() for spec in self._leaves()):
+            return specs
+        other = self._program_for(self._sizes[1])
+        assert other is not None
+        return nest.merge([specs, other.result_specs()], _common)
 
     @property
-    def outputs(self) -> list[Any]:
+    def outputs(self) -> list[TensorSpec]:
         """The specs of the tensors that it returns."""
         return [leaf for leaf in nest.leaves(self.structured_outputs) if isinstance(leaf, TensorSpec)]
 
     @property
-    def output_shapes(self) -> Any:
+    def output_shapes(self) -> Tree:
         """The shapes of what it returns, in the same structure."""
         return nest.map_structure(lambda leaf: getattr(leaf, "shape", TensorShape(None)), self.structured_outputs)
 
     @property
-    def output_dtypes(self) -> Any:
+    def output_dtypes(self) -> Tree:
         """The dtypes of what it returns, in the same structure; None for what is no tensor."""
         return nest.map_structure(lambda leaf: getattr(leaf, "dtype", None), self.structured_outputs)
 
@@ -142,7 +149,7 @@ class ConcreteFunction:
         return tuple(v for v in self.variables if v.trainable)
 
     @property
-    def captured_inputs(self) -> list[Any]:
+    def captured_inputs(self) -> list[Variable]:
         """What it depends on beside its arguments: its variables. Arrays are constants of its program."""
         return list(self.variables)
 
@@ -152,14 +159,14 @@ class ConcreteFunction:
         return [*self._leaves(), *(TensorSpec(v.shape, v.dtype, v.name) for v in self.captured_inputs)]
 
     @property
-    def structured_input_signature(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def structured_input_signature(self) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
         """The arguments by position and those by name, specs in place of tensors."""
         by_position = tuple(argument.value for argument in self._arguments if not argument.keyword)
         return by_position, {argument.name: argument.value for argument in self._arguments if argument.keyword}
 
     # Its calls.
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Tree, **kwargs: Tree) -> Tree:
         given = self._given(args, kwargs)
         values = {}
         for argument in self._arguments:
@@ -168,7 +175,7 @@ class ConcreteFunction:
         args, kwargs = self._call(values)
         return self._function(*args, **kwargs)
 
-    def _given(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _given(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> dict[str, Tree]:
         """Returns the given arguments by their names: all of them in their order, or only those that are open."""
         everything = [argument for argument in self._arguments if not argument.keyword]
         opened = [argument for argument in self._arguments if argument.is_open]
@@ -189,13 +196,13 @@ class ConcreteFunction:
             "`get_concrete_function`."
         )
 
-    def _call(self, values: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    def _call(self, values: dict[str, Tree]) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
         """Returns these arguments as the function takes them."""
         args = tuple(values[argument.name] for argument in self._arguments if not argument.keyword)
         return args, {argument.name: values[argument.name] for argument in self._arguments if argument.keyword}
 
-    def _fitting(self, argument: _Argument, value: Any) -> Any:
-        structure: Any = jax.tree.structure(argument.value, is_leaf=_is_leaf)
+    def _fitting(self, argument: _Argument, value: Tree) -> Tree:
+        structure: PyTreeDef = jax.tree.structure(argument.value, is_leaf=_is_leaf)
         try:
             leaves = structure.flatten_up_to(value)
         except ValueError as error:
@@ -213,7 +220,7 @@ class ConcreteFunction:
             fitting.append(leaf)
         return structure.unflatten(fitting)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         if name in ("graph", "function_def"):
             raise AttributeError(
                 f"A ConcreteFunction has no {name!r}: there are no graphs. `lower(...)` of the function shows its "
@@ -244,22 +251,22 @@ def _arguments(signature: inspect.Signature, bound: inspect.BoundArguments) -> I
             yield _Argument(own, keyword, declared, any(isinstance(leaf, _SPECS) for leaf in _leaves(declared)))
 
 
-def _is_leaf(value: Any) -> bool:
+def _is_leaf(value: Tree) -> bool:
     return isinstance(value, (*_SPECS, PerReplica, Variable)) or value is None
 
 
-def _leaves(value: Any) -> list[Any]:
+def _leaves(value: Tree) -> list[Leaf]:
     return jax.tree.leaves(value, is_leaf=_is_leaf)
 
 
-def _mapped(fn: Any, value: Any) -> Any:
+def _mapped(fn: Callable[[Leaf], Leaf], value: Tree) -> Tree:
     return jax.tree.map(fn, value, is_leaf=_is_leaf)
 
 
-def _declared(value: Any, name: str) -> Any:
+def _declared(value: Tree, name: str) -> Tree:
     """Returns the specs of what is given in each call, named by their places, and all else as it is."""
 
-    def spec(path: Any, leaf: Any) -> Any:
+    def spec(path: Path, leaf: Leaf) -> Leaf:
         if isinstance(leaf, Variable):
             found = TensorSpec(leaf.shape, leaf.dtype)
         elif isinstance(leaf, PerReplica):
@@ -274,7 +281,7 @@ def _declared(value: Any, name: str) -> Any:
     return jax.tree_util.tree_map_with_path(spec, value, is_leaf=_is_leaf)
 
 
-def _stand_in(leaf: Any, size: int) -> Any:
+def _stand_in(leaf: Leaf, size: int) -> Leaf:
     """Returns an array that a spec describes, with this size for the dimensions that are not known."""
     if not isinstance(leaf, TensorSpec):
         return leaf
@@ -284,11 +291,11 @@ def _stand_in(leaf: Any, size: int) -> Any:
     return np.ones(shape, leaf.dtype) if leaf.dtype.kind in "fcV" else np.zeros(shape, leaf.dtype)
 
 
-def _same(value: Any, kept: Any) -> bool:
+def _same(value: Tree, kept: Tree) -> bool:
     return value is kept or (type(value) is type(kept) and bool(np.all(value == kept)))
 
 
-def _common(pair: Any) -> Any:
+def _common(pair: Sequence[Leaf]) -> Leaf:
     """Returns the spec of both: None where their dimensions differ."""
     one, other = pair
     if isinstance(one, PerReplicaSpec):

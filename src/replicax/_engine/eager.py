@@ -14,13 +14,14 @@ import ctypes
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from replicax._base import errors, jax_internals, nest, profiling
-from replicax._base.types import CommunicationOptions, ReduceOp
+from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree
+from replicax._collectives.arithmetic import Reducible
 from replicax._collectives.reducer import Reducer
 from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
@@ -29,6 +30,11 @@ from replicax._values import Mirrored, PerReplica, arrays_of, regroup, select
 from replicax._variables import assigned_alike, creators
 
 _PACKAGE = __name__.partition(".")[0]
+
+# The function of a meeting, its arguments, and a tag that all replicas that meet have in common.
+Meeting: TypeAlias = tuple[Callable[..., Tree], tuple[Tree, ...], dict[str, Tree], tuple[object, ...]]
+
+_L = TypeVar("_L", bound=Reducible)
 
 
 class _Abandoned(BaseException):
@@ -41,77 +47,74 @@ class LockstepContext(ReplicaContext):
     def __init__(self, strategy: StrategyLike, reducer: Reducer, replica: _Replica):
         super().__init__(strategy, None)
         self._reducer, self._replica, self._options = reducer, replica, reducer.options
+        self._number: jax.Array | None = None
 
     @property
-    def replica_id_in_sync_group(self) -> Any:
-        if self._replica_id is None:
-            self._replica_id = self._replica.replica_id()
-        return self._replica_id
+    def replica_id_in_sync_group(self) -> jax.Array:
+        if self._number is None:
+            with jax.default_device(self._reducer.mesh.local_devices[self._replica.index]):
+                self._number = jnp.asarray(self._replica.id, dtype=jnp.int32)
+        return self._number
 
     @property
-    def devices(self) -> Any:
+    def devices(self) -> list[list[str]]:
         return [[self._reducer.mesh.device_names[self._replica.index]]]
 
     def _merge(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: tuple[Any, ...]
-    ) -> Any:
+        self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], tag: tuple[object, ...]
+    ) -> Tree:
         if frames.is_tracing():
             raise RuntimeError(errors.MERGE_IN_TRACE)
         return self._replica.meet(fn, args, kwargs, tag)
 
-    def _all_reduce(self, op: ReduceOp, leaves: list[Any], options: CommunicationOptions) -> list[Any]:
-        def forward(values):
-            results = self._merge(
-                lambda strategy, *merged: self._reducer.all_reduce(op, list(merged), options),
-                tuple(values),
-                {},
-                ("all_reduce", op.value, len(values)),
-            )
-            return list(results)
+    def _all_reduce(self, op: ReduceOp, leaves: list[_L], options: CommunicationOptions) -> list[_L]:
+        def forward(values: list[_L]) -> list[_L]:
+            def merged(_: StrategyLike, *values: Leaf) -> list[Leaf]:
+                return self._reducer.all_reduce(op, list(values), options)
 
-        return _differentiable(forward, lambda _, grads: self._all_reduce(op, grads, options), leaves)
+            return list(self._merge(merged, tuple(values), {}, ("all_reduce", op.value, len(values))))
 
-    def _all_gather(self, leaves: list[Any], axis: int, options: CommunicationOptions) -> list[Any]:
-        def forward(values):
-            results = self._merge(
-                lambda strategy, *merged: self._reducer.all_gather(merged, axis),
-                tuple(values),
-                {},
-                ("all_gather", axis, len(values)),
-            )
-            return list(results)
+        return _differentiable(forward, lambda _, gradients: self._all_reduce(op, gradients, options), leaves)
 
-        def backward(values, grads):
+    def _all_gather(self, leaves: list[jax.Array], axis: int, options: CommunicationOptions) -> list[jax.Array]:
+        def forward(values: list[jax.Array]) -> list[jax.Array]:
+            def merged(_: StrategyLike, *values: Leaf) -> list[Leaf]:
+                return self._reducer.all_gather(values, axis)
+
+            return list(self._merge(merged, tuple(values), {}, ("all_gather", axis, len(values))))
+
+        def backward(values: list[jax.Array], gradients: list[jax.Array]) -> list[jax.Array]:
             """Returns this replica's part of the sum of the gradients of what all replicas got."""
-            sums = self._all_reduce(ReduceOp.SUM, grads, options)
             parts = []
-            for value, total in zip(values, sums):
+            for value, total in zip(values, self._all_reduce(ReduceOp.SUM, gradients, options)):
+                size = value.shape[axis]
                 sizes = self._merge(
-                    lambda strategy, size: (self._reducer.gather_sizes(size),),
-                    (value.shape[axis],),
-                    {},
-                    ("all_gather gradient",),
+                    lambda _, size: (self._reducer.gather_sizes(size),), (size,), {}, ("all_gather gradient",)
                 )[0]
                 start = sum(sizes[: self._replica.id])
-                parts.append(jax.lax.slice_in_dim(total, start, start + value.shape[axis], axis=axis % total.ndim))
+                parts.append(jax.lax.slice_in_dim(total, start, start + size, axis=axis % total.ndim))
             return parts
 
         return _differentiable(forward, backward, leaves)
 
 
-def _differentiable(forward: Callable, backward: Callable, leaves: list[Any]) -> list[Any]:
+def _differentiable(
+    forward: Callable[[list[_L]], list[_L]],
+    backward: Callable[[list[_L], list[jax.Array]], list[jax.Array]],
+    leaves: list[_L],
+) -> list[_L]:
     """Returns `forward(leaves)`, with `backward(leaves, gradients)` as its gradient if one is asked for."""
     if _plain():
         return forward(leaves)
 
     @jax.custom_vjp
-    def call(*values):
+    def call(*values: _L) -> tuple[_L, ...]:
         return tuple(forward(list(values)))
 
-    def call_forward(*values):
+    def call_forward(*values: _L) -> tuple[tuple[_L, ...], tuple[_L, ...]]:
         return call(*values), values
 
-    def call_backward(values, gradients):
+    def call_backward(values: tuple[_L, ...], gradients: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         results = list(gradients)  # those of integers are JAX's float0 and stay as they are
         some = [i for i, value in enumerate(values) if jnp.issubdtype(value.dtype, jnp.inexact)]
         for i, result in zip(some, backward([values[i] for i in some], [jnp.asarray(gradients[i]) for i in some])):
@@ -141,22 +144,18 @@ class _Replica:
     """One replica's thread, and what it is at."""
 
     def __init__(
-        self, run: Lockstep, index: int, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, run: Lockstep, index: int, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]
     ):
         self.run, self.index, self.fn, self.args, self.kwargs = run, index, fn, args, kwargs
         self.id = run.mesh.local_ids[index]
         self.resume = threading.Semaphore(0)
         self.state = "ready"  # ready, running, waiting, returned, raised
-        self.result: Any = None
+        self.result: Tree = None
         self.error: BaseException | None = None
-        self.meeting: tuple[Callable, tuple, dict, tuple] | None = None
+        self.meeting: Meeting | None = None
         self.where = ""
         self.thread: threading.Thread | None = None
         self.interruptible = False  # whether a KeyboardInterrupt may be sent to its thread
-
-    def replica_id(self) -> Any:
-        with jax.default_device(self.run.mesh.local_devices[self.index]):
-            return jnp.asarray(self.id, dtype=jnp.int32)
 
     def start(self) -> None:
         inherited = contextvars.copy_context()
@@ -165,7 +164,7 @@ class _Replica:
         )
         self.thread.start()
 
-    def body(self) -> Any:
+    def body(self) -> Tree:
         """Calls the function in this replica's contexts."""
         run = self.run
         context = LockstepContext(run.strategy, run.reducer, self)
@@ -211,7 +210,9 @@ class _Replica:
             except KeyboardInterrupt:  # it has just come
                 continue
 
-    def meet(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tag: tuple) -> Any:
+    def meet(
+        self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], tag: tuple[object, ...]
+    ) -> Tree:
         if self.run.abandoned:
             raise _Abandoned
         self.meeting, self.where, self.state = (fn, args, kwargs, tag), _user_line(), "waiting"
@@ -228,7 +229,7 @@ class _Replica:
         """Returns where the replica is, for error messages."""
         if self.state == "waiting" and self.meeting:
             tag = self.meeting[3]
-            call = tag[0] + (f"({', '.join(str(t) for t in tag[1:-1])})" if len(tag) > 2 else "")
+            call = f"{tag[0]}({', '.join(map(str, tag[1:-1]))})" if len(tag) > 2 else tag[0]
             return f"replica {self.id} waits in {call} at {self.where}"
         if self.state == "raised":
             return f"replica {self.id} raised {type(self.error).__name__}"
@@ -247,7 +248,7 @@ class Lockstep:
         self.names, self.creators = list(creators.state.names), list(creators.state.creators)
         self.tapes = active_tapes.entered()
 
-    def call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def call(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> list[Tree]:
         """Returns each local replica's result."""
         count = len(self.mesh.local_ids)
         replicas = [_Replica(self, i, fn, select(i, args), select(i, kwargs)) for i in range(count)]
@@ -292,7 +293,7 @@ class Lockstep:
                 f"The replicas meet in different calls. Every replica must make the same ones, but:\n{standings}"
             )
 
-    def merge(self, replicas: Sequence[_Replica]) -> list[Any]:
+    def merge(self, replicas: Sequence[_Replica]) -> list[Tree]:
         """Runs the merge function that the replicas have met for; each replica's part of the result."""
         meetings = [replica.meeting for replica in replicas if replica.meeting]
         fn = meetings[0][0]
@@ -318,7 +319,7 @@ class Lockstep:
                 replica.thread.join(timeout=0.5)
 
 
-def _own_part(result: Any, index: int) -> Any:
+def _own_part(result: Tree, index: int) -> Tree:
     return nest.map_structure(
         lambda leaf: leaf.values[index] if isinstance(leaf, (PerReplica, Mirrored)) else leaf, result
     )
@@ -333,8 +334,8 @@ def _user_line() -> str:
 
 
 def run(
-    strategy: StrategyLike, reducer: Reducer, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+    strategy: StrategyLike, reducer: Reducer, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]
+) -> Tree:
     """Calls `fn` on every local replica, eagerly, and returns the results put together.
 
     Raises:

@@ -34,7 +34,7 @@ from replicax._engine import modes, multi_step, step_hints
 from replicax._engine.concrete_function import ConcreteFunction
 from replicax._engine.program import Program
 from replicax._engine.programs import Programs
-from replicax._engine.signature import Call
+from replicax._engine.signature import CallSignature
 from replicax._tracing import autograph_switch, frames
 from replicax._tracing.dataset_reads import Abort, DrivenFromHost, RunEagerly, push_back
 
@@ -76,7 +76,7 @@ class Function:
         if taped and frames.is_tracing():
             return self._repeated(lambda: self._code.call(args, kwargs))
         self._programs.log.calls += 1
-        call = Call(args, kwargs)
+        call = CallSignature(args, kwargs)
         call.counts = True
         if self._steps == 1 and self._is_host_driven(call):
             return self._code.run(args, kwargs, host=True)
@@ -92,14 +92,14 @@ class Function:
                 return run(call, args, kwargs, taped)
         return run(call, args, kwargs, taped)
 
-    def _is_host_driven(self, call: Call) -> bool:
+    def _is_host_driven(self, call: CallSignature) -> bool:
         return (call.has_dataset and not self._compiled_only) or call.key in self._programs.host_driven
 
     def _repeated(self, step: Callable[[], Tree], more: Callable[[], bool] = lambda: True) -> Tree:
         """Runs the steps of a call one by one, as long as there are `more`."""
         return step() if self._steps == 1 else multi_step.one_by_one(self._steps, step, more)
 
-    def _run_step(self, call: Call, args: tuple[Tree, ...], kwargs: dict[str, Tree], taped: bool) -> Tree:
+    def _run_step(self, call: CallSignature, args: tuple[Tree, ...], kwargs: dict[str, Tree], taped: bool) -> Tree:
         """Runs one step: its program, or eagerly."""
         if call.ragged:
             return self._code.run(args, kwargs, host=False)
@@ -108,7 +108,7 @@ class Function:
             return entries[0].run(call, (), taped)
         return self._run_found(call, args, kwargs)
 
-    def _run_found(self, call: Call, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
+    def _run_found(self, call: CallSignature, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
         """Runs the program of such calls, traced first where there is none; the Python code where none can be."""
         entry, host = None, True
         with contextlib.ExitStack() as turn:  # it ends with the tracing
@@ -134,7 +134,7 @@ class Function:
         with self._programs.uneven.explained(call):
             return self._code.run(args, kwargs, host=False)
 
-    def _run_several(self, call: Call, args: tuple[Tree, ...], kwargs: dict[str, Tree], taped: bool) -> Tree:
+    def _run_several(self, call: CallSignature, args: tuple[Tree, ...], kwargs: dict[str, Tree], taped: bool) -> Tree:
         """Runs the steps of one call: in one program where it can be, and one by one elsewhere."""
         several = None
         if not (taped or call.ragged or self._is_host_driven(call)):
@@ -188,7 +188,7 @@ class Function:
             if args or kwargs:
                 _input_signature.check_declared(self._input_signature, args, kwargs)
             args, kwargs = self._input_signature, {}
-        return ConcreteFunction(self, self.python_function, args, kwargs)
+        return ConcreteFunction(self, self._traced, self.python_function, args, kwargs)
 
     def pretty_printed_concrete_signatures(self, verbose: bool = True) -> str:
         """Returns the names, dtypes and shapes of the programs that there are, one a line."""
@@ -239,16 +239,16 @@ class Function:
 
     def _traced(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Program | None:
         """Returns the program for these arguments, traced if there is none; None where none can be."""
-        call = Call(args, kwargs)
+        call = CallSignature(args, kwargs)
         if call.ragged or self._is_host_driven(call):
             return None
         return self._programs.find_for(call, args, kwargs)
 
-    def _program(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> tuple[Program, Call]:
+    def _program(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> tuple[Program, CallSignature]:
         """Returns the program for these arguments and the next elements of iterators, and the call; pulls nothing."""
         if self._input_signature is not None:
             args, kwargs = _input_signature.bind(self._input_signature, args, kwargs)
-        call = Call(args, kwargs)
+        call = CallSignature(args, kwargs)
         try:
             if call.ragged:
                 raise RunEagerly

@@ -1,165 +1,104 @@
 """Several steps of a compiled function in one call.
 
-The program of one step (see `function`) is repeated by `lax.scan` inside of one program, with the variables carried
-from step to step and the elements of all steps put together before (see `multi_step`). Where that cannot be, since
+The program of one step (see `function`) is repeated inside of one program (see `repeated_program`), with the elements
+of all steps put together before (see `_data.multi_step`). Where that cannot be, since
 the elements differ in shape, the data end or the function is no program at all, the steps run one by one.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from replicax._base import array_conversion, jax_internals, nest
 from replicax._base.errors import OutOfRangeError
-from replicax._control_flow.traced_block import strong
+from replicax._base.types import Leaf, Tree
 from replicax._data.calls import ends_data
+from replicax._data.iterators import ElementIterator
+from replicax._data.multi_step import Block
+from replicax._engine.program import Program
 from replicax._tracing.dataset_reads import Pull, element_arrays, outside, same_sources
 from replicax._values import Mirrored, PerReplica, is_array, is_text, mesh_of
 
-_TOKEN_SIZE = 256  # bytes; a larger result is not kept just to see whether its call has ended
 
+class Several(NamedTuple):
+    """What a call of several steps runs: the program of one step, and the elements of all of them."""
 
-def token_of(results: Sequence[Any], repeats: int = 1) -> int:
-    """Returns which result tells that a call has ended, where that is to be known; -1 for none of these types."""
-    small = (i for i, x in enumerate(results) if repeats * x.size * x.dtype.itemsize <= _TOKEN_SIZE)
-    return next(small, -1)
-
-
-class Repeated:
-    """The program of so many steps.
-
-    Args:
-        steps: how many.
-        results: the types of what a step returns.
-        told: whether it is to be known when a call ends.
-    """
-
-    def __init__(self, steps: int, results: Sequence[Any], told: bool):
-        self._steps, self._results = steps, len(results)
-        self._token = token_of(results, steps)
-        self._own_token = told and self._token == -1
-        self._is_compiled = False
-        self._compiled: Any = None
-
-    def program(
-        self,
-        step: Callable[..., tuple[list[Any], list[Any]]],
-        types: Sequence[Any],
-        rows: Sequence[bool],
-        over_steps: Callable[[int, Any], Any],
-    ) -> Callable[..., tuple[list[Any], list[Any]]]:
-        """Returns the function to compile: as `step`, but for the elements, which are those of all steps.
-
-        It gives the variables' last values, and the results of the steps stacked.
-
-        Args:
-            step: the program of one step, as `_engine.program` has it.
-            types: of the variables' leaves that it gives and does not take, behind the others.
-            rows: which of the elements' arrays have the replicas along their first axis.
-            over_steps: makes of a result's place and the stacked results what is to be returned.
-        """
-        count, number = self._steps, self._results
-
-        def program(
-            replaced: list[Any], donated: list[Any], read: list[Any], kept: list[Any], pulled: Any, dynamic: Any
-        ) -> tuple[list[Any], list[Any]]:
-            def body(carry: tuple[list[Any], list[Any]], elements: list[Any]) -> Any:
-                vectors, leaves = carry
-                new, results = step(vectors, leaves[: len(donated)], read, kept, elements, dynamic)
-                after = [strong(x) for x in new]
-                return (after[: len(replaced)], after[len(replaced) :]), results[:number]
-
-            # Variables that are only written have no value before.
-            fresh = [jnp.zeros(kind.shape, kind.dtype) for kind in types]
-            start = list(replaced), [*(strong(x) for x in donated), *fresh]
-            elements = [jnp.moveaxis(x, 1, 0) if of_replicas else x for x, of_replicas in zip(pulled, rows)]
-            (vectors, leaves), stacked = lax.scan(body, start, elements, length=count)
-            results = [over_steps(i, x) for i, x in enumerate(stacked)]
-            return [*vectors, *leaves], [*results, jnp.zeros((), jnp.int8)] if self._own_token else results
-
-        return program
-
-
-class Found(NamedTuple):
-    """What a call of several steps runs: the program of one step, if there is one, and the elements."""
-
-    entry: Any
+    entry: Program
     steps: int
-    elements: list[Any]
+    elements: list[Tree]
 
 
-NOT_TRACED = Found(None, 0, [])
+class NotTraced(enum.Enum):
+    """Says that there is no program yet that takes the elements."""
+
+    NOT_TRACED = 0
 
 
-def found(entries: Sequence[Any], count: int, arguments: list[Any]) -> Found | None:
+NOT_TRACED = NotTraced.NOT_TRACED
+
+
+def found(entries: Sequence[Program], count: int, arguments: Sequence[ElementIterator]) -> Several | NotTraced | None:
     """Returns the next elements, with the program that takes them; None where the steps have to run one by one.
 
     `entries` are the programs of one step that there are. Where none takes the elements, it is `NOT_TRACED`, and they
     are to come yet.
     """
     first = entries[0]
-    sources = [pull.source(arguments) for pull in first.pulls]
-    if any(source is None for source in sources) or len({id(x) for x in sources}) < len(sources):
+    sources = [source for pull in first.pulls if (source := pull.source(arguments)) is not None]
+    if len({id(source) for source in sources}) < len(first.pulls):  # one is gone, or comes twice
         return None
-    pulled: list[Any] = []
+    pulled: list[tuple[ElementIterator, Block]] = []
     with outside():
         for source in sources:
-            several = source._pull_block(count)
-            if several is None:
+            block = source._pull_block(count)
+            if block is None:
                 break
-            pulled.append(several)
-        elements = [several.element for several in pulled]
-        entry = None
-        if len(pulled) == len(sources):
-            alike = (e for e in entries if same_sources(e.pulls, first.pulls))
-            entry = next((e for e in alike if _takes(e.pulls, elements)), None)
-        if entry is None or not repeatable(entry):
-            for source, several in zip(sources, pulled):
-                source._push_back(several)
-            return NOT_TRACED if entry is None and len(pulled) == len(sources) else None
-    return Found(entry, count, elements)
+            pulled.append((source, block))
+        all_came = len(pulled) == len(sources)
+        elements = [block.element for _, block in pulled]
+        alike = [e for e in entries if same_sources(e.pulls, first.pulls)] if all_came else []
+        entry = next((e for e in alike if _takes(e.pulls, elements)), None)
+        if entry is not None and entry.is_repeatable:
+            return Several(entry, count, elements)
+        for source, block in pulled:
+            source._push_back(block)
+    return NOT_TRACED if entry is None and all_came else None
 
 
-def _takes(pulls: Sequence[Pull], elements: Sequence[Any]) -> bool:
+def _takes(pulls: Sequence[Pull], elements: Sequence[Tree]) -> bool:
     """Returns whether the elements of all steps have the shapes and dtypes of those pulled while tracing."""
     for pull, element in zip(pulls, elements):
-        before: Any = jax.tree.structure(pull.element)
-        if before != jax.tree.structure(element):
+        structures = {jax.tree.structure(pull.element), jax.tree.structure(element)}
+        if len(structures) > 1:
             return False
-        for one, several, leaf in zip(element_arrays(pull.element), element_arrays(element), nest.values(element)):
+        for one, stacked, leaf in zip(element_arrays(pull.element), element_arrays(element), nest.values(element)):
             axis = 1 if isinstance(leaf, PerReplica) else 0
-            shape = (*several.shape[:axis], *several.shape[axis + 1 :])
-            if (one.shape, one.dtype) != (shape, several.dtype):
+            shape = (*stacked.shape[:axis], *stacked.shape[axis + 1 :])
+            if (one.shape, one.dtype) != (shape, stacked.dtype):
                 return False
     return True
 
 
-def repeatable(entry: Any) -> bool:
-    """Returns whether a program of one step can be part of one of several."""
-    # What it prints or asserts is to come out after each step.
-    return not entry.jaxpr.effects and not entry.level.local and entry.results.stackable
-
-
-def has_more(entries: Sequence[Any] | None, arguments: list[Any]) -> bool:
+def has_more(entries: Sequence[Program] | None, arguments: Sequence[ElementIterator]) -> bool:
     """Returns whether there are elements for one more step, as far as it is known where they come from."""
     sources = [pull.source(arguments) for pull in entries[0].pulls] if entries else []
     with outside():
         return all(source is None or source._has_next(sources.count(source)) for source in sources)
 
 
-class Apart(list, nest.LeafBase):
+class Apart(list[Leaf], nest.LeafBase):
     """A leaf of the results of several steps that are no one array, such as those of batches of other sizes."""
 
 
-def one_by_one(count: int, step: Callable[[], Any], more: Callable[[], bool]) -> Any:
+def one_by_one(count: int, step: Callable[[], Tree], more: Callable[[], bool]) -> Tree:
     """Runs so many steps, or as many as there are data for, and puts their results together."""
-    results: list[Any] = []
+    results: list[Tree] = []
     while len(results) < count and (not results or more()):
         try:
             results.append(step())
@@ -173,7 +112,7 @@ def one_by_one(count: int, step: Callable[[], Any], more: Callable[[], bool]) ->
         return Apart(results)
 
 
-def _stacked(leaves: Sequence[Any]) -> Any:
+def _stacked(leaves: Sequence[Leaf]) -> Leaf:
     """Returns the leaves of several results as one; a list where they differ in shape."""
     first = leaves[0]
     kind = type(first)
@@ -196,5 +135,5 @@ def _stacked(leaves: Sequence[Any]) -> Any:
     return jnp.stack(leaves if traced else [jax_internals.first_copy(jnp.asarray(leaf)) for leaf in leaves])
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(one: Leaf, other: Leaf) -> bool:
     return one is other or (type(one) is type(other) and bool(np.all(one == other)))

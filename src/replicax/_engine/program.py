@@ -11,33 +11,63 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 
 from replicax._base import errors, nest
 from replicax._base.optimizing import optimizes_programs
+from replicax._base.types import Tree
 from replicax._collectives import cross_process, in_flight
-from replicax._engine import compile_log, multi_step
-from replicax._engine.program_inputs import ProgramInputs, meshes_of
-from replicax._engine.signature import Call, Results
+from replicax._engine import compile_log
+from replicax._engine.program_inputs import ProgramInputs, leaves_of, meshes_of
+from replicax._engine.program_outputs import ProgramOutputs
+from replicax._engine.repeated_program import RepeatedProgram, Returned, Step, token_of
+from replicax._engine.signature import CallSignature
 from replicax._passes import merge_all_reduces, nan_checks, uneven_replicas, vectorize
 from replicax._tracing import active_tapes, frames, lost_values, step_failures
 from replicax._tracing.dataset_reads import Pull, element_arrays
-from replicax._tracing.state import Stored
+from replicax._tracing.state import State, Stored
 from replicax._values import PerReplica
 from replicax._variables import packed_storage
 from replicax._variables.storage import Storage
+
+Arrays: TypeAlias = list[jax.Array]
+# The arguments of a compiled program: replaced vectors, donated leaves, read vectors, kept leaves, elements, arguments.
+Arguments: TypeAlias = tuple[Arrays, Arrays, Arrays, Arrays, Arrays, Arrays]
 
 _nowhere = contextlib.nullcontext()
 
 
 class Program:
-    """One compiled program: of one signature, in one context."""
+    """One compiled program: of one signature, in one context.
+
+    Attributes:
+        name: the function's.
+        label: the same, with the shapes of its input.
+        level: what it reads and writes of variables.
+        jaxpr: what it computes.
+        pulls: the elements of datasets that it takes.
+        results: what it returns.
+        told_of: what is told of it when it is compiled.
+        compiled: the function that JAX compiles.
+        is_compiled: whether it has been called.
+        token: which result tells that a call has ended.
+    """
+
+    compiled: jax.stages.Wrapped
+    _inputs: ProgramInputs
 
     def __init__(
-        self, name: str, level: frames.TraceFrame, jaxpr: Any, call: Call, pulls: list[Pull], results: Results
+        self,
+        name: str,
+        level: frames.TraceFrame,
+        jaxpr: jex.ClosedJaxpr,
+        call: CallSignature,
+        pulls: list[Pull],
+        results: ProgramOutputs,
     ):
         self.level, self.pulls, self.results = level, pulls, results
         self.jaxpr, self._guard = step_failures.guarded(jaxpr)
@@ -55,7 +85,7 @@ class Program:
         meshes = sorted((mesh for mesh in meshes if mesh.needs_bound or not mesh.all_local), key=lambda m: m.all_local)
         self._mesh = meshes[0] if meshes else None
         # Variables, and where their new leaves stand among the jaxpr's outputs; results stand behind them.
-        self._writes: list[tuple[Any, int, int]] = []
+        self._writes: list[tuple[State, int, int]] = []
         self._state_count = 0
         for variable in level.written.values():
             start, self._state_count = self._state_count, self._state_count + len(variable._types)
@@ -64,21 +94,18 @@ class Program:
         self.told_of = compile_log.Compiled()
         self._checks = False  # whether its results are looked at for NaN
         self._with_checks: Program | None = None  # the program that does so
-        self._token = multi_step.token_of(results.leaves)
+        self.token = token_of(results.leaves)
         self.name = name
         lost_values.programs.add(self)
         inputs = [*call.dynamic, *(leaf for pull in pulls for leaf in element_arrays(pull.element))]
-        # What it is called, with the shapes of its input, where others call it too.
         self.label = f"{self.name}({in_flight.shapes((x.dtype, x.shape) for x in inputs)})"
-        self._is_compiled = False
+        self.is_compiled = False
         self._moved = False  # whether leaves of its variables have come to stand elsewhere
-        self._inputs: Any = None
-        self._compiled: Any = None
-        self._several: dict[int, multi_step.Repeated] = {}  # programs of several steps, by how many
+        self._several: dict[int, RepeatedProgram] = {}  # programs of several steps, by how many
         self._taped = jax.jit(self._named(self._compute_taped))  # for calls under a gradient tape
         if not level.local:
             self._pack()
-        self._arrange()
+        self._arrange(None)
 
     @property
     def is_guarded(self) -> bool:
@@ -90,12 +117,18 @@ class Program:
         """Whether a call assigns variables."""
         return bool(self._writes)
 
-    def result_specs(self) -> Any:
-        """The specs of what a call returns."""
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether it can be part of a program of several steps."""
+        # What it prints or asserts is to come out after each step.
+        return not self.jaxpr.effects and not self.level.local and self.results.stackable
+
+    def result_specs(self) -> Tree:
+        """Returns the specs of what a call returns."""
         return self.results.specs(self.jaxpr.out_avals[self._state_count :])
 
-    def _named(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def program(*args: Any) -> Any:
+    def _named(self, method: Step) -> Step:
+        def program(*args: Arrays) -> Returned:
             return method(*args)
 
         program.__name__ = program.__qualname__ = self.name
@@ -105,25 +138,26 @@ class Program:
         """Has small variables that it updates alike share vectors."""
         if self.jaxpr.effects or not self._optimized:
             return
-        slots: dict[int, int] = {}  # of the inputs that outputs replace
-        leaves: dict[int, tuple[Any, int]] = {}
-        for variable, start, _ in self._writes:
-            for index, slot in enumerate(self.level.inputs.get(id(variable), ())):
-                slots[start + index], leaves[start + index] = slot, (variable._storage, index)
-        if len(slots) >= packed_storage.FEWEST:
+        replaced = {
+            x.output: (x.slot, (x.storage, x.leaf))
+            for x in leaves_of(self.level)
+            if x.slot is not None and x.output is not None
+        }
+        if len(replaced) >= packed_storage.FEWEST:
+            slots = {output: slot for output, (slot, _) in replaced.items()}
             alike = merge_all_reduces.updated_alike(self.jaxpr, slots)
-            packed_storage.arrange([[leaves[place] for place in group] for group in alike])
+            packed_storage.arrange([[replaced[output][1] for output in group] for group in alike])
 
-    def _arrange(self) -> None:
+    def _arrange(self, before: ProgramInputs | None) -> None:
         """Makes the program for where the variables' leaves are now, if they are elsewhere than before."""
         with frames.lock:
-            self._moved, before = False, self._inputs
+            self._moved = False
             for variable in self.level.variables.values():
                 variable._storage.watch(self)
             self._inputs = ProgramInputs(self.level, self._spread)
         if before is None or not self._inputs.are_as(before):
-            self._is_compiled, self._several = False, {}
-            self._compiled = jax.jit(self._named(self._compute), donate_argnums=self._donated())
+            self.is_compiled, self._several = False, {}
+            self.compiled = jax.jit(self._named(self._compute), donate_argnums=self._donated())
 
     def leaves_moved(self) -> None:
         """Leaves of its variables have come to stand elsewhere: the next call looks where they are."""
@@ -131,27 +165,27 @@ class Program:
 
     def layouts_changed(self) -> None:
         """Arrays of its variables are split in another way: JAX compiles the program again."""
-        self._is_compiled = False
+        self.is_compiled = False
         for repeated in self._several.values():
-            repeated._is_compiled = False
+            repeated.is_compiled = False
 
     def _donated(self) -> tuple[int, ...]:
         """Which arguments the compiled program takes over."""
         return () if self.level.local or self._keeps else (0, 1)
 
-    def computing(self, jaxpr: Any) -> Program:
-        """The same program with another jaxpr, of the same inputs and outputs."""
+    def computing(self, jaxpr: jex.ClosedJaxpr) -> Program:
+        """Returns the same program with another jaxpr, of the same inputs and outputs."""
         other = copy.copy(self)
-        other.jaxpr, other._inputs = jaxpr, None
-        other._arrange()
+        other.jaxpr = jaxpr
+        other._arrange(None)
         return other
 
     # What is compiled.
 
     def _compute(
-        self, replaced: list[Any], donated: list[Any], read: list[Any], kept: list[Any], pulled: Any, dynamic: Any
-    ) -> tuple[list[Any], list[Any]]:
-        """The vectors and leaves that replace those that went in, and the results."""
+        self, replaced: Arrays, donated: Arrays, read: Arrays, kept: Arrays, pulled: Arrays, dynamic: Arrays
+    ) -> Returned:
+        """Returns the vectors and leaves that replace those that went in, and the results."""
         inputs, vectors = self._inputs, [*replaced, *read]
         supplied = self._supplied(inputs.by_themselves, [*donated, *kept], pulled)
         for slot, (number, place) in inputs.pieces.items():
@@ -163,55 +197,58 @@ class Program:
             out, made = merge_all_reduces.evaluate(self.level, self.jaxpr, supplied, dynamic, wanted, self._optimized)
         else:
             out, made = self.level.replay(self.jaxpr, supplied, *dynamic), []
-        new, remaining = [], iter(made)
+        new: Arrays = []
+        remaining = iter(made)
         for shared, vector, each, all_of_it in zip(inputs.vectors, replaced, written, whole):
             if all_of_it:
                 vector = next(remaining)
             else:  # only some of its leaves are replaced
-                for part, place in zip(shared.slots, each):
-                    if place is not None:
-                        vector = jax.lax.dynamic_update_slice(vector, jnp.ravel(out[place]), (part.start,))
+                for part, leaf in zip(shared.slots, (None if i is None else out[i] for i in each)):
+                    if leaf is not None:
+                        vector = jax.lax.dynamic_update_slice(vector, jnp.ravel(leaf), (part.start,))
             new.append(shared.home.constrained(vector))
         in_vectors = {place for each in written for place in each}
-        new += [leaf for place, leaf in enumerate(out[: self._state_count]) if place not in in_vectors]
-        return new, self._results(out)
+        arrays = {place: leaf for place, leaf in enumerate(out) if leaf is not None and place not in in_vectors}
+        new += [leaf for place, leaf in arrays.items() if place < self._state_count]
+        return new, self._results([leaf for place, leaf in arrays.items() if place >= self._state_count])
 
-    def _compute_taped(self, values: list[Any], pulled: Any, dynamic: Any) -> tuple[list[Any], list[Any]]:
-        """The same for a tape, which sees every variable by itself, and nothing donated."""
+    def _compute_taped(self, values: Arrays, pulled: Arrays, dynamic: Arrays) -> Returned:
+        """Returns the same for a tape, which sees every variable by itself, and nothing donated."""
         inputs = self.level.inputs.items()
         slots = [(self.level.variables[key]._storage, slot) for key, slots in inputs for slot in slots]
         out = self.level.replay(self.jaxpr, self._supplied(slots, values, pulled), *dynamic)
-        return list(out[: self._state_count]), self._results(out)
+        return out[: self._state_count], self._results(out[self._state_count :])
 
-    def _supplied(self, slots: Sequence[tuple[Stored, int]], values: Sequence[Any], pulled: Any) -> dict[int, Any]:
-        supplied = dict(zip((slot for pull in self.pulls for slot in pull.slots), pulled))
+    def _supplied(
+        self, slots: Sequence[tuple[Stored, int]], values: Arrays, pulled: Arrays
+    ) -> dict[int, vectorize.Value]:
+        supplied: dict[int, vectorize.Value] = dict(zip((slot for pull in self.pulls for slot in pull.slots), pulled))
         for (storage, slot), value in zip(slots, values):
             supplied[slot] = value if self.level.local else storage.entering(value)
         return supplied
 
-    def _results(self, out: Sequence[Any]) -> list[Any]:
-        results = list(out[self._state_count :])
-        return [*results, jnp.zeros((), jnp.int8)] if self._mesh is not None and self._token == -1 else results
+    def _results(self, results: Arrays) -> Arrays:
+        return [*results, jnp.zeros((), jnp.int8)] if self._mesh is not None and self.token == -1 else results
 
-    def _repeated(self, steps: int) -> multi_step.Repeated:
-        """The program of several steps."""
+    def _repeated(self, steps: int) -> RepeatedProgram:
+        """Returns the program of several steps."""
         if steps not in self._several:
             inputs, donors = self._inputs, {id(arrays.storage) for arrays in self._inputs.donors}
             fresh = [arrays for arrays in inputs.written if id(arrays.storage) not in donors]
             types = [arrays.storage.leaf_types(False)[i] for arrays in fresh for i in arrays.leaves]
             rows = [isinstance(leaf, PerReplica) for pull in self.pulls for leaf in nest.values(pull.element)]
             kinds = self.jaxpr.out_avals[self._state_count :]
-            repeated = multi_step.Repeated(steps, kinds, self._mesh is not None)
+            repeated = RepeatedProgram(steps, kinds, self._mesh is not None)
             slow = self._optimized and jax.default_backend() == "cpu" and uneven_replicas.convolves(self.jaxpr)
             step = uneven_replicas.in_loop(self._compute) if slow else self._compute
-            program = repeated.program(step, types, rows, self.results.over_steps)
-            repeated._compiled = jax.jit(self._named(program), donate_argnums=self._donated())
+            program = repeated.function(step, types, rows, self.results.over_steps)
+            repeated.compiled = jax.jit(self._named(program), donate_argnums=self._donated())
             self._several[steps] = repeated
         return self._several[steps]
 
     # A call.
 
-    def run(self, call: Call, pulled: Sequence[Any], taped: bool, steps: int = 1) -> Any:
+    def run(self, call: CallSignature, pulled: Sequence[Tree], taped: bool, steps: int = 1) -> Tree:
         """Runs it with the arguments of a call and the elements that it pulled; a gradient tape may look on.
 
         With more than one of `steps` it is the program of so many, and the elements are those of all of them (see
@@ -231,17 +268,17 @@ class Program:
 
     def _run(
         self,
-        call: Call,
-        pulled: Sequence[Any],
+        call: CallSignature,
+        pulled: Sequence[Tree],
         taped: bool,
         steps: int,
         awaited: set[int] | None = None,
-    ) -> Any:
+    ) -> Tree:
         if call.probe is not None:
             call.probe.entered(self)
         frame, level, mesh = frames.frame(), self.level, self._mesh
         label = self.label if steps == 1 else f"{steps} steps of {self.label}"
-        chosen: Any = self
+        chosen: Program | RepeatedProgram = self
         with (
             in_flight.calling(mesh, label, small=True) if mesh is not None else _nowhere as under_way,
             frames.lock,
@@ -252,18 +289,18 @@ class Program:
                 for key in level.inputs:
                     level.variables[key]._storage.refuse_lost()
             elements = [leaf for element in pulled for leaf in element_arrays(element)] if pulled else []
-            program: Any
-            arguments: tuple[Any, ...]
+            program: Callable[..., Returned]
+            arguments: tuple[Arrays, ...]
             if taped:
                 program, arguments = self._taped, (self._tape_reads(frame), elements, call.dynamic)
             else:
                 arguments = (*self._variables(frame), elements, call.dynamic)
                 chosen = self if steps == 1 else self._repeated(steps)
-                program = chosen._compiled
+                program = chosen.compiled
             if awaited is not None:
                 awaited.update(self._assigned() - frames.awaited)
                 frames.awaited.update(awaited)
-            compiles = not (chosen._is_compiled or taped)
+            compiles = not (chosen.is_compiled or taped)
             with _nowhere if level.device is None else jax.default_device(level.device):
                 if compiles:
                     compile_log.begin()
@@ -276,12 +313,12 @@ class Program:
                 else:
                     new, results = self._carried_out(program, arguments, frame)
             if compiles:
-                chosen._is_compiled = True
+                chosen.is_compiled = True
                 self._tell_of_compiling(steps)
             if taped and not self._keeps:
                 self._store_taped(frame, new)
             if under_way is not None:
-                under_way.output = results[chosen._token]
+                under_way.output = results[chosen.token]
         if self._guard is not None:  # what it prints comes out before the call returns
             self._end(frame, new, results, arguments, taped)
         return self.results.rebuilt(results)
@@ -293,25 +330,24 @@ class Program:
         self.told_of = compile_log.Compiled(0.0, self.told_of.inputs, "It had been compiled for these before. ")
 
     def _checking(self) -> Program:
-        """The same program, whose results are looked at for NaN before they replace anything."""
+        """Returns the same program, whose results are looked at for NaN before they replace anything."""
         if self._with_checks is None:
             other = copy.copy(self)
             other._guard, other._keeps, other._checks = self._guard or step_failures.Guard(), True, True
-            other._inputs = None
-            other._arrange()
+            other._arrange(None)
             self._with_checks = other
         return self._with_checks
 
-    def _nan_error(self, arguments: tuple[Any, ...]) -> FloatingPointError:
+    def _nan_error(self, arguments: tuple[Arrays, ...]) -> FloatingPointError:
         (replaced, donated, read, kept, elements, dynamic), inputs = arguments, self._inputs
         supplied = self._supplied(inputs.by_themselves, [*donated, *kept], elements)
         for slot, (number, place) in inputs.pieces.items():
-            vector = [*replaced, *read][number]
-            supplied[slot] = vectorize.whole(vectorize.Piece(vector, place.start, place.shape))
-        return nan_checks.error(self.name, self.level, self.jaxpr, supplied, dynamic)
+            supplied[slot] = vectorize.Piece([*replaced, *read][number], place.start, place.shape)
+        arrays = {slot: vectorize.whole(value) for slot, value in supplied.items()}
+        return nan_checks.error(self.name, self.level, self.jaxpr, arrays, dynamic)
 
     def _end(
-        self, frame: frames.Frame, new: list[Any], results: list[Any], arguments: tuple[Any, ...], taped: bool
+        self, frame: frames.Frame, new: Arrays, results: Arrays, arguments: tuple[Arrays, ...], taped: bool
     ) -> None:
         """Waits for the end of a call that may fail. Only if it did not, the variables that it keeps change."""
         assert self._guard is not None
@@ -340,24 +376,26 @@ class Program:
         if error is not None or interrupt is not None:
             raise error or interrupt  # type: ignore[misc]
 
-    def _store_taped(self, frame: frames.Frame, new: list[Any]) -> None:
+    def _store_taped(self, frame: frames.Frame, new: Arrays) -> None:
         for variable, start, stop in self._writes:
             frame.store(variable, new[start:stop])
             variable._storage.lent = True  # the tape holds on to what it saw
 
     def _assigned(self) -> set[int]:
         """Returns the ids of the variables that it assigns, and of the shared stores that they stand in."""
-        written: list[Any] = list(self.level.written.values())
-        stores = {id(slot.store) for variable in written for slot in variable._storage.slots.values()}
-        return stores | {id(variable) for variable in written}
+        written = [leaf.storage for leaf in self._inputs.leaves if leaf.output is not None]
+        stores = {id(slot.store) for storage in written for slot in storage.slots.values()}
+        return stores | {id(variable) for variable in self.level.written.values()}
 
-    def _carried_out(self, program: Any, arguments: tuple[Any, ...], frame: frames.Frame) -> tuple[Any, Any]:
+    def _carried_out(
+        self, program: Callable[..., Returned], arguments: tuple[Arrays, ...], frame: frames.Frame
+    ) -> Returned:
         """Runs a program that takes over arrays of variables, which have the new ones afterwards, come what may.
 
         A KeyboardInterrupt comes as soon as the program has returned, since Python does nothing else most of the time.
         By then what it returned is in a list, as both are one step for Python.
         """
-        returned: list[tuple[Any, Any]] = []
+        returned: list[Returned] = []
         try:
             returned.extend(itertools.starmap(program, (arguments,)))
             self._replace(frame, returned[0][0])
@@ -376,7 +414,9 @@ class Program:
     def _gone(self) -> list[Storage]:
         """Returns the storages whose arrays a program that failed has taken over."""
         inputs = self._inputs
-        stores: list[Any] = [vector for vector in inputs.vectors[: inputs.replaced] if vector.array.is_deleted()]
+        stores: list[packed_storage.SharedVector | packed_storage.SharedList] = [
+            vector for vector in inputs.vectors[: inputs.replaced] if vector.array.is_deleted()
+        ]
         if inputs.list is not None and any(array.is_deleted() for array in inputs.list.arrays):
             stores.append(inputs.list)
         gone = [slot.storage for store in stores for slot in store.slots if slot.storage is not None]
@@ -386,22 +426,22 @@ class Program:
                 gone.append(arrays.storage)
         return gone
 
-    def lower(self, call: Call) -> Any:
-        """What JAX makes of it for these arguments; nothing is run."""
+    def lower(self, call: CallSignature) -> jax.stages.Lowered:
+        """Returns what JAX makes of it for these arguments; nothing is run."""
         elements = [leaf for pull in self.pulls for leaf in element_arrays(pull.element)]
         with frames.lock:
             variables = self._variables(frames.frame())
-        return self._compiled.lower(*variables, elements, call.dynamic)
+        return self.compiled.lower(*variables, elements, call.dynamic)
 
-    def state(self) -> Any:
-        """Arrays that are there once the last call has ended: variables, as the next one would take them."""
+    def state(self) -> tuple[Arrays, ...]:
+        """Returns arrays that are there once the last call has ended: variables, as the next one would take them."""
         with frames.lock:
             return self._variables(frames.frame())
 
-    def _variables(self, frame: frames.Frame) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
-        """The first arguments of the compiled program."""
+    def _variables(self, frame: frames.Frame) -> tuple[Arrays, Arrays, Arrays, Arrays]:
+        """Returns the first arguments of the compiled program."""
         if self._moved:
-            self._arrange()
+            self._arrange(self._inputs)
         inputs, local = self._inputs, self.level.local
         vectors = [vector.current() for vector in inputs.vectors]
         if inputs.list is not None:
@@ -411,11 +451,11 @@ class Program:
         kept = [leaf for arrays in inputs.keepers for leaf in arrays.kept(frame, local)]
         return vectors[: inputs.replaced], donated, vectors[inputs.replaced :], kept
 
-    def _tape_reads(self, frame: frames.Frame) -> list[Any]:
+    def _tape_reads(self, frame: frames.Frame) -> Arrays:
         variables = (self.level.variables[key] for key in self.level.inputs)
         return [leaf for variable in variables for leaf in active_tapes.on_read(variable, frame.read(variable))]
 
-    def _replace(self, frame: frames.Frame, new: list[Any]) -> None:
+    def _replace(self, frame: frames.Frame, new: Arrays) -> None:
         """Puts new vectors and leaves in the place of those that it took over."""
         if lost_values.any_lost:
             for variable in self.level.written.values():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
-from replicax._engine.signature import Call
+import jax
+
+from replicax._engine.signature import CallSignature
 from replicax._tracing import dataset_reads, frames
 from replicax._tracing.dataset_reads import Pull
 from replicax._tracing.state import State
+from replicax._values import ReplicaMesh
 from replicax._variables import packed_storage
 from replicax._variables.storage import Slot, Storage
 
@@ -53,7 +56,7 @@ class Arrays:
     storage: Storage
     leaves: tuple[int, ...]
 
-    def kept(self, frame: frames.Frame, local: bool) -> list[Any]:
+    def kept(self, frame: frames.Frame, local: bool) -> list[jax.Array]:
         """Returns the leaves for a program that leaves them as they are.
 
         Args:
@@ -62,7 +65,7 @@ class Arrays:
         """
         return self.storage.kept(self.leaves) if self.storage.slots and not local else frame.fetch(self.variable)
 
-    def taken(self, frame: frames.Frame, local: bool) -> list[Any]:
+    def taken(self, frame: frames.Frame, local: bool) -> list[jax.Array]:
         """Returns the leaves for a program that takes them over; copies of those that somebody else may hold."""
         storage = self.storage
         if storage.slots and not local:
@@ -71,7 +74,7 @@ class Arrays:
         return storage.copied(leaves) if storage.lent and not local else leaves
 
 
-def _leaves_of(level: frames.TraceFrame) -> list[InputSlot]:
+def leaves_of(level: frames.TraceFrame) -> list[InputSlot]:
     """Returns the leaves that a program reads, in the order of its inputs, and behind them those it only writes."""
     outputs: dict[int, int] = {}  # the first output of each variable that is written
     count = 0
@@ -113,7 +116,7 @@ class ProgramInputs:
     """
 
     def __init__(self, level: frames.TraceFrame, spread: bool):
-        self.leaves = _leaves_of(level)
+        self.leaves = leaves_of(level)
         vectors: dict[int, packed_storage.SharedVector] = {}
         replaced: set[int] = set()  # ids of the vectors in which the program replaces leaves
         for leaf in self.leaves:
@@ -158,7 +161,7 @@ class ProgramInputs:
         return [outputs.get(slot) for slot in vector.slots]
 
 
-def meshes_of(level: frames.TraceFrame, call: Call, pulls: Sequence[Pull]) -> list[Any]:
+def meshes_of(level: frames.TraceFrame, call: CallSignature, pulls: Sequence[Pull]) -> list[ReplicaMesh]:
     """Returns the meshes of replicas that a program has to do with."""
     variables = [variable._mesh for variable in level.variables.values() if variable._mesh is not None]
     return [m for m in [*level.meshes, *variables, *call.meshes(), *dataset_reads.meshes_of(pulls)] if m is not None]

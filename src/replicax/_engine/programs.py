@@ -15,7 +15,7 @@ from replicax._engine import modes, multi_step, turns
 from replicax._engine.compile_log import Compiled
 from replicax._engine.modes import CreatesVariables, PythonCode
 from replicax._engine.program import Program
-from replicax._engine.signature import Call, inputs_of
+from replicax._engine.signature import CallSignature, inputs_of
 from replicax._engine.trace_function import Tracing
 from replicax._engine.trace_log import TraceLog
 from replicax._engine.uneven_policy import UnevenCalls
@@ -52,7 +52,7 @@ class Programs:
         self._code, self._falls_back = code, falls_back
 
     def find(
-        self, call: Call, args: tuple[Tree, ...], kwargs: dict[str, Tree], turn: contextlib.ExitStack
+        self, call: CallSignature, args: tuple[Tree, ...], kwargs: dict[str, Tree], turn: contextlib.ExitStack
     ) -> WithElements:
         """Returns the program of such calls and the elements for it, traced in this function's turn if need be.
 
@@ -74,8 +74,8 @@ class Programs:
         return entry, pulled
 
     def find_several(
-        self, call: Call, args: tuple[Tree, ...], kwargs: dict[str, Tree], count: int
-    ) -> multi_step.Found | None:
+        self, call: CallSignature, args: tuple[Tree, ...], kwargs: dict[str, Tree], count: int
+    ) -> multi_step.Several | None:
         """Returns the program of so many steps and its elements; None where there is none for the elements to come."""
         if nan_checks.are_looked_for():
             return None
@@ -92,7 +92,7 @@ class Programs:
         several = multi_step.found(entries, count, call.iterators)
         return None if several is multi_step.NOT_TRACED else several  # other elements come than were just pushed back
 
-    def find_for(self, call: Call, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Program | None:
+    def find_for(self, call: CallSignature, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Program | None:
         """Returns the program for these arguments, without running it; None where none can be.
 
         It is traced, and its variables are made, if there is none.
@@ -108,11 +108,11 @@ class Programs:
 
         return self._ahead(call, find)
 
-    def make_after_creation(self, call: Call, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> None:
+    def make_after_creation(self, call: CallSignature, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> None:
         """Traces a function whose variables were made in a call that ran eagerly; none may be made any more."""
         self._ahead(call, lambda: self._new(call, args, kwargs, creation=False))
 
-    def fall_back(self, call: Call, error: jax.errors.ConcretizationTypeError) -> None:
+    def fall_back(self, call: CallSignature, error: jax.errors.ConcretizationTypeError) -> None:
         """Has the host drive such calls, with a warning; raises the error again where that is not allowed."""
         if not self._falls_back:
             raise error
@@ -124,7 +124,7 @@ class Programs:
         )
         self.host_driven[call.key] = call.statics
 
-    def _ahead(self, call: Call, find: Callable[[], WithElements]) -> Program | None:
+    def _ahead(self, call: CallSignature, find: Callable[[], WithElements]) -> Program | None:
         """Returns the program that `find` gives, whose elements are to come yet; None where there is none.
 
         Raises:
@@ -148,7 +148,7 @@ class Programs:
 
     def _new(
         self,
-        call: Call,
+        call: CallSignature,
         args: tuple[Tree, ...],
         kwargs: dict[str, Tree],
         queue: Sequence[tuple[Pull, Tree]] = (),
@@ -188,7 +188,7 @@ class Programs:
         return entry, tracing.elements
 
 
-def _pulled(entries: list[Program], call: Call) -> tuple[Program | None, list[Any]]:
+def _pulled(entries: list[Program], call: CallSignature) -> tuple[Program | None, list[Any]]:
     """Returns the next elements, and the program that takes such; None where it is to be traced yet."""
     pulled: list[Any] = []
     if entries:

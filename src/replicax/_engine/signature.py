@@ -1,55 +1,75 @@
-"""The arguments and the results of a compiled function: what the program depends on, and what goes in and comes out."""
+"""The arguments of a compiled function: what its program depends on, and what goes in."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import PyTreeDef
 
-from replicax._base import array_conversion, array_text, jax_internals, nest
+from replicax._base import array_conversion, jax_internals, nest
 from replicax._base import specs as _specs
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.optimizing import optimizes_programs
-from replicax._base.specs import PerReplicaSpec, TensorSpec
+from replicax._base.signatures import Path
+from replicax._base.types import Leaf, Tree
 from replicax._collectives import cross_process
-from replicax._control_flow.traced_block import DynamicRange
-from replicax._data.elements import as_host, as_strings
 from replicax._data.iterators import ElementIterator
 from replicax._engine import compile_log
 from replicax._input.distributed_dataset import DistributedDataset
-from replicax._tracing import active_tapes, context, frames
-from replicax._tracing.dataset_reads import array_of, like, shapes_of
-from replicax._values import (
-    Mirrored,
-    PerReplica,
-    as_copies,
-    global_array,
-    is_array,
-    is_text,
-    mesh_of,
-    needs_comparison,
-    of_array,
-    of_padded,
-)
-from replicax._variables.variable import Variable
+from replicax._tracing import context, frames
+from replicax._tracing.dataset_reads import Pull, array_of, like, shapes_of
+from replicax._values import Mirrored, PerReplica, ReplicaMesh, is_array, is_text, mesh_of, needs_comparison
+from replicax._values.forms import Shape
+
+# What the program depends on of one argument: its type first, and then its shape, its value or its identity.
+ArgumentKey: TypeAlias = tuple[Any, ...]
+
+
+class ProbedProgram(Protocol):
+    """A program, as far as probes go."""
+
+    pulls: list[Pull]
+
+    @property
+    def assigns(self) -> bool: ...
+
+    @property
+    def is_guarded(self) -> bool: ...
+
+    @property
+    def is_repeatable(self) -> bool: ...
 
 
 class Probe(Protocol):
     """Measures a call."""
 
-    def entered(self, program: Any) -> None:
-        """Notes that the call begins to run this `Program`, its elements at hand."""
+    def entered(self, program: ProbedProgram) -> None:
+        """Notes that the call begins to run this program, its elements at hand."""
 
-    def watched(self, program: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, program: Callable[..., Tree]) -> Callable[..., Tree]:
         """Returns the compiled program, measured."""
 
 
-class Call:
-    """The arguments of one call: dynamic arrays, and a key for all that the program depends on."""
+class CallSignature:
+    """The arguments of one call: dynamic arrays, and a key for all that the program depends on.
+
+    Attributes:
+        dynamic: the arrays.
+        keys: of each argument; `key` is that of the whole call.
+        statics: the objects that are known by their identity.
+        iterators: the iterators over datasets.
+        has_dataset: whether there is a distributed dataset.
+        ragged: whether there is a value that no program can take.
+        uneven: the shapes of values whose components differ in shape, and of elements that are pulled.
+        uneven_arguments: those of the arguments alone.
+        probe: measures the call.
+        counts: whether a function that is traced for it has yet to count it as a call that was.
+    """
 
     __slots__ = (
         "_leaves",
@@ -67,28 +87,28 @@ class Call:
         "uneven_arguments",
     )
 
-    def __init__(self, args: tuple, kwargs: dict):
-        self._leaves: Sequence[Any]
-        self._tree: Any
+    def __init__(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]):
+        self._leaves: Sequence[Leaf]
+        self._tree: PyTreeDef
         if not kwargs and _LEAF_TYPES.issuperset(map(type, args)):
             self._leaves, self._tree = args, _tree_of(len(args))
         else:
             self._leaves, self._tree = jax.tree.flatten((args, kwargs), is_leaf=_is_argument_leaf)
-        self.dynamic: list[Any] = []
-        self.statics: list[Any] = []
-        self.iterators: list[Any] = []
+        self.dynamic: list[jax.Array] = []
+        self.statics: list[Leaf] = []
+        self.iterators: list[ElementIterator] = []
         self.ragged = self.has_dataset = False
         self.probe: Probe | None = None
-        self.counts = False  # whether a function that is traced for it has yet to count it as a call that was
-        self.uneven: tuple[Any, ...] = ()  # the shapes of values whose components differ in shape
+        self.counts = False
+        self.uneven: tuple[tuple[Shape, ...], ...] = ()
         self.keys = tuple([self._take(leaf) for leaf in self._leaves])
-        self.uneven_arguments = self.uneven  # and in `uneven` itself also those of elements that it pulls
+        self.uneven_arguments = self.uneven
         frame, (strategy, replica_context) = frames.frame(), context._current()
         replica = frame.replica if isinstance(frame, frames.ReplicaFrame) else None
         settings = _specs.has_64_bit_types(), optimizes_programs()
-        self.key = (self._tree, self.keys, strategy, replica_context is None, replica, settings)
+        self.key: Hashable = (self._tree, self.keys, strategy, replica_context is None, replica, settings)
 
-    def _take(self, leaf: Any) -> Any:
+    def _take(self, leaf: Leaf) -> ArgumentKey:
         kind = type(leaf)
         if kind is PerReplica or kind is Mirrored:
             if _is_made(leaf):
@@ -103,7 +123,7 @@ class Call:
             array = array_of(leaf)
             if array is None:
                 self.ragged = True
-                return id(leaf)
+                return (kind, id(leaf))
             self.dynamic.append(array)
             if shapes := shapes_of([leaf]):
                 self.uneven += shapes
@@ -129,12 +149,12 @@ class Call:
         self.has_dataset |= isinstance(leaf, DistributedDataset)
         return (kind, id(leaf))
 
-    def meshes(self) -> list[Any]:
+    def meshes(self) -> list[ReplicaMesh]:
         """Returns the meshes of the distributed values among the arguments."""
         values = [leaf for leaf in self._leaves if isinstance(leaf, (PerReplica, Mirrored))]
         return [mesh for leaf in values if (mesh := mesh_of(leaf)) is not None]
 
-    def paths(self) -> list[Any]:
+    def paths(self) -> list[Path]:
         """Returns where each of the dynamic arrays stands in `(args, kwargs)`."""
         places = jax.tree_util.tree_leaves_with_path(self._tree.unflatten(range(len(self._leaves))))
         found = []
@@ -145,11 +165,16 @@ class Call:
                 found.append(path)
         return found
 
-    def rebuilt(self, arrays: Sequence[Any]) -> tuple[tuple, dict]:
+    @property
+    def structure_and_keys(self) -> tuple[PyTreeDef, tuple[ArgumentKey, ...]]:
+        """The arguments' structure and keys, to be compared with those of another call (see `difference`)."""
+        return self._tree, self.keys
+
+    def rebuilt(self, arrays: Sequence[jax.Array]) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
         """Returns the arguments with these arrays for the dynamic ones."""
         queue = iter(arrays)
 
-        def remade(leaf: Any) -> Any:
+        def remade(leaf: Leaf) -> Leaf:
             if _is_made(leaf):
                 return PerReplica([next(queue) for _ in leaf.values])
             if isinstance(leaf, (PerReplica, Mirrored)):
@@ -158,10 +183,13 @@ class Call:
                 return IndexedSlices(next(queue), next(queue), leaf.dense_shape)
             return next(queue) if _is_dynamic(leaf) else leaf
 
-        return jax.tree.unflatten(self._tree, [remade(leaf) for leaf in self._leaves])
+        args, kwargs = jax.tree.unflatten(self._tree, [remade(leaf) for leaf in self._leaves])
+        return args, kwargs
 
 
-def difference(before: tuple[Any, Any], now: tuple[Any, Any]) -> str:
+def difference(
+    before: tuple[PyTreeDef, tuple[ArgumentKey, ...]], now: tuple[PyTreeDef, tuple[ArgumentKey, ...]]
+) -> str:
     """Returns what changed from one call, given by structure and keys, to another, in words."""
     (tree, keys), (other_tree, other_keys) = before, now
     if tree != other_tree:
@@ -178,8 +206,8 @@ def difference(before: tuple[Any, Any], now: tuple[Any, Any]) -> str:
     return "The strategy, the context or the elements that it takes of a dataset changed. "
 
 
-def inputs_of(call: Call, elements: Sequence[Any]) -> list[str]:
-    """Dtypes and shapes of the arrays that a program takes: those of a call, and of elements that it pulls."""
+def inputs_of(call: CallSignature, elements: Sequence[Tree]) -> list[str]:
+    """Returns dtypes and shapes of the arrays that a program takes: those of a call, and of elements that it pulls."""
     texts = []
     for key in call.keys:
         kind = key[0]
@@ -194,11 +222,11 @@ def inputs_of(call: Call, elements: Sequence[Any]) -> list[str]:
     return texts + [compile_log.of_value(array.shape, array.dtype, stacked) for array, stacked in arrays]
 
 
-def _is_object(key: Any) -> bool:
+def _is_object(key: ArgumentKey) -> bool:
     return _key_text(key).startswith("an object")
 
 
-def _key_text(key: Any) -> str:
+def _key_text(key: ArgumentKey) -> str:
     first = key[0]
     if first is PerReplica and isinstance(key[1][0], tuple):  # made of components
         shapes, dtypes = (", ".join(map(str, dict.fromkeys(part[i] for part in key[1:]))) for i in (0, 1))
@@ -218,159 +246,29 @@ _LEAF_TYPES = {PerReplica, Mirrored, jax_internals.array_type(), np.ndarray, boo
 
 
 @functools.cache
-def _tree_of(count: int) -> Any:
+def _tree_of(count: int) -> PyTreeDef:
     """Returns the structure of a call with so many leaves for its arguments."""
     return jax.tree.structure(((0,) * count, {}))
 
 
-def _is_made(leaf: Any) -> bool:
+def _is_made(leaf: Leaf) -> bool:
     """Returns whether the user made this PerReplica value of numeric components, without a strategy."""
     made = type(leaf) is PerReplica and mesh_of(leaf) is None and len(leaf.values) > 0
     return made and all(map(_is_dynamic_part, leaf.values))
 
 
-def _is_dynamic_part(part: Any) -> bool:
+def _is_dynamic_part(part: Leaf) -> bool:
     return isinstance(part, (bool, int, float, complex)) or _is_dynamic(part)
 
 
-def _is_dynamic(leaf: Any) -> bool:
+def _is_dynamic(leaf: Leaf) -> bool:
     return is_array(leaf) and not is_text(leaf)
 
 
-def _is_argument_leaf(value: Any) -> bool:
+def _is_argument_leaf(value: Tree) -> bool:
     return nest.is_leaf(value) or isinstance(value, DistributedDataset) or hasattr(type(value), "__next__")
 
 
-def is_python_iterator(value: Any) -> bool:
+def is_python_iterator(value: Leaf) -> bool:
     """Returns whether `value` is an iterator of another kind than the datasets'."""
     return hasattr(type(value), "__next__") and not isinstance(value, ElementIterator)
-
-
-class Results:
-    """What a traced function returned: arrays to bring out, and what stays as it is."""
-
-    def __init__(self, result: Any, given: Sequence[Any] = ()):
-        self._given = {id(array) for array in given}  # the function's inputs, which come back in the form they had
-        self.leaves: list[Any] = []
-        self.shardings: list[Any] = []  # for each leaf, what the compiled program has to leave it in
-        self.values: list[Any] = []  # and the distributed value that it is the array of, by its class and mesh
-        self.stackable = True  # whether the results of several steps are arrays as well
-        self._skeleton = nest.map_structure(self._take, result)
-
-    def _add(self, array: Any, sharding: Any = None, value: Any = None) -> int:
-        self.shardings.append(sharding)
-        self.values.append(None if value is None else (type(value), mesh_of(value)))
-        self.leaves.append(jnp.asarray(array) if not isinstance(array, jax.Array) else array)
-        return len(self.leaves) - 1
-
-    def _take(self, leaf: Any) -> Any:
-        if isinstance(leaf, DynamicRange):
-            leaf = leaf.__jax_array__()
-        if isinstance(leaf, Variable):
-            return _Made(lambda arrays: leaf)
-        if isinstance(leaf, (PerReplica, Mirrored)):
-            kind, mesh, array = type(leaf), mesh_of(leaf), global_array(leaf)
-            if array is None and mesh is not None and (shapes := shapes_of([leaf])):
-                stacked = array_of(leaf)
-                place = self._add(stacked, mesh.result_sharding(stacked.ndim, True))
-                if mesh.lone and id(stacked) not in self._given:  # bare, as `run` returns it eagerly
-                    return _Made(lambda arrays: of_padded(arrays[place], shapes[0], mesh).values[0])
-                return _Made(lambda arrays: of_padded(arrays[place], shapes[0], mesh))
-            if array is None:
-                parts = [self._take(part) for part in leaf.values]
-                if mesh is not None and len(parts) > len(mesh.local_ids):  # those of other processes are in the program
-                    parts = [parts[i] for i in mesh.local_ids]
-                if mesh is not None and mesh.lone:
-                    return parts[0]
-                return _Made(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
-            if isinstance(leaf, PerReplica) and mesh is not None and mesh.lone and id(array) not in self._given:
-                own = self._add(as_copies(array, mesh), mesh.mirrored)  # bare, as `run` returns it eagerly
-                component = jax_internals.FirstCopies()
-
-                def made(arrays: Sequence[Any]) -> Any:
-                    value = component(arrays[own])
-                    active_tapes.lost(_BARE, [arrays[own]], [value])
-                    return value
-
-                return _Made(made, own)
-            place = self._add(array, _sharding_of(leaf), leaf)
-            stacked = mesh.size if mesh is not None and kind is PerReplica else 0
-            return _Made(lambda arrays: of_array(kind, arrays[place], mesh), place, stacked)
-        if isinstance(leaf, IndexedSlices):
-            self.stackable = False
-            values, indices, shape = (
-                _OwnCopy(self._add(leaf.values)),
-                _OwnCopy(self._add(leaf.indices)),
-                leaf.dense_shape,
-            )
-            return _Made(lambda arrays: IndexedSlices(values(arrays), indices(arrays), shape))
-        if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and not is_text(leaf)):
-            place = self._add(array_conversion.as_array(leaf) if not isinstance(leaf, jax.Array) else leaf)
-            return _Made(_OwnCopy(place), place)
-        if isinstance(leaf, (str, bytes)) and array_text.style == "tensorflow":  # a tensor, as numbers are
-            return _Made(lambda arrays: as_strings(as_host(leaf)))
-        return _Made(lambda arrays: leaf)
-
-    def over_steps(self, place: int, array: Any) -> Any:
-        """Returns several steps' results for a leaf, stacked in front, with the sharding that the program leaves."""
-        if self.values[place] is None:
-            return constrained(array, self.shardings[place])
-        kind, mesh = self.values[place]
-        array = jnp.moveaxis(array, 0, 1) if kind is PerReplica else array
-        return constrained(array, mesh.result_sharding(array.ndim, kind is PerReplica))
-
-    def specs(self, kinds: Sequence[Any]) -> Any:
-        """Returns the result's specs, for arrays of these shapes and dtypes."""
-        return nest.map_structure(lambda made: made.spec(kinds), self._skeleton)
-
-    def rebuilt(self, arrays: list[Any]) -> Any:
-        """Returns the result with these arrays."""
-        if type(self._skeleton) is _Made:
-            return self._skeleton.make(arrays)
-        return nest.map_structure(lambda made: made.make(arrays), self._skeleton)
-
-
-_BARE = (
-    "A gradient is asked for from one worker's component of what a compiled function returned, of a GradientTape that "
-    "was entered outside of it. Reduce or gather the replicas' values in the function, or enter the tape in it."
-)
-
-
-class _OwnCopy:
-    """A result that other processes may have as well, as an array of this one."""
-
-    def __init__(self, place: int):
-        self._place, self._single = place, jax_internals.FirstCopies()
-        self._shared: bool | None = None
-
-    def __call__(self, arrays: Sequence[Any]) -> Any:
-        array = arrays[self._place]
-        if self._shared is None:
-            self._shared = not array.is_fully_addressable
-        return active_tapes.renamed(array, self._single(array)) if self._shared else array
-
-
-class _Made:
-    """A leaf of a result, as a function of the arrays that came out; `place` is where its array stands among them."""
-
-    def __init__(self, make: Callable[[Sequence[Any]], Any], place: int | None = None, stacked: int = 0):
-        self.make, self._place, self._stacked = make, place, stacked
-
-    def spec(self, kinds: Sequence[Any]) -> Any:
-        """Returns the spec of the leaf, or of one component for each replica; what is no array as it is."""
-        if self._place is None:
-            leaf = self.make(())
-            return TensorSpec(leaf.shape, leaf.dtype) if is_array(leaf) else leaf  # a string
-        kind = kinds[self._place]
-        spec = TensorSpec(kind.shape[1:] if self._stacked else kind.shape, kind.dtype)
-        return PerReplicaSpec(*[spec] * self._stacked) if self._stacked else spec
-
-
-def _sharding_of(value: Any) -> Any:
-    mesh, array = mesh_of(value), global_array(value)
-    assert mesh is not None and array is not None
-    return mesh.result_sharding(array.ndim, isinstance(value, PerReplica))
-
-
-def constrained(array: Any, sharding: Any) -> Any:
-    return array if sharding is None else jax.lax.with_sharding_constraint(array, sharding)

@@ -27,9 +27,7 @@ import jax.numpy as jnp
 
 from replicax._base import tracebacks
 from replicax._base.types import Tree
-from replicax._engine import multi_step
-from replicax._engine.program import Program
-from replicax._engine.signature import Call
+from replicax._engine.signature import CallSignature, ProbedProgram
 from replicax._passes import nan_checks
 from replicax._tracing import frames
 
@@ -103,11 +101,11 @@ class StepHint:
         self._computing: list[float] = []  # seconds that the program took, waited for
         self._empty: list[float] = []  # and the empty program with its arguments
         self._empty_program: Any = None
-        self._program: Program | None = None  # that the current call runs
+        self._program: ProbedProgram | None = None  # that the current call runs
         self._entered = 0.0
         self._ended = False
 
-    def run(self, function: Function, owner: Owner, call: Call, run: Callable[[], Tree]) -> Tree:
+    def run(self, function: Function, owner: Owner, call: CallSignature, run: Callable[[], Tree]) -> Tree:
         """Returns the result of a call of `function`, which is measured; the hint names `owner`."""
         if not self._begins:
             self._thread = threading.get_ident()
@@ -135,9 +133,9 @@ class StepHint:
             owner.told_of_steps or elsewhere or nan_checks.are_looked_for() or jax.process_count() > 1 or not _are_on()
         )
 
-    def entered(self, program: Program) -> None:
+    def entered(self, program: ProbedProgram) -> None:
         """Notes that a call begins to run `program`, its elements at hand."""
-        self._ended = self._ended or not multi_step.repeatable(program) or program.is_guarded
+        self._ended = self._ended or not program.is_repeatable or program.is_guarded
         self._program, self._entered = program, time.perf_counter()
 
     def watched(self, program: Callable[..., Any]) -> Callable[..., Any]:
@@ -171,7 +169,7 @@ class StepHint:
             self._begins.append(begin)
             self._inside.append(end - self._entered)
 
-    def _tell(self, owner: Owner, driven: bool, call: Call, program: Program) -> None:
+    def _tell(self, owner: Owner, driven: bool, call: CallSignature, program: ProbedProgram) -> None:
         advice = _advice(owner, driven, call, program)
         periods = [after - before for before, after in zip(self._begins, self._begins[1:])]
         period, inside = _usual(periods), _usual(self._inside[:FREE])
@@ -195,7 +193,7 @@ class StepHint:
             sys.stderr.write(line)
 
 
-def _advice(owner: Owner, driven: bool, call: Call, program: Program) -> str | None:
+def _advice(owner: Owner, driven: bool, call: CallSignature, program: ProbedProgram) -> str | None:
     """Returns what to change; None where several steps in one call may not be what the program could do."""
     several = f"steps_per_call={STEPS}"
     if driven:

@@ -16,7 +16,8 @@ from replicax._base.types import Tree
 from replicax._collectives import cross_process
 from replicax._data.iterators import ElementIterator
 from replicax._engine.program_inputs import meshes_of
-from replicax._engine.signature import Call, Results, constrained
+from replicax._engine.program_outputs import ProgramOutputs, constrained
+from replicax._engine.signature import CallSignature
 from replicax._tracing import frames
 from replicax._tracing.dataset_reads import (
     DrivenFromHost,
@@ -45,9 +46,9 @@ class Tracing:
         runs_eagerly: whether calls with such parts as came are not to be compiled, asked at each element.
     """
 
-    results: Results
+    results: ProgramOutputs
 
-    def __init__(self, call: Call, queue: list[tuple[Pull, Tree]], runs_eagerly: Callable[[], bool]):
+    def __init__(self, call: CallSignature, queue: list[tuple[Pull, Tree]], runs_eagerly: Callable[[], bool]):
         frame = frames.frame()
         self.level = frames.TraceFrame(local=frame.local, mesh=frame.mesh)
         self.pulls: list[Pull] = []
@@ -114,7 +115,7 @@ class Tracing:
         level.trace = frames.untaped_trace()
         with frames.entered(level):
             result = function(*call.rebuilt(dynamic))
-            self.results = Results(result, [*dynamic, *self._given])
+            self.results = ProgramOutputs(result, [*dynamic, *self._given])
         # JAX lets donated inputs and outputs of one shape share buffers in their order. In the same order, with the
         # results behind, each variable keeps its own, and nothing is copied.
         first = [key for key in level.inputs if key in level.written]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+
+from jax.tree_util import PyTreeDef
 
 from replicax._base import tracebacks
 from replicax._base.types import Tree
-from replicax._engine.signature import Call, difference, is_python_iterator
+from replicax._engine.signature import ArgumentKey, CallSignature, difference, is_python_iterator
 from replicax._tracing.dataset_reads import Pull
 
 
@@ -24,10 +25,12 @@ class TraceLog:
         self.calls = self.traces = 0
         self._retraced = 0  # the calls for which it was traced; a program may also be asked for without a call
         self._warned = 0
-        self._last_call: tuple[Any, Any] | None = None  # structure and keys of the call that was traced last
+        self._last_call: tuple[PyTreeDef, tuple[ArgumentKey, ...]] | None = (
+            None  # structure and keys of the call that was traced last
+        )
         self._last_inputs: list[str] = []  # and what its program takes
 
-    def traced(self, call: Call, inputs: list[str], known: bool) -> str:
+    def traced(self, call: CallSignature, inputs: list[str], known: bool) -> str:
         """Notes that the function was traced, and returns why it was traced anew; nothing the first time.
 
         Args:
@@ -39,14 +42,14 @@ class TraceLog:
         self._retraced += call.counts
         call.counts = False
         self._warn_of_retracing(cause)
-        self._last_call, self._last_inputs = (call._tree, call.keys), inputs
+        self._last_call, self._last_inputs = call.structure_and_keys, inputs
         return cause
 
-    def _cause(self, call: Call, inputs: list[str], known: bool) -> str:
+    def _cause(self, call: CallSignature, inputs: list[str], known: bool) -> str:
         if self._last_call is None:
             return ""
         if not known:
-            return difference(self._last_call, (call._tree, call.keys))
+            return difference(self._last_call, call.structure_and_keys)
         text = "The elements of a dataset differ from those of the last time in shape, dtype or structure"
         changed = [(was, now) for was, now in zip(self._last_inputs, inputs) if was != now]
         return f"{text}: there was {changed[0][0]} where {changed[0][1]} is now. " if changed else f"{text}. "
@@ -61,7 +64,7 @@ class TraceLog:
             "outside of loops.",
         )
 
-    def warn_of_constants(self, call: Call, pulls: Sequence[Pull]) -> None:
+    def warn_of_constants(self, call: CallSignature, pulls: Sequence[Pull]) -> None:
         """Warns of data that are the same in every step, which is hardly what was meant."""
         for leaf in call.statics:
             if is_python_iterator(leaf):

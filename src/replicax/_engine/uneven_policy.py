@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator
 from replicax._base import tracebacks
 from replicax._base.optimizing import optimizes_programs
 from replicax._base.types import Leaf, Tree
-from replicax._engine.signature import Call
+from replicax._engine.signature import CallSignature
 from replicax._tracing.dataset_reads import RunEagerly
 
 PROGRAMS = 4  # a function has these for batches with parts of different shapes; for further ones it runs eagerly
@@ -29,7 +29,7 @@ class UnevenCalls:
         self._reason = ""  # of the last of these
         self._warned = False
 
-    def run_eagerly(self, call: Call) -> bool:
+    def run_eagerly(self, call: CallSignature) -> bool:
         """Returns whether a call of which there is no program is to have none."""
         if (call.key, call.uneven) in self._eager or (call.uneven and not optimizes_programs()):
             return True
@@ -50,12 +50,12 @@ class UnevenCalls:
             )
         return True
 
-    def traced(self, call: Call) -> None:
+    def traced(self, call: CallSignature) -> None:
         """Notes that a call was traced."""
         if call.uneven:
             self._compiled.add(call.uneven)
 
-    def failed(self, call: Call, error: BaseException, pulled: bool) -> None:
+    def failed(self, call: CallSignature, error: BaseException, pulled: bool) -> None:
         """Notes that tracing a call failed; raises `RunEagerly` where it is to run so, now and later.
 
         `pulled`: whether elements of datasets, which later calls may have of other shapes, had a part in it.
@@ -73,7 +73,7 @@ class UnevenCalls:
             raise RunEagerly from error
 
     @contextlib.contextmanager
-    def explained(self, call: Call) -> Iterator[None]:
+    def explained(self, call: CallSignature) -> Iterator[None]:
         """Returns a context in which a call runs eagerly; an exception says why it does."""
         try:
             yield

@@ -13,8 +13,8 @@ from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, as_
 from replicax._collectives import sharding
 from replicax._collectives.reducer import Reducer
 from replicax._engine import modes
-from replicax._engine.compiled import SpmdContext
 from replicax._engine.function import Function
+from replicax._engine.replica_trace import SpmdContext
 from replicax._optim.initial_state import initial_state
 from replicax._passes import sharded_eval
 from replicax._tracing import context

@@ -34,6 +34,7 @@ class State(TapedVariable, Protocol):
     """What frames need of a variable. Leaves are lists, since a variable may hold a whole pytree."""
 
     _mesh: Any
+    _equal_by_contract: bool
     _types: list[jax.ShapeDtypeStruct]
 
     @property

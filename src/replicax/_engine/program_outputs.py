@@ -1,0 +1,175 @@
+"""The results of a compiled function: what comes out of its program, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.typing import ArrayLike
+
+from replicax._base import array_conversion, array_text, jax_internals, nest
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.specs import PerReplicaSpec, TensorSpec
+from replicax._base.types import Leaf, Tree
+from replicax._control_flow.traced_block import DynamicRange
+from replicax._data.elements import as_host, as_strings
+from replicax._tracing import active_tapes
+from replicax._tracing.dataset_reads import array_of, shapes_of
+from replicax._values import (
+    Mirrored,
+    PerReplica,
+    ReplicaMesh,
+    as_copies,
+    global_array,
+    is_array,
+    is_text,
+    mesh_of,
+    of_array,
+    of_padded,
+)
+
+
+class ProgramOutputs:
+    """What a traced function returned: arrays to bring out, and what stays as it is.
+
+    Args:
+        result: what the function returned.
+        given: the function's inputs, which come back in the form they had.
+
+    Attributes:
+        leaves: the arrays.
+        shardings: for each of them, what the compiled program has to leave it in.
+        stackable: whether the results of several steps are arrays as well.
+    """
+
+    def __init__(self, result: Tree, given: Sequence[jax.Array] = ()):
+        self._given = {id(array) for array in given}
+        self.leaves: list[jax.Array] = []
+        self.shardings: list[NamedSharding | None] = []
+        self._values: list[tuple[type[PerReplica] | type[Mirrored], ReplicaMesh] | None] = []
+        self.stackable = True
+        self._skeleton = nest.map_structure(self._take, result)
+
+    def _add(
+        self,
+        array: ArrayLike,
+        sharding: NamedSharding | None = None,
+        value: tuple[type[PerReplica] | type[Mirrored], ReplicaMesh] | None = None,
+    ) -> int:
+        self.shardings.append(sharding)
+        self._values.append(value)
+        self.leaves.append(jnp.asarray(array))
+        return len(self.leaves) - 1
+
+    def _take(self, leaf: Leaf) -> _OutputLeaf:
+        if isinstance(leaf, DynamicRange):
+            leaf = leaf.__jax_array__()
+        if isinstance(leaf, (PerReplica, Mirrored)):
+            return self._take_value(leaf)
+        if isinstance(leaf, IndexedSlices):
+            self.stackable = False
+            values, indices = _OwnCopy(self._add(leaf.values)), _OwnCopy(self._add(leaf.indices))
+            return _OutputLeaf(lambda arrays: IndexedSlices(values(arrays), indices(arrays), leaf.dense_shape))
+        if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and not is_text(leaf)):
+            place = self._add(leaf if isinstance(leaf, jax.Array) else array_conversion.as_array(leaf))
+            return _OutputLeaf(_OwnCopy(place), place)
+        if isinstance(leaf, (str, bytes)) and array_text.style == "tensorflow":  # a tensor, as numbers are
+            return _OutputLeaf(lambda arrays: as_strings(as_host(leaf)))
+        return _OutputLeaf(lambda arrays: leaf)
+
+    def _take_value(self, leaf: PerReplica | Mirrored) -> _OutputLeaf:
+        kind, mesh, array = type(leaf), mesh_of(leaf), global_array(leaf)
+        if array is None and mesh is not None and (shapes := shapes_of([leaf])):
+            stacked = array_of(leaf)
+            place = self._add(stacked, mesh.result_sharding(stacked.ndim, True))
+            if mesh.lone and id(stacked) not in self._given:  # bare, as `run` returns it eagerly
+                return _OutputLeaf(lambda arrays: of_padded(arrays[place], shapes[0], mesh).values[0])
+            return _OutputLeaf(lambda arrays: of_padded(arrays[place], shapes[0], mesh))
+        if array is None or mesh is None:
+            parts = [self._take(part) for part in leaf.values]
+            if mesh is not None and len(parts) > len(mesh.local_ids):  # those of other processes are in the program
+                parts = [parts[i] for i in mesh.local_ids]
+            if mesh is not None and mesh.lone:
+                return parts[0]
+            return _OutputLeaf(lambda arrays: kind([part.make(arrays) for part in parts], mesh))
+        if isinstance(leaf, PerReplica) and mesh.lone and id(array) not in self._given:
+            own = self._add(as_copies(array, mesh), mesh.mirrored)  # bare, as `run` returns it eagerly
+            component = jax_internals.FirstCopies()
+
+            def made(arrays: Sequence[jax.Array]) -> jax.Array:
+                value = component(arrays[own])
+                active_tapes.lost(_BARE, [arrays[own]], [value])
+                return value
+
+            return _OutputLeaf(made, own)
+        place = self._add(array, mesh.result_sharding(array.ndim, kind is PerReplica), (kind, mesh))
+        stacked_over = mesh.size if kind is PerReplica else 0
+        return _OutputLeaf(lambda arrays: of_array(kind, arrays[place], mesh), place, stacked_over)
+
+    def over_steps(self, place: int, array: jax.Array) -> jax.Array:
+        """Returns several steps' results for a leaf, stacked in front, with the sharding that the program leaves."""
+        value = self._values[place]
+        if value is None:
+            return constrained(array, self.shardings[place])
+        kind, mesh = value
+        array = jnp.moveaxis(array, 0, 1) if kind is PerReplica else array
+        return constrained(array, mesh.result_sharding(array.ndim, kind is PerReplica))
+
+    def specs(self, kinds: Sequence[jax.core.ShapedArray]) -> Tree:
+        """Returns the result's specs, for arrays of these shapes and dtypes."""
+        return nest.map_structure(lambda leaf: leaf.spec(kinds), self._skeleton)
+
+    def rebuilt(self, arrays: list[jax.Array]) -> Tree:
+        """Returns the result with these arrays."""
+        if type(self._skeleton) is _OutputLeaf:
+            return self._skeleton.make(arrays)
+        return nest.map_structure(lambda leaf: leaf.make(arrays), self._skeleton)
+
+
+_BARE = (
+    "A gradient is asked for from one worker's component of what a compiled function returned, of a GradientTape that "
+    "was entered outside of it. Reduce or gather the replicas' values in the function, or enter the tape in it."
+)
+
+
+class _OwnCopy:
+    """A result that other processes may have as well, as an array of this one."""
+
+    def __init__(self, place: int):
+        self._place, self._single = place, jax_internals.FirstCopies()
+        self._shared: bool | None = None
+
+    def __call__(self, arrays: Sequence[jax.Array]) -> jax.Array:
+        array = arrays[self._place]
+        if self._shared is None:
+            self._shared = not array.is_fully_addressable
+        return active_tapes.renamed(array, self._single(array)) if self._shared else array
+
+
+class _OutputLeaf:
+    """A leaf of a result, as a function of the arrays that came out.
+
+    Args:
+        make: makes the leaf of the arrays.
+        place: where its array stands among them, None for a leaf that is none.
+        stacked: the number of replicas that its array has rows of, 0 where it has none.
+    """
+
+    def __init__(self, make: Callable[[Sequence[jax.Array]], Leaf], place: int | None = None, stacked: int = 0):
+        self.make, self._place, self._stacked = make, place, stacked
+
+    def spec(self, kinds: Sequence[jax.core.ShapedArray]) -> Leaf:
+        """Returns the spec of the leaf, or of one component for each replica; what is no array as it is."""
+        if self._place is None:
+            leaf = self.make(())
+            return TensorSpec(leaf.shape, leaf.dtype) if is_array(leaf) else leaf  # a string
+        kind = kinds[self._place]
+        spec = TensorSpec(kind.shape[1:] if self._stacked else kind.shape, kind.dtype)
+        return PerReplicaSpec(*[spec] * self._stacked) if self._stacked else spec
+
+
+def constrained(array: jax.Array, sharding: NamedSharding | None) -> jax.Array:
+    """Returns an array in a program, left in this sharding if there is one."""
+    return array if sharding is None else jax.lax.with_sharding_constraint(array, sharding)
