@@ -190,20 +190,21 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
     "data": (
         "Datasets.",
         {
-            **_from("replicax._data", f"{_SIZES} Dataset DatasetSpec NumpyIterator Options"),
-            "Iterator": _At("replicax._data", "DatasetIterator"),
+            **_from("replicax.data", f"{_SIZES} Dataset DatasetSpec NumpyIterator Options"),
+            "Iterator": _At("replicax.data", "DatasetIterator"),
             **_from("replicax._data.files", "FixedLengthRecordDataset TFRecordDataset TextLineDataset"),
         },
     ),
     "data.experimental": (
         "Datasets' options.",
         {
-            **_from("replicax._data", f"{_SIZES} DistributeOptions from_variant to_variant"),
-            "Counter": _At("replicax._data", "counter"),
+            **_from("replicax.data", f"{_SIZES} DistributeOptions"),
+            **_from("replicax._data.dataset", "from_variant to_variant"),
+            "Counter": _At("replicax._data.dataset", "counter"),
             **_from("replicax._base.types", "AutoShardPolicy"),
         },
     ),
-    "experimental": ("An element that may not be there.", _from("replicax._data", "Optional")),
+    "experimental": ("An element that may not be there.", _from("replicax.data", "Optional")),
     "autograph": ("Control flow on tensors.", {}),
     "autograph.experimental": (
         "Control flow on tensors.",
