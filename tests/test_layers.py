@@ -148,7 +148,7 @@ def test_what_is_not_plugged_in_is_missed_by_name(run_python):
                 raise AssertionError(f"nothing said that {what} is missing")
 
         missed(context.get_strategy, "The default strategy")
-        missed(lambda: dataset_reads.lifts.push(id), "The reading of datasets by compiled functions")
+        missed(lambda: dataset_reads.reading_by(id).__enter__(), "The reading of datasets by compiled functions")
         missed(foreign_state.join, "The joining of Keras and Flax NNX")
         if autograph_switch.available():
             missed(lambda: autograph_switch.call(True, id, (), {}), "AutoGraph's converter")
@@ -157,7 +157,8 @@ def test_what_is_not_plugged_in_is_missed_by_name(run_python):
 
         rx.function
         assert context.get_strategy().num_replicas_in_sync == 1
-        dataset_reads.lifts.push(dataset_reads.lifts.stack.append)
+        with dataset_reads.reading_by(id):
+            assert dataset_reads.reader() is id
         foreign_state.join()
         assert autograph_switch.call(True, lambda x: x + 1, (1,), {}) == 2
         """)

@@ -271,11 +271,12 @@ def _all_elements(block: Block, count: int) -> list[list[jax.Array]]:
     if not block.slots:
         return []
     assert block.pulled is not None
-    lift = dataset_reads.lifts.stack[-1]
+    reader = dataset_reads.reader()
+    assert reader is not None
     first = block.pulled[: len(block.slots)]
     rounds = [[dataset_reads.element_arrays(element) for _, element in first]]
     for _ in range(count - 1):
-        rounds.append([dataset_reads.element_arrays(pulled_outside(lift, iterator)) for iterator, _ in first])
+        rounds.append([dataset_reads.element_arrays(pulled_outside(reader, iterator)) for iterator, _ in first])
         if [[x.aval for x in arrays] for arrays in rounds[-1]] != [[x.aval for x in arrays] for arrays in rounds[0]]:
             raise dataset_reads.DrivenFromHost(always=False)  # batches of other sizes: each is a program of its own
     return [[jnp.stack(column) for column in zip(*element)] for element in zip(*rounds)]

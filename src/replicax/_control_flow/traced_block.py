@@ -214,16 +214,16 @@ class Block:
         self.level = level = _BlockFrame(outer)
         self.pulled = pulled
         self.slots: list[list[int]] = []  # of the leaves of each element
-        outer_lift = dataset_reads.lifts.stack[-1] if dataset_reads.lifts.stack else None
+        outer_reader = dataset_reads.reader()
 
-        def lift(iterator: ElementIterator) -> Tree:
-            if frames.frame() is not level or outer_lift is None or level.local:
+        def read(iterator: ElementIterator) -> Tree:
+            if frames.frame() is not level or outer_reader is None or level.local:
                 return NotImplemented
             if pulled is None:
                 raise dataset_reads.DrivenFromHost
             if len(self.slots) == len(pulled):
                 with frames.entered(outer):
-                    pulled.append((iterator, pulled_outside(outer_lift, iterator)))
+                    pulled.append((iterator, pulled_outside(outer_reader, iterator)))
             self.slots.append([])
             return dataset_reads.as_inputs(pulled[len(self.slots) - 1][1], level, self.slots[-1])
 
@@ -235,11 +235,8 @@ class Block:
                 written = [strong(leaf) for key in level.written for leaf in level.values[key]]
             return [*arrays, *written]
 
-        dataset_reads.lifts.push(lift)
-        try:
+        with dataset_reads.reading_by(read):
             self.jaxpr = jax.make_jaxpr(traced)(*inputs)
-        finally:
-            dataset_reads.lifts.stack.pop()
         self.sizes = {key: len(level.values[key]) for key in level.written}
         level.forget()
         if isinstance(outer, frames.TraceFrame):
@@ -271,9 +268,9 @@ class Block:
         return results[: self.count], {**state, **{k: [next(rest) for _ in range(n)] for k, n in self.sizes.items()}}
 
 
-def pulled_outside(lift: Callable[[ElementIterator], Tree], iterator: ElementIterator) -> Tree:
+def pulled_outside(reader: dataset_reads.Reader, iterator: ElementIterator) -> Tree:
     """Pulls an element as an input of the trace outside; raises `DrivenFromHost` where it cannot be one."""
-    element = lift(iterator)
+    element = reader(iterator)
     if element is NotImplemented:
         raise dataset_reads.DrivenFromHost
     return element

@@ -38,7 +38,7 @@ from replicax._passes import uneven_replicas
 from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
-from replicax._tracing.dataset_reads import RunEagerly, lifts
+from replicax._tracing.dataset_reads import RunEagerly, reader
 from replicax._tracing.state import State
 from replicax._values import (
     AXIS,
@@ -103,7 +103,7 @@ class _DistributedArguments:
 
     def refusal(self, error: uneven_replicas.NotAlike) -> BaseException:
         """Returns the exception to raise where components that are not alike cannot be compiled."""
-        if lifts.stack:
+        if reader() is not None:
             return RunEagerly()
         return not_compiled(next(v for v, each in zip(self.values, self._shapes) if each), f" ({error})")
 

@@ -22,7 +22,7 @@ from replicax._data.calls import ends_data
 from replicax._data.iterators import ElementIterator
 from replicax._data.multi_step import Block
 from replicax._engine.program import Program
-from replicax._tracing.dataset_reads import Pull, element_arrays, outside, same_sources
+from replicax._tracing.dataset_reads import DatasetRead, element_arrays, outside, same_sources
 from replicax._values import Mirrored, PerReplica, is_array, is_text, mesh_of
 
 
@@ -71,7 +71,7 @@ def found(entries: Sequence[Program], count: int, arguments: Sequence[ElementIte
     return NOT_TRACED if entry is None and all_came else None
 
 
-def _takes(pulls: Sequence[Pull], elements: Sequence[Tree]) -> bool:
+def _takes(pulls: Sequence[DatasetRead], elements: Sequence[Tree]) -> bool:
     """Returns whether the elements of all steps have the shapes and dtypes of those pulled while tracing."""
     for pull, element in zip(pulls, elements):
         structures = {jax.tree.structure(pull.element), jax.tree.structure(element)}

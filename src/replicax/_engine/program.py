@@ -28,7 +28,7 @@ from replicax._engine.repeated_program import RepeatedProgram, Returned, Step, t
 from replicax._engine.signature import CallSignature
 from replicax._passes import merge_all_reduces, nan_checks, uneven_replicas, vectorize
 from replicax._tracing import active_tapes, frames, lost_values, step_failures
-from replicax._tracing.dataset_reads import Pull, element_arrays
+from replicax._tracing.dataset_reads import DatasetRead, element_arrays
 from replicax._tracing.state import State, Stored
 from replicax._values import PerReplica
 from replicax._variables import packed_storage
@@ -66,7 +66,7 @@ class Program:
         level: frames.TraceFrame,
         jaxpr: jex.ClosedJaxpr,
         call: CallSignature,
-        pulls: list[Pull],
+        pulls: list[DatasetRead],
         results: ProgramOutputs,
     ):
         self.level, self.pulls, self.results = level, pulls, results

@@ -10,7 +10,7 @@ import jax
 
 from replicax._engine.signature import CallSignature
 from replicax._tracing import dataset_reads, frames
-from replicax._tracing.dataset_reads import Pull
+from replicax._tracing.dataset_reads import DatasetRead
 from replicax._tracing.state import State
 from replicax._values import ReplicaMesh
 from replicax._variables import packed_storage
@@ -161,7 +161,7 @@ class ProgramInputs:
         return [outputs.get(slot) for slot in vector.slots]
 
 
-def meshes_of(level: frames.TraceFrame, call: CallSignature, pulls: Sequence[Pull]) -> list[ReplicaMesh]:
+def meshes_of(level: frames.TraceFrame, call: CallSignature, pulls: Sequence[DatasetRead]) -> list[ReplicaMesh]:
     """Returns the meshes of replicas that a program has to do with."""
     variables = [variable._mesh for variable in level.variables.values() if variable._mesh is not None]
     return [m for m in [*level.meshes, *variables, *call.meshes(), *dataset_reads.meshes_of(pulls)] if m is not None]

@@ -23,7 +23,7 @@ from replicax._passes import nan_checks
 from replicax._tracing import autograph_switch, frames
 from replicax._tracing.dataset_reads import (
     Abort,
-    Pull,
+    DatasetRead,
     RunEagerly,
     pull_from,
     push_back,
@@ -151,7 +151,7 @@ class Programs:
         call: CallSignature,
         args: tuple[Tree, ...],
         kwargs: dict[str, Tree],
-        queue: Sequence[tuple[Pull, Tree]] = (),
+        queue: Sequence[tuple[DatasetRead, Tree]] = (),
         creation: bool = True,
     ) -> WithElements:
         """Returns a new program for this call, which further calls find, and the elements that it pulled.

@@ -22,7 +22,7 @@ from replicax._data.iterators import ElementIterator
 from replicax._engine import compile_log
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._tracing import context, frames
-from replicax._tracing.dataset_reads import Pull, array_of, like, shapes_of
+from replicax._tracing.dataset_reads import DatasetRead, array_of, like, shapes_of
 from replicax._values import Mirrored, PerReplica, ReplicaMesh, is_array, is_text, mesh_of, needs_comparison
 from replicax._values.forms import Shape
 
@@ -33,7 +33,7 @@ ArgumentKey: TypeAlias = tuple[Any, ...]
 class ProbedProgram(Protocol):
     """A program, as far as probes go."""
 
-    pulls: list[Pull]
+    pulls: list[DatasetRead]
 
     @property
     def assigns(self) -> bool: ...

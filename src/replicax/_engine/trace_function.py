@@ -20,15 +20,15 @@ from replicax._engine.program_outputs import ProgramOutputs, constrained
 from replicax._engine.signature import CallSignature
 from replicax._tracing import frames
 from replicax._tracing.dataset_reads import (
+    DatasetRead,
     DrivenFromHost,
-    Pull,
     RunEagerly,
     as_inputs,
     can_be_taken,
     element_arrays,
-    lifts,
     pull_from,
     push_back,
+    reading_by,
     shapes_of,
 )
 from replicax._values import ReplicaMesh
@@ -48,10 +48,10 @@ class Tracing:
 
     results: ProgramOutputs
 
-    def __init__(self, call: CallSignature, queue: list[tuple[Pull, Tree]], runs_eagerly: Callable[[], bool]):
+    def __init__(self, call: CallSignature, queue: list[tuple[DatasetRead, Tree]], runs_eagerly: Callable[[], bool]):
         frame = frames.frame()
         self.level = frames.TraceFrame(local=frame.local, mesh=frame.mesh)
-        self.pulls: list[Pull] = []
+        self.pulls: list[DatasetRead] = []
         self.elements: list[Tree] = []
         self.hardly_begun = False  # when it failed
         self._call, self._queue, self._runs_eagerly = call, queue, runs_eagerly
@@ -60,16 +60,15 @@ class Tracing:
 
     def run(self, function: PythonCall, users: Callable[..., Tree]) -> jex.ClosedJaxpr:
         """Returns the jaxpr of `function(args, kwargs)`, which calls the user's. If it raises, all elements go back."""
-        lifts.push(self._lift)
         try:
             flat = signatures.named(lambda *dynamic: self._traced(function, dynamic), users, self._call.paths())
-            return jax.make_jaxpr(flat)(*map(_aval, self._call.dynamic))
+            with reading_by(self._read):
+                return jax.make_jaxpr(flat)(*map(_aval, self._call.dynamic))
         except BaseException:
             self._give_back()
             push_back(self.pulls, self.elements, self._call.iterators)
             raise
         finally:
-            lifts.stack.pop()
             self._give_back()  # what the program does not take
 
     def close(self) -> None:
@@ -88,7 +87,7 @@ class Tracing:
         finally:
             self.waited += time.monotonic() - began
 
-    def _lift(self, iterator: ElementIterator) -> Tree:
+    def _read(self, iterator: ElementIterator) -> Tree:
         """Returns the iterator's next element, as inputs of the program."""
         call, queue = self._call, self._queue
         if frames.frame() is not self.level:
@@ -100,7 +99,7 @@ class Tracing:
         except StopIteration:  # which the function may catch: the end is no part of a program
             raise DrivenFromHost(always=False) from None
         self.elements.append(element)
-        pull = Pull(iterator, call.iterators, element)
+        pull = DatasetRead(iterator, call.iterators, element)
         self.pulls.append(pull)
         call.uneven += shapes_of(nest.leaves(element))
         if not can_be_taken(element) or self._runs_eagerly():

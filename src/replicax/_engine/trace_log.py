@@ -9,7 +9,7 @@ from jax.tree_util import PyTreeDef
 from replicax._base import tracebacks
 from replicax._base.types import Tree
 from replicax._engine.signature import ArgumentKey, CallSignature, difference, is_python_iterator
-from replicax._tracing.dataset_reads import Pull
+from replicax._tracing.dataset_reads import DatasetRead
 
 
 class TraceLog:
@@ -64,7 +64,7 @@ class TraceLog:
             "outside of loops.",
         )
 
-    def warn_of_constants(self, call: CallSignature, pulls: Sequence[Pull]) -> None:
+    def warn_of_constants(self, call: CallSignature, pulls: Sequence[DatasetRead]) -> None:
         """Warns of data that are the same in every step, which is hardly what was meant."""
         for leaf in call.statics:
             if is_python_iterator(leaf):

@@ -9,12 +9,11 @@ the replica id, and have not been through a collective since.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.extend.core as jex
 
 from replicax._passes.interpret import AnyJaxpr, Interpreter, Rule, equations, jaxprs_in, kind_of, opened
 from replicax._passes.primitives import COLLECTIVES, SAME_EVERYWHERE
+from replicax._tracing import frames
 
 
 def check(
@@ -37,7 +36,7 @@ def check(
     return _Flow(varying_slots, of_replicas=True).run(jaxpr, varying_inputs)
 
 
-def check_shared(level: Any, jaxpr: jex.ClosedJaxpr, differ: list[bool]) -> None:
+def check_shared(level: frames.TraceFrame, jaxpr: jex.ClosedJaxpr, differ: list[bool]) -> None:
     """Raises ValueError where replicas assign to a variable that they share different values computed from its own.
 
     One after the other they would see what those before them have assigned, which replicas that compute side by side
@@ -48,8 +47,9 @@ def check_shared(level: Any, jaxpr: jex.ClosedJaxpr, differ: list[bool]) -> None
         jaxpr: the function, whose results end with the level's `shared_leaves`.
         differ: which of its results may differ between replicas, from `check`.
     """
-    groups = level.mesh.groups or [level.mesh.devices]
-    if not level.shared or max(map(len, groups)) < 2:
+    assert level.mesh is not None  # that of the replicas
+    sizes = [*map(len, level.mesh.groups or ())] or [level.mesh.size]
+    if not level.shared or max(sizes) < 2:
         return
     inner, _ = opened(jaxpr)
     first = len(inner.outvars) - len(level.shared_leaves)

@@ -12,7 +12,7 @@ is computed alike of the parts of a message, or of the variables of a pack, is c
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -31,13 +31,13 @@ LIMIT = 1 << 20  # bytes; packing copies, which costs more than a message where 
 
 
 def evaluate(
-    level: Any,
+    level: frames.TraceFrame,
     closed: jex.ClosedJaxpr,
     supplied: dict[int, Value],
     args: Sequence[jax.Array],
     wanted: Sequence[Sequence[int]] = (),
     optimize: bool = True,
-) -> tuple[list[jax.Array | None], list[jax.Array]]:
+) -> tuple[Sequence[jax.Array | None], list[jax.Array]]:
     """Computes the program of a level, its sums over replicas in as few messages as possible.
 
     Args:
@@ -69,7 +69,7 @@ def evaluate(
 
 def _apart(
     values: Values, outvars: Sequence[Atom], wanted: Sequence[Sequence[int]]
-) -> tuple[list[jax.Array | None], list[jax.Array]]:
+) -> tuple[Sequence[jax.Array | None], list[jax.Array]]:
     """Returns the values of variables, None for those in the wanted vectors, and these vectors."""
     taken = {place for places in wanted for place in places}
     left = (atom for place, atom in enumerate(outvars) if place not in taken)

@@ -39,7 +39,11 @@ def _has_nan(array: jax.Array) -> bool:
 
 
 def error(
-    name: str, level: Any, closed: jex.ClosedJaxpr, supplied: Mapping[int, jax.Array], args: Sequence[jax.Array]
+    name: str,
+    level: frames.TraceFrame,
+    closed: jex.ClosedJaxpr,
+    supplied: Mapping[int, jax.Array],
+    args: Sequence[jax.Array],
 ) -> FloatingPointError:
     """Returns the exception for a call that gave NaN.
 

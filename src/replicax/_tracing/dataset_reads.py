@@ -7,7 +7,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 
@@ -55,7 +55,7 @@ class RunEagerly(Abort):
 
 def drive_from_host(what: str) -> None:
     """Has the Python code of the function that is being traced run as it is, which has `what` in it."""
-    if not lifts.stack or any(isinstance(frame, frames.TraceFrame) and frame.local for frame in frames._frames.stack):
+    if reader() is None or frames.in_replica_level():
         raise RuntimeError(
             f"{what} cannot be part of a compiled program, and stands inside of a replica function or of jax.jit. Put "
             "it into the function that calls `strategy.run`, and pass the elements through `args`."
@@ -63,63 +63,78 @@ def drive_from_host(what: str) -> None:
     raise DrivenFromHost
 
 
-class Pull:
-    """A `next(iterator)` in a function: what to pull, and the slots that its leaves fill."""
+class DatasetRead:
+    """A `next(iterator)` in a function: where the element comes from, and the slots that its leaves fill."""
 
     def __init__(self, iterator: ElementIterator, arguments: Sequence[ElementIterator], element: Tree):
         self.element, self.slots = element, list[int]()
         # Which of the call's arguments the iterator is; another one is known by itself.
         argument = next((i for i, argument in enumerate(arguments) if argument is iterator), None)
-        self.place: Any = weakref.ref(iterator) if argument is None else argument
+        self.place = weakref.ref(iterator) if argument is None else argument
 
     @functools.cached_property
-    def kinds(self) -> tuple[Any, ...]:
+    def kinds(self) -> tuple[object, ...]:
         """The structure, shapes and dtypes that an element must have to fit the same program."""
         return _kinds(self.element)
 
-    def source(self, arguments: Sequence[ElementIterator]) -> Any:
+    def source(self, arguments: Sequence[ElementIterator]) -> ElementIterator | None:
         """Returns the iterator, in a call whose iterators among the arguments are these; None where it is gone."""
         return arguments[self.place] if isinstance(self.place, int) else self.place()
 
 
-def same_sources(pulls: Sequence[Pull], others: Sequence[Pull]) -> bool:
+def same_sources(reads: Sequence[DatasetRead], others: Sequence[DatasetRead]) -> bool:
     """Returns whether all are from the same iterators, in the same order."""
-    return [pull.place for pull in pulls] == [other.place for other in others]
+    return [read.place for read in reads] == [other.place for other in others]
 
 
-def meshes_of(pulls: Sequence[Pull]) -> list[ReplicaMesh | None]:
+def meshes_of(reads: Sequence[DatasetRead]) -> list[ReplicaMesh | None]:
     """Returns the meshes of the per-replica values in the elements."""
-    return [mesh_of(leaf) for pull in pulls for leaf in nest.leaves(pull.element) if isinstance(leaf, PerReplica)]
+    return [mesh_of(leaf) for read in reads for leaf in nest.leaves(read.element) if isinstance(leaf, PerReplica)]
 
 
-class _Lifts(threading.local):
+# Gives what is being traced the next element of an iterator; NotImplemented where it cannot take one.
+Reader: TypeAlias = Callable[[ElementIterator], Tree]
+
+
+class _Readers(threading.local):
     def __init__(self) -> None:
-        self.stack: list[Callable[[ElementIterator], Tree]] = []
-
-    def push(self, lift: Callable[[ElementIterator], Tree]) -> None:
-        """Has `lift` give the elements that are taken from now on."""
-        if not iterators.has_hooks():
-            raise errors.not_plugged_in("The reading of datasets by compiled functions")
-        self.stack.append(lift)
+        self.stack: list[Reader] = []
 
 
-lifts = _Lifts()
+_readers = _Readers()
+
+
+@contextlib.contextmanager
+def reading_by(reader: Reader) -> Iterator[None]:
+    """Returns a context in which `reader` gives the elements that are taken."""
+    if not iterators.has_hooks():
+        raise errors.not_plugged_in("The reading of datasets by compiled functions")
+    _readers.stack.append(reader)
+    try:
+        yield
+    finally:
+        _readers.stack.pop()
+
+
+def reader() -> Reader | None:
+    """Returns what gives elements to the function that is being traced; None where none is."""
+    return _readers.stack[-1] if _readers.stack else None
 
 
 @contextlib.contextmanager
 def outside() -> Iterator[None]:
     """Returns a context outside of all that is being traced, where the functions of datasets run."""
-    before, lifts.stack = lifts.stack, []
+    before, _readers.stack = _readers.stack, []
     frame = frames.frame()
     try:
         with jax_internals.untraced(), frames.entered(frame if frame.local else frames.GlobalFrame()):
             yield
     finally:
-        lifts.stack = before
+        _readers.stack = before
 
 
-def _lift(iterator: ElementIterator) -> Tree:
-    element = lifts.stack[-1](iterator) if lifts.stack else NotImplemented
+def _read(iterator: ElementIterator) -> Tree:
+    element = NotImplemented if (current := reader()) is None else current(iterator)
     if element is NotImplemented and frames.is_staging():
         raise RuntimeError(
             "next(iterator) stands inside of a compiled replica function or of jax.jit, where one element would become "
@@ -141,32 +156,32 @@ def given_back() -> Iterator[None]:
     """Returns a context after which the elements that were taken in it go back to where they came from."""
     taken: list[tuple[ElementIterator, Tree]] = []
 
-    def lift(iterator: ElementIterator) -> Tree:
+    def read(iterator: ElementIterator) -> Tree:
         taken.append((iterator, pull_from(iterator)))
         return taken[-1][1]
 
-    lifts.push(lift)
     try:
-        yield
+        with reading_by(read):
+            yield
     finally:
-        lifts.stack.pop()
         for iterator, element in reversed(taken):
             iterator._push_back(element)
 
 
-def push_back(pulls: Sequence[Pull], elements: Sequence[Tree], arguments: Sequence[ElementIterator]) -> None:
+def push_back(reads: Sequence[DatasetRead], elements: Sequence[Tree], arguments: Sequence[ElementIterator]) -> None:
     """Gives elements back to the iterators that they came from."""
-    for pull, element in reversed(list(zip(pulls, elements))):
-        iterator = pull.source(arguments)
+    for read, element in reversed(list(zip(reads, elements))):
+        iterator = read.source(arguments)
         if iterator is not None:
             iterator._push_back(element)
 
 
-def element_arrays(element: Tree) -> list[Any]:
+def element_arrays(element: Tree) -> list[Leaf]:
+    """Returns what a compiled program takes for the leaves of an element; see `array_of`."""
     return [array_of(leaf) for leaf in nest.values(element)]
 
 
-def array_of(leaf: Leaf) -> Any:
+def array_of(leaf: Leaf) -> Leaf:
     """Returns the array that a compiled program takes for a leaf, None where it cannot take it."""
     if not isinstance(leaf, (PerReplica, Mirrored)):
         return leaf
@@ -176,7 +191,7 @@ def array_of(leaf: Leaf) -> Any:
     return array
 
 
-def shapes_of(leaves: Iterable[Leaf]) -> tuple[Any, ...]:
+def shapes_of(leaves: Iterable[Leaf]) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Returns the shapes of those values of replicas whose components differ in shape."""
     uneven = [padded_form(leaf) for leaf in leaves if isinstance(leaf, PerReplica) and global_array(leaf) is None]
     return tuple(padded.shapes for padded in uneven if padded is not None)
@@ -187,20 +202,20 @@ def can_be_taken(element: Tree) -> bool:
     return all(array is not None and not is_text(array) for array in element_arrays(element))
 
 
-def same_elements(pulls: Sequence[Pull], pulled: Sequence[Tree]) -> bool:
+def same_elements(reads: Sequence[DatasetRead], pulled: Sequence[Tree]) -> bool:
     """Returns whether the elements have the structure, shapes and dtypes of those pulled while tracing."""
     return all(can_be_taken(element) for element in pulled) and (
-        [pull.kinds for pull in pulls] == [_kinds(element) for element in pulled]
+        [read.kinds for read in reads] == [_kinds(element) for element in pulled]
     )
 
 
-def _kinds(element: Tree) -> tuple[Any, ...]:
+def _kinds(element: Tree) -> tuple[object, ...]:
     leaves = nest.values(element)
     arrays = [array_of(leaf) for leaf in leaves]
     return (jax.tree.structure(element), [(x.shape, x.dtype) for x in arrays], shapes_of(leaves))
 
 
-def like(leaf: Leaf, array: Any) -> Any:
+def like(leaf: Leaf, array: jax.Array) -> Leaf:
     """Returns a value as `leaf`, with this array for its own."""
     if not isinstance(leaf, (PerReplica, Mirrored)):
         return array
@@ -210,7 +225,9 @@ def like(leaf: Leaf, array: Any) -> Any:
 
 
 def as_inputs(element: Tree, level: frames.TraceFrame, slots: list[int]) -> Tree:
-    def make(leaf: Leaf) -> Any:
+    """Returns an element whose arrays are inputs of a level; their slots are added to `slots`."""
+
+    def make(leaf: Leaf) -> Leaf:
         slot, tracer = level.new_input(array_of(leaf))
         slots.append(slot)
         return like(leaf, tracer)
@@ -219,10 +236,10 @@ def as_inputs(element: Tree, level: frames.TraceFrame, slots: list[int]) -> Tree
 
 
 def _on_iterate() -> None:
-    if lifts.stack and isinstance(frames.frame(), frames.TraceFrame):
+    if reader() is not None and isinstance(frames.frame(), frames.TraceFrame):
         drive_from_host("A loop over a dataset")
 
 
 def install() -> None:
     """Has iterators over datasets ask the function that is being traced for their elements."""
-    iterators.set_hooks(_lift, _on_iterate)
+    iterators.set_hooks(_read, _on_iterate)

@@ -23,6 +23,7 @@ import jax.extend.core as jex
 from jax.core import ShapedArray
 
 from replicax._base import jax_internals, tracebacks
+from replicax._base.types import Leaf
 from replicax._tracing import trace_caches
 from replicax._tracing.state import Components, DistributedState, OneCopyState, State
 from replicax._tracing.tape_trace import below
@@ -36,14 +37,14 @@ class Noted:
     """The variables that are written outside of any trace, each with the leaves that it had before."""
 
     def __init__(self) -> None:
-        self.before: dict[int, tuple[Any, list[jax.Array]]] = {}
+        self.before: dict[int, tuple[State, list[jax.Array]]] = {}
 
     @property
-    def variables(self) -> list[jax.Array]:
+    def variables(self) -> list[State]:
         """The variables, in the order in which they were first written."""
         return [variable for variable, _ in self.before.values()]
 
-    def add(self, variable: Any) -> None:
+    def add(self, variable: State) -> None:
         """Notes the value of a variable that is about to be written."""
         if id(variable) not in self.before:
             self.before[id(variable)] = variable, list(variable._storage.read())
@@ -127,7 +128,7 @@ class Frame(abc.ABC):
         variable._storage.lent = True
 
     @abc.abstractmethod
-    def place(self, storage: Components, leaf: Any, index: int) -> Any:
+    def place(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
         """Returns a converted value for a leaf in the frame's form."""
 
     @abc.abstractmethod
@@ -167,7 +168,7 @@ class GlobalFrame(Frame):
     def store(self, variable: State, leaves: list[jax.Array]) -> None:
         variable._storage.write(leaves)
 
-    def place(self, storage: Components, leaf: Any, index: int) -> Any:
+    def place(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
         return storage.global_leaf(leaf, index, traced=False)
 
     def distributed(
@@ -214,7 +215,7 @@ class ReplicaFrame(Frame):
     def replica_on(self, mesh: ReplicaMesh) -> int:
         return self.replica if mesh is self.mesh else 0
 
-    def place(self, storage: Components, leaf: Any, index: int) -> Any:
+    def place(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
         return leaf.values[self.replica] if isinstance(leaf, DistributedValues) else leaf
 
     def distributed(
@@ -290,7 +291,7 @@ class TraceFrame(Frame):
     def lend(self, variable: State) -> None:
         """Does nothing: what is handed out are tracers."""
 
-    def place(self, storage: Components, leaf: Any, index: int) -> Any:
+    def place(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
         return own_component(leaf) if self.local else storage.global_leaf(leaf, index, traced=True)
 
     def distributed(
@@ -326,8 +327,8 @@ class TraceFrame(Frame):
         jaxpr: jex.ClosedJaxpr,
         supplied: dict[int, Any],
         *args: jax.Array,
-        evaluate: Callable[..., list[Any]] | None = None,
-    ) -> list[Any]:
+        evaluate: Callable[..., list[jax.Array]] | None = None,
+    ) -> list[jax.Array]:
         """Evaluates the level's jaxpr with these values for its inputs, as JAX does or as `evaluate(jaxpr, *args)`."""
         with _input.supplied(supplied):
             return jex.jaxpr_as_fun(jaxpr)(*args) if evaluate is None else evaluate(jaxpr, *args)
@@ -413,6 +414,11 @@ def frame() -> Frame:
     return _frames.stack[-1]
 
 
+def in_replica_level() -> bool:
+    """Returns whether a compiled replica function is being traced, or a level in it."""
+    return any(isinstance(frame, TraceFrame) and frame.local for frame in _frames.stack)
+
+
 class entered:
     """A context in which this frame is the current one."""
 
@@ -425,6 +431,6 @@ class entered:
         _frames.stack.append(self._frame)
         return self._frame
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         _frames.stack.pop()
         self._caches.__exit__(*error)

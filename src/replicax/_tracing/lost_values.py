@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from replicax._base.errors import StepError
+from replicax._tracing import frames
 from replicax._tracing.state import Stored
 
+
+class _Program(Protocol):
+    """A compiled program, as far as an error tells of it."""
+
+    name: str
+    level: frames.TraceFrame
+
+
 any_lost = False  # whether a failed step has ever taken the values of variables with it
-programs: weakref.WeakSet[Any] = weakref.WeakSet()  # the compiled programs that there are
+programs: weakref.WeakSet[_Program] = weakref.WeakSet()  # the compiled programs that there are
 
 
 def lose(storages: Iterable[Stored], step: str, error: BaseException) -> None:
@@ -35,7 +44,7 @@ class explaining:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, jax.errors.JaxRuntimeError):
             key = id(container_of(self._variable))
             steps = sorted({program.name for program in programs if key in program.level.written})

@@ -11,12 +11,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import jax
+import jax.extend.core as jex
 import numpy as np
+from jax.typing import ArrayLike
 
 from replicax._base import jax_internals
+from replicax._base.types import Tree
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_Callback = Callable[..., Iterable[ArrayLike]]  # a function of Python that a program calls
 
 # Custom calls of the user's own may fail at run time as well, where nothing of ours can catch it.
 _MAY_FAIL = {"ffi_call"}
@@ -35,7 +42,7 @@ def in_callback() -> bool:
     return bool(_inside.guards)
 
 
-def only_shows(function: Callable[..., Any]) -> Callable[..., Any]:
+def only_shows(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Marks a function to be called back that does nothing but print or write: no value depends on its success."""
     function._replicax_only_shows = True  # type: ignore[attr-defined]
     return function
@@ -52,11 +59,13 @@ class Guard:
         self._errors: list[BaseException] = []
         self._lock = threading.Lock()  # one call at a time: whose callback it is cannot be told
 
-    def around(self, function: Callable[..., Any], types: Sequence[Any], shows: bool) -> Callable[..., list[Any]]:
+    def around(
+        self, function: _Callback, types: Sequence[jax.ShapeDtypeStruct], shows: bool
+    ) -> Callable[..., list[np.ndarray]]:
         """Returns a function to be called in place of `function`, which returns arrays of these types."""
         self.keeps = self.keeps or not shows
 
-        def called_back(*args: Any) -> list[Any]:
+        def called_back(*args: ArrayLike) -> list[np.ndarray]:
             if not self._errors:
                 _inside.guards.append(self)
                 try:
@@ -94,7 +103,7 @@ class Guard:
         return error
 
 
-def _checked(found: Any, types: Sequence[Any]) -> list[Any]:
+def _checked(found: Iterable[ArrayLike], types: Sequence[jax.ShapeDtypeStruct]) -> list[np.ndarray]:
     """Returns the result of a function as arrays; raises `ValueError` where they are not of these types."""
     arrays = [np.asarray(value) for value in found] if types else []
     got = [(array.shape, array.dtype) for array in arrays]
@@ -104,11 +113,11 @@ def _checked(found: Any, types: Sequence[Any]) -> list[Any]:
     return arrays
 
 
-def _text(kinds: Iterable[tuple[Any, Any]]) -> str:
+def _text(kinds: Iterable[tuple[tuple[int, ...], np.dtype]]) -> str:
     return ", ".join(f"{dtype}{list(shape)}" for shape, dtype in kinds) or "no type"
 
 
-def guarded(closed: Any) -> tuple[Any, Guard | None]:
+def guarded(closed: jex.ClosedJaxpr) -> tuple[jex.ClosedJaxpr, Guard | None]:
     """Returns a program whose callbacks do not fail, and the guard that keeps their errors, None if none can fail."""
     guard = Guard()
     closed, names = jax_internals.with_callbacks(closed, guard.around)
@@ -116,7 +125,7 @@ def guarded(closed: Any) -> tuple[Any, Guard | None]:
     return closed, guard if guard.keeps or "callback" in names else None
 
 
-def wait_for(outputs: Any) -> KeyboardInterrupt | None:
+def wait_for(outputs: Tree) -> KeyboardInterrupt | None:
     """Waits until the program of these outputs has ended, whose error is raised; an interrupt is returned."""
     interrupt = None
     while True:

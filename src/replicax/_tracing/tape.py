@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from replicax._base import foreign_state, tracebacks
 from replicax._base import nest as _nest
@@ -21,7 +21,7 @@ from replicax._base.jax_internals import current_trace, first_copy
 from replicax._base.types import Leaf, Tree
 from replicax._tracing import active_tapes, trace_caches
 from replicax._tracing.jacobian import Pull, batch_jacobian, jacobians
-from replicax._tracing.tape_trace import Record, Recorder, TapeTrace, is_inexact, walk
+from replicax._tracing.tape_trace import Record, Recorder, TapedVariable, TapeTrace, is_inexact, walk
 
 
 class UnconnectedGradients(enum.Enum):
@@ -49,6 +49,7 @@ class GradientTape:
     `jax.shard_map`, `jax.custom_vjp` or `jax.custom_jvp` reads without taking it as an argument is not differentiated.
 
     >>> import jax.numpy as jnp
+    from jax.typing import ArrayLike
     >>> import replicax as rx
     >>> x = jnp.asarray(3.0)
     >>> with rx.GradientTape() as tape:
@@ -98,12 +99,13 @@ class GradientTape:
                 under = under.parent_trace
             jex.set_current_trace(under).__enter__()
 
-    def watch(self, tensor: Any) -> None:
+    def watch(self, tensor: Tree) -> None:
         """Watches an array, a variable, or every one in a nest of them.
 
         A variable is followed from its next read on, whether or not it is trainable.
 
         >>> import jax.numpy as jnp
+        from jax.typing import ArrayLike
         >>> import replicax as rx
         >>> parameters = {"w": jnp.asarray(2.0), "b": jnp.asarray(1.0)}
         >>> with rx.GradientTape() as tape:
@@ -130,6 +132,7 @@ class GradientTape:
         """Returns a context inside of the tape's own in which nothing is recorded.
 
         >>> import jax.numpy as jnp
+        from jax.typing import ArrayLike
         >>> import replicax as rx
         >>> x = jnp.asarray(3.0)
         >>> with rx.GradientTape(persistent=True) as tape:
@@ -154,6 +157,7 @@ class GradientTape:
         """Forgets what was recorded and watched, as if the tape had just been entered.
 
         >>> import jax.numpy as jnp
+        from jax.typing import ArrayLike
         >>> import replicax as rx
         >>> x = jnp.asarray(3.0)
         >>> with rx.GradientTape() as tape:
@@ -170,7 +174,7 @@ class GradientTape:
         self._recorder.records = None
         self._recorder.start()
 
-    def watched_variables(self) -> tuple[Any, ...]:
+    def watched_variables(self) -> tuple[TapedVariable, ...]:
         """Returns the variables watched so far, each once, in the order of their first use.
 
         >>> import replicax as rx
@@ -184,11 +188,11 @@ class GradientTape:
 
     def gradient(
         self,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
+        target: Tree,
+        sources: Tree,
+        output_gradients: Tree = None,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
-    ) -> Any:
+    ) -> Tree:
         """Returns the gradient of `target`, summed over its elements, with respect to each of `sources`.
 
         Args:
@@ -201,6 +205,7 @@ class GradientTape:
             The gradients, in the structure of `sources`.
 
         >>> import jax.numpy as jnp
+        from jax.typing import ArrayLike
         >>> import replicax as rx
         >>> x, unused = jnp.asarray([1.0, 2.0]), jnp.asarray(0.0)
         >>> with rx.GradientTape() as tape:
@@ -214,12 +219,12 @@ class GradientTape:
 
     def jacobian(
         self,
-        target: Any,
-        sources: Any,
+        target: Tree,
+        sources: Tree,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
-    ) -> Any:
+    ) -> Tree:
         """Returns the derivative of each element of `target` with respect to each element of each of `sources`.
 
         Args:
@@ -233,6 +238,7 @@ class GradientTape:
             Arrays of the shape `target.shape + source.shape`, in the structure of `sources`.
 
         >>> import jax.numpy as jnp
+        from jax.typing import ArrayLike
         >>> import replicax as rx
         >>> x = jnp.asarray([1.0, 2.0])
         >>> with rx.GradientTape() as tape:
@@ -251,18 +257,19 @@ class GradientTape:
 
     def batch_jacobian(
         self,
-        target: Any,
-        source: Any,
+        target: Tree,
+        source: Tree,
         unconnected_gradients: UnconnectedGradients | str = UnconnectedGradients.NONE,
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
-    ) -> Any:
+    ) -> Tree:
         """Returns the Jacobian of each example: of `target[i]` with respect to `source[i]`, for every `i`.
 
         Element `i` of `target` should depend on no other element of `source`. The arguments are those of
         `jacobian`; where `target` does not depend on `source`, the result is zeros.
 
         >>> import jax.numpy as jnp
+        from jax.typing import ArrayLike
         >>> import replicax as rx
         >>> x = jnp.asarray([[1.0, 2.0], [3.0, 4.0]])
         >>> with rx.GradientTape() as tape:
@@ -292,7 +299,7 @@ class GradientTape:
 
     # What the three have in common.
 
-    def _targets(self, target: Any, output_gradients: Any) -> tuple[list[jax.Array], list[Any]]:
+    def _targets(self, target: Tree, output_gradients: Tree) -> tuple[list[jax.Array], list[jax.Array]]:
         """Returns the differentiable arrays of a target, and their cotangents."""
         self._check_unused()
         if target is None:
@@ -304,7 +311,7 @@ class GradientTape:
                 leaves += self._recorder.mark(leaf, values) if self._recorder.follows(leaf) else values
             else:
                 leaves.append(leaf)
-        given: list[Any] = [None] * len(leaves)
+        given: list[ArrayLike | None] = [None] * len(leaves)
         if output_gradients is not None:
             given = jax.tree.leaves(output_gradients, is_leaf=lambda x: x is None)
             if len(given) != len(leaves):
@@ -408,19 +415,19 @@ def _own(gradient: jax.Array | None) -> jax.Array | None:
     return active_tapes.renamed(gradient, first_copy(gradient))
 
 
-def _arrays(leaf: Any) -> list[jax.Array]:
+def _arrays(leaf: Leaf) -> list[jax.Array]:
     """Returns the arrays of a variable, or the array that `leaf` is."""
     return jax.tree.leaves(leaf.read_value()) if active_tapes.is_variable(leaf) else [leaf]
 
 
-def _flatten(nest: Any, role: str) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+def _flatten(nest: Tree, role: str) -> tuple[list[Leaf], Callable[[list[Tree]], Tree]]:
     """Returns the arrays and variables of a nest, and a function that puts others in their places.
 
     Raises:
         TypeError: there is something else in it.
     """
 
-    def is_source(node: Any) -> bool:
+    def is_source(node: object) -> bool:
         return active_tapes.is_variable(node) or isinstance(node, _nest.LeafBase) or foreign_state.holds_variable(node)
 
     found, tree = jax.tree.flatten(nest, is_leaf=is_source)

@@ -167,7 +167,7 @@ class TapeTrace(jax.core.Trace):
 
     def stage_value(self, value: ArrayLike) -> ArrayLike:
         """Returns what stands for a value in the trace below, tracked if the value is."""
-        staged: ArrayLike = self.parent_trace.stage_value(value)
+        staged: jax.Array = self.parent_trace.stage_value(value)
         if staged is not value and self.recorder.tracks(value):
             (staged,) = self._record([value], [value], [staged], identity, True, lambda: identity)
         return staged
@@ -175,7 +175,7 @@ class TapeTrace(jax.core.Trace):
     # JAX calls the `process_` methods, each for one kind of primitive. Their arguments are JAX's.
 
     def process_primitive(
-        self, primitive: jex.Primitive, args: Sequence[ArrayLike], params: dict[str, Any], /
+        self, primitive: jex.Primitive, args: Sequence[ArrayLike], params: dict[str, object], /
     ) -> object:
         """Runs a primitive that takes no functions."""
         if self.recorder.on:
@@ -189,7 +189,12 @@ class TapeTrace(jax.core.Trace):
         return self._process(primitive, args, params, python=False)
 
     def process_call(
-        self, primitive: jex.Primitive, fun: Callable[..., Any], args: Sequence[ArrayLike], params: dict[str, Any], /
+        self,
+        primitive: jex.Primitive,
+        fun: Callable[..., object],
+        args: Sequence[ArrayLike],
+        params: dict[str, object],
+        /,
     ) -> object:  # JAX 0.10 only
         """Runs a call of a function."""
         return self._process(primitive, args, {**params, "subfuns": (fun,)})
@@ -197,11 +202,11 @@ class TapeTrace(jax.core.Trace):
     def process_custom_jvp_call(
         self,
         primitive: jex.Primitive,
-        fun: Callable[..., Any],
-        jvp: Callable[..., Any],
+        fun: Callable[..., object],
+        jvp: Callable[..., object],
         args: Sequence[ArrayLike],
         /,
-        **params: Any,
+        **params: object,
     ) -> object:
         """Runs a `jax.custom_jvp` function."""
         return self._process(primitive, args, {**params, "subfuns": (fun, jvp)})
@@ -209,24 +214,24 @@ class TapeTrace(jax.core.Trace):
     def process_custom_vjp_call(
         self,
         primitive: jex.Primitive,
-        fun: Callable[..., Any],
-        fwd: Callable[..., Any],
-        bwd: Callable[..., Any],
+        fun: Callable[..., object],
+        fwd: Callable[..., object],
+        bwd: Callable[..., object],
         args: Sequence[ArrayLike],
         /,
-        **params: Any,
+        **params: object,
     ) -> object:
         """Runs a `jax.custom_vjp` function."""
         return self._process(primitive, args, {**params, "subfuns": (fun, fwd, bwd)})
 
     def process_shard_map(
-        self, primitive: jex.Primitive, fun: Callable[..., Any], args: Sequence[ArrayLike], /, **params: Any
+        self, primitive: jex.Primitive, fun: Callable[..., object], args: Sequence[ArrayLike], /, **params: object
     ) -> object:
         """Runs a `jax.shard_map`."""
         return self._process(primitive, args, {**params, "subfuns": (fun,)})
 
     def _process(
-        self, primitive: jex.Primitive, args: Sequence[ArrayLike], params: dict[str, Any], python: bool = True
+        self, primitive: jex.Primitive, args: Sequence[ArrayLike], params: dict[str, object], python: bool = True
     ) -> object:
         """Runs a primitive, recorded if it reads what is tracked. `python`: it runs functions of the user's."""
         which = [i for i, arg in enumerate(args) if self.recorder.tracks(arg)]
@@ -238,7 +243,7 @@ class TapeTrace(jax.core.Trace):
 
         structure: Any = None
 
-        def call(*differentiated: Any) -> Any:
+        def call(*differentiated: jax.Array) -> list[jax.Array]:
             nonlocal structure
             operands = list(args)
             for i, value in zip(which, differentiated):
@@ -265,7 +270,7 @@ class TapeTrace(jax.core.Trace):
         self,
         primitive: jex.Primitive,
         args: Sequence[ArrayLike],
-        params: dict[str, Any],
+        params: dict[str, object],
         inputs: Sequence[ArrayLike],
         error: Exception,
     ) -> object:
@@ -275,7 +280,7 @@ class TapeTrace(jax.core.Trace):
         outs = self._record(args, inputs, outs, raising(error), True, lambda: raising(error))
         return outs if primitive.multiple_results else outs[0]
 
-    def _pass_on(self, primitive: jex.Primitive, args: Sequence[ArrayLike], params: dict[str, Any]) -> Any:
+    def _pass_on(self, primitive: jex.Primitive, args: Sequence[ArrayLike], params: dict[str, object]) -> Any:
         return primitive.bind_with_trace(self.parent_trace, args, [jax.typeof(arg) for arg in args], params)
 
     def _copy(self, array: ArrayLike) -> jax.Array:
@@ -287,11 +292,11 @@ class TapeTrace(jax.core.Trace):
         self,
         args: Sequence[ArrayLike],
         inputs: Sequence[ArrayLike],
-        outs: Iterable[Any],
+        outs: Iterable[jax.Array],
         pullback: Pullback,
         symbolic: bool,
         again: Callable[[], Pullback] | None,
-    ) -> list[Any]:
+    ) -> list[jax.Array]:
         """Keeps a pullback and returns `outs`, each tracked one as an array that was not tracked before."""
         tracked = self.recorder.tracked
         ids: list[int | None] = []
@@ -319,7 +324,7 @@ _CLOSES_OVER = (
 _constants_of: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
 
 
-def _constants(params: dict[str, Any]) -> Iterator[Any]:
+def _constants(params: dict[str, object]) -> Iterator[Any]:
     """Yields the arrays that are constants in the jaxprs of a primitive's parameters, at any depth."""
     for value in params.values():
         for jaxpr in value if isinstance(value, tuple) else (value,):

@@ -27,7 +27,7 @@ class own:
         self._current.__enter__()
         _entered.stack.append(self)
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         _entered.stack.pop()
         self._current.__exit__(*error)
 

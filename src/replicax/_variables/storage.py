@@ -12,28 +12,19 @@ import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from replicax._base import jax_internals, pickling
 from replicax._tracing import lost_values
+from replicax._tracing.state import Watcher
 from replicax._values import ReplicaMesh
 
 Types = list[jax.ShapeDtypeStruct]
 
 no_slots: dict[int, Slot] = {}
-
-
-class Watcher(Protocol):
-    """A compiled program, which is told of changes of the storages that it takes arrays from."""
-
-    def leaves_moved(self) -> None:
-        """Leaves have come to stand in shared vectors, or stand in them no more."""
-
-    def layouts_changed(self) -> None:
-        """Arrays are split over devices in another way."""
 
 
 class SharedStore(ABC):
