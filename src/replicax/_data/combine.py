@@ -53,8 +53,8 @@ class Combined(Order):
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             # Begin one element early, so that each input is begun even if all of its elements are skipped.
             first, raising = max(0, start - 1), reading.with_errors(None)
-            side_by_side = SideBySide([d._make(raising, first) for d in inputs])
-            return itertools.islice(map(structure.unflatten, side_by_side), start - first, None)
+            made = map(structure.unflatten, SideBySide([d._make(raising, first) for d in inputs]))
+            return itertools.islice(made, 1, None) if start else made  # islice ends at an error
 
         made = make if rows is None else rows.elements
         files = max(d._files for d in inputs)
