@@ -217,9 +217,8 @@ class Checkpoint:
         counter: Variable = self._attributes["save_counter"]
         return counter
 
-    def _write(self, path: str, method: str, then: OnWritten | None = None) -> None:
+    def _write(self, path: str, then: OnWritten | None = None) -> None:
         """Writes at this very path; then calls `then`, which adds it to the list of checkpoints."""
-        _refuse_inside(method)
         if self._restoration is not None and self._restoration.unused():
             deferred_restore.apart(functools.partial(self._restoration.settle, late_only=True))
         nodes = object_graph.graph_of(self._parts())
@@ -244,7 +243,8 @@ class Checkpoint:
             CheckpointError: this or another worker of the job could not write it.
         """
         path = path_text(file_prefix, "checkpoint")
-        self._write(path, "write")
+        _refuse_inside("write")
+        self._write(path)
         return path
 
     def save(self, file_prefix: Path, options: object = None) -> str:
@@ -265,7 +265,6 @@ class Checkpoint:
             IsADirectoryError: in that folder there is a folder `checkpoint`, the name of the list of checkpoints.
             CheckpointError: this or another worker of the job could not write it.
         """
-        _refuse_inside("save")
         prefix = path_text(file_prefix, "checkpoint")
         directory = os.path.dirname(prefix) or "."
         before = _files.recorded(directory)
@@ -284,7 +283,7 @@ class Checkpoint:
         self.save_counter.assign_add(1)
         try:
             path = f"{prefix}-{int(self.save_counter) if number is None else number}"
-            self._write(path, "save", then)
+            self._write(path, then)
             return path
         except BaseException:
             self.save_counter.assign_sub(1)

@@ -26,7 +26,6 @@ import numpy as np
 
 from replicax._base import doc_pages
 from replicax._base.atomic_files import Kind, between_renames, changing, existing, read_record, replacing, write_record
-from replicax._base.atomic_files import remove as _remove
 from replicax._base.errors import CheckpointError
 from replicax._base.suppress_output import without_logs
 
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 Path: TypeAlias = str | bytes | os.PathLike[str]
 
+_UNREADABLE = (ValueError, KeyError, TypeError, OSError)  # raised where a record is lost or damaged
 _FORMAT = 1
 _RECORD = "replicax.json"  # the record in a checkpoint's folder
 STATE = "checkpoint"  # the name of the file that names the checkpoints of a folder
@@ -142,7 +142,13 @@ def write(path: str, saved: Saved, listed: bool = False) -> None:
                 except (ValueError, RuntimeError) as error:  # as tensorstore says that the disk is full
                     raise OSError(errno.EIO, str(error)) from error
         os.makedirs(new, exist_ok=True)
-        write_record(os.path.join(new, _RECORD), dict(_content_of(saved, _checksums(new))))
+        arrays: dict[str, ArrayRecord] = {
+            key: {"shape": list(array.shape), "dtype": array.dtype.name} for key, array in saved.arrays.items()
+        }
+        about = {"format": _FORMAT, "token": saved.token, "time": time.time()}
+        write_record(
+            os.path.join(new, _RECORD), {**about, "nodes": saved.nodes, "arrays": arrays, "files": _checksums(new)}
+        )
 
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # it is full, or fails
@@ -171,13 +177,6 @@ def _tensorstore_path(folder: str) -> Iterator[str]:
         link = os.path.join(other, "link")
         os.symlink(folder, link)
         yield link
-
-
-def _content_of(saved: Saved, files: dict[str, int]) -> Record:
-    arrays: dict[str, ArrayRecord] = {
-        key: {"shape": list(array.shape), "dtype": array.dtype.name} for key, array in saved.arrays.items()
-    }
-    return Record(format=_FORMAT, token=saved.token, time=time.time(), nodes=saved.nodes, arrays=arrays, files=files)
 
 
 def _checksums(folder: str) -> dict[str, int]:
@@ -249,7 +248,7 @@ def _check(path: str, place: str) -> Record:
         raise CheckpointError(
             f"{path} was not written by replicax: it has no {_RECORD}. Orbax may be able to read it."
         ) from error
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except _UNREADABLE as error:
         raise _damaged(path, f"{_RECORD} cannot be read ({error})") from error
     if content["format"] != _FORMAT:
         raise CheckpointError(f"{path} has format {content['format']}, which a newer replicax writes and reads.")
@@ -268,9 +267,15 @@ def _damaged(path: str, what: str) -> CheckpointError:
 
 def token_at(path: str) -> str | None:
     """Returns the token of the call that wrote the checkpoint at `path`; None where there is no record."""
+    record = _record_at(existing(path))
+    return None if record is None else record["token"]
+
+
+def _record_at(place: str) -> Record | None:
+    """Returns the record of a checkpoint's folder; None where it is lost or damaged."""
     try:
-        return str(read_record(os.path.join(existing(path), _RECORD))["token"])
-    except (ValueError, KeyError, TypeError, OSError):
+        return cast(Record, read_record(os.path.join(place, _RECORD)))
+    except _UNREADABLE:
         return None
 
 
@@ -310,22 +315,12 @@ def found(directory: str, name: str | None = None) -> dict[str, float]:
     names = os.listdir(directory) if os.path.isdir(directory) else []
     names += [os.path.basename(path) for path in between_renames(directory)]
     paths = [path for path in (os.path.join(directory, n) for n in names) if is_numbered(path, directory, name)]
-    times = {path: _time_of(path) for path in paths if os.path.isfile(os.path.join(existing(path), _RECORD))}
+    times = {}
+    for path, place in ((path, existing(path)) for path in paths):
+        if os.path.isfile(os.path.join(place, _RECORD)):
+            record = _record_at(place)  # since the files of a copy have other times
+            times[path] = os.path.getmtime(place) if record is None else record["time"]
     return dict(sorted(times.items(), key=lambda item: (item[1], int(item[0].rpartition("-")[2]))))
-
-
-def _time_of(path: str) -> float:
-    """Returns the time of writing from the record, since a copy's files have other times."""
-    place = existing(path)
-    try:
-        return float(read_record(os.path.join(place, _RECORD))["time"])
-    except (ValueError, KeyError, TypeError, OSError):
-        return os.path.getmtime(place)
-
-
-def remove(path: str) -> None:
-    """Deletes a checkpoint, at once under its name. Other folders are left alone."""
-    _remove(path, CHECKPOINT)
 
 
 class State(NamedTuple):
@@ -346,7 +341,7 @@ def record(directory: str, state: State, is_ours: Callable[[str], bool], before:
     with changing(directory):
         try:
             there = _indexed(directory, STATE)
-        except _NO_INDEX:
+        except _UNREADABLE:
             there = before or State({})
         paths = {path: at for path, at in there.paths.items() if not is_ours(path) and is_there(path)} | state.paths
         names = [_relative(path, directory) for path in paths]
@@ -364,9 +359,6 @@ def record(directory: str, state: State, is_ours: Callable[[str], bool], before:
 def _relative(path: str, directory: str) -> str:
     inside = os.path.dirname(os.path.abspath(path)) == os.path.abspath(directory)
     return os.path.basename(path) if inside else os.path.abspath(path)
-
-
-_NO_INDEX = (ValueError, KeyError, TypeError, OSError)  # raised by `_indexed` where the file is lost or damaged
 
 
 def _indexed(directory: str, name: str) -> State:
@@ -388,7 +380,7 @@ def recorded(directory: str, name: str = STATE) -> State | None:
         there, problem = found(directory) if name == STATE else {}, "is missing"
         if not there:
             return None
-    except _NO_INDEX as error:
+    except _UNREADABLE as error:
         if glob.glob(os.path.join(glob.escape(directory), "*.index")):
             raise CheckpointError(
                 f"{directory} has checkpoints in TensorFlow's own format, which replicax does not read. Choose another "

@@ -12,7 +12,7 @@ from typing import SupportsIndex, SupportsInt
 
 import numpy as np
 
-from replicax._base.atomic_files import make_folders, path_text
+from replicax._base.atomic_files import make_folders, path_text, remove
 from replicax._base.errors import CheckpointError
 from replicax._checkpoint import files as _files
 from replicax._checkpoint.checkpoint import Checkpoint
@@ -214,10 +214,10 @@ class CheckpointManager:
         self._checked[path] = True
         if wrote:
             self._record()  # before anything is deleted
-        for old in self._sweep():
-            if wrote:
-                _files.remove(old)
+        gone = self._sweep()
         if wrote:
+            for old in gone:
+                remove(old, _files.CHECKPOINT)
             self._record()
 
     def _sweep(self) -> list[str]:

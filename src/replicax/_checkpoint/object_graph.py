@@ -9,6 +9,7 @@ variables have the same graph.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import zlib
 from collections.abc import Hashable, Mapping, Sequence
@@ -34,17 +35,10 @@ _CONTAINERS = (dict, list, tuple)
 def _keyed(tree: Tree) -> dict[Names, Leaf]:
     """Returns the leaves of a pytree by their keys."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
-    keyed = {tuple(_name(key) for key in path): leaf for path, leaf in flat}
+    keyed = {tuple(jax.tree_util.keystr((key,), simple=True) for key in path): leaf for path, leaf in flat}
     if len(keyed) < len(flat):
         raise ValueError(f"Two keys of a pytree have the same name in a checkpoint: {[path for path, _ in flat]}.")
     return keyed
-
-
-def _name(key: object) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
 
 
 def _is_key(dtype: DTypeLike) -> bool:
@@ -328,14 +322,12 @@ def graph_of(parts: Sequence[object]) -> list[Node]:
         children = trackable_children(obj)
         if isinstance(obj, dict) and len(children) < len(obj):
             raise ValueError(f"Two keys of a dict have the same name in a checkpoint: {list(obj)}.")
-        keys: Sequence[Any] | None
-        keys = list(obj) if isinstance(obj, dict) else range(len(obj)) if isinstance(obj, list) else None
-        for index, (name, child) in enumerate(children.items()):
+        for key, (name, child) in zip(obj if isinstance(obj, dict) else itertools.count(), children.items()):
             leaf = _leaf_of(child)
-            if leaf is None and arrays and isinstance(obj, (dict, list)) and keys is not None and is_array_tree(child):
-                leaf = SlotLeaf(obj, keys[index], child)
+            if leaf is None and arrays and isinstance(obj, (dict, list)) and is_array_tree(child):
+                leaf = SlotLeaf(obj, key, child)
             if leaf is None and not has_children(child):
-                if arrays and keys is None and is_array(child):
+                if arrays and isinstance(obj, tuple) and is_array(child):
                     raise ValueError(
                         f"{'.'.join(('(root)', *nodes[number].names))} is a tuple of arrays beside other objects, in "
                         "which `restore` cannot replace them. Use a list."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NoReturn, TypeAlias
 
 import jax
@@ -74,18 +74,22 @@ class Restoration:
     def wait(self) -> None:
         """Waits for objects that are made or attached later, for as long as the present ones live."""
         deferred_restore.wait(self)
-        for part in self._parts:
-            for keeper in [part, *object_graph.trackable_children(part).values()]:
-                if hasattr(keeper, "__dict__") and object_graph.has_children(keeper):
-                    vars(keeper)[_KEPT] = self
+        for keeper in self._keepers():
+            if object_graph.has_children(keeper):
+                vars(keeper)[_KEPT] = self
 
     def stop(self) -> None:
         """Stops waiting for further objects."""
         deferred_restore.done(self)
+        for keeper in self._keepers():
+            if vars(keeper).get(_KEPT) is self:
+                del vars(keeper)[_KEPT]
+
+    def _keepers(self) -> Iterator[object]:
         for part in self._parts:
             for keeper in [part, *object_graph.trackable_children(part).values()]:
-                if getattr(keeper, "__dict__", {}).get(_KEPT) is self:
-                    del vars(keeper)[_KEPT]
+                if hasattr(keeper, "__dict__"):
+                    yield keeper
 
     def _matched(self) -> list[tuple[Node, CheckpointLeaf, int | None]]:
         """Returns the leaves of the objects that are there, each with the number of the saved node of its name."""

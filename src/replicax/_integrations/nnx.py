@@ -24,7 +24,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -32,7 +32,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from replicax._base import doc_pages, foreign_state, jax_internals
-from replicax._base.types import Leaf, Tree, VariableAggregation, VariableSynchronization
+from replicax._base.types import Tree, VariableAggregation, VariableSynchronization
 from replicax._checkpoint.object_graph import PytreeLeaf, VariableLeaf
 from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
@@ -82,8 +82,8 @@ def join() -> None:
     foreign_state.wrap(tree, "_setattr", writing.set_attribute)
     foreign_state.wrap(pytreelib.PytreeState, "__init__", writing.begin)
     tree._replicax_leaf = lambda node: view.has_ours(node)
-    tree._tracked = lambda node: _nested(nnx.to_flat_state(nnx.state(node, variable)))
-    nnx.State._tracked = lambda state: _nested(nnx.to_flat_state(state))  # type: ignore[attr-defined]
+    tree._tracked = lambda node: _nested(nnx.state(node, variable))
+    nnx.State._tracked = _nested  # type: ignore[attr-defined]
     foreign_state.wrap(nnx.metrics.Welford, "update", _update_welford)
     tracers.current_jax_trace = _current_trace(tracers.current_jax_trace)
 
@@ -439,12 +439,10 @@ def _checkpoint_leaf(variable: nnx.Variable) -> PytreeLeaf | None:
     return _NnxLeaf(variable) if _is_arrays(variable.get_raw_value()) else None
 
 
-def _nested(flat: Iterable[tuple[tuple[object, ...], Leaf]]) -> dict[str, Tree]:
-    """Returns a flat state as nested dicts."""
-    nested: dict[str, Tree] = {}
-    for path, leaf in flat:
-        at = nested
-        for key in path[:-1]:
-            at = at.setdefault(str(key), {})
-        at[str(path[-1])] = leaf
+def _nested(state: nnx.State) -> dict[str, Tree]:
+    """Returns the variables of a state in nested dicts."""
+    from flax import nnx
+    from flax.traverse_util import unflatten_dict
+
+    nested: dict[str, Tree] = unflatten_dict({tuple(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)})
     return nested

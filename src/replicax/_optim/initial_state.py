@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -100,15 +100,16 @@ def _run(
     mesh: ReplicaMesh | None,
     cut: bool,
 ) -> list[jax.Array]:
+    rows = [mesh is not None and cut and sharding.is_cut(kind, mesh.size) for kind in kinds]
+
+    def state(leaves: list[jax.Array]) -> list[jax.Array]:
+        results = zip(jex.jaxpr_as_fun(program)(*leaves), kinds)
+        typed = [_of_dtype(leaf, kind.dtype) for leaf, kind in results]
+        return [sharding.as_rows(x, mesh.size) if mesh and is_cut else x for x, is_cut in zip(typed, rows)]
+
     if mesh is None:
-        return list(jax.jit(_strongly_typed(program, kinds))(leaves))
-    rows = [cut and sharding.is_cut(kind, mesh.size) for kind in kinds]
-    state = _strongly_typed(program, kinds)
-
-    def arrays(leaves: list[jax.Array]) -> list[jax.Array]:
-        return [sharding.as_rows(x, mesh.size) if is_cut else x for x, is_cut in zip(state(leaves), rows)]
-
-    whole = jax.jit(arrays, out_shardings=[mesh.stacked if is_cut else mesh.mirrored for is_cut in rows])
+        return list(jax.jit(state)(leaves))
+    whole = jax.jit(state, out_shardings=[mesh.stacked if is_cut else mesh.mirrored for is_cut in rows])
     if mesh.all_local:
         return list(whole(leaves))
     with in_flight.calling(mesh, "initial state") as call:
@@ -118,16 +119,6 @@ def _run(
     return list(made)
 
 
-def _strongly_typed(
-    program: jex.ClosedJaxpr, kinds: list[jax.ShapeDtypeStruct]
-) -> Callable[[list[jax.Array]], list[jax.Array]]:
-    """Returns the program with results that are not weakly typed, also where they are Python numbers."""
-
-    def cast(leaf: jax.Array, kind: jax.ShapeDtypeStruct) -> jax.Array:
-        is_key = jax.dtypes.issubdtype(kind.dtype, jax.dtypes.extended)
-        return leaf if is_key else jnp.asarray(leaf).astype(kind.dtype)
-
-    def state(leaves: list[jax.Array]) -> list[jax.Array]:
-        return [cast(leaf, kind) for leaf, kind in zip(jex.jaxpr_as_fun(program)(*leaves), kinds)]
-
-    return state
+def _of_dtype(leaf: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
+    """Returns an array that is not weakly typed, also of a Python number."""
+    return leaf if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else jnp.asarray(leaf).astype(dtype)
