@@ -30,10 +30,7 @@ SetState: TypeAlias = Callable[[tuple[Tree, ...]], None]
 
 
 class _Negation(threading.local):
-    """The last tensor that `not` returned, and its operand."""
-
-    def __init__(self) -> None:
-        self.last: tuple[jax.Array | None, object] = (None, None)
+    last: tuple[jax.Array | None, object] = (None, None)  # the last tensor that `not` returned, and its operand
 
 
 _negation = _Negation()

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 
 class _Saving(threading.local):
-    def __init__(self) -> None:
-        self.by_all = False  # True while a callback saves, which all workers do
+    by_all = False  # True while a callback saves, which all workers do
 
 
 _saving = _Saving()

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 
 class _Fitting(threading.local):
-    def __init__(self) -> None:
-        self.strategy: Any = None  # of the model whose loop runs
+    strategy: Any = None  # of the model whose loop runs
 
 
 _fitting = _Fitting()
@@ -320,14 +319,6 @@ def _by_super(
     return step(model, *args, **kwargs)
 
 
-def _run_on_replicas(
-    model: keras.Model, step: Callable[[Tree], Tree], combine: Callable[[Tree], Tree]
-) -> Callable[[Tree], Tree]:
-    strategy = strategy_of(model)
-
-    return lambda data: combine(strategy.run(step, args=(data,)))
-
-
 def _spread(model: keras.Model, data: Tree) -> Tree:
     """Returns a batch that the user passed, distributed over the replicas."""
     if any(isinstance(leaf, DistributedValues) for leaf in nest.leaves(data)):
@@ -400,21 +391,22 @@ def _with_logs(model: keras.Model, name: str, ours: Callable[..., Tree], states:
             return first
         return strategy.reduce("MEAN", log, axis=None)
 
-    step = _run_on_replicas(model, _step_of(model, name, ours), logs_of)
-    return _loop(model, step, None, states)
+    step = _step_of(model, name, ours)
+    return _loop(model, lambda data: logs_of(strategy.run(step, args=(data,))), None, states)
 
 
 def _with_outputs(model: keras.Model) -> Callable[..., Tree]:
     strategy = strategy_of(model)
 
-    def gathered(outputs: Tree) -> Tree:
-        return nest.map_structure(lambda x: strategy.gather(x, axis=0), outputs)
+    step = _step_of(model, "predict_step", _predict_step)
+
+    def gathered(data: Tree) -> Tree:
+        return nest.map_structure(lambda x: strategy.gather(x, axis=0), strategy.run(step, args=(data,)))
 
     def joined(outputs: list[Tree]) -> Tree:
         return outputs[0] if len(outputs) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *outputs)
 
-    step = _run_on_replicas(model, _step_of(model, "predict_step", _predict_step), gathered)
-    return _loop(model, step, joined, 2)
+    return _loop(model, gathered, joined, 2)
 
 
 def _maker(

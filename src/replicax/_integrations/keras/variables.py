@@ -51,9 +51,8 @@ _AGGREGATION = {
 
 
 class _Making(threading.local):
-    def __init__(self) -> None:
-        # The aggregation of state that each replica has for itself, such as a weight that is not trained.
-        self.own: VariableAggregation | None = None
+    # The aggregation of state that each replica has for itself, such as a weight that is not trained.
+    own: VariableAggregation | None = None
 
 
 _making = _Making()
