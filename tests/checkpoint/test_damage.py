@@ -163,12 +163,14 @@ def read_state(folder):
     return [np.asarray(x).tolist() for x in iterator] == [np.asarray(x).tolist() for x in expected]
 
 
+NO_RECORD = FileNotFoundError, FileExistsError  # without its record a folder is no saved dataset
+
 FORMATS = {
     "checkpoint": (write_checkpoint, read_checkpoint, rx.CheckpointError),
-    "saved dataset": (write_dataset, read_dataset, rx.DataLossError),
-    "saved dataset, GZIP": (lambda folder: write_dataset(folder, "GZIP"), read_dataset, rx.DataLossError),
+    "saved dataset": (write_dataset, read_dataset, (rx.DataLossError, *NO_RECORD)),
+    "saved dataset, GZIP": (lambda folder: write_dataset(folder, "GZIP"), read_dataset, (rx.DataLossError, *NO_RECORD)),
     "cache file": (write_cache, read_cache, (rx.DataLossError, IsADirectoryError)),
-    "snapshot": (write_snapshot, read_snapshot, rx.DataLossError),
+    "snapshot": (write_snapshot, read_snapshot, (rx.DataLossError, *NO_RECORD)),
     "list of checkpoints": (write_index, read_index, ()),  # the newest is found whatever it says
     "state of an iterator": (write_state, read_state, (rx.InvalidArgumentError, FileNotFoundError, IsADirectoryError)),
 }

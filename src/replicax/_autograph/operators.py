@@ -218,7 +218,7 @@ class _For(NamedTuple):
             self.body(target)
         elif truth is not False:
             code = functools.partial(self.body, target)
-            if_stmt(truth, code, _nothing, self.get_state, self.set_state, self.names, len(self.names))
+            if_stmt(truth, code, lambda: None, self.get_state, self.set_state, self.names, len(self.names))
 
     def over_python(self, values: Iterable[Tree]) -> None:
         iterator, guarded = iter(values), 0
@@ -263,10 +263,6 @@ class _For(NamedTuple):
             return cond_and_loops.while_loop(tested, repeated, (jnp.zeros((), jnp.int32), *init), names)[1:]
 
         _in_program(self.get_state, self.set_state, looped)
-
-
-def _nothing() -> None:
-    pass
 
 
 def ld(value: Tree) -> Tree:

@@ -170,7 +170,7 @@ def recomputed(f: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str,
         return f(*args, **kwargs)
     if not isinstance(frames.frame(), frames.TraceFrame):  # in a `jax.jit` of the user's
         return jax.checkpoint(lambda *args, **kwargs: f(*args, **kwargs))(*args, **kwargs)
-    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=_is_whole)
+    leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=lambda x: x is None or active_tapes.is_variable(x))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
 
     def code(*tracers: jax.Array) -> tuple[Tree]:
@@ -189,10 +189,6 @@ def recomputed(f: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str,
     results, after = jax.checkpoint(run)(arrays, state)
     write(written, after)
     return block.values[0].rebuilt(results)
-
-
-def _is_whole(leaf: Tree) -> bool:
-    return leaf is None or active_tapes.is_variable(leaf)
 
 
 # Loops.

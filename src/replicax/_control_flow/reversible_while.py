@@ -67,9 +67,8 @@ def differentiable(
         given = [x for x, y in zip(jax.tree.leaves(cotangents), jax.tree.leaves(kept)) if _is_inexact(y)]
         start = count - 1, given, [jnp.zeros_like(x) for x in _inexact(operands)]
         _, of_carry, of_operands = lax.while_loop(lambda state: state[0] >= 0, back, start)
-        return _merged(operands, of_operands, others=_no_gradient), _merged(
-            jax.tree.map(lambda x: x[0], kept), of_carry, others=_no_gradient
-        )
+        first = jax.tree.map(lambda x: x[0], kept)
+        return _merged(operands, of_operands, others=_no_gradient), _merged(first, of_carry, others=_no_gradient)
 
     whole = jax.custom_vjp(loop)
     whole.defvjp(forward, backward)
