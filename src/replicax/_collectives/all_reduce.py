@@ -28,11 +28,12 @@ from replicax._values import AXIS
 
 
 class Kind(Protocol):
-    """An array, or what is known of one."""
+    """The shape and dtype of an array, such as the array itself has."""
 
     @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
     def size(self) -> int: ...
-
     @property
     def dtype(self) -> np.dtype: ...
 
@@ -52,7 +53,7 @@ class Packing(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Returns whether somebody has asked for other messages than one for each dtype."""
+        """True if somebody has asked for other messages than one for each dtype."""
         return self.packs != 1 or self.pack_bytes > 0
 
     def groups(self, leaves: Sequence[Kind]) -> list[list[int]]:
@@ -102,7 +103,8 @@ def all_reduce(leaves: Sequence[jax.Array], packing: Packing) -> list[jax.Array]
         return list(leaves)
     if not packing.apart and not optimizes_programs():
         return [packing.add(leaf) for leaf in leaves]
-    return all_reduce_p.bind(*leaves, packing=packing)
+    sums: list[jax.Array] = all_reduce_p.bind(*leaves, packing=packing)
+    return sums
 
 
 def _messages(*leaves: jax.Array, packing: Packing) -> list[jax.Array]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +16,11 @@ from replicax._base.array_conversion import as_array
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import has_64_bit_types
-from replicax._base.types import ReduceOp, check_reduction_axis
+from replicax._base.types import Leaf, ReduceOp, check_reduction_axis
 from replicax._tracing import frames
 from replicax._values import (
     AXIS,
+    Kind,
     Mirrored,
     PerReplica,
     component_count,
@@ -29,16 +31,8 @@ from replicax._values import (
     traced_component,
 )
 
-Reducible = jax.Array | IndexedSlices  # a replica's part of a sum
-
-
-class HasShape(Protocol):
-    """An array of a replica, or what is known of one."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> np.dtype: ...
+Reducible: TypeAlias = jax.Array | IndexedSlices  # a replica's part of a sum
+Axis: TypeAlias = int | tuple[int, ...]  # along which components are reduced
 
 
 def mean_dtype(dtype: np.dtype) -> np.dtype:
@@ -57,7 +51,7 @@ def divided(total: jax.Array, count: ArrayLike, dtype: np.dtype) -> jax.Array:
 
 def is_wider(dtype: np.dtype, narrow: np.dtype | None) -> bool:
     """Returns whether `narrow` is asked for and narrower than this dtype, both being real floating point."""
-    return narrow is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits > narrow.itemsize * 8
+    return narrow is not None and jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize > narrow.itemsize
 
 
 def narrowed(op: ReduceOp, leaf: jax.Array, count: int, narrow: np.dtype | None) -> jax.Array:
@@ -78,7 +72,7 @@ def check_numeric(dtype: np.dtype) -> None:
         )
 
 
-def check_alike(parts: Sequence[HasShape], free_axis: int | None = None) -> None:
+def check_alike(parts: Sequence[Kind], free_axis: int | None = None) -> None:
     """Raises `InvalidArgumentError` if the arrays differ in dtype, or in shape other than along `free_axis`."""
     dtypes = [str(part.dtype) for part in parts]
     if len(set(dtypes)) > 1:
@@ -129,7 +123,7 @@ def add(parts: Sequence[jax.Array]) -> jax.Array:
 
 def reduce_parts(
     op: ReduceOp,
-    parts: Sequence[Any],
+    parts: Sequence[Leaf],
     add: Callable[[Sequence[jax.Array]], jax.Array] = add,
     narrow: np.dtype | None = None,
 ) -> Reducible:
@@ -154,24 +148,34 @@ def reduce_parts(
     return divided(total, len(parts), dtype) if op is ReduceOp.MEAN else total
 
 
-def reduce_along(op: ReduceOp, parts: Sequence[ArrayLike], axis: int | tuple[int, ...]) -> jax.Array:
+def axes_of(axis: Axis) -> tuple[int, ...]:
+    """Returns the axes that a reduction is along."""
+    return axis if isinstance(axis, tuple) else (axis,)
+
+
+def count_along(shape: Sequence[int], axis: Axis) -> int:
+    """Returns the number of elements of which a reduction along `axis` makes one."""
+    return math.prod(shape[one] for one in axes_of(axis))
+
+
+def reduce_along(op: ReduceOp, parts: Sequence[ArrayLike], axis: Axis) -> jax.Array:
     """Reduces each component along `axis`, then all of them; the mean weighs every element equally."""
     check_reduction_axis(axis)
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    sums, count = [], 0
+    sums = []
     arrays = [as_array(part) for part in parts]
     for part in arrays:
         check_numeric(part.dtype)
-        for one in axes:
+        for one in axes_of(axis):
             if not -part.ndim <= one < part.ndim:
                 raise ValueError(
                     f"Invalid reduction dimension {one} for input with {part.ndim} dimensions (shape {part.shape})."
                 )
-        sums.append(jnp.sum(part, axis=axes, dtype=part.dtype))
-        count += int(np.prod([part.shape[one] for one in axes], dtype=np.int64))
+        sums.append(jnp.sum(part, axis=axis, dtype=part.dtype))
     check_alike(sums)
     total = add(sums)
-    return divided(total, count, arrays[0].dtype) if op is ReduceOp.MEAN else total
+    if op is ReduceOp.SUM:
+        return total
+    return divided(total, sum(count_along(part.shape, axis) for part in arrays), arrays[0].dtype)
 
 
 def sum_of_rows(stacked: jax.Array, axes: tuple[int, ...] = ()) -> jax.Array:
@@ -190,13 +194,13 @@ def local_sum(leaf: jax.Array, groups: Sequence[Sequence[int]] | None = None) ->
     if lax.axis_size(AXIS) == 1:
         return leaf
     several_axes = len(jax.sharding.get_abstract_mesh().axis_names) > 1
-    if leaf.dtype == jnp.bfloat16 and several_axes and jax.default_backend() == "cpu":
-        # XLA's compiler for the CPU, up to the one of JAX 0.12, aborts the process over such a sum in bfloat16.
-        return lax.psum(leaf.astype(jnp.float32), AXIS, axis_index_groups=groups).astype(leaf.dtype)
-    return lax.psum(leaf, AXIS, axis_index_groups=groups)
+    # XLA's compiler for the CPU, up to the one of JAX 0.12, aborts the process over such a sum in bfloat16.
+    wide = leaf.dtype == jnp.bfloat16 and several_axes and jax.default_backend() == "cpu"
+    total: jax.Array = lax.psum(leaf.astype(jnp.float32) if wide else leaf, AXIS, axis_index_groups=groups)
+    return total.astype(leaf.dtype) if wide else total
 
 
-def first_component(leaf: Any) -> Any:
+def first_component(leaf: Leaf) -> Leaf:
     """Returns replica 0's component of a distributed value, anywhere; another value as it is."""
     if not isinstance(leaf, (PerReplica, Mirrored)):
         return leaf
@@ -205,7 +209,7 @@ def first_component(leaf: Any) -> Any:
     return traced_component(leaf) if isinstance(leaf, Mirrored) else first_replica(traced_component(leaf))
 
 
-def first_replica(leaf: Any) -> Any:
+def first_replica(leaf: Leaf) -> Leaf:
     """Returns replica 0's value on every replica, inside of compiled code."""
     if isinstance(leaf, IndexedSlices):
         return IndexedSlices(first_replica(leaf.values), first_replica(leaf.indices), leaf.dense_shape)
@@ -221,7 +225,8 @@ def local_gather(leaf: jax.Array, axis: int, groups: Sequence[Sequence[int]] | N
     if lax.axis_size(AXIS) == 1:
         return leaf
     if (gathers := frames.frame().gathers) is not None:
-        return gathers(leaf, axis)
+        of_all: jax.Array = gathers(leaf, axis)
+        return of_all
     return gathered_alike(leaf, axis, groups)
 
 
@@ -229,34 +234,46 @@ def gathered_alike(leaf: jax.Array, axis: int, groups: Sequence[Sequence[int]] |
     """Returns the concatenation of values of one shape; an empty one as it is, since XLA does not gather it."""
     if leaf.shape[axis] == 0:
         return leaf
-    return lax.all_gather(leaf, AXIS, axis=axis, tiled=True, axis_index_groups=groups)
+    of_all: jax.Array = lax.all_gather(leaf, AXIS, axis=axis, tiled=True, axis_index_groups=groups)
+    return of_all
+
+
+def reduce_dense(
+    op: ReduceOp,
+    leaves: Sequence[jax.Array],
+    size: int,
+    add_up: Callable[[list[jax.Array]], Sequence[jax.Array]],
+    narrow: np.dtype | None = None,
+) -> list[jax.Array]:
+    """Returns the sums or means over the replicas of one replica's dense leaves.
+
+    `add_up` gets those that are wider than `narrow` in that dtype.
+    """
+    for leaf in leaves:
+        check_numeric(leaf.dtype)
+    narrow_ones = [size > 1 and is_wider(leaf.dtype, narrow) for leaf in leaves]
+    sent = [narrowed(op, leaf, size, narrow) if narrows else leaf for leaf, narrows in zip(leaves, narrow_ones)]
+    results = []
+    for leaf, total, narrows in zip(leaves, add_up(sent) if sent else (), narrow_ones):
+        if narrows:
+            results.append(total.astype(leaf.dtype))
+        else:
+            results.append(divided(total, size, leaf.dtype) if op is ReduceOp.MEAN else total)
+    return results
 
 
 def local_reduce(
     op: ReduceOp,
     leaves: Sequence[Reducible],
     size: int,
-    reduce_dense: Callable[[list[jax.Array]], Sequence[jax.Array]],
+    add_up: Callable[[list[jax.Array]], Sequence[jax.Array]],
     narrow: np.dtype | None = None,
 ) -> list[Reducible]:
-    """Returns the sums or means over the replicas of one replica's leaves.
+    """Does as `reduce_dense` for leaves some of which may be sparse; those are gathered."""
 
-    `reduce_dense` adds up the dense ones, of which those wider than `narrow` are of that dtype then.
-    """
-    dense = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, IndexedSlices)}
-    for leaf in dense.values():
-        check_numeric(leaf.dtype)
-    results = list(leaves)
-    narrow_ones = {i for i, leaf in dense.items() if size > 1 and is_wider(leaf.dtype, narrow)}
-    sent = [narrowed(op, leaf, size, narrow) if i in narrow_ones else leaf for i, leaf in dense.items()]
-    for (i, leaf), total in zip(dense.items(), reduce_dense(sent) if dense else ()):
-        dtype = leaf.dtype
-        if i in narrow_ones:
-            results[i] = total.astype(dtype)
-        else:
-            results[i] = divided(total, size, dtype) if op is ReduceOp.MEAN else total
-    for i, slices in enumerate(leaves):
-        if isinstance(slices, IndexedSlices):
-            values = slices.values / size if op is ReduceOp.MEAN else slices.values
-            results[i] = IndexedSlices(local_gather(values, 0), local_gather(slices.indices, 0), slices.dense_shape)
-    return results
+    def gathered(slices: IndexedSlices) -> IndexedSlices:
+        values = slices.values / size if op is ReduceOp.MEAN else slices.values
+        return IndexedSlices(local_gather(values, 0), local_gather(slices.indices, 0), slices.dense_shape)
+
+    dense = iter(reduce_dense(op, [x for x in leaves if not isinstance(x, IndexedSlices)], size, add_up, narrow))
+    return [gathered(leaf) if isinstance(leaf, IndexedSlices) else next(dense) for leaf in leaves]

@@ -22,6 +22,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from replicax._base import devices, jax_internals, nest
+from replicax._base.array_conversion import as_array
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.optimizing import optimizes_programs
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, as_integer, as_options
@@ -54,12 +55,12 @@ class VariableLike(Protocol):
 
 
 def is_variable(value: object) -> TypeGuard[VariableLike]:
-    """Whether `value` is a `Variable`; known by a mark, since variables stand above this module."""
+    """Returns whether `value` is a `Variable`; known by a mark, since variables stand above this module."""
     return bool(getattr(value, "_replicax_variable", False))
 
 
 def placed(value: Leaf, destinations: object) -> Leaf:
-    """`value` where `destinations` says: mirrored where that is a distributed value or variable, else on its device."""
+    """Returns `value` where `destinations` is: mirrored for a distributed value or variable, else on its device."""
     mesh: ReplicaMesh | None = getattr(destinations, "_mesh", None)
     if isinstance(value, jax.core.Tracer):
         local = mesh is not None and isinstance(destinations, DistributedValues)
@@ -95,7 +96,7 @@ class CrossDeviceOps:
         destinations: object,
         options: CommunicationOptions | None = None,
     ) -> Leaf:
-        """The sum or mean of the components, placed at the destinations.
+        """Returns the sum or mean of the components, placed at the destinations.
 
         Args:
             reduce_op: a `ReduceOp`; names are not taken here.
@@ -118,7 +119,7 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[tuple[Leaf, object]],
         options: CommunicationOptions | None = None,
     ) -> list[Leaf]:
-        """`reduce` of several (value, destinations) pairs together; the results in their order."""
+        """Reduces several (value, destinations) pairs together; returns the results in their order."""
         _check_op(reduce_op)
         if not isinstance(value_destination_pairs, (list, tuple)) or not all(
             isinstance(pair, tuple) and len(pair) == 2 for pair in value_destination_pairs
@@ -131,14 +132,14 @@ class CrossDeviceOps:
         return self.batch_reduce_implementation(reduce_op, pairs, options) if pairs else []
 
     def broadcast(self, tensor: Leaf, destinations: object) -> Leaf:
-        """A copy of `tensor` at the destinations."""
+        """Returns a copy of `tensor` at the destinations."""
         check_destinations(destinations)
         return self.broadcast_implementation(tensor, destinations)
 
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: object, options: CommunicationOptions
     ) -> Leaf:
-        """For subclasses: what `reduce` does after it has checked its arguments."""
+        """Does as `reduce`, with arguments that are checked; for subclasses to implement."""
         raise NotImplementedError("_reduce method must be implemented in descendants.")
 
     def batch_reduce_implementation(
@@ -147,17 +148,17 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[tuple[PerReplica, object]],
         options: CommunicationOptions,
     ) -> list[Leaf]:
-        """For subclasses: what `batch_reduce` does after it has checked its arguments."""
+        """Does as `batch_reduce`, with arguments that are checked; for subclasses to implement."""
         raise NotImplementedError("batch_reduce_implementation method must be implemented in descendants.")
 
     def broadcast_implementation(self, tensor: Leaf, destinations: object) -> Leaf:
-        """For subclasses: what `broadcast` does after it has checked its arguments."""
-        return placed(arithmetic.as_array(tensor), destinations)
+        """Does as `broadcast`, with arguments that are checked; subclasses may implement it."""
+        return placed(as_array(tensor), destinations)
 
     def _local_reduce(
         self, op: ReduceOp, leaves: Sequence[Reducible], mesh: ReplicaMesh, options: CommunicationOptions
     ) -> list[Reducible]:
-        """One replica's leaves, combined with the others' while a replica function is traced."""
+        """Returns one replica's leaves combined with the others', while a replica function is traced."""
         values = [of_traced(PerReplica, leaf, mesh) for leaf in leaves]
         results = self.batch_reduce(op, [(value, value) for value in values], options)
         return [result if traced_component(result) is None else traced_component(result) for result in results]
@@ -166,9 +167,12 @@ class CrossDeviceOps:
 class AllReduceCrossDeviceOps(CrossDeviceOps):
     """Combines by all-reduce: every replica has the result at once."""
 
+    _name = "All-reduce"  # as errors call it
     _halves = False  # whether within halves of the replicas first
 
     def __init__(self, num_packs: int = 1):
+        if as_integer("num_packs", num_packs) < 0:
+            raise ValueError(f"{self._name} requires num_packs >= 0, but {num_packs} is specified")
         self._num_packs = num_packs
         self._programs: dict[Hashable, Callable[..., Sequence[jax.Array]]] = {}
 
@@ -178,35 +182,34 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
     def _local_reduce(
         self, op: ReduceOp, leaves: Sequence[Reducible], mesh: ReplicaMesh, options: CommunicationOptions
     ) -> list[Reducible]:
-        reduce_dense = functools.partial(all_reduce, packing=self._packing(options))
-        return arithmetic.local_reduce(op, leaves, mesh.size, reduce_dense, options.reduction_dtype)
+        add_up = functools.partial(all_reduce, packing=self._packing(options))
+        return arithmetic.local_reduce(op, leaves, mesh.size, add_up, options.reduction_dtype)
 
     def _local_parts(
         self, op: ReduceOp, leaves: Sequence[jax.Array], mesh: ReplicaMesh, options: CommunicationOptions
     ) -> list[Reducible | sharding.Part]:
-        """As `_local_reduce`, but each replica gets only its part of what is cut (see `_collectives.sharding`)."""
+        """Does as `_local_reduce`, but each replica gets only its part of what is cut (see `_collectives.sharding`)."""
 
         def scatter(block: jax.Array) -> jax.Array:
             if mesh.all_local or mesh.devices[0].platform != "cpu":
-                return lax.psum_scatter(block, AXIS)
+                own: jax.Array = lax.psum_scatter(block, AXIS)
+                return own
             # Gloo gives up a reduce-scatter when a process is 30 seconds late, whatever limit JAX is given.
-            return lax.dynamic_index_in_dim(arithmetic.local_sum(block), lax.axis_index(AXIS), keepdims=False)
+            return sharding.own_row(arithmetic.local_sum(block))
 
-        def reduce_dense(sent: list[jax.Array]) -> list[jax.Array]:
+        def add_up(sent: list[jax.Array]) -> list[jax.Array]:
             return sharding.sums(sent, mesh.size, self._packing(options), scatter)
 
         cut = [i for i, leaf in enumerate(leaves) if sharding.is_cut(leaf, mesh.size)]
         others = [i for i in range(len(leaves)) if i not in cut]
         large, small = [leaves[i] for i in cut], [leaves[i] for i in others]
-        parts = arithmetic.local_reduce(op, large, mesh.size, reduce_dense, options.reduction_dtype)
+        parts = arithmetic.reduce_dense(op, large, mesh.size, add_up, options.reduction_dtype)
         results: dict[int, Reducible | sharding.Part] = dict(zip(others, self._local_reduce(op, small, mesh, options)))
         results |= {i: sharding.Part(part, leaves[i].shape) for i, part in zip(cut, parts)}
         return [results[i] for i in range(len(leaves))]
 
-    def _gathered(
-        self, values: Sequence[jax.Array | sharding.Part | sharding.Same], options: CommunicationOptions
-    ) -> list[jax.Array]:
-        """One replica's values, those that are parts gathered from all of them."""
+    def _gathered(self, values: Sequence[sharding.Value], options: CommunicationOptions) -> list[jax.Array]:
+        """Returns one replica's values, those that are parts gathered from all of them."""
         return sharding.gathered(values, self._packing(options))
 
     def reduce_implementation(
@@ -237,7 +240,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
 
     @staticmethod
     def _in_step(values: list[PerReplica], mesh: ReplicaMesh) -> bool:
-        """Whether all values have a global form, in other processes as well."""
+        """Returns whether all values have a global form, in other processes as well."""
         parts = [value.values for value in values if not is_whole(value)]
         if not mesh.all_local and parts and not any(isinstance(part[0], IndexedSlices) for part in parts):
             cross_process.agree(mesh, "all_reduce", *parts)
@@ -246,7 +249,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
     def _run(
         self, op: ReduceOp, values: list[PerReplica], mesh: ReplicaMesh, options: CommunicationOptions
     ) -> list[Mirrored]:
-        """The compiled program, at once. Results are mirrored."""
+        """Runs the compiled program at once; returns mirrored results."""
         stacked = tuple(is_whole(value) or not mesh.lone for value in values)  # a lone component goes in as it is
         given = [
             global_array(value) if rows else cross_process.given(mesh, value.values)
@@ -291,10 +294,7 @@ class NcclAllReduce(AllReduceCrossDeviceOps):
         ValueError: `num_packs` is negative.
     """
 
-    def __init__(self, num_packs: int = 1):
-        if as_integer("num_packs", num_packs) < 0:
-            raise ValueError(f"NCCL all-reduce requires num_packs >= 0, but {num_packs} is specified")
-        super().__init__(num_packs)
+    _name = "NCCL all-reduce"
 
 
 class HierarchicalCopyAllReduce(AllReduceCrossDeviceOps):
@@ -310,12 +310,8 @@ class HierarchicalCopyAllReduce(AllReduceCrossDeviceOps):
         ValueError: `num_packs` is negative.
     """
 
+    _name = "HierarchicalCopy"
     _halves = True
-
-    def __init__(self, num_packs: int = 1):
-        if as_integer("num_packs", num_packs) < 0:
-            raise ValueError(f"HierarchicalCopy requires num_packs >= 0, but {num_packs} is specified")
-        super().__init__(num_packs)
 
 
 class ReductionToOneDevice(CrossDeviceOps):
@@ -343,7 +339,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         parts: Sequence[Leaf] = per_replica_value.values
         if self._device is not None and not isinstance(parts[0], IndexedSlices):
             device = devices.find_device(self._device)
-            parts = [jax.device_put(arithmetic.as_array(part), device) for part in parts]
+            parts = [jax.device_put(as_array(part), device) for part in parts]
         total = arithmetic.reduce_parts(
             reduce_op, parts, lambda values: self._accumulate(list(values)), options.reduction_dtype
         )
@@ -362,11 +358,11 @@ class ReductionToOneDevice(CrossDeviceOps):
     def _local_reduce(
         self, op: ReduceOp, leaves: Sequence[Reducible], mesh: ReplicaMesh, options: CommunicationOptions
     ) -> list[Reducible]:
-        def reduce_dense(dense: list[jax.Array]) -> list[jax.Array]:
+        def add_up(dense: list[jax.Array]) -> list[jax.Array]:
             gathered = [arithmetic.local_gather(leaf[None], 0) for leaf in dense]
-            return [self._accumulate([everyone[i] for i in range(mesh.size)]) for everyone in gathered]
+            return [self._accumulate([parts[i] for i in range(mesh.size)]) for parts in gathered]
 
-        return arithmetic.local_reduce(op, leaves, mesh.size, reduce_dense, options.reduction_dtype)
+        return arithmetic.local_reduce(op, leaves, mesh.size, add_up, options.reduction_dtype)
 
 
 def _check_op(reduce_op: object) -> None:
@@ -375,7 +371,7 @@ def _check_op(reduce_op: object) -> None:
 
 
 def check_destinations(destinations: object) -> None:
-    """`ValueError` where there are none."""
+    """Raises `ValueError` where there are none."""
     if destinations is None:
         raise ValueError(_DESTINATIONS)
 
@@ -390,4 +386,4 @@ def _as_per_replica(value: Leaf) -> PerReplica:
         return value
     if isinstance(value, (IndexedSlices, nest.LeafBase)):
         return PerReplica((value,))
-    return PerReplica((arithmetic.as_array(value),))
+    return PerReplica((as_array(value),))

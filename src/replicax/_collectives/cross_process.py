@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +22,15 @@ from replicax._base import jax_internals, suppress_output
 from replicax._base.array_conversion import as_array
 from replicax._base.errors import ReplicaError
 from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.types import ReduceOp
+from replicax._base.types import Leaf, ReduceOp
 from replicax._collectives import arithmetic, in_flight
 from replicax._job import exchange, state
-from replicax._values import AXIS, PerReplica, ReplicaMesh, as_rows, is_array, mesh_of, note_kinds
+from replicax._values import AXIS, Array, Kind, PerReplica, ReplicaMesh, as_rows, is_array, mesh_of, note_kinds
 
-Array = jax.Array | np.ndarray | np.generic
-OfRows = Callable[[jax.Array], jax.Array]
+OfRows: TypeAlias = Callable[[jax.Array], jax.Array]
 
 
-def _described(part: Any) -> str:
+def _described(part: object) -> str:
     return f"{part.dtype}{list(part.shape)}" if is_array(part) else type(part).__name__
 
 
@@ -125,7 +124,7 @@ def _first_to(sharding: NamedSharding) -> OfRows:
     return jax.jit(_first_row, out_shardings=sharding)
 
 
-def given(mesh: ReplicaMesh, parts: Sequence[Any]) -> jax.Array:
+def given(mesh: ReplicaMesh, parts: Sequence[Leaf]) -> jax.Array:
     """Returns the local components as a program's input; a single one as it is, which is quickest."""
     if not mesh.lone:
         return mesh.stack(parts)
@@ -149,7 +148,8 @@ def connect(mesh: ReplicaMesh) -> None:
 
 def _through_bits(key: jax.Array, change: OfRows) -> jax.Array:
     """Returns random keys whose bits went through `change`."""
-    return jax.random.wrap_key_data(change(jax.random.key_data(key)), impl=jax.random.key_impl(key))
+    changed: jax.Array = jax.random.wrap_key_data(change(jax.random.key_data(key)), impl=jax.random.key_impl(key))
+    return changed
 
 
 def _is_key(array: Array) -> bool:
@@ -179,14 +179,14 @@ def from_first_laid_out(mesh: ReplicaMesh, whole: jax.Array, layout: PartitionSp
 
     stacked = jax.make_array_from_callback((mesh.size, *host.shape), rows, part)
     with in_flight.calling(mesh, what, [stacked]) as call:
-        call.output = _first_to(NamedSharding(mesh.mesh, layout))(stacked)
-    return call.output
+        call.output = laid_out = _first_to(NamedSharding(mesh.mesh, layout))(stacked)
+    return laid_out
 
 
 def all_parts(mesh: ReplicaMesh, parts: Sequence[jax.Array], axis: int) -> list[jax.Array]:
     """Returns the components of all workers, which may differ in size along `axis`."""
     described = _descriptions(mesh, "gather", [parts])
-    shapes: Sequence[arithmetic.HasShape] = [*parts[:1]] * mesh.size
+    shapes: Sequence[Kind] = [*parts[:1]] * mesh.size
     if described:
         shapes = [_Shape(text) for text in described[0]]
     arithmetic.check_alike(shapes, free_axis=axis)
@@ -206,7 +206,7 @@ def gather_sizes(mesh: ReplicaMesh, sizes: Sequence[int]) -> list[int]:
     return [int(size) for size in mesh.by_replica([text.split(",") for text in told])]
 
 
-def reduced(op: ReduceOp, parts: Sequence[Any], mesh: ReplicaMesh) -> arithmetic.Reducible:
+def reduced(op: ReduceOp, parts: Sequence[Leaf], mesh: ReplicaMesh) -> arithmetic.Reducible:
     """Returns the sum or mean over all workers' components; sparse ones are concatenated."""
     if isinstance(parts[0], IndexedSlices):
         values = all_parts(mesh, [part.values for part in parts], 0)
@@ -223,14 +223,11 @@ def _sum(parts: Sequence[Array], mesh: ReplicaMesh) -> jax.Array:
     return _run(arithmetic.sum_of_rows, "reduce", mesh, parts)
 
 
-def reduced_along(
-    op: ReduceOp, parts: Sequence[ArrayLike], axis: int | tuple[int, ...], mesh: ReplicaMesh
-) -> jax.Array:
+def reduced_along(op: ReduceOp, parts: Sequence[ArrayLike], axis: arithmetic.Axis, mesh: ReplicaMesh) -> jax.Array:
     """Reduces each component along `axis`, then all workers'; the mean weighs every element equally."""
     arrays = [as_array(part) for part in parts]
     total = _sum([arithmetic.reduce_along(ReduceOp.SUM, [array], axis) for array in arrays], mesh)
     if op is ReduceOp.SUM:
         return total
-    axes = axis if isinstance(axis, tuple) else (axis,)
-    counts = [int(np.prod([array.shape[one] for one in axes], dtype=np.int64)) for array in arrays]
+    counts = [arithmetic.count_along(array.shape, axis) for array in arrays]
     return arithmetic.divided(total, sum(gather_sizes(mesh, counts)), arrays[0].dtype)

@@ -13,12 +13,13 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import jax
 
+from replicax._base.types import Tree
 from replicax._job import state
 from replicax._job.call_log import CollectiveCall, is_small
+from replicax._values import ReplicaMesh
 
 LIMIT = 16
 
@@ -26,8 +27,8 @@ _in_flight: collections.deque[tuple[jax.Array, CollectiveCall | None]] = collect
 _lock = threading.Lock()
 
 
-def shapes(arrays: Iterable[tuple[Any, Sequence[int]]]) -> str:
-    """Dtypes and shapes, as they stand behind a label; not all, where there are many.
+def shapes(arrays: Iterable[tuple[object, Sequence[int]]]) -> str:
+    """Returns dtypes and shapes, as they stand behind a label; not all, where there are many.
 
     >>> shapes([("float32", (8, 3)), ("int32", ())])
     'float32[8, 3], int32[]'
@@ -36,7 +37,7 @@ def shapes(arrays: Iterable[tuple[Any, Sequence[int]]]) -> str:
 
 
 class calling:
-    """Around the dispatch of a program with collectives over a mesh; `output` is then set to one of its outputs.
+    """A context manager around the dispatch of a program with collectives, which sets `output` to one of its outputs.
 
     The label says what it is, where a job of several processes reports on it; the rows of stacked arrays are described
     behind it. `small` tells that the output is known to be so. Every so often, leaving waits until half of the calls in
@@ -45,18 +46,18 @@ class calling:
 
     __slots__ = ("_call", "_label", "_mesh", "_small", "_stacked", "output")
 
-    def __init__(self, mesh: Any, label: str, stacked: Sequence[jax.Array] = (), small: bool = False):
+    def __init__(self, mesh: ReplicaMesh, label: str, stacked: Sequence[jax.Array] = (), small: bool = False):
         self._mesh, self._label, self._stacked, self._small = mesh, label, stacked, small
         self._call: CollectiveCall | None = None
-        self.output: Any = None
+        self.output: jax.Array | None = None
 
     def __enter__(self) -> calling:
         if not self._mesh.all_local:
             self._call = state.begin(self._described() if self._stacked else self._label)
         return self
 
-    def compile(self, program: Any, *arguments: Any) -> None:
-        """Has JAX compile a program that is about to be called so, where the job's watch would take it for a wait."""
+    def compile(self, program: jax.stages.Wrapped, *arguments: Tree) -> None:
+        """Makes JAX compile a program that is about to be called so, where the job's watch would take it for a wait."""
         if self._call is not None:
             self._call.compiling = True
             state.compare_now()

@@ -16,25 +16,23 @@ A strategy has one reducer, and gives it to its variables and to the contexts of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from replicax._base import nest
 from replicax._base.array_conversion import as_array
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, VariableAggregation, exact
 from replicax._collectives import arithmetic, cross_device_ops, cross_process, in_flight
-from replicax._collectives.arithmetic import Reducible, check_numeric, first_component, gather_axis
+from replicax._collectives.arithmetic import Axis, Reducible, check_numeric, first_component, gather_axis
 from replicax._collectives.cross_device_ops import (
     AllReduceCrossDeviceOps,
     CollectiveAllReduce,
     CrossDeviceOps,
     is_variable,
 )
-from replicax._collectives.sharding import Part, Same
+from replicax._collectives.sharding import Part, Value
 from replicax._tracing import active_tapes, context, frames
 from replicax._values import (
     DistributedValues,
@@ -51,8 +49,6 @@ from replicax._values import (
     of_traced,
     traced_component,
 )
-
-Axis: TypeAlias = int | tuple[int, ...] | None  # of the components, None for none of them
 
 
 class Reducer:
@@ -84,7 +80,7 @@ class Reducer:
 
     # In cross-replica context.
 
-    def reduce(self, op: ReduceOp, value: Tree, axis: Axis = None) -> Tree:
+    def reduce(self, op: ReduceOp, value: Tree, axis: Axis | None = None) -> Tree:
         """Returns the sum or mean of each leaf of a nest, along `axis` of the components first if that is not None."""
         leaves: list[Leaf] = []
         nest.map_structure(leaves.append, value)
@@ -143,13 +139,15 @@ class Reducer:
         """Returns the same of which each replica gets its part (see `_collectives.sharding`)."""
         return self._scattering_ops._local_parts(op, leaves, self.mesh, options)
 
-    def gather_parts(self, values: Sequence[jax.Array | Part | Same], options: CommunicationOptions) -> list[jax.Array]:
+    def gather_parts(self, values: Sequence[Value], options: CommunicationOptions) -> list[jax.Array]:
         """Returns one replica's values while its function is traced, those that are parts gathered from all."""
         return self._scattering_ops._gathered(values, options)
 
     @property
     def _scattering_ops(self) -> AllReduceCrossDeviceOps:
-        return cast(AllReduceCrossDeviceOps, self.ops)  # strategies refuse others where they are made
+        ops = self.ops
+        assert isinstance(ops, AllReduceCrossDeviceOps)  # strategies refuse others where they are made
+        return ops
 
     def all_reduce(self, op: ReduceOp, values: list[Leaf], options: CommunicationOptions) -> list[Leaf]:
         """Returns what eager replicas get from `all_reduce`: a value for each they passed."""
@@ -215,7 +213,7 @@ class Reducer:
             return value
         raise ValueError(f"A non-DistributedValues value {value!s} cannot be reduced with the given reduce op {op}.")
 
-    def _leaves(self, op: ReduceOp, leaves: list[Leaf], axis: Axis) -> list[Leaf]:
+    def _leaves(self, op: ReduceOp, leaves: list[Leaf], axis: Axis | None) -> list[Leaf]:
         values = [self._checked(op, leaf) for leaf in leaves]
         together = [i for i, value in enumerate(values) if axis is None and self._takes_all_reduce(value)]
         if len(together) < 2 or not isinstance(self.ops, AllReduceCrossDeviceOps):
@@ -230,7 +228,7 @@ class Reducer:
             return False
         return is_whole(value) or (not self.mesh.all_local and all(is_array(part) for part in value.values))
 
-    def _leaf(self, op: ReduceOp, value: Leaf, axis: Axis) -> Leaf:
+    def _leaf(self, op: ReduceOp, value: Leaf, axis: Axis | None) -> Leaf:
         """Reduces one value as `_checked` returns it."""
         if not isinstance(value, DistributedValues):
             if axis is None:
@@ -255,12 +253,11 @@ class Reducer:
         """Returns whether components, as they are now, are of some of the replicas only."""
         return not self.mesh.all_local and not frames.is_tracing()
 
-    def _local(self, op: ReduceOp, leaf: jax.Array, axis: Axis) -> jax.Array:
+    def _local(self, op: ReduceOp, leaf: jax.Array, axis: Axis | None) -> jax.Array:
         """Reduces one replica's component while its function is traced."""
         count: int | jax.Array = self.mesh.size
         if axis is not None:
-            axes = axis if isinstance(axis, tuple) else (axis,)
-            own = int(np.prod([leaf.shape[a] for a in axes], dtype=np.int64))
+            own = arithmetic.count_along(leaf.shape, axis)
             uneven = frames.frame().gathers is not None
             count = arithmetic.local_sum(jnp.asarray(own, jnp.int32)) if uneven else count * own
             total = arithmetic.local_sum(arithmetic.reduce_along(ReduceOp.SUM, [leaf], axis))
@@ -269,22 +266,22 @@ class Reducer:
             total = arithmetic.local_sum(leaf)
         return arithmetic.divided(total, count, leaf.dtype) if op is ReduceOp.MEAN else total
 
-    def _stacked(self, op: ReduceOp, stacked: jax.Array, axis: Axis) -> jax.Array:
+    def _stacked(self, op: ReduceOp, stacked: jax.Array, axis: Axis | None) -> jax.Array:
         """Reduces the rows of a stacked array."""
         mesh, traced = self.mesh, isinstance(stacked, jax.core.Tracer) or frames.is_tracing()
         row = jax.ShapeDtypeStruct(stacked.shape[1:], stacked.dtype)
         check_numeric(row.dtype)
-        axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        axes: tuple[int, ...] = ()
         if axis is not None:  # checks the axis, and raises in the components' terms
             jax.eval_shape(lambda x: arithmetic.reduce_along(op, [x], axis), row)
-        axes = tuple(a % len(row.shape) for a in axes)
+            axes = tuple(a % len(row.shape) for a in arithmetic.axes_of(axis))
         if traced:
             total = arithmetic.sum_of_rows(stacked, axes)
         else:
             with in_flight.calling(mesh, "reduce", [stacked]) as call:
                 call.output = total = _sum_of_rows(stacked, axes)
             total = active_tapes.renamed(total, mesh.copies(total)[0])
-        count = stacked.shape[0] * int(np.prod([row.shape[a] for a in axes], dtype=np.int64))
+        count = stacked.shape[0] * arithmetic.count_along(row.shape, axes)
         return arithmetic.divided(total, count, row.dtype) if op is ReduceOp.MEAN else total
 
     def _gathered(self, value: Leaf, axis: int) -> Leaf:

@@ -217,7 +217,7 @@ class Optimizer:
 
     def _new_parts(
         self, gradients: Sequence[jax.Array | sharding.Part], parameters: Tree
-    ) -> tuple[Sequence[sharded_eval.Value], list[jax.Array]]:
+    ) -> tuple[Sequence[sharding.Value], list[jax.Array]]:
         """Returns the new parameters and this replica's part of the new state; of gradients, its parts suffice."""
         count, sharded_state = self._reducer.mesh.size, self._sharded_state
         kinds = sharded_state._types

@@ -19,12 +19,10 @@ from jax import lax
 
 from replicax._base import jax_internals
 from replicax._collectives import arithmetic
-from replicax._collectives.sharding import Part, Same, is_cut, own_part, whole
+from replicax._collectives.sharding import Part, Same, Value, is_cut, own_part, whole
 from replicax._passes.interpret import Interpreter, Rule, kind_of
 from replicax._passes.primitives import ELEMENTWISE, IN_CALLS, SAME_ELEMENTS
 from replicax._values import AXIS
-
-Value = jax.Array | Part | Same
 
 
 def evaluate(closed: jex.ClosedJaxpr, args: Sequence[Value], count: int) -> list[Value]:
@@ -72,8 +70,7 @@ class _Evaluation(Interpreter[Value]):
         """Returns the part of an operand, which is as large as the result or is broadcast to it."""
         if tuple(arg.shape) != tuple(out.shape):
             arg = Same(_array(arg), out.shape) if _is_number(arg) else jnp.broadcast_to(whole(arg), out.shape)
-        part: jax.Array = own_part(arg, self._count)
-        return part
+        return own_part(arg, self._count)
 
     def _product(self, eqn: jex.JaxprEqn, args: list[Value], out: jax.core.ShapedArray) -> jax.Array | None:
         """Returns the sum of the products of all elements; None for another product."""
