@@ -125,7 +125,6 @@ def test_what_start_refuses():
 
 def test_time_limits(monkeypatch):
     monkeypatch.setattr(state, "_own", {})
-    monkeypatch.setattr(state, "_step_timeout", None)
     monkeypatch.setenv("REPLICAX_STEP_TIMEOUT", "none")
     monkeypatch.setenv("REPLICAX_HEARTBEAT_TIMEOUT", "12.5")
     assert rx.config.job_timeouts() == {"heartbeat": 12.5, "start": 300.0, "step": None}

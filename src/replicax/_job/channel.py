@@ -17,7 +17,8 @@ import re
 import selectors
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from replicax._base.errors import JobError
@@ -33,13 +34,7 @@ Message = dict[str, Any]
 
 
 def seconds_from_environment(name: str, default: float, or_none: bool = False) -> float | None:
-    """Returns the time limit that an environment variable sets; JobError if that is not a number of seconds.
-
-    Args:
-        name: the variable.
-        default: for where it is not set.
-        or_none: whether it may say "none", for no limit.
-    """
+    """Returns the time limit that an environment variable sets, perhaps "none"; JobError if that is no time."""
     text = os.environ.get(name, "").strip().lower()
     if not text:
         return default
@@ -66,11 +61,7 @@ def encoded(message: Message) -> bytes:
 
 
 class Messages:
-    """Cuts the bytes that arrive over a connection into messages.
-
-    Args:
-        longest: bytes of the longest line that the other side may send.
-    """
+    """Cuts the bytes that arrive over a connection into messages, of lines of so many bytes at the longest."""
 
     def __init__(self, longest: int):
         self.longest = longest
@@ -96,12 +87,7 @@ class Messages:
 
 
 class Channel:
-    """One connection. `closed` is true once the other side is gone or has sent what no process of a job sends.
-
-    Args:
-        connection: it is made.
-        longest: bytes of the longest line that the other side may send.
-    """
+    """One connection. `closed` is true once the other side is gone or has sent what no process of a job sends."""
 
     def __init__(self, connection: socket.socket, longest: int = LONGEST):
         connection.setblocking(False)
@@ -168,6 +154,15 @@ def wait(channels: Iterable[Channel], others: Iterable[socket.socket], timeout: 
         selector.select(max(timeout, 0.0))
 
 
+def send_rest(channels: Collection[Channel], seconds: float) -> None:
+    """Sends what waits to be sent, for so long at most."""
+    end = time.monotonic() + seconds
+    while any(channel.unsent for channel in channels) and time.monotonic() < end:
+        wait(channels, [], 0.1)
+        for channel in channels:
+            channel.flush()
+
+
 def parse(address: str) -> tuple[str, int]:
     """Splits `"host:port"` or `"[::1]:port"`; ValueError if the address does not read so.
 
@@ -196,7 +191,7 @@ def interface(host: str) -> str:
     try:
         addresses = [ipaddress.ip_address(host)]
     except ValueError:
-        addresses = [address for address in _resolved(host) if not address.is_loopback]
+        addresses = [address for address in resolved(host) if not address.is_loopback]
     fourth = [address for address in addresses if address.version == 4]
     if len(own := list(filter(is_own, map(str, fourth or addresses)))) == 1:
         return own[0]
@@ -212,7 +207,8 @@ def is_own(address: str) -> bool:
     return True
 
 
-def _resolved(name: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+def resolved(name: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """Returns the addresses of a host by its name or address; none if it is not known."""
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
     except OSError:  # not known yet
@@ -271,5 +267,5 @@ class Relay:
                     sink.sendall(data)
 
 
-def _start(function: Any, *args: Any) -> None:
+def _start(function: Callable[..., None], *args: object) -> None:
     threading.Thread(target=function, args=args, name="job-relay", daemon=True).start()

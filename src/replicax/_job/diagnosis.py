@@ -28,7 +28,7 @@ class Peer:
     order: int = 0  # which of them `oldest` is, where that has no number
     left: bool = False  # its program has ended as it should
     ended: str = ""  # it has, but these threads of it still run
-    failed: Mapping[str, Any] | None = None  # kind, message and traceback of its own failure
+    failed: Mapping[str, Any] | None = None  # message and traceback of its own failure, and the time
     broken: Mapping[str, Any] | None = None  # an exception that another process's end may have caused
     lost: str | None = None  # it ended or stopped without a word: how that showed
     stack: str = ""  # where its main thread stands
@@ -119,7 +119,7 @@ def failure(peers: Mapping[int, Peer]) -> Diagnosis:
         more = [f"{peers[i].name} failed too: {failed[i]['message']}" for i in others]
         more += [f"{peers[i].name} {peers[i].lost}" for i in lost]
         message = f"{peers[first].name} failed: {report['message']}"
-        return Diagnosis(report["kind"], (first,), message, report["traceback"], "\n".join(more))
+        return Diagnosis("exception", (first,), message, report["traceback"], "\n".join(more))
     message = "; ".join(f"{peers[i].name} ({peers[i].address}) {peers[i].lost}" for i in lost)
     details = (
         f"Look at its own output. Where that says nothing the process was killed, perhaps for want of memory.\n"

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -36,9 +36,7 @@ _lock = threading.RLock()
 _hooks: process_exit.Hooks | None = None
 
 
-def start(
-    tasks: Sequence[tuple[str, int]], addresses: Sequence[str], process_id: int, *, step_timeout: float | None = None
-) -> Job:
+def start(tasks: Sequence[tuple[str, int]], addresses: Sequence[str], process_id: int) -> Job:
     """Joins a job, once; with the same arguments again, returns the job that runs.
 
     Process 0 listens at its address and the others go there. When all are there and fit together, JAX is started
@@ -49,7 +47,6 @@ def start(
         tasks: task type and task id of every process, by process id.
         addresses: `"host:port"` of every process, by process id.
         process_id: which of them this is.
-        step_timeout: as for `set_step_timeout`; None leaves it as it is.
 
     Raises:
         RuntimeError: JAX has begun to compute already, or the process belongs to another job.
@@ -74,23 +71,15 @@ def start(
             try:
                 join(job)
             except JobError as error:
-                process_exit.write_report(
-                    job.process_id, job.name(job.process_id), "start", str(error), traceback.format_exc(), None, None
-                )
+                name, text = job.name(job.process_id), traceback.format_exc()
+                process_exit.write_report(job.process_id, name, "start", str(error), text)
                 raise
             state.joined(job)
-        if step_timeout is not None:
-            state.set_step_timeout(step_timeout)
         return job
 
 
 def join(job: Job) -> None:
-    """Joins the others of a job, and JAX across all of them.
-
-    Raises:
-        RuntimeError: JAX has begun to compute already.
-        JobError: who is missing within the deadline, or what does not fit together.
-    """
+    """Joins the others of a job, and JAX across all of them; raises as `start` does."""
     if jax.distributed.is_initialized():
         raise RuntimeError(
             "jax.distributed has been initialized by the program itself. Leave that to replicax, which starts it when "
@@ -119,7 +108,10 @@ def join(job: Job) -> None:
         own = _own_address(job.addresses[0], gathering.channels.values())
         held, bind, address = _coordination(job.addresses[0], own)
         if own in _EVERY_INTERFACE and preflight == "on":
-            process_exit.say(_every_interface(job, address))
+            process_exit.say(
+                f"{job.name(0)}: JAX's coordination service listens on every interface of this machine, port "
+                f"{parse(address)[1]}: none of its addresses is {job.addresses[0]}, or several are."
+            )
         for channel in gathering.channels.values():
             channel.send({"start": {"jax": address, "heartbeat": heartbeat}})
         monitor: Monitor = Coordinator(peers, calls, heartbeat, gathering.channels)
@@ -164,14 +156,6 @@ def _own_address(published: str, channels: Iterable[Channel]) -> str:
         if len(used) == 1 and is_own(*used):
             return str(*used)
     return at
-
-
-def _every_interface(job: Job, address: str) -> str:
-    """Returns what process 0 says of its coordination service if it does not know its own address."""
-    return (
-        f"{job.name(0)}: JAX's coordination service listens on every interface of this machine, port "
-        f"{parse(address)[1]}: none of its addresses is {job.addresses[0]}, or several are."
-    )
 
 
 def _coordination(published: str, at: str) -> tuple[socket.socket, str, str]:
@@ -253,23 +237,22 @@ def _failed(error: BaseException) -> None:
     else:
         hooks.show(error)
         monitor.post("failed", report)
-    _end(monitor, report)
-    if isinstance(error, KeyboardInterrupt):
-        process_exit.finish_by_signal(2)
-    process_exit.finish(1)
+    _end(monitor, error, report)
 
 
 def _report(error: BaseException) -> dict[str, Any]:
-    """Returns what the others are told of a failure here."""
+    """Returns the report on a failure here, for the others."""
     text = "".join(traceback.format_exception(error))
-    return {"kind": "exception", "message": process_exit.one_line(error)[:1000], "traceback": text[-_LONGEST:]}
+    return {"message": process_exit.one_line(error)[:1000], "traceback": text[-_LONGEST:]}
 
 
-def _end(monitor: Monitor, report: dict[str, Any]) -> None:
-    """Leaves the report of an own failure, and stays until the others know."""
-    name, step = monitor.me.name, monitor.calls.step()
-    process_exit.write_report(monitor.process_id, name, "exception", report["message"], report["traceback"], step, None)
+def _end(monitor: Monitor, error: BaseException, report: dict[str, Any]) -> NoReturn:
+    """Leaves the report of an own failure, stays until the others know, and ends the process."""
+    monitor.write_report("exception", report["message"], report["traceback"])
     monitor.over.wait(4.0)
+    if isinstance(error, KeyboardInterrupt):
+        process_exit.finish_by_signal(2)
+    process_exit.finish(1)
 
 
 def _leave() -> None:
@@ -281,8 +264,7 @@ def _leave() -> None:
     if (error := process_exit.uncaught()) is not None:
         report = _report(error)
         monitor.post("failed", report)
-        _end(monitor, report)
-        process_exit.finish(1)
+        _end(monitor, error, report)
     while monitor.calls.oldest(waits=False) is not None:  # the monitor sees to it that this ends
         time.sleep(0.01)
     monitor.post("leaving", {})

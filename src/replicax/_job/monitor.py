@@ -21,7 +21,7 @@ from typing import Any
 
 from replicax._job import process_exit
 from replicax._job.call_log import CallLog
-from replicax._job.channel import STOOD_STILL, Channel, beat_interval, wait
+from replicax._job.channel import STOOD_STILL, Channel, beat_interval, send_rest, wait
 from replicax._job.diagnosis import Diagnosis, Peer, call_name, failure, left, stuck
 
 LINGER = 2.0  # seconds for others to take what was sent to them
@@ -139,10 +139,11 @@ class Monitor:
 
     def _record(self) -> dict[str, Any]:
         me = self.me
-        calls = {"count": me.count, "digest": me.digest, "waits": me.waits, "differs": self._differ}
-        ended = {"ended": me.ended, "stack": me.stack if me.ended else ""}
-        now = {"oldest": me.oldest, "compiling": me.compiling, "order": me.order, "late": self._late()}
-        return {**calls, **now, **ended}
+        return {
+            "count": me.count, "digest": me.digest, "waits": me.waits, "differs": self._differ,
+            "oldest": me.oldest, "compiling": me.compiling, "order": me.order, "late": self._late(),
+            "ended": me.ended, "stack": me.stack if me.ended else "",
+        }  # fmt: skip
 
     def _detail(self) -> None:
         self.me.stack = process_exit.main_stack()
@@ -171,9 +172,13 @@ class Monitor:
         self._fail(message)
 
     def _fail(self, message: str) -> None:
-        report = {"kind": "exception", "message": message, "traceback": ""}
-        process_exit.write_report(self.process_id, self.me.name, "exception", message, "", self.calls.step(), None)
-        self._own("failed", report)
+        self.write_report("exception", message, "")
+        self._own("failed", {"message": message, "traceback": ""})
+
+    def write_report(self, kind: str, message: str, text: str, caused_by: int | None = None) -> None:
+        """Leaves a report of this process; see `process_exit.write_report`."""
+        step = self.calls.step()
+        process_exit.write_report(self.process_id, self.me.name, kind, message, text, step, caused_by)
 
     # The end.
 
@@ -203,10 +208,8 @@ class Monitor:
             more = f"\nHere ({me.name}) this showed as {me.broken['message']}" if me.broken else ""
         process_exit.say(diagnosis.text + more)
         others = [i for i in diagnosis.cause if i != self.process_id]
-        process_exit.write_report(
-            self.process_id, me.name, diagnosis.kind, diagnosis.message, text, self.calls.step(),
-            None if self.process_id in diagnosis.cause else others[0] if others else None,
-        )  # fmt: skip
+        caused_by = others[0] if others and others == list(diagnosis.cause) else None
+        self.write_report(diagnosis.kind, diagnosis.message, text, caused_by)
         process_exit.finish(process_exit.BECAUSE_OF_ANOTHER)
 
     # What the coordinator and the members do each in their own way.
@@ -244,10 +247,7 @@ class Member(Monitor):
     def _own(self, kind: str, report: dict[str, Any]) -> None:
         if kind == "leaving":
             self._coordinator.send({"left": self._detailed()})
-            end = time.monotonic() + LINGER
-            while self._coordinator.unsent and time.monotonic() < end:
-                wait([self._coordinator], [], 0.1)
-                self._coordinator.flush()
+            send_rest([self._coordinator], LINGER)
             self._coordinator.close()
             self.over.set()
             return

@@ -24,9 +24,12 @@ from replicax._job.channel import (
     SPEAKS,
     STRANGERS,
     Channel,
+    Messages,
+    encoded,
     interface,
     listen,
     parse,
+    send_rest,
     wait,
 )
 from replicax._job.diagnosis import odd_ones
@@ -77,12 +80,7 @@ def mode() -> str:
 
 
 class Gathering:
-    """Process 0 waits for all others at its address.
-
-    Args:
-        job: the job.
-        timeout: seconds until whoever is missing is given up.
-    """
+    """Process 0 waits for all others at its address, until `timeout` seconds are over."""
 
     def __init__(self, job: Job, timeout: float):
         self._job = job
@@ -134,19 +132,12 @@ class Gathering:
     def _refused_by_the_holder(self, host: str, port: int) -> str | None:
         """Returns why a process that listens at this one's address refuses it, if that is one of the job."""
         try:
-            channel = Channel(socket.create_connection((host, port), timeout=1.0))
-        except OSError:
+            with socket.create_connection((host, port), timeout=1.0) as holder, holder.makefile("rb") as answers:
+                holder.sendall(encoded({"hello": self._me}))
+                (message,) = Messages(_TEXT).feed(answers.readline(_TEXT))
+                return str(message["refused"])
+        except (OSError, ValueError, KeyError):
             return None
-        channel.send({"hello": self._me})
-        end, text = time.monotonic() + 1.0, None
-        while text is None and not channel.closed and time.monotonic() < end:
-            wait([channel], [], 0.1)
-            channel.flush()
-            text = next(
-                (str(message["refused"])[:_TEXT] for message in channel.receive() if "refused" in message), None
-            )
-        channel.close()
-        return text
 
     def _accept(self, listener: socket.socket, now: float) -> None:
         """Takes new connections, not too many before those that are here are heard."""
@@ -224,11 +215,7 @@ class Gathering:
         """Tells all that are there, and returns the error to raise here."""
         for channel in self.channels.values():
             channel.send({"refused": text})
-        end = time.monotonic() + 2.0
-        while any(channel.unsent for channel in self.channels.values()) and time.monotonic() < end:
-            wait(self.channels.values(), [], 0.1)
-            for channel in self.channels.values():
-                channel.flush()
+        send_rest(self.channels.values(), 2.0)
         for channel in self.channels.values():
             channel.close()
         return JobError(text)

@@ -161,16 +161,13 @@ def write_report(
     kind: str,
     message: str,
     text: str,
-    step: tuple[int, str] | None,
-    caused_by: int | None,
+    step: tuple[int, str] | None = None,
+    caused_by: int | None = None,
 ) -> None:
-    """Leaves a report for who has started this process, if it has asked for one.
+    """Leaves a report for whoever has started this process, if it has asked for one.
 
     A step is so many calls of what has this name.
     """
-    folder = os.environ.get(_REPORTS)
-    if not folder:
-        return
     report: dict[str, Any] = {
         "time": time.time(),
         "process_id": process_id,
@@ -182,22 +179,22 @@ def write_report(
         "call": step and step[1],
         "caused_by": caused_by,
     }
-    with contextlib.suppress(OSError):
-        path = Path(folder) / f"{process_id}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_suffix(f".{os.getpid()}.new")
-        new.write_text(json.dumps(report), encoding="utf-8")
-        new.replace(path)
+    _leave(f"{process_id}.json", report)
 
 
 def mark_waiting(process_id: int, addresses: Sequence[str]) -> None:
-    """Tells who has started this process, if it has asked for reports, that it waits for the job at these addresses."""
+    """Tells whoever has asked for reports that this process waits for the job at these addresses."""
+    _leave(f"{process_id}.waits", list(addresses))
+
+
+def _leave(name: str, content: dict[str, Any] | list[str]) -> None:
+    """Writes a file to the folder of reports, if there is one, in one piece."""
     if folder := os.environ.get(_REPORTS):
         with contextlib.suppress(OSError):
             Path(folder).mkdir(parents=True, exist_ok=True)
-            new = Path(folder, f"{process_id}.{os.getpid()}.new")
-            new.write_text(json.dumps(list(addresses)), encoding="utf-8")
-            new.replace(Path(folder, f"{process_id}.waits"))
+            new = Path(folder, f"{name}.{os.getpid()}.new")
+            new.write_text(json.dumps(content), encoding="utf-8")
+            new.replace(Path(folder, name))
 
 
 def mark_joined(process_id: int) -> None:
@@ -208,12 +205,7 @@ def mark_joined(process_id: int) -> None:
 
 
 class Hooks:
-    """Hooks that Python calls when the main thread ends in an exception, and when a signal comes.
-
-    Args:
-        failed: is told of an uncaught exception and of what Python would print of it, and does not return unless
-            the interpreter is interactive.
-    """
+    """Hooks for an exception that ends the main thread, which `failed` gets, and for signals."""
 
     def __init__(self, failed: Callable[[BaseException], None]):
         self._failed = failed

@@ -23,7 +23,6 @@ _START, _STEP = "REPLICAX_START_TIMEOUT", "REPLICAX_STEP_TIMEOUT"
 _job: Job | None = None
 _monitor: Monitor | None = None
 _calls: CallLog | None = None  # None in a process that is alone
-_step_timeout: float | None = None
 _own: dict[str, float | None] = {}  # settings made by the program, which go before the environment
 
 
@@ -82,9 +81,10 @@ def set_timeouts(*, heartbeat: float | None = None, start: float | None = None, 
             continue
         if not seconds > 0 or (math.isinf(seconds) and name != "step"):
             raise ValueError(f"`{name}` is a number of seconds above 0; got {seconds!r}.")
-        _own[name] = None if math.isinf(seconds) else float(seconds)
         if name == "step":
-            set_step_timeout(_own[name])
+            set_step_timeout(None if math.isinf(seconds) else float(seconds))
+        else:
+            _own[name] = float(seconds)
 
 
 def current() -> Job | None:
@@ -101,8 +101,6 @@ def joined(job: Job) -> None:
 def watched_by(monitor: Monitor, calls: CallLog) -> None:
     """Begins to watch over the calls of this process."""
     global _monitor, _calls
-    if _step_timeout is not None:
-        monitor.step_timeout = _step_timeout
     _monitor, _calls = monitor, calls
 
 
@@ -158,9 +156,8 @@ def waiting(label: str) -> Iterator[None]:
 
 def set_step_timeout(seconds: float | None) -> None:
     """Sets how long a call may wait for the other processes before the job is ended; None for no limit."""
-    global _step_timeout
     if seconds is not None and not seconds > 0:
         raise ValueError(f"`timeout_seconds` is a number of seconds above 0, or None for no limit; got {seconds!r}.")
-    _step_timeout = seconds
+    _own["step"] = seconds
     if _monitor is not None:
         _monitor.step_timeout = seconds
