@@ -20,16 +20,10 @@ class LaunchError(Exception):
 
 
 class Ports:
-    """Ports of this machine that nobody uses, held until `release`.
+    """Ports of this machine that nobody uses, held until `release`; `LaunchError` if there are not so many.
 
     They are outside of the range from which the system takes ports for outgoing connections, so that none of those
     takes them in the meantime.
-
-    Args:
-        count: how many.
-
-    Raises:
-        LaunchError: there are not so many.
     """
 
     def __init__(self, count: int):
@@ -112,13 +106,7 @@ def visible_gpus(environment: Mapping[str, str], device_folder: str = "/dev") ->
 def share_gpus(gpus: Sequence[str], workers: int, per_worker: int | None) -> list[list[str]] | None:
     """Returns the GPUs of each worker on this machine; None if there are none to share.
 
-    Args:
-        gpus: all that there are.
-        workers: how many workers run here.
-        per_worker: how many each gets; None for an even share.
-
-    Raises:
-        LaunchError: they do not suffice, or cannot be shared evenly.
+    Without `per_worker` each gets an even share; LaunchError if there is none, or if the GPUs do not suffice.
     """
     if not gpus or (workers == 1 and per_worker is None):
         return None
@@ -146,7 +134,7 @@ def worker_environment(
     attempt: int,
     tuning: bool,
 ) -> dict[str, str]:
-    """Returns the environment of one worker.
+    """Returns the environment of one worker, made of the launcher's own.
 
     Args:
         base: the launcher's own.
@@ -154,7 +142,7 @@ def worker_environment(
         worker: the worker's number.
         devices: how many devices it has; None if nobody said.
         gpus: the GPUs among them, as CUDA names them; None to leave that as it is.
-        report_folder: where a worker that fails writes its report.
+        report_folder: for the report of a worker that fails.
         attempt: how many times the workers have been restarted.
         tuning: whether to set what makes JAX safe and fast on CPU.
     """

@@ -20,7 +20,9 @@ from replicax._job.channel import (
     beat_interval,
     encoded,
     interface,
+    is_own,
     join_address,
+    resolved,
 )
 from replicax.launch._cluster import LaunchError
 from replicax.launch._leader import FROM_LEADER, Leader, checked
@@ -30,11 +32,7 @@ _ALIVE = {"op": "alive"}
 
 
 class Connection:
-    """A member's connection to the leader, or the leader's to a member or a stranger.
-
-    Args:
-        writer: sends over the connection.
-    """
+    """A member's connection to the leader, or the leader's to a member or a stranger."""
 
     def __init__(self, writer: asyncio.StreamWriter):
         self._writer = writer
@@ -89,9 +87,7 @@ async def _watch(
         now = time.monotonic()
         stood_still, looked = now - looked - interval, now
         for connection in list(connections()):
-            if (
-                stood_still > STOOD_STILL
-            ):  # this process itself was stopped: what the others have sent is still to be read
+            if stood_still > STOOD_STILL:  # this process was stopped: what the others have sent is still to be read
                 connection.heard += stood_still
             connection.send(_ALIVE)
             if now - connection.heard > timeout:
@@ -101,14 +97,8 @@ async def _watch(
 class Listener:
     """Accepts the connections of members on other machines, and closes those of anything else (strangers).
 
-    Args:
-        leader: gets their messages.
-        host: where to listen.
-        port: the port there.
-        timeout: seconds after which a member that is silent is given up.
-
-    Raises:
-        LaunchError: on entering the context, where it cannot listen there.
+    A member that is silent for `timeout` seconds is given up. On entering the context: LaunchError where it cannot
+    listen at that address.
     """
 
     def __init__(self, leader: Leader, host: str, port: int, timeout: float):
@@ -120,16 +110,11 @@ class Listener:
     async def __aenter__(self) -> None:
         host, port = self._address
         where = join_address(host, port)
-        try:
-            # A name may stand for a loopback address here (in /etc/hosts) and for another one on the other machines.
-            probe = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-            with socket.socket(probe[0], socket.SOCK_STREAM) as candidate:
-                candidate.bind(probe[4])
-        except OSError as error:
+        if not any(is_own(str(address)) for address in resolved(host)):
             raise LaunchError(
-                f"The coordinator {where} is not an address of this machine ({error}). --coordinator names the machine "
-                f"where --worker-rank 0 is started."
-            ) from None
+                f"The coordinator {where} is not an address of this machine. --coordinator names the machine where "
+                f"--worker-rank 0 is started."
+            )
         at = interface(host)
         try:
             self._server = await asyncio.start_server(self._serve, None if at in ("0.0.0.0", "::") else at, port)
@@ -177,18 +162,10 @@ class Listener:
 async def connect(
     host: str, port: int, start_timeout: float, timeout: float, inbox: asyncio.Queue[Message]
 ) -> Connection:
-    """Connects to the leader, trying until it is there.
+    """Connects to the leader, trying until it is there; LaunchError if nobody answers for `start_timeout` seconds.
 
-    Args:
-        host: the coordinator's machine.
-        port: its port.
-        start_timeout: seconds after which to give up.
-        timeout: seconds after which a leader that is silent is given up.
-        inbox: gets the leader's messages and, when the connection ends or the leader is silent, one whose "op" is
-            "lost" and whose "how" says which.
-
-    Raises:
-        LaunchError: nobody answers.
+    The inbox gets the leader's messages and, when the connection ends or the leader has been silent for `timeout`
+    seconds, one whose "op" is "lost" and whose "how" says which.
     """
     deadline = time.monotonic() + start_timeout
     while True:

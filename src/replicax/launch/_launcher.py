@@ -37,42 +37,23 @@ _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if
 
 @dataclass(frozen=True)
 class Plan:
-    """The options of the command line.
+    """The options of the command line."""
 
-    Args:
-        command: what each worker runs.
-        workers: how many there are on all machines.
-        first: the number of the first one on this machine.
-        here: how many run on this machine.
-        coordinator: host and port of worker 0's launcher; None for a single machine.
-        host: this machine's address; None for the one that the coordinator's machine reaches it by.
-        devices: devices of each worker; None if nobody said.
-        max_restarts: how often all workers are started again after a failure.
-        start_timeout: seconds for the launchers of all machines to come together.
-        grace: seconds from the request to end to SIGKILL; None for the usual.
-        tuning: whether workers get the settings that make JAX safe and fast on CPU.
-    """
-
-    command: tuple[str, ...]
-    workers: int
-    first: int = 0
-    here: int = 1
-    coordinator: tuple[str, int] | None = None
-    host: str | None = None
-    devices: int | None = None
-    max_restarts: int = 0
-    start_timeout: float = 300.0
-    grace: float | None = None
-    tuning: bool = True
+    command: tuple[str, ...]  # of each worker
+    workers: int  # on all machines
+    first: int  # the number of the first worker on this machine
+    here: int  # workers on this machine
+    coordinator: tuple[str, int] | None  # host and port of worker 0's launcher; None for a single machine
+    host: str | None  # this machine's address; None for the one that the coordinator's machine reaches it by
+    devices: int | None  # of each worker; None if nobody said
+    max_restarts: int  # of all workers, after a failure
+    start_timeout: float  # seconds for the launchers of all machines to come together
+    grace: float | None  # seconds from the request to end to SIGKILL; None for the usual
+    tuning: bool  # workers get the settings that make JAX safe and fast on CPU
 
 
 class Launcher:
-    """Starts the workers of this machine, until they are done or have failed for good.
-
-    Args:
-        plan: what to do.
-        screen: where output goes.
-    """
+    """Starts the workers of this machine, until they are done or have failed for good."""
 
     def __init__(self, plan: Plan, screen: Screen):
         self._plan = plan

@@ -62,13 +62,7 @@ class Link(Protocol):
 
 
 class Leader:
-    """Brings the members together, and decides.
-
-    Args:
-        workers: how many workers there are on all machines.
-        max_restarts: how often to begin again after a failure.
-        start_timeout: seconds for all members to join.
-    """
+    """Brings the members together, and decides."""
 
     def __init__(self, workers: int, max_restarts: int, start_timeout: float):
         self.workers = workers
@@ -238,12 +232,7 @@ def _is_address(address: object) -> bool:
 
 
 class LocalLink:
-    """A member's way to a leader in its own process, and the leader's way to it.
-
-    Args:
-        leader: the leader.
-        inbox: gets what the leader sends.
-    """
+    """A member's way to a leader in its own process, and the leader's way to the member's inbox."""
 
     def __init__(self, leader: Leader, inbox: asyncio.Queue[Message]):
         self._leader = leader

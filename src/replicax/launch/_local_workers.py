@@ -27,16 +27,7 @@ _LOOK = 0.5
 
 
 class Worker:
-    """One worker, with the guard that runs it.
-
-    Args:
-        number: its number.
-        command: what it runs.
-        environment: its environment variables.
-        screen: where its output goes.
-        width: digits of the longest worker's number.
-        address: what the cluster knows it by.
-    """
+    """One worker, with the guard that runs it; `width` is the number of digits of the longest worker's number."""
 
     def __init__(
         self,
@@ -53,10 +44,7 @@ class Worker:
         self._ended = False
         self.asked_to_end: float | None = None  # when
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
-        self._lines = [
-            Lines(screen.writer(number, width, 1)),
-            Lines(screen.writer(number, width, 2, self.tail)),
-        ]
+        self._lines = [Lines(screen.writer(number, width, 1)), Lines(screen.writer(number, width, 2, self.tail))]
         self._control, theirs = socket.socketpair()
         guard = [sys.executable, "-I", "-S", _guard.__file__, str(theirs.fileno())]
         with theirs:
@@ -119,7 +107,7 @@ class LocalWorkers:
     Args:
         workers: they have been started.
         host: the address of this machine.
-        folder: where they write their reports.
+        folder: for the workers' reports.
         on_failure: called once, when the first of them has failed.
         on_mark: called with a worker's number, "waits", "joined" or "ended", and addresses of its job, when it has
             begun to join that, has joined it, or has ended with 0 without it.

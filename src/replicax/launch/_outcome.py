@@ -23,33 +23,19 @@ _TRACEBACK = 100_000
 
 @dataclass
 class Outcome:
-    """The end of a worker.
-
-    Args:
-        worker: its number.
-        host: the address of its machine.
-        status: its exit status, negative for the signal that killed it; None if nobody knows any more.
-        when: the time of its end, in seconds since the epoch.
-        ended: whether the launcher ended it.
-        report: what it wrote of its failure, if it did.
-        tail: the last lines of its standard error.
-        lost: where nobody knows: why.
-        address: what the cluster knows it by.
-        joins: the addresses of the job that it has begun to join; empty if it has not.
-        joined: whether all of that job were there.
-    """
+    """The end of a worker."""
 
     worker: int
-    host: str
-    status: int | None
-    when: float
-    ended: bool = False
-    report: dict[str, Any] | None = None
-    tail: list[str] = field(default_factory=list)
-    lost: str = ""
-    address: str = ""
-    joins: list[str] = field(default_factory=list)
-    joined: bool = False
+    host: str  # the address of its machine
+    status: int | None  # negative for the signal that killed it; None if nobody knows any more
+    when: float  # seconds since the epoch
+    ended: bool = False  # by the launcher
+    report: dict[str, Any] | None = None  # of its failure, if it wrote one
+    tail: list[str] = field(default_factory=list)  # the last lines of its standard error
+    lost: str = ""  # why nobody knows how it ended
+    address: str = ""  # in the cluster
+    joins: list[str] = field(default_factory=list)  # the addresses of the job that it has begun to join
+    joined: bool = False  # and all of that job were there
 
     @property
     def failed(self) -> bool:
@@ -77,17 +63,13 @@ class Outcome:
             if outcome.report is not None:
                 outcome.report = _report(outcome.report)
                 outcome.report["time"] = now - outcome.report["time"]
+            texts = (outcome.host, outcome.lost, outcome.address, *outcome.tail, *outcome.joins)
+            numbers = (outcome.worker, 0 if outcome.status is None else outcome.status)
+            for kind, values in ((str, texts), (int, numbers), (bool, (outcome.ended, outcome.joined))):
+                if {*map(type, values)} != {kind}:
+                    raise TypeError(f"{values} are not all of type {kind.__name__}")
         except _NOT_SO as error:
             raise ValueError("no outcome of a worker") from error
-        lists = isinstance(outcome.tail, list) and isinstance(outcome.joins, list)
-        texts = [outcome.host, outcome.lost, outcome.address, *outcome.tail, *outcome.joins] if lists else [None]
-        numbers = [outcome.worker] + [outcome.status] * (outcome.status is not None)
-        if (
-            {*map(type, texts)} != {str}
-            or {*map(type, numbers)} != {int}
-            or {type(outcome.ended), type(outcome.joined)} != {bool}
-        ):
-            raise ValueError("no outcome of a worker")
         return outcome
 
 

@@ -99,13 +99,9 @@ class Screen:
         threading.Thread(target=self._write_all, name="launch-output", daemon=True).start()
 
     def writer(self, worker: int, width: int, stream: int, tail: deque[bytes] | None = None) -> Callable[[bytes], None]:
-        """Returns a function that writes a line of a worker's.
+        """Returns a function that writes a line of a worker's to standard output (1) or error (2), and to the tail.
 
-        Args:
-            worker: its number.
-            width: the longest number's digits, so that the lines of all workers stand below each other.
-            stream: 1 for standard output, 2 for standard error.
-            tail: gets the lines too.
+        The names of workers are as wide as the longest one, whose number has `width` digits.
         """
         prefix = f"[worker {worker}]{' ' * (width - len(str(worker)))} ".encode()
         if self._colours[stream]:
