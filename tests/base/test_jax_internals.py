@@ -363,7 +363,7 @@ def test_parts_of_a_jaxpr_and_shard_map_again():
     def more(block):
         return [*jex.jaxpr_as_fun(jex.ClosedJaxpr(inside, []))(block), jax.lax.psum(block.sum(), "x")]
 
-    total, rows, number = jax.jit(jax_internals.shard_map_again(eqn, more, [split], [same, split, same]))(
+    total, rows, number = jax.jit(jax_internals.shard_map_like(eqn, more, [split], [same, split, same]))(
         jnp.arange(6.0).reshape(2, 3)
     )
     assert total.tolist() == [6.0, 10.0, 14.0] and rows.tolist() == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
@@ -386,7 +386,7 @@ def test_what_runs_at_once_inside_of_shard_map_may_map_itself():
 
 
 def test_an_equation_is_computed_again_with_another_program_in_it():
-    """`bound_again`, on a loop whose body is replaced, a custom rule and a plain operation."""
+    """`rebind`, on a loop whose body is replaced, a custom rule and a plain operation."""
 
     def looped(x):
         return jax.lax.fori_loop(0, 3, lambda _, y: y * 2.0, jax.nn.relu(x) + 1.0)
@@ -396,7 +396,7 @@ def test_an_equation_is_computed_again_with_another_program_in_it():
     for eqn in jax.make_jaxpr(looped)(value).jaxpr.eqns:
         params = dict(eqn.params, **({"jaxpr": other} if eqn.primitive.name == "scan" else {}))
         operands = [atom.val if isinstance(atom, jex.Literal) else value for atom in eqn.invars]
-        value = jax_internals.bound_again(eqn, params, operands)[-1]
+        value = jax_internals.rebind(eqn, params, operands)[-1]
     assert float(value) == 27.0
 
 

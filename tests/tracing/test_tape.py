@@ -388,7 +388,7 @@ def test_an_exception_leaves_the_tape():
     before = current_trace()
     with pytest.raises(ZeroDivisionError), GradientTape():
         raise ZeroDivisionError
-    assert current_trace() is before and not active_tapes._tapes.entered
+    assert current_trace() is before and not active_tapes.entered()
 
 
 def test_memory_is_released():
@@ -552,7 +552,7 @@ def test_threads_have_tapes_of_their_own():
     ready, seen = threading.Barrier(2, timeout=20), {}
 
     def other():
-        seen["entered"] = list(active_tapes._tapes.entered)
+        seen["entered"] = list(active_tapes.entered())
         with GradientTape() as tape:
             tape.watch(W)
             ready.wait()

@@ -211,7 +211,7 @@ def part_of_jaxpr(
     return jex.ClosedJaxpr(replaced, [])
 
 
-def bound_again(eqn: jex.JaxprEqn, params: Mapping[str, Any], operands: Iterable[Leaf]) -> list[Leaf]:
+def rebind(eqn: jex.JaxprEqn, params: Mapping[str, Any], operands: Iterable[Leaf]) -> list[Leaf]:
     """Binds the primitive of an equation again, with these parameters in place of its own, and returns the results.
 
     JAX documents that only for equations without jaxprs among their parameters. Its errors and profiles then name the
@@ -225,7 +225,7 @@ def bound_again(eqn: jex.JaxprEqn, params: Mapping[str, Any], operands: Iterable
     return results if eqn.primitive.multiple_results else [results]
 
 
-def shard_map_again(
+def shard_map_like(
     eqn: jex.JaxprEqn,
     function: Callable[..., Tree],
     in_specs: Iterable[jax.sharding.PartitionSpec],

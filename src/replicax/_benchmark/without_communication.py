@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 
 from replicax._base import jax_internals
 from replicax._passes.interpret import AnyJaxpr, Interpreter, Rule, equations_in, kind_of, opened
-from replicax._passes.merge_all_reduces import _is_mapped, _is_rows
+from replicax._passes.merge_all_reduces import returns_rows, runs_replicas
 from replicax._passes.primitives import CALLS, COLLECTIVES
 
 
@@ -47,7 +47,7 @@ class _Alone(Interpreter[_Value]):
         name = eqn.primitive.name
         if name in COLLECTIVES:
             return _filled
-        if _is_mapped(eqn):
+        if runs_replicas(eqn):
             return _mapped
         if name.startswith("reduce_") and 0 in eqn.params.get("axes", ()):
             return _reduced
@@ -61,7 +61,7 @@ class _Alone(Interpreter[_Value]):
 
 def _communicates(eqn: jex.JaxprEqn) -> bool:
     """Returns True if the programs in an equation communicate, or have replicas in them."""
-    return any(one.primitive.name in COLLECTIVES or _is_mapped(one) for one in equations_in(eqn))
+    return any(one.primitive.name in COLLECTIVES or runs_replicas(one) for one in equations_in(eqn))
 
 
 def _filled(eqn: jex.JaxprEqn, operands: list[_Value]) -> list[_Value]:
@@ -73,25 +73,25 @@ def _filled(eqn: jex.JaxprEqn, operands: list[_Value]) -> list[_Value]:
 def _reduced(eqn: jex.JaxprEqn, operands: list[_Value]) -> list[_Value]:
     """Reduces along the first dimension; of rows of replicas that is an all-reduce."""
     own = [x.own if isinstance(x, _Rows) else x for x in operands]
-    return jax_internals.bound_again(eqn, eqn.params, own)
+    return jax_internals.rebind(eqn, eqn.params, own)
 
 
 def _with_programs_alone(eqn: jex.JaxprEqn, operands: list[_Value]) -> list[_Value]:
     """Computes an equation with programs in it, such as a loop, in which each replica is alone."""
     params = {name: _without(value) for name, value in eqn.params.items()}
-    return jax_internals.bound_again(eqn, params, _plain(operands))
+    return jax_internals.rebind(eqn, params, _plain(operands))
 
 
 def _mapped(eqn: jex.JaxprEqn, operands: list[_Value]) -> list[_Value]:
     """Returns what the replicas of a `shard_map` compute, each of them alone."""
-    rows = [place for place in range(len(eqn.outvars)) if _is_rows(eqn, place)]
+    rows = [place for place in range(len(eqn.outvars)) if returns_rows(eqn, place)]
 
     def replica(*blocks: jax.Array) -> list[jax.Array]:
         results = _plain(_Alone().run(eqn.params["jaxpr"], blocks))
         return [*results, *(results[place] for place in rows)]
 
     in_specs, out_specs = eqn.params["in_specs"], [*eqn.params["out_specs"], *[PartitionSpec()] * len(rows)]
-    results = jax_internals.shard_map_again(eqn, replica, in_specs, out_specs)(*_plain(operands))
+    results = jax_internals.shard_map_like(eqn, replica, in_specs, out_specs)(*_plain(operands))
     own = dict(zip(rows, results[len(eqn.outvars) :]))
     return [_Rows(x, own[i]) if i in own else x for i, x in enumerate(results[: len(eqn.outvars)])]
 

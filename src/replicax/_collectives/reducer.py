@@ -294,7 +294,7 @@ class Reducer:
             return arithmetic.local_gather(traced_component(value), axis)
         parts: list[jax.Array] = []
         for part in value.values:
-            part = context._tensor(part, "gather", sparse=True)
+            part = context.exchangeable(part, "gather", sparse=True)
             parts.append(part.to_dense() if isinstance(part, IndexedSlices) else part)
         axis = gather_axis(axis, parts[0].ndim)
         if self._spans_processes():

@@ -63,7 +63,7 @@ def note_creation() -> None:
                 "https://www.tensorflow.org/guide/function#creating_tfvariables for more information. An Optimizer "
                 "makes one for its state: make it once, too."
             )
-        if any(isinstance(frame, frames.TraceFrame) for frame in frames._frames.stack):
+        if frames.levels():
             raise CreatesVariables
 
 

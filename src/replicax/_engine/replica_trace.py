@@ -292,7 +292,7 @@ def refuse_different(written: Iterable[State], differ: Iterable[bool], found: st
 
 def outer_traces() -> list[Trace | None]:
     """Returns the traces that were in progress when the replicas were entered."""
-    traces = [frame.trace for frame in frames._frames.stack if isinstance(frame, frames.TraceFrame)]
+    traces = [level.trace for level in frames.levels()]
     trace = frames.untaped_trace()
     while trace is not None:
         traces.append(trace)

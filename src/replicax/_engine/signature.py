@@ -103,7 +103,7 @@ class CallSignature:
         self.uneven: tuple[tuple[Shape, ...], ...] = ()
         self.keys = tuple([self._take(leaf) for leaf in self._leaves])
         self.uneven_arguments = self.uneven
-        frame, (strategy, replica_context) = frames.frame(), context._current()
+        frame, (strategy, replica_context) = frames.frame(), context.current()
         replica = frame.replica if isinstance(frame, frames.ReplicaFrame) else None
         settings = _specs.has_64_bit_types(), optimizes_programs()
         self.key: Hashable = (self._tree, self.keys, strategy, replica_context is None, replica, settings)

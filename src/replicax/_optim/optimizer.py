@@ -200,7 +200,7 @@ class Optimizer:
 
     def _apply_parts(self, replica_context: ReplicaContext, gradients: Tree, parameters: Tree) -> None:
         leaves, tree = jax.tree.flatten(gradients)
-        leaves = [context._tensor(leaf, "apply_gradients", sparse=False) for leaf in leaves]
+        leaves = [context.exchangeable(leaf, "apply_gradients", sparse=False) for leaf in leaves]
         if not isinstance(replica_context, SpmdContext):
             replica_context.merge_call(self._apply_compiled, (jax.tree.unflatten(tree, leaves),))
             return

@@ -110,7 +110,7 @@ class _Flow(Interpreter[bool]):
     def _equation(self, eqn: jex.JaxprEqn, flags: list[bool]) -> list[bool]:
         name, count = eqn.primitive.name, len(eqn.outvars)
         inner = list(jaxprs_in([*eqn.params.values()]))
-        if name == "replicax_input":
+        if frames.is_input(eqn):
             return [eqn.params["slot"] in self._slots]
         if self._of_replicas and name in SAME_EVERYWHERE and not eqn.params.get("axis_index_groups"):
             return [False] * count

@@ -157,6 +157,14 @@ def equations_in(eqn: jex.JaxprEqn) -> Iterator[jex.JaxprEqn]:
         yield from equations(inner)
 
 
+def has_side_effects(jaxpr: jex.Jaxpr) -> bool:
+    """Returns whether a jaxpr does more than compute, such as print."""
+    return any(not isinstance(effect, _NAMED_AXIS) for effect in jaxpr.effects)
+
+
+_NAMED_AXIS = jax_internals.named_axis_effect()
+
+
 class _Stages(Interpreter[int]):
     def __init__(self, is_meeting: Callable[[jex.JaxprEqn], bool]):
         self._is_meeting = is_meeting

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 from replicax._base import jax_internals
 from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, Kind, all_reduce_p, by_dtype
-from replicax._passes.interpret import Atom, kind_of, stages
+from replicax._passes.interpret import Atom, has_side_effects, kind_of, stages
 from replicax._passes.jaxpr_graph import Graph, Key
 from replicax._passes.vectorize import Piece, Value, Values, joined, pieces, whole
 from replicax._tracing import frames
@@ -52,14 +52,14 @@ def evaluate(
         The outputs, None where they went into a vector; and the vectors.
     """
     jaxpr = closed.jaxpr
-    if not optimize or jaxpr.effects or not (wanted or any(_is_mapped(eqn) for eqn in jaxpr.eqns)):
+    if not optimize or jaxpr.effects or not (wanted or any(runs_replicas(eqn) for eqn in jaxpr.eqns)):
         results: list[jax.Array] = level.replay(closed, {slot: whole(value) for slot, value in supplied.items()}, *args)
     else:
         values = Values(jaxpr, [*zip(jaxpr.constvars, closed.consts), *zip(jaxpr.invars, args)])
         for eqn in jaxpr.eqns:
             if frames.is_input(eqn):
                 values.set(eqn.outvars, [supplied[eqn.params["slot"]]])
-            elif _is_mapped(eqn) and eqn.outvars:
+            elif runs_replicas(eqn) and eqn.outvars:
                 _take_over(eqn, jaxpr, values)
         return _apart(values, jaxpr.outvars, wanted)
     vectors = [joined([results[place] for place in places]) for places in wanted]
@@ -89,7 +89,7 @@ def updated_alike(closed: jex.ClosedJaxpr, outputs: dict[int, int]) -> list[list
     graph = Graph(jaxpr)
     slots = set(outputs.values())
     leaves = {graph.key(e.outvars[0]) for e in jaxpr.eqns if frames.is_input(e) and e.params["slot"] in slots}
-    mapped = {id(eqn) for eqn in jaxpr.eqns if _is_mapped(eqn)}
+    mapped = {id(eqn) for eqn in jaxpr.eqns if runs_replicas(eqn)}
     inside: dict[int, tuple[Graph, set[Key]]] = {}  # of replicas' programs
     groups: dict[tuple[int, int], list[int]] = {}
     for place in outputs:
@@ -140,7 +140,7 @@ def _take_over(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr, values: Values) -> None:
         left = [place for place in range(len(eqn.outvars)) if place not in taken]
         out_specs = [eqn.params["out_specs"][place] for place in left]
         same = [PartitionSpec()] * (len(rows) + len(wanted))
-        results = iter(jax_internals.shard_map_again(eqn, replica, specs, [*out_specs, *same])(*operands))
+        results = iter(jax_internals.shard_map_like(eqn, replica, specs, [*out_specs, *same])(*operands))
         values.set([eqn.outvars[place] for place in left], results)
         values.set([one.outvars[0] for one in sums], results)
         for places, vector in zip(wanted, results):
@@ -150,14 +150,11 @@ def _take_over(eqn: jex.JaxprEqn, jaxpr: jex.Jaxpr, values: Values) -> None:
     values.take_over(eqn, run, replicated, [one.outvars[0] for one in sums])
 
 
-def _is_mapped(eqn: jex.JaxprEqn) -> bool:
+def runs_replicas(eqn: jex.JaxprEqn) -> bool:
     """Returns whether an equation runs replicas and its jaxpr may be computed in another order."""
     if eqn.primitive.name != "shard_map" or AXIS not in eqn.params["mesh"].axis_names:
         return False
-    return not eqn.params["jaxpr"].constvars and all(type(e) in _HARMLESS for e in eqn.params["jaxpr"].effects)
-
-
-_HARMLESS = {jax_internals.named_axis_effect()}
+    return not eqn.params["jaxpr"].constvars and not has_side_effects(eqn.params["jaxpr"])
 
 
 def _sums_of_rows(mapped: jex.JaxprEqn, eqns: Iterable[jex.JaxprEqn]) -> list[jex.JaxprEqn]:
@@ -168,12 +165,12 @@ def _sums_of_rows(mapped: jex.JaxprEqn, eqns: Iterable[jex.JaxprEqn]) -> list[je
         if eqn.primitive.name == "reduce_sum"
         and tuple(eqn.params["axes"]) == (0,)
         and eqn.invars[0] in mapped.outvars
-        and _is_rows(mapped, mapped.outvars.index(eqn.invars[0]))
+        and returns_rows(mapped, mapped.outvars.index(eqn.invars[0]))
         and _bytes(kind_of(eqn.outvars[0])) <= LIMIT
     ]
 
 
-def _is_rows(mapped: jex.JaxprEqn, place: int) -> bool:
+def returns_rows(mapped: jex.JaxprEqn, place: int) -> bool:
     """Returns whether an output of a `shard_map` has one row for each replica."""
     axes = tuple(mapped.params["out_specs"][place])
     inside = mapped.params["jaxpr"].outvars[place]

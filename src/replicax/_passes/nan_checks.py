@@ -117,7 +117,7 @@ class _Search(Interpreter[jax.Array]):
 
         specs = [*eqn.params["out_specs"], PartitionSpec(AXIS)]
         results: list[jax.Array]
-        *results, rows = jax.jit(jax_internals.shard_map_again(eqn, replica, eqn.params["in_specs"], specs))(*operands)
+        *results, rows = jax.jit(jax_internals.shard_map_like(eqn, replica, eqn.params["in_specs"], specs))(*operands)
         tree, kinds = form
         first: dict[int, tuple[Any, set[int]]] = {}  # by their order in the program
         for shard in rows.addressable_shards:

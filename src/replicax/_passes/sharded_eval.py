@@ -42,12 +42,12 @@ class _Evaluation(Interpreter[Value]):
 
     def _outputs(self, eqn: jex.JaxprEqn, args: list[Value]) -> list[Value]:
         if not eqn.outvars:
-            return jax_internals.bound_again(eqn, eqn.params, [whole(arg) for arg in args])
+            return jax_internals.rebind(eqn, eqn.params, [whole(arg) for arg in args])
         name, out = eqn.primitive.name, kind_of(eqn.outvars[0])
         if name == "broadcast_in_dim" and is_cut(out, self._count) and _is_number(args[0]):
             return [Same(_array(args[0]), out.shape)]
         if not any(isinstance(arg, (Part, Same)) for arg in args):
-            return jax_internals.bound_again(eqn, eqn.params, args)
+            return jax_internals.rebind(eqn, eqn.params, args)
         if name == "cond" and any(isinstance(arg, Part) for arg in args):
             return self._branches(eqn, args)
         result: Value | None = None
@@ -63,7 +63,7 @@ class _Evaluation(Interpreter[Value]):
         elif name == "dot_general" and out.ndim == 0:
             result = self._product(eqn, args, out)
         if result is None:
-            return jax_internals.bound_again(eqn, eqn.params, [whole(arg) for arg in args])
+            return jax_internals.rebind(eqn, eqn.params, [whole(arg) for arg in args])
         return [result]
 
     def _aligned(self, arg: Value, out: jax.core.ShapedArray) -> jax.Array:

@@ -26,7 +26,7 @@ from jax import lax
 
 from replicax._base import jax_internals
 from replicax._collectives import arithmetic
-from replicax._passes import cpu_convolutions, merge_all_reduces
+from replicax._passes import cpu_convolutions
 from replicax._passes.interpret import (
     Atom,
     Environment,
@@ -35,6 +35,7 @@ from replicax._passes.interpret import (
     computed,
     equations,
     equations_in,
+    has_side_effects,
     kind_of,
     needed_for,
     stages,
@@ -102,13 +103,13 @@ def in_loop(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def of_replicas(eqn: jex.JaxprEqn, *args: jax.Array) -> list[jax.Array]:
         if eqn.params["jaxpr"].constvars:
-            return jax_internals.bound_again(eqn, eqn.params, args)
+            return jax_internals.rebind(eqn, eqn.params, args)
 
         def replica(*blocks: jax.Array) -> list[jax.Array]:
             return unwrapped(jex.ClosedJaxpr(eqn.params["jaxpr"], []), *blocks, others=convolutions, meet=False)
 
         params = eqn.params
-        return list(jax_internals.shard_map_again(eqn, replica, params["in_specs"], params["out_specs"])(*args))
+        return list(jax_internals.shard_map_like(eqn, replica, params["in_specs"], params["out_specs"])(*args))
 
     def run(*args: Any) -> Any:
         leaves, tree = jax.tree.flatten(args)
@@ -213,7 +214,7 @@ class _Program:
         self.stage = stages(closed, lambda eqn: eqn.primitive.name in COLLECTIVES).known
         self.maker: dict[jex.Var, int] = {}  # the equation that computes a variable
         self.meetings: list[tuple[int, jex.JaxprEqn]] = []  # stage and equation of each collective
-        if not all(type(effect) in merge_all_reduces._HARMLESS for effect in self.jaxpr.effects):
+        if has_side_effects(self.jaxpr):
             raise NotAlike("it has side effects, such as printing")
         for i, (variable, value) in enumerate(self.known.items()):
             outer = i < len(self.jaxpr.constvars)

@@ -167,7 +167,7 @@ class ReplicaContext:
         """
         op, options = as_reduce_op(reduce_op), as_options(options, self._options)
         self._check_current()
-        leaves = [_tensor(leaf, "all_reduce") for leaf in nest.leaves(value)]
+        leaves = [exchangeable(leaf, "all_reduce") for leaf in nest.leaves(value)]
         results = iter(self._all_reduce(op, leaves, options) if leaves else [])
         return nest.map_structure(lambda _: next(results), value)
 
@@ -187,7 +187,7 @@ class ReplicaContext:
         """
         options, axis = as_options(options, self._options), as_integer("axis", axis)
         self._check_current()
-        leaves = [_tensor(leaf, "all_gather", sparse=False) for leaf in nest.leaves(value)]
+        leaves = [exchangeable(leaf, "all_gather", sparse=False) for leaf in nest.leaves(value)]
         results = iter(self._all_gather(leaves, axis, options) if leaves else [])
         return nest.map_structure(lambda _: next(results), value)
 
@@ -217,7 +217,7 @@ class ReplicaContext:
 _NOT_NUMERIC = "OSUMmV"
 
 
-def _tensor(leaf: Leaf, what: str, sparse: bool = True) -> Leaf:
+def exchangeable(leaf: Leaf, what: str, sparse: bool = True) -> Leaf:
     """Returns a leaf that replicas can exchange, a variable read; raises an error that names the type otherwise."""
     if isinstance(leaf, IndexedSlices):
         if not sparse:
@@ -274,7 +274,8 @@ def default_strategy() -> StrategyLike:
     return _default_entry()[0]
 
 
-def _current() -> _Entry:
+def current() -> _Entry:
+    """Returns the current strategy, and the replica context in a replica."""
     if _contexts.stack:
         return _contexts.stack[-1]
     return _contexts.default or _default_entry()
@@ -301,22 +302,22 @@ class entered:
 
 def get_strategy() -> StrategyLike:
     """Returns the current strategy, as modules below the strategies see it; users call `_default.get_strategy`."""
-    return _current()[0]
+    return current()[0]
 
 
 def has_strategy() -> bool:
     """Returns whether a strategy other than the default one is current."""
-    return _current()[0] is not default_strategy()
+    return current()[0] is not default_strategy()
 
 
 def get_replica_context() -> ReplicaContext | None:
     """Returns the replica context that the program is in, None in cross-replica context."""
-    return _current()[1]
+    return current()[1]
 
 
 def in_cross_replica_context() -> bool:
     """Returns whether the program is above the replicas: in a strategy's scope or a merge function."""
-    return _current()[1] is None
+    return current()[1] is None
 
 
 def experimental_set_strategy(strategy: StrategyLike | None) -> None:
@@ -332,10 +333,10 @@ def experimental_set_strategy(strategy: StrategyLike | None) -> None:
 
 def require_cross_replica(strategy: StrategyLike, message: str = errors.CROSS_REPLICA_NEEDED) -> None:
     """Raises `RuntimeError` in a replica, or in the scope of another strategy."""
-    current, replica_context = _current()
-    if current is default_strategy() or strategy is default_strategy():
+    strategy_here, replica_context = current()
+    if default_strategy() in (strategy_here, strategy):
         return
-    if current is not strategy:
-        raise errors.mixing(current, strategy)
+    if strategy_here is not strategy:
+        raise errors.mixing(strategy_here, strategy)
     if replica_context is not None:
         raise RuntimeError(message)

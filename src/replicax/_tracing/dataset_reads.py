@@ -55,7 +55,7 @@ class RunEagerly(Abort):
 
 def drive_from_host(what: str) -> None:
     """Has the Python code of the function that is being traced run as it is, which has `what` in it."""
-    if reader() is None or frames.in_replica_level():
+    if reader() is None or any(level.local for level in frames.levels()):
         raise RuntimeError(
             f"{what} cannot be part of a compiled program, and stands inside of a replica function or of jax.jit. Put "
             "it into the function that calls `strategy.run`, and pass the elements through `args`."

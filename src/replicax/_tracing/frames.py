@@ -414,9 +414,9 @@ def frame() -> Frame:
     return _frames.stack[-1]
 
 
-def in_replica_level() -> bool:
-    """Returns whether a compiled replica function is being traced, or a level in it."""
-    return any(isinstance(frame, TraceFrame) and frame.local for frame in _frames.stack)
+def levels() -> list[TraceFrame]:
+    """Returns the levels that this thread is tracing, the outermost first."""
+    return [frame for frame in _frames.stack if isinstance(frame, TraceFrame)]
 
 
 class entered:
