@@ -7,6 +7,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._base import jaxprs
 from replicax._passes import interpret
 
 
@@ -19,7 +20,7 @@ class Doubling(interpret.Interpreter):
     def rule(self, eqn):
         if eqn.primitive.name == "sin":
             return lambda eqn, operands: [2 * jnp.sin(*operands)]
-        inside = [one.primitive.name for one in interpret.equations_in(eqn)]
+        inside = [one.primitive.name for one in jaxprs.equations_in(eqn)]
         return self.enter if "sin" in inside else None
 
     def compute(self, environment, eqns):

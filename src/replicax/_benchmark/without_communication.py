@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax._base import jax_internals
-from replicax._passes.interpret import AnyJaxpr, Interpreter, Rule, equations_in, kind_of, opened
+from replicax._base.jaxprs import AnyJaxpr, equations_in, kind_of, opened
+from replicax._passes.interpret import Interpreter, Rule
 from replicax._passes.merge_all_reduces import returns_rows, runs_replicas
 from replicax._passes.primitives import CALLS, COLLECTIVES
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import jax.extend.core as jex
 
-from replicax._passes.interpret import AnyJaxpr, Interpreter, Rule, equations, jaxprs_in, kind_of, opened
+from replicax._base.jaxprs import AnyJaxpr, equations, jaxprs_in, kind_of, opened
+from replicax._passes.interpret import Interpreter, Rule
 from replicax._passes.primitives import COLLECTIVES, SAME_EVERYWHERE
 from replicax._tracing import frames
 

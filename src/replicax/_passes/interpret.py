@@ -6,17 +6,15 @@ not be arrays: with numbers or flags in their place, an interpreter finds out wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-import jax
 import jax.extend.core as jex
 
 from replicax._base import jax_internals
+from replicax._base.jaxprs import AnyJaxpr, Atom, opened
 from replicax._passes.primitives import IN_CALLS
 
-Atom = jex.Var | jex.Literal
-AnyJaxpr = jex.Jaxpr | jex.ClosedJaxpr
 V = TypeVar("V")
 Rule = Callable[[jex.JaxprEqn, list[V]], Sequence[V]]  # computes the outputs of an equation from its operands
 
@@ -93,17 +91,6 @@ class Interpreter(Generic[V]):
         return self.run(inside_of_call(eqn), operands)
 
 
-def opened(jaxpr: AnyJaxpr) -> tuple[jex.Jaxpr, Sequence[Any]]:
-    """Returns a jaxpr without its constants, and these."""
-    return (jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, jex.ClosedJaxpr) else (jaxpr, ())
-
-
-def kind_of(atom: Atom) -> jax.core.ShapedArray:
-    """Returns the shape and dtype of a variable or literal."""
-    kind: jax.core.ShapedArray = atom.aval  # type: ignore[assignment]  # JAX's own types are wider
-    return kind
-
-
 def inside_of_call(eqn: jex.JaxprEqn) -> AnyJaxpr:
     """Returns the jaxpr of a call of the table of primitives."""
     inside: AnyJaxpr = eqn.params[IN_CALLS[eqn.primitive.name]]
@@ -133,36 +120,6 @@ def computed(
     """
     part, needed, made = part_of(jaxpr, eqns)
     return zip(made, jex.jaxpr_as_fun(part)(*map(value_of, needed)))
-
-
-def jaxprs_in(value: object) -> Iterator[AnyJaxpr]:
-    """Yields the jaxprs in a parameter of an equation, or in a list of parameters."""
-    if isinstance(value, AnyJaxpr):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from jaxprs_in(item)
-
-
-def equations(jaxpr: AnyJaxpr) -> Iterator[jex.JaxprEqn]:
-    """Yields the equations of a jaxpr, and those of the jaxprs in them."""
-    for eqn in opened(jaxpr)[0].eqns:
-        yield eqn
-        yield from equations_in(eqn)
-
-
-def equations_in(eqn: jex.JaxprEqn) -> Iterator[jex.JaxprEqn]:
-    """Yields the equations of the jaxprs in an equation."""
-    for inner in jaxprs_in([*eqn.params.values()]):
-        yield from equations(inner)
-
-
-def has_side_effects(jaxpr: jex.Jaxpr) -> bool:
-    """Returns whether a jaxpr does more than compute, such as print."""
-    return any(not isinstance(effect, _NAMED_AXIS) for effect in jaxpr.effects)
-
-
-_NAMED_AXIS = jax_internals.named_axis_effect()
 
 
 class _Stages(Interpreter[int]):

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import jax
 import jax.extend.core as jex
 
-from replicax._passes.interpret import Atom, kind_of, opened
+from replicax._base.jaxprs import Atom, kind_of, opened
 from replicax._passes.primitives import CALLS, CUSTOM_DERIVATIVES, ELEMENTWISE, SAME_ELEMENTS
 
 _OF_SHAPES = frozenset(

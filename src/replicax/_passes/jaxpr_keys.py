@@ -14,7 +14,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._passes.interpret import AnyJaxpr, Atom, kind_of, opened
+from replicax._base.jaxprs import AnyJaxpr, Atom, kind_of, opened
 
 
 def key_of(value: object, exact: bool = True) -> Hashable:

@@ -20,8 +20,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax._base import jax_internals
+from replicax._base.jaxprs import Atom, has_side_effects, kind_of
 from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, Kind, all_reduce_p, by_dtype
-from replicax._passes.interpret import Atom, has_side_effects, kind_of, stages
+from replicax._passes.interpret import stages
 from replicax._passes.jaxpr_graph import Graph, Key
 from replicax._passes.vectorize import Piece, Value, Values, joined, pieces, whole
 from replicax._tracing import frames

@@ -18,9 +18,10 @@ import numpy as np
 from jax import lax
 
 from replicax._base import jax_internals
+from replicax._base.jaxprs import kind_of
 from replicax._collectives import arithmetic
 from replicax._collectives.sharding import Part, Same, Value, is_cut, own_part, whole
-from replicax._passes.interpret import Interpreter, Rule, kind_of
+from replicax._passes.interpret import Interpreter, Rule
 from replicax._passes.primitives import ELEMENTWISE, IN_CALLS, SAME_ELEMENTS
 from replicax._values import AXIS
 

@@ -25,21 +25,10 @@ import numpy as np
 from jax import lax
 
 from replicax._base import jax_internals
+from replicax._base.jaxprs import Atom, equations, equations_in, has_side_effects, kind_of
 from replicax._collectives import arithmetic
 from replicax._passes import cpu_convolutions
-from replicax._passes.interpret import (
-    Atom,
-    Environment,
-    Interpreter,
-    Rule,
-    computed,
-    equations,
-    equations_in,
-    has_side_effects,
-    kind_of,
-    needed_for,
-    stages,
-)
+from replicax._passes.interpret import Environment, Interpreter, Rule, computed, needed_for, stages
 from replicax._passes.jaxpr_keys import key_of, key_of_constant, key_of_literal
 from replicax._passes.primitives import CALLS, CHECKPOINTS, COLLECTIVES
 from replicax._values import AXIS, filled, largest_of, part_of

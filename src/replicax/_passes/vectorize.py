@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax._passes.interpret import Atom, computed
+from replicax._base.jaxprs import Atom
+from replicax._passes.interpret import computed
 from replicax._passes.jaxpr_graph import (
     Circle,
     Graph,

@@ -19,6 +19,7 @@ from jax.extend.core.primitives import jit_p
 from jax.interpreters.ad import Zero
 from jax.typing import ArrayLike
 
+from replicax._base.jaxprs import AnyJaxpr, jaxprs_in, opened
 from replicax._base.types import Tree
 from replicax._tracing import trace_caches
 
@@ -321,20 +322,18 @@ _CLOSES_OVER = (
     "the gradient is to go through. Pass the array to the jitted function as an argument."
 )
 
-_constants_of: weakref.WeakKeyDictionary[Any, tuple[Any, ...]] = weakref.WeakKeyDictionary()
+_constants_of: weakref.WeakKeyDictionary[AnyJaxpr, tuple[jax.Array, ...]] = weakref.WeakKeyDictionary()
 
 
-def _constants(params: dict[str, object]) -> Iterator[Any]:
+def _constants(params: dict[str, object]) -> Iterator[jax.Array]:
     """Yields the arrays that are constants in the jaxprs of a primitive's parameters, at any depth."""
-    for value in params.values():
-        for jaxpr in value if isinstance(value, tuple) else (value,):
-            if not hasattr(jaxpr, "eqns"):
-                continue
-            found = _constants_of.get(jaxpr)
-            if found is None:
-                inside = (c for eqn in jaxpr.eqns for c in _constants(eqn.params))
-                found = _constants_of[jaxpr] = (*getattr(jaxpr, "consts", ()), *inside)
-            yield from found
+    for jaxpr in jaxprs_in([*params.values()]):
+        found = _constants_of.get(jaxpr)
+        if found is None:
+            inner, consts = opened(jaxpr)
+            inside = (c for eqn in inner.eqns for c in _constants(eqn.params))
+            found = _constants_of[jaxpr] = (*consts, *inside)
+        yield from found
 
 
 def identity(cotangents: list[Cotangent]) -> Sequence[Cotangent]:
