@@ -294,11 +294,12 @@ def watch() -> dict[str, float]:
     done, many = jnp.zeros(()).block_until_ready(), 2000
 
     def runtime() -> None:
-        with _state.calling("step") as call:
-            call.output = done
+        call = _state.begin("step")
+        assert call is not None
+        call.dispatched(done)
 
     def dispatch() -> None:
-        with _in_flight.calling(mesh, "step") as call:
+        with _in_flight.dispatching(mesh, "step") as call:
             call.output = done
 
     def took(call: Callable[[], None]) -> float:

@@ -478,17 +478,17 @@ def test_variables_that_a_failed_program_took_over_say_so_until_they_are_assigne
 
     step()
     ((program,),) = step._programs.entries.values()
-    compiled = program._compiled
+    compiled = program.compiled
 
     def fail(*args):
         compiled(*args)  # which takes over the variables' arrays
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: as on a device that is full")
 
-    monkeypatch.setattr(program, "_compiled", fail)
+    monkeypatch.setattr(program, "compiled", fail)
     with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED") as caught:
         step()
     assert any("step failed" in note and "They are lost" in note for note in caught.value.__notes__)
-    monkeypatch.setattr(program, "_compiled", compiled)
+    monkeypatch.setattr(program, "compiled", compiled)
     variables[0].assign(jnp.full(3, 5.0))  # that one is whole again
     assert variables[0].numpy().tolist() == [5.0] * 3
     reads = [

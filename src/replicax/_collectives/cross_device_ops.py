@@ -266,7 +266,7 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
             specs = tuple(PartitionSpec(AXIS) if rows else PartitionSpec() for rows in stacked)
             self._programs[key] = jax.jit(mapped(program, mesh, specs, PartitionSpec()))
         shapes = in_flight.shapes((x.dtype, x.shape[1:] if rows else x.shape) for x, rows in zip(arrays, stacked))
-        with in_flight.calling(mesh, f"all_reduce({shapes})") as call:
+        with in_flight.dispatching(mesh, f"all_reduce({shapes})") as call:
             totals = self._programs[key](*arrays)
             call.output = totals[0]
         return [of_array(Mirrored, total, mesh) for total in totals]

@@ -132,7 +132,7 @@ def given(mesh: ReplicaMesh, parts: Sequence[Leaf]) -> jax.Array:
 
 
 def _run(of_rows: OfRows, label: str, mesh: ReplicaMesh, parts: Sequence[Array]) -> jax.Array:
-    with in_flight.calling(mesh, f"{label}({in_flight.shapes([(parts[0].dtype, parts[0].shape)])})") as call:
+    with in_flight.dispatching(mesh, f"{label}({in_flight.shapes([(parts[0].dtype, parts[0].shape)])})") as call:
         call.output = output = _program(mesh, of_rows)(given(mesh, parts))
     return mesh.copies(output)[0] if mesh.logical_axes else jax_internals.first_copy(output)
 
@@ -178,7 +178,7 @@ def from_first_laid_out(mesh: ReplicaMesh, whole: jax.Array, layout: PartitionSp
         return host[index[1:]][None]
 
     stacked = jax.make_array_from_callback((mesh.size, *host.shape), rows, part)
-    with in_flight.calling(mesh, what, [stacked]) as call:
+    with in_flight.dispatching(mesh, what, [stacked]) as call:
         call.output = laid_out = _first_to(NamedSharding(mesh.mesh, layout))(stacked)
     return laid_out
 

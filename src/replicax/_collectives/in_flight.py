@@ -36,7 +36,7 @@ def shapes(arrays: Iterable[tuple[object, Sequence[int]]]) -> str:
     return ", ".join(f"{dtype}{list(shape)}" for dtype, shape in itertools.islice(arrays, 8))[:80]
 
 
-class calling:
+class dispatching:
     """A context manager around the dispatch of a program with collectives, which sets `output` to one of its outputs.
 
     The label says what it is, where a job of several processes reports on it; the rows of stacked arrays are described
@@ -51,7 +51,7 @@ class calling:
         self._call: CollectiveCall | None = None
         self.output: jax.Array | None = None
 
-    def __enter__(self) -> calling:
+    def __enter__(self) -> dispatching:
         if not self._mesh.all_local:
             self._call = state.begin(self._described() if self._stacked else self._label)
         return self

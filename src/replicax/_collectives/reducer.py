@@ -278,7 +278,7 @@ class Reducer:
         if traced:
             total = arithmetic.sum_of_rows(stacked, axes)
         else:
-            with in_flight.calling(mesh, "reduce", [stacked]) as call:
+            with in_flight.dispatching(mesh, "reduce", [stacked]) as call:
                 call.output = total = _sum_of_rows(stacked, axes)
             total = active_tapes.renamed(total, mesh.copies(total)[0])
         count = stacked.shape[0] * arithmetic.count_along(row.shape, axes)

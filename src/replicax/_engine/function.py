@@ -85,7 +85,7 @@ class Function:
         if hint is not None:
             hint.calls += 1
             if hint.calls > step_hints.FIRST and not taped and profiling.active is None:
-                owner = (modes.host_driven() and modes.modes.driven) or self._code
+                owner = (modes.host_driven() and modes.of_thread.driven) or self._code
                 return hint.run(self, owner, call, lambda: run(call, args, kwargs, taped))
         if profiling.active is not None:
             with profiling.step(self._name, self._programs.log.calls - 1):

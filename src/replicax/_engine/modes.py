@@ -26,12 +26,12 @@ class _Modes(threading.local):
         self.no_creation = False  # whether a new variable is an error
 
 
-modes = _Modes()
+of_thread = _Modes()
 
 
 def host_driven() -> bool:
     """Returns whether `strategy.run` is to compile by itself."""
-    return modes.host_driven
+    return of_thread.host_driven
 
 
 _run_eagerly = False
@@ -56,7 +56,7 @@ class CreatesVariables(Abort):
 def note_creation() -> None:
     """Refuses or postpones tracing where a variable is about to be made."""
     if frames.is_tracing():
-        if modes.no_creation:
+        if of_thread.no_creation:
             raise ValueError(
                 "tf.function only supports singleton tf.Variables created on the first call. Make sure the tf.Variable "
                 "is only created once or created outside tf.function. See "
@@ -70,11 +70,11 @@ def note_creation() -> None:
 @contextlib.contextmanager
 def no_creation(refused: bool) -> Iterator[None]:
     """Returns a context in which, if `refused`, a new variable is an error."""
-    before, modes.no_creation = modes.no_creation, modes.no_creation or refused
+    before, of_thread.no_creation = of_thread.no_creation, of_thread.no_creation or refused
     try:
         yield
     finally:
-        modes.no_creation = before
+        of_thread.no_creation = before
 
 
 class Running:
@@ -145,15 +145,15 @@ class PythonCode:
 
     def run(self, args: tuple[Tree, ...], kwargs: dict[str, Tree], host: bool) -> Tree:
         """Runs as it is: with `host` each `strategy.run` in it is compiled, otherwise all is eager."""
-        before = modes.host_driven, modes.host_converts, modes.driven
-        modes.host_driven, modes.host_converts, modes.driven = host, self.autograph, self
+        before = of_thread.host_driven, of_thread.host_converts, of_thread.driven
+        of_thread.host_driven, of_thread.host_converts, of_thread.driven = host, self.autograph, self
         try:
             with self.entered():
                 return self.call(args, kwargs, converts=host)
         except StopIteration as error:  # of a `next(iterator)` in it
             raise calls.ending(OutOfRangeError("End of sequence")) from error
         finally:
-            modes.host_driven, modes.host_converts, modes.driven = before
+            of_thread.host_driven, of_thread.host_converts, of_thread.driven = before
 
     def rehearse(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> None:
         """Runs eagerly for the variables that are made on the way, and takes back what is assigned."""

@@ -11,7 +11,6 @@ import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import jax
 import jax.extend.core as jex
@@ -22,7 +21,7 @@ from replicax._base.optimizing import optimizes_programs
 from replicax._base.types import Tree
 from replicax._collectives import cross_process, in_flight
 from replicax._engine import compile_log
-from replicax._engine.program_inputs import ProgramInputs, leaves_of, meshes_of
+from replicax._engine.program_inputs import Arrays, ProgramInputs, leaves_of, meshes_of
 from replicax._engine.program_outputs import ProgramOutputs
 from replicax._engine.repeated_program import RepeatedProgram, Returned, Step, token_of
 from replicax._engine.signature import CallSignature
@@ -32,11 +31,6 @@ from replicax._tracing.dataset_reads import DatasetRead, element_arrays
 from replicax._tracing.state import State, Stored
 from replicax._values import PerReplica
 from replicax._variables import packed_storage
-from replicax._variables.storage import Storage
-
-Arrays: TypeAlias = list[jax.Array]
-# The arguments of a compiled program: replaced vectors, donated leaves, read vectors, kept leaves, elements, arguments.
-Arguments: TypeAlias = tuple[Arrays, Arrays, Arrays, Arrays, Arrays, Arrays]
 
 _nowhere = contextlib.nullcontext()
 
@@ -187,9 +181,7 @@ class Program:
     ) -> Returned:
         """Returns the vectors and leaves that replace those that went in, and the results."""
         inputs, vectors = self._inputs, [*replaced, *read]
-        supplied = self._supplied(inputs.by_themselves, [*donated, *kept], pulled)
-        for slot, (number, place) in inputs.pieces.items():
-            supplied[slot] = vectorize.Piece(vectors[number], place.start, place.shape)
+        supplied = self._supplied(inputs.by_themselves, [*donated, *kept], pulled, vectors)
         written = [inputs.outputs_of(vector) for vector in inputs.vectors[: inputs.replaced]]
         whole = [[place for place in each if place is not None] if None not in each else [] for each in written]
         if vectors or (self._mesh is not None and self._mesh.needs_bound):
@@ -220,11 +212,13 @@ class Program:
         return out[: self._state_count], self._results(out[self._state_count :])
 
     def _supplied(
-        self, slots: Sequence[tuple[Stored, int]], values: Arrays, pulled: Arrays
+        self, slots: Sequence[tuple[Stored, int]], values: Arrays, pulled: Arrays, vectors: Sequence[jax.Array] = ()
     ) -> dict[int, vectorize.Value]:
         supplied: dict[int, vectorize.Value] = dict(zip((slot for pull in self.pulls for slot in pull.slots), pulled))
         for (storage, slot), value in zip(slots, values):
             supplied[slot] = value if self.level.local else storage.entering(value)
+        for slot, (number, place) in self._inputs.pieces.items() if vectors else ():
+            supplied[slot] = vectorize.Piece(vectors[number], place.start, place.shape)
         return supplied
 
     def _results(self, results: Arrays) -> Arrays:
@@ -280,7 +274,7 @@ class Program:
         label = self.label if steps == 1 else f"{steps} steps of {self.label}"
         chosen: Program | RepeatedProgram = self
         with (
-            in_flight.calling(mesh, label, small=True) if mesh is not None else _nowhere as under_way,
+            in_flight.dispatching(mesh, label, small=True) if mesh is not None else _nowhere as under_way,
             frames.lock,
         ):
             if frames.awaited and not step_failures.in_callback():
@@ -339,10 +333,9 @@ class Program:
         return self._with_checks
 
     def _nan_error(self, arguments: tuple[Arrays, ...]) -> FloatingPointError:
-        (replaced, donated, read, kept, elements, dynamic), inputs = arguments, self._inputs
-        supplied = self._supplied(inputs.by_themselves, [*donated, *kept], elements)
-        for slot, (number, place) in inputs.pieces.items():
-            supplied[slot] = vectorize.Piece([*replaced, *read][number], place.start, place.shape)
+        replaced, donated, read, kept, elements, dynamic = arguments
+        own = self._inputs.by_themselves
+        supplied = self._supplied(own, [*donated, *kept], elements, [*replaced, *read])
         arrays = {slot: vectorize.whole(value) for slot, value in supplied.items()}
         return nan_checks.error(self.name, self.level, self.jaxpr, arrays, dynamic)
 
@@ -372,7 +365,7 @@ class Program:
                 if taped:
                     self._store_taped(frame, new)
                 else:
-                    self._replace(frame, new)
+                    self._inputs.put(frame, new)
         if error is not None or interrupt is not None:
             raise error or interrupt  # type: ignore[misc]
 
@@ -398,33 +391,18 @@ class Program:
         returned: list[Returned] = []
         try:
             returned.extend(itertools.starmap(program, (arguments,)))
-            self._replace(frame, returned[0][0])
+            self._inputs.put(frame, returned[0][0])
         except BaseException as error:
             if returned:
-                self._replace(frame, returned[0][0])
+                self._inputs.put(frame, returned[0][0])
             elif any(array.is_deleted() for arrays in arguments[:2] for array in arrays):
-                lost_values.lose(self._gone(), self.name, error)
+                lost_values.lose(self._inputs.lost(), self.name, error)
                 error.add_note(
                     f"When {self.name} failed, its program had already taken over the values of the variables that it "
                     "assigns. They are lost: restore them from a checkpoint, or assign all of them."
                 )
             raise
         return returned[0]
-
-    def _gone(self) -> list[Storage]:
-        """Returns the storages whose arrays a program that failed has taken over."""
-        inputs = self._inputs
-        stores: list[packed_storage.SharedVector | packed_storage.SharedList] = [
-            vector for vector in inputs.vectors[: inputs.replaced] if vector.array.is_deleted()
-        ]
-        if inputs.list is not None and any(array.is_deleted() for array in inputs.list.arrays):
-            stores.append(inputs.list)
-        gone = [slot.storage for store in stores for slot in store.slots if slot.storage is not None]
-        for arrays in inputs.donors if inputs.list is None else ():
-            own = arrays.storage.own()
-            if any(own[i] is not None and own[i].is_deleted() for i in arrays.leaves):
-                gone.append(arrays.storage)
-        return gone
 
     def lower(self, call: CallSignature) -> jax.stages.Lowered:
         """Returns what JAX makes of it for these arguments; nothing is run."""
@@ -442,37 +420,8 @@ class Program:
         """Returns the first arguments of the compiled program."""
         if self._moved:
             self._arrange(self._inputs)
-        inputs, local = self._inputs, self.level.local
-        vectors = [vector.current() for vector in inputs.vectors]
-        if inputs.list is not None:
-            donated = inputs.list.current()
-        else:
-            donated = [leaf for arrays in inputs.donors for leaf in arrays.taken(frame, local)]
-        kept = [leaf for arrays in inputs.keepers for leaf in arrays.kept(frame, local)]
-        return vectors[: inputs.replaced], donated, vectors[inputs.replaced :], kept
+        return self._inputs.taken(frame)
 
     def _tape_reads(self, frame: frames.Frame) -> Arrays:
         variables = (self.level.variables[key] for key in self.level.inputs)
         return [leaf for variable in variables for leaf in active_tapes.on_read(variable, frame.read(variable))]
-
-    def _replace(self, frame: frames.Frame, new: Arrays) -> None:
-        """Puts new vectors and leaves in the place of those that it took over."""
-        if lost_values.any_lost:
-            for variable in self.level.written.values():
-                variable._storage.lost = None
-        inputs, local = self._inputs, self.level.local
-        start = inputs.replaced
-        for shared, vector in zip(inputs.vectors, new[:start]):
-            shared.put(vector)
-        if inputs.list is not None:
-            stop = start + len(inputs.list.slots)
-            inputs.list.put(new[start:stop])
-            start = stop
-        for arrays in inputs.written:
-            stop, storage = start + len(arrays.leaves), arrays.storage
-            if storage.slots and not local:
-                storage.put(arrays.leaves, new[start:stop])
-            else:
-                frame.store(arrays.variable, new[start:stop])
-            storage.lent = local  # one replica's component stands among others
-            start = stop

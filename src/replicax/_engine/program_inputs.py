@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias, cast
 
 import jax
 
 from replicax._engine.signature import CallSignature
-from replicax._tracing import dataset_reads, frames
+from replicax._tracing import dataset_reads, frames, lost_values
 from replicax._tracing.dataset_reads import DatasetRead
 from replicax._tracing.state import State
 from replicax._values import ReplicaMesh
 from replicax._variables import packed_storage
 from replicax._variables.storage import Slot, Storage
+
+Arrays: TypeAlias = list[jax.Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +51,14 @@ class InputSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrays:
+class OwnLeaves:
     """Those leaves of one variable whose arrays go in or come out by themselves."""
 
     variable: State
     storage: Storage
     leaves: tuple[int, ...]
 
-    def kept(self, frame: frames.Frame, local: bool) -> list[jax.Array]:
+    def kept(self, frame: frames.Frame, local: bool) -> Arrays:
         """Returns the leaves for a program that leaves them as they are.
 
         Args:
@@ -65,7 +67,7 @@ class Arrays:
         """
         return self.storage.kept(self.leaves) if self.storage.slots and not local else frame.fetch(self.variable)
 
-    def taken(self, frame: frames.Frame, local: bool) -> list[jax.Array]:
+    def taken(self, frame: frames.Frame, local: bool) -> Arrays:
         """Returns the leaves for a program that takes them over; copies of those that somebody else may hold."""
         storage = self.storage
         if storage.slots and not local:
@@ -99,12 +101,12 @@ def leaves_of(level: frames.TraceFrame) -> list[InputSlot]:
     return leaves
 
 
-def _by_variable(leaves: Iterable[InputSlot]) -> list[Arrays]:
+def _by_variable(leaves: Iterable[InputSlot]) -> list[OwnLeaves]:
     """Returns the leaves of each variable together."""
     found: dict[int, list[InputSlot]] = {}  # by the variable's id: variables are not hashable
     for leaf in leaves:
         found.setdefault(id(leaf.variable), []).append(leaf)
-    return [Arrays(own[0].variable, own[0].storage, tuple(x.leaf for x in own)) for own in found.values()]
+    return [OwnLeaves(own[0].variable, own[0].storage, tuple(x.leaf for x in own)) for own in found.values()]
 
 
 class ProgramInputs:
@@ -116,6 +118,7 @@ class ProgramInputs:
     """
 
     def __init__(self, level: frames.TraceFrame, spread: bool):
+        self._level = level
         self.leaves = leaves_of(level)
         vectors: dict[int, packed_storage.SharedVector] = {}
         replaced: set[int] = set()  # ids of the vectors in which the program replaces leaves
@@ -149,6 +152,51 @@ class ProgramInputs:
             self.list = packed_storage.list_of([(leaf.storage, leaf.leaf) for leaf in donated])
         if self.list is not None:
             self.written = self.written[len(self.donors) :]
+
+    def taken(self, frame: frames.Frame) -> tuple[Arrays, Arrays, Arrays, Arrays]:
+        """Returns the arrays that a call takes: replaced vectors, donated leaves, read vectors and kept leaves."""
+        local = self._level.local
+        vectors = [vector.current() for vector in self.vectors]
+        if self.list is not None:
+            donated = self.list.current()
+        else:
+            donated = [leaf for leaves in self.donors for leaf in leaves.taken(frame, local)]
+        kept = [leaf for leaves in self.keepers for leaf in leaves.kept(frame, local)]
+        return vectors[: self.replaced], donated, vectors[self.replaced :], kept
+
+    def put(self, frame: frames.Frame, new: Arrays) -> None:
+        """Puts new vectors and leaves in the place of those that a call took over."""
+        if lost_values.any_lost:
+            for variable in self._level.written.values():
+                variable._storage.lost = None
+        local, start = self._level.local, self.replaced
+        for shared, vector in zip(self.vectors, new[:start]):
+            shared.put(vector)
+        if self.list is not None:
+            stop = start + len(self.list.slots)
+            self.list.put(new[start:stop])
+            start = stop
+        for own in self.written:
+            stop, storage = start + len(own.leaves), own.storage
+            if storage.slots and not local:
+                storage.put(own.leaves, new[start:stop])
+            else:
+                frame.store(own.variable, new[start:stop])
+            storage.lent = local  # one replica's component stands among others
+            start = stop
+
+    def lost(self) -> list[Storage]:
+        """Returns the storages whose arrays a call that failed has taken over."""
+        stores: list[packed_storage.SharedVector | packed_storage.SharedList]
+        stores = [vector for vector in self.vectors[: self.replaced] if vector.array.is_deleted()]
+        if self.list is not None and any(array.is_deleted() for array in self.list.arrays):
+            stores.append(self.list)
+        found = [slot.storage for store in stores for slot in store.slots if slot.storage is not None]
+        for donor in self.donors if self.list is None else ():
+            arrays = [donor.storage.own()[i] for i in donor.leaves]
+            if any(array is not None and array.is_deleted() for array in arrays):
+                found.append(donor.storage)
+        return found
 
     def are_as(self, others: ProgramInputs) -> bool:
         """Returns whether the same leaves stand in the same vectors."""

@@ -112,7 +112,7 @@ def _run(
     whole = jax.jit(state, out_shardings=[mesh.stacked if is_cut else mesh.mirrored for is_cut in rows])
     if mesh.all_local:
         return list(whole(leaves))
-    with in_flight.calling(mesh, "initial state") as call:
+    with in_flight.dispatching(mesh, "initial state") as call:
         call.compile(whole, leaves)
         made = whole(leaves)
         call.output = made[0]

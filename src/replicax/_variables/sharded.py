@@ -77,7 +77,7 @@ class ShardedVariable(OfReplicas):
             return [sharding.of_rows(x, self._types[i].shape) if self._storage.has_rows(i) else x for i, x in pairs]
         mesh, self._storage.lent = self._there, True
         shapes = tuple(self._types[i].shape if self._storage.has_rows(i) else None for i in range(len(self._types)))
-        with jax_internals.untraced(), in_flight.calling(mesh, f"reading {self._name}") as call:
+        with jax_internals.untraced(), in_flight.dispatching(mesh, f"reading {self._name}") as call:
             wholes = _gathered(self._storage.read(), shapes, mesh.mirrored)
             call.output = wholes[0] if wholes else None
             return [mesh.copies(leaf)[frames.frame().replica_on(mesh)] for leaf in wholes]
