@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from replicax._job.channel import (
     LONGEST,
@@ -36,11 +36,11 @@ class Connection:
 
     def __init__(self, writer: asyncio.StreamWriter):
         self._writer = writer
-        self.since = self.heard = time.monotonic()
-        self.tasks: tuple[asyncio.Task[None], ...] = ()  # what listens
         self.known = False  # a launcher of this job is at the other end
         self.strange = False  # it has sent what no launcher sends
         self.host: str = writer.get_extra_info("sockname")[0]
+        self.tasks: tuple[asyncio.Task[None], ...] = ()  # a member's
+        self._heard = time.monotonic()
         self._incoming = Messages(LONGEST_OF_A_STRANGER)
 
     def send(self, message: Message) -> None:
@@ -54,7 +54,7 @@ class Connection:
         """Passes on what comes, until the connection ends or something comes that no launcher sends."""
         try:
             while data := await reader.read(1 << 16):
-                self.heard = time.monotonic()
+                self._heard = time.monotonic()
                 for message in self._incoming.feed(data):
                     if message != _ALIVE:
                         receive(message)
@@ -65,6 +65,20 @@ class Connection:
         except ValueError:
             self.strange = True
 
+    async def beat(self, timeout: float, silent: Callable[[float], None]) -> None:
+        """Sends heartbeats, and calls `silent` with the seconds since the last word if they exceed `timeout`."""
+        interval = beat_interval(timeout)
+        looked = time.monotonic()
+        while True:
+            await asyncio.sleep(interval)
+            now = time.monotonic()
+            stood_still, looked = now - looked - interval, now
+            if stood_still > STOOD_STILL:  # this process was stopped: what the other one has sent is still to be read
+                self._heard += stood_still
+            self.send(_ALIVE)
+            if now - self._heard > timeout:
+                silent(now - self._heard)
+
     def abort(self) -> None:
         """Ends the connection at once."""
         self._writer.transport.abort()
@@ -74,24 +88,6 @@ class Connection:
         self._writer.close()
         with contextlib.suppress(OSError, TimeoutError):
             await asyncio.wait_for(self._writer.wait_closed(), 5.0)
-
-
-async def _watch(
-    connections: Callable[[], Iterable[Connection]], timeout: float, silent: Callable[[Connection, float], None]
-) -> None:
-    """Sends heartbeats over connections, and calls `silent` for each over which nothing has come for `timeout` s."""
-    interval = beat_interval(timeout)
-    looked = time.monotonic()
-    while True:
-        await asyncio.sleep(interval)
-        now = time.monotonic()
-        stood_still, looked = now - looked - interval, now
-        for connection in list(connections()):
-            if stood_still > STOOD_STILL:  # this process was stopped: what the others have sent is still to be read
-                connection.heard += stood_still
-            connection.send(_ALIVE)
-            if now - connection.heard > timeout:
-                silent(connection, now - connection.heard)
 
 
 class Listener:
@@ -123,18 +119,6 @@ class Listener:
                 f"Cannot listen at the coordinator's address {where}: {error.strerror or error}. Another launcher may "
                 f"be using that port; give --coordinator another one on all machines."
             ) from None
-        self._watching = asyncio.create_task(_watch(self._present, self._timeout, self._silent))
-
-    def _present(self) -> Iterable[Connection]:
-        """Closes strangers that have said nothing for too long, and returns the members."""
-        for connection in list(self._connections):
-            if not connection.known and time.monotonic() - connection.since > SPEAKS:
-                connection.abort()
-        return (connection for connection in self._connections if connection.known)
-
-    def _silent(self, connection: Connection, seconds: float) -> None:
-        # Its connection stays: a launcher that is continued reads there that the job is over.
-        self._leader.lost(connection, f"its launcher has not answered for {seconds:.0f} s")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = Connection(writer)
@@ -143,18 +127,28 @@ class Listener:
         if len(strangers) > STRANGERS + self._leader.workers:
             strangers[0].abort()
 
+        loop = asyncio.get_running_loop()
+        tasks: list[asyncio.TimerHandle | asyncio.Task[None]] = [loop.call_later(SPEAKS, connection.abort)]
+
         def receive(message: Message) -> None:
-            connection.known = self._leader.receive(connection, message) or connection.known
+            if self._leader.receive(connection, message) and not connection.known:
+                connection.known = True
+                tasks.pop().cancel()
+                tasks.append(asyncio.create_task(connection.beat(self._timeout, silent)))
+
+        def silent(seconds: float) -> None:
+            # The connection stays: a launcher that is continued reads there that the job is over.
+            self._leader.lost(connection, f"its launcher has not answered for {seconds:.0f} s")
 
         try:
             await connection.messages(reader, receive)
         finally:
+            tasks.pop().cancel()
             del self._connections[connection]
             self._leader.left(connection)
             await connection.close()
 
     async def __aexit__(self, *error: object) -> None:
-        self._watching.cancel()
         self._server.close()
         await asyncio.gather(*(connection.close() for connection in self._connections))
 
@@ -202,11 +196,11 @@ def _follow(
         watching.cancel()
         inbox.put_nowait({"op": "lost", "how": "has gone" if connection.known or not connection.strange else ""})
 
-    def silent(connection: Connection, seconds: float) -> None:
+    def silent(seconds: float) -> None:
         listening.cancel()
         watching.cancel()
         inbox.put_nowait({"op": "lost", "how": f"has not answered for {seconds:.0f} s"})
 
     listening = asyncio.create_task(listen())
-    watching = asyncio.create_task(_watch(lambda: [connection], timeout, silent))
+    watching = asyncio.create_task(connection.beat(timeout, silent))
     connection.tasks = listening, watching  # or nobody would hold them

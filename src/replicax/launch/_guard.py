@@ -39,12 +39,7 @@ def adopt_orphans() -> None:
 
 
 def descendants(ancestor: int, spare: Collection[int] = ()) -> list[int]:
-    """Returns the processes below a process, those nearest to it first. Empty without /proc.
-
-    Args:
-        ancestor: the process.
-        spare: processes that are left out, with all that is below them.
-    """
+    """Returns the processes below a process, nearest first, but `spare` and all below these. Empty without /proc."""
     children: dict[int, list[int]] = {}
     with contextlib.suppress(OSError):
         for name in filter(str.isdigit, os.listdir("/proc")):
@@ -58,11 +53,7 @@ def descendants(ancestor: int, spare: Collection[int] = ()) -> list[int]:
 
 
 def end_descendants(spare: Collection[int] = ()) -> None:
-    """Kills every process below this one, and waits until there is none.
-
-    Args:
-        spare: processes that are left alone, with all that is below them.
-    """
+    """Kills every process below this one, but `spare` and all below these, and waits until there is none."""
     out_of_reach = set(spare)
     while pids := descendants(os.getpid(), out_of_reach):
         for pid in pids:

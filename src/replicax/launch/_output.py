@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 # Bytes without the end of a line that are held before they are shown as a line.
 LONGEST_LINE = 1 << 20
@@ -84,13 +84,10 @@ class Screen:
 
     A thread of its own does the writing, so that a reader who does not read holds up neither signals nor the messages
     of other launchers. What cannot be written is dropped: the workers go on.
-
-    Args:
-        environment: the variables that say whether colours are wanted.
     """
 
-    def __init__(self, environment: Mapping[str, str] = os.environ):
-        plain = bool(environment.get("NO_COLOR")) or environment.get("TERM") == "dumb"
+    def __init__(self) -> None:
+        plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
         self._streams = {number: _Stream(descriptor) for number, descriptor in _standard_streams().items()}
         self._colours = {number: not plain and stream.is_terminal for number, stream in self._streams.items()}
         self._pending: list[tuple[int, bytes]] = []
