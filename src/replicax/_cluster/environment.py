@@ -43,13 +43,8 @@ class ConfigClusterResolver(ClusterResolver):
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Returns the address of a task, by default of this process; empty where that is the only one.
 
-        Args:
-            task_type: the task's job.
-            task_id: the task's index.
-            rpc_layer: the name to put in front, in place of the resolver's.
-
-        Raises:
-            ValueError: the cluster has no such task, or it is not known which task this process is.
+        The arguments are those of `ClusterResolver.master`; ValueError if the cluster has no such task, or if it is not
+        known which task this process is.
         """
         master: str | None = self._config().get("session_master")
         if master is not None:

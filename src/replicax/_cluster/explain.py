@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from replicax._base import errors
 from replicax._cluster import local_processes
@@ -72,33 +72,15 @@ def _folded(entry: str) -> str:
     )
 
 
-class ClusterResolverLike(Protocol):
-    """The part of a cluster resolver that is explained."""
+def explain(subject: str, asked: Mapping[str, Callable[[], object]], sources: Explanation) -> Explanation:
+    """Returns the explanation of a resolver. Raises nothing, and returns within seconds whatever servers do.
 
-    @property
-    def task_type(self) -> str | None:
-        """The job of this process."""
-
-    @property
-    def task_id(self) -> int | None:
-        """The index of this process in its job."""
-
-    def _describe(self, report: Explanation) -> None: ...
-
-    def cluster_spec(self) -> ClusterSpec:
-        """Returns the cluster."""
-        ...
-
-
-def explain(resolver: ClusterResolverLike) -> Explanation:
-    """Returns the explanation of a resolver. Raises nothing, and returns within seconds whatever servers do."""
-    report, sources = Explanation(type(resolver).__name__), Explanation("")
-    asked: dict[str, Callable[[], object]] = {
-        "task_type": lambda: resolver.task_type,
-        "task_id": lambda: resolver.task_id,
-        "where it reads": lambda: resolver._describe(sources),
-        "cluster_spec()": lambda: resolver.cluster_spec(),
-    }
+    Args:
+        subject: the resolver's name.
+        asked: what to call for "task_type", "task_id" and "cluster_spec()", and what fills `sources`.
+        sources: what the resolver itself reports.
+    """
+    report = Explanation(subject)
     answers: dict[str, Any] = {}
     failures: dict[str, str] = {}
 

@@ -79,11 +79,7 @@ class KubernetesClusterResolver(TaskClusterResolver):
         self._source = "the client that was given" if override_client else made
 
     def cluster_spec(self) -> ClusterSpec:
-        """Returns the pods that there are now.
-
-        Raises:
-            RuntimeError: a pod is not running.
-        """
+        """Returns the pods that there are now; `RuntimeError` if one of them is not running."""
         return ClusterSpec({job: [self._address(pod) for pod in self._pods(job)] for job in self._labels})
 
     def _pods(self, job: str) -> list[Any]:

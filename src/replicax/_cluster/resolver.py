@@ -130,7 +130,14 @@ class ClusterResolver(abc.ABC):
         >>> rx.cluster_resolver.SimpleClusterResolver(rx.ClusterSpec({})).explain().missing
         ['a cluster: without one, this process works alone']
         """
-        return _explain.explain(self)
+        sources = _explain.Explanation("")
+        asked = {
+            "task_type": lambda: self.task_type,
+            "task_id": lambda: self.task_id,
+            "where it reads": lambda: self._describe(sources),
+            "cluster_spec()": lambda: self.cluster_spec(),
+        }
+        return _explain.explain(type(self).__name__, asked, sources)
 
     def _describe(self, report: _explain.Explanation) -> None:
         """Adds to the report what this kind of resolver knows about where it reads; may ask servers."""
@@ -143,13 +150,7 @@ class TaskClusterResolver(ClusterResolver):
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Returns the address of a task, by default of this process; empty if it is not known which that is.
 
-        Args:
-            task_type: the task's job.
-            task_id: the task's index.
-            rpc_layer: the name to put in front, in place of the resolver's.
-
-        Raises:
-            ValueError: the cluster has no such task.
+        The arguments are those of `ClusterResolver.master`; ValueError if the cluster has no such task.
         """
         task_type = self.task_type if task_type is None else task_type
         task_id = self.task_id if task_id is None else task_id
@@ -204,13 +205,7 @@ class SimpleClusterResolver(ClusterResolver):
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Returns the address of the task named; the given master if none, or only half of one, is named.
 
-        Args:
-            task_type: the task's job.
-            task_id: the task's index.
-            rpc_layer: the name to put in front, in place of the resolver's.
-
-        Raises:
-            ValueError: the cluster has no such task.
+        The arguments are those of `ClusterResolver.master`; ValueError if the cluster has no such task.
         """
         named = task_type is not None and task_id is not None
         address = self._cluster_spec.task_address(task_type, task_id) if named else self._master  # type: ignore[arg-type]
@@ -280,13 +275,7 @@ class UnionResolver(ClusterResolver):
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Returns the address of the task named; the first resolver's master where none is.
 
-        Args:
-            task_type: the task's job.
-            task_id: the task's index.
-            rpc_layer: the name to put in front.
-
-        Raises:
-            ValueError: the cluster has no such task.
+        The arguments are those of `ClusterResolver.master`; ValueError if the cluster has no such task.
         """
         if task_type is None or task_id is None:
             return self._resolvers[0].master(rpc_layer=rpc_layer)

@@ -94,38 +94,22 @@ class ClusterSpec:
         return ClusterDef([JobDef(name, dict(tasks)) for name, tasks in sorted(self._jobs.items())])
 
     def num_tasks(self, job_name: str) -> int:
-        """Returns the number of a job's tasks.
-
-        Raises:
-            ValueError: there is no such job.
-        """
+        """Returns the number of a job's tasks; `ValueError` if there is no such job."""
         return len(self._job(job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """Returns the indices of a job's tasks, in order.
-
-        Raises:
-            ValueError: there is no such job.
-        """
+        """Returns the indices of a job's tasks, in order; `ValueError` if there is no such job."""
         return list(self._job(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """Returns the address of a task.
-
-        Raises:
-            ValueError: there is no such job, or it has no task with that index.
-        """
+        """Returns the address of a task; `ValueError` if there is no such job, or no such task in it."""
         tasks = self._job(job_name)
         if task_index not in tasks:
             raise ValueError(f"No task with index {task_index!r} in job {job_name!r}")
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Returns the addresses of a job's tasks by index; None for an index that is left out.
-
-        Raises:
-            ValueError: there is no such job.
-        """
+        """Returns the addresses of a job's tasks by index, None for one that is left out; `ValueError` for no job."""
         tasks = self._job(job_name)
         return [tasks.get(index) for index in range(max(tasks, default=-1) + 1)]
 

@@ -122,14 +122,8 @@ class TPUClusterResolver(ClusterResolver):
     def connect(tpu: Any = None, zone: str | None = None, project: str | None = None) -> TPUClusterResolver:
         """Returns a resolver whose TPUs are ready: joins the machines of the slice, starts JAX's backend and looks.
 
-        Args:
-            tpu: as for the class.
-            zone: the TPU's zone.
-            project: the TPU's project.
-
-        Raises:
-            DeviceError: this process has no TPU.
-            JobError: the machines do not come together.
+        The arguments are those of the class. `DeviceError` if this process has no TPU, `JobError` if the machines do
+        not come together.
         """
         resolver = TPUClusterResolver(tpu, zone, project)
         resolver._connect()
@@ -143,9 +137,7 @@ class TPUClusterResolver(ClusterResolver):
     def cluster_spec(self) -> ClusterSpec:
         """Returns the TPU's workers; an empty cluster for `"local"`.
 
-        Raises:
-            RuntimeError: the TPU is not ready.
-            ValueError: the Cloud TPU service does not know it.
+        `RuntimeError` if the TPU is not ready, `ValueError` if the Cloud TPU service does not know it.
         """
         if self._workers.name == "local":
             return ClusterSpec({})
@@ -204,13 +196,8 @@ class TPUClusterResolver(ClusterResolver):
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
         """Returns the address of a worker, with `grpc://` in front; by default of the first. Empty for `"local"`.
 
-        Args:
-            task_type: the worker's job.
-            task_id: the worker's index.
-            rpc_layer: not used.
-
-        Raises:
-            ValueError: there is no such worker.
+        The arguments are those of `ClusterResolver.master`, of which `rpc_layer` is not used; ValueError if there is no
+        such worker.
         """
         if self._workers.name == "local":
             return ""
@@ -276,17 +263,18 @@ def _tpus() -> list[str]:
 
 def _find(tpu: Any, config: dict[str, Any]) -> _Workers:
     """Returns the workers that the given name, or the environment, stands for."""
-    source = "the argument `tpu`"
     if isinstance(tpu, (list, tuple)):
         if len(tpu) != 1:
             kind = NotImplementedError if tpu else ValueError
             raise kind(f"One TPU can be used at a time; got {len(tpu)}: {', '.join(map(str, tpu))}.")
         (tpu,) = tpu
-    for variable in ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "TPU_NAME"):
-        if not tpu and os.environ.get(variable):
-            tpu, source = os.environ[variable], f"{variable} in the environment"
-    if not tpu and config.get("tpu_node_name"):
-        tpu, source = config["tpu_node_name"], "TPU_CONFIG in the environment"
+    names = {
+        "the argument `tpu`": tpu,
+        "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS in the environment": os.environ.get("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"),
+        "TPU_NAME in the environment": os.environ.get("TPU_NAME"),
+        "TPU_CONFIG in the environment": config.get("tpu_node_name"),
+    }
+    source, tpu = next(((source, name) for source, name in names.items() if name), ("", None))
     if tpu and not isinstance(tpu, (str, bytes)):
         raise TypeError(f"`tpu` is the name or address of a TPU, or None, got {tpu!r} of type {type(tpu).__name__}.")
     if tpu:

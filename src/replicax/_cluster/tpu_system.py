@@ -56,13 +56,7 @@ def topology() -> Topology:
 
 
 def replica_devices(assignment: DeviceAssignment | None) -> list[list[jax.Device]]:
-    """Returns each replica's logical devices; without an assignment each device is a replica.
-
-    Raises:
-        TypeError: `assignment` is no `DeviceAssignment`.
-        DeviceError: there is no such device, one is used twice, a replica's are not all of one process, or processes
-            have different numbers of replicas.
-    """
+    """Returns each replica's logical devices; without an assignment each device is a replica."""
     devices = tpu_devices()
     if assignment is None:
         return [[device] for task in devices for device in task]
@@ -129,14 +123,7 @@ def initialize_tpu_system(cluster_resolver: Any = None) -> Topology:
 
 
 def shutdown_tpu_system(cluster_resolver: Any = None) -> None:
-    """Does nothing but to look whether there are TPUs: JAX gives them back when the process ends.
-
-    Args:
-        cluster_resolver: not needed.
-
-    Raises:
-        DeviceError: there are no TPUs, real or virtual.
-    """
+    """Raises `DeviceError` if there are no TPUs, and does nothing else: JAX gives them back when the process ends."""
     tpu_devices()
 
 

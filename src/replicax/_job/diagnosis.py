@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -100,12 +101,8 @@ def table(peers: Mapping[int, Peer], now: float, stacks: tuple[int, ...] = ()) -
     for index, peer in peers.items():
         lines.append(f"  {standing(peer, now)}")
         if index in stacks and peer.stack and not peer.left:
-            lines.append(f"    its main thread:\n{_indent(peer.stack, 4)}")
+            lines.append(f"    its main thread:\n{textwrap.indent(peer.stack.rstrip(), ' ' * 4)}")
     return "\n".join(lines)
-
-
-def _indent(text: str, by: int) -> str:
-    return "\n".join(" " * by + line for line in text.rstrip().splitlines())
 
 
 def failure(peers: Mapping[int, Peer]) -> Diagnosis:
