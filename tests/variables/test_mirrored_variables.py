@@ -715,6 +715,20 @@ def test_arithmetic_with_per_replica_values(make, n, way):
     ]
 
 
+@ways
+def test_leaves_beside_mirrored_ones_are_converted_and_checked_too(way):
+    strategy = mirrored(2)
+    with strategy.scope():
+        v, source = rx.Variable({"a": 1.0, "b": jnp.zeros(2)}), rx.Variable(0.0)
+    way(lambda: v.assign({"a": source.assign(4.0), "b": np.array([1, 2])}))()
+    assert v.value()["a"] == 4.0 and v.value()["b"].tolist() == [1.0, 2.0] and v.value()["b"].dtype == jnp.float32
+    with pytest.raises(ValueError, match="Shape mismatch"):
+        way(lambda: v.assign({"a": source.assign(5.0), "b": np.zeros(3)}))()
+    with pytest.raises(ValueError, match="its structure is"):
+        way(lambda: v.assign({"a": source.assign(5.0)}))()
+    assert v.value()["a"] == 4.0
+
+
 @over(copies=True)
 @ways
 def test_a_variable_of_a_pytree(make, n, way):

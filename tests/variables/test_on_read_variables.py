@@ -122,6 +122,16 @@ def test_writing_outside(make, n, way, aggregation):
 
 
 @ways
+@aggregations
+def test_what_a_mirrored_variable_was_assigned_can_be_assigned_outside(way, aggregation):
+    strategy, v = mirrored(2), made(mirrored(2), aggregation=aggregation)
+    with strategy.scope():
+        source = rx.Variable(1.0)
+    way(lambda: v.assign(source.assign(8.0)))()
+    assert parts(strategy, v) == [4.0 if aggregation is A.SUM else 8.0] * 2 and float(v) == 8.0
+
+
+@ways
 def test_adding_outside_adds_to_the_aggregated_value(way):
     """Fact 79."""
     strategy = mirrored(2)

@@ -198,7 +198,7 @@ class Program:
                 for part, leaf in zip(shared.slots, (None if i is None else out[i] for i in each)):
                     if leaf is not None:
                         vector = jax.lax.dynamic_update_slice(vector, jnp.ravel(leaf), (part.start,))
-            new.append(shared.home.constrained(vector))
+            new.append(shared.home.leaving(vector))
         in_vectors = {place for each in written for place in each}
         arrays = {place: leaf for place, leaf in enumerate(out) if leaf is not None and place not in in_vectors}
         new += [leaf for place, leaf in arrays.items() if place < self._state_count]

@@ -177,7 +177,9 @@ class _Held:
     def is_shared(self) -> bool:
         """Returns True in one of several replicas that share one copy of the variable."""
         strategy = self.variable.distribute_strategy
-        return bool(self._in_replica() and strategy.extended._variables_live_once and strategy.num_replicas_in_sync > 1)
+        if strategy is None or not self._in_replica():
+            return False
+        return strategy.extended._variables_live_once and strategy.num_replicas_in_sync > 1
 
 
 class _View:

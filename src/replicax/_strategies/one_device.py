@@ -24,8 +24,7 @@ from replicax._tracing import frames
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
 from replicax._variables import creators
-from replicax._variables.array_storage import ArrayStorage
-from replicax._variables.resource import ResourceVariable
+from replicax._variables.resource import ArrayStorage, ResourceVariable
 from replicax._variables.variable import Variable
 
 
@@ -84,7 +83,7 @@ class OneDeviceExtended(SingleReplicaExtended):
             variable = ResourceVariable(**kwargs)
             variable._strategy, storage = self._container, variable._storage
             assert isinstance(storage, ArrayStorage)
-            storage.stay_on(device, [self._mesh.copies(self._mesh.mirror([leaf]))[0] for leaf in storage.arrays])
+            storage.stay_on(device, [self._mesh.copies(self._mesh.mirror([leaf]))[0] for leaf in storage.read()])
         return variable
 
     def _broadcast(self, tensor: Any, destinations: Any) -> Any:

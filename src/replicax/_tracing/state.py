@@ -6,7 +6,7 @@ from typing import Protocol
 
 import jax
 
-from replicax._base.types import Leaf
+from replicax._base.types import Leaf, Tree
 from replicax._tracing.tape_trace import TapedVariable
 from replicax._values import Mirrored, PerReplica, ReplicaMesh
 
@@ -45,12 +45,15 @@ class Stored(Protocol):
 class State(TapedVariable, Protocol):
     """What frames need of a variable. Leaves are lists, since a variable may hold a whole pytree."""
 
-    _mesh: ReplicaMesh | None
     _equal_by_contract: bool
     _types: list[jax.ShapeDtypeStruct]
 
     @property
     def name(self) -> str: ...
+    @property
+    def shape(self) -> Tree: ...
+    @property
+    def _mesh(self) -> ReplicaMesh | None: ...
     @property
     def _storage(self) -> Stored: ...
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
+from replicax._base.types import Leaf, Tree
 from replicax._tracing import lost_values
 from replicax._values import Mirrored, PerReplica
 
@@ -17,23 +19,23 @@ class ArrayProtocol:
 
     __array_priority__ = 100
 
-    value: Callable[[], Any]
-    numpy: Callable[[], Any]
+    value: Callable[[], Tree]
+    numpy: Callable[[], Tree]
 
-    def __jax_array__(self) -> Any:
+    def __jax_array__(self) -> Leaf:
         return self.value()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self.numpy(), dtype=dtype)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Tree) -> Leaf:
         value = self.value()
         return value if index is Ellipsis else value[index]
 
     def __len__(self) -> int:
         return len(self.value())
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Leaf]:
         return iter(self.value())
 
     def __float__(self) -> float:
@@ -49,37 +51,33 @@ class ArrayProtocol:
             return bool(self.value())
 
     def __index__(self) -> int:
-        return self.value().__index__()
+        return operator.index(self.value())
 
     def __format__(self, spec: str) -> str:
         return format(self.value(), spec) if spec else str(self)
 
-    def __neg__(self) -> Any:
+    def __neg__(self) -> Leaf:
         return -self.value()
 
-    def __abs__(self) -> Any:
+    def __abs__(self) -> Leaf:
         return abs(self.value())
 
-    def __invert__(self) -> Any:
+    def __invert__(self) -> Leaf:
         return ~self.value()
 
 
-def _binary(name: str) -> Callable[[Any, Any], Any]:
-    def method(self: ArrayProtocol, other: Any) -> Any:
+def _binary(name: str) -> Callable[[ArrayProtocol, Leaf], Leaf]:
+    def method(self: ArrayProtocol, other: Leaf) -> Leaf:
         if isinstance(other, ArrayProtocol):
             other = other.value()
-        if isinstance(other, (PerReplica, Mirrored)):
-            if isinstance(other, PerReplica):
-                raise AttributeError(
-                    "A PerReplica value has no dtype and is no operand of arithmetic outside of a replica: pass it to "
-                    "`strategy.run` and compute there."
-                )
-            other = other.__jax_array__()
-        value = self.value()
-        if isinstance(other, (list, tuple, np.ndarray)):
+        elif isinstance(other, PerReplica):
+            raise AttributeError(
+                "A PerReplica value has no dtype and is no operand of arithmetic outside of a replica: pass it to "
+                "`strategy.run` and compute there."
+            )
+        elif isinstance(other, (Mirrored, list, tuple, np.ndarray)):
             other = jnp.asarray(other)
-        result = getattr(value, name)(other)
-        return result
+        return getattr(self.value(), name)(other)
 
     method.__name__ = name
     return method

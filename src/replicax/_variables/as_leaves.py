@@ -1,24 +1,24 @@
-"""Values that users give to variables, as arrays of the variable's shapes and dtypes."""
+"""Converts values that users give to variables to arrays of the variable's shapes and dtypes."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from replicax._base import array_conversion, jax_internals, nest
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import as_dtype
+from replicax._base.types import Leaf, Tree
 from replicax._values import DistributedValues, is_array
 from replicax._variables.array_protocol import ArrayProtocol
 
 ARRAY = jax.tree.structure(0)  # of a variable that holds one array
 
 
-def initial_tree(initial_value: Any, dtype: Any) -> tuple[list[Any], Any, bool]:
-    """The leaves of an initial value as concrete arrays, their tree, and whether somebody else may have their buffers.
+def initial_tree(initial_value: Tree, dtype: DTypeLike | None) -> tuple[list[jax.Array], jax.tree_util.PyTreeDef, bool]:
+    """Returns the leaves of an initial value as concrete arrays, its structure, and whether others may hold the arrays.
 
     (JAX's arrays of numpy's, and of numbers, are copies.)
     """
@@ -29,7 +29,7 @@ def initial_tree(initial_value: Any, dtype: Any) -> tuple[list[Any], Any, bool]:
         if isinstance(value, DistributedValues):
             value = value.values[0]
         if is_array(value) or _is_number_list(value):
-            return [_new_array(value, dtype)], jax.tree.structure(0), isinstance(value, jax.Array)
+            return [_new_array(value, dtype)], ARRAY, isinstance(value, jax.Array)
         leaves, tree = jax.tree.flatten(value)
         for number, leaf in enumerate(leaves):
             if not is_array(leaf) and hasattr(leaf, "__jax_array__"):  # Keras's variables
@@ -43,13 +43,13 @@ def initial_tree(initial_value: Any, dtype: Any) -> tuple[list[Any], Any, bool]:
         return [_new_array(leaf, dtype) for leaf in leaves], tree, lent
 
 
-def _is_number_list(value: Any) -> bool:
+def _is_number_list(value: Tree) -> bool:
     if isinstance(value, (list, tuple)) and not nest.is_namedtuple(value):
         return all(_is_number_list(item) for item in value)
     return isinstance(value, (bool, int, float, complex, np.generic))
 
 
-def _new_array(value: Any, dtype: Any) -> jax.Array:
+def _new_array(value: Leaf, dtype: DTypeLike | None) -> jax.Array:
     if isinstance(value, jax.core.Tracer):
         raise RuntimeError(
             "The initial value of a variable is a traced value of jax.jit or another JAX transformation, which has no "
@@ -64,29 +64,30 @@ def _new_array(value: Any, dtype: Any) -> jax.Array:
     return array.astype(array.dtype if dtype is None else dtype)  # of a firm type also where `value` is a number
 
 
-def convert_leaf(value: Any, kind: jax.ShapeDtypeStruct, name: str) -> Any:
+def convert_leaf(value: Leaf, kind: jax.ShapeDtypeStruct, name: str) -> jax.Array:
     """Returns `value` as a leaf of this shape and dtype of the variable of that name."""
     if isinstance(value, IndexedSlices):
         value = value.to_dense()
     elif not isinstance(value, jax.Array) and hasattr(value, "__jax_array__"):  # a Keras variable
         value = value.__jax_array__()
     if isinstance(value, jax.Array):
-        if value.dtype != kind.dtype:
-            if not (value.weak_type and np.can_cast(value.dtype, kind.dtype, "same_kind")):
+        array = value
+        if array.dtype != kind.dtype:
+            if not (array.weak_type and np.can_cast(array.dtype, kind.dtype, "same_kind")):
                 raise ValueError(
-                    f"Tensor conversion requested dtype {kind.dtype} for Tensor with dtype {value.dtype}: {value!r}"
+                    f"Tensor conversion requested dtype {kind.dtype} for Tensor with dtype {array.dtype}: {array!r}"
                 )
-            value = value.astype(kind.dtype)
+            array = array.astype(kind.dtype)
     else:
         try:
             if getattr(value, "dtype", np.dtype("O")).kind == "f" and jnp.issubdtype(kind.dtype, jnp.integer):
                 raise TypeError("it has a fraction")
-            value = array_conversion.own_array(value, kind.dtype)
+            array = array_conversion.own_array(value, kind.dtype)
         except (TypeError, ValueError) as error:
             raise TypeError(f"Cannot convert {value!r} to an array of dtype {kind.dtype}.") from error
-    if value.shape != kind.shape:
+    if array.shape != kind.shape:
         raise ValueError(
             f"Cannot assign value to variable ' {name}': Shape mismatch.The variable shape {kind.shape}, and "
-            f"the assigned value shape {value.shape} are incompatible."
+            f"the assigned value shape {array.shape} are incompatible."
         )
-    return value
+    return array

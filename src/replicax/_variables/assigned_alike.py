@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from replicax._collectives import cross_process
+from replicax._tracing.state import State
 from replicax._values import ReplicaMesh
+from replicax._variables.mesh_storage import MirroredStorage
+from replicax._variables.variable import Variable
 
 _refuse_different = True
 
@@ -36,12 +38,12 @@ def refuse_different_assignments(refuse: bool) -> None:
 
 
 def is_required(copies_may_differ: bool | None) -> bool:
-    """Whether the copies of a variable made with this argument must stay equal."""
+    """Returns whether the copies of a variable made with this argument must stay equal."""
     return _refuse_different if copies_may_differ is None else not copies_may_differ
 
 
-def error(variable: Any, found: str = "") -> ValueError:
-    """The error for a variable to which the replicas assign different values; `found` says which replicas."""
+def error(variable: State, found: str = "") -> ValueError:
+    """Returns the error for a variable to which the replicas assign different values; `found` says which replicas."""
     return ValueError(
         f"The replicas assign different values to {variable.name} of shape {variable.shape}, which is to have "
         f"the same value on all of them{found}. Sum gradients up before the update, "
@@ -53,7 +55,7 @@ def error(variable: Any, found: str = "") -> ValueError:
     )
 
 
-def check(mesh: ReplicaMesh, variables: Iterable[Any]) -> None:
+def check(mesh: ReplicaMesh, variables: Iterable[object]) -> None:
     """Checks that the copies of each variable that eager replicas assigned are equal. NaN equals NaN, and -0.0 0.0.
 
     Workers whose replicas assigned such variables call it together, and all of them raise.
@@ -61,7 +63,9 @@ def check(mesh: ReplicaMesh, variables: Iterable[Any]) -> None:
     Raises:
         ValueError: copies differ, or the replicas of one worker assigned other variables than those of another.
     """
-    required = [v for v in variables if v._equal_by_contract and v._mesh is mesh and v._types]
+    required = [
+        v for v in variables if isinstance(v, Variable) and v._equal_by_contract and v._mesh is mesh and v._types
+    ]
     required.sort(key=lambda variable: variable.name)  # workers may come with another order
     unlike = [_unlike(variable) for variable in required]
     if mesh.all_local:
@@ -74,8 +78,8 @@ def check(mesh: ReplicaMesh, variables: Iterable[Any]) -> None:
         _check_workers(mesh, required, [not others for others in unlike])
 
 
-def _check_workers(mesh: ReplicaMesh, required: list[Any], alike: list[bool]) -> None:
-    """The same between workers. `alike` says of which variables the copies of this one are equal."""
+def _check_workers(mesh: ReplicaMesh, required: list[Variable], alike: list[bool]) -> None:
+    """Checks the copies of all workers; `alike` says of which variables the copies of this one are equal."""
     names = "\n".join(f"{variable.name} {variable._types}" for variable in required)
     digests = [_digest(variable) for variable in required]
     if cross_process.same_on_all_workers(mesh, "\n".join([names, *digests]), all(alike)):
@@ -91,10 +95,15 @@ def _check_workers(mesh: ReplicaMesh, required: list[Any], alike: list[bool]) ->
             raise error(variable, ": the copies of the workers' replicas differ")
 
 
-def _unlike(variable: Any) -> list[int]:
-    """The numbers of the local copies that differ from the first."""
-    leaves = [value.values for value in variable._storage.values()]
-    first, *others = zip(*leaves)
+def _copies(variable: Variable) -> list[tuple[jax.Array, ...]]:
+    """Returns each leaf's copies on the replicas of this process."""
+    assert isinstance(variable._storage, MirroredStorage)
+    return [value.values for value in variable._storage.values()]
+
+
+def _unlike(variable: Variable) -> list[int]:
+    """Returns the numbers of the local copies that differ from the first."""
+    first, *others = zip(*_copies(variable))
     return [i for i, copy in enumerate(others, 1) if not all(map(_is_same, first, copy))]
 
 
@@ -103,20 +112,23 @@ def _raw(leaf: jax.Array) -> jax.Array:
 
 
 def _is_same(one: jax.Array, other: jax.Array) -> bool:
-    """Whether two copies on different devices are equal, compared where the first is."""
-    here: Any = _raw(one)
-    if here.device.platform == "cpu":  # NumPy sees the same memory
-        here, there = np.asarray(here), np.asarray(_raw(other))
-    else:
-        there = jax.device_put(_raw(other), here.device)
+    """Returns whether two copies on different devices are equal, compared where the first is."""
+    here, there = _raw(one), _raw(other)
+    (device,) = here.devices()
+    if device.platform == "cpu":  # NumPy sees the same memory
+        return _equals(np.asarray(here), np.asarray(there))
+    return _equals(here, jax.device_put(there, device))
+
+
+def _equals(here: jax.Array | np.ndarray, there: jax.Array | np.ndarray) -> bool:
     return bool((here == there).all() or ((here == there) | ((here != here) & (there != there))).all())
 
 
-def _digest(variable: Any) -> str:
-    """What tells the value of the first local copy from others."""
+def _digest(variable: Variable) -> str:
+    """Returns a digest of the value of the first local copy."""
     found = hashlib.blake2b(digest_size=16)
-    for value in variable._storage.values():
-        array = np.asarray(_raw(value.values[0]))
+    for copies in _copies(variable):
+        array = np.asarray(_raw(copies[0]))
         if jnp.issubdtype(array.dtype, jnp.inexact):  # one form of NaN, and one of zero
             array = np.where(array != array, np.full_like(array, np.nan), array + np.zeros_like(array))
         found.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -1,15 +1,15 @@
 """Variables that live once for all replicas: on the parameter device, or in the host's memory.
 
-A *home* says where the leaves of a variable are at rest. One device: programs of other devices are given copies, and
-one of the copies that they return goes back. The host's memory: compiled programs take the leaves from there to their
-devices and put the new ones back themselves, so that XLA can do it while it computes.
+A *home* says where the leaves of a variable are between programs. On one device: programs of other devices are given
+copies, and one of the copies that they return goes back. In the host's memory: compiled programs take the leaves from
+there to their devices and put the new ones back themselves, so that XLA can do it while it computes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -17,15 +17,16 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from replicax._base import jax_internals, nest
-from replicax._base.types import VariableAggregation
+from replicax._base.types import Tree, VariableAggregation
 from replicax._collectives.arithmetic import first_component
 from replicax._collectives.reducer import Reducer
-from replicax._tracing import frames
+from replicax._tracing import context, frames
 from replicax._values import AXIS, ReplicaMesh
-from replicax._variables.distributed import OfReplicas
+from replicax._variables.distributed import Boxed, OfReplicas
+from replicax._variables.mesh_storage import Converted
 from replicax._variables.resource import ResourceVariable
-from replicax._variables.storage import Storage, Types
-from replicax._variables.variable import Variable, register
+from replicax._variables.storage import Leaves, Storage, Types, constrained
+from replicax._variables.variable import Combine, Variable, register
 
 _HOST = "pinned_host"
 
@@ -38,27 +39,27 @@ class DeviceHome:
     def __init__(self, device: jax.Device):
         self._device = device
 
-    def put(self, leaf: Any) -> Any:
-        """A leaf from anywhere, brought home."""
+    def placed(self, leaf: jax.Array) -> jax.Array:
+        """Returns a leaf from anywhere, brought home."""
         for shard in leaf.addressable_shards if len(leaf.devices()) > 1 else ():
             if shard.device == self._device:
                 return jax_internals.uncommitted(shard.data)
         return jax_internals.uncommitted(jax.device_put(jax_internals.first_copy(leaf), self._device))
 
-    def read(self, leaf: Any, device: Any) -> Any:
-        """A leaf on this device, or, where that is None, wherever is nearest."""
+    def read(self, leaf: jax.Array, device: jax.Device | None) -> jax.Array:
+        """Returns a leaf on this device, or, where that is None, wherever is nearest."""
         return leaf if device is None else jax_internals.uncommitted(jax.device_put(leaf, device))
 
-    def spread(self, leaf: Any) -> Any:
-        """A leaf as programs over all replicas' devices can compute with it; inside of them as well."""
+    def entering(self, leaf: jax.Array) -> jax.Array:
+        """Returns a leaf where a program over all replicas' devices may compute with it, in the program or outside."""
         return leaf
 
-    def gathered(self, leaf: Any) -> Any:
-        """Inside of a program: a new leaf, to be returned to its home."""
+    def leaving(self, leaf: jax.Array) -> jax.Array:
+        """Inside of a program: returns a new leaf as the program has to hand it out."""
         return leaf
 
-    def copied(self, leaf: Any) -> Any:
-        """A copy at home."""
+    def copied(self, leaf: jax.Array) -> jax.Array:
+        """Returns a copy at home."""
         return leaf.copy()
 
 
@@ -76,45 +77,47 @@ class HostHome:
 
     @staticmethod
     def possible(mesh: ReplicaMesh) -> bool:
-        """Whether JAX has such memory on these devices."""
+        """Returns whether JAX has such memory on these devices."""
         return all(_HOST in {memory.kind for memory in device.addressable_memories()} for device in mesh.local_devices)
 
-    def _on_devices(self, leaf: Any) -> NamedSharding:
+    def _on_devices(self, leaf: jax.Array) -> NamedSharding:
         size = self._mesh.size
-        split = next(
-            (axis for axis, length in enumerate(leaf.shape) if size > 1 and length and length % size == 0), None
-        )
-        return NamedSharding(
-            self._mesh.mesh, PartitionSpec() if split is None else PartitionSpec(*[None] * split, AXIS)
-        )
+        divided = (axis for axis, length in enumerate(leaf.shape) if size > 1 and length and length % size == 0)
+        axis = next(divided, None)
+        spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, AXIS)
+        return NamedSharding(self._mesh.mesh, spec)
 
-    def put(self, leaf: Any) -> Any:
+    def placed(self, leaf: jax.Array) -> jax.Array:
         on_devices = self._on_devices(leaf)
         at_home = on_devices.with_memory_kind(_HOST)
         if leaf.sharding == at_home:
             return leaf
-        return jax.device_put(jax.device_put(leaf, on_devices), at_home, may_alias=False)
+        return _put(_put(leaf, on_devices), at_home, may_alias=False)
 
-    def _fetched(self, leaf: Any) -> Any:
+    def _fetched(self, leaf: jax.Array) -> jax.Array:
         # JAX moves an array between memories or between devices, not both at once.
-        return jax.device_put(leaf, self._on_devices(leaf), may_alias=False)
+        return _put(leaf, self._on_devices(leaf), may_alias=False)
 
-    def read(self, leaf: Any, device: Any) -> Any:
+    def read(self, leaf: jax.Array, device: jax.Device | None) -> jax.Array:
         device = self._mesh.local_devices[0] if device is None else device
         return jax_internals.uncommitted(jax.device_put(self._fetched(leaf), SingleDeviceSharding(device)))
 
-    def spread(self, leaf: Any) -> Any:
+    def entering(self, leaf: jax.Array) -> jax.Array:
         if isinstance(leaf, jax.core.Tracer):
-            return lax.with_sharding_constraint(jax.device_put(leaf, self._on_devices(leaf)), self._mesh.mirrored)
-        return jax.device_put(self._fetched(leaf), self._mesh.mirrored)
+            return constrained(_put(leaf, self._on_devices(leaf)), self._mesh.mirrored)
+        return _put(self._fetched(leaf), self._mesh.mirrored)
 
-    def gathered(self, leaf: Any) -> Any:
+    def leaving(self, leaf: jax.Array) -> jax.Array:
         on_devices = self._on_devices(leaf)
-        split = lax.with_sharding_constraint(leaf, on_devices)
-        return jax.device_put(split, on_devices.with_memory_kind(_HOST))
+        return _put(constrained(leaf, on_devices), on_devices.with_memory_kind(_HOST))
 
-    def copied(self, leaf: Any) -> Any:
-        return self.put(self._fetched(leaf))
+    def copied(self, leaf: jax.Array) -> jax.Array:
+        return self.placed(self._fetched(leaf))
+
+
+def _put(leaf: jax.Array, where: NamedSharding, may_alias: bool | None = None) -> jax.Array:
+    there: jax.Array = jax.device_put(leaf, where, may_alias=may_alias)
+    return there
 
 
 class HomeStorage(Storage):
@@ -122,52 +125,50 @@ class HomeStorage(Storage):
 
     mesh: ReplicaMesh
 
-    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: list[Any], home: DeviceHome | HostHome):
+    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: Leaves, home: DeviceHome | HostHome):
         super().__init__(name, types, mesh, home.lends)
         self._home = home
         self.arrays = self.placed(leaves)
 
-    def stored(self) -> list[Any]:
-        if self.lost is not None:
-            self.refuse_lost()
-        return self.arrays
+    def stored(self) -> Leaves:
+        return super().read()
 
-    def read(self) -> list[Any]:
+    def read(self) -> Leaves:
         with jax_internals.untraced():
-            return [self._home.spread(leaf) for leaf in self.stored()]
+            return [self._home.entering(leaf) for leaf in self.stored()]
 
-    def read_on(self, device: jax.Device | None) -> list[Any]:
+    def read_on(self, device: jax.Device | None) -> Leaves:
         """Returns the leaves on this device, or, where that is None, wherever is nearest."""
         leaves = self.stored()
         self.lent = self.lent or self._home.lends
         with jax_internals.untraced():
             return [self._home.read(leaf, device) for leaf in leaves]
 
-    def read_one(self) -> list[Any]:
+    def read_one(self) -> Leaves:
         """Returns the leaves wherever is nearest."""
         return self.read_on(None)
 
-    def placed(self, leaves: list[Any]) -> list[Any]:
+    def placed(self, leaves: Leaves) -> Leaves:
         with jax_internals.untraced():
-            return [self._home.put(leaf) for leaf in leaves]
+            return [self._home.placed(leaf) for leaf in leaves]
 
-    def write(self, leaves: list[Any]) -> None:
+    def write(self, leaves: Leaves) -> None:
         super().write(leaves)
         self.lent = self._home.lends
 
-    def read_component(self, replica: int) -> list[Any]:
+    def read_component(self, replica: int) -> Leaves:
         return self.read_on(self.mesh.local_devices[replica])
 
-    def write_component(self, replica: int, leaves: list[Any]) -> None:
+    def write_component(self, replica: int, leaves: Leaves) -> None:
         self.write(leaves)
 
-    def entering(self, leaf: Any) -> Any:
-        return self._home.spread(leaf)
+    def entering(self, leaf: jax.Array) -> jax.Array:
+        return self._home.entering(leaf)
 
-    def leaving(self, leaves: list[Any]) -> list[Any]:
-        return [self._home.gathered(leaf) for leaf in leaves]
+    def leaving(self, leaves: Leaves) -> Leaves:
+        return [self._home.leaving(leaf) for leaf in leaves]
 
-    def copied(self, leaves: list[Any]) -> list[Any]:
+    def copied(self, leaves: Leaves) -> Leaves:
         return [self._home.copied(leaf) for leaf in leaves]
 
 
@@ -181,7 +182,7 @@ _assigning = _Assigning()
 
 @contextlib.contextmanager
 def alike() -> Iterator[None]:
-    """A context in which all replicas assign the same to variables without an aggregation; one's value is taken."""
+    """Returns a context in which all replicas assign the same to variables without an aggregation."""
     before, _assigning.alike = _assigning.alike, True
     try:
         yield
@@ -195,26 +196,32 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
     _storage: HomeStorage
 
     def __init__(
-        self, *args: Any, strategy: Any, reducer: Reducer, home: DeviceHome | HostHome, device: Any, **kwargs: Any
+        self,
+        *args: Any,
+        strategy: context.StrategyLike,
+        reducer: Reducer,
+        home: DeviceHome | HostHome,
+        device: str,
+        **kwargs: Any,
     ):
         self._strategy, self._reducer, self._mesh = strategy, reducer, reducer.mesh
         self._home, self._device_name = home, device
         super().__init__(*args, **kwargs)
 
-    def _device(self) -> Any:
+    def _device(self) -> str:
         return self._device_name
 
-    def _new_storage(self, leaves: list[jax.Array], lent: bool) -> HomeStorage:
-        assert self._mesh is not None
+    def _new_storage(self, leaves: Leaves, lent: bool) -> HomeStorage:
         return HomeStorage(self.name, self._types, self._mesh, leaves, self._home)
 
-    def _get(self) -> list[Any]:
+    def _get(self) -> Leaves:
         return frames.frame().read_one(self)
 
     _read = _get
 
-    def _update(self, combine, value, read_value, method):
+    def _update(self, combine: Combine, value: Tree, read_value: bool, method: str) -> Tree:
         self._check_strategy()
+        new: Leaves | None
         if not self._in_own_replica():
             value = value if isinstance(value, Variable) else nest.map_structure(first_component, value)
             new = self._apply(combine, self._convert(value))
@@ -231,14 +238,14 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
             new = self._update_aggregated(combine, value, method)
         return self._of_leaves(new) if read_value else None
 
-    def _merge_update(self, strategy: Any, combine: Any, value: Any) -> list[Any]:
+    def _merge_update(self, strategy: context.StrategyLike, combine: Boxed, value: Tree) -> Leaves:
         super()._merge_update(strategy, combine, value)
         # Of their own identity: one value for all replicas, while what they read later is each one's.
         return [lax.optimization_barrier(x) if isinstance(x, jax.core.Tracer) else x for x in self._get()]
 
-    def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
+    def _apply(self, combine: Combine, leaves: Sequence[Converted]) -> Leaves:
         with frames.lock:
-            new = self._combined(combine, leaves)
+            new = self._combined(combine, [first_component(leaf) for leaf in leaves])
             self._put(new)
         return new
 

@@ -1,4 +1,4 @@
-"""How variables come into being: creators that see each one, and names."""
+"""Making variables: creators that see each one, and the scopes of names."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 from replicax._base import jax_internals
+from replicax._base.types import Tree
 from replicax._tracing import context, frames
 from replicax._values import PerReplica
 
+_V = TypeVar("_V")
+Creator: TypeAlias = Callable[..., Any]  # a user's: takes the next creator and the arguments, returns a variable
+
 
 class _Creation(threading.local):
-    def __init__(self):
-        self.creators: list[tuple[Any, Callable[..., Any]]] = []  # with the strategy that was current then
+    def __init__(self) -> None:
+        self.creators: list[tuple[context.StrategyLike, Creator]] = []  # with the strategy that was current then
         self.names: list[str] = []
 
 
@@ -23,8 +27,8 @@ state = _Creation()
 
 
 @contextlib.contextmanager
-def variable_creator_scope(creator: Callable[..., Any]) -> Iterator[None]:
-    """A context in which `creator(next_creator, **kwargs)` makes the variables; it calls `next_creator(**kwargs)`."""
+def variable_creator_scope(creator: Creator) -> Iterator[None]:
+    """Returns a context in which `creator(next_creator, **kwargs)` makes variables, by `next_creator(**kwargs)`."""
     state.creators.append((context.get_strategy(), creator))
     try:
         yield
@@ -52,13 +56,13 @@ class name_scope:
         state.names = self._name[:-1].split("/") if whole else [*state.names, self._name]
         return "/".join(state.names) + "/"
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         state.names = self._outer.pop()
 
 
 @contextlib.contextmanager
-def outside(strategy: Any = None) -> Iterator[None]:
-    """Outside of all replicas and of any tracing, though under the same strategy or the given one."""
+def outside(strategy: context.StrategyLike | None = None) -> Iterator[None]:
+    """Returns a context outside of all replicas and traces, under the same strategy or the given one."""
     current = context.get_strategy() if context.has_strategy() else None
     within = context.get_replica_context() is not None
     strategy = strategy or (current if within else None)
@@ -70,33 +74,30 @@ def outside(strategy: Any = None) -> Iterator[None]:
         yield
 
 
-def through_creators(make: Callable[..., Any], inside_scope: bool | None) -> Callable[..., Any]:
-    """`make` wrapped in the creators; those entered outside of a strategy's scope see the single components."""
+def through_creators(make: Callable[..., _V], inside_scope: bool | None) -> Callable[..., _V]:
+    """Returns `make` wrapped in creators; those entered outside of a strategy's scope see the single components."""
     strategy = context.get_strategy()
     for strategy_then, creator in state.creators:
         outside = strategy_then is not strategy and context.has_strategy()
         if (inside_scope is None and not outside) or (inside_scope is False and outside):
-            make = _bind_creator(creator, make)
+            make = functools.partial(creator, make)
     return make
 
 
-def _bind_creator(creator: Callable[..., Any], make: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda **kwargs: creator(make, **kwargs)
-
-
-def create_together(strategy: context.StrategyLike, new: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+def create_together(strategy: context.StrategyLike, new: Callable[..., _V], kwargs: dict[str, Tree]) -> _V:
     """Calls `new(**kwargs)`; in a replica function of the strategy once, where all replicas have come to it."""
     replica_context = context.get_replica_context()
     if replica_context is None or replica_context.strategy is not strategy:
         return new(**kwargs)
 
-    def merged(_: context.StrategyLike, makers: Any) -> Any:
+    def merged(_: context.StrategyLike, makers: PerReplica | functools.partial[_V]) -> _V:
         every = makers.values if isinstance(makers, PerReplica) else (makers,)
+        first: functools.partial[_V] = every[0]
         for index, other in enumerate(every):
-            if other.keywords["name"] != every[0].keywords["name"]:
-                name = other.keywords["name"]
+            if (name := other.keywords["name"]) != first.keywords["name"]:
                 raise RuntimeError(f"Tried to create variable {name} with mismatching name on device {index}")
-        return every[0]()
+        return first()
 
     tag = ("the creation of a variable", id(strategy))
-    return replica_context._merge(merged, (functools.partial(new, **kwargs),), {}, tag)
+    made: _V = replica_context._merge(merged, (functools.partial(new, **kwargs),), {}, tag)
+    return made

@@ -10,39 +10,48 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 
+from replicax._base.specs import has_64_bit_types
+
 
 class Waiting(Protocol):
-    """What has values for objects that are not there yet."""
+    """A restored checkpoint that has values for objects that are not there yet."""
 
     def settle(self) -> None:
         """Gives its values to the objects that are there by now."""
 
 
-_waiting: list[weakref.ref[Any]] = []  # in the order in which they began to wait, so that the last one's values stay
+class Late(Protocol):
+    """A variable that is late where `_late` is not False; None while it is looked for."""
+
+    _late: bool | None
+
+
+# In the order in which they began to wait, so that the last one's values stay.
+_waiting: list[weakref.ref[Waiting]] = []
 _lock = threading.Lock()
 _thread = threading.local()
 
 
 def wait(who: Waiting) -> None:
-    """From now on late variables are looked for, until `who` is gone or done."""
+    """Has late variables looked for from now on, until `who` is gone or done."""
     _waiting.append(weakref.ref(who, _waiting.remove))
 
 
 def done(who: Waiting) -> None:
-    """Nothing is looked for any more."""
+    """Ends the wait: nothing is looked for any more."""
     _waiting[:] = [reference for reference in _waiting if reference() is not who]
 
 
 def is_late() -> bool:
-    """Whether a variable that is made now is late."""
+    """Returns whether a variable that is made now is late."""
     return bool(_waiting)
 
 
-def settle(variable: Any = None) -> None:
+def settle(variable: Late | None = None) -> None:
     """Asks all who wait to look; for the sake of one late variable, or of something that was attached."""
     if getattr(_thread, "settling", False):
         return
@@ -67,8 +76,7 @@ def apart(look: Callable[[], None]) -> None:
 
 def _apart(looks: Sequence[Callable[[], None]]) -> None:
     errors: list[BaseException] = []
-    config: Any = jax.config
-    wide = bool(config.jax_enable_x64)  # which a thread may have set for itself
+    wide = has_64_bit_types()  # which a thread may have set for itself
 
     def run() -> None:
         _thread.settling = True

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +14,7 @@ from jax.sharding import PartitionSpec
 from replicax._base import array_conversion, errors, nest
 from replicax._base.host_memory import put
 from replicax._base.indexed_slices import IndexedSlices
-from replicax._base.types import (
-    ReduceOp,
-    VariableAggregation,
-    VariableSynchronization,
-)
+from replicax._base.types import Leaf, ReduceOp, Tree, VariableAggregation, VariableSynchronization
 from replicax._collectives import arithmetic
 from replicax._collectives.reducer import Reducer
 from replicax._tracing import context, frames
@@ -26,24 +22,38 @@ from replicax._values import (
     DistributedValues,
     Mirrored,
     PerReplica,
+    ReplicaMesh,
     global_array,
     is_whole,
     mesh_of,
     traced_component,
 )
 from replicax._variables import assigned_alike, deferred_restore
-from replicax._variables.as_leaves import convert_leaf
-from replicax._variables.mesh_storage import ComponentStorage, MirroredStorage, StackedStorage
+from replicax._variables.as_leaves import ARRAY, convert_leaf
+from replicax._variables.mesh_storage import ComponentStorage, Converted, MirroredStorage, StackedStorage
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.scattering import SCATTER
-from replicax._variables.variable import Variable, register, replacing
+from replicax._variables.storage import Leaves
+from replicax._variables.variable import Combine, Variable, register, replacing
 
+_T = TypeVar("_T")
 _NONE = VariableAggregation.NONE
+
+
+class _Box:
+    """Keeps a function out of the way of structures."""
+
+    def __init__(self, combine: Combine):
+        self.combine = combine
+
+
+Boxed: TypeAlias = _Box | PerReplica
 
 
 class OfReplicas(Variable):
     """A variable of a strategy with replicas, which may combine what they assign."""
 
+    _mesh: ReplicaMesh
     _reducer: Reducer
 
     def _in_own_replica(self) -> bool:
@@ -55,22 +65,24 @@ class OfReplicas(Variable):
         if context.has_strategy() and current is not self._strategy:
             raise errors.mixing(current, self._strategy)
 
-    def _update_aggregated(self, combine: Callable[[Any, Any], Any], value: Any, method: str) -> Any:
-        """In replica context: meets the others, and assigns what all replicas' values come to."""
+    def _merged(self, merge_fn: Callable[..., _T], args: tuple[object, ...], method: str) -> _T:
+        """Calls a function for all replicas together, in replica context, where all have come to the same method."""
         replica_context = context.get_replica_context()
         assert replica_context is not None
-        if isinstance(value, (np.ndarray, np.number)) and frames.is_tracing():
-            value = lax.optimization_barrier(
-                array_conversion.as_array(value)
-            )  # each replica's own, such as its number of rows
-        tag = (method, self._name, id(self))
-        return replica_context._merge(self._merge_update, (_Box(combine), value), {}, tag)
+        result: _T = replica_context._merge(merge_fn, args, {}, (method, self._name, id(self)))
+        return result
 
-    def _merge_update(self, strategy: Any, combine: Any, value: Any) -> Any:
-        """In cross-replica context: the replicas' values combined, then every component updated."""
-        boxed = combine.values[0] if isinstance(combine, PerReplica) else combine
-        single = self._treedef == jax.tree.structure(0)
-        leaves = [value] if single else jax.tree.leaves(value, is_leaf=nest.is_leaf)
+    def _update_aggregated(self, combine: Combine, value: Tree, method: str) -> Leaves:
+        """In replica context: meets the others, and assigns what all replicas' values come to."""
+        if isinstance(value, (np.ndarray, np.number)) and frames.is_tracing():
+            # Each replica's own, such as its number of rows.
+            value = lax.optimization_barrier(array_conversion.as_array(value))
+        return self._merged(self._merge_update, (_Box(combine), value), method)
+
+    def _merge_update(self, strategy: context.StrategyLike, combine: Boxed, value: Tree) -> Leaves:
+        """In cross-replica context: combines the replicas' values, then updates every component."""
+        boxed: _Box = combine.values[0] if isinstance(combine, PerReplica) else combine
+        leaves = [value] if self._treedef == ARRAY else jax.tree.leaves(value, is_leaf=nest.is_leaf)
         if self._reducer.mesh.lone:  # a Python number is this replica's component, of the variable's dtype
             leaves = [
                 convert_leaf(x, t, self.name) if isinstance(x, int | float) else x for x, t in zip(leaves, self._types)
@@ -79,23 +91,24 @@ class OfReplicas(Variable):
         aggregation = VariableAggregation.ONLY_FIRST_REPLICA if self._aggregation is _NONE else self._aggregation
         combined = [self._reducer.aggregate(aggregation, leaf) for leaf in leaves]
         converted = [
-            leaf if isinstance(leaf, DistributedValues) else convert_leaf(leaf, kind, self.name)
+            leaf if isinstance(leaf, (PerReplica, Mirrored)) else convert_leaf(leaf, kind, self.name)
             for leaf, kind in zip(combined, self._types)
         ]
-        self._apply(boxed.content, converted)
+        self._apply(boxed.combine, converted)
+        return []  # what was assigned is read by each replica
 
-    def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
-        """Combines the values of the current frame with these and writes them there."""
+    def _apply(self, combine: Combine, leaves: Sequence[Converted]) -> Leaves:
+        """Combines the values of the current frame with these, writes and returns them."""
         raise NotImplementedError
 
 
 class _Distributed(OfReplicas, DistributedValues):
-    """What mirrored and on-read variables share: components, and the ways between them and frames."""
+    """The base of mirrored and on-read variables, which have a component for each replica."""
 
     _storage: ComponentStorage
     _value_type: type[PerReplica] | type[Mirrored]
 
-    def __init__(self, *args: Any, strategy: Any, reducer: Reducer, **kwargs: Any):
+    def __init__(self, *args: Any, strategy: context.StrategyLike, reducer: Reducer, **kwargs: Any):
         self._strategy, self._reducer, self._mesh = strategy, reducer, reducer.mesh
         super().__init__(*args, **kwargs)
         kind = self._types[0].dtype if len(self._types) == 1 else None
@@ -107,26 +120,26 @@ class _Distributed(OfReplicas, DistributedValues):
         self._components: tuple[ResourceVariable, ...] | None = None
 
     @property
-    def values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[ResourceVariable, ...]:
         """The components of this process's replicas, as variables of their own."""
         if self._late is not False:
             deferred_restore.settle(self)
         if self._components is None:
-            assert self._mesh is not None
-            make = [ResourceVariable._component(self, index) for index in range(len(self._mesh.local_ids))]
-            self._components = tuple(make)
+            replicas = range(len(self._mesh.local_ids))
+            self._components = tuple(ResourceVariable._component(self, replica) for replica in replicas)
         return self._components
 
-    def __deepcopy__(self, memo):
-        clone: Any = super().__deepcopy__(memo)
+    def __deepcopy__(self, memo: dict[int, object]) -> Variable:
+        clone = super().__deepcopy__(memo)
+        assert isinstance(clone, _Distributed)
         clone._components = None
         return clone
 
-    def _as_distributed(self) -> Any:
-        """The components as a value."""
+    def _as_distributed(self) -> PerReplica | Mirrored:
+        """Returns the components as a value."""
         return frames.frame().distributed(self, self._value_type)[0]
 
-    def _apply(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
+    def _apply(self, combine: Combine, leaves: Sequence[Converted]) -> Leaves:
         frame = frames.frame()
         placed = [frame.place(self._storage, leaf, i) for i, leaf in enumerate(leaves)]
         with frames.lock:
@@ -134,8 +147,8 @@ class _Distributed(OfReplicas, DistributedValues):
             self._put(new)
         return new
 
-    def _result(self) -> Any:
-        """What was assigned, as a value; in a merge function of compiled replicas it is the same on all of them."""
+    def _result(self) -> Tree:
+        """Returns what was assigned, as a value; in a merge function of compiled replicas it is a mirrored one."""
         frame = frames.frame()
         return self._of_leaves(frame.distributed(self, Mirrored if frame.local else self._value_type))
 
@@ -166,27 +179,25 @@ class MirroredVariable(_Distributed):
         required = assigned_alike.is_required(self._copies_may_differ)
         self._equal_by_contract = required and self._aggregation is _NONE
 
-    def _read(self) -> list[Any]:
+    def _read(self) -> Leaves:
         frame = frames.frame()
         if frame.local and frame.mesh is not self._mesh:
             return self._storage.read_component(0)
         return frame.read_one(self)
 
-    def _new_storage(self, leaves: list[jax.Array], lent: bool) -> MirroredStorage:
-        assert self._mesh is not None
+    def _new_storage(self, leaves: Leaves, lent: bool) -> MirroredStorage:
         return MirroredStorage(self.name, self._types, self._mesh, leaves, lent)
 
     def _lay_out(self, layouts: list[PartitionSpec | None]) -> None:
         """Spreads the leaves over each replica's logical devices in this way, now and from now on."""
         self._storage.lay_out(layouts)
 
-    def _take_from_host(self, arrays: list[Any]) -> None:
-        assert self._mesh is not None
+    def _take_from_host(self, arrays: list[np.ndarray]) -> None:
         if self._storage.is_split or not self._mesh.all_local:
             return super()._take_from_host(arrays)
         self._storage.write(put(arrays, self._mesh.mirrored))
 
-    def _update(self, combine, value, read_value, method):
+    def _update(self, combine: Combine, value: Tree, read_value: bool, method: str) -> Tree:
         self._check_strategy()
         if self._in_own_replica():
             new = self._update_in_replica(combine, value, method)
@@ -194,28 +205,30 @@ class MirroredVariable(_Distributed):
         self._apply(combine, self._spread_tree(value))
         return self._result() if read_value else None
 
-    def _assign_alike(self, value: Any) -> None:
+    def _assign_alike(self, value: Tree) -> None:
         if not self._in_own_replica():
             return super()._assign_alike(value)
         self._check_strategy()
         self._be_settled()
         self._apply(replacing, self._convert(value))
 
-    def _spread_tree(self, value: Any) -> list[Any]:
-        """The converted leaves of a value whose pytree may have distributed leaves."""
-        if isinstance(value, MirroredVariable) and value._mesh is self._mesh and len(self._types) == 1:
-            return [value._as_distributed()]
-        if isinstance(value, DistributedValues) or len(self._types) == 1:
-            return [self._checked(leaf, kind) for leaf, kind in zip(self._convert(value), self._types)]
-        leaves = jax.tree.leaves(value, is_leaf=nest.is_leaf)
-        if any(isinstance(leaf, DistributedValues) for leaf in leaves):
-            return leaves
-        return self._convert(value)
+    def _spread_tree(self, value: Tree) -> list[Converted]:
+        """Returns the converted leaves of a value whose pytree may have distributed leaves."""
+        if isinstance(value, Variable):
+            if isinstance(value, MirroredVariable) and value._mesh is self._mesh and value._treedef == ARRAY:
+                value = value._as_distributed()
+            else:
+                value = value.value()
+        leaves, tree = [value], ARRAY
+        if self._treedef != ARRAY:
+            leaves, tree = jax.tree.flatten(value, is_leaf=nest.is_leaf)
+        self._check_structure(tree)
+        return [self._converted(leaf, kind) for leaf, kind in zip(leaves, self._types)]
 
-    def _checked(self, leaf: Any, kind: jax.ShapeDtypeStruct) -> Any:
-        """A distributed value whose components fit the variable; plain values are checked already."""
+    def _converted(self, leaf: Leaf, kind: jax.ShapeDtypeStruct) -> Converted:
+        """Returns a leaf of the variable's shape and dtype; a distributed value if its components have them."""
         if not isinstance(leaf, (PerReplica, Mirrored)):
-            return leaf
+            return convert_leaf(leaf, kind, self.name)
         whole = traced_component(leaf)
         rows = whole is None and isinstance(leaf, PerReplica)
         if whole is None and is_whole(leaf):
@@ -232,7 +245,7 @@ class MirroredVariable(_Distributed):
             )
         return leaf
 
-    def _update_in_replica(self, combine: Callable[[Any, Any], Any], value: Any, method: str) -> list[Any]:
+    def _update_in_replica(self, combine: Combine, value: Tree, method: str) -> Leaves:
         if self._aggregation is _NONE:
             return self._apply(combine, self._convert(value))
         if isinstance(value, SyncOnReadVariable):
@@ -240,7 +253,7 @@ class MirroredVariable(_Distributed):
         self._update_aggregated(combine, value, method)
         return self._get()
 
-    def _update_slices(self, method, slices):
+    def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
         self._check_strategy()
         if self._in_own_replica():
             if self._aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN) and method in (
@@ -254,17 +267,14 @@ class MirroredVariable(_Distributed):
                     f"{self._aggregation}."
                 )
             if self._aggregation is not _NONE:
-                replica_context = context.get_replica_context()
-                assert replica_context is not None
-                tag = (method, self._name, id(self))
-                replica_context._merge(self._merge_slices, (method, slices), {}, tag)
+                self._merged(self._merge_slices, (method, slices), method)
                 return self._of_leaves(self._get())
         return self._of_leaves(self._scatter_here(method, slices))
 
-    def _merge_slices(self, strategy: Any, method: str, slices: Any) -> None:
+    def _merge_slices(self, strategy: context.StrategyLike, method: str, slices: Tree) -> None:
         self._scatter_here(method, self._reducer.aggregate(self._aggregation, slices))
 
-    def _scatter_here(self, method: str, slices: IndexedSlices) -> list[Any]:
+    def _scatter_here(self, method: str, slices: IndexedSlices) -> Leaves:
         indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
         with frames.lock:
             new = [SCATTER[method](leaf, indices, values) for leaf in self._get()]
@@ -272,39 +282,32 @@ class MirroredVariable(_Distributed):
         return new
 
 
-class _Box:
-    """Keeps a function out of the way of structures."""
-
-    def __init__(self, content: Any):
-        self.content = content
-
-
 class SyncOnReadVariable(_Distributed):
     """A variable in which each replica has a value of its own, aggregated when it is read from outside."""
 
     _value_type = PerReplica
 
-    def _new_storage(self, leaves: list[jax.Array], lent: bool) -> StackedStorage:
-        assert self._mesh is not None
+    def _new_storage(self, leaves: Leaves, lent: bool) -> StackedStorage:
         return StackedStorage(self.name, self._types, self._mesh, leaves, lent)
 
-    def _read(self) -> list[Any]:
+    def _read(self) -> Leaves:
         frame = frames.frame()
         if self._in_own_replica() and frame.local:
             return frame.read(self)
         return self._aggregated()
 
-    def _aggregated(self) -> list[Any]:
+    def _aggregated(self) -> Leaves:
         frame, mesh = frames.frame(), self._mesh
         first_only = self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA
         op = None if first_only else ReduceOp.from_variable_aggregation(self._aggregation)
-        assert mesh is not None
         if frame.local and frame.mesh is mesh:
             leaves = frame.read(self)
             if op is None:
                 return [arithmetic.first_replica(leaf) for leaf in leaves]
-            add = arithmetic.local_sum
-            return arithmetic.local_reduce(op, leaves, mesh.size, lambda x: [add(leaf) for leaf in x])
+            for leaf in leaves:
+                arithmetic.check_numeric(leaf.dtype)
+            sums = [arithmetic.local_sum(leaf) for leaf in leaves]
+            return [arithmetic.divided(x, mesh.size, x.dtype) for x in sums] if op is ReduceOp.MEAN else sums
         if isinstance(frame, frames.TraceFrame) and not frame.local:
             leaves = frame.read(self)
             if op is None:
@@ -315,39 +318,33 @@ class SyncOnReadVariable(_Distributed):
             return [self._reducer.aggregate(self._aggregation, value) for value in self._storage.values()]
         return [self._reducer.reduce(op, value) for value in self._storage.values()]
 
-    def _update(self, combine, value, read_value, method):
+    def _update(self, combine: Combine, value: Tree, read_value: bool, method: str) -> Tree:
         self._check_strategy()
         if self._in_own_replica():
             new = self._apply(combine, self._convert(value))
             return self._of_leaves(new) if read_value else None
-        self._refuse_per_replica(value)
+        if isinstance(value, PerReplica):
+            raise TypeError(
+                f"{self.name} is assigned one value for all replicas outside of `run`, got a PerReplica value. Assign "
+                "it in the replica function, where it is the replica's component."
+            )
+        given = self._as_leaves(value.value() if isinstance(value, Variable) else arithmetic.first_component(value))
         if method == "assign":
-            op = self._aggregation
-            if op is _NONE:
-                ReduceOp.from_variable_aggregation(op)
-            leaves = self._convert(value)
-            if op is VariableAggregation.SUM:
-                size = self._mesh.size  # type: ignore[union-attr]
-                leaves = [(leaf / size).astype(leaf.dtype) for leaf in leaves]
-            self._apply(replacing, leaves)
+            if self._aggregation is _NONE:
+                ReduceOp.from_variable_aggregation(_NONE)  # which it refuses
+            if self._aggregation is VariableAggregation.SUM:
+                given = [(leaf / self._mesh.size).astype(leaf.dtype) for leaf in given]
+            self._apply(replacing, given)
         else:
             if self._aggregation is VariableAggregation.SUM:
                 raise ValueError(
                     f"SyncOnReadVariable does not support `{method}` in cross-replica context when aggregation is set "
                     "to `tf.VariableAggregation.SUM`."
                 )
-            sums = [combine(old, leaf) for old, leaf in zip(self._aggregated(), self._convert(value))]
-            self._apply(replacing, sums)
+            self._apply(replacing, [combine(old, leaf) for old, leaf in zip(self._aggregated(), given)])
         return self._result() if read_value else None
 
-    def _refuse_per_replica(self, value: Any) -> None:
-        if isinstance(value, PerReplica):
-            raise TypeError(
-                f"{self.name} is assigned one value for all replicas outside of `run`, got a PerReplica value. Assign "
-                "it in the replica function, where it is the replica's component."
-            )
-
-    def _update_slices(self, method, slices):
+    def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
         raise NotImplementedError(f"Variables with `synchronization=ON_READ` doesn't support `{method}`")
 
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._collectives import cross_process, sharding
 from replicax._tracing import frames
 from replicax._values import (
     AXIS,
-    DistributedValues,
     Mirrored,
     PerReplica,
     ReplicaMesh,
@@ -29,7 +28,10 @@ from replicax._values import (
     of_array,
 )
 from replicax._variables import packed_storage
-from replicax._variables.storage import Storage, Types, no_slots
+from replicax._variables.storage import Leaves, Storage, Types, constrained, no_slots
+
+_Array = TypeVar("_Array", np.ndarray, jax.Array)
+Converted: TypeAlias = jax.Array | PerReplica | Mirrored  # what a leaf is assigned, of its shape and dtype
 
 
 class MeshStorage(Storage):
@@ -37,7 +39,7 @@ class MeshStorage(Storage):
 
     mesh: ReplicaMesh
 
-    def _of_first(self, leaves: list[Any]) -> list[Any]:
+    def _of_first(self, leaves: Leaves) -> Leaves:
         """Returns the initial values that all workers start from: the first one's."""
         if self.mesh.all_local:
             return leaves
@@ -47,13 +49,12 @@ class MeshStorage(Storage):
     def may_be_listed(self, spread: bool) -> bool:
         return True
 
-    def vector_home(self, index: int) -> Hashable:
-        array = self.own()[index]
+    def vector_home(self, index: int, array: jax.Array) -> Hashable:
         if self.mesh.crowded:  # taking vectors apart is one more thing to do beside a collective
             return None
         if self.has_rows(index) or not array.sharding.is_equivalent_to(self.mesh.mirrored, array.ndim):
             return None
-        return packed_storage.VectorHome(self.mesh.mirrored, self.mesh)
+        return packed_storage.MeshVectors(self.mesh)
 
 
 class ComponentStorage(MeshStorage):
@@ -65,16 +66,15 @@ class ComponentStorage(MeshStorage):
     value_type: type[PerReplica] | type[Mirrored]
     layouts: list[PartitionSpec | None] | None = None  # how each leaf is split over logical devices, if any is
 
-    _values: list[Any] | None = None  # the arrays as distributed values, where they were asked for
+    _values: list[PerReplica | Mirrored] | None = None  # the arrays as distributed values, where they were asked for
     _stale = False  # whether components were written, so that the values are newer than the arrays
 
-    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: list[Any], lent: bool):
+    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: Leaves, lent: bool):
         super().__init__(name, types, mesh, lent)
-        leaves = self._of_first(leaves)
-        self.arrays = [self.global_leaf(leaf, i, traced=False) for i, leaf in enumerate(leaves)]
+        self.arrays = [self.global_leaf(leaf, i, traced=False) for i, leaf in enumerate(self._of_first(leaves))]
 
     @abstractmethod
-    def global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
+    def global_leaf(self, leaf: Converted, index: int, traced: bool) -> jax.Array:
         """Returns a converted value for a leaf in global form, outside or inside (`traced`) of a program."""
 
     @property
@@ -82,16 +82,16 @@ class ComponentStorage(MeshStorage):
         """Whether a leaf is split over logical devices, so that it need not fit on one device."""
         return self.layouts is not None
 
-    def _hold(self, arrays: list[Any]) -> None:
+    def _hold(self, arrays: Sequence[jax.Array | None]) -> None:
         self.arrays, self._values, self._stale = arrays, None, False
 
-    def own(self) -> list[Any]:
+    def own(self) -> Sequence[jax.Array | None]:
         if self._stale:
             assert self._values is not None
-            self._hold(self.placed([global_array(value) for value in self._values]))
+            self._hold(self.placed([_array_of(value) for value in self._values]))
         return self.arrays
 
-    def values(self) -> list[Any]:
+    def values(self) -> list[PerReplica | Mirrored]:
         """Returns the leaves as distributed values."""
         if self._values is not None:
             return self._values
@@ -107,7 +107,7 @@ class ComponentStorage(MeshStorage):
         """Whether components share the buffers of the global arrays."""
         return self.value_type is Mirrored and self.layouts is None
 
-    def read_component(self, replica: int) -> list[Any]:
+    def read_component(self, replica: int) -> Leaves:
         if self.lost is not None:
             self.refuse_lost()
         self.lent = True
@@ -120,14 +120,14 @@ class ComponentStorage(MeshStorage):
             ]
         return [value.values[replica] for value in self.values()]
 
-    def read_one(self) -> list[Any]:
+    def read_one(self) -> Leaves:
         """Returns the first replica's copies; of leaves that need not fit on one device, the global arrays."""
         if not self.is_split:
             return self.read_component(0)
         self.lent = True
         return self.read()
 
-    def write_component(self, replica: int, leaves: list[Any]) -> None:
+    def write_component(self, replica: int, leaves: Leaves) -> None:
         changed, values = [], self.values()
         self._leave_shared()
         for stored, leaf in zip(values, leaves):
@@ -142,10 +142,10 @@ class ComponentStorage(MeshStorage):
         layouts = self.layouts or [None] * len(self.types)
         return [whole if layout is None else NamedSharding(self.mesh.mesh, layout) for layout in layouts]
 
-    def leaving(self, leaves: list[Any]) -> list[Any]:
-        return [lax.with_sharding_constraint(leaf, where) for leaf, where in zip(leaves, self._shardings())]
+    def leaving(self, leaves: Leaves) -> Leaves:
+        return [constrained(leaf, where) for leaf, where in zip(leaves, self._shardings())]
 
-    def placed(self, leaves: list[Any]) -> list[Any]:
+    def placed(self, leaves: Leaves) -> Leaves:
         return list(leaves) if self.layouts is None else jax.device_put(leaves, self._shardings())
 
 
@@ -154,7 +154,7 @@ class MirroredStorage(ComponentStorage):
 
     value_type = Mirrored
 
-    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: list[Any], lent: bool):
+    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: Leaves, lent: bool):
         self.layouts = _if_any([mesh.layout_of(leaf) for leaf in leaves])
         super().__init__(name, types, mesh, leaves, lent)
 
@@ -170,24 +170,23 @@ class MirroredStorage(ComponentStorage):
         self._hold(jax.device_put(arrays, self._shardings()))
         self.lent = True
 
-    def vector_home(self, index: int) -> Hashable:
-        return super().vector_home(index) if self.layouts is None else None
+    def vector_home(self, index: int, array: jax.Array) -> Hashable:
+        return super().vector_home(index, array) if self.layouts is None else None
 
-    def global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
+    def global_leaf(self, leaf: Converted, index: int, traced: bool) -> jax.Array:
         mesh = self.mesh
-        if not traced:
-            frames.refuse_tracers([leaf])
         if isinstance(leaf, Mirrored) and mesh_of(leaf) is mesh:
-            return global_array(leaf)
-        if not traced and isinstance(leaf, jax.Array) and self.layouts is None and leaf.sharding == mesh.mirrored:
-            return leaf
-        if isinstance(leaf, PerReplica | Mirrored) and traced:
-            return _spread(global_array(leaf), mesh)
-        if isinstance(leaf, DistributedValues):
+            return _array_of(leaf)
+        if traced:
+            return leaf if isinstance(leaf, jax.Array) else _spread(_array_of(leaf), mesh)
+        if not isinstance(leaf, jax.Array):
             return mesh.mirror(leaf.values)
-        if not traced and (is_global(leaf) or (self.layouts is not None and self.layouts[index] is not None)):
+        frames.refuse_tracers([leaf])
+        if self.layouts is None and leaf.sharding == mesh.mirrored:
+            return leaf
+        if is_global(leaf) or (self.layouts is not None and self.layouts[index] is not None):
             return mesh.spread(leaf, self._shardings()[index])
-        return leaf if traced else mesh.mirror([leaf] * len(mesh.local_ids))
+        return mesh.mirror([leaf] * len(mesh.local_ids))
 
 
 class StackedStorage(ComponentStorage):
@@ -203,7 +202,8 @@ class StackedStorage(ComponentStorage):
             return self.types
         return [jax.ShapeDtypeStruct((self.mesh.size, *kind.shape), kind.dtype) for kind in self.types]
 
-    def global_leaf(self, leaf: Any, index: int, traced: bool) -> Any:
+    def global_leaf(self, leaf: Converted, index: int, traced: bool) -> jax.Array:
+        assert isinstance(leaf, jax.Array), leaf
         if traced:
             return jnp.broadcast_to(leaf, (self.mesh.size, *leaf.shape))
         return self.mesh.stack([leaf] * len(self.mesh.local_ids))
@@ -216,11 +216,11 @@ class ShardedStorage(MeshStorage):
     """
 
     @classmethod
-    def of_leaves(cls, name: str, types: Types, mesh: ReplicaMesh, leaves: list[Any], lent: bool) -> ShardedStorage:
+    def of_leaves(cls, name: str, types: Types, mesh: ReplicaMesh, leaves: Leaves, lent: bool) -> ShardedStorage:
         """Returns the storage of initial values that are whole arrays."""
         frames.refuse_tracers(leaves)
         self = cls(name, types, mesh, lent)
-        self.arrays = self.spread(self._of_first(leaves))
+        self.arrays = self.global_leaves(self._of_first(leaves))
         return self
 
     def has_rows(self, index: int) -> bool:
@@ -235,7 +235,7 @@ class ShardedStorage(MeshStorage):
             types.append(kind)
         return types
 
-    def spread(self, leaves: Sequence[Any]) -> list[jax.Array]:
+    def global_leaves(self, leaves: Sequence[_Array]) -> Leaves:
         """Returns whole arrays in global form."""
         mesh = self.mesh
         arrays = []
@@ -247,18 +247,26 @@ class ShardedStorage(MeshStorage):
                 arrays.append(mesh.mirror([leaf] * len(mesh.local_ids)))
         return arrays
 
-    def leaving(self, leaves: list[Any]) -> list[Any]:
+    def leaving(self, leaves: Leaves) -> Leaves:
         places = [self.mesh.stacked if self.has_rows(i) else self.mesh.mirrored for i in range(len(leaves))]
-        return [lax.with_sharding_constraint(leaf, place) for leaf, place in zip(leaves, places)]
+        return [constrained(leaf, place) for leaf, place in zip(leaves, places)]
 
 
 def _if_any(layouts: list[PartitionSpec | None]) -> list[PartitionSpec | None] | None:
     return layouts if any(layout is not None for layout in layouts) else None
 
 
-def _spread(stacked: Any, mesh: ReplicaMesh) -> Any:
+def _array_of(value: PerReplica | Mirrored) -> jax.Array:
+    array = global_array(value)
+    assert array is not None, value
+    return array
+
+
+def _spread(stacked: jax.Array, mesh: ReplicaMesh) -> jax.Array:
     """Returns a replicated array whose copies are the rows of a stacked one, inside of compiled code."""
-    take = jax.shard_map(
-        lambda row: row[0], mesh=mesh.mesh, in_specs=PartitionSpec(AXIS), out_specs=PartitionSpec(), check_vma=False
-    )
-    return take(stacked)
+    rows, copies = PartitionSpec(AXIS), PartitionSpec()
+    return jax.shard_map(_first, mesh=mesh.mesh, in_specs=rows, out_specs=copies, check_vma=False)(stacked)
+
+
+def _first(block: jax.Array) -> jax.Array:
+    return block[0]

@@ -18,18 +18,20 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding
 
 from replicax._base import jax_internals
 from replicax._base.host_memory import put
 from replicax._tracing import frames
 from replicax._values import ReplicaMesh
-from replicax._variables.storage import SharedStore, Slot, Storage, copies, on_one_device
+from replicax._variables.storage import Leaves, SharedStore, Slot, Storage, constrained, copies, on_one_device
 
 # Measured with benchmarks/step.py --variables: below this number the arrays of a call cost less than to take a vector
 # apart; larger arrays take longer to copy than to be handed over.
@@ -39,115 +41,137 @@ LARGEST = 1 << 14  # bytes
 LARGEST_PACK = 1 << 22
 MOST_COPIES = 1 << 12  # of arrays on replicas; the host takes longer for more than it takes to compile a program
 
+LeafOf: TypeAlias = tuple[Storage, int]  # a leaf of a variable: its storage, and its number there
 
-Leaf = tuple[Storage, int]  # of a variable: its storage, and its number there
 
+@dataclass(frozen=True)
+class DeviceVectors:
+    """The home of shared vectors on one device.
 
-class VectorHome:
-    """Where a shared vector lies: on one device, to which JAX may hold it committed, or on all of a mesh.
-
-    With `stays` it comes back to the device from programs that run on others.
+    Args:
+        device: the device.
+        committed: whether JAX holds the vectors committed to it.
+        stays: whether they come back to it from programs that run on other devices.
     """
 
-    def __init__(self, sharding: Any, mesh: ReplicaMesh | None = None, committed: bool = True, stays: bool = False):
-        self.sharding, self.mesh, self.committed, self._stays = sharding, mesh, committed, stays
-        self._key = sharding, mesh, committed, stays
+    device: jax.Device
+    committed: bool
+    stays: bool
+    copies_here = 1
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, VectorHome) and self._key == other._key
+    def copies(self, array: jax.Array) -> list[np.ndarray]:
+        """Returns the array as the only copy."""
+        return [np.asarray(array)]
 
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    @property
-    def replicas(self) -> Sequence[int]:
-        """The numbers of the replicas of this process."""
-        return (0,) if self.mesh is None else self.mesh.local_ids
-
-    def copies(self, array: Any) -> list[np.ndarray]:
-        """What an array is on each replica of this process: they may have assigned different values."""
-        copies = [array] if self.mesh is None else self.mesh.copies(array)
-        return [np.asarray(copy) for copy in copies]
-
-    def put(self, copies: list[np.ndarray]) -> Any:
-        """A vector of the host for each of them, brought here."""
-        if self.mesh is not None:
-            return self.mesh.mirror(copies)
-        (vector,) = put(copies, self.sharding, may_alias=False)
+    def of_copies(self, vectors: list[np.ndarray]) -> jax.Array:
+        """Returns a vector of the host, brought here."""
+        (vector,) = put(vectors, self.device, may_alias=False)
         return vector if self.committed else jax_internals.uncommitted(vector)
 
-    def joined(self, arrays: list[Any]) -> Any:
-        """The vector of arrays that lie here."""
-        if self.mesh is not None and self.mesh.all_local and len(arrays) * self.mesh.size > MOST_COPIES:
-            return _joined(arrays, self)
+    def joined(self, arrays: Leaves) -> jax.Array:
+        """Returns the vector of arrays that lie here."""
+        return self.of_copies([np.concatenate([np.ravel(array) for array in arrays])])
+
+    def placed(self, vector: jax.Array) -> jax.Array:
+        """Returns a vector that came out of a program as it is kept."""
+        return on_one_device(vector, self.device if self.stays else None)
+
+    def leaving(self, vector: jax.Array) -> jax.Array:
+        """Inside of a program: returns a new vector as the program has to hand it out."""
+        return vector
+
+    def cut(self, vector: jax.Array, slot: Slot) -> jax.Array:
+        """Returns a slot's part of the vector."""
+        with jax_internals.untraced(), jax.default_device(self.device):
+            return _cut(vector, slot)
+
+
+@dataclass(frozen=True)
+class MeshVectors:
+    """The home of shared vectors that are replicated over a mesh; the methods are those of `DeviceVectors`."""
+
+    mesh: ReplicaMesh
+
+    @property
+    def copies_here(self) -> int:
+        """The number of replicas of this process."""
+        return len(self.mesh.local_ids)
+
+    def copies(self, array: jax.Array) -> list[np.ndarray]:
+        """Returns an array's copies on the replicas of this process, which may have assigned different values."""
+        return [np.asarray(copy) for copy in self.mesh.copies(array)]
+
+    def of_copies(self, vectors: list[np.ndarray]) -> jax.Array:
+        return self.mesh.mirror(vectors)
+
+    def joined(self, arrays: Leaves) -> jax.Array:
+        if self.mesh.all_local and len(arrays) * self.mesh.size > MOST_COPIES:
+            joined: jax.Array = _joined(arrays, self.mesh.mirrored)
+            return joined
         by_array = [self.copies(array) for array in arrays]
-        return self.put([np.concatenate([np.ravel(copy) for copy in copies]) for copies in zip(*by_array)])
+        return self.of_copies([np.concatenate([np.ravel(copy) for copy in copies]) for copies in zip(*by_array)])
 
-    def constrained(self, vector: Any) -> Any:
-        """Inside of a program: a vector, to be returned to its home."""
-        return vector if self.mesh is None else lax.with_sharding_constraint(vector, self.sharding)
+    def placed(self, vector: jax.Array) -> jax.Array:
+        return vector
 
-    def copy(self, array: Any, replica: int) -> Any:
-        """Returns one replica's copy of an array that lies here."""
-        assert self.mesh is not None
-        return self.mesh.copy(array, replica)
+    def leaving(self, vector: jax.Array) -> jax.Array:
+        return constrained(vector, self.mesh.mirrored)
 
-    def cut_copy(self, vector: Any, slot: Slot, replica: int) -> Any:
-        """A slot's part of one replica's copy of the vector; no other device takes part."""
-        assert self.mesh is not None
+    def cut(self, vector: jax.Array, slot: Slot) -> jax.Array:
         with jax_internals.untraced():
-            return jax_internals.uncommitted(_cut(self.mesh.shard(vector, replica), np.int32(slot.start), slot.shape))
-
-    def kept(self, vector: Any) -> Any:
-        """A vector that a program returned, as it is kept."""
-        return vector if self.mesh is not None else on_one_device(vector, self.sharding if self._stays else None)
-
-    def cut(self, vector: Any, slot: Slot) -> Any:
-        """A slot's part of the vector."""
-        with jax_internals.untraced():
-            if self.mesh is None:
-                with jax.default_device(self.sharding):
-                    return _cut(vector, np.int32(slot.start), slot.shape)
             if self.mesh.all_local:
-                return _cut(vector, np.int32(slot.start), slot.shape)
-            parts = [_cut(shard.data, np.int32(slot.start), slot.shape) for shard in vector.addressable_shards]
-            return jax.make_array_from_single_device_arrays(slot.shape, self.sharding, parts)
+                return _cut(vector, slot)
+            parts = [_cut(shard.data, slot) for shard in vector.addressable_shards]
+            return jax.make_array_from_single_device_arrays(slot.shape, self.mesh.mirrored, parts)
+
+    def cut_copy(self, vector: jax.Array, slot: Slot, replica: int) -> jax.Array:
+        """Returns a slot's part of one replica's copy of the vector; no other device takes part."""
+        with jax_internals.untraced():
+            return jax_internals.uncommitted(_cut(self.mesh.shard(vector, replica), slot))
+
+
+VectorHome: TypeAlias = DeviceVectors | MeshVectors
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _joined(arrays: list[Any], home: VectorHome) -> Any:
-    return home.constrained(jnp.concatenate([jnp.ravel(array) for array in arrays]))
+def _joined(arrays: Leaves, sharding: NamedSharding) -> jax.Array:
+    return constrained(jnp.concatenate([jnp.ravel(array) for array in arrays]), sharding)
+
+
+def _cut(vector: jax.Array, slot: Slot) -> jax.Array:
+    part: jax.Array = _sliced(vector, np.int32(slot.start), slot.shape)
+    return part
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _cut(vector: Any, start: Any, shape: tuple[int, ...]) -> Any:
+def _sliced(vector: jax.Array, start: np.int32, shape: tuple[int, ...]) -> jax.Array:
     return jnp.reshape(lax.dynamic_slice(vector, (start,), (math.prod(shape),)), shape)
 
 
 class _Store(SharedStore):
-    """What shared vectors and lists have in common: places for leaves, and what was assigned to them meanwhile."""
+    """The base of shared vectors and lists: slots for leaves, and taking in what was assigned to them meanwhile."""
 
-    def __init__(self, leaves: Sequence[Leaf]):
+    def __init__(self, leaves: Sequence[LeafOf]):
         self.replaced = set()
         self.slots: list[Slot] = []
         start = 0
         for storage, index in leaves:
             self.slots.append(Slot(self, len(self.slots), storage, index, start))
             start += self.slots[-1].size
-        self._take_in([storage.own()[index] for storage, index in leaves], leaves)
+        self._take_in([array for storage, index in leaves for array in storage.kept([index])], leaves)
         for slot, (storage, _) in zip(self.slots, leaves):
             storage.join(slot)
 
     @abstractmethod
-    def _take_in(self, arrays: list[Any], leaves: Sequence[Leaf]) -> None:
+    def _take_in(self, arrays: Leaves, leaves: Sequence[LeafOf]) -> None:
         """Keeps the arrays of the leaves."""
 
-    def _assigned(self) -> list[tuple[Slot, Storage, Any]]:
+    def _assigned(self) -> list[tuple[Slot, Storage, jax.Array]]:
         """Returns what was assigned: where it goes, its storage, and the leaf."""
         there = [(slot, slot.storage) for slot in self.replaced]
-        return [(slot, storage, storage.own()[slot.index]) for slot, storage in there if storage is not None]
+        return [(slot, storage, storage.kept([slot.index])[0]) for slot, storage in there if storage is not None]
 
-    def _taken_over(self, assigned: list[tuple[Slot, Storage, Any]]) -> None:
+    def _taken_over(self, assigned: list[tuple[Slot, Storage, jax.Array]]) -> None:
         """Has storages let go of what is in the store now."""
         for slot, storage, _ in assigned:
             storage.release(slot.index)
@@ -159,27 +183,26 @@ class SharedVector(_Store):
 
     is_vector = True
 
-    def __init__(self, home: VectorHome, leaves: Sequence[Leaf]):
+    def __init__(self, home: VectorHome, leaves: Sequence[LeafOf]):
         self.home = home
         # What was read since the vector was replaced, and what of one replica's copy.
-        self.views: dict[Slot | tuple[Slot, int], Any] = {}
+        self.views: dict[Slot | tuple[Slot, int], jax.Array] = {}
         super().__init__(leaves)
 
-    def _take_in(self, arrays: list[Any], leaves: Sequence[Leaf]) -> None:
+    def _take_in(self, arrays: Leaves, leaves: Sequence[LeafOf]) -> None:
         self.array = self.home.joined(arrays)
 
-    def read(self, slot: Slot) -> Any:
-        """Returns a leaf, cut out."""
+    def read(self, slot: Slot) -> jax.Array:
         if slot not in self.views:
             self.views[slot] = self.home.cut(self.array, slot)
         return self.views[slot]
 
     kept = read
 
-    def read_copy(self, slot: Slot, replica: int) -> Any:
-        """Returns one replica's copy of a leaf, cut out."""
+    def read_copy(self, slot: Slot, replica: int) -> jax.Array:
+        assert isinstance(self.home, MeshVectors)
         if slot in self.views:
-            return self.home.copy(self.views[slot], replica)
+            return self.home.mesh.copy(self.views[slot], replica)
         if (slot, replica) not in self.views:
             self.views[slot, replica] = self.home.cut_copy(self.array, slot, replica)
         return self.views[slot, replica]
@@ -187,11 +210,11 @@ class SharedVector(_Store):
     def is_lent(self, slot: Slot) -> bool:
         return True  # what was cut out is kept for others to read
 
-    def put_one(self, slot: Slot, array: Any) -> Any:
+    def put_one(self, slot: Slot, array: jax.Array) -> jax.Array:
         self.replaced.add(slot)
         return array
 
-    def current(self) -> Any:
+    def current(self) -> jax.Array:
         """Returns the vector, with all that was assigned."""
         if self.replaced:
             assigned = self._assigned()
@@ -200,97 +223,96 @@ class SharedVector(_Store):
             if not self.array.is_deleted() and any(slot.storage is not None for slot in left):
                 vectors = [np.array(copy) for copy in self.home.copies(self.array)]
             else:  # all anew, or a program that failed has taken the vector with it
-                vectors = [np.zeros(self.array.shape, self.array.dtype) for _ in self.home.replicas]
+                vectors = [np.zeros(self.array.shape, self.array.dtype) for _ in range(self.home.copies_here)]
             for (slot, _, _), parts in zip(assigned, by_leaf):
                 for vector, part in zip(vectors, parts):
                     vector[slot.start : slot.start + slot.size] = np.ravel(part)
-            self.put(self.home.put(vectors))
+            self.put(self.home.of_copies(vectors))
             self._taken_over(assigned)
         return self.array
 
-    def put(self, vector: Any) -> None:
+    def put(self, vector: jax.Array) -> None:
         """Replaces the vector by one that a program returned."""
-        self.array = self.home.kept(vector)
+        self.array = self.home.placed(vector)
         self.views.clear()
 
 
 class SharedList(_Store):
     """Leaves of variables as arrays in a list. Those in `lent` may be held by somebody, and must not be donated."""
 
-    def _take_in(self, arrays: list[Any], leaves: Sequence[Leaf]) -> None:
+    def _take_in(self, arrays: Leaves, leaves: Sequence[LeafOf]) -> None:
         self.arrays = arrays
-        self.lent = {place for place, (storage, _) in enumerate(leaves) if storage.lent}
+        self.lent = {position for position, (storage, _) in enumerate(leaves) if storage.lent}
         self._copied_last: list[int] = sorted(self.lent)
 
-    def read(self, slot: Slot) -> Any:
+    def read(self, slot: Slot) -> jax.Array:
         """Returns a leaf's array, which is lent from now on."""
-        self.lent.add(slot.place)
-        return self.arrays[slot.place]
+        self.lent.add(slot.position)
+        return self.arrays[slot.position]
 
-    def read_copy(self, slot: Slot, replica: int) -> Any:
-        """Returns one replica's copy of a leaf's array, which is lent from now on."""
+    def read_copy(self, slot: Slot, replica: int) -> jax.Array:
         storage = slot.storage
         assert storage is not None and storage.mesh is not None
         return storage.mesh.copy(self.read(slot), replica)
 
-    def kept(self, slot: Slot) -> Any:
-        return self.arrays[slot.place]
+    def kept(self, slot: Slot) -> jax.Array:
+        return self.arrays[slot.position]
 
     def is_lent(self, slot: Slot) -> bool:
-        return slot.place in self.lent
+        return slot.position in self.lent
 
-    def put_one(self, slot: Slot, array: Any) -> None:
+    def put_one(self, slot: Slot, array: jax.Array) -> None:
         self.replaced.discard(slot)
-        self.lent.discard(slot.place)
-        self.arrays[slot.place] = array
+        self.lent.discard(slot.position)
+        self.arrays[slot.position] = array
 
-    def current(self) -> list[Any]:
+    def current(self) -> Leaves:
         """Returns the arrays, with all that was assigned, and copies of what is lent."""
         if self.replaced:
             assigned = self._assigned()
             for slot, storage, leaf in assigned:
-                self.arrays[slot.place] = leaf
+                self.arrays[slot.position] = leaf
                 if storage.lent:
-                    self.lent.add(slot.place)
+                    self.lent.add(slot.position)
             self._taken_over(assigned)
         if self.lent:
-            places = sorted(self.lent)
-            lent = [self.arrays[place] for place in places]
+            positions = sorted(self.lent)
+            lent = [self.arrays[position] for position in positions]
             # Together, which is a program for each choice of arrays, only where it is the same choice as last time.
-            together = places == self._copied_last
-            for place, copy in zip(places, copies(lent) if together else [copies([array])[0] for array in lent]):
-                self.arrays[place] = copy
+            together = positions == self._copied_last
+            for position, copy in zip(positions, copies(lent) if together else [copies([array])[0] for array in lent]):
+                self.arrays[position] = copy
             self.lent.clear()
-            self._copied_last = places
+            self._copied_last = positions
         return self.arrays
 
-    def put(self, arrays: list[Any]) -> None:
+    def put(self, arrays: Leaves) -> None:
         """Replaces the arrays by those that a program returned."""
         self.arrays = arrays
 
 
-def arrange(groups: Sequence[Sequence[Leaf]]) -> None:
+def arrange(groups: Sequence[Sequence[LeafOf]]) -> None:
     """Puts leaves of each group that lie together and are small into shared vectors, as far as it is worth it."""
     with frames.lock, jax_internals.untraced():
         for group in groups:
-            by_home: dict[Any, list[Leaf]] = {}
+            by_home: dict[tuple[VectorHome, np.dtype], list[LeafOf]] = {}
             for storage, index in group:
-                kind = storage.types[index]
-                if jax.dtypes.issubdtype(kind.dtype, jax.dtypes.extended) or index in storage.slots:
+                kind, array = storage.types[index], storage.own()[index]
+                if jax.dtypes.issubdtype(kind.dtype, jax.dtypes.extended) or index in storage.slots or array is None:
                     continue
                 if 0 < kind.size * kind.dtype.itemsize <= LARGEST:
-                    home = storage.vector_home(index)
-                    if home is not None:
+                    home = storage.vector_home(index, array)
+                    if isinstance(home, VectorHome):
                         by_home.setdefault((home, kind.dtype), []).append((storage, index))
-            for (home, dtype), leaves in by_home.items():
-                for part in _of_limited_size(leaves, dtype):
+            for (home, _), leaves in by_home.items():
+                for part in _of_limited_size(leaves):
                     if len(part) >= FEWEST:
                         SharedVector(home, part)
                         for storage in {id(storage): storage for storage, _ in part}.values():
                             storage.tell_moved()
 
 
-def list_of(leaves: Sequence[Leaf]) -> SharedList | None:
+def list_of(leaves: Sequence[LeafOf]) -> SharedList | None:
     """Returns the list that has just these leaves, a new one if none is in any store yet; None where neither is so."""
     slots = [storage.slots.get(index) for storage, index in leaves]
     if len(leaves) >= FEWEST_IN_LIST and all(slot is None for slot in slots):
@@ -300,11 +322,11 @@ def list_of(leaves: Sequence[Leaf]) -> SharedList | None:
     return found if isinstance(found, SharedList) and found.slots == slots else None
 
 
-def _of_limited_size(leaves: list[Leaf], dtype: Any) -> list[list[Leaf]]:
-    parts: list[list[Leaf]] = [[]]
+def _of_limited_size(leaves: list[LeafOf]) -> list[list[LeafOf]]:
+    parts: list[list[LeafOf]] = [[]]
     size = 0
     for storage, index in leaves:
-        more = storage.types[index].size * dtype.itemsize
+        more = storage.types[index].size * storage.types[index].dtype.itemsize
         if size + more > LARGEST_PACK:
             parts.append([])
             size = 0

@@ -1,21 +1,55 @@
-"""Variables of one copy: ordinary ones, and single components of distributed ones."""
+"""Variables of one copy, an array on one device: ordinary ones, and single components of distributed ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.types import Tree
 from replicax._collectives import arithmetic
 from replicax._tracing import context, frames
-from replicax._values import AXIS, DistributedValues
-from replicax._variables.array_storage import ArrayStorage
+from replicax._values import AXIS, Mirrored, PerReplica
+from replicax._variables import packed_storage
 from replicax._variables.scattering import SCATTER
-from replicax._variables.storage import Storage
-from replicax._variables.variable import Variable, register
+from replicax._variables.storage import Leaves, Storage, Types, on_one_device
+from replicax._variables.variable import Combine, Variable, register
+
+
+class ArrayStorage(Storage):
+    """The arrays of a variable that has one copy.
+
+    Args:
+        name, types, lent: see `Storage`.
+        arrays: the leaves.
+    """
+
+    def __init__(self, name: str, types: Types, arrays: Leaves, lent: bool):
+        super().__init__(name, types, None, lent)
+        self.arrays = arrays
+
+    def stay_on(self, device: jax.Device, arrays: Leaves) -> None:
+        """Keeps these arrays in place of those so far, and all later ones, on this device."""
+        self.device, self.arrays = device, arrays
+
+    def placed(self, leaves: Leaves) -> Leaves:
+        """Returns the leaves on the device that they stay on, or where they are."""
+        return [on_one_device(leaf, self.device) for leaf in leaves]
+
+    def returned(self, leaves: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        return self.placed(list(leaves))
+
+    def vector_home(self, index: int, array: jax.Array) -> Hashable:
+        if not array.is_fully_addressable or len(array.devices()) > 1:
+            return None
+        (device,) = array.devices()
+        return packed_storage.DeviceVectors(device, array.committed, stays=self.device is not None)
+
+    def may_be_listed(self, spread: bool) -> bool:
+        return not spread
 
 
 class ResourceVariable(Variable):
@@ -33,40 +67,42 @@ class ResourceVariable(Variable):
         self._name = parent._name + (f"/replica_{index}" if index else "")
         return self
 
-    def _new_storage(self, leaves: list[jax.Array], lent: bool) -> Storage:
+    def _new_storage(self, leaves: Leaves, lent: bool) -> Storage:
         return ArrayStorage(self.name, self._types, leaves, lent)
 
-    def __deepcopy__(self, memo: dict) -> Variable:
+    def __deepcopy__(self, memo: dict[int, object]) -> Variable:
         if self._parent is None:
             return super().__deepcopy__(memo)
         clone = type(self)._component(self._parent, self._index)
         memo[id(self)] = clone
         return clone
 
-    def _get(self) -> list[Any]:
+    def _get(self) -> Leaves:
         if self._parent is None:
             return super()._get()
         return frames.frame().read_component(self._parent, self._index)
 
-    def _put(self, leaves: list[Any]) -> None:
+    def _put(self, leaves: Leaves) -> None:
         if self._parent is None:
             return super()._put(leaves)
         frames.frame().write_component(self._parent, self._index, leaves)
 
-    def _read(self) -> list[Any]:
+    def _read(self) -> Leaves:
         if self._parent is None:
             frames.frame().lend(self)
         return self._get()
 
-    def _device(self) -> Any:
+    def _device(self) -> jax.Device | str:
         if self._parent is None or self._parent._mesh is None:
             return super()._device()
         return self._parent._mesh.local_devices[self._index]
 
-    def _update(self, combine, value, read_value, method):
-        leaves = self._convert(value)
-        if any(isinstance(leaf, DistributedValues) for leaf in leaves):
-            raise TypeError(f"{self.name} takes one value, got a {type(leaves[0]).__name__} value.")
+    def _update(self, combine: Combine, value: Tree, read_value: bool, method: str) -> Tree:
+        if isinstance(value, Variable):
+            value = value.value()
+        if isinstance(value, (PerReplica, Mirrored)):
+            raise TypeError(f"{self.name} takes one value, got a {type(value).__name__} value.")
+        leaves = self._as_leaves(value)
         with frames.lock:
             level = self._level_of_sharing_replicas()
             leaves = self._in_turn(level, combine, leaves, method) if level else self._combined(combine, leaves)
@@ -80,10 +116,8 @@ class ResourceVariable(Variable):
             return None
         return None if context.in_cross_replica_context() else frame
 
-    def _in_turn(
-        self, level: frames.TraceFrame, combine: Callable[[Any, Any], Any], leaves: list[Any], method: str
-    ) -> list[Any]:
-        """In compiled code, what the process's replicas' assignments come to when they are made one after the other.
+    def _in_turn(self, level: frames.TraceFrame, combine: Combine, leaves: Leaves, method: str) -> Leaves:
+        """Returns what the assignments of the process's replicas come to, in compiled code, one after the other.
 
         Each would see what those before it have assigned, which replicas that compute side by side do not: where that
         makes a difference it is refused when all is traced (`_control_flow.check_shared`), but for branches and loops.
@@ -99,7 +133,7 @@ class ResourceVariable(Variable):
             return [arithmetic.local_sum(jnp.where(last, leaf, z), groups) for leaf, z in zip(leaves, zero)]
         return [x + arithmetic.local_sum(combine(z, leaf), groups) for x, z, leaf in zip(old, zero, leaves)]
 
-    def _update_slices(self, method, slices):
+    def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
         indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
         if level := self._level_of_sharing_replicas():
             assert level.mesh is not None

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from replicax._base import array_conversion
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.types import Leaf, Tree
 from replicax._variables.as_leaves import ARRAY
 
-SCATTER: dict[str, Callable[[Any, Any, Any], Any]] = {
+SCATTER: dict[str, Callable[[jax.Array, jax.Array, jax.Array], jax.Array]] = {
     "scatter_add": lambda x, i, u: x.at[i].add(u),
     "scatter_sub": lambda x, i, u: x.at[i].add(-u),
     "scatter_mul": lambda x, i, u: x.at[i].multiply(u),
@@ -25,67 +26,60 @@ SCATTER: dict[str, Callable[[Any, Any, Any], Any]] = {
 class Scattering:
     """Adds the methods that read and write parts to a variable."""
 
-    value: Callable[[], Any]
-    assign: Callable[..., Any]
-    _treedef: Any
+    value: Callable[[], Tree]
+    assign: Callable[..., Tree]
+    _name: str
+    _treedef: jax.tree_util.PyTreeDef
     _be_settled: Callable[[], None]
-    _update_slices: Callable[[str, IndexedSlices], Any]
+    _update_slices: Callable[[str, IndexedSlices], Tree]
 
-    @property
-    def name(self) -> str:
-        """The variable's name."""
-        raise NotImplementedError
-
-    @property
-    def dtype(self) -> Any:
-        """The array's dtype."""
-        raise NotImplementedError
-
-    def sparse_read(self, indices: Any, name: str | None = None) -> Any:
-        """The rows at `indices`."""
+    def sparse_read(self, indices: Leaf, name: str | None = None) -> jax.Array:
+        """Returns the rows at `indices`."""
         self._require_array("sparse_read")
         return jnp.take(self.value(), jnp.asarray(indices), axis=0)
 
-    def gather_nd(self, indices: Any, name: str | None = None) -> Any:
-        """The elements or slices at `indices`, whose last dimension counts through the variable's first ones."""
+    def gather_nd(self, indices: Leaf, name: str | None = None) -> Leaf:
+        """Returns the elements or slices at `indices`, whose last dimension counts through the first ones."""
         self._require_array("gather_nd")
         return self.value()[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
 
-    def _scatter(self, method: str, slices: Any) -> Any:
+    def _scatter(self, method: str, slices: IndexedSlices) -> Tree:
         if not isinstance(slices, IndexedSlices):
             raise TypeError(f"sparse_delta is not IndexedSlices: {slices!r}")
         self._be_settled()
         return self._update_slices(method, slices)
 
-    def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+    def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
         """Adds rows to those at their indices."""
         return self._scatter("scatter_add", sparse_delta)
 
-    def scatter_sub(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+    def scatter_sub(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
         """Subtracts rows from those at their indices."""
         return self._scatter("scatter_sub", sparse_delta)
 
-    def scatter_mul(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+    def scatter_mul(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
         """Multiplies the rows at the indices."""
         return self._scatter("scatter_mul", sparse_delta)
 
-    def scatter_div(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+    def scatter_div(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
         """Divides the rows at the indices."""
         return self._scatter("scatter_div", sparse_delta)
 
-    def scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
+    def scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
         """Replaces the rows at the indices."""
         return self._scatter("scatter_update", sparse_delta)
 
-    def scatter_max(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
-        """The larger of each row's elements and the given ones."""
+    def scatter_max(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
+        """Replaces the rows at the indices by the larger of each two elements."""
         return self._scatter("scatter_max", sparse_delta)
 
-    def scatter_min(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Any:
-        """The smaller of each row's elements and the given ones."""
+    def scatter_min(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
+        """Replaces the rows at the indices by the smaller of each two elements."""
         return self._scatter("scatter_min", sparse_delta)
 
-    def batch_scatter_update(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None):
+    def batch_scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
+    ) -> Tree:
         """Replaces elements along the last indexed axis, for each batch of indices."""
         if not isinstance(sparse_delta, IndexedSlices):
             raise TypeError(f"sparse_delta is not IndexedSlices: {sparse_delta}")
@@ -97,24 +91,25 @@ class Scattering:
     def _require_array(self, method: str) -> None:
         if self._treedef != ARRAY:
             raise TypeError(
-                f"`{method}` is for variables of one array, and {self.name} holds a pytree: {self._treedef}. Take the "
-                "leaf of its value that you mean, and assign the changed pytree."
+                f"`{method}` is for variables of one array, and {self._name}:0 holds a pytree: {self._treedef}. Take "
+                "the leaf of its value that you mean, and assign the changed pytree."
             )
 
-    def _scatter_nd(self, indices: Any, updates: Any, method: str) -> Any:
+    def _scatter_nd(self, indices: Leaf, updates: Leaf, method: str) -> Tree:
         self._require_array(f"scatter_nd_{method}")
-        at = self.value().at[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
-        updates = array_conversion.own_array(updates, self.dtype)
+        value = self.value()
+        at = value.at[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
+        updates = array_conversion.own_array(updates, value.dtype)
         return self.assign(at.set(updates) if method == "update" else at.add(updates if method == "add" else -updates))
 
-    def scatter_nd_add(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+    def scatter_nd_add(self, indices: Leaf, updates: Leaf, name: str | None = None) -> Tree:
         """Adds to the elements or slices at `indices`, whose last dimension counts through the first ones."""
         return self._scatter_nd(indices, updates, "add")
 
-    def scatter_nd_sub(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+    def scatter_nd_sub(self, indices: Leaf, updates: Leaf, name: str | None = None) -> Tree:
         """Subtracts from the elements or slices at `indices`."""
         return self._scatter_nd(indices, updates, "sub")
 
-    def scatter_nd_update(self, indices: Any, updates: Any, name: str | None = None) -> Any:
+    def scatter_nd_update(self, indices: Leaf, updates: Leaf, name: str | None = None) -> Tree:
         """Replaces the elements or slices at `indices`."""
         return self._scatter_nd(indices, updates, "update")

@@ -8,21 +8,23 @@ programs (`_engine.program`) and shared stores use the methods here; the variabl
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import TypeAlias, cast
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding
 
 from replicax._base import jax_internals, pickling
 from replicax._tracing import lost_values
 from replicax._tracing.state import Watcher
 from replicax._values import ReplicaMesh
 
-Types = list[jax.ShapeDtypeStruct]
+Types: TypeAlias = list[jax.ShapeDtypeStruct]
+Leaves: TypeAlias = list[jax.Array]
 
 no_slots: dict[int, Slot] = {}
 
@@ -34,15 +36,15 @@ class SharedStore(ABC):
     replaced: set[Slot]
 
     @abstractmethod
-    def read(self, slot: Slot) -> Any:
+    def read(self, slot: Slot) -> jax.Array:
         """Returns a leaf as an array for anybody to keep."""
 
     @abstractmethod
-    def read_copy(self, slot: Slot, replica: int) -> Any:
+    def read_copy(self, slot: Slot, replica: int) -> jax.Array:
         """Returns one replica's copy of it, on that one's device."""
 
     @abstractmethod
-    def kept(self, slot: Slot) -> Any:
+    def kept(self, slot: Slot) -> jax.Array:
         """Returns a leaf for a program, which need not be anybody else's to keep."""
 
     @abstractmethod
@@ -50,24 +52,27 @@ class SharedStore(ABC):
         """Returns whether somebody may hold the leaf's array, so that it must not be donated."""
 
     @abstractmethod
-    def put_one(self, slot: Slot, array: Any) -> Any:
+    def put_one(self, slot: Slot, array: jax.Array) -> jax.Array | None:
         """Replaces a leaf by what a program returned; returns the array if the storage itself has to hold it."""
 
 
 class Slot:
-    """The place of one leaf of a variable in a shared store."""
+    """The place of one leaf of a variable in a shared store.
 
-    __slots__ = ("_storage", "index", "place", "shape", "start", "store")
+    Args:
+        store: the store.
+        position: the number of the leaf in the store.
+        storage: the storage of the leaf's variable.
+        index: the number of the leaf in its variable.
+        start: the number of elements before it in the store.
+    """
 
-    def __init__(self, store: SharedStore, place: int, storage: Storage, index: int, start: int):
-        self.store, self.place, self.index, self.start = store, place, index, start
-        self.shape = tuple(storage.types[index].shape)
+    __slots__ = ("_storage", "index", "position", "shape", "size", "start", "store")
+
+    def __init__(self, store: SharedStore, position: int, storage: Storage, index: int, start: int):
+        self.store, self.position, self.index, self.start = store, position, index, start
+        self.shape, self.size = storage.types[index].shape, storage.types[index].size
         self._storage: weakref.ref[Storage] | None = weakref.ref(storage)
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
 
     @property
     def storage(self) -> Storage | None:
@@ -92,7 +97,7 @@ class Storage(ABC):
     device: jax.Device | None = None  # the one that the arrays stay on, where the variable's strategy has one
 
     # Of each leaf; None for one that stands in a shared store.
-    arrays: list[Any]
+    arrays: Sequence[jax.Array | None]
 
     def __init__(self, name: str, types: Types, mesh: ReplicaMesh | None, lent: bool):
         self.name, self.types, self.mesh, self.lent = name, types, mesh, lent
@@ -102,33 +107,33 @@ class Storage(ABC):
 
     # Reading and writing from outside of compiled programs.
 
-    def own(self) -> list[Any]:
+    def own(self) -> Sequence[jax.Array | None]:
         """Returns the arrays that are held here, and None for leaves that stand in shared stores."""
         return self.arrays
 
-    def read(self) -> list[Any]:
+    def read(self) -> Leaves:
         """Returns the leaves in global form, to compute with; raises `StepError` where they are lost."""
         if self.lost is not None:
             self.refuse_lost()
         own = self.own()
-        if self.slots:
-            return [self.slots[i].store.read(self.slots[i]) if array is None else array for i, array in enumerate(own)]
-        return own
+        if not self.slots:
+            return cast(Leaves, own)
+        return [self.slots[i].store.read(self.slots[i]) if array is None else array for i, array in enumerate(own)]
 
-    def write(self, leaves: list[Any]) -> None:
+    def write(self, leaves: Leaves) -> None:
         """Replaces the leaves, in global form."""
         self._leave_shared()
         self._hold(self.placed(leaves))
         self.lent, self.lost = True, None
 
-    def _hold(self, arrays: list[Any]) -> None:
+    def _hold(self, arrays: Sequence[jax.Array | None]) -> None:
         self.arrays = arrays
 
-    def read_component(self, replica: int) -> list[Any]:
+    def read_component(self, replica: int) -> Leaves:
         """Returns what one replica of this process has of the leaves."""
         raise NotImplementedError
 
-    def write_component(self, replica: int, leaves: list[Any]) -> None:
+    def write_component(self, replica: int, leaves: Leaves) -> None:
         """Replaces what one replica of this process has of the leaves."""
         raise NotImplementedError
 
@@ -149,11 +154,11 @@ class Storage(ABC):
             other.write(self.read())
         return other
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         state = {name: value for name, value in self.__dict__.items() if name != "_watchers"}
         return {**state, "arrays": pickling.stored(self.arrays)}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self._watchers = weakref.WeakSet()
 
@@ -167,44 +172,44 @@ class Storage(ABC):
         """Returns whether a leaf has a row for each replica in global form."""
         return False
 
-    def placed(self, leaves: list[Any]) -> list[Any]:
+    def placed(self, leaves: Leaves) -> Leaves:
         """Returns new leaves in global form as they are held here."""
         return list(leaves)
 
-    def returned(self, leaves: Sequence[Any]) -> Sequence[Any]:
+    def returned(self, leaves: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """Returns leaves that came out of a program as they are held here."""
         return leaves
 
     # For compiled programs.
 
-    def stored(self) -> list[Any]:
+    def stored(self) -> Leaves:
         """Returns the leaves where they are held, for a program that brings them to its devices by itself."""
         return self.read()
 
-    def entering(self, leaf: Any) -> Any:
+    def entering(self, leaf: jax.Array) -> jax.Array:
         """Inside of a program: returns a leaf of `stored` where the program may compute with it."""
         return leaf
 
-    def leaving(self, leaves: list[Any]) -> list[Any]:
+    def leaving(self, leaves: Leaves) -> Leaves:
         """Inside of a program: returns new leaves as the program has to hand them out."""
         return leaves
 
-    def copied(self, leaves: list[Any]) -> list[Any]:
+    def copied(self, leaves: Leaves) -> Leaves:
         """Returns copies of leaves of `stored`, which a program may take over."""
         return copies(leaves)
 
-    def kept(self, indices: Sequence[int]) -> list[Any]:
+    def kept(self, indices: Sequence[int]) -> Leaves:
         """Returns leaves for a program that leaves them as they are."""
         own = self.own()
-        return [self.slots[i].store.kept(self.slots[i]) if own[i] is None else own[i] for i in indices]
+        return [self.slots[i].store.kept(self.slots[i]) if (array := own[i]) is None else array for i in indices]
 
-    def taken(self, indices: Sequence[int]) -> list[Any]:
+    def taken(self, indices: Sequence[int]) -> Leaves:
         """Returns leaves for a program that takes them over."""
         slots = (self.slots.get(index) for index in indices)
         lent = self.lent or any(slot is not None and slot.store.is_lent(slot) for slot in slots)
         return self.copied(self.kept(indices)) if lent else self.kept(indices)
 
-    def put(self, indices: Sequence[int], leaves: Sequence[Any]) -> None:
+    def put(self, indices: Sequence[int], leaves: Sequence[jax.Array]) -> None:
         """Replaces leaves by what a program returned."""
         arrays = list(self.own())
         for index, leaf in zip(indices, self.returned(leaves)):
@@ -214,8 +219,8 @@ class Storage(ABC):
 
     # For shared stores.
 
-    def vector_home(self, index: int) -> Hashable:
-        """Returns where a vector lies that this leaf may stand in; None if it may not."""
+    def vector_home(self, index: int, array: jax.Array) -> Hashable:
+        """Returns where a vector lies that this leaf, held here as `array`, may stand in; None if it may not."""
         return None
 
     def may_be_listed(self, spread: bool) -> bool:
@@ -253,29 +258,35 @@ class Storage(ABC):
             watcher.layouts_changed()
 
 
-def copies(arrays: list[Any]) -> list[Any]:
+def copies(arrays: Leaves) -> Leaves:
     """Returns copies of arrays, which may lie in several places."""
-    by_devices: dict[Any, list[int]] = {}
+    by_devices: dict[tuple[jax.Device, ...], list[int]] = {}
     for i, array in enumerate(arrays):
         by_devices.setdefault(tuple(array.sharding.device_set), []).append(i)
     found = list(arrays)
-    for devices, places in by_devices.items():
+    for devices, indices in by_devices.items():
         with jax.default_device(devices[0]) if len(devices) == 1 else contextlib.nullcontext():
-            copied = _copied([arrays[i] for i in places])
-        for i, array in zip(places, copied):
+            copied = _copied([arrays[i] for i in indices])
+        for i, array in zip(indices, copied):
             found[i] = array
     return found
 
 
 @jax.jit
-def _copied(arrays: list[Any]) -> list[Any]:
+def _copied(arrays: Leaves) -> Leaves:
     return [jnp.copy(array) for array in arrays]
 
 
-def on_one_device(leaf: Any, place: jax.Device | None) -> Any:
-    """Returns a leaf from anywhere as a variable of one copy keeps it: on `place`, or where it is."""
+def constrained(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    """Inside of a program: returns an array, which has to lie in this way where it leaves the program."""
+    there: jax.Array = lax.with_sharding_constraint(array, sharding)
+    return there
+
+
+def on_one_device(leaf: jax.Array, device: jax.Device | None) -> jax.Array:
+    """Returns a leaf from anywhere as a variable of one copy keeps it: on `device`, or where it is."""
     leaf = jax_internals.first_copy(leaf)  # a program over several devices leaves a copy on each
-    if place is None or place in leaf.devices():
+    if device is None or device in leaf.devices():
         return leaf
     with jax_internals.untraced():
-        return jax_internals.uncommitted(jax.device_put(leaf, place))
+        return jax_internals.uncommitted(jax.device_put(leaf, device))

@@ -11,48 +11,53 @@ As a pytree a variable is its value: `jnp.sum(v)`, `jax.grad(f)(v)` and `optax` 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from replicax._base import array_text, devices, nest
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.specs import SINGLE_DTYPES, TensorShape
 from replicax._base.types import (
+    Leaf,
+    Tree,
     VariableAggregation,
     VariableSynchronization,
     as_aggregation,
     as_synchronization,
 )
 from replicax._tracing import active_tapes, context, frames, lost_values, step_failures
-from replicax._values import DistributedValues, ReplicaMesh
+from replicax._values import Mirrored, PerReplica, ReplicaMesh
 from replicax._variables import creators, deferred_restore
 from replicax._variables.array_protocol import ArrayProtocol
 from replicax._variables.as_leaves import ARRAY, convert_leaf, initial_tree
+from replicax._variables.mesh_storage import Converted
 from replicax._variables.scattering import Scattering
-from replicax._variables.storage import Storage
+from replicax._variables.storage import Leaves, Storage
 from replicax._variables.tf1 import GraphLeftovers
+
+Combine: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]  # of a leaf so far and what is assigned
 
 _NONE = VariableAggregation.NONE
 
 
 class _VariableType(type):
-    """`Variable(...)` makes a variable of the kind that the current strategy has."""
+    """Has `Variable(...)` make a variable of the kind that the current strategy has."""
 
-    def __call__(cls, *args, **kwargs):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls is not Variable:
             return super().__call__(*args, **kwargs)
         arguments = _arguments(*args, **kwargs)
-        return creators.through_creators(context.get_strategy().extended._create_variable, inside_scope=None)(
-            **arguments
-        )
+        make = context.get_strategy().extended._create_variable
+        return creators.through_creators(make, inside_scope=None)(**arguments)
 
 
-def _arguments(*args: Any, **kwargs: Any) -> dict[str, Any]:
-    """The arguments of `Variable` by name, checked, without those that have no effect."""
+def _arguments(*args: Any, **kwargs: Any) -> dict[str, Tree]:
+    """Returns the arguments of `Variable` by name, checked, without those that have no effect."""
     bound = _SIGNATURE.bind(None, *args, **kwargs)
     bound.apply_defaults()
     given = {name: bound.arguments[name] for name in _EFFECTIVE}
@@ -70,19 +75,19 @@ _EFFECTIVE = ("initial_value", "trainable", "name", "dtype", "constraint", "sync
 class _readonly:
     """A method that an assignment to its name does not replace (users of Flax write `variable.value = x`)."""
 
-    def __init__(self, method: Callable[..., Any]):
+    def __init__(self, method: Callable[[Variable], Tree]):
         self._method = method
         self.__doc__ = method.__doc__
 
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+    def __get__(self, instance: Variable | None, owner: type | None = None) -> Callable[..., Tree]:
         return self._method if instance is None else self._method.__get__(instance, owner)
 
-    def __set__(self, instance: Any, value: Any) -> None:
+    def __set__(self, instance: Variable, value: object) -> None:
         raise AttributeError("A variable's value() is a method. To replace the value, call variable.assign(...).")
 
 
-def replacing(old: Any, new: Any) -> Any:
-    """How `assign` combines the old value with the new one."""
+def replacing(old: jax.Array, new: jax.Array) -> jax.Array:
+    """Returns the new value, as `assign` combines it with the old one."""
     return new
 
 
@@ -116,28 +121,26 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
 
     _replicax_variable = True
     _mesh: ReplicaMesh | None = None
-    _strategy: Any = None
+    _strategy: context.StrategyLike | None = None
     _equal_by_contract = False  # whether it is an error that replicas assign different values
     _storage: Storage  # where the arrays are
     _late: bool | None = False  # whether a restored checkpoint may have a value for it (see `deferred_restore`)
-    __hash__: Any
-
     _hidden = False  # whether users do not see it, as the counters of random numbers
 
     def __init__(
         self,
-        initial_value: Any = None,
+        initial_value: Tree = None,
         trainable: bool | None = None,
         validate_shape: bool = True,
-        caching_device: Any = None,
+        caching_device: object = None,
         name: str | None = None,
-        variable_def: Any = None,
-        dtype: Any = None,
-        import_scope: Any = None,
-        constraint: Callable[[Any], Any] | None = None,
+        variable_def: object = None,
+        dtype: DTypeLike | None = None,
+        import_scope: object = None,
+        constraint: Callable[[Tree], Tree] | None = None,
         synchronization: VariableSynchronization = VariableSynchronization.AUTO,
         aggregation: VariableAggregation = _NONE,
-        shape: Any = None,
+        shape: object = None,
         experimental_enable_variable_lifting: bool = True,
         *,
         copies_may_differ: bool | None = None,
@@ -153,7 +156,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
         self._storage = self._new_storage(leaves, lent)
         self._late = deferred_restore.is_late()
 
-    # What it is.
+    # Properties.
 
     @property
     def name(self) -> str:
@@ -162,31 +165,31 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
 
     @property
     def trainable(self) -> bool:
-        """Whether gradient tapes watch it by themselves."""
+        """True if gradient tapes watch it by themselves."""
         return self._trainable
 
     @property
     def synchronization(self) -> VariableSynchronization:
-        """When its copies are brought into step."""
+        """The time at which its copies are brought into step."""
         return self._synchronization
 
     @property
     def aggregation(self) -> VariableAggregation:
-        """How values that replicas assign are combined."""
+        """The way in which values that replicas assign are combined."""
         return self._aggregation
 
     @property
-    def constraint(self) -> Callable[[Any], Any] | None:
+    def constraint(self) -> Callable[[Tree], Tree] | None:
         """The function given as `constraint`."""
         return self._constraint
 
     @property
-    def shape(self) -> Any:
+    def shape(self) -> Tree:
         """The array's shape, a `TensorShape`, which is a tuple; for a pytree, a pytree of shapes."""
         return self._of_leaves([TensorShape(leaf.shape) for leaf in self._types])
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> Tree:
         """The array's dtype; for a pytree, a pytree of dtypes."""
         return self._of_leaves([SINGLE_DTYPES.get(leaf.dtype, leaf.dtype) for leaf in self._types])
 
@@ -201,24 +204,24 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
         return devices.full_names([self._device()])[0]
 
     @property
-    def distribute_strategy(self) -> Any:
+    def distribute_strategy(self) -> context.StrategyLike | None:
         """The strategy in whose scope it was made, None outside of any."""
         return self._strategy
 
-    def get_shape(self) -> Any:
-        """The shape."""
+    def get_shape(self) -> Tree:
+        """Returns the shape."""
         return self.shape
 
-    def set_shape(self, shape: Any) -> None:
-        """Checks that `shape` is the variable's; `ValueError` otherwise."""
+    def set_shape(self, shape: Iterable[int]) -> None:
+        """Checks that `shape` is the variable's; raises `ValueError` otherwise."""
         if tuple(shape) != tuple(self.shape):
             raise ValueError(f"{self.name} has shape {self.shape}, which is not {tuple(shape)}.")
 
     # Reading.
 
     @_readonly
-    def value(self) -> Any:
-        """The value here: the replica's own in replica context; else the first copy, or the aggregated value."""
+    def value(self) -> Tree:
+        """Returns the value: the replica's own in replica context; else the first copy, or the aggregated value."""
         if self._late is not False:
             deferred_restore.settle(self)
         with frames.lock:
@@ -226,12 +229,12 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
         frames.warn_of_constant(self.name)
         return self._of_leaves(active_tapes.on_read(self, leaves))
 
-    def read_value(self) -> Any:
-        """The same as `value()`."""
+    def read_value(self) -> Tree:
+        """Returns `value()`."""
         return self.value()
 
-    def numpy(self) -> Any:
-        """The value as a numpy array (for a pytree, a pytree of them)."""
+    def numpy(self) -> Tree:
+        """Returns the value as a numpy array (for a pytree, a pytree of them)."""
         if self._late is not False:
             deferred_restore.settle(self)
         with frames.lock:
@@ -240,12 +243,12 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
             return self._of_leaves([_numpy(leaf) for leaf in leaves])
 
     def is_initialized(self) -> jax.Array:
-        """True: variables are always initialized."""
+        """Returns True: variables are always initialized."""
         return jnp.asarray(True)
 
     # Writing.
 
-    def assign(self, value: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Any:
+    def assign(self, value: Tree, use_locking: bool = False, name: str | None = None, read_value: bool = True) -> Tree:
         """Replaces the value.
 
         Args:
@@ -264,24 +267,28 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
         """
         return self._updated(replacing, value, read_value, "assign")
 
-    def assign_add(self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True):
+    def assign_add(
+        self, delta: Tree, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Tree:
         """Adds `delta`; see `assign`."""
         return self._updated(lambda old, new: old + new, delta, read_value, "assign_add")
 
-    def assign_sub(self, delta: Any, use_locking: bool = False, name: str | None = None, read_value: bool = True):
+    def assign_sub(
+        self, delta: Tree, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Tree:
         """Subtracts `delta`; see `assign`."""
         return self._updated(lambda old, new: old - new, delta, read_value, "assign_sub")
 
-    def _assign_alike(self, value: Any) -> None:
+    def _assign_alike(self, value: Tree) -> None:
         """Assigns what every replica assigns, so that there is nothing to combine."""
         self.assign(value, read_value=False)
 
-    def _updated(self, combine: Callable[[Any, Any], Any], value: Any, read_value: bool, method: str) -> Any:
+    def _updated(self, combine: Combine, value: Tree, read_value: bool, method: str) -> Tree:
         self._be_settled()
         return self._update(combine, value, read_value, method)
 
     def _be_settled(self) -> None:
-        """Before it is written: whatever a checkpoint has for it comes first, and not any more after that."""
+        """Gives it, before it is written, what a checkpoint has for it, which it takes no more after that."""
         if self._late is not False:
             deferred_restore.settle(self)
             self._late = False
@@ -296,7 +303,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
             self._variable = variable
 
         def deref(self) -> Variable:
-            """The variable."""
+            """Returns the variable."""
             return self._variable
 
         def __eq__(self, other: object) -> bool:
@@ -312,7 +319,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
             return f"<Reference wrapping {self._variable!r}>"
 
     def ref(self) -> _Reference:
-        """A hashable reference; `ref().deref()` is the variable."""
+        """Returns a hashable reference; `ref().deref()` is the variable."""
         return Variable._Reference(self)
 
     def __hash__(self) -> int:  # type: ignore[no-redef]
@@ -321,7 +328,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
     def __copy__(self) -> Variable:
         return self  # as in TensorFlow: one variable, by another name
 
-    def __deepcopy__(self, memo: dict) -> Variable:
+    def __deepcopy__(self, memo: dict[int, object]) -> Variable:
         clone = type(self).__new__(type(self))
         with frames.lock:
             clone.__dict__.update(self.__dict__)
@@ -329,7 +336,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
         memo[id(self)] = clone
         return clone
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__deepcopy__({}).__dict__  # with leaves of its own, wherever they stand
 
     # For the engine: how values are stored, and how they go through frames.
@@ -341,61 +348,70 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
             self._take_from_host([np.asarray(array, kind.dtype) for array, kind in zip(arrays, self._types)])
             self._storage.lent, self._storage.lost = False, None
 
-    def _take_from_host(self, arrays: list[Any]) -> None:
+    def _take_from_host(self, arrays: list[np.ndarray]) -> None:
         leaves = [jnp.asarray(array, dtype=kind.dtype) for array, kind in zip(arrays, self._types)]
-        self._update(lambda old, new: new, self._of_leaves(leaves), False, "assign")
+        self._update(replacing, self._of_leaves(leaves), False, "assign")
 
-    def _of_leaves(self, leaves: Sequence[Any]) -> Any:
+    def _of_leaves(self, leaves: Sequence[object]) -> Tree:
         return jax.tree.unflatten(self._treedef, leaves)
 
-    def _new_storage(self, leaves: list[jax.Array], lent: bool) -> Storage:
+    def _new_storage(self, leaves: Leaves, lent: bool) -> Storage:
         """Returns a storage for the initial value."""
         raise NotImplementedError
 
-    def _get(self) -> list[Any]:
+    def _get(self) -> Leaves:
         return frames.frame().read(self)
 
-    def _put(self, leaves: list[Any]) -> None:
+    def _put(self, leaves: Leaves) -> None:
         frames.frame().write(self, leaves)
 
-    def _combined(self, combine: Callable[[Any, Any], Any], leaves: list[Any]) -> list[Any]:
-        """The leaves here and now, combined with these."""
+    def _combined(self, combine: Combine, leaves: Leaves) -> Leaves:
+        """Returns the leaves of the current frame, combined with these."""
         if combine is replacing and frames.frame().replaces_unread:
             return leaves  # what stands in a shared vector is not cut out for nothing
         return [combine(old, leaf) for old, leaf in zip(self._get(), leaves)]
 
-    def _read(self) -> list[Any]:
-        """The leaves as the user sees them here."""
+    def _read(self) -> Leaves:
+        """Returns the leaves as the user sees them here."""
         raise NotImplementedError
 
-    def _update(self, combine: Callable[[Any, Any], Any], value: Any, read_value: bool, method: str) -> Any:
+    def _update(self, combine: Combine, value: Tree, read_value: bool, method: str) -> Tree:
+        """Combines the value here with a user's, and returns the new one if it is to be read."""
         raise NotImplementedError
 
-    def _update_slices(self, method: str, slices: IndexedSlices) -> Any:
+    def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
+        """Does the same with rows, in the way of the method of this name."""
         raise NotImplementedError
 
-    def _device(self) -> Any:
+    def _device(self) -> jax.Device | str:
         if self._mesh is not None:
             return self._mesh.local_devices[frames.frame().replica_on(self._mesh)]
-        leaf: Any = self._get()[0] if self._types else None
-        return jax.local_devices()[0] if not hasattr(leaf, "devices") or _traced(leaf) else next(iter(leaf.devices()))
+        leaves = self._get()
+        if not leaves or isinstance(leaves[0], jax.core.Tracer):
+            return jax.local_devices()[0]
+        return next(iter(leaves[0].devices()))
 
-    def _convert(self, value: Any) -> list[Any]:
-        """`value` as leaves of the variable's shapes and dtypes; distributed values as they are."""
+    def _convert(self, value: Tree) -> Sequence[Converted]:
+        """Returns a value as leaves of the variable's shapes and dtypes, a distributed value as it is."""
         if isinstance(value, Variable):
             value = value.value()
-        if isinstance(value, DistributedValues):
-            return [value]
+        return [value] if isinstance(value, (PerReplica, Mirrored)) else self._as_leaves(value)
+
+    def _as_leaves(self, value: Tree) -> Leaves:
+        """Returns a value that is not distributed as leaves of the variable's shapes and dtypes."""
         if self._treedef == ARRAY:
             return [convert_leaf(value, self._types[0], self.name)]
         leaves, tree = jax.tree.flatten(value)
+        self._check_structure(tree)
+        return [convert_leaf(leaf, kind, self.name) for leaf, kind in zip(leaves, self._types)]
+
+    def _check_structure(self, tree: jax.tree_util.PyTreeDef) -> None:
         if tree != self._treedef:
             raise ValueError(
                 f"Cannot assign to variable '{self.name}': its structure is {self._treedef}, the value's {tree}."
             )
-        return [convert_leaf(leaf, kind, self.name) for leaf, kind in zip(leaves, self._types)]
 
-    def _text_of(self, name: str, leaves: Sequence[Any]) -> str:
+    def _text_of(self, name: str, leaves: Leaves) -> str:
         if self._treedef == ARRAY:
             kind = self._types[0]
             with lost_values.explaining(self):
@@ -409,12 +425,8 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
         return self._text_of(self.name, leaves)
 
 
-def _traced(value: Any) -> bool:
-    return isinstance(value, jax.core.Tracer)
-
-
-def _numpy(leaf: Any) -> Any:
-    if _traced(leaf):
+def _numpy(leaf: jax.Array) -> Leaf:
+    if isinstance(leaf, jax.core.Tracer):
         raise NotImplementedError("numpy() has no value inside of compiled code; use value().")
     array = np.asarray(leaf)
     return array if array.ndim else array[()]
@@ -423,7 +435,7 @@ def _numpy(leaf: Any) -> Any:
 _SIGNATURE = inspect.signature(Variable.__init__)
 
 
-def register(cls: type) -> None:
+def register(cls: type[Variable]) -> None:
     """Makes variables of this class stand for their values in pytrees."""
     jax.tree_util.register_pytree_node(cls, lambda v: ((v.value(),), None), lambda _, children: children[0])
 
