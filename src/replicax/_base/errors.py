@@ -1,16 +1,4 @@
-"""Exceptions of replicax. The type names the phase; each is also a builtin type, so that either can be caught.
-
-ReplicaxError
-├── InvalidArgumentError (ValueError)    values that do not fit together: shapes, dtypes, axes
-│   └── InvalidOperandError (TypeError)  of an operation of JAX, which calls that a TypeError or a ValueError
-├── OutOfRangeError (IndexError)         an iterator has no more elements
-├── DataLossError (OSError)              a file is damaged, or of something else
-├── DeviceError (ValueError)             a device that is not there, or is named twice
-├── ReplicaError (RuntimeError)          replicas went different ways
-├── StepError (RuntimeError)             a variable whose value a failed step has taken with it
-├── JobError (RuntimeError)              the processes of a job did not come together
-└── CheckpointError (RuntimeError)       a checkpoint is damaged, or of another format, or was not written
-"""
+"""Exceptions of replicax. The type names the phase; each is also a builtin type, so that either can be caught."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import numbers
 import operator
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypeVar
 
 _T = TypeVar("_T")
+_E = TypeVar("_E", bound=enum.Enum)
 
 # A user's pytree: any nesting of containers that JAX knows, with anything as its leaves.
 Tree: TypeAlias = Any
@@ -90,24 +92,17 @@ class VariableAggregation(enum.Enum):
 VariableAggregation.__name__ = "VariableAggregationV2"
 
 
-def as_synchronization(value: object, name: str | None) -> VariableSynchronization:
-    """Returns `value` if it is a member, AUTO for None; raises `ValueError`, naming the variable, for anything else."""
-    if value is None:
-        return VariableSynchronization.AUTO
-    try:
-        return VariableSynchronization(value)
-    except ValueError:
-        raise ValueError(f"Invalid variable synchronization mode: {value} for variable: {name}") from None
+def as_variable_option(kind: type[_E], value: object, name: str | None) -> _E:
+    """Returns the member that is `value` or has it as its number, AUTO or NONE for None.
 
-
-def as_aggregation(value: object, name: str | None) -> VariableAggregation:
-    """Returns the member that is `value` or has it as its number, NONE for None; raises `ValueError` for others."""
-    if value is None:
-        return VariableAggregation.NONE
+    Raises:
+        ValueError: there is no such member; the message names the variable.
+    """
     try:
-        return VariableAggregation(value)
+        return kind(0 if value is None else value)
     except ValueError:
-        raise ValueError(f"Invalid variable aggregation mode: {value} for variable: {name}") from None
+        mode = kind.__name__.removeprefix("Variable").removesuffix("V2").lower()
+        raise ValueError(f"Invalid variable {mode} mode: {value} for variable: {name}") from None
 
 
 class RunOptions(NamedTuple):
@@ -283,31 +278,22 @@ class CollectiveHints:
     def __new__(cls, bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:  # type: ignore[misc]
         return CommunicationOptions(bytes_per_pack=bytes_per_pack, timeout_seconds=timeout_seconds)
 
-    def __init__(self, bytes_per_pack: int = 0, timeout_seconds: float | None = None):
-        raise TypeError("CollectiveHints makes CommunicationOptions and has no instances of its own.")
 
-
+@dataclasses.dataclass(frozen=True, eq=False)
 class ValueContext:
     """The argument of `value_fn` of `experimental_distribute_values_from_function`: which replica it is for.
+
+    Attributes:
+        replica_id_in_sync_group: the replica to fill, from 0.
+        num_replicas_in_sync: the number of replicas.
 
     >>> import replicax as rx
     >>> rx.ValueContext(2, 4)
     tf.distribute.ValueContext(replica id 2,  total replicas in sync: 4)
     """
 
-    def __init__(self, replica_id_in_sync_group: int = 0, num_replicas_in_sync: int = 1):
-        self._replica_id_in_sync_group = replica_id_in_sync_group
-        self._num_replicas_in_sync = num_replicas_in_sync
-
-    @property
-    def replica_id_in_sync_group(self) -> int:
-        """The replica to fill, from 0."""
-        return self._replica_id_in_sync_group
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """The number of replicas."""
-        return self._num_replicas_in_sync
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
 
     def __repr__(self) -> str:
         return (
@@ -316,42 +302,32 @@ class ValueContext:
         )
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class InputContext:
     """The argument of `dataset_fn` of `distribute_datasets_from_function`: which part of the input it makes.
+
+    Attributes:
+        num_input_pipelines: the number of pipelines in all.
+        input_pipeline_id: the number of this pipeline, from 0.
+        num_replicas_in_sync: the number of replicas in all.
 
     >>> import replicax as rx
     >>> rx.InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)
     tf.distribute.InputContext(input pipeline id 1, total: 2)
     """
 
-    def __init__(self, num_input_pipelines: int = 1, input_pipeline_id: int = 0, num_replicas_in_sync: int = 1):
-        self._num_input_pipelines = num_input_pipelines
-        self._input_pipeline_id = input_pipeline_id
-        self._num_replicas_in_sync = num_replicas_in_sync
-
-    @property
-    def num_input_pipelines(self) -> int:
-        """The number of pipelines in all."""
-        return self._num_input_pipelines
-
-    @property
-    def input_pipeline_id(self) -> int:
-        """The number of this pipeline, from 0."""
-        return self._input_pipeline_id
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """The number of replicas in all."""
-        return self._num_replicas_in_sync
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """Returns the batch size of one replica; raises `ValueError` if the replicas do not divide the global one."""
-        if global_batch_size % self._num_replicas_in_sync:
+        if global_batch_size % self.num_replicas_in_sync:
             raise ValueError(
                 f"The `global_batch_size` {global_batch_size} is not divisible by "
-                f"`num_replicas_in_sync` {self._num_replicas_in_sync}"
+                f"`num_replicas_in_sync` {self.num_replicas_in_sync}"
             )
-        return global_batch_size // self._num_replicas_in_sync
+        return global_batch_size // self.num_replicas_in_sync
 
     def __repr__(self) -> str:
         return (
@@ -359,6 +335,7 @@ class InputContext:
         )
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class TerminationConfig:
     """A record for handlers of preemption: how a program is told of its coming end, and how it ends.
 
@@ -369,15 +346,10 @@ class TerminationConfig:
         save_fn: called to save.
     """
 
-    def __init__(
-        self,
-        termination_watcher_fn: Callable[[], bool] | None = None,
-        exit_fn: Callable[[], object] | None = None,
-        grace_period: float | None = None,
-        save_fn: Callable[..., object] | None = None,
-    ):
-        self.termination_watcher_fn, self.exit_fn = termination_watcher_fn, exit_fn
-        self.grace_period, self.save_fn = grace_period, save_fn
+    termination_watcher_fn: Callable[[], bool] | None = None
+    exit_fn: Callable[[], object] | None = None
+    grace_period: float | None = None
+    save_fn: Callable[..., object] | None = None
 
 
 class AutoShardPolicy(enum.IntEnum):

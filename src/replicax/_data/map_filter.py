@@ -19,7 +19,7 @@ from replicax._base.types import Tree
 from replicax._data.base import Base
 from replicax._data.calls import as_tensors, call_on_element, call_to_host, call_user, fold, holds
 from replicax._data.elements import as_tensor, host_structure, positive, structure_of
-from replicax._data.parallel_map import ParallelMap
+from replicax._data.prefetch import ParallelMap
 from replicax._data.reading import Maker, Reading, replayed
 from replicax._data.specs import AUTOTUNE, UNKNOWN_CARDINALITY, DatasetSpec, common_spec, first_spec, host_spec
 

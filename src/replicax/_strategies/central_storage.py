@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from replicax._base import devices, nest
-from replicax._base.types import Tree, as_aggregation, as_synchronization
+from replicax._base.types import Tree, VariableAggregation, VariableSynchronization, as_variable_option
 from replicax._collectives.arithmetic import first_component
 from replicax._collectives.cross_device_ops import CollectiveAllReduce
 from replicax._collectives.reducer import Reducer
@@ -54,8 +54,8 @@ class CentralStorageExtended(ReplicatedExtended):
         return device_text(self._mesh)
 
     def _new_variable(self, **kwargs: Tree) -> Variable:
-        as_synchronization(kwargs["synchronization"], kwargs["name"])
-        as_aggregation(kwargs["aggregation"], kwargs["name"])
+        as_variable_option(VariableSynchronization, kwargs["synchronization"], kwargs["name"])
+        as_variable_option(VariableAggregation, kwargs["aggregation"], kwargs["name"])
         return AggregatingVariable(
             strategy=self._container, reducer=self._reducer, home=self._home, device=self._parameter_device, **kwargs
         )

@@ -16,9 +16,9 @@ from replicax._base.types import (
     InputOptions,
     ReduceOp,
     ValueContext,
+    VariableAggregation,
     VariableSynchronization,
-    as_aggregation,
-    as_synchronization,
+    as_variable_option,
 )
 from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.reducer import Reducer
@@ -142,8 +142,8 @@ class MirroringExtended(ReplicatedExtended):
 
     def _new_variable(self, **kwargs: Any) -> Variable:
         name = kwargs["name"]
-        synchronization = as_synchronization(kwargs["synchronization"], name)
-        as_aggregation(kwargs["aggregation"], name)
+        synchronization = as_variable_option(VariableSynchronization, kwargs["synchronization"], name)
+        as_variable_option(VariableAggregation, kwargs["aggregation"], name)
         if synchronization is VariableSynchronization.NONE:
             raise ValueError(
                 "`NONE` variable synchronization mode is not supported with tf.distribute strategy. Please change the "

@@ -27,8 +27,7 @@ from replicax._base.types import (
     Tree,
     VariableAggregation,
     VariableSynchronization,
-    as_aggregation,
-    as_synchronization,
+    as_variable_option,
 )
 from replicax._tracing import active_tapes, context, frames, lost_values, step_failures
 from replicax._values import Mirrored, PerReplica, ReplicaMesh
@@ -65,7 +64,8 @@ def _arguments(*args: Any, **kwargs: Any) -> dict[str, Tree]:
         given["copies_may_differ"] = bound.arguments["copies_may_differ"]
     if given["initial_value"] is None:
         raise ValueError("`initial_value` must be given: an array, a number, a pytree, or a function that makes it.")
-    as_synchronization(given["synchronization"], given["name"]), as_aggregation(given["aggregation"], given["name"])
+    as_variable_option(VariableSynchronization, given["synchronization"], given["name"])
+    as_variable_option(VariableAggregation, given["aggregation"], given["name"])
     return given
 
 
@@ -145,8 +145,8 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
         *,
         copies_may_differ: bool | None = None,
     ):
-        self._synchronization = as_synchronization(synchronization, name)
-        self._aggregation = as_aggregation(aggregation, name)
+        self._synchronization = as_variable_option(VariableSynchronization, synchronization, name)
+        self._aggregation = as_variable_option(VariableAggregation, aggregation, name)
         on_read = self._synchronization is VariableSynchronization.ON_READ
         self._trainable = (not on_read) if trainable is None else bool(trainable)
         self._name = "/".join([*creators.state.names, name or "Variable"])
