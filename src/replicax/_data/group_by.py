@@ -153,8 +153,7 @@ class Grouping(Batches):
             element_length_func: takes an element and returns its length.
             bucket_boundaries: the lengths at which buckets begin, but for the first, which begins at 0.
             bucket_batch_sizes: how many elements of each bucket make a batch; one more than there are boundaries.
-            padded_shapes: see `padded_batch`.
-            padding_values: see `padded_batch`.
+            padded_shapes, padding_values: see `padded_batch`.
             pad_to_bucket_boundary: whether to pad unknown dimensions to the greatest length of the bucket, and not of
                 the batch. Then no element may be as long as the last boundary.
             no_padding: whether to stack elements as they are.

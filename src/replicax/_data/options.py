@@ -49,21 +49,13 @@ class Options:
         "framework_type",
         "dataset_name",
     )
-    __slots__ = (
-        "experimental_distribute",
-        "autotune",
-        "threading",
-        "experimental_optimization",
-        "experimental_service",
-        *_PLAIN,
-    )
+    _GROUPS = ("autotune", "threading", "experimental_optimization", "experimental_service")
+    __slots__ = ("experimental_distribute", *_GROUPS, *_PLAIN)
 
     def __init__(self) -> None:
         self.experimental_distribute = DistributeOptions()
-        self.autotune = types.SimpleNamespace()
-        self.threading = types.SimpleNamespace()
-        self.experimental_optimization = types.SimpleNamespace()
-        self.experimental_service = types.SimpleNamespace()
+        for name in self._GROUPS:
+            setattr(self, name, types.SimpleNamespace())
         for name in self._PLAIN:
             setattr(self, name, None)
 
@@ -73,7 +65,7 @@ class Options:
         for name in self._PLAIN:
             if getattr(options, name) is not None:
                 setattr(merged, name, getattr(options, name))
-        for name in ("autotune", "threading", "experimental_optimization", "experimental_service"):
+        for name in self._GROUPS:
             vars(getattr(merged, name)).update(vars(getattr(options, name)))
         for name in DistributeOptions.__slots__:
             if getattr(options.experimental_distribute, name) is not None:

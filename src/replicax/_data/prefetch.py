@@ -199,12 +199,10 @@ class Prefetched(Iterator[Tree]):
 
     def __init__(self, make: Callable[[], Iterator[Tree]], size: int):
         self._buffer = Buffer(lambda stopped: make(), size)
-        self._started = False
         weakref.finalize(self, self._buffer.stop).atexit = False
 
     def __next__(self) -> Tree:
-        if not self._started:
-            self._started = True
+        if self._buffer.thread.ident is None:
             self._buffer.start()
         return self._buffer.take()
 

@@ -64,25 +64,16 @@ def kinds_of(parts: Sequence[Tree]) -> Kinds:
     return [[kind(leaf) for leaf in nest.leaves(part)] for part in parts]
 
 
-def _told(text: str) -> Kinds:
-    """Returns the kinds that were sent as JSON."""
-    return [[Kind(tuple(shape), dtype) for shape, dtype in part] for part in json.loads(text)]
-
-
 def empty(part: Tree) -> Tree:
     """Returns a part of the same structure without rows. A scalar becomes an empty vector."""
     return jax.tree.map(lambda a: a.reshape(1)[:0] if not a.ndim else a[:0], part)
-
-
-def _never() -> bool:
-    return False
 
 
 class Iteration(NamedTuple):
     """One iteration over a dataset that several workers iterate over together."""
 
     topic: str  # the name that the workers have for it
-    stopped: Callable[[], bool] = _never  # whether nobody takes elements here any more
+    stopped: Callable[[], bool] = lambda: False  # whether nobody takes elements here any more
 
     def all_gather(self, message: str) -> list[str]:
         """Returns each worker's message."""
@@ -144,7 +135,10 @@ def agreed(
                 parts = [empty(part) for part in parts] or [_nothing(spec())] * replicas
             if not all(told_now):  # workers without data tell the kinds of their empty parts
                 told_now = iteration.all_gather(json.dumps(kinds_of(parts)))
-            kinds = {text: _told(text) for text in told_now}
+            kinds = {
+                text: [[Kind(tuple(shape), dtype) for shape, dtype in part] for part in json.loads(text)]
+                for text in set(told_now)
+            }
             kinds_of_workers = [kinds[text] for text in told_now]
             alike = all(part == kinds_of_workers[0][0] for worker in kinds_of_workers for part in worker)
             yield Round(parts, alike, () if alike else kinds_of_workers)
