@@ -275,9 +275,9 @@ def test_listing_devices_leaves_them_to_be_configured(run_python):
         """
         import os, warnings
         import jax, replicax.tf as tf
-        from replicax._base import accelerators
         from replicax._base import devices as _devices
         from replicax._base import jax_internals
+        from replicax.tf import _accelerators as accelerators
 
         def names(kind, visible=False):
             listed = (tf.config.get_visible_devices if visible else tf.config.list_physical_devices)(kind)

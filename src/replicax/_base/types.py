@@ -6,7 +6,6 @@ import dataclasses
 import enum
 import numbers
 import operator
-from collections.abc import Callable
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypeVar
 
 _T = TypeVar("_T")
@@ -272,13 +271,6 @@ def as_flag(name: str, value: object) -> bool:
     raise TypeError(f"`{name}` is True or False, got {value!r} of type {type(value).__name__}.")
 
 
-class CollectiveHints:
-    """The older spelling of `CommunicationOptions`; calling it makes one of those."""
-
-    def __new__(cls, bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:  # type: ignore[misc]
-        return CommunicationOptions(bytes_per_pack=bytes_per_pack, timeout_seconds=timeout_seconds)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class ValueContext:
     """The argument of `value_fn` of `experimental_distribute_values_from_function`: which replica it is for.
@@ -333,23 +325,6 @@ class InputContext:
         return (
             f"tf.distribute.InputContext(input pipeline id {self.input_pipeline_id}, total: {self.num_input_pipelines})"
         )
-
-
-@dataclasses.dataclass(eq=False, repr=False)
-class TerminationConfig:
-    """A record for handlers of preemption: how a program is told of its coming end, and how it ends.
-
-    Args:
-        termination_watcher_fn: returns True once the end is near.
-        exit_fn: called to end the program.
-        grace_period: seconds from the notice to the end.
-        save_fn: called to save.
-    """
-
-    termination_watcher_fn: Callable[[], bool] | None = None
-    exit_fn: Callable[[], object] | None = None
-    grace_period: float | None = None
-    save_fn: Callable[..., object] | None = None
 
 
 class AutoShardPolicy(enum.IntEnum):

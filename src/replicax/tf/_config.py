@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 
-from replicax._base import accelerators, jax_internals
 from replicax._base import devices as _devices
+from replicax._base import jax_internals
 from replicax._cluster import tpu_system
 from replicax._engine import modes
+from replicax.tf import _accelerators
 
 
 class LogicalDevice:
@@ -71,7 +72,7 @@ _visible_gpus: list[PhysicalDevice] | None = None  # as `set_visible_devices` ha
 def _accelerator_names() -> list[str]:
     counts = None
     if _visible_gpus is not None or not jax_internals.backend_started():
-        counts = accelerators.counted()
+        counts = _accelerators.counted()
     if counts is None:
         return [name for name in _devices.device_table() if not name.startswith("CPU")]
     return [f"{kind}:{i}" for kind, count in counts.items() for i in range(count)]
@@ -125,7 +126,7 @@ def set_visible_devices(devices: Any, device_type: str | None = None) -> None:
             return
         gpus = [device for device in devices if device.device_type == "GPU"]
         known = {device.name for device in list_physical_devices("GPU")} if gpus else set()
-        if gpus and {device.name for device in gpus} <= known and accelerators.counted():
+        if gpus and {device.name for device in gpus} <= known and _accelerators.counted():
             _visible_gpus = gpus
             jax.config.update("jax_cuda_visible_devices", ",".join(gpu.name.rpartition(":")[2] for gpu in gpus))
             return

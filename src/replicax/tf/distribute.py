@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses as _dataclasses
 import types as _modules
 import typing as _typing
 
 from replicax import partitioners
 from replicax._base.types import (
-    CollectiveHints,
     CommunicationImplementation,
     CommunicationOptions,
     InputContext,
@@ -15,7 +15,6 @@ from replicax._base.types import (
     InputReplicationMode,
     ReduceOp,
     RunOptions,
-    TerminationConfig,
     ValueContext,
 )
 from replicax._collectives.cross_device_ops import (
@@ -46,6 +45,31 @@ from replicax.tf._absent import missing_from as _missing_from
 
 if _typing.TYPE_CHECKING:
     from replicax import cluster_resolver
+
+
+class CollectiveHints:
+    """The older spelling of `CommunicationOptions`; calling it makes one of those."""
+
+    def __new__(cls, bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:  # type: ignore[misc]
+        return CommunicationOptions(bytes_per_pack=bytes_per_pack, timeout_seconds=timeout_seconds)
+
+
+@_dataclasses.dataclass(eq=False, repr=False)
+class TerminationConfig:
+    """A record for handlers of preemption: how a program is told of its coming end, and how it ends.
+
+    Args:
+        termination_watcher_fn: returns True once the end is near.
+        exit_fn: called to end the program.
+        grace_period: seconds from the notice to the end.
+        save_fn: called to save.
+    """
+
+    termination_watcher_fn: _typing.Callable[[], bool] | None = None
+    exit_fn: _typing.Callable[[], object] | None = None
+    grace_period: float | None = None
+    save_fn: _typing.Callable[..., object] | None = None
+
 
 experimental = _modules.ModuleType(f"{__name__}.experimental", "Names that TensorFlow keeps under `experimental`.")
 experimental.__dict__.update(
