@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -152,7 +152,7 @@ def _through_bits(key: jax.Array, change: OfRows) -> jax.Array:
     return changed
 
 
-def _is_key(array: Array) -> bool:
+def _is_key(array: Array) -> TypeGuard[jax.Array]:
     return jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key)
 
 
@@ -165,7 +165,7 @@ def from_first(mesh: ReplicaMesh, part: jax.Array, what: str) -> jax.Array:
     return _run(_first_row, what, mesh, parts)
 
 
-def from_first_laid_out(mesh: ReplicaMesh, whole: jax.Array, layout: PartitionSpec) -> jax.Array:
+def from_first_laid_out(mesh: ReplicaMesh, whole: Array, layout: PartitionSpec) -> jax.Array:
     """Returns replica 0's array, split over each replica's logical devices; no device holds more than its part."""
     if _is_key(whole):
         return _through_bits(whole, lambda bits: from_first_laid_out(mesh, bits, layout))

@@ -10,13 +10,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NoReturn, ParamSpec, Protocol, TypeVar, cast
 
 from replicax._base import nest
-from replicax._base.types import InputOptions, InputReplicationMode, ReduceOp
+from replicax._base.types import InputContext, InputOptions, InputReplicationMode, Leaf, ReduceOp, Tree
+from replicax._data.dataset import Dataset
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.iterator import DistributedIterator
+from replicax._strategies.extended import StrategyExtended
+from replicax._tracing.context import StrategyLike
+from replicax._variables.variable import Variable
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 _warned: set[str] = set()
 
@@ -28,12 +35,12 @@ def warn_once(name: str, now: str, stacklevel: int = 2) -> None:
         warnings.warn(f"`{name}` is an older spelling: {now}.", DeprecationWarning, stacklevel=stacklevel + 1)
 
 
-def older(now: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator for a function or method of which `now` says what to do in its place."""
+def older(now: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Returns a decorator for a function or method of which `now` says what to do in its place."""
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
         @functools.wraps(function)
-        def warning(*args: Any, **kwargs: Any) -> Any:
+        def warning(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             warn_once(function.__name__, now)
             return function(*args, **kwargs)
 
@@ -52,17 +59,29 @@ class InitializableIterator(DistributedIterator):
 
 
 class _Endless:
-    """What a function without arguments returns, again and again, as a dataset."""
+    """A dataset of the results of a function without arguments, which is called again and again."""
 
-    def __init__(self, function: Callable[[], Any]):
+    def __init__(self, function: Callable[[], Tree]):
         self._function = function
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Tree]:
         while True:
             yield self._function()
 
 
-def _iterator(dataset: Any) -> Any:
+class _Strategy(StrategyLike, Protocol):
+    """The methods of `Strategy` that the older ones call."""
+
+    @property
+    def extended(self) -> StrategyExtended: ...
+    def experimental_distribute_dataset(self, dataset: object) -> Iterable[Tree]: ...
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], object], options: InputOptions | None
+    ) -> Iterable[Tree]: ...
+    def experimental_local_results(self, value: Tree) -> tuple[Tree, ...]: ...
+
+
+def _iterator(dataset: Iterable[Tree]) -> Iterator[Tree]:
     return InitializableIterator(dataset) if isinstance(dataset, DistributedDataset) else iter(dataset)
 
 
@@ -73,26 +92,29 @@ class OlderMethods:
     """The older methods that every strategy has."""
 
     @older("use `run(fn, args=(next(iterator),))`")
-    def experimental_run(self: Any, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
-        """`run(fn, args=(next(input_iterator),))`, or `run(fn)` without one; `OutOfRangeError` at the end."""
+    def experimental_run(
+        self: _Strategy, fn: Callable[..., Tree], input_iterator: Iterator[Tree] | None = None
+    ) -> Tree:
+        """Calls `run(fn, args=(next(input_iterator),))`, or `run(fn)` without one; `OutOfRangeError` at the end."""
         if input_iterator is None:
             return self.run(fn)
-        return self.run(fn, args=(getattr(input_iterator, "get_next", lambda: next(input_iterator))(),))
+        get_next: Callable[[], Tree] = getattr(input_iterator, "get_next", lambda: next(input_iterator))
+        return self.run(fn, args=(get_next(),))
 
     @older("use `iter(strategy.experimental_distribute_dataset(dataset))`")
-    def make_dataset_iterator(self: Any, dataset: Any) -> Any:
-        """An iterator over the distributed dataset, with `get_next()` and `initialize()`."""
+    def make_dataset_iterator(self: _Strategy, dataset: object) -> Iterator[Tree]:
+        """Returns an iterator over the distributed dataset, with `get_next()` and `initialize()`."""
         return _iterator(self.experimental_distribute_dataset(dataset))
 
     @older("use `iter(strategy.distribute_datasets_from_function(input_fn))`")
     def make_input_fn_iterator(
-        self: Any,
-        input_fn: Callable[[Any], Any],
+        self: _Strategy,
+        input_fn: Callable[[InputContext], object],
         replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
-    ) -> Any:
-        """An iterator over the datasets that `input_fn` makes, or over the results of functions that it returns."""
+    ) -> Iterator[Tree]:
+        """Returns an iterator over the datasets that `input_fn` makes, or the results of a function that it returns."""
 
-        def dataset_fn(context: Any) -> Any:
+        def dataset_fn(context: InputContext) -> object:
             made = input_fn(context)
             return _Endless(made) if callable(made) else made
 
@@ -101,43 +123,45 @@ class OlderMethods:
 
     @older("use `distribute_datasets_from_function`")
     def experimental_distribute_datasets_from_function(
-        self: Any, dataset_fn: Callable[[Any], Any], options: InputOptions | None = None
-    ) -> Any:
-        """The older name of `distribute_datasets_from_function`."""
+        self: _Strategy, dataset_fn: Callable[[InputContext], object], options: InputOptions | None = None
+    ) -> Iterable[Tree]:
+        """Calls `distribute_datasets_from_function`."""
         return self.distribute_datasets_from_function(dataset_fn, options)
 
     @older("use `experimental_local_results`")
-    def unwrap(self: Any, value: Any) -> tuple[Any, ...]:
-        """The older name of `experimental_local_results`."""
+    def unwrap(self: _Strategy, value: Tree) -> tuple[Tree, ...]:
+        """Calls `experimental_local_results`."""
         return self.experimental_local_results(value)
 
     @older("leave it out, what it groups is done already")
-    def group(self: Any, value: Any, name: str | None = None) -> Any:
-        """The value if it has one component and no name is given, else None: nothing is left to be run."""
+    def group(self: _Strategy, value: Tree, name: str | None = None) -> Leaf:
+        """Returns the value if it has one component and no name is given, else None: nothing is left to be run."""
         results = nest.leaves(self.experimental_local_results(value))
         return results[0] if len(results) == 1 and name is None else None
 
     @older("use `strategy.extended.colocate_vars_with`")
-    def colocate_vars_with(self: Any, colocate_with_variable: Any) -> contextlib.AbstractContextManager[None]:
-        """The same as `extended.colocate_vars_with`."""
+    def colocate_vars_with(
+        self: _Strategy, colocate_with_variable: Variable
+    ) -> contextlib.AbstractContextManager[None]:
+        """Calls `extended.colocate_vars_with`."""
         return self.extended.colocate_vars_with(colocate_with_variable)
 
     @older(_NO_SESSION)
     def configure(
-        self: Any,
-        session_config: Any = None,
-        cluster_spec: Any = None,
+        self,
+        session_config: object = None,
+        cluster_spec: object = None,
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
-        """Accepted for compatibility; there is no session to configure."""
+        """Does nothing; there is no session to configure."""
 
     @older(_NO_SESSION)
-    def update_config_proto(self: Any, config_proto: Any) -> Any:
+    def update_config_proto(self, config_proto: _T) -> _T:
         """Returns its argument; there is no session to configure."""
         return config_proto
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         hint = f": {_GONE[name]} now" if name in _GONE else ""
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self)
 
@@ -147,24 +171,26 @@ _GONE = {
     "experimental_make_numpy_dataset": "it is `Dataset.from_tensor_slices`",
 }
 
-_OMITTED: Any = object()
+_OMITTED = cast(None, object())
 
 
 class V1Methods:
-    """What the strategies of TensorFlow 1 have besides."""
+    """The methods that strategies of TensorFlow 1 have besides."""
 
     @older("use `run`")
-    def experimental_run_v2(self: Any, fn: Callable[..., Any], args: Any = (), kwargs: dict | None = None) -> Any:
-        """The older name of `run`."""
+    def experimental_run_v2(
+        self: _Strategy, fn: Callable[..., Tree], args: Sequence[Tree] = (), kwargs: dict[str, Tree] | None = None
+    ) -> Tree:
+        """Calls `run`."""
         return self.run(fn, args, kwargs)
 
     @older("use `Dataset.from_tensor_slices`")
-    def experimental_make_numpy_dataset(self: Any, numpy_input: Any, session: Any = None) -> Any:
-        """A dataset over the rows of numpy arrays."""
+    def experimental_make_numpy_dataset(self: _Strategy, numpy_input: Tree, session: object = None) -> Dataset:
+        """Returns a dataset over the rows of numpy arrays."""
         return self.extended.experimental_make_numpy_dataset(numpy_input, session)
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Any = _OMITTED) -> Any:
-        """`Strategy.reduce`, where `axis` may be left out for None."""
+    def reduce(self, reduce_op: ReduceOp | str, value: Tree, axis: int | tuple[int, ...] | None = _OMITTED) -> Tree:
+        """Calls `Strategy.reduce`, where `axis` may be left out for None."""
         if axis is _OMITTED:
             warn_once("reduce without an axis", "pass `axis=None`")
             axis = None
@@ -173,5 +199,5 @@ class V1Methods:
 
 @older("losses are summed, use `ReduceOp.SUM`")
 def get_loss_reduction() -> ReduceOp:
-    """How losses of replicas are combined: `ReduceOp.SUM`."""
+    """Returns the reduction by which losses of replicas are combined: `ReduceOp.SUM`."""
     return ReduceOp.SUM

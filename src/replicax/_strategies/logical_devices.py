@@ -9,29 +9,30 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import SupportsIndex
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._base import array_conversion
+from replicax._base.types import Leaf
 from replicax._collectives import cross_process
 from replicax._tracing import context, frames
-from replicax._values import AXIS, Mirrored, PerReplica, ReplicaMesh, global_array, is_global, mesh_of, of_array
+from replicax._values import AXIS, Array, Mirrored, PerReplica, ReplicaMesh, global_array, is_global, mesh_of, of_array
 from replicax._variables.distributed import MirroredVariable
 from replicax._variables.variable import Variable
 
 
-def shape_of(tensor: Any) -> tuple[int, ...]:
-    """The shape of an array or variable, or of a distributed value's components."""
+def shape_of(tensor: Leaf) -> tuple[int, ...]:
+    """Returns the shape of an array or variable, or of a distributed value's components."""
     if isinstance(tensor, (PerReplica, Mirrored)):
         tensor = tensor.values[0]
     return tuple(np.shape(tensor) if not hasattr(tensor, "shape") else tensor.shape)
 
 
-def check_device(mesh: ReplicaMesh, logical_device_id: Any, refused: bool) -> None:
-    """`ValueError` where a tensor cannot be assigned to this logical device."""
+def check_device(mesh: ReplicaMesh, logical_device_id: SupportsIndex, refused: bool) -> None:
+    """Raises `ValueError` where a tensor cannot be assigned to this logical device."""
     if refused:
         raise ValueError(
             "With experimental_spmd_xla_partitioning=True no tensor is assigned to one logical device. Use "
@@ -44,8 +45,8 @@ def check_device(mesh: ReplicaMesh, logical_device_id: Any, refused: bool) -> No
         )
 
 
-def split_spec(mesh: ReplicaMesh, shape: Sequence[int], partition_dimensions: Any) -> PartitionSpec:
-    """The layout that splits each dimension of an array in so many parts.
+def split_spec(mesh: ReplicaMesh, shape: Sequence[int], partition_dimensions: Sequence[int]) -> PartitionSpec:
+    """Returns the layout that splits each dimension of an array in so many parts.
 
     Raises:
         TypeError: the numbers are no list of integers.
@@ -80,7 +81,7 @@ def split_spec(mesh: ReplicaMesh, shape: Sequence[int], partition_dimensions: An
 
 
 def _take(free: dict[str, int], parts: int) -> tuple[str, ...] | None:
-    """The mesh axes, of those that are left, that together have so many devices."""
+    """Returns the mesh axes, of those that are left, that together have so many devices."""
     taken = []
     for name, size in list(free.items()):
         if parts % size == 0:
@@ -90,8 +91,8 @@ def _take(free: dict[str, int], parts: int) -> tuple[str, ...] | None:
     return tuple(taken) or None
 
 
-def lay_out(mesh: ReplicaMesh, tensor: Any, layout: PartitionSpec) -> Any:
-    """The same tensor, spread over the logical devices in this way.
+def lay_out(mesh: ReplicaMesh, tensor: Leaf, layout: PartitionSpec) -> Leaf:
+    """Returns the same tensor, spread over the logical devices in this way.
 
     Outside of replicas a variable is laid out itself, now and from now on, and returned.
     """
@@ -105,7 +106,7 @@ def lay_out(mesh: ReplicaMesh, tensor: Any, layout: PartitionSpec) -> Any:
     if isinstance(tensor, (PerReplica, Mirrored)):
         return _laid_out_value(mesh, tensor, layout)
     if isinstance(tensor, np.ndarray) and tensor.dtype.itemsize < 8 and not frames.is_tracing():
-        array: Any = tensor  # from the host to all devices at once: it need not fit on one
+        array: Array = tensor  # from the host to all devices at once: it need not fit on one
     else:
         array = array_conversion.as_array(tensor.value() if isinstance(tensor, Variable) else tensor)
     if not mesh.logical_axes:
@@ -119,7 +120,7 @@ def lay_out(mesh: ReplicaMesh, tensor: Any, layout: PartitionSpec) -> Any:
     return _placed(array, NamedSharding(mesh.mesh, layout))
 
 
-def _laid_out_value(mesh: ReplicaMesh, value: Any, layout: PartitionSpec) -> Any:
+def _laid_out_value(mesh: ReplicaMesh, value: PerReplica | Mirrored, layout: PartitionSpec) -> PerReplica | Mirrored:
     array = global_array(value)
     if array is None or mesh_of(value) is not mesh:
         raise ValueError(
@@ -130,7 +131,10 @@ def _laid_out_value(mesh: ReplicaMesh, value: Any, layout: PartitionSpec) -> Any
     return of_array(type(value), _placed(array, NamedSharding(mesh.mesh, rows)), mesh)
 
 
-def _placed(array: Any, sharding: NamedSharding) -> Any:
+def _placed(array: Array, sharding: NamedSharding) -> jax.Array:
+    placed: jax.Array
     if isinstance(array, jax.core.Tracer):
-        return jax.lax.with_sharding_constraint(array, sharding)
-    return jax.device_put(array, sharding)
+        placed = jax.lax.with_sharding_constraint(array, sharding)
+    else:
+        placed = jax.device_put(array, sharding)
+    return placed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -45,7 +45,7 @@ class MultiWorkerMirroredExtended(MirroringExtended):
             devices.set_task(kind, index)
         alone = len(tasks) <= 1 or kind == "evaluator"  # which counts no replicas of the others
         if not alone:
-            resolver._join(tasks, addresses, tasks.index((kind, index)))
+            resolver._join(tasks, addresses, next(i for i, task in enumerate(tasks) if task == (kind, index)))
             if options is not None:  # else it is the environment's, or five minutes
                 state.set_step_timeout(options.timeout_seconds)
         mesh = ReplicaMesh(devices.find_devices(None) if alone else _devices_of_all())
@@ -58,7 +58,7 @@ class MultiWorkerMirroredExtended(MirroringExtended):
         return device_text(self._mesh)
 
 
-def _tasks(resolver: Any) -> tuple[list[tuple[Any, Any]], list[str]]:
+def _tasks(resolver: ClusterResolver) -> tuple[list[tuple[str, int]], list[str]]:
     """Returns the tasks of the cluster that run replicas, the chief first, with their addresses."""
     spec = resolver.cluster_spec()
     jobs = {} if spec is None else spec.as_dict()
@@ -79,7 +79,9 @@ def _tasks(resolver: Any) -> tuple[list[tuple[Any, Any]], list[str]]:
         raise KeyError(f"{kind}: this process is a {kind!r} task, which the cluster {spec} does not list")
     if index not in spec.task_indices(kind):
         raise ValueError(f"The `task_id` {index} exceeds the maximum id of {kind}.")
-    tasks = [(job, i) for job in ("chief", "worker") if job in jobs for i in spec.task_indices(job)]
+    tasks: list[tuple[str, int]] = [
+        (job, i) for job in ("chief", "worker") if job in jobs for i in spec.task_indices(job)
+    ]
     return tasks, [spec.task_address(*task) for task in tasks]
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from replicax._base import devices as _devices
-from replicax._base.types import InputContext, InputOptions
+from replicax._base.devices import DeviceLike
+from replicax._base.types import InputContext, InputOptions, Tree
 from replicax._collectives import cross_device_ops
 from replicax._engine import modes
 from replicax._input.distributed_dataset import DistributedDataset
@@ -32,11 +32,11 @@ class OneDeviceContext(SingleReplicaContext):
     """The context of the only replica."""
 
     @property
-    def replica_id_in_sync_group(self) -> Any:
+    def replica_id_in_sync_group(self) -> jax.Array:
         return jnp.asarray(0, dtype=jnp.int32)
 
     @property
-    def devices(self) -> Any:
+    def devices(self) -> Sequence[str]:
         return self._strategy.extended.worker_devices
 
 
@@ -45,7 +45,7 @@ class OneDeviceExtended(SingleReplicaExtended):
 
     _mesh: ReplicaMesh
 
-    def __init__(self, container_strategy: StrategyLike, device: Any):
+    def __init__(self, container_strategy: StrategyLike, device: DeviceLike):
         super().__init__(container_strategy)
         self._mesh = ReplicaMesh([_devices.find_device(device)])
         self._placement = Placement(self._mesh)
@@ -63,21 +63,22 @@ class OneDeviceExtended(SingleReplicaExtended):
     def _device_text(self) -> str:
         return device_text(self._mesh)[1:-1]
 
-    def _scope_context(self) -> contextlib.AbstractContextManager[Any]:
+    def _scope_context(self) -> contextlib.AbstractContextManager[object]:
         return _context.entered(self._container, None)
 
-    def _call(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
         (device,) = self._mesh.devices
         frames.frame().run_on(device)
         context = OneDeviceContext(self._container, None)
         with _context.entered(self._container, context), jax.default_device(device):
             return fn(*args, **kwargs)
 
-    def _create_variable(self, **kwargs: Any) -> Variable:
+    def _create_variable(self, **kwargs: Tree) -> Variable:
         modes.note_creation()
-        return creators.create_together(self._container, self._new_variable, kwargs)
+        variable: Variable = creators.create_together(self._container, self._new_variable, kwargs)
+        return variable
 
-    def _new_variable(self, **kwargs: Any) -> Variable:
+    def _new_variable(self, **kwargs: Tree) -> Variable:
         (device,) = self._mesh.devices
         with jax.default_device(device):
             variable = ResourceVariable(**kwargs)
@@ -86,14 +87,14 @@ class OneDeviceExtended(SingleReplicaExtended):
             storage.stay_on(device, [self._mesh.copies(self._mesh.mirror([leaf]))[0] for leaf in storage.read()])
         return variable
 
-    def _broadcast(self, tensor: Any, destinations: Any) -> Any:
+    def _broadcast(self, tensor: Tree, destinations: object) -> Tree:
         cross_device_ops.check_destinations(destinations)
         return tensor  # with one device there is nothing to copy it to
 
-    def _distribute_dataset(self, dataset: Any, options: InputOptions) -> Any:
+    def _distribute_dataset(self, dataset: object, options: InputOptions) -> Tree:
         return DistributedDataset(dataset, 1, self._placement.place, options)
 
-    def _datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: InputOptions) -> Any:
+    def _datasets_from_function(self, dataset_fn: Callable[[InputContext], object], options: InputOptions) -> Tree:
         context = InputContext(*self._worker, 1)
         return DistributedDatasetsFromFunction(dataset_fn, 1, self._placement.place, options, context, self._worker)
 
@@ -115,5 +116,5 @@ class OneDeviceStrategy(Strategy):
     2
     """
 
-    def __init__(self, device: Any):
+    def __init__(self, device: DeviceLike):
         super().__init__(OneDeviceExtended(self, device))

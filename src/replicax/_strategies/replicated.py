@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 
@@ -14,7 +13,9 @@ from replicax._base.types import (
     CommunicationOptions,
     InputContext,
     InputOptions,
+    Leaf,
     ReduceOp,
+    Tree,
     ValueContext,
     VariableAggregation,
     VariableSynchronization,
@@ -59,20 +60,20 @@ class ReplicatedExtended(StrategyExtended):
     _mesh: ReplicaMesh
     _reducer: Reducer
 
-    def __init__(self, container_strategy: StrategyLike, reducer: Reducer, check: Callable[[Any], None] | None = None):
+    def __init__(self, container_strategy: StrategyLike, reducer: Reducer, check: Callable[[Tree], None] | None = None):
         super().__init__(container_strategy)
         self._reducer, self._mesh, self._options = reducer, reducer.mesh, reducer.options
         self._check, self._placement = check, Placement(reducer.mesh, check)
         self._worker = self._placement.worker
 
     @abc.abstractmethod
-    def _new_variable(self, **kwargs: Any) -> Variable:
+    def _new_variable(self, **kwargs: Tree) -> Variable:
         """Makes a variable, in cross-replica context."""
 
-    def _scope_context(self) -> contextlib.AbstractContextManager[Any]:
+    def _scope_context(self) -> contextlib.AbstractContextManager[object]:
         return _context.entered(self._container, None)
 
-    def _run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
         if self._check is None:
             return run.run(self._container, self._reducer, fn, args, kwargs)
         self._check((args, kwargs))
@@ -80,48 +81,51 @@ class ReplicatedExtended(StrategyExtended):
         self._check(result)
         return result
 
-    def _reduce(self, op: ReduceOp, value: Any, axis: int | tuple[int, ...] | None) -> Any:
+    def _reduce(self, op: ReduceOp, value: Tree, axis: int | tuple[int, ...] | None) -> Tree:
         with _context.entered(self._container, None):
             return self._reducer.reduce(op, value, axis)
 
-    def _gather(self, value: Any, axis: int) -> Any:
+    def _gather(self, value: Tree, axis: int) -> Tree:
         with _context.entered(self._container, None):
             return self._reducer.gather(value, axis)
 
-    def _batch_reduce(self, op: ReduceOp, pairs: Sequence[tuple[Any, Any]], options: CommunicationOptions) -> list[Any]:
+    def _batch_reduce(
+        self, op: ReduceOp, pairs: Sequence[tuple[Tree, object]], options: CommunicationOptions
+    ) -> list[Tree]:
         with _context.entered(self._container, None):
             return self._reducer.batch_reduce(op, pairs, options)
 
-    def _broadcast(self, tensor: Any, destinations: Any) -> Any:
+    def _broadcast(self, tensor: Tree, destinations: object) -> Tree:
         return self._reducer.ops.broadcast(tensor, destinations)
 
-    def _get_cross_device_ops(self, value: Any = None) -> CrossDeviceOps:
+    def _get_cross_device_ops(self, value: Tree = None) -> CrossDeviceOps:
         return self._reducer.ops
 
-    def _create_variable(self, **kwargs: Any) -> Variable:
+    def _create_variable(self, **kwargs: Tree) -> Variable:
         modes.note_creation()
-        return creators.create_together(self._container, self._new_seen_variable, kwargs)
+        variable: Variable = creators.create_together(self._container, self._new_seen_variable, kwargs)
+        return variable
 
-    def _new_seen_variable(self, **kwargs: Any) -> Variable:
+    def _new_seen_variable(self, **kwargs: Tree) -> Variable:
         variable = self._new_variable(**kwargs)
         return _shown_to_creators(variable, kwargs) if creators.state.creators else variable
 
-    def _local_results(self, value: Any) -> tuple[Any, ...]:
+    def _local_results(self, value: Tree) -> tuple[Tree, ...]:
         if isinstance(value, DistributedValues):
             return value.values
         if not isinstance(value, (list, tuple, dict)):
             return (value,)
         return tuple(nest.map_structure(_component_of(i), value) for i in range(len(self._mesh.local_ids)))
 
-    def _values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+    def _values_from_function(self, value_fn: Callable[[ValueContext], Tree]) -> Tree:
         values = [value_fn(ValueContext(i, self._mesh.size)) for i in self._mesh.local_ids]
         return nest.merge(values, lambda parts: PerReplica(parts, self._mesh))
 
-    def _distribute_dataset(self, dataset: Any, options: InputOptions) -> Any:
+    def _distribute_dataset(self, dataset: object, options: InputOptions) -> Tree:
         replicas, place = len(self._mesh.local_ids), self._placement.place
         return DistributedDataset(dataset, replicas, place, options, worker=self._worker)
 
-    def _datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: InputOptions) -> Any:
+    def _datasets_from_function(self, dataset_fn: Callable[[InputContext], object], options: InputOptions) -> Tree:
         replicas, place = len(self._mesh.local_ids), self._placement.place
         context = InputContext(*self._worker, self._mesh.size)
         return DistributedDatasetsFromFunction(dataset_fn, replicas, place, options, context, self._worker)
@@ -140,7 +144,7 @@ class MirroringExtended(ReplicatedExtended):
         """The full names of the devices that hold variables."""
         return self._mesh.device_names
 
-    def _new_variable(self, **kwargs: Any) -> Variable:
+    def _new_variable(self, **kwargs: Tree) -> Variable:
         name = kwargs["name"]
         synchronization = as_variable_option(VariableSynchronization, kwargs["synchronization"], name)
         as_variable_option(VariableAggregation, kwargs["aggregation"], name)
@@ -154,8 +158,8 @@ class MirroringExtended(ReplicatedExtended):
         return kind(strategy=self._container, reducer=self._reducer, **kwargs)
 
     def _update(
-        self, var: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], group: bool
-    ) -> Any:
+        self, var: Tree, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], group: bool
+    ) -> Tree:
         assert isinstance(var, _Distributed) and var._strategy is self._container, (
             f"update takes a variable made in the strategy's scope, got {var!r}."
         )
@@ -169,17 +173,18 @@ def device_text(mesh: ReplicaMesh) -> str:
     return repr([name.rpartition("device:")[2] for name in mesh.device_names])
 
 
-def _component_of(index: int) -> Callable[[Any], Any]:
+def _component_of(index: int) -> Callable[[Leaf], Leaf]:
     return lambda leaf: leaf.values[index] if isinstance(leaf, DistributedValues) else leaf
 
 
-def _shown_to_creators(variable: Variable, kwargs: dict[str, Any]) -> Variable:
+def _shown_to_creators(variable: Variable, kwargs: dict[str, Tree]) -> Variable:
     """Returns a new variable, of which creators that were entered outside of the scope see each component.
 
     Where it lives once they see the variable itself, and may put another in its place.
     """
     if not isinstance(variable, _Distributed):
-        return creators.through_creators(_returning(variable), inside_scope=False)(**kwargs)
+        seen: Variable = creators.through_creators(_returning(variable), inside_scope=False)(**kwargs)
+        return seen
     for component in variable.values:
         suffix = f"/replica_{component._index}/" if component._index else ""
         make = creators.through_creators(_returning(component), inside_scope=False)
@@ -187,7 +192,7 @@ def _shown_to_creators(variable: Variable, kwargs: dict[str, Any]) -> Variable:
     return variable
 
 
-def _returning(variable: Any) -> Callable[..., Any]:
+def _returning(variable: Variable) -> Callable[..., Variable]:
     return lambda **kwargs: variable
 
 
@@ -195,10 +200,10 @@ def _update_components(
     strategy: StrategyLike,
     reducer: Reducer,
     var: _Distributed,
-    fn: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+    fn: Callable[..., Tree],
+    args: tuple[Tree, ...],
+    kwargs: dict[str, Tree],
+) -> Tree:
     """Calls `fn(component, *args, **kwargs)` for each component; returns the results put together.
 
     In a program the components are those of compiled replicas, for which it is traced once.
@@ -212,7 +217,7 @@ def _update_components(
         )
     if frames.is_tracing():
 
-        def in_replica(*a: Any, **k: Any) -> Any:
+        def in_replica(*a: Tree, **k: Tree) -> Tree:
             replica_context = _context.get_replica_context()
             assert replica_context is not None
             return replica_context.merge_call(
@@ -227,7 +232,7 @@ def _update_components(
     return nest.merge(results, lambda values: _mirrored_if_arrays(values, mesh))
 
 
-def _mirrored_if_arrays(values: Sequence[Any], mesh: ReplicaMesh) -> Any:
+def _mirrored_if_arrays(values: Sequence[Leaf], mesh: ReplicaMesh) -> Leaf:
     if all(value is values[0] for value in values):
         return values[0]
     return Mirrored(values, mesh) if all(is_array(value) for value in values) else PerReplica(values, mesh)

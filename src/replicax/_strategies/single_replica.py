@@ -17,7 +17,9 @@ from replicax._tracing.context import ReplicaContext
 class SingleReplicaContext(ReplicaContext):
     """The context of a strategy's only replica: meeting is calling."""
 
-    def _merge(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], tag: tuple) -> Tree:
+    def _merge(
+        self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], tag: tuple[object, ...]
+    ) -> Tree:
         with context.entered(self._strategy, None):
             return fn(self._strategy, *args, **kwargs)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from replicax._base import foreign_state, nest, tracebacks
 from replicax._base.types import (
+    InputContext,
     InputOptions,
     ReduceOp,
     RunOptions,
+    Tree,
     ValueContext,
     as_input_options,
     as_integer,
@@ -25,6 +28,10 @@ from replicax._strategies.extended import StrategyExtended
 from replicax._tracing import active_tapes, autograph_switch, context
 from replicax._values import arrays_of
 
+if TYPE_CHECKING:
+    from replicax._cluster.resolver import ClusterResolver
+
+_T = TypeVar("_T")
 _GATHER_NEEDED = (
     "tf.distribute.Strategy.gather method requires cross-replica context, use "
     "get_replica_context().all_gather() instead"
@@ -50,16 +57,16 @@ class Strategy(OlderMethods):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas there are, on all workers together."""
+        """The number of replicas, on all workers together."""
         return self._extended._num_replicas_in_sync
 
     @property
-    def cluster_resolver(self) -> Any:
+    def cluster_resolver(self) -> ClusterResolver | None:
         """The resolver of the cluster, None on one machine."""
         return self._extended._cluster_resolver
 
     def scope(self) -> contextlib.AbstractContextManager[Strategy]:
-        """A context manager in which this strategy is current, in cross-replica context.
+        """Returns a context manager in which this strategy is current, in cross-replica context.
 
         Variables made in it are the strategy's. It may be nested in itself; each `with` needs a `scope()` of its own.
 
@@ -68,18 +75,18 @@ class Strategy(OlderMethods):
         """
         return _Scope(self)
 
-    def _own_scope(self) -> contextlib.AbstractContextManager[Any]:
-        """What the methods below run in: the scope, where a subclass has one of its own."""
+    def _own_scope(self) -> contextlib.AbstractContextManager[object]:
+        """Returns the context that the methods below run in: the scope, where a subclass has one of its own."""
         return contextlib.nullcontext() if type(self).scope is Strategy.scope else self.scope()
 
     @tracebacks.boundary
     def run(
         self,
-        fn: Callable[..., Any],
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        fn: Callable[..., Tree],
+        args: Sequence[Tree] = (),
+        kwargs: dict[str, Tree] | None = None,
         options: RunOptions | None = None,
-    ) -> Any:
+    ) -> Tree:
         """Calls `fn` on every replica.
 
         Inside of a `function` or `jax.jit` the replicas are compiled, `fn` being traced once whatever their number, and
@@ -122,8 +129,8 @@ class Strategy(OlderMethods):
             raise
 
     @tracebacks.boundary
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | tuple[int, ...] | None) -> Any:
-        """The sum or the mean of a per-replica value, as a plain array.
+    def reduce(self, reduce_op: ReduceOp | str, value: Tree, axis: int | tuple[int, ...] | None) -> Tree:
+        """Returns the sum or the mean of a per-replica value, as a plain array.
 
         Args:
             reduce_op: `ReduceOp` or its name in any case.
@@ -152,8 +159,8 @@ class Strategy(OlderMethods):
         return _followed("reduce", value, self._extended._reduce(as_reduce_op(reduce_op), value, axis))
 
     @tracebacks.boundary
-    def gather(self, value: Any, axis: int) -> Any:
-        """The components of a per-replica value, concatenated along `axis`, as a plain array.
+    def gather(self, value: Tree, axis: int) -> Tree:
+        """Returns the components of a per-replica value, concatenated along `axis`, as a plain array.
 
         Args:
             value: a `PerReplica` value or a nest of them, with components of at least one dimension, which may differ
@@ -171,16 +178,16 @@ class Strategy(OlderMethods):
             gathered = nest.map_structure(lambda leaf: self._extended._gather(leaf, axis), value)
         return _followed("gather", value, gathered)
 
-    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """The components of this process's replicas, as a tuple.
+    def experimental_local_results(self, value: Tree) -> tuple[Tree, ...]:
+        """Returns the components of this process's replicas, as a tuple.
 
         Of a nest: a tuple with one nest for each replica. Of a value that is not distributed: the one-tuple of it.
         """
         return _followed("experimental_local_results", value, self._extended._local_results(value))
 
     @tracebacks.boundary
-    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """A per-replica value, made by calling `value_fn` for each replica.
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Tree]) -> Tree:
+        """Returns a per-replica value, made by calling `value_fn` for each replica.
 
         Args:
             value_fn: gets a `ValueContext`; what it returns is stored as it is.
@@ -191,7 +198,7 @@ class Strategy(OlderMethods):
         return self._extended._values_from_function(value_fn)
 
     @tracebacks.boundary
-    def experimental_distribute_dataset(self, dataset: Any, options: InputOptions | None = None) -> Any:
+    def experimental_distribute_dataset(self, dataset: object, options: InputOptions | None = None) -> Tree:
         """Splits each batch of a dataset among the replicas.
 
         Args:
@@ -208,8 +215,8 @@ class Strategy(OlderMethods):
 
     @tracebacks.boundary
     def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[Any], Any], options: InputOptions | None = None
-    ) -> Any:
+        self, dataset_fn: Callable[[InputContext], object], options: InputOptions | None = None
+    ) -> Tree:
         """Distributes a dataset whose batches are the replicas' parts already.
 
         Args:
@@ -221,12 +228,12 @@ class Strategy(OlderMethods):
             return self._extended._datasets_from_function(dataset_fn, as_input_options(options))
 
     @tracebacks.boundary
-    def benchmark(self, step: Callable[..., Any], batch: Any, rounds: int = 20, steps: int = 5) -> Benchmark:
+    def benchmark(self, step: Callable[..., Tree], batch: Tree, rounds: int = 20, steps: int = 5) -> Benchmark:
         """Measures where the time of a compiled step goes, and what it holds in memory.
 
         The step is run as users run it, and with its communication taken out, in rounds in which the two take turns.
-        The variables' values are set back again and again, and stay as they are. What the times mean, in the figures'
-        `seconds`, each a median over the rounds:
+        The variables' values are set back again and again, and stay as they are. The times in the figures'
+        `seconds` are medians over the rounds:
 
         - "step": a step among steps that follow each other, all of one batch that is there already.
         - "communication": what such a step takes longer than one without communication, in which each replica takes its
@@ -281,21 +288,21 @@ class Strategy(OlderMethods):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._extended._device_text()})"
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> NoReturn:
         raise RuntimeError("Must only deepcopy DistributionStrategy.")
 
-    def __deepcopy__(self, memo: dict) -> Strategy:
+    def __deepcopy__(self, memo: dict[int, object]) -> Strategy:
         clone = type(self).__new__(type(self))
         clone._extended = self._extended._copied_for(clone)
         memo[id(self)] = clone
         return clone
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError(f"cannot pickle {type(self).__name__!r}: it stands for devices of this process")
 
 
-def _followed(name: str, value: Any, result: Any) -> Any:
-    """`result`, made of `value`; gradient tapes that did not see how are told."""
+def _followed(name: str, value: Tree, result: _T) -> _T:
+    """Returns `result`, made of `value`, and tells the gradient tapes that have not seen how."""
     if active_tapes.entered():
         active_tapes.lost(
             f"A gradient is asked for through `strategy.{name}`, called eagerly with values that replicas of several "
@@ -306,7 +313,7 @@ def _followed(name: str, value: Any, result: Any) -> Any:
     return result
 
 
-class _Scope(contextlib.AbstractContextManager):
+class _Scope(contextlib.AbstractContextManager[Strategy]):
     def __init__(self, strategy: Strategy):
         self._strategy, self._entered = strategy, False
 
@@ -317,13 +324,15 @@ class _Scope(contextlib.AbstractContextManager):
         foreign_state.join()
         self._entered = True
         self._thread = threading.get_ident()
-        self._context = self._strategy.extended._scope_context()
+        self._context = self._strategy._extended._scope_context()
         self._context.__enter__()
         return self._strategy
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: types.TracebackType | None
+    ) -> None:
         if not self._entered:
             raise RuntimeError("The scope is left without having been entered. Write `with strategy.scope():`.")
         if self._thread != threading.get_ident():
             raise RuntimeError("The scope is left in another thread than the one that has entered it.")
-        self._context.__exit__(*error)
+        self._context.__exit__(kind, error, traceback)

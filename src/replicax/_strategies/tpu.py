@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from jax.sharding import PartitionSpec
 
 from replicax._base import devices
 from replicax._base import nest as _nest
-from replicax._base.types import as_flag
+from replicax._base.types import Leaf, Tree, as_flag
 from replicax._cluster import tpu_system
+from replicax._cluster.resolver import ClusterResolver
 from replicax._cluster.topology import DeviceAssignment
 from replicax._collectives import arithmetic, cross_process
 from replicax._collectives.cross_device_ops import AllReduceCrossDeviceOps, CollectiveAllReduce
@@ -30,7 +30,7 @@ class TPUExtended(MirroringExtended):
     def __init__(
         self,
         container_strategy: StrategyLike,
-        resolver: Any,
+        resolver: ClusterResolver | None,
         assignment: DeviceAssignment | None,
         spmd: bool = False,
         shard_optimizer_state: bool = False,
@@ -66,7 +66,7 @@ class TPUExtended(MirroringExtended):
         return self._mesh.size // self.num_hosts
 
 
-def _check_values(nest: Any) -> None:
+def _check_values(nest: Tree) -> None:
     """Raises `InvalidArgumentError` if the components of a value in the tree differ in shape."""
     for leaf in _nest.leaves(nest):
         if isinstance(leaf, PerReplica):
@@ -111,7 +111,7 @@ class TPUStrategy(Strategy):
 
     def __init__(
         self,
-        tpu_cluster_resolver: Any = None,
+        tpu_cluster_resolver: ClusterResolver | None = None,
         experimental_device_assignment: DeviceAssignment | None = None,
         experimental_spmd_xla_partitioning: bool = False,
         *,
@@ -120,7 +120,7 @@ class TPUStrategy(Strategy):
         spmd, sharded = experimental_spmd_xla_partitioning, shard_optimizer_state
         super().__init__(TPUExtended(self, tpu_cluster_resolver, experimental_device_assignment, spmd, sharded))
 
-    def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
+    def experimental_assign_to_logical_device(self, tensor: Leaf, logical_device_id: int) -> Leaf:
         """Returns the tensor, not split: the program is one for all logical devices, and each holds all of it.
 
         Raises:
@@ -129,7 +129,7 @@ class TPUStrategy(Strategy):
         logical_devices.check_device(self._extended._mesh, logical_device_id, self._extended._refuses_assignment)
         return self.experimental_replicate_to_logical_devices(tensor)
 
-    def experimental_split_to_logical_devices(self, tensor: Any, partition_dimensions: Sequence[int]) -> Any:
+    def experimental_split_to_logical_devices(self, tensor: Leaf, partition_dimensions: Sequence[int]) -> Leaf:
         """Returns the tensor, split over the logical devices.
 
         In compiled replicas it is a constraint for XLA. Outside of replicas an array comes back split, and a variable
@@ -148,7 +148,7 @@ class TPUStrategy(Strategy):
         layout = logical_devices.split_spec(mesh, logical_devices.shape_of(tensor), partition_dimensions)
         return logical_devices.lay_out(mesh, tensor, layout)
 
-    def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
+    def experimental_replicate_to_logical_devices(self, tensor: Leaf) -> Leaf:
         """Returns the tensor, whole on each logical device; otherwise as `experimental_split_to_logical_devices`."""
         return logical_devices.lay_out(self._extended._mesh, tensor, PartitionSpec())
 
@@ -156,5 +156,7 @@ class TPUStrategy(Strategy):
 class ExperimentalTPUStrategy(Strategy):
     """The older `experimental.TPUStrategy`: `TPUStrategy` without the methods for logical devices."""
 
-    def __init__(self, tpu_cluster_resolver: Any = None, device_assignment: DeviceAssignment | None = None):
+    def __init__(
+        self, tpu_cluster_resolver: ClusterResolver | None = None, device_assignment: DeviceAssignment | None = None
+    ):
         super().__init__(TPUExtended(self, tpu_cluster_resolver, device_assignment))
