@@ -179,7 +179,7 @@ class _BlockFrame(frames.TraceFrame):
             self._tracers[key] = [tracer for _, tracer in inputs]
             self.variables[key] = variable
         shares = iter(self._tracers[key])
-        with frames.jax_trace(self.trace):
+        with jex.set_current_trace(self.trace):
             return [lax.stop_gradient(leaf) + next(shares) if _is_inexact(leaf) else leaf for leaf in leaves]
 
     def forget(self) -> None:

@@ -57,7 +57,7 @@ class SpmdContext(ReplicaContext):
                 "get_replica_context() anew."
             )
         if self._axis_index is None:
-            with frames.jax_trace(self._level.trace):
+            with jex.set_current_trace(self._level.trace):
                 self._axis_index = lax.axis_index(AXIS)
         return self._axis_index
 

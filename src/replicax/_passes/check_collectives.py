@@ -9,6 +9,8 @@ the replica id, and have not been through a collective since.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax.extend.core as jex
 
 from replicax._base.jaxprs import AnyJaxpr, equations, jaxprs_in, kind_of, opened
@@ -134,11 +136,7 @@ class _Flow(Interpreter[bool]):
         cond_count, body_count = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         cond_consts, body_consts = flags[:cond_count], flags[cond_count : cond_count + body_count]
         carry = flags[cond_count + body_count :]
-        for _ in range(len(carry) + 1):
-            new = [a or b for a, b in zip(carry, self.run(body, body_consts + carry))]
-            if new == carry:
-                break
-            carry = new
+        carry = _settled(carry, lambda carry: self.run(body, body_consts + carry))
         if self.run(cond, cond_consts + carry)[0]:
             if self._of_replicas and (_has_collective(body) or _has_collective(cond)):
                 _refuse("a loop")
@@ -151,12 +149,18 @@ class _Flow(Interpreter[bool]):
         carried = sum(kind_of(out).ndim == kind_of(inner).ndim for out, inner in zip(eqn.outvars, body.outvars))
         scanned = sum(kind_of(arg).ndim != kind_of(inner).ndim for arg, inner in zip(eqn.invars, body.invars))
         consts = len(eqn.invars) - carried - scanned
-        carry = flags[consts : consts + carried]
-        outs: list[bool] = []
-        for _ in range(len(carry) + 1):
-            outs = self.run(eqn.params["jaxpr"], flags[:consts] + carry + flags[consts + carried :])
-            new = [a or b for a, b in zip(carry, outs[:carried])]
-            if new == carry:
-                break
-            carry = new
-        return carry + outs[carried:]
+
+        def iteration(carry: list[bool]) -> list[bool]:
+            return self.run(eqn.params["jaxpr"], flags[:consts] + carry + flags[consts + carried :])
+
+        return _settled(flags[consts : consts + carried], iteration)
+
+
+def _settled(carry: list[bool], iteration: Callable[[list[bool]], list[bool]]) -> list[bool]:
+    """Returns the flags of what a loop gives, its carry first, once another iteration adds none to the carry."""
+    while True:
+        outs = iteration(carry)
+        after = [a or b for a, b in zip(carry, outs)]
+        if after == carry:
+            return carry + outs[len(carry) :]
+        carry = after

@@ -11,8 +11,9 @@ import jax.extend.core as jex
 from jax import lax
 
 
-def in_order(eqn: jex.JaxprEqn, left: jax.Array, right: jax.Array) -> jax.Array:
-    """Computes the equation of a convolution by one whose dimensions are in that order."""
+def in_order(eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
+    """Computes the equation of a convolution by one whose dimensions are in that order: a rule."""
+    left, right = operands
     numbers = eqn.params["dimension_numbers"]
     space = range(1, len(numbers.lhs_spec) - 1)
     ordered = lax.ConvDimensionNumbers(
@@ -24,4 +25,4 @@ def in_order(eqn: jex.JaxprEqn, left: jax.Array, right: jax.Array) -> jax.Array:
     right = lax.transpose(right, (*rest, features, out))
     result = eqn.primitive.bind(left, right, **{**eqn.params, "dimension_numbers": ordered})
     places = dict(zip(numbers.out_spec, ordered.out_spec))
-    return lax.transpose(result, [places[i] for i in range(result.ndim)])
+    return [lax.transpose(result, [places[i] for i in range(result.ndim)])]

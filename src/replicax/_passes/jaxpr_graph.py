@@ -11,6 +11,7 @@ import jax
 import jax.extend.core as jex
 
 from replicax._base.jaxprs import Atom, kind_of, opened
+from replicax._passes.jaxpr_keys import key_of
 from replicax._passes.primitives import CALLS, CUSTOM_DERIVATIVES, ELEMENTWISE, SAME_ELEMENTS
 
 _OF_SHAPES = frozenset(
@@ -157,15 +158,7 @@ def aval_of(key: Key) -> jax.core.ShapedArray:
 
 
 def _frozen(params: dict[str, Any]) -> tuple[Hashable, ...]:
-    return tuple((name, _hashable(value)) for name, value in sorted(params.items()) if name not in _OF_SHAPES)
-
-
-def _hashable(value: object) -> Hashable:
-    try:
-        hash(value)
-    except TypeError:
-        return id(value)
-    return value
+    return tuple((name, key_of(value)) for name, value in sorted(params.items()) if name not in _OF_SHAPES)
 
 
 def scalar_operands(nodes: Sequence[ScopedEquation]) -> list[bool] | None:

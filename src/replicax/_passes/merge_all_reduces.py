@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 
 from replicax._base import jax_internals
 from replicax._base.jaxprs import Atom, has_side_effects, kind_of
-from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, Kind, all_reduce_p, by_dtype
+from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, all_reduce_p, by_dtype
 from replicax._passes.interpret import stages
 from replicax._passes.jaxpr_graph import Graph, Key
 from replicax._passes.vectorize import Piece, Value, Values, joined, pieces, whole
@@ -167,7 +167,7 @@ def _sums_of_rows(mapped: jex.JaxprEqn, eqns: Iterable[jex.JaxprEqn]) -> list[je
         and tuple(eqn.params["axes"]) == (0,)
         and eqn.invars[0] in mapped.outvars
         and returns_rows(mapped, mapped.outvars.index(eqn.invars[0]))
-        and _bytes(kind_of(eqn.outvars[0])) <= LIMIT
+        and (kind := kind_of(eqn.outvars[0])).size * kind.dtype.itemsize <= LIMIT
     ]
 
 
@@ -188,7 +188,8 @@ def _staged(
     for eqn in filter(_is_sum, jaxpr.eqns):
         at = max(waits.of(eqn.invars))
         messages += [[] for _ in range(at + 2 - len(messages))]
-        messages[at] += [_Sum([eqn.invars[i] for i in one], [eqn.outvars[i] for i in one]) for one in _by_message(eqn)]
+        for group in AS_FEW_AS_POSSIBLE.groups([*map(kind_of, eqn.outvars)]):
+            messages[at].append(_Sum([eqn.invars[i] for i in group], [eqn.outvars[i] for i in group]))
     rows = [jaxpr.outvars[place] for place in row_places]
     row_sums: dict[int, jax.Array] = {}
     for at, sums in enumerate(messages):
@@ -220,11 +221,6 @@ def _is_sum(eqn: jex.JaxprEqn) -> bool:
     return eqn.primitive.name == "psum" and params["axes"] == (AXIS,) and params["axis_index_groups"] is None
 
 
-def _by_message(eqn: jex.JaxprEqn) -> list[list[int]]:
-    """Returns places of operands of a sum that travel together in any case: those of one dtype."""
-    return AS_FEW_AS_POSSIBLE.groups([kind_of(var) for var in eqn.outvars])
-
-
 def _all_reduced(sums: Sequence[list[Value]]) -> list[list[Value]]:
     """Adds up lists of parts, each list of one dtype, over the replicas.
 
@@ -243,7 +239,3 @@ def _all_reduced(sums: Sequence[list[Value]]) -> list[list[Value]]:
         for i in group:
             results[i] = [next(totals) for _ in sums[i]]
     return results
-
-
-def _bytes(aval: Kind) -> int:
-    return aval.size * aval.dtype.itemsize

@@ -41,7 +41,7 @@ class NotAlike(Exception):
 _CALLS = {**CALLS, **CHECKPOINTS}
 
 
-Others = Mapping[str, Callable[..., Any]]
+Others = Mapping[str, Rule[jax.Array]]
 _NO_OTHERS: Others = {}
 
 
@@ -53,7 +53,7 @@ def unwrapped(
     Args:
         closed: the jaxpr.
         args: its arguments.
-        others: what computes the equations of some primitives in place of them, from an equation and its operands.
+        others: rules for some primitives, by their names.
         meet: whether it is about collectives at all.
     """
     return _Unwrapping(others, COLLECTIVES if meet else frozenset()).run(closed, args)
@@ -68,17 +68,13 @@ class _Unwrapping(Interpreter[jax.Array]):
     def rule(self, eqn: jex.JaxprEqn) -> Rule[jax.Array] | None:
         name = eqn.primitive.name
         if name in self._others:
-            return self._by_others
+            return self._others[name]
         found = {one.primitive.name for one in equations_in(eqn)}
         if name in _CALLS and not found.isdisjoint({*self._meetings, *self._others}):
             return self.enter
         if not found.isdisjoint(self._meetings):
             raise NotAlike(f"the replicas meet inside of a {name!r}")
         return None
-
-    def _by_others(self, eqn: jex.JaxprEqn, operands: list[jax.Array]) -> list[jax.Array]:
-        results = self._others[eqn.primitive.name](eqn, *operands)
-        return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def convolves(closed: jex.ClosedJaxpr) -> bool:
@@ -90,7 +86,7 @@ def in_loop(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the same function, with convolutions that XLA compiles to fast code also in loops on the CPU."""
     convolutions = {"conv_general_dilated": cpu_convolutions.in_order}
 
-    def of_replicas(eqn: jex.JaxprEqn, *args: jax.Array) -> list[jax.Array]:
+    def of_replicas(eqn: jex.JaxprEqn, args: list[jax.Array]) -> list[jax.Array]:
         if eqn.params["jaxpr"].constvars:
             return jax_internals.rebind(eqn, eqn.params, args)
 

@@ -104,16 +104,11 @@ class _Group:
 
     def computed(self, operands: list[jax.Array]) -> jax.Array:
         """Returns the vector of all their results."""
-        name = self.first.name
-        if name in SAME_ELEMENTS:
+        if self.first.name in SAME_ELEMENTS:
             (only,) = operands
             return only if only.ndim else lax.broadcast(only, (sum(self.sizes),))
         result: jax.Array = self.first.eqn.primitive.bind(*operands, **self.first.eqn.params)
         return result
-
-    def repeated(self, scalars: list[jax.Array]) -> jax.Array:
-        """Returns a vector of the scalars, each as often as its array has elements."""
-        return jnp.stack(scalars)[np.repeat(np.arange(len(scalars), dtype=np.int32), self.sizes)]
 
 
 Provider = _Group | ScopedEquation  # computes values
@@ -291,7 +286,9 @@ class _Plan:
         if kind == "vector":
             return self._vector(keys)
         scalars = [jnp.asarray(whole(self._array(key))) for key in keys]
-        return scalars[0] if kind == "scalar" else group.repeated(scalars)
+        if kind == "scalar":
+            return scalars[0]
+        return jnp.stack(scalars)[np.repeat(np.arange(len(scalars), dtype=np.int32), group.sizes)]
 
     def _vector(self, keys: tuple[Key, ...]) -> jax.Array:
         group = self.groups.get(keys)

@@ -260,7 +260,7 @@ class TraceFrame(Frame):
     def new_input(self, aval: jax.Array | jax.ShapeDtypeStruct) -> tuple[int, jax.Array]:
         """Adds an input to this level, and returns its slot and its tracer."""
         slot = next(_slots)
-        with jax_trace(self.trace):
+        with jex.set_current_trace(self.trace):
             return slot, _input.bind(slot=slot, aval=ShapedArray(aval.shape, aval.dtype))
 
     def read(self, variable: State) -> list[jax.Array]:
@@ -337,11 +337,6 @@ class TraceFrame(Frame):
 def is_input(eqn: jex.JaxprEqn) -> bool:
     """Returns whether an equation of a level's jaxpr is one of its inputs, that of the slot in its parameters."""
     return eqn.primitive is _input
-
-
-def jax_trace(trace: jax.core.Trace | None) -> contextlib.AbstractContextManager[None]:
-    """Returns a context in which primitives are bound to this JAX trace."""
-    return jex.set_current_trace(trace)
 
 
 def untaped_trace() -> jax.core.Trace | None:

@@ -189,47 +189,18 @@ class TapeTrace(jax.core.Trace):
                 return self._process_opaque(primitive, args, params, closed_over, NotImplementedError(_CLOSES_OVER))
         return self._process(primitive, args, params, python=False)
 
+    def _process_functions(self, primitive: jex.Primitive, /, *rest: Any, **params: object) -> object:
+        """Runs a primitive that takes functions, which stand before its operands."""
+        *functions, args = rest
+        return self._process(primitive, args, {**params, "subfuns": functions})
+
+    process_custom_jvp_call = process_custom_vjp_call = process_shard_map = _process_functions
+
     def process_call(
-        self,
-        primitive: jex.Primitive,
-        fun: Callable[..., object],
-        args: Sequence[ArrayLike],
-        params: dict[str, object],
-        /,
+        self, primitive: jex.Primitive, fun: object, args: Sequence[ArrayLike], params: dict[str, object], /
     ) -> object:  # JAX 0.10 only
         """Runs a call of a function."""
-        return self._process(primitive, args, {**params, "subfuns": (fun,)})
-
-    def process_custom_jvp_call(
-        self,
-        primitive: jex.Primitive,
-        fun: Callable[..., object],
-        jvp: Callable[..., object],
-        args: Sequence[ArrayLike],
-        /,
-        **params: object,
-    ) -> object:
-        """Runs a `jax.custom_jvp` function."""
-        return self._process(primitive, args, {**params, "subfuns": (fun, jvp)})
-
-    def process_custom_vjp_call(
-        self,
-        primitive: jex.Primitive,
-        fun: Callable[..., object],
-        fwd: Callable[..., object],
-        bwd: Callable[..., object],
-        args: Sequence[ArrayLike],
-        /,
-        **params: object,
-    ) -> object:
-        """Runs a `jax.custom_vjp` function."""
-        return self._process(primitive, args, {**params, "subfuns": (fun, fwd, bwd)})
-
-    def process_shard_map(
-        self, primitive: jex.Primitive, fun: Callable[..., object], args: Sequence[ArrayLike], /, **params: object
-    ) -> object:
-        """Runs a `jax.shard_map`."""
-        return self._process(primitive, args, {**params, "subfuns": (fun,)})
+        return self._process_functions(primitive, fun, args, **params)
 
     def _process(
         self, primitive: jex.Primitive, args: Sequence[ArrayLike], params: dict[str, object], python: bool = True
