@@ -19,7 +19,7 @@ from replicax._base.types import Leaf
 from replicax._checkpoint import files as _files
 from replicax._checkpoint import object_graph
 from replicax._checkpoint.files import Path
-from replicax._checkpoint.object_graph import Node, PositionLeaf
+from replicax._checkpoint.object_graph import ObjectNode, PositionLeaf
 from replicax._checkpoint.restore import (
     POSITION,
     CheckpointLoadStatus,
@@ -42,7 +42,7 @@ OnWritten = Callable[[str, bool], None]
 GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 
-def _of_several(nodes: Sequence[Node]) -> bool:
+def _of_several(nodes: Sequence[ObjectNode]) -> bool:
     """Returns True if some of the objects belong to several processes, all of which then save together."""
 
     def shared(owner: object) -> bool:
@@ -56,7 +56,7 @@ def _messages_of_all(message: str) -> list[str]:
     return exchange.all_gather(message, "checkpoints")
 
 
-def _snapshot(nodes: Sequence[Node], together: bool) -> _files.Saved:
+def _snapshot(nodes: Sequence[ObjectNode], together: bool) -> _files.Saved:
     """Returns what is to be written. The arrays of a pytree become nodes below the object that has it."""
     saved: list[_files.NodeRecord] = [{"children": dict(node.children)} for node in nodes]
     arrays: dict[str, np.ndarray] = {}

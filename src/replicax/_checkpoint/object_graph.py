@@ -303,7 +303,7 @@ def trackable_children(obj: object) -> dict[str, Any]:
     return children
 
 
-class Node:
+class ObjectNode:
     """An object of the graph: the numbers of its children by name, and its value if it has one."""
 
     def __init__(self, names: Names, leaf: CheckpointLeaf | None):
@@ -312,9 +312,9 @@ class Node:
         self.leaf = leaf
 
 
-def graph_of(parts: Sequence[object]) -> list[Node]:
+def graph_of(parts: Sequence[object]) -> list[ObjectNode]:
     """Returns the objects that can be reached, each once, nearest first. Node 0 stands for all of `parts` together."""
-    nodes = [Node((), None)]
+    nodes = [ObjectNode((), None)]
     numbers: dict[Identity, int] = {}
     # Objects still to visit, each with its node's number; in the attributes of other objects arrays are no children.
     waiting = [(0, part, isinstance(part, _CONTAINERS)) for part in parts]
@@ -336,7 +336,7 @@ def graph_of(parts: Sequence[object]) -> list[Node]:
             identity = (id(child), None) if leaf is None else leaf.identity
             if identity not in numbers:
                 numbers[identity] = len(nodes)
-                nodes.append(Node((*nodes[number].names, name), leaf))
+                nodes.append(ObjectNode((*nodes[number].names, name), leaf))
                 if leaf is None:  # kept alive here, so that no other object has its id
                     inner = _has(child, "_parts")  # another checkpoint
                     for part in child._parts() if inner else [child]:

@@ -13,7 +13,7 @@ import jax
 from replicax._base.errors import InvalidArgumentError
 from replicax._checkpoint import files as _files
 from replicax._checkpoint import object_graph
-from replicax._checkpoint.object_graph import CheckpointLeaf, Identity, Names, Node, PositionLeaf
+from replicax._checkpoint.object_graph import CheckpointLeaf, Identity, Names, ObjectNode, PositionLeaf
 from replicax._input.iterator import DistributedIterator
 from replicax._variables import deferred_restore
 from replicax._variables.variable import Variable
@@ -91,7 +91,7 @@ class Restoration:
                 if hasattr(keeper, "__dict__"):
                     yield keeper
 
-    def _matched(self) -> list[tuple[Node, CheckpointLeaf, int | None]]:
+    def _matched(self) -> list[tuple[ObjectNode, CheckpointLeaf, int | None]]:
         """Returns the leaves of the objects that are there, each with the number of the saved node of its name."""
         nodes = object_graph.graph_of(self._parts)
         pairs: dict[int, int] = {0: 0}
@@ -103,7 +103,7 @@ class Restoration:
                         pairs.setdefault(child, saved[name])
         return [(node, node.leaf, pairs.get(number)) for number, node in enumerate(nodes) if node.leaf is not None]
 
-    def _values_for(self, node: Node, leaf: CheckpointLeaf, number: int | None) -> dict[Names, str] | None:
+    def _values_for(self, node: ObjectNode, leaf: CheckpointLeaf, number: int | None) -> dict[Names, str] | None:
         """Returns the keys of a leaf's arrays (an iterator's position itself); None if some are not there."""
         if number is None:
             return None
@@ -122,7 +122,7 @@ class Restoration:
         self._used.update(found.values())
         return found
 
-    def _position(self, node: Node, leaf: PositionLeaf, key: str) -> dict[Names, str] | None:
+    def _position(self, node: ObjectNode, leaf: PositionLeaf, key: str) -> dict[Names, str] | None:
         positions = json.loads(self._saved.arrays[key].tobytes())  # of each process that saved
         count = jax.process_count()
         self._used.add(key)
@@ -140,7 +140,7 @@ class Restoration:
         )
         return None
 
-    def _check(self, node: Node, leaf: CheckpointLeaf, values: dict[Names, str]) -> None:
+    def _check(self, node: ObjectNode, leaf: CheckpointLeaf, values: dict[Names, str]) -> None:
         if isinstance(leaf, PositionLeaf):
             return
         for names, kind in leaf.types().items():

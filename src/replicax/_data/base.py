@@ -14,7 +14,7 @@ from replicax._data import iterators
 from replicax._data.elements import Nested
 from replicax._data.iterators import DatasetIterator, NumpyIterator
 from replicax._data.options import Options
-from replicax._data.reading import Maker, Node, Reading
+from replicax._data.reading import Maker, Reading, StatefulNode
 from replicax._data.rows import RowOrder, Rows
 from replicax._data.specs import INFINITE_CARDINALITY, DatasetSpec, tensor_spec
 
@@ -36,7 +36,7 @@ class Base(Nested):
         rows: Rows | None = None,
         options: Options | None = None,
         files: int = 0,
-        nodes: Iterable[Node] = (),
+        nodes: Iterable[StatefulNode] = (),
     ) -> None:
         # `spec` takes one argument: whether it may call the users' functions. It returns None where it would have to
         # and may not.
@@ -83,7 +83,7 @@ class Base(Nested):
         spec: Callable[[Tree], Tree] | None = None,
         *,
         find: Callable[[bool], Tree] | None = None,
-        nodes: Iterable[Node] = (),
+        nodes: Iterable[StatefulNode] = (),
         **known: Any,
     ) -> Self:
         """Returns a dataset made of this one; `spec` is a function of this one's, or `find` takes its place."""
@@ -101,7 +101,9 @@ class Base(Nested):
         """Returns a dataset whose spec is `find(make)`, found only where the users' functions may run."""
         return self._derived(make, cardinality, find=lambda probe: find(make) if probe else None)
 
-    def _reordered(self, make: Maker, on_rows: Callable[[RowOrder], RowOrder], cardinality: int, *nodes: Node) -> Self:
+    def _reordered(
+        self, make: Maker, on_rows: Callable[[RowOrder], RowOrder], cardinality: int, *nodes: StatefulNode
+    ) -> Self:
         """Returns a dataset of these elements in another number or order; `on_rows` does that to row numbers."""
         if self._rows is None:
             dataset = self._derived(make, cardinality, batch_size=self._batch_size, nodes=nodes)

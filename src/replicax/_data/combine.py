@@ -15,7 +15,7 @@ from replicax._base.specs import TensorSpec
 from replicax._base.types import Tree
 from replicax._data.base import Base
 from replicax._data.elements import flatten
-from replicax._data.reading import Maker, Node, Reading, Seeds, replayed
+from replicax._data.reading import Maker, Reading, Seeds, StatefulNode, replayed
 from replicax._data.rows import plain_rows
 from replicax._data.shuffle_repeat import Order, concatenated
 from replicax._data.specs import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, common_spec, same_kinds, tensor_spec
@@ -204,7 +204,7 @@ class Combined(Order):
         spec: Callable[[list[Tree]], Tree],
         cardinality: int,
         *,
-        nodes: Iterable[Node] = (),
+        nodes: Iterable[StatefulNode] = (),
         **known: Any,
     ) -> Self:
         """Returns a dataset made of several; `spec` is a function of theirs."""

@@ -17,7 +17,7 @@ from replicax._data.calls import ending
 from replicax._data.elements import Nested, as_tensor
 from replicax._data.multi_step import Block, stack_on_devices
 from replicax._data.prefetch import Lock, advancing, on_behalf_of
-from replicax._data.reading import Node, Reading, state_from_bytes, state_to_bytes
+from replicax._data.reading import Reading, StatefulNode, state_from_bytes, state_to_bytes
 from replicax._data.specs import host_spec, tensor_spec
 
 _P = ParamSpec("_P")
@@ -35,7 +35,7 @@ class Readable(Protocol):
 class IterableDataset(Readable, Protocol):
     """A dataset as a `DatasetIterator` needs it: it makes an iterator for each reading."""
 
-    _nodes: tuple[Node, ...]
+    _nodes: tuple[StatefulNode, ...]
 
     def _make(self, reading: Reading, start: int = 0, /) -> Iterator[Tree]: ...
 

@@ -27,7 +27,7 @@ State: TypeAlias = Any
 _FORMAT = "replicax dataset iterator 2"
 
 
-class Node:
+class StatefulNode:
     """A part of a dataset whose state outlasts a reading, such as a cache; `first` is the state of a new one."""
 
     first: State = None
@@ -62,14 +62,18 @@ class Reading:
     """
 
     def __init__(
-        self, nodes: Sequence[Node] = (), share: tuple[int, int] = (1, 0), probing: bool = False, saved: State = None
+        self,
+        nodes: Sequence[StatefulNode] = (),
+        share: tuple[int, int] = (1, 0),
+        probing: bool = False,
+        saved: State = None,
     ):
         self.share, self.probing = share, probing
         self.ignored: Callable[[Exception], None] | None = None
         self.nodes = tuple(nodes)
         # The state of each node when this reading first came to it, and how many passes of each shuffle it has drawn.
-        self._begun: weakref.WeakKeyDictionary[Node, State] = weakref.WeakKeyDictionary()
-        self._passes: weakref.WeakKeyDictionary[Node, int] = weakref.WeakKeyDictionary()
+        self._begun: weakref.WeakKeyDictionary[StatefulNode, State] = weakref.WeakKeyDictionary()
+        self._passes: weakref.WeakKeyDictionary[StatefulNode, int] = weakref.WeakKeyDictionary()
         self._numbers = itertools.count()
         self._repeats = saved is not None
         if saved is None:
@@ -104,7 +108,7 @@ class Reading:
         """Returns the elements; where exceptions are ignored, without those that raise one."""
         return elements if self.ignored is None else _without_errors(elements, self.ignored)
 
-    def begin(self, node: Node) -> State:
+    def begin(self, node: StatefulNode) -> State:
         """Returns the state of `node` when this reading first came to it, which may be now."""
         if node not in self._begun:
             if node in self.nodes:
@@ -116,7 +120,7 @@ class Reading:
             self._begun[node] = node.state()
         return self._begun[node]
 
-    def _meet(self, node: Node, key: str) -> None:
+    def _meet(self, node: StatefulNode, key: str) -> None:
         if self._repeats:
             node.restore(self._met.get(key, node.first))
         elif node.state() != node.first:  # not a new one: a function uses a dataset that was made before
@@ -130,7 +134,7 @@ class Reading:
             node.passes = max(node.passes, number + 1)
         return np.random.default_rng([seed, number if node.reshuffle else 0])
 
-    def now(self, node: Node) -> State:
+    def now(self, node: StatefulNode) -> State:
         """Returns the state of `node` as this reading sees it now."""
         state = self.begin(node)
         return [state[0], state[1] + self._passes.get(node, 0)] if isinstance(node, Seeds) else node.state()
@@ -179,7 +183,7 @@ def use_default_seed(seed: Callable[[], int | None]) -> None:
     _default_seed = seed
 
 
-class Seeds(Node):
+class Seeds(StatefulNode):
     """The seeds of a dataset's passes: a new one for each, unless `reshuffle` is False."""
 
     def __init__(self, seed: int | None, reshuffle: bool = True):
@@ -202,10 +206,10 @@ class Seeds(Node):
             self._seed = int(entropy.generate_state(1, np.uint64)[0])
 
 
-class CachedElements(Node):
+class CachedElements(StatefulNode):
     """The items that the first complete pass over a dataset gave, kept for the later ones."""
 
-    def __init__(self, nodes: Sequence[Node]):
+    def __init__(self, nodes: Sequence[StatefulNode]):
         self._nodes = tuple(nodes)
         self._items: list[Tree] | None = None
         self._filled: State = None  # the state of the reading that gave the items, which may have to be read anew
@@ -273,7 +277,7 @@ def state_from_bytes(state: object, readings: Sequence[Reading]) -> tuple[int, l
     return position, saved
 
 
-def reading_fits(state: State, nodes: Sequence[Node]) -> bool:
+def reading_fits(state: State, nodes: Sequence[StatefulNode]) -> bool:
     """Returns whether `state` is one of a reading of these nodes."""
     if not isinstance(state, dict) or set(state) != {"entropy", "path", "nodes", "met"}:
         return False

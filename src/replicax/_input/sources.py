@@ -13,7 +13,7 @@ from replicax._base.types import AutoShardPolicy, InputOptions, Tree
 from replicax._data.calls import call_user
 from replicax._data.dataset import Dataset
 from replicax._data.elements import as_host
-from replicax._data.reading import Maker, Node, Reading, replayed
+from replicax._data.reading import Maker, Reading, StatefulNode, replayed
 from replicax._data.specs import UNKNOWN_CARDINALITY, first_spec, shown_spec
 
 
@@ -30,7 +30,7 @@ class Source(NamedTuple):
     batch_size: int | None
     policy: AutoShardPolicy
     files: int = 0  # how many files it reads
-    nodes: tuple[Node, ...] = ()  # see Reading
+    nodes: tuple[StatefulNode, ...] = ()  # see Reading
     at_hand: bool = False  # see Dataset
 
 
