@@ -31,7 +31,6 @@ from replicax._input.iterator import DistributedIterator
 from replicax._tracing import context, frames
 from replicax._tracing.context import StrategyLike
 from replicax._tracing.dataset_reads import element_arrays
-from replicax._values import ReplicaMesh
 
 
 class Strategy(StrategyLike, Protocol):
@@ -70,7 +69,7 @@ def benchmark(strategy: Strategy, step: Callable[..., Tree], batch: Tree, rounds
                 f"has {feed.gives} to give. Let it take one, and pass its iterator as an argument: benchmark(step, "
                 "(iterator,))."
             )
-        sizes = {mesh.size for mesh in program.meshes}
+        sizes = {mesh.size for mesh in program.level.meshes}
         if sizes and strategy.num_replicas_in_sync not in sizes:
             raise ValueError(
                 f"{function._name} runs {max(sizes)} replicas of another strategy, and {strategy!r} has "
@@ -159,7 +158,7 @@ class _Program:
     def __init__(self, function: Function, args: tuple[Tree, ...]):
         self.function = function
         program, call = function._program(args, {})
-        self._program, self._level, self.takes = program, program.level, len(program.pulls)
+        self._program, self.level, self.takes = program, program.level, len(program.pulls)
         self._entries = function._programs.entries[call.key]
         self._compiled = program.lower(call).compile()
         self.collectives = hlo.collectives(self._compiled.as_text() or "")
@@ -167,11 +166,6 @@ class _Program:
         if self.collectives:
             self._alone = program.computing(_without_communication.alone(program.jaxpr))
             self.left = hlo.collectives(self._alone.lower(call).compile().as_text() or "")
-
-    @property
-    def meshes(self) -> list[ReplicaMesh]:
-        """The meshes of the replicas that it runs."""
-        return self._level.meshes
 
     @property
     def separable(self) -> bool:
@@ -191,7 +185,7 @@ class _Program:
     @contextlib.contextmanager
     def variables_kept(self) -> Iterator[Callable[[], None]]:
         """Yields a function that restores the variables' values; they are restored at the end too."""
-        frame, written = frames.frame(), list(self._level.written.values())
+        frame, written = frames.frame(), list(self.level.written.values())
         kept = [variable._storage.copied(frame.fetch(variable)) for variable in written]
 
         def restore() -> None:
@@ -217,7 +211,7 @@ class _Program:
     def bytes_per_device(self) -> dict[str, int]:
         """Returns the memory of a device that the step needs; of variables, that of the device that holds most."""
         held: dict[jax.Device, int] = {}
-        for variable in self._level.variables.values():
+        for variable in self.level.variables.values():
             for leaf in frames.frame().fetch(variable):
                 raw = jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
                 for shard in raw.addressable_shards:
@@ -252,18 +246,10 @@ class _Feed:
         elif isinstance(batch, ElementIterator) or len(iterators) == 1:
             self._given = batch if iterators else None
             self._iterator, self._taken = (iterators or [batch])[0], []
+        self.gives = int(self._given is not None)  # elements that a call takes itself
+        self.moves = self._iterator is not None  # True if there are fresh elements
         self._first = batch if self._iterator is None else self._pulled()
         self._key = CallSignature((self._first,), {}).key
-
-    @property
-    def gives(self) -> int:
-        """The number of elements that a call takes itself."""
-        return int(self._given is not None)
-
-    @property
-    def moves(self) -> bool:
-        """True if there are fresh elements."""
-        return self._iterator is not None
 
     def again(self) -> tuple[Tree, ...]:
         """Returns the arguments with the first element."""

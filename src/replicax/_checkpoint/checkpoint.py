@@ -201,12 +201,12 @@ class Checkpoint:
         if self._attributes.pop(name, self) is self:
             raise AttributeError(name)
 
-    def _parts(self) -> list[object]:
+    def _roots(self) -> list[object]:
         return [self._attributes] if self._root is None else [self._root, self._attributes]
 
     def _tracked(self) -> dict[str, object]:
-        parts = [object_graph.trackable_children(part) for part in self._parts()]
-        return {name: child for part in parts for name, child in part.items()}
+        children = map(object_graph.trackable_children, self._roots())
+        return {name: child for of_root in children for name, child in of_root.items()}
 
     @property
     def save_counter(self) -> Variable:
@@ -221,7 +221,7 @@ class Checkpoint:
         """Writes at this very path; then calls `then`, which adds it to the list of checkpoints."""
         if self._restoration is not None and self._restoration.unused():
             deferred_restore.apart(functools.partial(self._restoration.settle, late_only=True))
-        nodes = object_graph.graph_of(self._parts())
+        nodes = object_graph.graph_of(self._roots())
         together = _of_several(nodes)
         saved = _snapshot(nodes, together)
         (_write_together if together else _write_alone)(path, saved, then)
@@ -320,7 +320,7 @@ class Checkpoint:
         _refuse_inside(method)
         if save_path is None:
             return InitializationOnlyStatus()
-        restoration = Restoration(path_text(save_path, "checkpoint"), self._parts())
+        restoration = Restoration(path_text(save_path, "checkpoint"), self._roots())
         if counting:
             self.save_counter  # noqa: B018  # makes it
         try:

@@ -148,7 +148,7 @@ class KerasLeaf(PytreeLeaf):
         self.owner.assign(value)
 
 
-class SlotLeaf(PytreeLeaf):
+class ArrayLeaf(PytreeLeaf):
     """An array, or a pytree of arrays, in an attribute of a checkpoint or in a dict or list there."""
 
     def __init__(self, holder: dict[Any, Tree] | list[Tree], key: Any, value: Tree):
@@ -312,12 +312,12 @@ class ObjectNode:
         self.leaf = leaf
 
 
-def graph_of(parts: Sequence[object]) -> list[ObjectNode]:
-    """Returns the objects that can be reached, each once, nearest first. Node 0 stands for all of `parts` together."""
+def graph_of(roots: Sequence[object]) -> list[ObjectNode]:
+    """Returns the objects that can be reached, each once, nearest first. Node 0 stands for all of `roots` together."""
     nodes = [ObjectNode((), None)]
     numbers: dict[Identity, int] = {}
     # Objects still to visit, each with its node's number; in the attributes of other objects arrays are no children.
-    waiting = [(0, part, isinstance(part, _CONTAINERS)) for part in parts]
+    waiting = [(0, root, isinstance(root, _CONTAINERS)) for root in roots]
     for number, obj, arrays in waiting:
         children = trackable_children(obj)
         if isinstance(obj, dict) and len(children) < len(obj):
@@ -325,7 +325,7 @@ def graph_of(parts: Sequence[object]) -> list[ObjectNode]:
         for key, (name, child) in zip(obj if isinstance(obj, dict) else itertools.count(), children.items()):
             leaf = _leaf_of(child)
             if leaf is None and arrays and isinstance(obj, (dict, list)) and is_array_tree(child):
-                leaf = SlotLeaf(obj, key, child)
+                leaf = ArrayLeaf(obj, key, child)
             if leaf is None and not has_children(child):
                 if arrays and isinstance(obj, tuple) and is_array(child):
                     raise ValueError(
@@ -338,8 +338,8 @@ def graph_of(parts: Sequence[object]) -> list[ObjectNode]:
                 numbers[identity] = len(nodes)
                 nodes.append(ObjectNode((*nodes[number].names, name), leaf))
                 if leaf is None:  # kept alive here, so that no other object has its id
-                    inner = _has(child, "_parts")  # another checkpoint
-                    for part in child._parts() if inner else [child]:
-                        waiting.append((numbers[identity], part, (arrays or inner) and isinstance(part, _CONTAINERS)))
+                    inner = _has(child, "_roots")  # another checkpoint
+                    for root in child._roots() if inner else [child]:
+                        waiting.append((numbers[identity], root, (arrays or inner) and isinstance(root, _CONTAINERS)))
             nodes[number].children[name] = numbers[identity]
     return nodes

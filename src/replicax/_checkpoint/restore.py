@@ -41,8 +41,8 @@ def name_in_messages(names: Names) -> str:
 class Restoration:
     """A checkpoint that was read, and a record of which of its values were given to which objects."""
 
-    def __init__(self, path: str, parts: Sequence[object]):
-        self.path, self._parts = path, parts
+    def __init__(self, path: str, roots: Sequence[object]):
+        self.path, self._roots = path, roots
         self._saved = _files.read(path)
         self._given: dict[Identity, CheckpointLeaf] = {}  # restored leaves by identity, which keeps them alive
         self._stay: dict[Identity, CheckpointLeaf] = {}  # iterators that were warned about: they keep their position
@@ -86,14 +86,14 @@ class Restoration:
                 del vars(keeper)[_KEPT]
 
     def _keepers(self) -> Iterator[object]:
-        for part in self._parts:
-            for keeper in [part, *object_graph.trackable_children(part).values()]:
+        for root in self._roots:
+            for keeper in [root, *object_graph.trackable_children(root).values()]:
                 if hasattr(keeper, "__dict__"):
                     yield keeper
 
     def _matched(self) -> list[tuple[ObjectNode, CheckpointLeaf, int | None]]:
         """Returns the leaves of the objects that are there, each with the number of the saved node of its name."""
-        nodes = object_graph.graph_of(self._parts)
+        nodes = object_graph.graph_of(self._roots)
         pairs: dict[int, int] = {0: 0}
         for number in range(len(nodes)):  # those nearer to the root come first
             if number in pairs:

@@ -147,25 +147,25 @@ def flattened(names: Sequence[str], values: Sequence[Tree]) -> tuple[list[Value]
 
 
 @jax.custom_jvp
-def _share(x: jax.Array) -> jax.Array:
+def _carrier(x: jax.Array) -> jax.Array:
     """Returns zeros with the gradient of `x`."""
     return jnp.zeros_like(x)
 
 
-_share.defjvp(lambda primals, tangents: (_share(*primals), *tangents))
+_carrier.defjvp(lambda primals, tangents: (_carrier(*primals), *tangents))
 
 
 class _BlockFrame(frames.TraceFrame):
     """The frame of a block.
 
     Under a tape around the block, each read of a variable in it counts by itself, as elsewhere: the gradient goes to
-    the variable, not through the values assigned to it. So the gradient of the value is stopped, and that of a *share*
-    is added, zeros that are an input of the block.
+    the variable, not through the values assigned to it. So the gradient of the value is stopped, and a *carrier* is
+    added, zeros that are an input of the block and take the gradient.
     """
 
     def __init__(self, outer: frames.Frame):
         super().__init__(outer.local, outer.mesh)
-        self.shares: dict[int, list[int]] = {}  # slots, of each variable's leaves that have gradients
+        self.carriers: dict[int, list[int]] = {}  # slots, of each variable's leaves that have gradients
         self._tracers: dict[int, list[jax.Array]] = {}
         self._before = {id(tape) for tape in active_tapes.entered()}
 
@@ -173,14 +173,14 @@ class _BlockFrame(frames.TraceFrame):
         key, leaves = id(variable), super().read(variable)
         if not any(id(tape) in self._before for tape in active_tapes.followers(variable)):
             return leaves
-        if key not in self.shares:
+        if key not in self.carriers:
             inputs = [self.new_input(leaf) for leaf in leaves if _is_inexact(leaf)]
-            self.shares[key] = [slot for slot, _ in inputs]
+            self.carriers[key] = [slot for slot, _ in inputs]
             self._tracers[key] = [tracer for _, tracer in inputs]
             self.variables[key] = variable
-        shares = iter(self._tracers[key])
+        carriers = iter(self._tracers[key])
         with jex.set_current_trace(self.trace):
-            return [lax.stop_gradient(leaf) + next(shares) if _is_inexact(leaf) else leaf for leaf in leaves]
+            return [lax.stop_gradient(leaf) + next(carriers) if _is_inexact(leaf) else leaf for leaf in leaves]
 
     def forget(self) -> None:
         """Drops the references to tracers."""
@@ -258,8 +258,8 @@ class Block:
             consts: in place of the jaxpr's own, which the code closes over.
         """
         supplied = {slot: state[key][i] for key, slots in self.level.inputs.items() for i, slot in enumerate(slots)}
-        for key, slots in self.level.shares.items():
-            supplied.update(zip(slots, state[_shares_of(key)]))
+        for key, slots in self.level.carriers.items():
+            supplied.update(zip(slots, state[_carriers_of(key)]))
         for slots, arrays in zip(self.slots, elements):
             supplied.update(zip(slots, arrays))
         jaxpr = self.jaxpr if consts is None else jex.ClosedJaxpr(self.jaxpr.jaxpr, consts)
@@ -282,8 +282,8 @@ def strong(array: ArrayLike) -> jax.Array:
     return lax.convert_element_type(array, array.dtype) if array.aval.weak_type else array
 
 
-def _shares_of(key: int) -> int:
-    """Returns the key of the shares of a variable in a state."""
+def _carriers_of(key: int) -> int:
+    """Returns the key of the carriers of a variable in a state."""
     return -key
 
 
@@ -296,10 +296,10 @@ def state_of(*blocks: Block) -> tuple[Leaves, dict[int, State]]:
         for key, variable in block.level.variables.items():
             leaves = frame.read(variable)
             # For tapes around, a read inside is a read here.
-            seen = key in block.level.inputs or key in block.level.shares
+            seen = key in block.level.inputs or key in block.level.carriers
             state[key] = active_tapes.on_read(variable, leaves) if seen else state.get(key, list(leaves))
-            if key in block.level.shares:
-                state[_shares_of(key)] = [_share(leaf) for leaf in state[key] if _is_inexact(leaf)]
+            if key in block.level.carriers:
+                state[_carriers_of(key)] = [_carrier(leaf) for leaf in state[key] if _is_inexact(leaf)]
         written.update(block.level.written)
     return {key: [strong(leaf) for leaf in leaves] for key, leaves in state.items()}, written
 

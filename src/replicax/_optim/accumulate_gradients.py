@@ -102,7 +102,7 @@ def accumulate_gradients(
                 "There is nothing to split into micro-batches: the arguments have no arrays in the places "
                 f"{list(places)}. Say which ones to split: accumulate_gradients(..., batch_argnums=0)."
             )
-        parts = _Parts(leaves, count)
+        batches = _MicroBatches(leaves, count)
 
         def results_of(pieces: Sequence[jax.Array]) -> Tree:
             given = list(args)
@@ -115,12 +115,12 @@ def accumulate_gradients(
                 is_leaf=lambda x: isinstance(x, IndexedSlices),
             )
 
-        return _accumulated(results_of, parts, op)
+        return _accumulated(results_of, batches, op)
 
     return accumulated
 
 
-class _Parts:
+class _MicroBatches:
     """The micro-batches of arrays: ceil(n / count) rows each until none are left.
 
     Where the rows are no multiple of `count` the last one has fewer, and there may be fewer than `count` of them.
@@ -137,13 +137,12 @@ class _Parts:
                 "Pass what is not to be split by keyword, or say which arguments to split: "
                 "accumulate_gradients(..., batch_argnums=(1, 2))."
             )
-        shares = [-(-leaf.shape[0] // count) for leaf in leaves]
-        self.size = shares[0]
+        sizes = [-(-leaf.shape[0] // count) for leaf in leaves]
+        self.size = sizes[0]
         self.count = count if even else self.rows // self.size  # of micro-batches of that size
         # The pieces of each array as the rows of another one.
         self.full = [
-            leaf[: self.count * share].reshape(self.count, share, *leaf.shape[1:])
-            for leaf, share in zip(leaves, shares)
+            leaf[: self.count * size].reshape(self.count, size, *leaf.shape[1:]) for leaf, size in zip(leaves, sizes)
         ]
         rest = 0 if even else self.rows - self.count * self.size
         self.rest = [leaf[self.rows - rest :] for leaf in leaves] if rest else None
@@ -208,15 +207,15 @@ def _times(total: jax.Array, weight: int) -> jax.Array:
     return total if weight == 1 else total * weight
 
 
-def _accumulated(results_of: _ResultsOf, parts: _Parts, op: ReduceOp) -> Tree:
+def _accumulated(results_of: _ResultsOf, batches: _MicroBatches, op: ReduceOp) -> Tree:
     """Returns the results for all micro-batches; in a mean each counts as many times as it has rows."""
-    looped = frames.is_tracing() and (parts.count > 1 or parts.rest is None)
-    sums = (_looped if looped else _one_by_one)(results_of, parts.full, parts.count)
-    if parts.rest is None:
-        return sums.finished(op, parts.count)
-    weights = (1, 1) if op is ReduceOp.SUM else (parts.size, parts.rows - parts.count * parts.size)
-    sums.add(results_of(parts.rest), *weights)
-    return sums.finished(op, parts.rows)
+    looped = frames.is_tracing() and (batches.count > 1 or batches.rest is None)
+    sums = (_looped if looped else _one_by_one)(results_of, batches.full, batches.count)
+    if batches.rest is None:
+        return sums.finished(op, batches.count)
+    weights = (1, 1) if op is ReduceOp.SUM else (batches.size, batches.rows - batches.count * batches.size)
+    sums.add(results_of(batches.rest), *weights)
+    return sums.finished(op, batches.rows)
 
 
 def _one_by_one(results_of: _ResultsOf, leaves: list[jax.Array], count: int) -> _Sums:

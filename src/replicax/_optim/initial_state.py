@@ -110,8 +110,6 @@ def _run(
     if mesh is None:
         return list(jax.jit(state)(leaves))
     whole = jax.jit(state, out_shardings=[mesh.stacked if is_cut else mesh.mirrored for is_cut in rows])
-    if mesh.all_local:
-        return list(whole(leaves))
     with in_flight.dispatching(mesh, "initial state") as call:
         call.compile(whole, leaves)
         made = whole(leaves)
