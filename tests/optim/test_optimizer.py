@@ -513,9 +513,15 @@ def test_a_sharded_state_gives_the_same(name):
         jax.tree.map(np.testing.assert_array_equal, component.numpy(), sharded.parameters.numpy())
 
 
-def test_eager_replicas_with_a_sharded_state():
+@pytest.mark.parametrize("functions_too", [False, True], ids=["replicas", "all functions"])
+def test_eager_replicas_with_a_sharded_state(functions_too):
     make_optax, _ = SHARDED["lamb"]
-    alike(trained(make_optax, 3, way=lambda f: f, steps=2), trained(make_optax, 3, sharded=False, steps=2), rtol=1e-4)
+    rx.config.run_functions_eagerly(functions_too)
+    try:
+        sharded = trained(make_optax, 3, way=lambda f: f, steps=2)
+    finally:
+        rx.config.run_functions_eagerly(False)
+    alike(sharded, trained(make_optax, 3, sharded=False, steps=2), rtol=1e-4)
 
 
 @over(at_least=2, copies=True)

@@ -199,13 +199,16 @@ def _symbolic_build(
 
 def _next_batch(iterator: EpochIterator) -> Tree:
     """Returns the next batch of a loop, the first one again after the last."""
-    for attempt in range(2):
-        for _, _, batches in iterator:
-            with contextlib.suppress(*[StopIteration] * (attempt == 0)):
-                return next(batches)
-            break
+
+    def first() -> Tree:
+        _, _, batches = next(iter(iterator))
+        return next(batches)
+
+    try:
+        return first()
+    except StopIteration:
         iterator._current_iterator = None
-    return None
+        return first()
 
 
 def _call(call: Callable[..., Tree], model: keras.Model, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
