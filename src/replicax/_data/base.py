@@ -24,7 +24,7 @@ class Base(Nested):
 
     _dataset: ClassVar[type[Base]]  # the class of all datasets that methods make, which stands above their modules
     _at_hand = False  # whether making an element costs next to nothing and calls no code of the user's
-    _in_place: Base | None = None  # the same elements without the thread of `prefetch`, for callers that have one
+    _in_place: Self | None = None  # the same elements without the thread of `prefetch`, for callers that have one
 
     def _set_up(
         self,

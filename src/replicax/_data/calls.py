@@ -30,13 +30,7 @@ def call_user(role: str, function: Callable[..., _R], *arguments: Any) -> _R:
 
 
 def refuse_stop(error: StopIteration, role: str, function: Callable[..., object]) -> None:
-    """Raises what `call_user` does, but for the end of a dataset, which `next(iterator)` in the function may come to.
-
-    Args:
-        error: what the function raised.
-        role: which function it is, such as "The replica function".
-        function: the function.
-    """
+    """Raises what `call_user` does, but for the end of a dataset, to which `next(iterator)` in it may come."""
     if not ends_data(error):
         raise _stopped(role, function) from error
 

@@ -275,6 +275,7 @@ class DatasetIterator(ElementIterator):
     True
     """
 
+    _dataset: IterableDataset
     _shown: Callable[[Leaf], Leaf] = staticmethod(as_tensor)
 
     def __init__(self, dataset: IterableDataset):
@@ -283,13 +284,13 @@ class DatasetIterator(ElementIterator):
                 f"An iterator is made of a Dataset, got {dataset!r:.80} of type {type(dataset).__name__}. Call "
                 "`iter(dataset)`."
             )
-        self._source = self._dataset = dataset
+        self._dataset = dataset
         self._begin(Reading(dataset._nodes), 0)
 
     @exclusive
     def _begin(self, reading: Reading, position: int) -> None:
         self._reading, self._position, self._waiting = reading, position, []
-        self._elements = self._source._make(reading, position)
+        self._elements = self._dataset._make(reading, position)
 
     def _next_element(self) -> Tree:
         return jax.tree.map(self._shown, next(self._elements))
@@ -310,7 +311,7 @@ class DatasetIterator(ElementIterator):
             InvalidArgumentError: `state` is no such state, or of another dataset; the iterator stays as it was.
         """
         position, (reading,) = state_from_bytes(state, [self._reading])
-        self._begin(Reading(self._source._nodes, saved=reading), position)
+        self._begin(Reading(self._dataset._nodes, saved=reading), position)
 
 
 def _as_numpy(array: Leaf) -> Leaf:

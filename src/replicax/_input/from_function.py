@@ -13,7 +13,7 @@ from replicax._data.specs import UNKNOWN_CARDINALITY
 from replicax._input.agreement import Round, Worker, all_static, empty
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._input.placed_rounds import Place
-from replicax._input.sources import is_buffered, normalize_source
+from replicax._input.sources import as_dataset, is_buffered
 from replicax._input.split import ALONE
 
 _NO_MORE = object()
@@ -62,7 +62,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             contexts = [InputContext(count, first + i, context.num_replicas_in_sync) for i in range(num_replicas)]
         ahead = is_buffered(options) and len(contexts) == 1
         self._sources = [
-            normalize_source(call_user("`dataset_fn` of `distribute_datasets_from_function`", dataset_fn, c), ahead)
+            as_dataset(call_user("`dataset_fn` of `distribute_datasets_from_function`", dataset_fn, c), ahead)
             for c in contexts
         ]
 
@@ -70,12 +70,12 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         return False
 
     def _shapes_follow(self) -> bool:
-        specs = [source.spec(False) for source in self._sources]
+        specs = [source._spec(False) for source in self._sources]
         return all(spec is not None and all_static(spec) for spec in specs)
 
     def _rounds(self, readings: list[Reading], start: int) -> Iterator[Round]:
         first = start if len(self._sources) == self._num_replicas else start * self._num_replicas
-        iterators = [source.make(reading, first) for source, reading in zip(self._sources, readings)]
+        iterators = [source._make(reading, first) for source, reading in zip(self._sources, readings)]
         if len(iterators) == 1:
             iterators *= self._num_replicas  # one iterator, which feeds all in turn
         while True:
@@ -84,7 +84,7 @@ class DistributedDatasetsFromFunction(DistributedDataset):
             if not there:
                 return
             if len(there) < len(parts):
-                spec = self._sources[there[0] % len(self._sources)].spec(True)
+                spec = self._sources[there[0] % len(self._sources)]._spec(True)
                 if all_static(spec):
                     return
                 parts = [empty(parts[there[0]]) if part is _NO_MORE else part for part in parts]
@@ -94,17 +94,17 @@ class DistributedDatasetsFromFunction(DistributedDataset):
         return self._worker.size == 1
 
     def _replica_spec(self) -> Tree:
-        return self._sources[0].spec(True)
+        return self._sources[0]._spec(True)
 
     @property
     def cardinality(self) -> np.int64:
         """The number of elements; -1 for no end, -2 for not known."""
-        sizes = {source.cardinality for source in self._sources}
+        sizes = {source._cardinality for source in self._sources}
         size = sizes.pop() if len(sizes) == 1 else UNKNOWN_CARDINALITY
         if len(self._sources) == self._num_replicas or size < 0:
             return np.int64(size)
         rounds, rest = divmod(size, self._num_replicas)
         if not rest:
             return np.int64(rounds)
-        spec = self._sources[0].spec(False)
+        spec = self._sources[0]._spec(False)
         return np.int64(UNKNOWN_CARDINALITY if spec is None else rounds if all_static(spec) else rounds + 1)

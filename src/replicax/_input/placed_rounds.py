@@ -18,11 +18,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from replicax._base.types import InputOptions, Tree
+from replicax._data.dataset import Dataset
 from replicax._data.multi_step import Block, Demand, stack_on_host
 from replicax._data.prefetch import is_small
 from replicax._data.reading import Reading
 from replicax._input.agreement import Iteration, Round, Worker, agreed, one_order
-from replicax._input.sources import Distributed, Source
+from replicax._input.sources import Distributed
 from replicax._input.split import ALONE, Shares
 from replicax._job import state as _state
 
@@ -37,7 +38,7 @@ _nothing: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 class PlacedRounds(Distributed, abc.ABC):
     """A distributed dataset, as far as its iterators need it. A subclass says what the rounds are."""
 
-    _sources: list[Source]
+    _sources: list[Dataset]
     _share: tuple[int, int]
 
     def _prepare(self, num_replicas: int, place: Place, options: InputOptions | None, worker: Worker = ALONE) -> None:
@@ -52,7 +53,7 @@ class PlacedRounds(Distributed, abc.ABC):
     def _readings(self, saved: list[Any] | None = None) -> list[Reading]:
         """Returns new readings of the sources, or those that repeat the saved ones."""
         states = [None] * len(self._sources) if saved is None else saved
-        return [Reading(s.nodes, self._share, saved=state) for s, state in zip(self._sources, states, strict=True)]
+        return [Reading(s._nodes, self._share, saved=state) for s, state in zip(self._sources, states, strict=True)]
 
     @abc.abstractmethod
     def _rounds(self, readings: list[Reading], start: int) -> Iterator[Round]:
@@ -138,7 +139,7 @@ class PlacedRounds(Distributed, abc.ABC):
 
     def _is_at_hand(self) -> bool:
         """Returns whether elements take next to nothing to make, and no code of the user's."""
-        return all(source.at_hand for source in self._sources)
+        return all(source._at_hand for source in self._sources)
 
     def _next_topic(self) -> str:
         """Returns the name under which the workers agree about the iteration that begins."""

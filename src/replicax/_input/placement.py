@@ -54,14 +54,7 @@ class Placement:
         return itertools.zip_longest(*told, fillvalue=Kind((), ""))
 
     def _leaf(self, leaves: Sequence[Leaf], of_all: Sequence[Leaf], alike: bool, fetch_to_device: bool) -> Leaf:
-        """Returns one leaf of the element.
-
-        Args:
-            leaves: the local replicas' parts.
-            of_all: what has the shapes and dtypes of all replicas' parts.
-            alike: whether all replicas' parts have one shape.
-            fetch_to_device: see `place`.
-        """
+        """Returns one leaf of the element, of its local parts and what has the shapes and dtypes of all parts."""
         mesh = self._mesh
         if all(leaf is None for leaf in leaves):  # None is a part of the structure
             return None

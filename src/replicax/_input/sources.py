@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -13,25 +13,13 @@ from replicax._base.types import AutoShardPolicy, InputOptions, Tree
 from replicax._data.calls import call_user
 from replicax._data.dataset import Dataset
 from replicax._data.elements import as_host
-from replicax._data.reading import Maker, Reading, StatefulNode, replayed
+from replicax._data.options import Options
+from replicax._data.reading import Reading, replayed
 from replicax._data.specs import UNKNOWN_CARDINALITY, first_spec, shown_spec
 
 
 class Distributed:
     """The base class of distributed datasets."""
-
-
-class Source(NamedTuple):
-    """A dataset as a distributed dataset reads it."""
-
-    make: Maker  # a new iterator over elements: structures of host arrays
-    spec: Callable[[bool], Tree]  # see Dataset: the elements' specs, or None where only probing would tell
-    cardinality: int
-    batch_size: int | None
-    policy: AutoShardPolicy
-    files: int = 0  # how many files it reads
-    nodes: tuple[StatefulNode, ...] = ()  # see Reading
-    at_hand: bool = False  # see Dataset
 
 
 def is_buffered(options: InputOptions | None) -> bool:
@@ -42,8 +30,8 @@ def is_buffered(options: InputOptions | None) -> bool:
 _MAKE_DATASET = "Make batches of it: `rx.data.Dataset.from_tensor_slices(arrays).batch(global_batch_size)`."
 
 
-def normalize_source(dataset: Any, ahead: bool = False) -> Source:
-    """Returns a `Source` of anything that yields batches each time it is iterated over.
+def as_dataset(dataset: Any, ahead: bool = False) -> Dataset:
+    """Returns as a `Dataset` anything that yields batches each time it is iterated over.
 
     `ahead` says that elements are made before they are needed, as `prefetch` does it.
     """
@@ -51,12 +39,10 @@ def normalize_source(dataset: Any, ahead: bool = False) -> Source:
     if isinstance(dataset, Distributed):
         raise TypeError(f"The dataset is distributed already: got a {kind}. Pass the dataset that it was made of.")
     if isinstance(dataset, Dataset):
-        policy, size = dataset._options.experimental_distribute.auto_shard_policy, dataset._batch_size
-        source = dataset._in_place if ahead and dataset._in_place is not None else dataset
-        known = dataset._spec, dataset._cardinality, size, policy, dataset._files, dataset._nodes
-        return Source(source._make, *known, source._at_hand)
+        in_place = dataset._in_place if ahead else None
+        return dataset if in_place is None else in_place._with(dataset._options)
     if hasattr(dataset, "as_numpy_iterator") and hasattr(dataset, "element_spec"):
-        return _tf_source(dataset)
+        return _of_tensorflow(dataset)
     if isinstance(dataset, (str, bytes, dict, tuple)) or hasattr(dataset, "__array__"):
         raise TypeError(f"Expected a dataset, which yields batches; got {kind}, which is data. {_MAKE_DATASET}")
     if hasattr(dataset, "__next__"):
@@ -67,12 +53,11 @@ def normalize_source(dataset: Any, ahead: bool = False) -> Source:
     if not (hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")):
         made = " If it makes one, call it, or pass `rx.data.Dataset.from_generator(it)`." if callable(dataset) else ""
         raise TypeError(f"Expected a dataset or another iterable of batches, got {kind}.{made}")
+    return _of_iterable(dataset)
 
-    return _foreign_source(dataset)
 
-
-def _foreign_source(dataset: Any) -> Source:
-    """Returns a `Source` of any other iterable, whose spec is known once an element has been seen."""
+def _of_iterable(dataset: Any) -> Dataset:
+    """Returns any other iterable as a dataset, whose spec is known once an element has been seen."""
     seen: list[Tree] = []
     pool = Pool()
 
@@ -93,22 +78,24 @@ def _foreign_source(dataset: Any) -> Source:
         cardinality = len(dataset)
     except (TypeError, NotImplementedError, ValueError):  # as libraries raise where the length is unknown
         cardinality = UNKNOWN_CARDINALITY
-    return Source(make, spec, cardinality, None, AutoShardPolicy.AUTO)
+    return Dataset._made(make, spec, cardinality)
 
 
-def _tf_source(dataset: Any) -> Source:
-    """Returns a `Source` of a `tf.data.Dataset`, known by its methods: TensorFlow is not imported here."""
+def _of_tensorflow(dataset: Any) -> Dataset:
+    """Returns a `tf.data.Dataset`, known by its methods, as one of ours: TensorFlow is not imported here."""
     spec = jax.tree.map(
         lambda s: TensorSpec(None if s.shape.rank is None else s.shape.as_list(), s.dtype.as_numpy_dtype),
         dataset.element_spec,
     )
-    policy = AutoShardPolicy(int(dataset.options().experimental_distribute.auto_shard_policy))
+    options = Options()
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy(int(policy))
 
     @replayed
     def make(reading: Reading) -> Iterator[Tree]:
         return map(_host_element, dataset.as_numpy_iterator())
 
-    return Source(make, lambda probe: spec, int(dataset.cardinality()), None, policy)
+    return Dataset._made(make, lambda probe: spec, int(dataset.cardinality()), options=options)
 
 
 def _host_element(element: Tree) -> Tree:
