@@ -23,7 +23,7 @@ from replicax._benchmark.report import TIMES, Benchmark
 from replicax._data.dataset import Dataset
 from replicax._data.iterators import ElementIterator
 from replicax._engine import function as _function
-from replicax._engine import modes, step_hints
+from replicax._engine import modes
 from replicax._engine.function import Function
 from replicax._engine.signature import CallSignature
 from replicax._input.distributed_dataset import DistributedDataset
@@ -75,7 +75,7 @@ def benchmark(strategy: Strategy, step: Callable[..., Tree], batch: Tree, rounds
                 f"{function._name} runs {max(sizes)} replicas of another strategy, and {strategy!r} has "
                 f"{strategy.num_replicas_in_sync}. Call `benchmark` of the strategy that the step is written for."
             )
-        with program.variables_kept() as restore, step_hints.none_for(function):
+        with program.variables_kept() as restore, function._without_step_hint():
             measured = _measured(program, feed, restore, rounds, steps)
     return Benchmark(
         step=function._name,

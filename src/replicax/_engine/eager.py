@@ -19,14 +19,14 @@ from typing import TypeAlias, TypeVar
 import jax
 import jax.numpy as jnp
 
-from replicax._base import errors, jax_internals, nest, profiling
+from replicax._base import errors, jax_internals, profiling
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree
 from replicax._collectives.arithmetic import Reducible
 from replicax._collectives.reducer import Reducer
 from replicax._tracing import active_tapes, frames
 from replicax._tracing import context as _context
 from replicax._tracing.context import ReplicaContext, StrategyLike
-from replicax._values import Mirrored, PerReplica, arrays_of, regroup, select
+from replicax._values import arrays_of, regroup, select
 from replicax._variables import assigned_alike, creators
 
 _PACKAGE = __name__.partition(".")[0]
@@ -301,7 +301,7 @@ class Lockstep:
         kwargs = regroup([meeting[2] for meeting in meetings], self.mesh, merging=True)
         with _context.entered(self.strategy, None), frames.entered(frames.GlobalFrame()):
             result = fn(self.strategy, *args, **kwargs)
-        return [_own_part(result, replica.index) for replica in replicas]
+        return [select(replica.index, result) for replica in replicas]
 
     def _abandon(self, replicas: Sequence[_Replica]) -> None:
         self.abandoned = True
@@ -317,12 +317,6 @@ class Lockstep:
         for replica in replicas:
             if replica.thread is not None:
                 replica.thread.join(timeout=0.5)
-
-
-def _own_part(result: Tree, index: int) -> Tree:
-    return nest.map_structure(
-        lambda leaf: leaf.values[index] if isinstance(leaf, (PerReplica, Mirrored)) else leaf, result
-    )
 
 
 def _user_line() -> str:

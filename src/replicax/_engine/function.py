@@ -22,19 +22,18 @@ import functools
 import inspect
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 import jax
 
 from replicax._base import jax_internals, profiling, tracebacks
 from replicax._base.types import Tree
-from replicax._engine import input_signature as _input_signature
 from replicax._engine import modes, multi_step, step_hints
 from replicax._engine.concrete_function import ConcreteFunction
 from replicax._engine.program import Program
 from replicax._engine.programs import Programs
-from replicax._engine.signature import CallSignature
+from replicax._engine.signature import CallSignature, bind_declared, check_declared
 from replicax._tracing import autograph_switch, frames
 from replicax._tracing.dataset_reads import Abort, DrivenFromHost, RunEagerly, push_back
 
@@ -68,7 +67,7 @@ class Function:
     @tracebacks.boundary
     def __call__(self, *args: Tree, **kwargs: Tree) -> Tree:
         if self._input_signature is not None:
-            args, kwargs = _input_signature.bind(self._input_signature, args, kwargs)
+            args, kwargs = bind_declared(self._input_signature, args, kwargs)
         taped = not jax_internals.is_eager(jax_internals.current_trace())  # by a tape, or traced by a `jax.jit`
         if modes.functions_run_eagerly():
             with self._code.entered(inside=True):
@@ -86,11 +85,24 @@ class Function:
             hint.calls += 1
             if hint.calls > step_hints.FIRST and not taped and profiling.active is None:
                 owner = (modes.host_driven() and modes.of_thread.driven) or self._code
-                return hint.run(self, owner, call, lambda: run(call, args, kwargs, taped))
+                try:
+                    return hint.run(owner, owner is not self._code, call, lambda: run(call, taped))
+                finally:
+                    if hint.decided:
+                        self.step_hint = None
         if profiling.active is not None:
             with profiling.step(self._name, self._programs.log.calls - 1):
-                return run(call, args, kwargs, taped)
-        return run(call, args, kwargs, taped)
+                return run(call, taped)
+        return run(call, taped)
+
+    @contextlib.contextmanager
+    def _without_step_hint(self) -> Iterator[None]:
+        """Returns a context in which calls are neither counted nor measured for the hint of `step_hints`."""
+        before, self.step_hint = self.step_hint, None
+        try:
+            yield
+        finally:
+            self.step_hint = before
 
     def _is_host_driven(self, call: CallSignature) -> bool:
         return (call.has_dataset and not self._compiled_only) or call.key in self._programs.host_driven
@@ -99,24 +111,24 @@ class Function:
         """Runs the steps of a call one by one, as long as there are `more`."""
         return step() if self._steps == 1 else multi_step.one_by_one(self._steps, step, more)
 
-    def _run_step(self, call: CallSignature, args: tuple[Tree, ...], kwargs: dict[str, Tree], taped: bool) -> Tree:
+    def _run_step(self, call: CallSignature, taped: bool) -> Tree:
         """Runs one step: its program, or eagerly."""
         if call.ragged:
-            return self._code.run(args, kwargs, host=False)
+            return self._code.run(call.args, call.kwargs, host=False)
         entries = self._programs.entries.get(call.key)
         if entries and not entries[0].pulls:
             return entries[0].run(call, (), taped)
-        return self._run_found(call, args, kwargs)
+        return self._run_found(call)
 
-    def _run_found(self, call: CallSignature, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
+    def _run_found(self, call: CallSignature) -> Tree:
         """Runs the program of such calls, traced first where there is none; the Python code where none can be."""
         entry, host = None, True
         with contextlib.ExitStack() as turn:  # it ends with the tracing
             try:
-                entry, pulled = self._programs.find(call, args, kwargs, turn)
+                entry, pulled = self._programs.find(call, turn)
             except modes.CreatesVariables:  # in this function's turn, so that other threads find the variables
-                result = self._code.run(args, kwargs, host=False)
-                self._programs.make_after_creation(call, args, kwargs)
+                result = self._code.run(call.args, call.kwargs, host=False)
+                self._programs.make_after_creation(call)
                 return result
             except StopIteration:
                 pass  # The data end in the middle of the function: run it as it is, so that what it did stays.
@@ -130,22 +142,22 @@ class Function:
         if entry is not None:
             return entry.run(call, pulled, not jax_internals.is_eager(jax_internals.current_trace()))
         if host:
-            return self._code.run(args, kwargs, host=True)
+            return self._code.run(call.args, call.kwargs, host=True)
         with self._programs.uneven.explained(call):
-            return self._code.run(args, kwargs, host=False)
+            return self._code.run(call.args, call.kwargs, host=False)
 
-    def _run_several(self, call: CallSignature, args: tuple[Tree, ...], kwargs: dict[str, Tree], taped: bool) -> Tree:
+    def _run_several(self, call: CallSignature, taped: bool) -> Tree:
         """Runs the steps of one call: in one program where it can be, and one by one elsewhere."""
         several = None
         if not (taped or call.ragged or self._is_host_driven(call)):
-            several = self._programs.find_several(call, args, kwargs, self._steps)
+            several = self._programs.find_several(call, self._steps)
         if several is not None:
             return several.entry.run(call, several.elements, taped, several.steps)
 
         def step() -> Tree:
             if self._is_host_driven(call):
-                return self._code.run(args, kwargs, host=True)
-            return self._run_step(call, args, kwargs, taped)
+                return self._code.run(call.args, call.kwargs, host=True)
+            return self._run_step(call, taped)
 
         return self._repeated(step, lambda: multi_step.has_more(self._programs.entries.get(call.key), call.iterators))
 
@@ -186,7 +198,7 @@ class Function:
         """
         if self._input_signature is not None:
             if args or kwargs:
-                _input_signature.check_declared(self._input_signature, args, kwargs)
+                check_declared(self._input_signature, args, kwargs)
             args, kwargs = self._input_signature, {}
         return ConcreteFunction(self, self._traced, self.python_function, args, kwargs)
 
@@ -242,18 +254,18 @@ class Function:
         call = CallSignature(args, kwargs)
         if call.ragged or self._is_host_driven(call):
             return None
-        return self._programs.find_for(call, args, kwargs)
+        return self._programs.find_for(call)
 
     def _program(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> tuple[Program, CallSignature]:
         """Returns the program for these arguments and the next elements of iterators, and the call; pulls nothing."""
         if self._input_signature is not None:
-            args, kwargs = _input_signature.bind(self._input_signature, args, kwargs)
+            args, kwargs = bind_declared(self._input_signature, args, kwargs)
         call = CallSignature(args, kwargs)
         try:
             if call.ragged:
                 raise RunEagerly
             with contextlib.ExitStack() as turn:
-                entry, elements = self._programs.find(call, args, kwargs, turn)
+                entry, elements = self._programs.find(call, turn)
         except StopIteration:  # at the end of the data, what there was
             entry, elements = self._programs.entries[call.key][0], []
         except Abort as abort:

@@ -154,17 +154,17 @@ class Program:
             self.compiled = jax.jit(self._named(self._compute), donate_argnums=self._donated())
 
     def leaves_moved(self) -> None:
-        """Leaves of its variables have come to stand elsewhere: the next call looks where they are."""
+        """Notes that leaves of its variables have come to stand elsewhere: the next call looks where they are."""
         self._moved = True
 
     def layouts_changed(self) -> None:
-        """Arrays of its variables are split in another way: JAX compiles the program again."""
+        """Notes that arrays of its variables are split in another way: JAX compiles the program again."""
         self.is_compiled = False
         for repeated in self._several.values():
             repeated.is_compiled = False
 
     def _donated(self) -> tuple[int, ...]:
-        """Which arguments the compiled program takes over."""
+        """Returns which arguments the compiled program takes over."""
         return () if self.level.local or self._keeps else (0, 1)
 
     def computing(self, jaxpr: jex.ClosedJaxpr) -> Program:

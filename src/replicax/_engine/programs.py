@@ -51,9 +51,7 @@ class Programs:
         self.log = TraceLog(code.function, steps)
         self._code, self._falls_back = code, falls_back
 
-    def find(
-        self, call: CallSignature, args: tuple[Tree, ...], kwargs: dict[str, Tree], turn: contextlib.ExitStack
-    ) -> WithElements:
+    def find(self, call: CallSignature, turn: contextlib.ExitStack) -> WithElements:
         """Returns the program of such calls and the elements for it, traced in this function's turn if need be.
 
         Raises:
@@ -70,12 +68,10 @@ class Programs:
                 entry, pulled = _pulled(entries, call)
         if entry is None:
             queue = list(zip(entries[0].pulls, pulled)) if entries else []
-            entry, pulled = self._new(call, args, kwargs, queue)
+            entry, pulled = self._new(call, queue)
         return entry, pulled
 
-    def find_several(
-        self, call: CallSignature, args: tuple[Tree, ...], kwargs: dict[str, Tree], count: int
-    ) -> multi_step.Several | None:
+    def find_several(self, call: CallSignature, count: int) -> multi_step.Several | None:
         """Returns the program of so many steps and its elements; None where there is none for the elements to come."""
         if nan_checks.are_looked_for():
             return None
@@ -87,12 +83,12 @@ class Programs:
             iterator._ask_for(count)
         known = len(entries)
         with self._turn():
-            if len(entries) == known and self._ahead(call, lambda: self._new(call, args, kwargs)) is None:
+            if len(entries) == known and self._ahead(call, lambda: self._new(call)) is None:
                 return None
         several = multi_step.found(entries, count, call.iterators)
         return None if several is multi_step.NOT_TRACED else several  # other elements come than were just pushed back
 
-    def find_for(self, call: CallSignature, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Program | None:
+    def find_for(self, call: CallSignature) -> Program | None:
         """Returns the program for these arguments, without running it; None where none can be.
 
         It is traced, and its variables are made, if there is none.
@@ -101,16 +97,16 @@ class Programs:
         def find() -> WithElements:
             with contextlib.ExitStack() as turn:
                 try:
-                    return self.find(call, args, kwargs, turn)
+                    return self.find(call, turn)
                 except CreatesVariables:
-                    self._code.rehearse(args, kwargs)
-                    return self._new(call, args, kwargs, creation=False)
+                    self._code.rehearse(call.args, call.kwargs)
+                    return self._new(call, creation=False)
 
         return self._ahead(call, find)
 
-    def make_after_creation(self, call: CallSignature, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> None:
+    def make_after_creation(self, call: CallSignature) -> None:
         """Traces a function whose variables were made in a call that ran eagerly; none may be made any more."""
-        self._ahead(call, lambda: self._new(call, args, kwargs, creation=False))
+        self._ahead(call, lambda: self._new(call, creation=False))
 
     def fall_back(self, call: CallSignature, error: jax.errors.ConcretizationTypeError) -> None:
         """Has the host drive such calls, with a warning; raises the error again where that is not allowed."""
@@ -149,15 +145,13 @@ class Programs:
     def _new(
         self,
         call: CallSignature,
-        args: tuple[Tree, ...],
-        kwargs: dict[str, Tree],
         queue: Sequence[tuple[DatasetRead, Tree]] = (),
         creation: bool = True,
     ) -> WithElements:
         """Returns a new program for this call, which further calls find, and the elements that it pulled.
 
         Args:
-            call, args, kwargs: the call.
+            call: the call.
             queue: elements that were pulled before.
             creation: whether variables may be made.
         """

@@ -59,6 +59,7 @@ class CallSignature:
     """The arguments of one call: dynamic arrays, and a key for all that the program depends on.
 
     Attributes:
+        args, kwargs: all of them, as they were given.
         dynamic: the arrays.
         keys: of each argument; `key` is that of the whole call.
         statics: the objects that are known by their identity.
@@ -74,12 +75,14 @@ class CallSignature:
     __slots__ = (
         "_leaves",
         "_tree",
+        "args",
         "counts",
         "dynamic",
         "iterators",
         "has_dataset",
         "key",
         "keys",
+        "kwargs",
         "probe",
         "ragged",
         "statics",
@@ -88,6 +91,7 @@ class CallSignature:
     )
 
     def __init__(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]):
+        self.args, self.kwargs = args, kwargs
         self._leaves: Sequence[Leaf]
         self._tree: PyTreeDef
         if not kwargs and _LEAF_TYPES.issuperset(map(type, args)):
@@ -272,3 +276,41 @@ def _is_argument_leaf(value: Tree) -> bool:
 def is_python_iterator(value: Leaf) -> bool:
     """Returns whether `value` is an iterator of another kind than the datasets'."""
     return hasattr(type(value), "__next__") and not isinstance(value, ElementIterator)
+
+
+def check_declared(signature: tuple[Tree, ...], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> None:
+    """Raises `TypeError` where arrays, specs or PerReplica values do not fit the input signature."""
+
+    def fit(given: Leaf, declared: Leaf) -> bool:
+        is_spec = isinstance(declared, (_specs.TensorSpec, _specs.PerReplicaSpec))
+        return bool(declared.is_compatible_with(given) if is_spec else given == declared)
+
+    given = jax.tree.leaves(args, is_leaf=lambda leaf: isinstance(leaf, PerReplica))
+    declared = jax.tree.leaves(signature)
+    if kwargs or len(given) != len(declared) or not all(map(fit, given, declared)):
+        raise TypeError(
+            f"Binding inputs to tf.function failed due to arguments that do not fit. Received args: {args} and "
+            f"kwargs: {kwargs} for signature: {signature}."
+        )
+
+
+def bind_declared(
+    signature: tuple[Tree, ...], args: tuple[Tree, ...], kwargs: dict[str, Tree]
+) -> tuple[tuple[Tree, ...], dict[str, Tree]]:
+    """Returns arguments that fit the input signature; numbers and numpy arrays become arrays of its dtypes.
+
+    Raises:
+        TypeError: they do not fit.
+    """
+    if kwargs or len(args) != len(signature):
+        raise TypeError(
+            f"Binding inputs to tf.function failed due to `{len(signature)} positional arguments "
+            f"expected by input_signature`. Received args: {args} and kwargs: {kwargs}."
+        )
+    try:
+        return tuple(_specs.conform(arg, spec) for arg, spec in zip(args, signature)), {}
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"Binding inputs to tf.function failed due to `{error}`. Received args: {args} and kwargs: {kwargs} "
+            f"for signature: {signature}."
+        ) from error

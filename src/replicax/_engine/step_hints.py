@@ -19,14 +19,15 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from replicax._base import tracebacks
 from replicax._base.types import Tree
+from replicax._engine.modes import PythonCode
 from replicax._engine.signature import CallSignature, ProbedProgram
 from replicax._passes import nan_checks
 from replicax._tracing import frames
@@ -59,42 +60,17 @@ def _are_on() -> bool:
     return os.environ.get(_VARIABLE, "").strip().lower() != "off" if _on is None else _on
 
 
-class Owner(Protocol):
-    """The Python code that a hint names."""
-
-    told_of_steps: bool  # whether the hint was printed
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def function(self) -> Callable[..., Tree]: ...
-
-
-class Function(Protocol):
-    """A compiled function, as far as hints go."""
-
-    step_hint: StepHint | None  # as long as it is not decided
-
-    @property
-    def python_function(self) -> Callable[..., Tree]: ...
-
-
-@contextlib.contextmanager
-def none_for(function: Function) -> Iterator[None]:
-    """Returns a context in which calls of a function are neither counted nor measured."""
-    before, function.step_hint = function.step_hint, None
-    try:
-        yield
-    finally:
-        function.step_hint = before
-
-
 class StepHint:
-    """Counts the calls of one function and measures some of them, until it is decided whether to print the hint."""
+    """Counts the calls of one function and measures some of them, until it is decided whether to print the hint.
+
+    Attributes:
+        calls: how many there were.
+        decided: whether it is.
+    """
 
     def __init__(self) -> None:
         self.calls = 0
+        self.decided = False
         self._thread = 0
         self._begins: list[float] = []  # when each of the calls that are not waited for began, and one more
         self._inside: list[float] = []  # seconds from the beginning of its program's work to the end of the call
@@ -105,29 +81,34 @@ class StepHint:
         self._entered = 0.0
         self._ended = False
 
-    def run(self, function: Function, owner: Owner, call: CallSignature, run: Callable[[], Tree]) -> Tree:
-        """Returns the result of a call of `function`, which is measured; the hint names `owner`."""
+    def run(self, owner: PythonCode, driven: bool, call: CallSignature, run: Callable[[], Tree]) -> Tree:
+        """Returns the result of a call, which is measured.
+
+        Args:
+            owner: the code that the hint names.
+            driven: whether that is a loop which the host drives, with the call in its body.
+            call: the call, which `run` carries out.
+        """
         if not self._begins:
             self._thread = threading.get_ident()
         if self._is_impossible(owner):
-            function.step_hint = None
+            self.decided = True
             return run()
         call.probe = self
         begin = time.perf_counter()
         try:
             result = run()
         except BaseException:
-            function.step_hint = None
+            self.decided = True
             raise
         self._note(begin, time.perf_counter())
         program, self._program = self._program, None
-        if self._ended or program is None or len(self._computing) == WAITED:
-            function.step_hint = None
-            if not self._ended and program is not None:
-                self._tell(owner, owner.function is not function.python_function, call, program)
+        self.decided = self._ended or program is None or len(self._computing) == WAITED
+        if self.decided and not self._ended and program is not None:
+            self._tell(owner, driven, call, program)
         return result
 
-    def _is_impossible(self, owner: Owner) -> bool:
+    def _is_impossible(self, owner: PythonCode) -> bool:
         elsewhere = threading.get_ident() != self._thread or type(frames.frame()) is not frames.GlobalFrame
         return (
             owner.told_of_steps or elsewhere or nan_checks.are_looked_for() or jax.process_count() > 1 or not _are_on()
@@ -169,7 +150,7 @@ class StepHint:
             self._begins.append(begin)
             self._inside.append(end - self._entered)
 
-    def _tell(self, owner: Owner, driven: bool, call: CallSignature, program: ProbedProgram) -> None:
+    def _tell(self, owner: PythonCode, driven: bool, call: CallSignature, program: ProbedProgram) -> None:
         advice = _advice(owner, driven, call, program)
         periods = [after - before for before, after in zip(self._begins, self._begins[1:])]
         period, inside = _usual(periods), _usual(self._inside[:FREE])
@@ -193,7 +174,7 @@ class StepHint:
             sys.stderr.write(line)
 
 
-def _advice(owner: Owner, driven: bool, call: CallSignature, program: ProbedProgram) -> str | None:
+def _advice(owner: PythonCode, driven: bool, call: CallSignature, program: ProbedProgram) -> str | None:
     """Returns what to change; None where several steps in one call may not be what the program could do."""
     several = f"steps_per_call={STEPS}"
     if driven:
@@ -205,7 +186,7 @@ def _advice(owner: Owner, driven: bool, call: CallSignature, program: ProbedProg
     return None
 
 
-def _where(owner: Owner) -> str:
+def _where(owner: PythonCode) -> str:
     """Returns the user's line that runs now: of `owner` where the host drives it, and else the one that calls it."""
     frame = inner = tracebacks.users_frame()
     code = getattr(inspect.unwrap(owner.function), "__code__", None)
