@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import ctypes
+import functools
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +32,23 @@ from replicax._variables import assigned_alike, creators
 
 _PACKAGE = __name__.partition(".")[0]
 
-# The function of a meeting, its arguments, and a tag that all replicas that meet have in common.
-Meeting: TypeAlias = tuple[Callable[..., Tree], tuple[Tree, ...], dict[str, Tree], tuple[object, ...]]
-
 _L = TypeVar("_L", bound=Reducible)
+
+
+class Meeting(NamedTuple):
+    """A merge function that a replica has come to, and the replica's arguments of it.
+
+    Args:
+        fn, args, kwargs: the function and the arguments.
+        tag: what all replicas that meet have in common.
+        where: the user's line.
+    """
+
+    fn: Callable[..., Tree]
+    args: tuple[Tree, ...]
+    kwargs: dict[str, Tree]
+    tag: tuple[object, ...]
+    where: str
 
 
 class _Abandoned(BaseException):
@@ -65,7 +79,7 @@ class LockstepContext(ReplicaContext):
     ) -> Tree:
         if frames.is_tracing():
             raise RuntimeError(errors.MERGE_IN_TRACE)
-        return self._replica.meet(fn, args, kwargs, tag)
+        return self._replica.meet(Meeting(fn, args, kwargs, tag, _user_line()))
 
     def _all_reduce(self, op: ReduceOp, leaves: list[_L], options: CommunicationOptions) -> list[_L]:
         def forward(values: list[_L]) -> list[_L]:
@@ -141,19 +155,16 @@ _SETTINGS = {
 
 
 class _Replica:
-    """One replica's thread, and what it is at."""
+    """One replica's thread, which calls `function`, and what it is at."""
 
-    def __init__(
-        self, run: Lockstep, index: int, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]
-    ):
-        self.run, self.index, self.fn, self.args, self.kwargs = run, index, fn, args, kwargs
+    def __init__(self, run: Lockstep, index: int, function: Callable[[], Tree]):
+        self.run, self.index, self.function = run, index, function
         self.id = run.mesh.local_ids[index]
         self.resume = threading.Semaphore(0)
         self.state = "ready"  # ready, running, waiting, returned, raised
         self.result: Tree = None
         self.error: BaseException | None = None
         self.meeting: Meeting | None = None
-        self.where = ""
         self.thread: threading.Thread | None = None
         self.interruptible = False  # whether a KeyboardInterrupt may be sent to its thread
 
@@ -182,7 +193,7 @@ class _Replica:
             stack.enter_context(jax.default_device(run.mesh.local_devices[self.index]))
             if profiling.active is not None:
                 stack.enter_context(profiling.replica(self.id))
-            return self.fn(*self.args, **self.kwargs)
+            return self.function()
 
     def _main(self) -> None:
         self.resume.acquire()
@@ -210,12 +221,11 @@ class _Replica:
             except KeyboardInterrupt:  # it has just come
                 continue
 
-    def meet(
-        self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], tag: tuple[object, ...]
-    ) -> Tree:
+    def meet(self, meeting: Meeting) -> Tree:
+        """Waits for the other replicas, and returns this one's part of what the merge function returned."""
         if self.run.abandoned:
             raise _Abandoned
-        self.meeting, self.where, self.state = (fn, args, kwargs, tag), _user_line(), "waiting"
+        self.meeting, self.state = meeting, "waiting"
         if self.thread is None:  # a single replica runs in the calling thread
             return self.run.merge([self])[0]
         self.run.turn.release()
@@ -228,9 +238,9 @@ class _Replica:
     def standing(self) -> str:
         """Returns where the replica is, for error messages."""
         if self.state == "waiting" and self.meeting:
-            tag = self.meeting[3]
+            tag = self.meeting.tag
             call = f"{tag[0]}({', '.join(map(str, tag[1:-1]))})" if len(tag) > 2 else tag[0]
-            return f"replica {self.id} waits in {call} at {self.where}"
+            return f"replica {self.id} waits in {call} at {self.meeting.where}"
         if self.state == "raised":
             return f"replica {self.id} raised {type(self.error).__name__}"
         return f"replica {self.id} {'has returned' if self.state == 'returned' else 'has not started'}"
@@ -251,7 +261,8 @@ class Lockstep:
     def call(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> list[Tree]:
         """Returns each local replica's result."""
         count = len(self.mesh.local_ids)
-        replicas = [_Replica(self, i, fn, select(i, args), select(i, kwargs)) for i in range(count)]
+        calls = [functools.partial(fn, *select(i, args), **select(i, kwargs)) for i in range(count)]
+        replicas = [_Replica(self, i, call) for i, call in enumerate(calls)]
         if count == 1:
             return [replicas[0].body()]
         for replica in replicas:
@@ -260,8 +271,7 @@ class Lockstep:
             while True:
                 for replica in replicas:
                     self._step(replica)
-                waiting = [replica for replica in replicas if replica.state == "waiting"]
-                if not waiting:
+                if all(replica.state != "waiting" for replica in replicas):
                     return [replica.result for replica in replicas]
                 self._check(replicas)
                 for replica, result in zip(replicas, self.merge(replicas)):
@@ -281,26 +291,26 @@ class Lockstep:
             raise replica.error
 
     def _check(self, replicas: Sequence[_Replica]) -> None:
+        """Raises `ReplicaError` where not all replicas wait in the same call."""
+        met = [replica.meeting for replica in replicas if replica.state == "waiting" and replica.meeting]
+        if len(met) == len(replicas) and all(meeting.tag == met[0].tag for meeting in met):
+            return
         standings = "\n".join("  " + replica.standing() for replica in replicas)
-        if any(replica.state != "waiting" for replica in replicas):
+        if len(met) < len(replicas):
             raise errors.ReplicaError(
                 "Some replicas made a different number of replica_context().merge_call() calls. Every replica must "
                 f"make the same calls in the same order, but:\n{standings}"
             )
-        tags = [replica.meeting[3] for replica in replicas if replica.meeting]
-        if any(tag != tags[0] for tag in tags):
-            raise errors.ReplicaError(
-                f"The replicas meet in different calls. Every replica must make the same ones, but:\n{standings}"
-            )
+        raise errors.ReplicaError(
+            f"The replicas meet in different calls. Every replica must make the same ones, but:\n{standings}"
+        )
 
     def merge(self, replicas: Sequence[_Replica]) -> list[Tree]:
-        """Runs the merge function that the replicas have met for; each replica's part of the result."""
+        """Runs the merge function that the replicas have met for; returns each replica's part of the result."""
         meetings = [replica.meeting for replica in replicas if replica.meeting]
-        fn = meetings[0][0]
-        args = regroup([meeting[1] for meeting in meetings], self.mesh, merging=True)
-        kwargs = regroup([meeting[2] for meeting in meetings], self.mesh, merging=True)
+        args, kwargs = regroup([(meeting.args, meeting.kwargs) for meeting in meetings], self.mesh, merging=True)
         with _context.entered(self.strategy, None), frames.entered(frames.GlobalFrame()):
-            result = fn(self.strategy, *args, **kwargs)
+            result = meetings[0].fn(self.strategy, *args, **kwargs)
         return [select(replica.index, result) for replica in replicas]
 
     def _abandon(self, replicas: Sequence[_Replica]) -> None:

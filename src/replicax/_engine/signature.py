@@ -28,6 +28,8 @@ from replicax._values.forms import Shape
 
 # What the program depends on of one argument: its type first, and then its shape, its value or its identity.
 ArgumentKey: TypeAlias = tuple[Any, ...]
+# The structure of a call's arguments, and their keys.
+CallKeys: TypeAlias = tuple[PyTreeDef, tuple[ArgumentKey, ...]]
 
 
 class ProbedProgram(Protocol):
@@ -170,7 +172,7 @@ class CallSignature:
         return found
 
     @property
-    def structure_and_keys(self) -> tuple[PyTreeDef, tuple[ArgumentKey, ...]]:
+    def structure_and_keys(self) -> CallKeys:
         """The arguments' structure and keys, to be compared with those of another call (see `difference`)."""
         return self._tree, self.keys
 
@@ -191,10 +193,8 @@ class CallSignature:
         return args, kwargs
 
 
-def difference(
-    before: tuple[PyTreeDef, tuple[ArgumentKey, ...]], now: tuple[PyTreeDef, tuple[ArgumentKey, ...]]
-) -> str:
-    """Returns what changed from one call, given by structure and keys, to another, in words."""
+def difference(before: CallKeys, now: CallKeys) -> str:
+    """Returns what changed from one call to another, in words."""
     (tree, keys), (other_tree, other_keys) = before, now
     if tree != other_tree:
         return "The arguments' structure changed. "

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from jax.tree_util import PyTreeDef
-
 from replicax._base import tracebacks
 from replicax._base.types import Tree
-from replicax._engine.signature import ArgumentKey, CallSignature, difference, is_python_iterator
+from replicax._engine.signature import CallKeys, CallSignature, difference, is_python_iterator
 from replicax._tracing.dataset_reads import DatasetRead
 
 
@@ -25,10 +23,8 @@ class TraceLog:
         self.calls = self.traces = 0
         self._retraced = 0  # the calls for which it was traced; a program may also be asked for without a call
         self._warned = 0
-        self._last_call: tuple[PyTreeDef, tuple[ArgumentKey, ...]] | None = (
-            None  # structure and keys of the call that was traced last
-        )
-        self._last_inputs: list[str] = []  # and what its program takes
+        self._last_call: CallKeys | None = None  # of the call that was traced last, and what its program takes
+        self._last_inputs: list[str] = []
 
     def traced(self, call: CallSignature, inputs: list[str], known: bool) -> str:
         """Notes that the function was traced, and returns why it was traced anew; nothing the first time.
