@@ -21,6 +21,19 @@ def places(value):
     return [part.devices() for part in getattr(value, "values", (value,))]
 
 
+def test_creators_entered_outside_of_the_scope_of_one_device_see_its_variables():
+    """Seen in TensorFlow."""
+    seen = []
+
+    def creator(make, **kwargs):
+        seen.append(kwargs["name"])
+        return make(**kwargs)
+
+    with rx.variable_creator_scope(creator):
+        v = made(one_device(), name="a")
+    assert seen == ["a"] and v.distribute_strategy is one_device()
+
+
 @several
 def test_update_calls_for_each_component_on_its_device(n):
     """Fact 83."""

@@ -32,15 +32,8 @@ class FirstDeviceExtended(ReplicatedExtended):
         super().__init__(strategy, Reducer(ReplicaMesh(devices.find_devices(names)), CollectiveAllReduce()))
 
     @property
-    def worker_devices(self) -> tuple[str, ...]:
-        return self._mesh.device_names
-
-    @property
     def parameter_devices(self) -> tuple[str, ...]:
         return self._mesh.device_names[:1]
-
-    def _device_text(self) -> str:
-        return repr(self._mesh.device_names)
 
     def _new_variable(self, **kwargs: Any) -> Variable:
         home = DeviceHome(self._mesh.local_devices[0])

@@ -11,7 +11,7 @@ from replicax._base.types import Tree, VariableAggregation, VariableSynchronizat
 from replicax._collectives.arithmetic import first_component
 from replicax._collectives.cross_device_ops import CollectiveAllReduce
 from replicax._collectives.reducer import Reducer
-from replicax._strategies.replicated import ReplicatedExtended, device_text
+from replicax._strategies.replicated import ReplicatedExtended
 from replicax._strategies.strategy import Strategy
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
@@ -49,9 +49,6 @@ class CentralStorageExtended(ReplicatedExtended):
     def parameter_devices(self) -> tuple[str, ...]:
         """The parameter device, as it was given."""
         return (self._parameter_device,)
-
-    def _device_text(self) -> str:
-        return device_text(self._mesh)
 
     def _new_variable(self, **kwargs: Tree) -> Variable:
         as_variable_option(VariableSynchronization, kwargs["synchronization"], kwargs["name"])

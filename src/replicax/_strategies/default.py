@@ -26,6 +26,9 @@ class _DefaultReplicaContext(SingleReplicaContext):
 class DefaultExtended(SingleReplicaExtended):
     """The extended methods of the default strategy."""
 
+    _mesh = None  # type: ignore[assignment]  # JAX picks the device
+    _num_replicas_in_sync = 1
+
     @property
     def worker_devices(self) -> NoReturn:
         """None: JAX picks the device."""
@@ -47,6 +50,9 @@ class DefaultExtended(SingleReplicaExtended):
 
     def _create_variable(self, **kwargs: Tree) -> Variable:
         modes.note_creation()
+        return self._new_variable(**kwargs)
+
+    def _new_variable(self, **kwargs: Tree) -> Variable:
         return ResourceVariable(**kwargs)
 
     def _broadcast(self, tensor: Tree, destinations: object) -> NoReturn:
@@ -67,7 +73,7 @@ class _DefaultDistributionStrategy(Strategy):
 
 
 def get_strategy() -> Strategy:
-    """The current strategy: the one whose scope was entered, or the default strategy.
+    """Returns the current strategy: the one whose scope was entered, or the default strategy.
 
     >>> import replicax as rx
     >>> rx.get_strategy().num_replicas_in_sync

@@ -23,11 +23,17 @@ from replicax._base.types import (
 )
 from replicax._collectives.reducer import Reducer
 from replicax._data.dataset import Dataset
+from replicax._engine import modes
 from replicax._input.agreement import Worker
+from replicax._input.distributed_dataset import DistributedDataset
+from replicax._input.from_function import DistributedDatasetsFromFunction
+from replicax._input.placement import Placement
 from replicax._tracing import autograph_switch, lost_values
 from replicax._tracing import context as _context
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
+from replicax._variables import creators
+from replicax._variables.distributed import _Distributed
 from replicax._variables.variable import Variable
 
 if TYPE_CHECKING:
@@ -40,7 +46,8 @@ class StrategyExtended(abc.ABC):
     Get it as `strategy.extended`.
     """
 
-    _mesh: ReplicaMesh | None = None  # of the replicas' devices, if JAX does not pick the device
+    _mesh: ReplicaMesh  # of the replicas' devices
+    _placement: Placement  # of input on them
     _reducer: Reducer | None = None  # of values of its replicas, if they are on a mesh
     _worker = Worker()  # which of the processes that share the replicas this is
     _options = CommunicationOptions()  # of collectives where none are given
@@ -56,14 +63,14 @@ class StrategyExtended(abc.ABC):
     # What a strategy is made of.
 
     @property
-    @abc.abstractmethod
     def worker_devices(self) -> Sequence[str]:
         """The full names of the replicas' devices."""
+        return self._mesh.device_names
 
     @property
-    @abc.abstractmethod
     def parameter_devices(self) -> Sequence[str]:
         """The full names of the devices that hold variables."""
+        return self._mesh.device_names
 
     @property
     def experimental_require_static_shapes(self) -> bool:
@@ -234,7 +241,7 @@ class StrategyExtended(abc.ABC):
 
     @property
     def _num_replicas_in_sync(self) -> int:
-        return 1 if self._mesh is None else self._mesh.size
+        return self._mesh.size
 
     def _copied_for(self, strategy: StrategyLike) -> Self:
         """Returns the same for a copy of the strategy."""
@@ -243,10 +250,38 @@ class StrategyExtended(abc.ABC):
         clone._container = strategy
         return clone
 
+    def _device_text(self) -> str:
+        """Returns the text in the parentheses of the strategy's `repr`."""
+        return repr([name.rpartition("device:")[2] for name in self._mesh.device_names])
+
+    def _scope_context(self) -> contextlib.AbstractContextManager[object]:
+        return _context.entered(self._container, None)
+
+    def _distribute_dataset(self, dataset: object, options: InputOptions) -> Tree:
+        return DistributedDataset(
+            dataset, len(self._mesh.local_ids), self._placement.place, options, worker=self._worker
+        )
+
+    def _datasets_from_function(self, dataset_fn: Callable[[InputContext], object], options: InputOptions) -> Tree:
+        replicas, context = len(self._mesh.local_ids), InputContext(*self._worker, self._mesh.size)
+        return DistributedDatasetsFromFunction(
+            dataset_fn, replicas, self._placement.place, options, context, self._worker
+        )
+
+    def _create_variable(self, **kwargs: Tree) -> Variable:
+        """Makes a variable of the strategy's kind; inside of `run`, one for all replicas."""
+        modes.note_creation()
+        variable: Variable = creators.create_together(self._container, self._new_seen_variable, kwargs)
+        return variable
+
+    def _new_seen_variable(self, **kwargs: Tree) -> Variable:
+        variable = self._new_variable(**kwargs)
+        return _shown_to_creators(variable, kwargs) if creators.state.creators else variable
+
     @abc.abstractmethod
-    def _device_text(self) -> str: ...  # for `repr` of the strategy
-    @abc.abstractmethod
-    def _scope_context(self) -> contextlib.AbstractContextManager[object]: ...
+    def _new_variable(self, **kwargs: Tree) -> Variable:
+        """Makes a variable, in cross-replica context."""
+
     @abc.abstractmethod
     def _run(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree: ...
     @abc.abstractmethod
@@ -260,10 +295,6 @@ class StrategyExtended(abc.ABC):
     @abc.abstractmethod
     def _broadcast(self, tensor: Tree, destinations: object) -> Tree: ...
     @abc.abstractmethod
-    def _create_variable(self, **kwargs: Tree) -> Variable:
-        """Makes a variable of the strategy's kind; inside of `run`, one for all replicas."""
-
-    @abc.abstractmethod
     def _update(
         self, var: Tree, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], group: bool
     ) -> Tree: ...
@@ -271,10 +302,6 @@ class StrategyExtended(abc.ABC):
     def _local_results(self, value: Tree) -> tuple[Tree, ...]: ...
     @abc.abstractmethod
     def _values_from_function(self, value_fn: Callable[[ValueContext], Tree]) -> Tree: ...
-    @abc.abstractmethod
-    def _distribute_dataset(self, dataset: object, options: InputOptions) -> Tree: ...
-    @abc.abstractmethod
-    def _datasets_from_function(self, dataset_fn: Callable[[InputContext], object], options: InputOptions) -> Tree: ...
 
 
 class _StepContext:
@@ -296,3 +323,22 @@ def _colocated(extended: StrategyExtended, strategy: StrategyLike, variable: obj
             f"not: {variable!r}"
         )
     yield
+
+
+def _shown_to_creators(variable: Variable, kwargs: dict[str, Tree]) -> Variable:
+    """Returns a new variable, of which creators that were entered outside of the scope see each component.
+
+    Where it lives once they see the variable itself, and may put another in its place.
+    """
+    if not isinstance(variable, _Distributed):
+        seen: Variable = creators.through_creators(_returning(variable), inside_scope=False)(**kwargs)
+        return seen
+    for component in variable.values:
+        suffix = f"/replica_{component._index}/" if component._index else ""
+        make = creators.through_creators(_returning(component), inside_scope=False)
+        make(**{**kwargs, "name": (kwargs["name"] or "Variable") + suffix})
+    return variable
+
+
+def _returning(variable: Variable) -> Callable[..., Variable]:
+    return lambda **kwargs: variable

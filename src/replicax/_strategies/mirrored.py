@@ -10,7 +10,7 @@ from replicax._base import devices as _devices
 from replicax._base.types import as_flag
 from replicax._collectives.cross_device_ops import CollectiveAllReduce, CrossDeviceOps, NcclAllReduce
 from replicax._collectives.reducer import Reducer
-from replicax._strategies.replicated import MirroringExtended, device_text
+from replicax._strategies.replicated import MirroringExtended
 from replicax._strategies.strategy import Strategy
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
@@ -35,9 +35,6 @@ class MirroredExtended(MirroringExtended):
             )
         mesh = ReplicaMesh(_devices.find_devices(devices))
         super().__init__(container_strategy, Reducer(mesh, cross_device_ops or CollectiveAllReduce()))
-
-    def _device_text(self) -> str:
-        return device_text(self._mesh)
 
 
 class MirroredStrategy(Strategy):

@@ -13,7 +13,7 @@ from replicax._collectives import cross_process
 from replicax._collectives.cross_device_ops import CollectiveAllReduce
 from replicax._collectives.reducer import Reducer
 from replicax._job import exchange, state
-from replicax._strategies.replicated import MirroringExtended, device_text
+from replicax._strategies.replicated import MirroringExtended
 from replicax._strategies.strategy import Strategy
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
@@ -53,9 +53,6 @@ class MultiWorkerMirroredExtended(MirroringExtended):
         cross_process.connect(mesh)
         if known.implementation is CommunicationImplementation.NCCL and mesh.devices[0].platform == "cpu":
             warnings.warn("NCCL is asked for, but the replicas are on CPU devices, which use Gloo.", stacklevel=4)
-
-    def _device_text(self) -> str:
-        return device_text(self._mesh)
 
 
 def _tasks(resolver: ClusterResolver) -> tuple[list[tuple[str, int]], list[str]]:

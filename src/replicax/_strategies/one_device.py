@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 
 import jax
@@ -10,20 +9,15 @@ import jax.numpy as jnp
 
 from replicax._base import devices as _devices
 from replicax._base.devices import DeviceLike
-from replicax._base.types import InputContext, InputOptions, Tree
+from replicax._base.types import Tree
 from replicax._collectives import cross_device_ops
-from replicax._engine import modes
-from replicax._input.distributed_dataset import DistributedDataset
-from replicax._input.from_function import DistributedDatasetsFromFunction
 from replicax._input.placement import Placement
-from replicax._strategies.replicated import device_text
 from replicax._strategies.single_replica import SingleReplicaContext, SingleReplicaExtended
 from replicax._strategies.strategy import Strategy
 from replicax._tracing import context as _context
 from replicax._tracing import frames
 from replicax._tracing.context import StrategyLike
 from replicax._values import ReplicaMesh
-from replicax._variables import creators
 from replicax._variables.resource import ArrayStorage, ResourceVariable
 from replicax._variables.variable import Variable
 
@@ -43,28 +37,13 @@ class OneDeviceContext(SingleReplicaContext):
 class OneDeviceExtended(SingleReplicaExtended):
     """The extended methods of `OneDeviceStrategy`."""
 
-    _mesh: ReplicaMesh
-
     def __init__(self, container_strategy: StrategyLike, device: DeviceLike):
         super().__init__(container_strategy)
         self._mesh = ReplicaMesh([_devices.find_device(device)])
         self._placement = Placement(self._mesh)
 
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        """The full name of the device."""
-        return self._mesh.device_names
-
-    @property
-    def parameter_devices(self) -> tuple[str, ...]:
-        """The full name of the device."""
-        return self._mesh.device_names
-
     def _device_text(self) -> str:
-        return device_text(self._mesh)[1:-1]
-
-    def _scope_context(self) -> contextlib.AbstractContextManager[object]:
-        return _context.entered(self._container, None)
+        return super()._device_text()[1:-1]  # its only name
 
     def _call(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
         (device,) = self._mesh.devices
@@ -72,11 +51,6 @@ class OneDeviceExtended(SingleReplicaExtended):
         context = OneDeviceContext(self._container, None)
         with _context.entered(self._container, context), jax.default_device(device):
             return fn(*args, **kwargs)
-
-    def _create_variable(self, **kwargs: Tree) -> Variable:
-        modes.note_creation()
-        variable: Variable = creators.create_together(self._container, self._new_variable, kwargs)
-        return variable
 
     def _new_variable(self, **kwargs: Tree) -> Variable:
         (device,) = self._mesh.devices
@@ -90,13 +64,6 @@ class OneDeviceExtended(SingleReplicaExtended):
     def _broadcast(self, tensor: Tree, destinations: object) -> Tree:
         cross_device_ops.check_destinations(destinations)
         return tensor  # with one device there is nothing to copy it to
-
-    def _distribute_dataset(self, dataset: object, options: InputOptions) -> Tree:
-        return DistributedDataset(dataset, 1, self._placement.place, options)
-
-    def _datasets_from_function(self, dataset_fn: Callable[[InputContext], object], options: InputOptions) -> Tree:
-        context = InputContext(*self._worker, 1)
-        return DistributedDatasetsFromFunction(dataset_fn, 1, self._placement.place, options, context, self._worker)
 
 
 class OneDeviceStrategy(Strategy):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import abc
-import contextlib
 from collections.abc import Callable, Sequence
 
 import jax
@@ -11,8 +9,6 @@ import jax
 from replicax._base import nest
 from replicax._base.types import (
     CommunicationOptions,
-    InputContext,
-    InputOptions,
     Leaf,
     ReduceOp,
     Tree,
@@ -23,9 +19,7 @@ from replicax._base.types import (
 )
 from replicax._collectives.cross_device_ops import CrossDeviceOps
 from replicax._collectives.reducer import Reducer
-from replicax._engine import compiled, modes
-from replicax._input.distributed_dataset import DistributedDataset
-from replicax._input.from_function import DistributedDatasetsFromFunction
+from replicax._engine import compiled
 from replicax._input.placement import Placement
 from replicax._strategies import run
 from replicax._strategies.extended import StrategyExtended
@@ -42,7 +36,6 @@ from replicax._values import (
     own_component,
     select,
 )
-from replicax._variables import creators
 from replicax._variables.distributed import MirroredVariable, SyncOnReadVariable, _Distributed
 from replicax._variables.variable import Variable
 
@@ -57,7 +50,6 @@ class ReplicatedExtended(StrategyExtended):
             where the strategy does not take such values.
     """
 
-    _mesh: ReplicaMesh
     _reducer: Reducer
 
     def __init__(self, container_strategy: StrategyLike, reducer: Reducer, check: Callable[[Tree], None] | None = None):
@@ -65,13 +57,6 @@ class ReplicatedExtended(StrategyExtended):
         self._reducer, self._mesh, self._options = reducer, reducer.mesh, reducer.options
         self._check, self._placement = check, Placement(reducer.mesh, check)
         self._worker = self._placement.worker
-
-    @abc.abstractmethod
-    def _new_variable(self, **kwargs: Tree) -> Variable:
-        """Makes a variable, in cross-replica context."""
-
-    def _scope_context(self) -> contextlib.AbstractContextManager[object]:
-        return _context.entered(self._container, None)
 
     def _run(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
         if self._check is None:
@@ -101,15 +86,6 @@ class ReplicatedExtended(StrategyExtended):
     def _get_cross_device_ops(self, value: Tree = None) -> CrossDeviceOps:
         return self._reducer.ops
 
-    def _create_variable(self, **kwargs: Tree) -> Variable:
-        modes.note_creation()
-        variable: Variable = creators.create_together(self._container, self._new_seen_variable, kwargs)
-        return variable
-
-    def _new_seen_variable(self, **kwargs: Tree) -> Variable:
-        variable = self._new_variable(**kwargs)
-        return _shown_to_creators(variable, kwargs) if creators.state.creators else variable
-
     def _local_results(self, value: Tree) -> tuple[Tree, ...]:
         if isinstance(value, DistributedValues):
             return value.values
@@ -121,28 +97,9 @@ class ReplicatedExtended(StrategyExtended):
         values = [value_fn(ValueContext(i, self._mesh.size)) for i in self._mesh.local_ids]
         return nest.merge(values, lambda parts: PerReplica(parts, self._mesh))
 
-    def _distribute_dataset(self, dataset: object, options: InputOptions) -> Tree:
-        replicas, place = len(self._mesh.local_ids), self._placement.place
-        return DistributedDataset(dataset, replicas, place, options, worker=self._worker)
-
-    def _datasets_from_function(self, dataset_fn: Callable[[InputContext], object], options: InputOptions) -> Tree:
-        replicas, place = len(self._mesh.local_ids), self._placement.place
-        context = InputContext(*self._worker, self._mesh.size)
-        return DistributedDatasetsFromFunction(dataset_fn, replicas, place, options, context, self._worker)
-
 
 class MirroringExtended(ReplicatedExtended):
     """The extended methods of a strategy whose variables have a component on each replica's device."""
-
-    @property
-    def worker_devices(self) -> tuple[str, ...]:
-        """The full names of the replicas' devices."""
-        return self._mesh.device_names
-
-    @property
-    def parameter_devices(self) -> tuple[str, ...]:
-        """The full names of the devices that hold variables."""
-        return self._mesh.device_names
 
     def _new_variable(self, **kwargs: Tree) -> Variable:
         name = kwargs["name"]
@@ -168,32 +125,8 @@ class MirroringExtended(ReplicatedExtended):
         return merged if group or traced else self._local_results(merged)
 
 
-def device_text(mesh: ReplicaMesh) -> str:
-    """Returns the names of this process's devices, as `repr` of a strategy shows them."""
-    return repr([name.rpartition("device:")[2] for name in mesh.device_names])
-
-
 def _component_of(index: int) -> Callable[[Leaf], Leaf]:
     return lambda leaf: leaf.values[index] if isinstance(leaf, DistributedValues) else leaf
-
-
-def _shown_to_creators(variable: Variable, kwargs: dict[str, Tree]) -> Variable:
-    """Returns a new variable, of which creators that were entered outside of the scope see each component.
-
-    Where it lives once they see the variable itself, and may put another in its place.
-    """
-    if not isinstance(variable, _Distributed):
-        seen: Variable = creators.through_creators(_returning(variable), inside_scope=False)(**kwargs)
-        return seen
-    for component in variable.values:
-        suffix = f"/replica_{component._index}/" if component._index else ""
-        make = creators.through_creators(_returning(component), inside_scope=False)
-        make(**{**kwargs, "name": (kwargs["name"] or "Variable") + suffix})
-    return variable
-
-
-def _returning(variable: Variable) -> Callable[..., Variable]:
-    return lambda **kwargs: variable
 
 
 def _update_components(
