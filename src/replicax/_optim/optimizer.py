@@ -106,7 +106,7 @@ class Optimizer:
         state = self._transformation.init(self._parameters()) if made is None else None
         if self._sharded:
             modes.note_creation()
-            kwargs |= {"strategy": self._strategy, "mesh": self._reducer.mesh}
+            kwargs |= {"strategy": self._strategy, "reducer": self._reducer}
             return ShardedVariable(lambda: state, **kwargs) if made is None else ShardedVariable.of(*made, **kwargs)
         kwargs["copies_may_differ"] = not all(variable._equal_by_contract for variable in self._flat)
         if made is None:

@@ -100,7 +100,7 @@ def lay_out(mesh: ReplicaMesh, tensor: Leaf, layout: PartitionSpec) -> Leaf:
     in_replica = replica_context is not None and replica_context.strategy.extended._mesh is mesh
     if isinstance(tensor, MirroredVariable) and tensor._mesh is mesh and not in_replica:
         if not frames.is_tracing():
-            tensor._lay_out([layout])
+            tensor._storage.lay_out([layout])
             return tensor
         tensor = tensor.value()
     if isinstance(tensor, (PerReplica, Mirrored)):

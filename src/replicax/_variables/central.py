@@ -8,7 +8,7 @@ there to their devices and put the new ones back themselves, so that XLA can do 
 from __future__ import annotations
 
 import contextlib
-import threading
+import contextvars
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,17 +16,15 @@ import jax
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from replicax._base import jax_internals, nest
+from replicax._base import jax_internals
 from replicax._base.types import Tree, VariableAggregation
 from replicax._collectives.arithmetic import first_component
-from replicax._collectives.reducer import Reducer
 from replicax._tracing import context, frames
 from replicax._values import AXIS, ReplicaMesh
-from replicax._variables.distributed import Boxed, OfReplicas
+from replicax._variables.distributed import OfReplicas
 from replicax._variables.mesh_storage import Converted
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.storage import Leaves, Storage, Types, constrained
-from replicax._variables.variable import Combine, Variable, register
 
 _HOST = "pinned_host"
 
@@ -55,7 +53,7 @@ class DeviceHome:
         return leaf
 
     def leaving(self, leaf: jax.Array) -> jax.Array:
-        """Inside of a program: returns a new leaf as the program has to hand it out."""
+        """Returns a new leaf, inside of a program, as the program has to hand it out."""
         return leaf
 
     def copied(self, leaf: jax.Array) -> jax.Array:
@@ -172,22 +170,17 @@ class HomeStorage(Storage):
         return [self._home.copied(leaf) for leaf in leaves]
 
 
-class _Assigning(threading.local):
-    def __init__(self) -> None:
-        self.alike = False
-
-
-_assigning = _Assigning()
+_assigning_alike = contextvars.ContextVar("assigning_alike", default=False)
 
 
 @contextlib.contextmanager
 def alike() -> Iterator[None]:
     """Returns a context in which all replicas assign the same to variables without an aggregation."""
-    before, _assigning.alike = _assigning.alike, True
+    token = _assigning_alike.set(True)
     try:
         yield
     finally:
-        _assigning.alike = before
+        _assigning_alike.reset(token)
 
 
 class AggregatingVariable(OfReplicas, ResourceVariable):
@@ -195,16 +188,7 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
 
     _storage: HomeStorage
 
-    def __init__(
-        self,
-        *args: Any,
-        strategy: context.StrategyLike,
-        reducer: Reducer,
-        home: DeviceHome | HostHome,
-        device: str,
-        **kwargs: Any,
-    ):
-        self._strategy, self._reducer, self._mesh = strategy, reducer, reducer.mesh
+    def __init__(self, *args: Any, home: DeviceHome | HostHome, device: str, **kwargs: Any):
         self._home, self._device_name = home, device
         super().__init__(*args, **kwargs)
 
@@ -219,13 +203,11 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
 
     _read = _get
 
-    def _update(self, combine: Combine, value: Tree, read_value: bool, method: str) -> Tree:
+    def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
         self._check_strategy()
-        new: Leaves | None
         if not self._in_own_replica():
-            value = value if isinstance(value, Variable) else nest.map_structure(first_component, value)
-            new = self._apply(combine, self._convert(value))
-        elif self._aggregation is VariableAggregation.NONE and not _assigning.alike:
+            new = self._apply(method, self._whole_leaves(value))
+        elif self._aggregation is VariableAggregation.NONE and not _assigning_alike.get():
             raise ValueError(
                 f"You must specify an aggregation method to update a {type(self).__name__} in Replica Context. You can "
                 "do so by passing an explicit value for argument `aggregation` to tf.Variable(..). It lives once for "
@@ -235,19 +217,16 @@ class AggregatingVariable(OfReplicas, ResourceVariable):
         else:
             if self._aggregation is VariableAggregation.NONE:
                 value = self._of_leaves(self._convert(value))  # Keras's variables are no values of a replica's
-            new = self._update_aggregated(combine, value, method)
+            new = self._update_aggregated(method, value)
         return self._of_leaves(new) if read_value else None
 
-    def _merge_update(self, strategy: context.StrategyLike, combine: Boxed, value: Tree) -> Leaves:
-        super()._merge_update(strategy, combine, value)
+    def _merge_update(self, strategy: context.StrategyLike, method: str, value: Tree) -> Leaves:
+        super()._merge_update(strategy, method, value)
         # Of their own identity: one value for all replicas, while what they read later is each one's.
         return [lax.optimization_barrier(x) if isinstance(x, jax.core.Tracer) else x for x in self._get()]
 
-    def _apply(self, combine: Combine, leaves: Sequence[Converted]) -> Leaves:
+    def _apply(self, method: str, leaves: Sequence[Converted]) -> Leaves:
         with frames.lock:
-            new = self._combined(combine, [first_component(leaf) for leaf in leaves])
+            new = self._combined(method, [first_component(leaf) for leaf in leaves])
             self._put(new)
         return new
-
-
-register(AggregatingVariable)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
 
 from replicax._base import array_conversion, errors, nest
 from replicax._base.host_memory import put
@@ -34,27 +33,20 @@ from replicax._variables.mesh_storage import ComponentStorage, Converted, Mirror
 from replicax._variables.resource import ResourceVariable
 from replicax._variables.scattering import SCATTER
 from replicax._variables.storage import Leaves
-from replicax._variables.variable import Combine, Variable, register, replacing
+from replicax._variables.variable import COMBINE, Variable
 
 _T = TypeVar("_T")
 _NONE = VariableAggregation.NONE
-
-
-class _Box:
-    """Keeps a function out of the way of structures."""
-
-    def __init__(self, combine: Combine):
-        self.combine = combine
-
-
-Boxed: TypeAlias = _Box | PerReplica
 
 
 class OfReplicas(Variable):
     """A variable of a strategy with replicas, which may combine what they assign."""
 
     _mesh: ReplicaMesh
-    _reducer: Reducer
+
+    def __init__(self, *args: Any, strategy: context.StrategyLike, reducer: Reducer, **kwargs: Any):
+        self._strategy, self._reducer, self._mesh = strategy, reducer, reducer.mesh
+        super().__init__(*args, **kwargs)
 
     def _in_own_replica(self) -> bool:
         replica_context = context.get_replica_context()
@@ -65,23 +57,28 @@ class OfReplicas(Variable):
         if context.has_strategy() and current is not self._strategy:
             raise errors.mixing(current, self._strategy)
 
-    def _merged(self, merge_fn: Callable[..., _T], args: tuple[object, ...], method: str) -> _T:
-        """Calls a function for all replicas together, in replica context, where all have come to the same method."""
+    def _merged(self, merge_fn: Callable[..., _T], method: str, value: Tree) -> _T:
+        """Meets the other replicas, in replica context, and calls `merge_fn(strategy, method, value)` for all."""
         replica_context = context.get_replica_context()
         assert replica_context is not None
-        result: _T = replica_context._merge(merge_fn, args, {}, (method, self._name, id(self)))
+        result: _T = replica_context._merge(merge_fn, (method, value), {}, (method, self._name, id(self)))
         return result
 
-    def _update_aggregated(self, combine: Combine, value: Tree, method: str) -> Leaves:
-        """In replica context: meets the others, and assigns what all replicas' values come to."""
+    def _whole_leaves(self, value: Tree) -> Leaves:
+        """Returns one value for all replicas as leaves, the first component of what is distributed."""
+        return self._as_leaves(
+            value.value() if isinstance(value, Variable) else nest.map_structure(arithmetic.first_component, value)
+        )
+
+    def _update_aggregated(self, method: str, value: Tree) -> Leaves:
+        """Meets the other replicas, in replica context, and assigns what all replicas' values come to."""
         if isinstance(value, (np.ndarray, np.number)) and frames.is_tracing():
             # Each replica's own, such as its number of rows.
             value = lax.optimization_barrier(array_conversion.as_array(value))
-        return self._merged(self._merge_update, (_Box(combine), value), method)
+        return self._merged(self._merge_update, method, value)
 
-    def _merge_update(self, strategy: context.StrategyLike, combine: Boxed, value: Tree) -> Leaves:
-        """In cross-replica context: combines the replicas' values, then updates every component."""
-        boxed: _Box = combine.values[0] if isinstance(combine, PerReplica) else combine
+    def _merge_update(self, strategy: context.StrategyLike, method: str, value: Tree) -> Leaves:
+        """Reduces the replicas' values, in cross-replica context, and updates every component."""
         leaves = [value] if self._treedef == ARRAY else jax.tree.leaves(value, is_leaf=nest.is_leaf)
         if self._reducer.mesh.lone:  # a Python number is this replica's component, of the variable's dtype
             leaves = [
@@ -94,10 +91,10 @@ class OfReplicas(Variable):
             leaf if isinstance(leaf, (PerReplica, Mirrored)) else convert_leaf(leaf, kind, self.name)
             for leaf, kind in zip(combined, self._types)
         ]
-        self._apply(boxed.combine, converted)
+        self._apply(method, converted)
         return []  # what was assigned is read by each replica
 
-    def _apply(self, combine: Combine, leaves: Sequence[Converted]) -> Leaves:
+    def _apply(self, method: str, leaves: Sequence[Converted]) -> Leaves:
         """Combines the values of the current frame with these, writes and returns them."""
         raise NotImplementedError
 
@@ -108,8 +105,7 @@ class _Distributed(OfReplicas, DistributedValues):
     _storage: ComponentStorage
     _value_type: type[PerReplica] | type[Mirrored]
 
-    def __init__(self, *args: Any, strategy: context.StrategyLike, reducer: Reducer, **kwargs: Any):
-        self._strategy, self._reducer, self._mesh = strategy, reducer, reducer.mesh
+    def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         kind = self._types[0].dtype if len(self._types) == 1 else None
         if kind is not None and self._aggregation is VariableAggregation.MEAN and not jnp.issubdtype(kind, jnp.inexact):
@@ -139,11 +135,11 @@ class _Distributed(OfReplicas, DistributedValues):
         """Returns the components as a value."""
         return frames.frame().distributed(self, self._value_type)[0]
 
-    def _apply(self, combine: Combine, leaves: Sequence[Converted]) -> Leaves:
+    def _apply(self, method: str, leaves: Sequence[Converted]) -> Leaves:
         frame = frames.frame()
         placed = [frame.place(self._storage, leaf, i) for i, leaf in enumerate(leaves)]
         with frames.lock:
-            new = self._combined(combine, placed)
+            new = self._combined(method, placed)
             self._put(new)
         return new
 
@@ -188,21 +184,17 @@ class MirroredVariable(_Distributed):
     def _new_storage(self, leaves: Leaves, lent: bool) -> MirroredStorage:
         return MirroredStorage(self.name, self._types, self._mesh, leaves, lent)
 
-    def _lay_out(self, layouts: list[PartitionSpec | None]) -> None:
-        """Spreads the leaves over each replica's logical devices in this way, now and from now on."""
-        self._storage.lay_out(layouts)
-
     def _take_from_host(self, arrays: list[np.ndarray]) -> None:
         if self._storage.is_split or not self._mesh.all_local:
             return super()._take_from_host(arrays)
         self._storage.write(put(arrays, self._mesh.mirrored))
 
-    def _update(self, combine: Combine, value: Tree, read_value: bool, method: str) -> Tree:
+    def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
         self._check_strategy()
         if self._in_own_replica():
-            new = self._update_in_replica(combine, value, method)
+            new = self._update_in_replica(method, value)
             return self._of_leaves(new) if read_value else None
-        self._apply(combine, self._spread_tree(value))
+        self._apply(method, self._spread_tree(value))
         return self._result() if read_value else None
 
     def _assign_alike(self, value: Tree) -> None:
@@ -210,7 +202,7 @@ class MirroredVariable(_Distributed):
             return super()._assign_alike(value)
         self._check_strategy()
         self._be_settled()
-        self._apply(replacing, self._convert(value))
+        self._apply("assign", self._convert(value))
 
     def _spread_tree(self, value: Tree) -> list[Converted]:
         """Returns the converted leaves of a value whose pytree may have distributed leaves."""
@@ -245,12 +237,12 @@ class MirroredVariable(_Distributed):
             )
         return leaf
 
-    def _update_in_replica(self, combine: Combine, value: Tree, method: str) -> Leaves:
+    def _update_in_replica(self, method: str, value: Tree) -> Leaves:
         if self._aggregation is _NONE:
-            return self._apply(combine, self._convert(value))
+            return self._apply(method, self._convert(value))
         if isinstance(value, SyncOnReadVariable):
             value = value.value()  # this replica's own, and not one object for all
-        self._update_aggregated(combine, value, method)
+        self._update_aggregated(method, value)
         return self._get()
 
     def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
@@ -267,7 +259,7 @@ class MirroredVariable(_Distributed):
                     f"{self._aggregation}."
                 )
             if self._aggregation is not _NONE:
-                self._merged(self._merge_slices, (method, slices), method)
+                self._merged(self._merge_slices, method, slices)
                 return self._of_leaves(self._get())
         return self._of_leaves(self._scatter_here(method, slices))
 
@@ -318,35 +310,31 @@ class SyncOnReadVariable(_Distributed):
             return [self._reducer.aggregate(self._aggregation, value) for value in self._storage.values()]
         return [self._reducer.reduce(op, value) for value in self._storage.values()]
 
-    def _update(self, combine: Combine, value: Tree, read_value: bool, method: str) -> Tree:
+    def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
         self._check_strategy()
         if self._in_own_replica():
-            new = self._apply(combine, self._convert(value))
+            new = self._apply(method, self._convert(value))
             return self._of_leaves(new) if read_value else None
         if isinstance(value, PerReplica):
             raise TypeError(
                 f"{self.name} is assigned one value for all replicas outside of `run`, got a PerReplica value. Assign "
                 "it in the replica function, where it is the replica's component."
             )
-        given = self._as_leaves(value.value() if isinstance(value, Variable) else arithmetic.first_component(value))
+        given = self._whole_leaves(value)
         if method == "assign":
             if self._aggregation is _NONE:
                 ReduceOp.from_variable_aggregation(_NONE)  # which it refuses
             if self._aggregation is VariableAggregation.SUM:
                 given = [(leaf / self._mesh.size).astype(leaf.dtype) for leaf in given]
-            self._apply(replacing, given)
+            self._apply("assign", given)
         else:
             if self._aggregation is VariableAggregation.SUM:
                 raise ValueError(
                     f"SyncOnReadVariable does not support `{method}` in cross-replica context when aggregation is set "
                     "to `tf.VariableAggregation.SUM`."
                 )
-            self._apply(replacing, [combine(old, leaf) for old, leaf in zip(self._aggregated(), given)])
+            self._apply("assign", list(map(COMBINE[method], self._aggregated(), given)))
         return self._result() if read_value else None
 
     def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
         raise NotImplementedError(f"Variables with `synchronization=ON_READ` doesn't support `{method}`")
-
-
-for _cls in (MirroredVariable, SyncOnReadVariable):
-    register(_cls)

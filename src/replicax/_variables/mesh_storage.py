@@ -39,7 +39,7 @@ class MeshStorage(Storage):
 
     mesh: ReplicaMesh
 
-    def _of_first(self, leaves: Leaves) -> Leaves:
+    def of_first(self, leaves: Leaves) -> Leaves:
         """Returns the initial values that all workers start from: the first one's."""
         if self.mesh.all_local:
             return leaves
@@ -71,7 +71,7 @@ class ComponentStorage(MeshStorage):
 
     def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: Leaves, lent: bool):
         super().__init__(name, types, mesh, lent)
-        self.arrays = [self.global_leaf(leaf, i, traced=False) for i, leaf in enumerate(self._of_first(leaves))]
+        self.arrays = [self.global_leaf(leaf, i, traced=False) for i, leaf in enumerate(self.of_first(leaves))]
 
     @abstractmethod
     def global_leaf(self, leaf: Converted, index: int, traced: bool) -> jax.Array:
@@ -215,13 +215,9 @@ class ShardedStorage(MeshStorage):
     In global form a leaf that is cut is a stacked array `[replicas, length]`; a small one is mirrored.
     """
 
-    @classmethod
-    def of_leaves(cls, name: str, types: Types, mesh: ReplicaMesh, leaves: Leaves, lent: bool) -> ShardedStorage:
-        """Returns the storage of initial values that are whole arrays."""
-        frames.refuse_tracers(leaves)
-        self = cls(name, types, mesh, lent)
-        self.arrays = self.global_leaves(self._of_first(leaves))
-        return self
+    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, arrays: Sequence[jax.Array], lent: bool):
+        super().__init__(name, types, mesh, lent)
+        self.arrays = arrays
 
     def has_rows(self, index: int) -> bool:
         return sharding.is_cut(self.types[index], self.mesh.size)

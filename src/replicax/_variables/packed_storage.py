@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import functools
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -31,7 +30,7 @@ from replicax._base import jax_internals
 from replicax._base.host_memory import put
 from replicax._tracing import frames
 from replicax._values import ReplicaMesh
-from replicax._variables.storage import Leaves, SharedStore, Slot, Storage, constrained, copies, on_one_device
+from replicax._variables.storage import LeafOf, Leaves, SharedStore, Slot, constrained, copies, on_one_device
 
 # Measured with benchmarks/step.py --variables: below this number the arrays of a call cost less than to take a vector
 # apart; larger arrays take longer to copy than to be handed over.
@@ -40,8 +39,6 @@ FEWEST_IN_LIST = 4
 LARGEST = 1 << 14  # bytes
 LARGEST_PACK = 1 << 22
 MOST_COPIES = 1 << 12  # of arrays on replicas; the host takes longer for more than it takes to compile a program
-
-LeafOf: TypeAlias = tuple[Storage, int]  # a leaf of a variable: its storage, and its number there
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class DeviceVectors:
         return on_one_device(vector, self.device if self.stays else None)
 
     def leaving(self, vector: jax.Array) -> jax.Array:
-        """Inside of a program: returns a new vector as the program has to hand it out."""
+        """Returns a new vector, inside of a program, as the program has to hand it out."""
         return vector
 
     def cut(self, vector: jax.Array, slot: Slot) -> jax.Array:
@@ -148,37 +145,7 @@ def _sliced(vector: jax.Array, start: np.int32, shape: tuple[int, ...]) -> jax.A
     return jnp.reshape(lax.dynamic_slice(vector, (start,), (math.prod(shape),)), shape)
 
 
-class _Store(SharedStore):
-    """The base of shared vectors and lists: slots for leaves, and taking in what was assigned to them meanwhile."""
-
-    def __init__(self, leaves: Sequence[LeafOf]):
-        self.replaced = set()
-        self.slots: list[Slot] = []
-        start = 0
-        for storage, index in leaves:
-            self.slots.append(Slot(self, len(self.slots), storage, index, start))
-            start += self.slots[-1].size
-        self._take_in([array for storage, index in leaves for array in storage.kept([index])], leaves)
-        for slot, (storage, _) in zip(self.slots, leaves):
-            storage.join(slot)
-
-    @abstractmethod
-    def _take_in(self, arrays: Leaves, leaves: Sequence[LeafOf]) -> None:
-        """Keeps the arrays of the leaves."""
-
-    def _assigned(self) -> list[tuple[Slot, Storage, jax.Array]]:
-        """Returns what was assigned: where it goes, its storage, and the leaf."""
-        there = [(slot, slot.storage) for slot in self.replaced]
-        return [(slot, storage, storage.kept([slot.index])[0]) for slot, storage in there if storage is not None]
-
-    def _taken_over(self, assigned: list[tuple[Slot, Storage, jax.Array]]) -> None:
-        """Has storages let go of what is in the store now."""
-        for slot, storage, _ in assigned:
-            storage.release(slot.index)
-        self.replaced.clear()
-
-
-class SharedVector(_Store):
+class SharedVector(SharedStore):
     """Leaves of variables in one vector."""
 
     is_vector = True
@@ -237,7 +204,7 @@ class SharedVector(_Store):
         self.views.clear()
 
 
-class SharedList(_Store):
+class SharedList(SharedStore):
     """Leaves of variables as arrays in a list. Those in `lent` may be held by somebody, and must not be donated."""
 
     def _take_in(self, arrays: Leaves, leaves: Sequence[LeafOf]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from replicax._values import AXIS, Mirrored, PerReplica
 from replicax._variables import packed_storage
 from replicax._variables.scattering import SCATTER
 from replicax._variables.storage import Leaves, Storage, Types, on_one_device
-from replicax._variables.variable import Combine, Variable, register
+from replicax._variables.variable import COMBINE, Variable
 
 
 class ArrayStorage(Storage):
@@ -38,9 +38,6 @@ class ArrayStorage(Storage):
     def placed(self, leaves: Leaves) -> Leaves:
         """Returns the leaves on the device that they stay on, or where they are."""
         return [on_one_device(leaf, self.device) for leaf in leaves]
-
-    def returned(self, leaves: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        return self.placed(list(leaves))
 
     def vector_home(self, index: int, array: jax.Array) -> Hashable:
         if not array.is_fully_addressable or len(array.devices()) > 1:
@@ -97,7 +94,7 @@ class ResourceVariable(Variable):
             return super()._device()
         return self._parent._mesh.local_devices[self._index]
 
-    def _update(self, combine: Combine, value: Tree, read_value: bool, method: str) -> Tree:
+    def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
         if isinstance(value, Variable):
             value = value.value()
         if isinstance(value, (PerReplica, Mirrored)):
@@ -105,7 +102,7 @@ class ResourceVariable(Variable):
         leaves = self._as_leaves(value)
         with frames.lock:
             level = self._level_of_sharing_replicas()
-            leaves = self._in_turn(level, combine, leaves, method) if level else self._combined(combine, leaves)
+            leaves = self._in_turn(level, method, leaves) if level else self._combined(method, leaves)
             self._put(leaves)
         return self._of_leaves(leaves) if read_value else None
 
@@ -116,7 +113,7 @@ class ResourceVariable(Variable):
             return None
         return None if context.in_cross_replica_context() else frame
 
-    def _in_turn(self, level: frames.TraceFrame, combine: Combine, leaves: Leaves, method: str) -> Leaves:
+    def _in_turn(self, level: frames.TraceFrame, method: str, leaves: Leaves) -> Leaves:
         """Returns what the assignments of the process's replicas come to, in compiled code, one after the other.
 
         Each would see what those before it have assigned, which replicas that compute side by side do not: where that
@@ -131,7 +128,7 @@ class ResourceVariable(Variable):
             lasts = [group[-1] for group in groups] if groups else [lax.axis_size(AXIS) - 1]
             last = jnp.isin(lax.axis_index(AXIS), jnp.array(lasts))
             return [arithmetic.local_sum(jnp.where(last, leaf, z), groups) for leaf, z in zip(leaves, zero)]
-        return [x + arithmetic.local_sum(combine(z, leaf), groups) for x, z, leaf in zip(old, zero, leaves)]
+        return [x + arithmetic.local_sum(COMBINE[method](z, leaf), groups) for x, z, leaf in zip(old, zero, leaves)]
 
     def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
         indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
@@ -144,6 +141,3 @@ class ResourceVariable(Variable):
             new = SCATTER[method](self._get()[0], indices, values)
             self._put([new])
         return new
-
-
-register(ResourceVariable)

@@ -10,17 +10,14 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from replicax._base import jax_internals, nest
+from replicax._base import jax_internals
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import Tree
 from replicax._collectives import in_flight, sharding
-from replicax._collectives.arithmetic import first_component
-from replicax._tracing import context, frames
-from replicax._values import ReplicaMesh
+from replicax._tracing import frames
 from replicax._variables.distributed import OfReplicas
 from replicax._variables.mesh_storage import ShardedStorage
 from replicax._variables.storage import Leaves, Types, constrained
-from replicax._variables.variable import Combine, Variable, register
 
 
 class ShardedVariable(OfReplicas):
@@ -31,10 +28,6 @@ class ShardedVariable(OfReplicas):
 
     _storage: ShardedStorage
 
-    def __init__(self, *args: Any, strategy: context.StrategyLike, mesh: ReplicaMesh, **kwargs: Any):
-        self._strategy, self._mesh = strategy, mesh
-        super().__init__(*args, **kwargs)
-
     @classmethod
     def of(
         cls, arrays: Sequence[jax.Array], types: Types, tree: jax.tree_util.PyTreeDef, **kwargs: Any
@@ -42,12 +35,14 @@ class ShardedVariable(OfReplicas):
         """Returns a variable of arrays in global form that nobody else has; `types` are those of the whole leaves."""
         self = cls(0, **kwargs)  # which they replace
         self._types, self._treedef = types, tree
-        self._storage = ShardedStorage(self.name, self._types, self._mesh, lent=False)
-        self._storage.arrays = list(arrays)
+        self._storage = ShardedStorage(self.name, types, self._mesh, arrays, lent=False)
         return self
 
     def _new_storage(self, leaves: Leaves, lent: bool) -> ShardedStorage:
-        return ShardedStorage.of_leaves(self.name, self._types, self._mesh, leaves, lent)
+        frames.refuse_tracers(leaves)
+        storage = ShardedStorage(self.name, self._types, self._mesh, [], lent)
+        storage.arrays = storage.global_leaves(storage.of_first(leaves))
+        return storage
 
     def _take_from_host(self, arrays: list[np.ndarray]) -> None:
         self._storage.write(self._storage.global_leaves(arrays))
@@ -82,23 +77,21 @@ class ShardedVariable(OfReplicas):
             call.output = wholes[0] if wholes else None
             return [mesh.copies(leaf)[frames.frame().replica_on(mesh)] for leaf in wholes]
 
-    def _update(self, combine: Combine, value: Tree, read_value: bool, method: str) -> Tree:
+    def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
         self._check_strategy()
         if isinstance(frames.frame(), frames.ReplicaFrame):
             raise RuntimeError(
                 f"{self.name} is one value for all replicas, of which each has a part, and is assigned by one eager "
                 "replica. Assign it outside of `strategy.run`, or in a compiled function."
             )
-        leaves = self._as_leaves(
-            value.value() if isinstance(value, Variable) else nest.map_structure(first_component, value)
-        )
+        leaves = self._whole_leaves(value)
         if self._is_local() or frames.is_tracing():
             cut = sharding.own_part if self._is_local() else sharding.as_rows
             new = [cut(x, self._mesh.size) if self._storage.has_rows(i) else x for i, x in enumerate(leaves)]
         else:
             new = self._storage.global_leaves(leaves)
         with frames.lock:
-            self._put([combine(old, leaf) for old, leaf in zip(self._get(), new)])
+            self._put(self._combined(method, new))
         return self.value() if read_value else None
 
     def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
@@ -110,6 +103,3 @@ def _gathered(arrays: Leaves, shapes: tuple[tuple[int, ...] | None, ...], mirror
     """Returns the whole arrays, on every device; those without a shape are whole already."""
     wholes = [x if shape is None else sharding.of_rows(x, shape) for x, shape in zip(arrays, shapes)]
     return [constrained(leaf, mirrored) for leaf in wholes]
-
-
-register(ShardedVariable)

@@ -25,15 +25,30 @@ from replicax._values import ReplicaMesh
 
 Types: TypeAlias = list[jax.ShapeDtypeStruct]
 Leaves: TypeAlias = list[jax.Array]
+LeafOf: TypeAlias = "tuple[Storage, int]"  # a leaf of a variable: its storage, and its number there
 
 no_slots: dict[int, Slot] = {}
 
 
 class SharedStore(ABC):
-    """Keeps leaves of several variables. Those in `replaced` have been assigned, and are not in it yet."""
+    """A store of leaves of several variables. Those in `replaced` have been assigned, and are not in it yet."""
 
     is_vector = False  # whether the leaves are one array
-    replaced: set[Slot]
+
+    def __init__(self, leaves: Sequence[LeafOf]):
+        self.replaced: set[Slot] = set()
+        self.slots: list[Slot] = []
+        start = 0
+        for storage, index in leaves:
+            self.slots.append(Slot(self, len(self.slots), storage, index, start))
+            start += self.slots[-1].size
+        self._take_in([array for storage, index in leaves for array in storage.kept([index])], leaves)
+        for slot, (storage, _) in zip(self.slots, leaves):
+            storage.join(slot)
+
+    @abstractmethod
+    def _take_in(self, arrays: Leaves, leaves: Sequence[LeafOf]) -> None:
+        """Keeps the arrays of the leaves."""
 
     @abstractmethod
     def read(self, slot: Slot) -> jax.Array:
@@ -54,6 +69,17 @@ class SharedStore(ABC):
     @abstractmethod
     def put_one(self, slot: Slot, array: jax.Array) -> jax.Array | None:
         """Replaces a leaf by what a program returned; returns the array if the storage itself has to hold it."""
+
+    def _assigned(self) -> list[tuple[Slot, Storage, jax.Array]]:
+        """Returns what was assigned: where it goes, its storage, and the leaf."""
+        there = [(slot, slot.storage) for slot in self.replaced]
+        return [(slot, storage, storage.kept([slot.index])[0]) for slot, storage in there if storage is not None]
+
+    def _taken_over(self, assigned: list[tuple[Slot, Storage, jax.Array]]) -> None:
+        """Has storages let go of what is in the store now."""
+        for slot, storage, _ in assigned:
+            storage.release(slot.index)
+        self.replaced.clear()
 
 
 class Slot:
@@ -176,10 +202,6 @@ class Storage(ABC):
         """Returns new leaves in global form as they are held here."""
         return list(leaves)
 
-    def returned(self, leaves: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        """Returns leaves that came out of a program as they are held here."""
-        return leaves
-
     # For compiled programs.
 
     def stored(self) -> Leaves:
@@ -187,11 +209,11 @@ class Storage(ABC):
         return self.read()
 
     def entering(self, leaf: jax.Array) -> jax.Array:
-        """Inside of a program: returns a leaf of `stored` where the program may compute with it."""
+        """Returns a leaf of `stored`, inside of a program, where the program may compute with it."""
         return leaf
 
     def leaving(self, leaves: Leaves) -> Leaves:
-        """Inside of a program: returns new leaves as the program has to hand them out."""
+        """Returns new leaves, inside of a program, as the program has to hand them out."""
         return leaves
 
     def copied(self, leaves: Leaves) -> Leaves:
@@ -212,7 +234,7 @@ class Storage(ABC):
     def put(self, indices: Sequence[int], leaves: Sequence[jax.Array]) -> None:
         """Replaces leaves by what a program returned."""
         arrays = list(self.own())
-        for index, leaf in zip(indices, self.returned(leaves)):
+        for index, leaf in zip(indices, self.placed(list(leaves))):
             slot = self.slots.get(index)
             arrays[index] = leaf if slot is None else slot.store.put_one(slot, leaf)
         self._hold(arrays)
@@ -237,7 +259,7 @@ class Storage(ABC):
         self._hold([None if i == index else array for i, array in enumerate(self.own())])
 
     def _leave_shared(self) -> None:
-        """Before leaves are written from outside: no leaf's value stands in a shared store any more."""
+        """Notes, before leaves are written from outside, that no leaf's value stands in a shared store any more."""
         for slot in self.slots.values():
             slot.store.replaced.add(slot)
 
@@ -278,7 +300,7 @@ def _copied(arrays: Leaves) -> Leaves:
 
 
 def constrained(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    """Inside of a program: returns an array, which has to lie in this way where it leaves the program."""
+    """Returns an array, inside of a program, which has to lie in this way where it leaves the program."""
     there: jax.Array = lax.with_sharding_constraint(array, sharding)
     return there
 

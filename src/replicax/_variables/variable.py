@@ -11,8 +11,9 @@ As a pytree a variable is its value: `jnp.sum(v)`, `jax.grad(f)(v)` and `optax` 
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,13 +40,21 @@ from replicax._variables.scattering import Scattering
 from replicax._variables.storage import Leaves, Storage
 from replicax._variables.tf1 import GraphLeftovers
 
-Combine: TypeAlias = Callable[[jax.Array, jax.Array], jax.Array]  # of a leaf so far and what is assigned
-
+# By the names of methods, a leaf's new value, of what it was and what is given.
+COMBINE: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+    "assign": lambda old, new: new,
+    "assign_add": operator.add,
+    "assign_sub": operator.sub,
+}
 _NONE = VariableAggregation.NONE
 
 
 class _VariableType(type):
-    """Has `Variable(...)` make a variable of the kind that the current strategy has."""
+    """Has `Variable(...)` make a variable of the kind that the current strategy has, and variables be pytree nodes."""
+
+    def __init__(cls, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        jax.tree_util.register_pytree_node(cls, lambda v: ((v.value(),), None), lambda _, children: children[0])
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if cls is not Variable:
@@ -84,11 +93,6 @@ class _readonly:
 
     def __set__(self, instance: Variable, value: object) -> None:
         raise AttributeError("A variable's value() is a method. To replace the value, call variable.assign(...).")
-
-
-def replacing(old: jax.Array, new: jax.Array) -> jax.Array:
-    """Returns the new value, as `assign` combines it with the old one."""
-    return new
 
 
 class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metaclass=_VariableType):
@@ -265,27 +269,27 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
                 `strategy.run`: the replicas assign different values without an aggregation.
             RuntimeError: a scope of another strategy, or a JAX transformation out of which the value cannot come.
         """
-        return self._updated(replacing, value, read_value, "assign")
+        return self._updated("assign", value, read_value)
 
     def assign_add(
         self, delta: Tree, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Tree:
         """Adds `delta`; see `assign`."""
-        return self._updated(lambda old, new: old + new, delta, read_value, "assign_add")
+        return self._updated("assign_add", delta, read_value)
 
     def assign_sub(
         self, delta: Tree, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Tree:
         """Subtracts `delta`; see `assign`."""
-        return self._updated(lambda old, new: old - new, delta, read_value, "assign_sub")
+        return self._updated("assign_sub", delta, read_value)
 
     def _assign_alike(self, value: Tree) -> None:
         """Assigns what every replica assigns, so that there is nothing to combine."""
         self.assign(value, read_value=False)
 
-    def _updated(self, combine: Combine, value: Tree, read_value: bool, method: str) -> Tree:
+    def _updated(self, method: str, value: Tree, read_value: bool) -> Tree:
         self._be_settled()
-        return self._update(combine, value, read_value, method)
+        return self._update(method, value, read_value)
 
     def _be_settled(self) -> None:
         """Gives it, before it is written, what a checkpoint has for it, which it takes no more after that."""
@@ -350,7 +354,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
 
     def _take_from_host(self, arrays: list[np.ndarray]) -> None:
         leaves = [jnp.asarray(array, dtype=kind.dtype) for array, kind in zip(arrays, self._types)]
-        self._update(replacing, self._of_leaves(leaves), False, "assign")
+        self._update("assign", self._of_leaves(leaves), read_value=False)
 
     def _of_leaves(self, leaves: Sequence[object]) -> Tree:
         return jax.tree.unflatten(self._treedef, leaves)
@@ -365,22 +369,22 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
     def _put(self, leaves: Leaves) -> None:
         frames.frame().write(self, leaves)
 
-    def _combined(self, combine: Combine, leaves: Leaves) -> Leaves:
+    def _combined(self, method: str, leaves: Leaves) -> Leaves:
         """Returns the leaves of the current frame, combined with these."""
-        if combine is replacing and frames.frame().replaces_unread:
+        if method == "assign" and frames.frame().replaces_unread:
             return leaves  # what stands in a shared vector is not cut out for nothing
-        return [combine(old, leaf) for old, leaf in zip(self._get(), leaves)]
+        return list(map(COMBINE[method], self._get(), leaves))
 
     def _read(self) -> Leaves:
         """Returns the leaves as the user sees them here."""
         raise NotImplementedError
 
-    def _update(self, combine: Combine, value: Tree, read_value: bool, method: str) -> Tree:
-        """Combines the value here with a user's, and returns the new one if it is to be read."""
+    def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
+        """Combines the value here with a user's as the method does, and returns the new one if it is to be read."""
         raise NotImplementedError
 
     def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
-        """Does the same with rows, in the way of the method of this name."""
+        """Combines rows of the value here with a user's as the method of this name does, and returns the new value."""
         raise NotImplementedError
 
     def _device(self) -> jax.Device | str:
@@ -433,11 +437,3 @@ def _numpy(leaf: jax.Array) -> Leaf:
 
 
 _SIGNATURE = inspect.signature(Variable.__init__)
-
-
-def register(cls: type[Variable]) -> None:
-    """Makes variables of this class stand for their values in pytrees."""
-    jax.tree_util.register_pytree_node(cls, lambda v: ((v.value(),), None), lambda _, children: children[0])
-
-
-register(Variable)
