@@ -20,23 +20,23 @@ RECORD = ROOT / "tests" / "tf" / "tf_ops" / "tensorflow.json"  # has TensorFlow'
 
 HEAD = """# Names of TensorFlow in replicax.tf
 
-Written by `python scripts/tf_names.py` from the tables of `replicax.tf`. `import replicax.tf as tf` has the names
-below; what their results are is compared with TensorFlow 2.21 in `tests/tf/test_tf_ops.py`. Any other name is an
-`AttributeError` that says what to use. `tf.keras` is Keras 3 itself, with the names that it has under TensorFlow;
-`tf.losses`, `tf.metrics`, `tf.optimizers` and `tf.initializers` are modules of it.
+`python scripts/tf_names.py` writes this page from the tables of `replicax.tf`. `import replicax.tf as tf` has the names
+below; `tests/tf/test_tf_ops.py` compares their results with TensorFlow 2.21. Any other name raises an `AttributeError`
+that says what to use. `tf.keras` is Keras 3 itself, with the names that it has under TensorFlow; `tf.losses`,
+`tf.metrics`, `tf.optimizers` and `tf.initializers` are modules of it.
 
-Everywhere: tensors are JAX arrays and dtypes numpy's; operations of tensors of different dtypes promote them as JAX
-does, where TensorFlow refuses; compiled code has static shapes.
+For all operations: tensors are JAX arrays, and dtypes are numpy's; operands of different dtypes are promoted as in JAX,
+where TensorFlow raises an error; compiled code has static shapes.
 """
 
 
 def attributes(module: types.ModuleType) -> dict[str, object]:
-    """What a module has, and what it loads on use."""
+    """Returns the attributes of a module, including those that it imports on first use."""
     return {name: getattr(module, name) for name in dir(module)}
 
 
 def namespaces(module: types.ModuleType, name: str, seen: set[int]):
-    """All namespaces by their dotted name, each once."""
+    """Yields all namespaces with their dotted names, each once."""
     seen.add(id(module))
     yield name, module
     for key, value in sorted(attributes(module).items()):
@@ -78,14 +78,18 @@ def page() -> str:
         elif differing:
             lines += ["| differs | how |", "|---|---|"]
             lines += [f"| `{key}` | {text} |" for key, text in differing.items()] + [""]
-    lines += ["## Not there", "", "By name or the beginning of the name.", "", "| name | in its place |", "|---|---|"]
+    lines += ["## Missing names", "", "The table has names and beginnings of names.", ""]
+    lines += ["| name | replacement |", "|---|---|"]
     lines += [
         f"| `tf.{key}` | {text} |" for key, text in sorted(_absent.ABSENT.items(), key=lambda row: row[0].lower())
     ]
     others = json.loads(RECORD.read_text(encoding="utf-8"))["signatures"]
     rest = sorted((key for key in others if key not in there and _absent.alternative(key) is None), key=str.lower)
-    lines += ["", "Of the namespaces above, these names of TensorFlow's are not there either, for which `jax.numpy`,"]
-    lines += ["`jax.nn` and `jax.lax`, which work on the same tensors, may have something:", ""]
+    lines += [
+        "",
+        "The following names of TensorFlow's are missing too. Look for a replacement in `jax.numpy`, `jax.nn`",
+    ]
+    lines += ["and `jax.lax`, which work on the same tensors:", ""]
     lines += [", ".join(f"`tf.{key}`" for key in rest), ""]
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
-"""What `replicax.tf` does not have, or has in another way: two tables, of which docs/tf-names.md is made.
+"""Names of TensorFlow that `replicax.tf` lacks, and names that differ: the two tables behind docs/tf-names.md.
 
-`ABSENT` says what to use in a name's place, by the name or its beginning. A name that is not in it, of any of the
-namespaces, gets an error that says where to look.
+`ABSENT` maps a name, or the beginning of one, to a replacement, which the error for that name shows. The error for any
+other missing name points to the page that lists all names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ABSENT: dict[str, str] = {
     "Operation": _GRAPHS,
     "RegisterGradient": "Use tf.custom_gradient",
     "ConfigProto": "There are no sessions to configure: leave it out",
-    "CriticalSection": "JAX runs what has an effect in the program's order; use threading.Lock between threads",
+    "CriticalSection": "JAX runs side effects in the program's order; use threading.Lock between threads",
     "DeviceSpec": 'Name devices by strings, such as "GPU:0"',
     "Session": _GRAPHS,
     "SparseTensor": _SPARSE,
@@ -38,7 +38,7 @@ ABSENT: dict[str, str] = {
     "TypeSpec": "Use tf.TensorSpec, or jax.ShapeDtypeStruct",
     "AggregationMethod": "JAX adds gradients up itself: leave it out",
     "approx_top_k": "Use tf.math.top_k, or jax.lax.approx_max_k",
-    "autograph.to_code": "Errors show the line of your code; what is converted is not kept as text",
+    "autograph.to_code": "Errors show the line of your code; the converted source is not kept",
     "audio": "Use librosa or soundfile in the input pipeline",
     "autodiff.ForwardAccumulator": "Use jax.jvp",
     "batch_to_space": "Use tf.reshape and tf.transpose",
@@ -56,7 +56,7 @@ ABSENT: dict[str, str] = {
     "distribute.experimental.Preemption": _PREEMPTION,
     "dtypes.variant": "There are no variant tensors",
     "edit_distance": "Compute it outside of compiled code, for example with rapidfuzz",
-    "estimator": "It is gone from TensorFlow too: write the loop with tf.function and strategy.run",
+    "estimator": "TensorFlow has removed it too: write the loop with tf.function and strategy.run",
     "feature_column": "Use keras.layers.Discretization and CategoryEncoding for numbers, a Python dict for strings",
     "fftnd": "Use jax.numpy.fft.fftn",
     "fingerprint": "Use hashlib in the input pipeline",
@@ -103,7 +103,7 @@ ABSENT: dict[str, str] = {
     "nn.RNNCell": _RECURRENT,
     "nn.all_candidate_sampler": _SAMPLED,
     "nn.ctc_beam_search_decoder": "Decode outside of compiled code, for example with pyctcdecode",
-    "nn.ctc_greedy_decoder": "Take tf.argmax and remove what is repeated, outside of compiled code",
+    "nn.ctc_greedy_decoder": "Use tf.argmax and remove repeated labels, outside of compiled code",
     "nn.ctc_loss": "Use optax.losses.ctc_loss",
     "nn.embedding_lookup_sparse": "Use tf.gather and a mask, or tf.math.unsorted_segment_sum",
     "nn.fractional_avg_pool": "Use tf.nn.avg_pool",
@@ -139,59 +139,59 @@ ABSENT: dict[str, str] = {
     "train.AdamOptimizer": "Use tf.optimizers, or Optax with rx.Optimizer",
     "train.GradientDescentOptimizer": "Use tf.optimizers, or Optax with rx.Optimizer",
     "train.MomentumOptimizer": "Use tf.optimizers, or Optax with rx.Optimizer",
-    "types.experimental.TraceType": "Arguments that are no tensors count by their value, or by identity: leave it out",
-    "types.experimental": "Functions are `replicax.function`'s",
+    "types.experimental.TraceType": "Arguments that are not tensors are compared by value or identity: leave it out",
+    "types.experimental": "tf.function returns a `replicax.Function`",
     "xla": "XLA compiles every tf.function: leave it out",
 }
 
-# How a name differs from TensorFlow's.
+# The differences of names from TensorFlow's.
 DIFFERS: dict[str, str] = {
-    "DType": "numpy's dtypes, which have TensorFlow's attributes and print as numpy's",
-    "TensorArray": "tensors of one shape; one that grows in a compiled loop has the function run from the host",
-    "Tensor": "`jax.Array`; arithmetic of tensors of different dtypes promotes them, where TensorFlow refuses",
-    "boolean_mask": "outside of compiled code, whose shapes are static",
-    "control_dependencies": "without effect: the program's own order holds",
-    "custom_gradient": "without variables of its own: pass their values as arguments",
+    "DType": "numpy's dtypes with TensorFlow's attributes; they print as in numpy",
+    "TensorArray": "all tensors have one shape; a function in which one grows in a compiled loop runs on the host",
+    "Tensor": "`jax.Array`; operands of different dtypes are promoted, where TensorFlow raises an error",
+    "boolean_mask": "only outside of compiled code, since its shapes are static",
+    "control_dependencies": "no effect: operations run in the program's order",
+    "custom_gradient": "does not return gradients of variables: pass their values as arguments",
     "debugging.enable_check_numerics": "`jax_debug_nans`: finds NaN, not infinity",
-    "debugging.Assert": "in compiled code a failure is raised when the program next reads a tensor with `numpy()`",
-    "dynamic_partition": "outside of compiled code, whose shapes are static",
-    "gather": "in compiled code an index out of range gives zeros, as on TensorFlow's GPUs",
-    "gather_nd": "in compiled code an index out of range gives zeros, as on TensorFlow's GPUs",
-    "group": "None: what it groups is done already",
-    "init_scope": "operations run at once, also while tracing",
-    "io.gfile": "through fsspec",
-    "linalg.diag": "one diagonal, not a band",
-    "linalg.diag_part": "one diagonal, not a band",
-    "linalg.eig": "on CPU alone, as JAX has it",
-    "linalg.eigvals": "on CPU alone, as JAX has it",
-    "linalg.set_diag": "one diagonal, not a band",
-    "math.segment_sum": "outside of compiled code; `unsorted_segment_sum` works there",
-    "nn.weighted_cross_entropy_with_logits": "its gradient is right also where logits are 0",
-    "nn.softmax_cross_entropy_with_logits": "its gradient is right also where labels do not add up to 1",
-    "numpy_function": "in compiled code `Tout` must have shapes: give tf.TensorSpec",
-    "py_function": "in compiled code `Tout` must have shapes: give tf.TensorSpec; without gradients",
-    "print": "in compiled code, what several of them print may come in another order",
-    "random": "JAX's numbers, not TensorFlow's: other values from the same seed, alike on all devices",
-    "scan": "compiled as `lax.scan`: all rounds have the same shapes",
-    "shape": "in compiled code a numpy array, of which shapes can be made",
-    "slice": "in compiled code with a traced `begin`, sizes must be known",
-    "summary": "through tensorboardX",
+    "debugging.Assert": "in compiled code the error is raised when the call of the `tf.function` ends",
+    "dynamic_partition": "only outside of compiled code, since its shapes are static",
+    "gather": "in compiled code an index out of range returns zeros, as in TensorFlow on GPUs",
+    "gather_nd": "in compiled code an index out of range returns zeros, as in TensorFlow on GPUs",
+    "group": "returns None: the operations have run already",
+    "init_scope": "operations run immediately, also while tracing",
+    "io.gfile": "uses fsspec",
+    "linalg.diag": "a single diagonal, not a band",
+    "linalg.diag_part": "a single diagonal, not a band",
+    "linalg.eig": "only on CPU, as in JAX",
+    "linalg.eigvals": "only on CPU, as in JAX",
+    "linalg.set_diag": "a single diagonal, not a band",
+    "math.segment_sum": "only outside of compiled code; use `unsorted_segment_sum` there",
+    "nn.weighted_cross_entropy_with_logits": "the gradient is also right at logits of 0",
+    "nn.softmax_cross_entropy_with_logits": "the gradient is also right if the labels do not sum to 1",
+    "numpy_function": "in compiled code `Tout` must have shapes: pass tf.TensorSpec",
+    "py_function": "in compiled code `Tout` must have shapes: pass tf.TensorSpec; not differentiable",
+    "print": "in compiled code, the output of several calls may appear in another order",
+    "random": "JAX's generators: other numbers than TensorFlow's for the same seed, the same on all devices",
+    "scan": "compiled as `lax.scan`: all iterations have the same shapes",
+    "shape": "in compiled code a numpy array, which can be used as a shape",
+    "slice": "in compiled code, sizes must be known if `begin` is a tracer",
+    "summary": "uses tensorboardX",
     "test.is_gpu_available": "virtual GPUs count",
-    "unique": "outside of compiled code, whose shapes are static",
-    "where": "without `x` and `y` outside of compiled code, whose shapes are static",
-    "while_loop": "in compiled code its gradient is of first order",
+    "unique": "only outside of compiled code, since its shapes are static",
+    "where": "without `x` and `y` only outside of compiled code, since its shapes are static",
+    "while_loop": "in compiled code it has no second derivative",
 }
 
 
 def difference(name: str) -> str | None:
-    """What stands in the table for a name, or for its namespace."""
+    """Returns the entry of the table `DIFFERS` for a name, or for its namespace."""
     parts = name.split(".")
     found = (DIFFERS.get(".".join(parts[:end])) for end in range(len(parts), 0, -1))
     return next((text for text in found if text), None)
 
 
 def alternative(name: str) -> str | None:
-    """What stands in the table for a name, or for its beginning: "image.resize" is found as "image"."""
+    """Returns the entry of the table `ABSENT` for a name, or for its beginning: "image.resize" is found as "image"."""
     parts = name.split(".")
     for end in range(len(parts), 0, -1):
         if (found := ABSENT.get(".".join(parts[:end]))) is not None:
@@ -201,7 +201,7 @@ def alternative(name: str) -> str | None:
 
 
 def missing_from(namespace: str, otherwise: str = _OPERATIONS) -> Callable[[str], Any]:
-    """A `__getattr__` for a module: an `AttributeError` that names the alternative, `otherwise` where none is known."""
+    """Returns a `__getattr__` for a module: its error names the alternative, or `otherwise` if there is none."""
 
     def __getattr__(name: str) -> Any:
         if name.startswith("__"):

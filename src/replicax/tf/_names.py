@@ -1,6 +1,6 @@
-"""Which names stand in which namespace of `replicax.tf`: one table, from which the modules are made.
+"""The table of all names of `replicax.tf` by namespace, from which the modules of the namespaces are built.
 
-A name is looked up in its module when it is first used, so that importing `replicax.tf` imports few of them.
+A name is imported from its module on first use, so that importing `replicax.tf` imports few modules.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class _At(NamedTuple):
 
 
 class _All(NamedTuple):
-    """All names of a module's table, in place of one."""
+    """All names of a module's table."""
 
     module: str
     table: str
 
 
 def _table(module: types.ModuleType, name: str) -> dict[str, Any]:
-    """A table of a module: names and values, or names of that module's own values."""
+    """Returns a table of a module as a dict; a table that is a string lists names of the module itself."""
     table = getattr(module, name)
     names = table.split() if isinstance(table, str) else table
     return table if isinstance(table, dict) else {key: getattr(module, key) for key in names}
@@ -154,13 +154,13 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
             "stateless_split": _At("replicax.tf._random", "split"),
         },
     ),
-    "bitwise": ("Bits of integers.", _all("_math", "BITWISE")),
+    "bitwise": ("Bitwise operations on integers.", _all("_math", "BITWISE")),
     "strings": ("Strings.", _all("_strings", "STRINGS")),
     "io": (
         "Files.",
         {**_from("_gfile", "matching_files read_file write_file"), **_from("replicax._data.files", "TFRecordWriter")},
     ),
-    "io.gfile": ("Files of any filesystem.", _all("_gfile", "GFILE")),
+    "io.gfile": ("Files on any file system.", _all("_gfile", "GFILE")),
     "debugging": ("Assertions.", _all("_debugging", "COMPARISONS", "DEBUGGING")),
     "nest": (
         "Structures.",
@@ -181,12 +181,12 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
         "Names that TensorFlow keeps under `experimental`.",
         _from("_summary", "get_step set_step summary_scope"),
     ),
-    "config": ("Devices, and running functions eagerly.", _all("_config", "CONFIG")),
+    "config": ("Devices, and eager execution of functions.", _all("_config", "CONFIG")),
     "config.experimental": ("Names that TensorFlow keeps under `experimental`.", _all("_config", "EXPERIMENTAL")),
     "config.optimizer": ("Settings of compilation.", _all("_config", "OPTIMIZER")),
     "config.threading": ("Settings of threads.", _all("_config", "THREADING")),
-    "test": ("What there is to test with.", _all("_config", "TEST")),
-    "version": ("The version of TensorFlow whose names these are.", {"VERSION": "2.21.0"}),
+    "test": ("Helpers for tests.", _all("_config", "TEST")),
+    "version": ("The version of TensorFlow that these names follow.", {"VERSION": "2.21.0"}),
     "data": (
         "Datasets.",
         {
@@ -196,7 +196,7 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "data.experimental": (
-        "Datasets' options.",
+        "Options of datasets.",
         {
             **_from("replicax.data", f"{_SIZES} DistributeOptions"),
             **_from("replicax._data.dataset", "from_variant to_variant"),
@@ -204,25 +204,25 @@ NAMESPACES: dict[str, tuple[str, dict[str, Any]]] = {
             **_from("replicax._base.types", "AutoShardPolicy"),
         },
     ),
-    "experimental": ("An element that may not be there.", _from("replicax.data", "Optional")),
+    "experimental": ("A value that may be missing.", _from("replicax.data", "Optional")),
     "autograph": ("Control flow on tensors.", {}),
     "autograph.experimental": (
         "Control flow on tensors.",
         _from("replicax._tracing.autograph_switch", "do_not_convert"),
     ),
     "train": (
-        "Checkpoints, and the cluster to train on.",
+        "Checkpoints and cluster descriptions.",
         {**_all("replicax.train", "__all__"), **_from("replicax.cluster_resolver", "ClusterDef ClusterSpec JobDef")},
     ),
     "tpu": ("TPU systems.", {}),
     "tpu.experimental": ("TPU systems.", _all("replicax.tpu", "__all__")),
     "profiler": ("Profiles.", {}),
-    "profiler.experimental": ("Profiles, in which steps and replicas have their names.", _all("_profiler", "PROFILER")),
+    "profiler.experimental": ("Profiles that show steps and replicas by name.", _all("_profiler", "PROFILER")),
 }
 
 
 def names(namespace: str) -> list[str]:
-    """The names of a namespace of the table."""
+    """Returns the names of a namespace of the table."""
     found: set[str] = set()
     for name, value in NAMESPACES[namespace][1].items():
         found |= (
@@ -232,7 +232,7 @@ def names(namespace: str) -> list[str]:
 
 
 def lookup(namespace: str, target: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` for a module of which these are the attributes: they are kept there once used."""
+    """Returns `__getattr__` and `__dir__` for a module with the attributes `target`, which keep names once used."""
     table = NAMESPACES[namespace][1]
     missing = _absent.missing_from(namespace)
 
@@ -252,14 +252,14 @@ def lookup(namespace: str, target: dict[str, Any]) -> tuple[Callable[[str], Any]
 
 
 def namespace(name: str, doc: str, **members: Any) -> types.ModuleType:
-    """A module of these names, in which any other name is an error that says what to use."""
+    """Returns a module with these names; any other name raises an error that says what to use."""
     module = types.ModuleType(f"replicax.tf.{name}", doc)
     module.__dict__.update(members, __getattr__=_absent.missing_from(name))
     return module
 
 
 def install(target: dict[str, Any]) -> None:
-    """Puts the namespaces of the table, and those of their names that are values, into that of `replicax.tf`."""
+    """Adds the modules of the namespaces, and the names whose values are in the table, to those of `replicax.tf`."""
     made = {"": target}
     for name, (doc, values) in NAMESPACES.items():
         if name:
