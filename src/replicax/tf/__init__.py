@@ -33,7 +33,7 @@ _names.install(globals())
 
 
 def function(func: Any = None, input_signature: Any = None, autograph: bool = True, **options: Any) -> Any:
-    """`replicax.function`, with AutoGraph unless `autograph=False`: control flow on tensors is compiled."""
+    """Returns `replicax.function` of a function, with AutoGraph unless `autograph=False`."""
     return _function.function(func, input_signature, autograph, **options)
 
 

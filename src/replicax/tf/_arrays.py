@@ -35,27 +35,27 @@ from replicax.tf._ops import (
 
 
 def zeros(shape: Any, dtype: Any = np.float32, name: str | None = None, layout: Any = None) -> Any:
-    """Zeros."""
+    """Returns zeros."""
     return jnp.zeros(as_new_shape(shape), as_dtype(dtype))
 
 
 def ones(shape: Any, dtype: Any = np.float32, name: str | None = None, layout: Any = None) -> Any:
-    """Ones."""
+    """Returns ones."""
     return jnp.ones(as_new_shape(shape), as_dtype(dtype))
 
 
 def zeros_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> Any:
-    """Zeros of the same shape, and of the same dtype by default."""
+    """Returns zeros of the same shape, and of the same dtype by default."""
     return jnp.zeros_like(convert_to_tensor(input), None if dtype is None else as_dtype(dtype))
 
 
 def ones_like(input: Any, dtype: Any = None, name: str | None = None, layout: Any = None) -> Any:
-    """Ones of the same shape, and of the same dtype by default."""
+    """Returns ones of the same shape, and of the same dtype by default."""
     return jnp.ones_like(convert_to_tensor(input), None if dtype is None else as_dtype(dtype))
 
 
 def fill(dims: Any, value: Any, name: str | None = None, layout: Any = None) -> Any:
-    """One value everywhere."""
+    """Returns a tensor filled with one value."""
     tensor = convert_to_tensor(value)
     return (np if isinstance(tensor, np.ndarray) else jnp).broadcast_to(tensor, as_new_shape(dims))
 
@@ -63,7 +63,7 @@ def fill(dims: Any, value: Any, name: str | None = None, layout: Any = None) -> 
 def eye(
     num_rows: Any, num_columns: Any = None, batch_shape: Any = None, dtype: Any = np.float32, name: str | None = None
 ) -> Any:
-    """Identity matrices, `[*batch_shape, num_rows, num_columns]`."""
+    """Returns identity matrices, `[*batch_shape, num_rows, num_columns]`."""
     rows = as_int(num_rows, "num_rows")
     columns = rows if num_columns is None else as_int(num_columns, "num_columns")
     matrix = jnp.eye(rows, columns, dtype=as_dtype(dtype))
@@ -71,7 +71,7 @@ def eye(
 
 
 def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range") -> Any:
-    """Numbers from `start` to before `limit`; by default int32 or float32, or the dtype of the tensors among them.
+    """Returns the numbers from `start` up to, not including, `limit`; int32 or float32 unless an argument is a tensor.
 
     In code that AutoGraph converts, `for i in range(n)` may have an `n` that only the compiled program knows.
     """
@@ -93,7 +93,7 @@ def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name
 
 
 def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: int = 0) -> Any:
-    """`num` numbers from `start` to `stop`, both included, along a new axis; float64 for integers."""
+    """Returns `num` numbers from `start` to `stop`, both included, along a new axis; float64 for integers."""
     start = convert_to_tensor(start)
     start = start.astype(np.float64) if jnp.issubdtype(start.dtype, jnp.integer) else start
     stop = of_dtype(convert_to_tensor(stop) if is_tensor(stop) else stop, start.dtype)
@@ -101,7 +101,7 @@ def linspace(start: Any, stop: Any, num: Any, name: str | None = None, axis: int
 
 
 def meshgrid(*args: Any, indexing: str = "xy", name: str | None = None) -> list[Any]:
-    """The coordinates of a grid, for each axis a tensor."""
+    """Returns the coordinates of a grid, one tensor for each axis."""
     return list(jnp.meshgrid(*(convert_to_tensor(x).reshape(-1) for x in args), indexing=indexing))
 
 
@@ -114,7 +114,7 @@ def one_hot(
     dtype: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Vectors of `depth` elements with `on_value` (1) at each index and `off_value` (0) elsewhere."""
+    """Returns vectors of `depth` elements with `on_value` (1) at each index and `off_value` (0) elsewhere."""
     given = [convert_to_tensor(x) for x in (on_value, off_value) if x is not None]
     dtype = as_dtype(dtype if dtype is not None else given[0].dtype if given else np.float32)
     on, off = (of_dtype(default if x is None else x, dtype) for x, default in ((on_value, 1), (off_value, 0)))
@@ -125,7 +125,7 @@ def one_hot(
 
 
 def sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = np.bool_, name: str | None = None) -> Any:
-    """`[*lengths.shape, maxlen]`: true for the first `length` elements of each row."""
+    """Returns bools `[*lengths.shape, maxlen]`, true for the first `length` elements of each row."""
     lengths = convert_to_tensor(lengths)
     if maxlen is None:
         maxlen = np.max(known(lengths, "The largest of the lengths", "Give `maxlen`."), initial=0)
@@ -137,41 +137,41 @@ def sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = np.bool_, name:
 
 
 def shape(input: Any, out_type: Any = None, name: str | None = None) -> Any:
-    """The shape, as a tensor; in compiled code a numpy array, of which shapes can be made."""
+    """Returns the shape as a tensor; in compiled code as a numpy array, which can be used as a shape."""
     array = np.asarray(convert_to_tensor(input).shape, np.int32 if out_type is None else as_dtype(out_type))
     return array if frames.is_tracing() else as_array(array)
 
 
 def shape_n(input: Any, out_type: Any = np.int32, name: str | None = None) -> list[Any]:
-    """The shape of each tensor."""
+    """Returns the shape of each tensor."""
     return [shape(x, out_type) for x in input]
 
 
 def size(input: Any, out_type: Any = None, name: str | None = None) -> Any:
-    """The number of elements, as a tensor; in compiled code a numpy number."""
+    """Returns the number of elements as a tensor; in compiled code as a numpy number."""
     count = np.asarray(convert_to_tensor(input).size, np.int32 if out_type is None else as_dtype(out_type))
     return count[()] if frames.is_tracing() else as_array(count)
 
 
 def rank(input: Any, name: str | None = None) -> Any:
-    """The number of dimensions, as a tensor; in compiled code a numpy number."""
+    """Returns the rank as a tensor; in compiled code as a numpy number."""
     count = np.int32(convert_to_tensor(input).ndim)
     return count if frames.is_tracing() else jnp.asarray(count)
 
 
 def broadcast_static_shape(shape_x: Any, shape_y: Any) -> TensorShape:
-    """The shape to which two shapes are broadcast."""
+    """Returns the shape that results from broadcasting two shapes."""
     return TensorShape(np.broadcast_shapes(tuple(shape_x), tuple(shape_y)))
 
 
 def broadcast_dynamic_shape(shape_x: Any, shape_y: Any) -> Any:
-    """The shape to which two shapes are broadcast, as a tensor."""
+    """Returns the shape that results from broadcasting two shapes, as a tensor."""
     array = np.asarray(np.broadcast_shapes(as_shape(shape_x), as_shape(shape_y)), np.int32)
     return array if frames.is_tracing() else as_array(array)
 
 
 def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
-    """The tensor, where its shape fits; `InvalidArgumentError` otherwise."""
+    """Returns the tensor if it has the given shape; raises `InvalidArgumentError` otherwise."""
     tensor, shape = convert_to_tensor(x), TensorShape(shape)
     if not shape.is_compatible_with(tensor.shape):
         raise InvalidArgumentError(
@@ -181,7 +181,7 @@ def ensure_shape(x: Any, shape: Any, name: str | None = None) -> Any:
 
 
 def get_static_value(tensor: Any, partial: bool = False) -> Any:
-    """The value as a numpy array, None where it is not known yet."""
+    """Returns the value as a numpy array, or None if it is not known while tracing."""
     tensor = convert_to_tensor(tensor)
     return None if isinstance(tensor, jax.core.Tracer) else np.asarray(tensor)[()]
 
@@ -190,7 +190,7 @@ def get_static_value(tensor: Any, partial: bool = False) -> Any:
 
 
 def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
-    """The tensor in another shape, in which one dimension may be -1."""
+    """Returns the tensor in another shape, in which one dimension may be -1."""
     tensor, shape = convert_to_tensor(tensor), as_shape(shape)
     if 0 in shape and shape.count(-1) == 1:  # nothing, of any size
         shape = tuple(1 if n == -1 else n for n in shape)
@@ -198,17 +198,17 @@ def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
 
 
 def broadcast_to(input: Any, shape: Any, name: str | None = None) -> Any:
-    """The tensor repeated to fill a shape."""
+    """Returns the tensor repeated to fill a shape."""
     return _operations.fitting(jnp.broadcast_to, _operations.of_broadcast_to)(convert_to_tensor(input), as_shape(shape))
 
 
 def expand_dims(input: Any, axis: Any, name: str | None = None) -> Any:
-    """The tensor with a dimension of size 1 at `axis`."""
+    """Returns the tensor with a dimension of size 1 at `axis`."""
     return _operations.fitting(jnp.expand_dims, _operations.of_expand_dims)(convert_to_tensor(input), as_axis(axis))
 
 
 def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Any:
-    """The tensor without its dimensions of size 1, or without those at `axis`."""
+    """Returns the tensor without its dimensions of size 1, or without those at `axis`."""
     axis = as_axis(axis)
     return _operations.fitting(jnp.squeeze, _operations.of_squeeze)(
         convert_to_tensor(input), None if axis == () else axis
@@ -216,26 +216,26 @@ def squeeze(input: Any, axis: Any = None, name: str | None = None) -> Any:
 
 
 def transpose(a: Any, perm: Any = None, conjugate: bool = False, name: str = "transpose") -> Any:
-    """The tensor with its axes in another order, reversed by default."""
+    """Returns the tensor with its axes in another order, reversed by default."""
     tensor = jnp.transpose(convert_to_tensor(a), None if perm is None else as_shape(perm))
     return jnp.conj(tensor) if conjugate else tensor
 
 
 @static
 def concat(values: Any, axis: Any, name: str = "concat") -> Any:
-    """The tensors one after the other along `axis`."""
+    """Returns the tensors concatenated along `axis`."""
     values = values if isinstance(values, (list, tuple)) else [values]
     return _operations.fitting(jnp.concatenate, _operations.of_concat)(_alike(values), axis=as_axis(axis))
 
 
 @static
 def stack(values: Any, axis: int = 0, name: str = "stack") -> Any:
-    """The tensors along a new axis."""
+    """Returns the tensors stacked along a new axis."""
     return _operations.fitting(jnp.stack, _operations.of_stack)(_alike(values), axis=axis)
 
 
 def _alike(values: Any) -> list[Any]:
-    """Python numbers and lists take the dtype of the tensors that stand beside them."""
+    """Converts Python numbers and lists to the dtype of the tensors that are given with them."""
     dtypes = [x.dtype for x in values if hasattr(x, "dtype")]
     if not dtypes or len(dtypes) == len(values):
         return [convert_to_tensor(x) for x in values]
@@ -243,12 +243,12 @@ def _alike(values: Any) -> list[Any]:
 
 
 def parallel_stack(values: Any, name: str = "parallel_stack") -> Any:
-    """The tensors along a new first axis."""
+    """Returns the tensors stacked along a new first axis."""
     return stack(values)
 
 
 def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unstack") -> list[Any]:
-    """The parts of a tensor along an axis, which they do not have."""
+    """Returns the slices of a tensor along an axis, without that axis."""
     tensor = convert_to_tensor(value)
     if num is not None and num != tensor.shape[axis]:
         raise InvalidArgumentError(f"Cannot unstack {tensor.shape[axis]} parts along axis {axis} as {num}.")
@@ -256,7 +256,9 @@ def unstack(value: Any, num: int | None = None, axis: int = 0, name: str = "unst
 
 
 def split(value: Any, num_or_size_splits: Any, axis: Any = 0, num: int | None = None, name: str = "split") -> list[Any]:
-    """A tensor cut along an axis into so many equal parts, or into parts of given sizes, of which one may be -1."""
+    """Splits a tensor along an axis into a number of equal parts, or into parts of given sizes, one of which may be
+    -1.
+    """
     tensor, axis = convert_to_tensor(value), as_axis(axis)
     splits = known(num_or_size_splits, "The number of splits", "Give Python numbers.")
     if splits.ndim == 0:
@@ -276,7 +278,7 @@ def split(value: Any, num_or_size_splits: Any, axis: Any = 0, num: int | None = 
 
 
 def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
-    """The tensor repeated `multiples` times along each axis."""
+    """Returns the tensor repeated `multiples` times along each axis."""
     tensor, times = convert_to_tensor(input), as_shape(multiples)
     if len(times) != tensor.ndim:
         raise InvalidArgumentError(
@@ -286,13 +288,13 @@ def tile(input: Any, multiples: Any, name: str | None = None) -> Any:
 
 
 def repeat(input: Any, repeats: Any, axis: int | None = None, name: str | None = None) -> Any:
-    """Each element repeated; without an axis those of the flattened tensor."""
+    """Repeats each element along an axis; without an axis those of the flattened tensor."""
     counts = known(repeats, "The number of repeats", "Give Python numbers.")
     return jnp.repeat(convert_to_tensor(input), int(counts) if counts.ndim == 0 else counts, axis=as_axis(axis))
 
 
 def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any = 0, name: str | None = None) -> Any:
-    """The tensor with elements before and after it: `paddings` is `[rank, 2]`.
+    """Pads the tensor before and after each axis; `paddings` is `[rank, 2]`.
 
     `mode` is "CONSTANT", "REFLECT" or "SYMMETRIC".
     """
@@ -309,14 +311,14 @@ def pad(tensor: Any, paddings: Any, mode: str = "CONSTANT", constant_values: Any
 
 
 def reverse(tensor: Any, axis: Any, name: str | None = None) -> Any:
-    """The tensor with the order of elements turned round along the axes."""
+    """Reverses the order of elements along the axes."""
     return jnp.flip(convert_to_tensor(tensor), as_axis(axis))
 
 
 def reverse_sequence(
     input: Any, seq_lengths: Any, seq_axis: int | None = None, batch_axis: int | None = None, name: str | None = None
 ) -> Any:
-    """The first `seq_lengths[i]` elements of row `i` turned round, the rest as they are."""
+    """Reverses the first `seq_lengths[i]` elements of row `i`; the rest stay."""
     tensor, lengths = convert_to_tensor(input), convert_to_tensor(seq_lengths)
     rows = jnp.moveaxis(tensor, (batch_axis or 0, 1 if seq_axis is None else seq_axis), (0, 1))
     steps = jnp.arange(rows.shape[1], dtype=lengths.dtype)
@@ -326,13 +328,13 @@ def reverse_sequence(
 
 
 def roll(input: Any, shift: Any, axis: Any, name: str | None = None) -> Any:
-    """The tensor's elements moved along the axes, those at the end to the front."""
+    """Shifts elements along the axes; those at the end move to the front."""
     shift = convert_to_tensor(shift)
     return jnp.roll(convert_to_tensor(input), as_axis(shift) if is_known(shift) else shift, as_axis(axis))
 
 
 def slice(input_: Any, begin: Any, size: Any, name: str | None = None) -> Any:
-    """`size` elements of each axis from `begin` on; -1 for all that are left."""
+    """Returns `size` elements of each axis, starting at `begin`; -1 stands for all remaining ones."""
     tensor, sizes = convert_to_tensor(input_), as_shape(size)
     if isinstance(begin, jax.core.Tracer) or any(isinstance(b, jax.core.Tracer) for b in jax.tree.leaves(begin)):
         begins: Any = list(begin)
@@ -361,7 +363,7 @@ def strided_slice(
     var: Any = None,
     name: str | None = None,
 ) -> Any:
-    """`input_[begin:end:strides]` for each axis; bit `i` of a mask is for the axis `i`."""
+    """Returns `input_[begin:end:strides]` for each axis; bit `i` of a mask is for axis `i`."""
     begins, ends = as_shape(begin), as_shape(end)
     index: list[Any] = []
     for i, (first, last, step) in enumerate(
@@ -380,12 +382,12 @@ def strided_slice(
 
 
 def identity_n(input: Any, name: str | None = None) -> list[Any]:
-    """New tensors with the same values."""
+    """Returns new tensors with the same values."""
     return [identity(x) for x in input]
 
 
 def space_to_depth(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> Any:
-    """Blocks of `block_size` x `block_size` pixels as channels of one pixel, for NHWC."""
+    """Moves blocks of `block_size` x `block_size` pixels into the channels of one pixel, for NHWC."""
     x, b = _nhwc(input, data_format), block_size
     n, h, w, c = x.shape
     x = x.reshape(n, h // b, b, w // b, b, c).transpose(0, 1, 3, 2, 4, 5).reshape(n, h // b, w // b, b * b * c)
@@ -393,7 +395,7 @@ def space_to_depth(input: Any, block_size: int, data_format: str = "NHWC", name:
 
 
 def depth_to_space(input: Any, block_size: int, data_format: str = "NHWC", name: str | None = None) -> Any:
-    """Channels as blocks of `block_size` x `block_size` pixels: the reverse of `space_to_depth`."""
+    """Moves channels into blocks of `block_size` x `block_size` pixels: the reverse of `space_to_depth`."""
     x, b = _nhwc(input, data_format), block_size
     n, h, w, c = x.shape
     x = x.reshape(n, h, w, b, b, c // b**2).transpose(0, 1, 3, 2, 4, 5).reshape(n, h * b, w * b, c // b**2)
@@ -412,7 +414,7 @@ def _nhwc(input: Any, data_format: str) -> Any:
 
 @static
 def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
-    """The tensor in another dtype: floats are cut off to integers, complex numbers to their real part."""
+    """Casts the tensor to another dtype: floats are truncated to integers, complex numbers to their real part."""
     if isinstance(x, IndexedSlices):
         return IndexedSlices(cast(x.values, dtype), x.indices, x.dense_shape)
     tensor, dtype = convert_to_tensor(x), as_dtype(dtype)
@@ -422,7 +424,7 @@ def cast(x: Any, dtype: Any, name: str | None = None) -> Any:
 
 
 def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
-    """`cast`, with values that the dtype does not have taken to the nearest that it has."""
+    """Casts like `cast`, but clips values to the range of the dtype."""
     tensor, dtype = convert_to_tensor(value), as_dtype(dtype)
     info = jnp.iinfo(dtype) if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo(dtype)
     own = jnp.iinfo(tensor.dtype) if jnp.issubdtype(tensor.dtype, jnp.integer) else jnp.finfo(tensor.dtype)
@@ -436,12 +438,12 @@ def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
 
 
 def bitcast(input: Any, type: Any, name: str | None = None) -> Any:
-    """The tensor's bytes as another dtype; where their sizes differ, the last dimension makes up for it."""
+    """Returns the tensor's bytes as another dtype; if the item sizes differ, the last dimension changes."""
     return jax.lax.bitcast_convert_type(convert_to_tensor(input), as_dtype(type))
 
 
 def complex(real: Any, imag: Any, name: str | None = None) -> Any:
-    """Complex numbers from their real and imaginary parts."""
+    """Returns complex numbers with these real and imaginary parts."""
     return jax.lax.complex(convert_to_tensor(real), convert_to_tensor(imag))
 
 

@@ -18,7 +18,7 @@ _INSTEAD = "Give `Tout` as tf.TensorSpec with known shapes, or call it outside o
 
 
 def _called(func: Callable[..., Any], inp: Any, tout: Any, given: Callable[[Any], Any]) -> Any:
-    """What `func` returns for the inputs, as `given` shows them, in the dtypes of `tout`: one, a list or none."""
+    """Calls `func` with the inputs, converted by `given`, and converts its results (one, a list or none) to `tout`."""
     several = isinstance(tout, (list, tuple))
     kinds = list(tout) if several else [tout]
 
@@ -86,7 +86,7 @@ def numpy_function(
     stateful: bool = True,
     name: str | None = None,
 ) -> Any:
-    """`py_function` of a function that takes and returns numpy arrays."""
+    """Calls a Python function that takes and returns numpy arrays, like `py_function`."""
     if func is None:
         return lambda func: lambda *args: numpy_function(func, args, Tout)
     return _called(func, inp, Tout, np.asarray)

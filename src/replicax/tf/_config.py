@@ -47,13 +47,13 @@ class LogicalDeviceConfiguration:
 
 
 def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
-    """The devices, of one type or of all."""
+    """Returns the devices of one type, or all."""
     names = [name for name in _devices.device_table() if device_type in (None, name.split(":")[0])]
     return [LogicalDevice(f"/device:{name}", name.split(":")[0]) for name in names]
 
 
 def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice]:
-    """The devices of the machine, of one type or of all: one CPU, and all accelerators.
+    """Returns the devices of the machine, of one type or all: one CPU, and all accelerators.
 
     JAX is not started where its accelerators are those of NVIDIA or none: its devices may still be configured.
     """
@@ -105,7 +105,7 @@ def set_logical_device_configuration(device: PhysicalDevice, logical_devices: An
 
 
 def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
-    """The devices of the machine, without those that `set_visible_devices` has hidden."""
+    """Returns the devices of the machine, without those that `set_visible_devices` has hidden."""
     devices = list_physical_devices(device_type)
     if _visible_gpus is None:
         return devices
@@ -141,7 +141,7 @@ def set_visible_devices(devices: Any, device_type: str | None = None) -> None:
 
 
 def set_memory_growth(device: PhysicalDevice, enable: bool) -> None:
-    """Has JAX take GPU memory as it is needed, not most of it at once; of all GPUs, and before JAX starts."""
+    """Makes JAX allocate GPU memory as it is needed, not most of it at once; for all GPUs, before JAX starts."""
     if _devices._virtual or device.device_type != "GPU":
         return
     value = "false" if enable else "true"
@@ -155,21 +155,23 @@ def set_memory_growth(device: PhysicalDevice, enable: bool) -> None:
 
 
 def get_memory_growth(device: PhysicalDevice) -> bool:
-    """Whether JAX takes GPU memory as it is needed."""
+    """Returns whether JAX allocates GPU memory as it is needed."""
     return os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true").lower() in ("false", "0")
 
 
 def set_soft_device_placement(enabled: bool) -> None:
-    """Accepted for compatibility: JAX places operations itself, and a device that is not there is an error."""
+    """Does nothing: JAX places operations itself, and a device that does not exist is an error."""
 
 
 def get_soft_device_placement() -> bool:
-    """False."""
+    """Returns False."""
     return False
 
 
 def get_memory_info(device: str) -> dict[str, int]:
-    """The bytes in use on a device, now ("current") and at most ("peak"); `ValueError` where they are not counted."""
+    """Returns the bytes in use on a device, now ("current") and at most ("peak"); raises `ValueError` without such
+    counts.
+    """
     stats = _devices.find_device(device).memory_stats()
     if not stats:
         raise ValueError(f"JAX does not count the memory of {device}.")
@@ -177,19 +179,19 @@ def get_memory_info(device: str) -> dict[str, int]:
 
 
 def enable_op_determinism() -> None:
-    """Has XLA compile deterministic GPU operations, if JAX has not started; random numbers need `set_seed`."""
+    """Makes XLA compile deterministic GPU operations, if JAX has not started; random numbers need `set_seed`."""
     flag = "--xla_gpu_deterministic_ops=true"
     if flag not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 
 
 def enable_tensor_float_32_execution(enabled: bool) -> None:
-    """Whether matrix products of float32 may be computed with less precision: `jax_default_matmul_precision`."""
+    """Sets whether matrix products of float32 may use less precision: `jax_default_matmul_precision`."""
     jax.config.update("jax_default_matmul_precision", "tensorfloat32" if enabled else "float32")
 
 
 def set_jit(enabled: Any) -> None:
-    """Accepted for compatibility: XLA compiles every function."""
+    """Does nothing: XLA compiles every function."""
 
 
 def get_jit() -> str:
@@ -198,11 +200,11 @@ def get_jit() -> str:
 
 
 def set_threads(num_threads: int) -> None:
-    """Accepted for compatibility: XLA takes as many threads as there are cores (or as NPROC says)."""
+    """Does nothing: XLA uses as many threads as there are cores (or as NPROC says)."""
 
 
 def get_threads() -> int:
-    """0: as many as there are cores."""
+    """Returns 0: as many threads as there are cores."""
     return 0
 
 
@@ -250,30 +252,30 @@ OPTIMIZER: dict[str, Any] = {"get_jit": get_jit, "set_jit": set_jit}
 
 
 def is_gpu_available(cuda_only: bool = False, min_cuda_compute_capability: Any = None) -> bool:
-    """Whether there is a GPU, a virtual one too."""
+    """Returns whether there is a GPU; virtual GPUs count."""
     return bool(list_physical_devices("GPU"))
 
 
 def gpu_device_name() -> str:
-    """The name of the first GPU, empty without one."""
+    """Returns the name of the first GPU, or an empty string."""
     found = list_logical_devices("GPU")
     return found[0].name if found else ""
 
 
 def is_built_with_cuda() -> bool:
-    """Whether JAX's CUDA plugin is installed."""
+    """Returns whether JAX's CUDA plugin is installed."""
     from importlib.util import find_spec
 
     return any(find_spec(f"jax_cuda{version}_plugin") is not None for version in (12, 13))
 
 
 def is_built_with_gpu_support() -> bool:
-    """Whether JAX's CUDA plugin is installed."""
+    """Returns whether JAX's CUDA plugin is installed."""
     return is_built_with_cuda()
 
 
 def is_built_with_xla() -> bool:
-    """True: XLA is the engine."""
+    """Returns True: XLA is the engine."""
     return True
 
 

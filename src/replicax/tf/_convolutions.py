@@ -28,7 +28,9 @@ class _Layout:
         self.filters = f"{spatial}IO"
 
     def sizes(self, value: Any, what: str) -> tuple[int, ...]:
-        """One number for each spatial dimension, from one number, one for each, or one for each axis of the batch."""
+        """Returns one number for each spatial dimension, given one number, one for each, or one for each axis of the
+        batch.
+        """
         numbers = as_shape(1 if value is None else value)
         if len(numbers) == 1:
             return numbers * self.n
@@ -42,11 +44,11 @@ class _Layout:
         return numbers
 
     def around(self, sizes: tuple[Any, ...], outer: Any = 1) -> tuple[Any, ...]:
-        """These for the spatial axes, `outer` for the others."""
+        """Returns a tuple with `inner` for the spatial axes and `outer` for the others."""
         return (outer, outer, *sizes) if self.first else (outer, *sizes, outer)
 
     def padding(self, padding: Any) -> Any:
-        """Either "SAME", "VALID", or pairs of numbers for the spatial axes."""
+        """Returns "SAME", "VALID", or pairs of numbers for the spatial axes."""
         if isinstance(padding, str):
             if padding.upper() not in ("SAME", "VALID"):
                 raise ValueError(f'padding must be "SAME", "VALID" or a list of pairs, got {padding!r}.')
@@ -89,7 +91,9 @@ def convolution(
     dilations: Any = None,
     name: str | None = None,
 ) -> Any:
-    """The convolution of `[batch, *spatial, in]` and filters `[*spatial, in, out]`, of one to three dimensions."""
+    """Returns the convolution of `[batch, *spatial, in]` and filters `[*spatial, in, out]`, of one to three
+    dimensions.
+    """
     x, n = _dimensions(input, None)
     return _convolve(x, convert_to_tensor(filters), strides, padding, _Layout(data_format, n), dilations)
 
@@ -103,7 +107,7 @@ def conv1d(
     dilations: Any = None,
     name: str | None = None,
 ) -> Any:
-    """The convolution of `[batch, width, in]` and filters `[width, in, out]`."""
+    """Returns the convolution of `[batch, width, in]` and filters `[width, in, out]`."""
     x, n = _dimensions(input, 1)
     return _convolve(x, convert_to_tensor(filters), stride, padding, _Layout(data_format, n), dilations)
 
@@ -132,7 +136,7 @@ conv3d = _conv(3, "NDHWC", "The convolution of `[batch, depth, height, width, in
 
 
 def atrous_conv2d(value: Any, filters: Any, rate: Any, padding: Any, name: str | None = None) -> Any:
-    """`conv2d` with `rate - 1` pixels left out between those of the filters."""
+    """Computes `conv2d` with filters dilated by `rate`."""
     return conv2d(value, filters, 1, padding, dilations=rate)
 
 
@@ -145,7 +149,7 @@ def depthwise_conv2d(
     dilations: Any = None,
     name: str | None = None,
 ) -> Any:
-    """Each channel's own convolution, with filters `[height, width, in, times]`."""
+    """Returns a separate convolution of each channel, with filters `[height, width, in, multiplier]`."""
     (x, _), filters = _dimensions(input, 2), convert_to_tensor(filter)
     height, width, channels, times = filters.shape
     filters = filters.reshape(height, width, 1, channels * times)
@@ -162,7 +166,7 @@ def separable_conv2d(
     dilations: Any = None,
     name: str | None = None,
 ) -> Any:
-    """`depthwise_conv2d`, and a convolution of its channels with filters `[1, 1, in, out]`."""
+    """Computes `depthwise_conv2d`, and then a convolution with filters `[1, 1, in, out]`."""
     x = depthwise_conv2d(input, depthwise_filter, strides, padding, data_format, dilations)
     return conv2d(x, pointwise_filter, 1, "VALID", data_format or "NHWC")
 
@@ -170,7 +174,7 @@ def separable_conv2d(
 def _transposed(
     x: Any, filters: Any, output_shape: Any, strides: Any, padding: Any, data_format: str | None, dilations: Any, n: int
 ) -> Any:
-    """The map that is the transpose of a convolution of tensors of `output_shape`."""
+    """Returns the transposed linear map of a convolution of tensors of `output_shape`."""
     filters, layout = convert_to_tensor(filters), _Layout(data_format, n)
     shape = jax.core.ShapedArray(as_shape(output_shape), x.dtype)
 
@@ -193,7 +197,7 @@ def conv_transpose(
     dilations: Any = None,
     name: str | None = None,
 ) -> Any:
-    """The transpose of a convolution, with filters `[*spatial, out, in]`, of one to three dimensions."""
+    """Returns the transpose of a convolution, with filters `[*spatial, out, in]`, of one to three dimensions."""
     x, n = _dimensions(input, None)
     return _transposed(x, filters, output_shape, strides, padding, data_format, dilations, n)
 
@@ -234,7 +238,7 @@ def _max(x: Any, window: Any, strides: Any, padding: Any, dilations: Any) -> Any
 
 
 def _mean(x: Any, window: Any, strides: Any, padding: Any, dilations: Any) -> Any:
-    """Pixels of the padding do not count."""
+    """Averages over windows; pixels of the padding do not count."""
     zero = np.zeros((), x.dtype)
     total, count = (
         lax.reduce_window(y, zero, lax.add, window, strides, padding, window_dilation=dilations)
@@ -266,7 +270,7 @@ def pool(
     dilations: Any = None,
     name: str | None = None,
 ) -> Any:
-    """The maximum ("MAX") or the mean ("AVG") of windows of one to three spatial dimensions."""
+    """Returns the maximum ("MAX") or the mean ("AVG") of windows of one to three spatial dimensions."""
     x, n = _dimensions(input, None)
     kinds = {"MAX": _max, "AVG": _mean}
     if pooling_type not in kinds:

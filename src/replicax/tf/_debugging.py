@@ -29,7 +29,7 @@ _has_traced: list[bool] = []
 
 
 def raise_failures() -> None:
-    """`InvalidArgumentError` where an assertion in compiled code has failed since the last call."""
+    """Raises `InvalidArgumentError` if an assertion in compiled code has failed since the last call."""
     if _has_traced:
         jax_internals.wait_for_effects()
     if _failures:
@@ -39,7 +39,7 @@ def raise_failures() -> None:
 
 
 def _check(holds: Any, describe: Callable[..., str], *values: Any) -> None:
-    """`describe` says what is wrong, of the values as numpy arrays."""
+    """Raises `InvalidArgumentError` unless `holds`; `describe` makes the message from the values as numpy arrays."""
     raise_failures()
     if not any(isinstance(x, jax.core.Tracer) for x in (holds, *values)):
         if not bool(holds):
@@ -148,12 +148,12 @@ def assert_near(
 
 
 def assert_all_finite(x: Any, message: Any, name: str | None = None) -> Any:
-    """The tensor; `InvalidArgumentError` where an element is infinite or NaN."""
+    """Returns the tensor; raises `InvalidArgumentError` if an element is infinite or NaN."""
     return check_numerics(x, message)
 
 
 def check_numerics(tensor: Any, message: Any, name: str | None = None) -> Any:
-    """The tensor; `InvalidArgumentError` where an element is infinite or NaN."""
+    """Returns the tensor; raises `InvalidArgumentError` if an element is infinite or NaN."""
     tensor = convert_to_tensor(tensor)
 
     def describe(array: Any) -> str:
@@ -172,17 +172,17 @@ def _fail(message: Any, what: str, kind: type[Exception] = ValueError) -> None:
 
 
 def assert_rank(x: Any, rank: Any, message: Any = None, name: str | None = None) -> None:
-    """`ValueError` unless the tensor has so many dimensions."""
+    """Raises `ValueError` unless the tensor has this rank."""
     _ranks(x, [rank], message, lambda found, ranks: found == ranks[0], "rank")
 
 
 def assert_rank_at_least(x: Any, rank: Any, message: Any = None, name: str | None = None) -> None:
-    """`ValueError` unless the tensor has at least so many dimensions."""
+    """Raises `ValueError` unless the tensor has at least this rank."""
     _ranks(x, [rank], message, lambda found, ranks: found >= ranks[0], "at least rank")
 
 
 def assert_rank_in(x: Any, ranks: Any, message: Any = None, name: str | None = None) -> None:
-    """`ValueError` unless the tensor has one of these numbers of dimensions."""
+    """Raises `ValueError` unless the tensor has one of these ranks."""
     _ranks(x, ranks, message, lambda found, ranks: found in ranks, "a rank in")
 
 
@@ -195,7 +195,7 @@ def _ranks(x: Any, ranks: Any, message: Any, fits: Callable[[int, list[int]], bo
 
 
 def assert_scalar(tensor: Any, message: Any = None, name: str | None = None) -> Any:
-    """The tensor; `ValueError` unless it is a scalar."""
+    """Returns the tensor; raises `ValueError` unless it is a scalar."""
     tensor = convert_to_tensor(tensor)
     if tensor.ndim:
         _fail(message, f"Expected a scalar, got shape {tuple(tensor.shape)}.")
@@ -205,7 +205,7 @@ def assert_scalar(tensor: Any, message: Any = None, name: str | None = None) -> 
 def assert_shapes(
     shapes: Any, data: Any = None, summarize: int | None = None, message: Any = None, name: str | None = None
 ) -> None:
-    """`ValueError` unless the tensors have these shapes, in which a letter stands for the same size everywhere.
+    """Raises `ValueError` unless the tensors have these shapes, in which a letter is the same size everywhere.
 
     `shapes` is a list of pairs (tensor, shape) or a dict. A shape is a string or a tuple of numbers, letters, None (any
     size) and, at its beginning, `...` (any number of dimensions).
@@ -231,21 +231,21 @@ def assert_shapes(
 
 
 def assert_type(tensor: Any, tf_type: Any, message: Any = None, name: str | None = None) -> None:
-    """`TypeError` unless the tensor has this dtype."""
+    """Raises `TypeError` unless the tensor has this dtype."""
     found = convert_to_tensor(tensor).dtype
     if found != as_dtype(tf_type):
         _fail(message, f"The tensor must be of dtype {as_dtype(tf_type)}, got {found}.", TypeError)
 
 
 def assert_integer(x: Any, message: Any = None, name: str | None = None) -> None:
-    """`TypeError` unless the tensor is one of integers."""
+    """Raises `TypeError` unless the tensor has an integer dtype."""
     found = convert_to_tensor(x).dtype
     if not jnp.issubdtype(found, jnp.integer):
         _fail(message, f"Expected a tensor of integers, got dtype {found}.", TypeError)
 
 
 def assert_proper_iterable(values: Any) -> None:
-    """`TypeError` for a tensor, an array, a string or what cannot be iterated."""
+    """Raises `TypeError` for a tensor, an array, a string, or an object that cannot be iterated."""
     if is_tensor(values) or isinstance(values, (np.ndarray, str, bytes)):
         raise TypeError(f"Expected a list or the like of values, got {type(values).__name__}.")
     if not hasattr(values, "__iter__") or isinstance(values, PerReplica):
@@ -253,7 +253,7 @@ def assert_proper_iterable(values: Any) -> None:
 
 
 def assert_same_float_dtype(tensors: Any = None, dtype: Any = None) -> Any:
-    """The dtype that all tensors have, float32 without any; `ValueError` unless it is one floating-point dtype."""
+    """Returns the common dtype (float32 without tensors); raises `ValueError` unless it is one floating-point dtype."""
     found = {np.dtype(convert_to_tensor(t).dtype) for t in tensors or ()}
     found |= set() if dtype is None else {np.dtype(as_dtype(dtype))}
     if len(found) > 1 or any(not jnp.issubdtype(d, jnp.floating) for d in found):
@@ -262,12 +262,12 @@ def assert_same_float_dtype(tensors: Any = None, dtype: Any = None) -> Any:
 
 
 def is_numeric_tensor(tensor: Any) -> bool:
-    """Whether it is a tensor of numbers."""
+    """Returns whether `tensor` is a tensor with a numeric dtype."""
     return is_tensor(tensor) and tensor.dtype != np.bool_
 
 
 def enable_check_numerics(stack_height_limit: int = 30, path_length_limit: int = 50) -> None:
-    """Has every operation that gives NaN raise `FloatingPointError`: `jax_debug_nans`."""
+    """Makes every operation that returns NaN raise `FloatingPointError`: sets `jax_debug_nans`."""
     jax.config.update("jax_debug_nans", True)
 
 
@@ -277,7 +277,7 @@ def disable_check_numerics() -> None:
 
 
 def disable_traceback_filtering() -> None:
-    """Has tracebacks of errors show JAX's own frames."""
+    """Makes tracebacks of errors show JAX's own frames."""
     jax.config.update("jax_traceback_filtering", "off")
 
 

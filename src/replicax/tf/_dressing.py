@@ -18,7 +18,7 @@ from replicax.tf import _dtypes, _operations, _ops
 
 
 def numpy(self: Any) -> Any:
-    """The array as a numpy array, a scalar as a numpy scalar."""
+    """Returns the array as a numpy array, a scalar as a numpy scalar."""
     from replicax.tf import _debugging
 
     value = np.asarray(self)[()]
@@ -27,35 +27,37 @@ def numpy(self: Any) -> Any:
 
 
 def get_shape(self: Any) -> TensorShape:
-    """The static shape."""
+    """Returns the static shape."""
     return TensorShape(self.shape)
 
 
 def set_shape(self: Any, shape: Any) -> None:
-    """Does nothing, as each tensor has a known shape; `ValueError` where that is another one."""
+    """Does nothing, since each tensor has a known shape; raises `ValueError` if that is another one."""
     if not TensorShape(shape).is_compatible_with(self.shape):
         raise ValueError(f"Tensor's shape {tuple(self.shape)} is not compatible with supplied shape {shape}.")
 
 
 def tensor_shape(shape: Any) -> property:
-    """JAX's property `shape`, of which the value is still a tuple, but one that answers TensorFlow's questions."""
+    """Returns JAX's property `shape` with a value that is a tuple with the methods of `tf.TensorShape`."""
     get, make = shape.__get__, tuple.__new__
     return property(lambda self: make(TensorShape, get(self)), doc=shape.__doc__)
 
 
 def single_dtype(dtype: Any) -> property:
-    """JAX's property `dtype`, which gives the same object also where an array was made of a pickled or copied one."""
+    """Returns JAX's property `dtype`, changed to return one object for each dtype, also for pickled and copied
+    arrays.
+    """
     get, single = dtype.fget, specs.SINGLE_DTYPES.get
     return property(lambda self: single(found := get(self), found), doc=dtype.__doc__)
 
 
 def magnitude(x: Any) -> Any:
-    """The absolute value. Its gradient at 0 is 0, as TensorFlow's; JAX's is 1."""
+    """Returns the absolute value. Its gradient at 0 is 0, as in TensorFlow; in JAX it is 1."""
     return x * jnp.sign(x) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.abs(x)
 
 
 def indexing(method: Any) -> Any:
-    """JAX's method `__getitem__`, whose index may hold variables, and tensors as bounds of slices."""
+    """Returns JAX's method `__getitem__`, extended to indices with variables, and slices with tensors as bounds."""
 
     @functools.wraps(method)
     def call(self: Any, index: Any) -> Any:
@@ -65,7 +67,7 @@ def indexing(method: Any) -> Any:
 
 
 def operator(name: str, method: Any) -> Any:
-    """JAX's method of an operator, whose other operand may be a list, and that raises `InvalidArgumentError`."""
+    """Returns JAX's method of an operator, extended to lists as operands; it raises `InvalidArgumentError`."""
     operate = _operations.fitting(method, _operations.of_matmul if "matmul" in name else _operations.of_broadcast)
     if name in ("__eq__", "__ne__"):
         operate = _equality(operate, name == "__ne__")
@@ -84,7 +86,7 @@ def operator(name: str, method: Any) -> Any:
 
 
 def _equality(method: Any, unequal: bool) -> Any:
-    """Tensors whose shapes do not fit are not equal."""
+    """Compares elementwise; tensors whose shapes cannot be broadcast are not equal."""
 
     def call(self: Any, other: Any) -> Any:
         try:
@@ -100,7 +102,7 @@ or ror xor rxor eq ne lt le gt ge"""
 
 
 def dress() -> None:
-    """Gives JAX's arrays all that, and lets JAX have 64-bit types where they are asked for."""
+    """Adds these methods to JAX's arrays, and allows 64-bit types where they are requested."""
     array_type: Any = jax_internals.array_type()
     array_type.numpy, array_type.ref = numpy, Variable.ref
     copyreg.pickle(array_type, pickling.reduced)

@@ -130,13 +130,13 @@ class DType(metaclass=_DTypeType):
         return 0, self.max if self.is_integer else True if self.is_bool else 1
 
     def is_compatible_with(self: Any, other: Any) -> bool:
-        """Whether `other` stands for the same dtype."""
+        """Returns whether `other` is the same dtype, or a name or number of it."""
         return bool(self == as_dtype(other))
 
     is_subtype_of = is_compatible_with
 
     def most_specific_common_supertype(self: Any, types: Any) -> Any:
-        """The dtype itself where all of `types` are the same, else None."""
+        """Returns the dtype itself if all of `types` are the same, else None."""
         return self if all(self == other for other in types) else None
 
 
@@ -151,7 +151,9 @@ def _limits(dtype: Any, what: str) -> Any:
 
 
 def as_dtype(type_value: Any) -> Any:
-    """A dtype from a name, a type, TensorFlow's number or numpy's dtype; `TypeError` where it is none."""
+    """Returns the dtype for a name, a type, TensorFlow's number or numpy's dtype; raises `TypeError` for other
+    values.
+    """
     dtype = None if type_value is None else specs.as_dtype(type_value)
     if not isinstance(dtype, np.dtype):
         raise TypeError(f"Cannot convert the argument `type_value`: {type_value!r} to a TensorFlow DType.")
@@ -172,7 +174,7 @@ _NUMBERS = {dtype: i for i, dtype in _BY_NUMBER.items()}
 
 
 def dress() -> None:
-    """Gives numpy's dtypes the members of `DType`, and lets numbers and Python's types stand for TensorFlow's dtypes.
+    """Adds the members of `DType` to numpy's dtypes, and accepts numbers and Python types as dtypes.
 
     `np.dtype.__dict__` is a read-only view; the garbage collector knows the dictionary behind it. Python has to be told
     that a class has changed, since it remembers what it has not found there.

@@ -41,7 +41,7 @@ def cond(
     false_fn: Callable[[], Any] | None = None,
     name: str | None = None,
 ) -> Any:
-    """`true_fn()` or `false_fn()`, also where the condition is known only when compiled code runs."""
+    """Calls `true_fn` or `false_fn`; the condition may be a tracer in compiled code."""
     if true_fn is None or false_fn is None or not callable(true_fn) or not callable(false_fn):
         raise TypeError("tf.cond needs a function for each way: true_fn and false_fn.")
     pred = convert_to_tensor(pred)
@@ -59,7 +59,7 @@ def case(
     strict: bool = False,
     name: str = "case",
 ) -> Any:
-    """The function of the first condition that holds, or `default`, which is the last function without one.
+    """Calls the function of the first condition that is true, else `default` (by default the last function).
 
     With `exclusive`, `InvalidArgumentError` where more than one holds and that is known.
     """
@@ -79,7 +79,7 @@ def case(
 
 
 def switch_case(branch_index: Any, branch_fns: Any, default: Any = None, name: str = "switch_case") -> Any:
-    """The function of this number; `default`, or the last one, where there is none."""
+    """Calls the function with this index, else `default` (by default the last function)."""
     numbered: dict[int, Callable[[], Any]]
     if isinstance(branch_fns, dict) or branch_fns and isinstance(branch_fns[0], (list, builtins.tuple)):
         numbered = dict(branch_fns)
@@ -137,7 +137,7 @@ def while_loop(
 def _iterate(
     fn: Callable[[Any, Any], Any], carry: Any, elements: Any, reverse: bool = False
 ) -> builtins.tuple[Any, Any]:
-    """`carry, out = fn(carry, element)` for each row: the last carry, and what came out, stacked."""
+    """Runs `carry, out = fn(carry, element)` for each row; returns the last carry and the stacked outputs."""
     if frames.is_tracing():
         return jax.lax.scan(fn, carry, elements, reverse=reverse)
     lengths = {leaf.shape[0] for leaf in jax.tree.leaves(elements)}
@@ -164,12 +164,14 @@ def map_fn(
     name: str | None = None,
     fn_output_signature: Any = None,
 ) -> Any:
-    """`fn` of each row of a structure of tensors, stacked. `vectorized_map` is faster in compiled code."""
+    """Calls `fn` for each row of a structure of tensors, and stacks the results. `vectorized_map` is faster in compiled
+    code.
+    """
     return _iterate(lambda carry, row: (carry, _tensors(fn(row))), (), _tensors(elems))[1]
 
 
 def vectorized_map(fn: Callable[[Any], Any], elems: Any, fallback_to_while_loop: bool = True, warn: bool = True) -> Any:
-    """`fn` of each row of a structure of tensors, all at once."""
+    """Computes `fn` for all rows of a structure of tensors at once."""
     return jax.vmap(lambda row: _tensors(fn(row)))(_tensors(elems))
 
 
@@ -184,7 +186,9 @@ def scan(
     reverse: bool = False,
     name: str | None = None,
 ) -> Any:
-    """`a = fn(a, row)` for each row, and every `a`, stacked. Without an initializer the first row is the first `a`."""
+    """Runs `a = fn(a, row)` for each row, and stacks every `a`. Without an initializer the first row is the first
+    `a`.
+    """
     start, rows, first = _start(elems, initializer, reverse)
 
     def step(carry: Any, row: Any) -> Any:
@@ -232,12 +236,14 @@ foldr = _fold(True, "`a = fn(a, row)` for each row from the last on: the last `a
 
 
 def stop_gradient(input: Any, name: str | None = None) -> Any:
-    """The tensor, through which no gradient flows."""
+    """Returns the tensor as a constant for differentiation."""
     return jax.lax.stop_gradient(convert_to_tensor(input))
 
 
 def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with a gradient of its own: `f(*args)` returns its result and a function of gradients to gradients."""
+    """Returns a function with the given gradient: `f(*args)` returns the result and a function from gradients to
+    gradients.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         wrapped = jax.custom_vjp(lambda *args: _tensors(f(*args, **kwargs)[0]))
@@ -265,13 +271,13 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _packed(pull: Callable[[Any], Any], example: Any) -> Any:
-    """A function as a pytree of the arrays that it holds."""
+    """Returns a function as a pytree of the arrays that it captures."""
     converted, arrays = jax.closure_convert(pull, example)
     return jax.tree_util.Partial(lambda arrays, cotangents: converted(cotangents, *arrays), arrays)
 
 
 def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose intermediate results are computed again for its gradient, to save memory in compiled code.
+    """Returns the function, with intermediate results recomputed for its gradient to save memory in compiled code.
 
     It may read and assign variables. What runs eagerly keeps its intermediate results.
     """
@@ -284,7 +290,7 @@ def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, through which gradients pass unchanged, as through the identity."""
+    """Returns the function with the gradient of the identity."""
 
     def call(x: Any) -> Any:
         x = convert_to_tensor(x)
@@ -298,20 +304,20 @@ def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def control_dependencies(control_inputs: Any) -> Iterator[None]:
-    """A context without effect: the program's own order holds."""
+    """Returns a context without effect: operations run in the program's order."""
     yield
 
 
 def group(*inputs: Any, **kwargs: Any) -> None:
-    """None: what it groups is done already."""
+    """Returns None: the operations have run already."""
 
 
 def no_op(name: str | None = None) -> None:
-    """None."""
+    """Returns None."""
 
 
 def tuple(tensors: Any, control_inputs: Any = None, name: str | None = None) -> list[Any]:
-    """The tensors, as a list."""
+    """Returns the tensors, as a list."""
     return [None if x is None else convert_to_tensor(x) for x in tensors]
 
 
@@ -319,47 +325,47 @@ def tuple(tensors: Any, control_inputs: Any = None, name: str | None = None) -> 
 
 
 def device(device_name: Any) -> contextlib.AbstractContextManager[Any]:
-    """A context in which operations run on this device; None for wherever JAX puts them."""
+    """Returns a context in which operations run on this device; with None, JAX chooses it."""
     return contextlib.nullcontext() if device_name is None else jax.default_device(devices.find_device(device_name))
 
 
 def executing_eagerly() -> bool:
-    """Whether operations run at once: not while a function is traced."""
+    """Returns whether operations run immediately: False while a function is traced."""
     return not frames.is_tracing()
 
 
 def inside_function() -> bool:
-    """Whether a function is being traced."""
+    """Returns whether a function is being traced."""
     return frames.is_tracing()
 
 
 def init_scope() -> contextlib.AbstractContextManager[Any]:
-    """A context in which operations run at once, also while a function is traced."""
+    """Returns a context in which operations run immediately, also while a function is traced."""
     return dataset_reads.outside()
 
 
 def get_current_name_scope() -> str:
-    """The names that stand before those of new variables."""
+    """Returns the prefix of the names of new variables."""
     return "/".join(creators.state.names)
 
 
 def is_symbolic_tensor(tensor: Any) -> bool:
-    """Whether a tensor is a traced one, whose value is not known yet."""
+    """Returns whether a tensor is a tracer, whose value is not known."""
     return _traced(tensor)
 
 
 def get_logger() -> logging.Logger:
-    """The logger "tensorflow"."""
+    """Returns the logger "tensorflow"."""
     return logging.getLogger("tensorflow")
 
 
 def timestamp(name: str | None = None) -> Any:
-    """The seconds since 1970, float64. While a function is traced it is the time of tracing."""
+    """Returns the seconds since 1970, float64. In a traced function this is the time of tracing."""
     return jnp.asarray(time.time(), np.float64)
 
 
 def type_spec_from_value(value: Any) -> Any:
-    """The spec of a value."""
+    """Returns the spec of a value."""
     if isinstance(value, PerReplica):
         return specs.PerReplicaSpec(*(specs.spec_of(part) for part in value.values))
     return specs.spec_of(value)

@@ -18,7 +18,7 @@ from replicax.tf._exceptions import AlreadyExistsError, FailedPreconditionError,
 
 
 def _place(path: Any) -> tuple[Any, str]:
-    """The filesystem of a path, and the path in it."""
+    """Returns the file system of a path, and the path in it."""
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
@@ -28,7 +28,9 @@ def _place(path: Any) -> tuple[Any, str]:
 
 
 def _like(path: Any, found: str) -> str:
-    """A path of the filesystem, as the caller wrote it: with its protocol, or relative to the working directory."""
+    """Returns a path of the file system in the form of `path`: with its protocol, or relative to the working
+    directory.
+    """
     text = os.fspath(path)
     if "://" in text:
         return f"{text.split('://')[0]}://{found.lstrip('/') if not text.split('://')[1].startswith('/') else found}"
@@ -37,7 +39,7 @@ def _like(path: Any, found: str) -> str:
 
 @contextlib.contextmanager
 def _as_tensorflow(path: Any) -> Iterator[None]:
-    """Python's errors of files as TensorFlow's, which are Python's too."""
+    """Converts Python's file errors to TensorFlow's, which are subclasses of them."""
     try:
         yield
     except FileNotFoundError as error:
@@ -49,19 +51,19 @@ def _as_tensorflow(path: Any) -> Iterator[None]:
 
 
 def exists(path: Any) -> bool:
-    """Whether there is a file or a folder."""
+    """Returns whether a file or a folder exists."""
     filesystem, name = _place(path)
     return filesystem.exists(name)
 
 
 def isdir(path: Any) -> bool:
-    """Whether it is a folder."""
+    """Returns whether the path is a folder."""
     filesystem, name = _place(path)
     return filesystem.isdir(name)
 
 
 def listdir(path: Any) -> list[str]:
-    """The names of files and folders in a folder; `NotFoundError` where there is none."""
+    """Returns the names of files and folders in a folder; raises `NotFoundError` without one."""
     filesystem, name = _place(path)
     if not filesystem.isdir(name):
         raise NotFoundError(f"Could not find directory {os.fspath(path)}")
@@ -69,7 +71,7 @@ def listdir(path: Any) -> list[str]:
 
 
 def glob(pattern: Any) -> list[str]:
-    """The files and folders that fit a pattern, or one of a list of patterns, in order."""
+    """Returns the files and folders that match a pattern, or one of a list of patterns, sorted."""
     if isinstance(pattern, (list, tuple)):
         return [found for one in pattern for found in glob(one)]
     filesystem, name = _place(pattern)
@@ -142,7 +144,7 @@ class FileStatistics(NamedTuple):
 
 
 def stat(path: Any) -> FileStatistics:
-    """What is known of a file; `NotFoundError` where there is none."""
+    """Returns size, time and kind of a file; raises `NotFoundError` without one."""
     filesystem, name = _place(path)
     with _as_tensorflow(path):
         info = filesystem.info(name)
@@ -152,20 +154,20 @@ def stat(path: Any) -> FileStatistics:
 
 
 def walk(top: Any, topdown: bool = True, onerror: Callable[[Any], Any] | None = None) -> Iterator[tuple]:
-    """`(folder, names of folders in it, names of files in it)` for a folder and all those in it."""
+    """Yields `(folder, names of folders in it, names of files in it)` for a folder and all folders below it."""
     filesystem, name = _place(top)
     for folder, folders, files in filesystem.walk(name, topdown=topdown):
         yield _like(top, folder), sorted(folders), sorted(files)
 
 
 def join(path: Any, *paths: Any) -> str:
-    """One path of several parts."""
+    """Joins parts to one path."""
     first = os.fspath(path)
     return (posixpath if "://" in first else os.path).join(first, *(os.fspath(p) for p in paths))
 
 
 def get_registered_schemes() -> list[str]:
-    """The protocols that fsspec knows."""
+    """Returns the protocols that fsspec supports."""
     _place(".")
     from fsspec import available_protocols
 
@@ -195,15 +197,15 @@ class GFile:
         return self._file
 
     def read(self, n: int = -1) -> Any:
-        """The rest of the file, or `n` bytes or characters."""
+        """Reads the rest of the file, or `n` bytes or characters."""
         return self._opened().read(n)
 
     def readline(self) -> Any:
-        """The next line."""
+        """Reads the next line."""
         return self._opened().readline()
 
     def readlines(self) -> list[Any]:
-        """All lines that are left."""
+        """Reads all remaining lines."""
         return self._opened().readlines()
 
     def write(self, file_content: Any) -> None:
@@ -215,15 +217,15 @@ class GFile:
         self._opened().seek(offset, whence)
 
     def seekable(self) -> bool:
-        """Whether `seek` works."""
+        """Returns whether `seek` works."""
         return self._opened().seekable()
 
     def tell(self) -> int:
-        """The place in the file."""
+        """Returns the position in the file."""
         return self._opened().tell()
 
     def size(self) -> int:
-        """The bytes of the file."""
+        """Returns the size of the file in bytes."""
         return stat(self.name).length
 
     def flush(self) -> None:
@@ -259,7 +261,7 @@ def _text(value: Any) -> str:
 
 
 def read_file(filename: Any, name: str | None = None) -> Any:
-    """The contents of a file, a scalar tensor of bytes."""
+    """Returns the contents of a file as a scalar tensor of bytes."""
     with GFile(_text(filename), "rb") as file:
         return np.array(file.read(), object)
 
@@ -273,7 +275,7 @@ def write_file(filename: Any, contents: Any, name: str | None = None) -> None:
 
 
 def matching_files(pattern: Any, name: str | None = None) -> Any:
-    """The files that fit a pattern, a tensor of bytes, in order."""
+    """Returns the files that match a pattern as a tensor of bytes, sorted."""
     patterns = [_text(p) for p in np.atleast_1d(np.asarray(pattern, object))]
     found = sorted({path for p in patterns for path in glob(p)})
     return np.array([path.encode() for path in found], object)

@@ -54,7 +54,7 @@ def gather(
     batch_dims: int = 0,
     name: str | None = None,
 ) -> Any:
-    """The parts of `params` at `indices` along `axis`, by default the first one after the batch dimensions."""
+    """Returns the parts of `params` at `indices` along `axis`, by default the first one after the batch dimensions."""
     params, indices = convert_to_tensor(params), convert_to_tensor(indices)
     batch_dims = batch_dims + indices.ndim if batch_dims < 0 else batch_dims
     axis = batch_dims if axis is None else axes_of(params, axis)[0]
@@ -74,7 +74,7 @@ def gather(
 def gather_nd(
     params: Any, indices: Any, batch_dims: int = 0, name: str | None = None, bad_indices_policy: str = ""
 ) -> Any:
-    """The elements or slices at `indices`, whose last dimension counts through the first ones of `params`."""
+    """Returns the elements or slices at `indices`, whose last dimension indexes the first dimensions of `params`."""
     params, indices = convert_to_tensor(params), convert_to_tensor(indices)
     for i in builtins.range(indices.shape[-1]):
         check_range(indices[..., i], params.shape[batch_dims + i], "gather_nd")
@@ -100,7 +100,7 @@ def _scatter(method: str, tensor: Any, indices: Any, updates: Any) -> Any:
 
 
 def tensor_scatter_nd_update(tensor: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
-    """The tensor with `updates` at the places `indices`."""
+    """Returns the tensor with `updates` at `indices`."""
     return _scatter("set", tensor, indices, updates)
 
 
@@ -123,13 +123,13 @@ tensor_scatter_nd_min = _scattering(
 
 
 def scatter_nd(indices: Any, updates: Any, shape: Any, bad_indices_policy: str = "", name: str | None = None) -> Any:
-    """Zeros of a shape, with `updates` added at the places `indices`."""
+    """Returns zeros of a shape, with `updates` added at `indices`."""
     updates = convert_to_tensor(updates)
     return tensor_scatter_nd_add(jnp.zeros(as_shape(shape), updates.dtype), indices, updates)
 
 
 def boolean_mask(tensor: Any, mask: Any, axis: Any = None, name: str = "boolean_mask") -> Any:
-    """The parts for which the mask is true. Its shape depends on the mask, which compiled code must know."""
+    """Returns the parts for which the mask is true; in compiled code the mask must be known while tracing."""
     tensor = convert_to_tensor(tensor)
     array = known(convert_to_tensor(mask), "The mask of tf.boolean_mask", _WEIGHTS)
     if array.ndim == 0:
@@ -143,7 +143,7 @@ def boolean_mask(tensor: Any, mask: Any, axis: Any = None, name: str = "boolean_
 
 
 def where(condition: Any, x: Any = None, y: Any = None, name: str | None = None) -> Any:
-    """`x` where the condition is true, else `y`; without them the places, `[n, rank]`, at which it is true."""
+    """Returns `x` where the condition is true, else `y`; without both, the indices `[n, rank]` at which it is true."""
     if (x is None) != (y is None):
         raise ValueError("x and y must both be non-None or both be None.")
     condition = convert_to_tensor(condition)
@@ -160,14 +160,14 @@ def _order(direction: str) -> bool:
 
 
 def sort(values: Any, axis: int = -1, direction: str = "ASCENDING", name: str | None = None) -> Any:
-    """The elements in order along an axis."""
+    """Returns the elements sorted along an axis."""
     return jnp.sort(convert_to_tensor(values), axis=as_axis(axis), descending=_order(direction))
 
 
 def argsort(
     values: Any, axis: int = -1, direction: str = "ASCENDING", stable: bool = False, name: str | None = None
 ) -> Any:
-    """Where the elements stand that come first, second ... in order along an axis, int32. It is stable."""
+    """Returns the int32 indices that sort the elements along an axis. The sort is stable."""
     return jnp.argsort(convert_to_tensor(values), axis=as_axis(axis), descending=_order(direction)).astype(np.int32)
 
 
@@ -203,19 +203,21 @@ def _uniques(x: Any, out_idx: Any) -> tuple[Any, Any, Any]:
 
 
 def unique(x: Any, out_idx: Any = np.int32, name: str | None = None) -> Unique:
-    """The different elements of a vector in the order in which they come, and where among them each one stands."""
+    """Returns the distinct elements of a vector in order of first occurrence, and for each element its index among
+    them.
+    """
     return Unique(*_uniques(x, out_idx)[:2])
 
 
 def unique_with_counts(x: Any, out_idx: Any = np.int32, name: str | None = None) -> UniqueWithCounts:
-    """`unique`, and how often each element is there."""
+    """Returns the results of `unique`, and the count of each distinct element."""
     return UniqueWithCounts(*_uniques(x, out_idx))
 
 
 def searchsorted(
     sorted_sequence: Any, values: Any, side: str = "left", out_type: Any = np.int32, name: str | None = None
 ) -> Any:
-    """Where in the sorted rows the values would stand: `[..., n]` and `[..., m]` give `[..., m]`."""
+    """Returns the indices at which to insert values into sorted rows: `[..., n]` and `[..., m]` give `[..., m]`."""
     rows, values = pair(sorted_sequence, values)
     search = lambda row, value: jnp.searchsorted(row, value, side=side)  # noqa: E731
     for _ in builtins.range(rows.ndim - 1):
@@ -224,20 +226,20 @@ def searchsorted(
 
 
 def unravel_index(indices: Any, dims: Any, name: str | None = None) -> Any:
-    """The coordinates of the elements at flat places, `[rank, ...]`."""
+    """Returns the coordinates `[rank, ...]` of flat indices."""
     indices = convert_to_tensor(indices)
     return jnp.stack([x.astype(indices.dtype) for x in jnp.unravel_index(indices, as_shape(dims))])
 
 
 def dynamic_partition(data: Any, partitions: Any, num_partitions: int, name: str | None = None) -> list[Any]:
-    """The rows of `data` by the partition of each. Outside of compiled code, since shapes depend on the partitions."""
+    """Divides the rows of `data` by partition. Not in compiled code, since shapes depend on the partitions."""
     data = convert_to_tensor(data)
     groups = known(convert_to_tensor(partitions), "The partitions", "Use a mask for each partition.")
     return [data[np.nonzero(groups == i)] for i in builtins.range(as_int(num_partitions, "num_partitions"))]
 
 
 def dynamic_stitch(indices: Any, data: Any, name: str | None = None) -> Any:
-    """One tensor from parts: `data[m][i]` becomes row `indices[m][i]`, the last where several do."""
+    """Merges tensors: `data[m][i]` becomes row `indices[m][i]`; of several for one row, the last is used."""
     places = [
         known(convert_to_tensor(x), "The indices", "Use tf.tensor_scatter_nd_update.").reshape(-1) for x in indices
     ]
@@ -251,7 +253,9 @@ def dynamic_stitch(indices: Any, data: Any, name: str | None = None) -> Any:
 
 
 def embedding_lookup(params: Any, ids: Any, max_norm: Any = None, name: str | None = None) -> Any:
-    """The rows of a table at `ids`, each scaled down to `max_norm` where that is given; a list of tables is one."""
+    """Returns the rows of a table, or of a list of tables, at `ids`, each scaled down to `max_norm` if that is
+    given.
+    """
     table = jnp.concatenate([convert_to_tensor(p) for p in params]) if isinstance(params, (list, tuple)) else params
     rows = gather(table, ids)
     if max_norm is None:

@@ -30,7 +30,9 @@ def matmul(
     grad_b: bool = False,
     name: str | None = None,
 ) -> Any:
-    """The product of matrices, or of stacks of matrices, each turned or conjugated before where that is asked for."""
+    """Returns the product of matrices, or of stacks of matrices, which are transposed or conjugated first if
+    requested.
+    """
     if (transpose_a and adjoint_a) or (transpose_b and adjoint_b):
         raise ValueError("Only one of transpose and adjoint can be True for a matrix.")
     a, b = pair(a, b)
@@ -58,18 +60,18 @@ def matvec(
     b_is_sparse: bool = False,
     name: str | None = None,
 ) -> Any:
-    """The product of matrices `[..., m, n]` and vectors `[..., n]`."""
+    """Returns the product of matrices `[..., m, n]` and vectors `[..., n]`."""
     return matmul(a, convert_to_tensor(b)[..., None], transpose_a, adjoint_a=adjoint_a)[..., 0]
 
 
 def tensordot(a: Any, b: Any, axes: Any, name: str | None = None) -> Any:
-    """The product summed over `axes`: a number of axes, or those of `a` and those of `b`."""
+    """Returns the product summed over `axes`: a number of axes, or those of `a` and those of `b`."""
     axes = known(axes, "The axes of a product", "Give Python numbers.").tolist()
     return jnp.tensordot(*pair(a, b), axes=axes)
 
 
 def einsum(equation: str, *inputs: Any, **kwargs: Any) -> Any:
-    """Sums of products, as the equation says."""
+    """Computes the sums of products of an einsum equation."""
     unknown = set(kwargs) - {"name", "optimize"}
     if unknown:
         raise TypeError(f"Invalid keyword arguments for einsum: {sorted(unknown)}.")
@@ -77,7 +79,9 @@ def einsum(equation: str, *inputs: Any, **kwargs: Any) -> Any:
 
 
 def norm(tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: Any = None, name: str | None = None) -> Any:
-    """The norm of vectors or, with two axes, of matrices: "euclidean", "fro" (matrices), 1, 2, p or infinity."""
+    """Returns the norm of vectors or, with two axes, of matrices: "euclidean", "fro" (matrices), 1, 2, p or
+    infinity.
+    """
     tensor, axis = convert_to_tensor(tensor), as_axis(axis)
     matrices = isinstance(axis, tuple) and len(axis) == 2
     if ord in ("euclidean", "fro") or (ord == 2 and not matrices):
@@ -95,13 +99,13 @@ def norm(tensor: Any, ord: Any = "euclidean", axis: Any = None, keepdims: Any = 
 
 
 def normalize(tensor: Any, ord: Any = "euclidean", axis: Any = None, name: str | None = None) -> Any:
-    """The tensor over its norm, and the norm."""
+    """Returns the tensor divided by its norm, and the norm."""
     size = norm(tensor, ord, axis, keepdims=True)
     return convert_to_tensor(tensor) / size, size
 
 
 def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | None = None, dim: Any = None) -> Any:
-    """`x` over its Euclidean norm along the axes, the square of which is taken for `epsilon` at least."""
+    """Returns `x / sqrt(max(sum(x ** 2), epsilon))` along the axes."""
     x, axis = convert_to_tensor(x), as_axis(axis if dim is None else dim)
     square = jnp.sum(jnp.real(x * jnp.conj(x)), axis=axis, keepdims=True)
     return x * lax.rsqrt(jnp.maximum(square, epsilon))
@@ -111,17 +115,17 @@ def l2_normalize(x: Any, axis: Any = None, epsilon: float = 1e-12, name: str | N
 
 
 def adjoint(matrix: Any, name: str | None = None) -> Any:
-    """The conjugate of matrices with rows and columns exchanged."""
+    """Returns the conjugate of matrices with rows and columns exchanged."""
     return _turned(convert_to_tensor(matrix), False, True)
 
 
 def matrix_transpose(a: Any, name: str = "matrix_transpose", conjugate: bool = False) -> Any:
-    """Matrices with rows and columns exchanged."""
+    """Returns matrices with rows and columns exchanged."""
     return _turned(convert_to_tensor(a), True, conjugate)
 
 
 def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = None) -> Any:
-    """Matrices, with 0 outside of a band of so many diagonals below and above the middle one; negative for all."""
+    """Sets matrices to 0 outside of a band of diagonals below and above the main one; a negative number means all."""
     matrix = convert_to_tensor(input)
     row, column = jnp.arange(matrix.shape[-2])[:, None], jnp.arange(matrix.shape[-1])[None, :]
     lower, upper = convert_to_tensor(num_lower), convert_to_tensor(num_upper)
@@ -145,7 +149,9 @@ def diag(
     padding_value: Any = 0,
     align: str = "RIGHT_LEFT",
 ) -> Any:
-    """Matrices `[..., rows, columns]` with `diagonal` `[..., n]` on their diagonal `k`, and a value elsewhere."""
+    """Returns matrices `[..., rows, columns]` with `diagonal` `[..., n]` on their diagonal `k`, and a value
+    elsewhere.
+    """
     values, k = convert_to_tensor(diagonal), _one_diagonal(k, align)
     n = values.shape[-1]
     square = num_rows == num_cols == -1
@@ -158,12 +164,12 @@ def diag(
 def diag_part(
     input: Any, name: str = "diag_part", k: Any = 0, padding_value: Any = 0, align: str = "RIGHT_LEFT"
 ) -> Any:
-    """The diagonal `k` of matrices."""
+    """Returns the diagonal `k` of matrices."""
     return jnp.diagonal(convert_to_tensor(input), _one_diagonal(k, align), -2, -1)
 
 
 def set_diag(input: Any, diagonal: Any, name: str = "set_diag", k: Any = 0, align: str = "RIGHT_LEFT") -> Any:
-    """Matrices with these values on their diagonal `k`."""
+    """Returns matrices with these values on their diagonal `k`."""
     matrix, k = convert_to_tensor(input), _one_diagonal(k, align)
     values = convert_to_tensor(diagonal, None if hasattr(diagonal, "dtype") else matrix.dtype)
     n = values.shape[-1]
@@ -175,31 +181,31 @@ def set_diag(input: Any, diagonal: Any, name: str = "set_diag", k: Any = 0, alig
 
 
 def tensor_diag(diagonal: Any, name: str | None = None) -> Any:
-    """A tensor of twice as many dimensions, with these values where both halves of the indices are the same."""
+    """Returns a tensor of twice the rank, with these values where both halves of the indices are equal."""
     values = convert_to_tensor(diagonal)
     return jnp.diag(values.reshape(-1)).reshape(values.shape * 2)
 
 
 def tensor_diag_part(input: Any, name: str | None = None) -> Any:
-    """The values where both halves of the indices are the same."""
+    """Returns the values at which both halves of the indices are equal."""
     tensor = convert_to_tensor(input)
     shape = tensor.shape[: tensor.ndim // 2]
     return jnp.diagonal(tensor.reshape(int(np.prod(shape)), -1)).reshape(shape)
 
 
 def trace(x: Any, name: str | None = None) -> Any:
-    """The sum of the diagonal of matrices."""
+    """Returns the sum of the diagonal of matrices."""
     x = convert_to_tensor(x)
     return jnp.trace(x, axis1=-2, axis2=-1, dtype=x.dtype)
 
 
 def cross(a: Any, b: Any, name: str | None = None) -> Any:
-    """The cross product of vectors of three elements."""
+    """Returns the cross product of vectors of three elements."""
     return jnp.cross(*pair(a, b))
 
 
 def cholesky(input: Any, name: str | None = None) -> Any:
-    """The lower triangular matrix whose product with its adjoint is the matrix."""
+    """Returns the lower triangular matrix whose product with its adjoint is the matrix."""
     matrix = convert_to_tensor(input)
     lower = jnp.tril(matrix)
     read = lower + adjoint(jnp.tril(matrix, -1))  # the upper half is not looked at, but for gradients
@@ -208,14 +214,14 @@ def cholesky(input: Any, name: str | None = None) -> Any:
 
 
 def cholesky_solve(chol: Any, rhs: Any, name: str | None = None) -> Any:
-    """The solution of `A x = rhs`, from the Cholesky factor of `A`."""
+    """Returns the solution of `A x = rhs`, from the Cholesky factor of `A`."""
     chol = convert_to_tensor(chol)
     half = lax.linalg.triangular_solve(chol, convert_to_tensor(rhs), left_side=True, lower=True)
     return lax.linalg.triangular_solve(chol, half, left_side=True, lower=True, transpose_a=True, conjugate_a=True)
 
 
 def triangular_solve(matrix: Any, rhs: Any, lower: bool = True, adjoint: bool = False, name: str | None = None) -> Any:
-    """The solution of `matrix x = rhs` for triangular matrices."""
+    """Returns the solution of `matrix x = rhs` for triangular matrices."""
     matrix, rhs = convert_to_tensor(matrix), convert_to_tensor(rhs)
     batch = np.broadcast_shapes(matrix.shape[:-2], rhs.shape[:-2])
     matrix, rhs = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (matrix, rhs))
@@ -225,22 +231,22 @@ def triangular_solve(matrix: Any, rhs: Any, lower: bool = True, adjoint: bool = 
 
 
 def solve(matrix: Any, rhs: Any, adjoint: bool = False, name: str | None = None) -> Any:
-    """The solution of `matrix x = rhs`."""
+    """Returns the solution of `matrix x = rhs`."""
     return jnp.linalg.solve(_turned(convert_to_tensor(matrix), False, adjoint), convert_to_tensor(rhs))
 
 
 def inv(input: Any, adjoint: bool = False, name: str | None = None) -> Any:
-    """The inverse of matrices."""
+    """Returns the inverse of matrices."""
     return jnp.linalg.inv(_turned(convert_to_tensor(input), False, adjoint))
 
 
 def pinv(a: Any, rcond: Any = None, validate_args: bool = False, name: str | None = None) -> Any:
-    """The Moore-Penrose inverse of matrices."""
+    """Returns the Moore-Penrose inverse of matrices."""
     return jnp.linalg.pinv(convert_to_tensor(a), rtol=rcond)
 
 
 def lstsq(matrix: Any, rhs: Any, l2_regularizer: Any = 0.0, fast: bool = True, name: str | None = None) -> Any:
-    """The least squares solution of `matrix x = rhs`, with the squares of `x` added where that is asked for."""
+    """Returns the least-squares solution of `matrix x = rhs`, with L2 regularization of `x` if requested."""
     a, b = convert_to_tensor(matrix), convert_to_tensor(rhs)
     if not np.any(np.asarray(l2_regularizer)) and not fast:
         return jnp.matmul(jnp.linalg.pinv(a), b)
@@ -253,59 +259,59 @@ def lstsq(matrix: Any, rhs: Any, l2_regularizer: Any = 0.0, fast: bool = True, n
 
 
 def det(input: Any, name: str | None = None) -> Any:
-    """The determinant of matrices."""
+    """Returns the determinant of matrices."""
     return jnp.linalg.det(convert_to_tensor(input))
 
 
 def slogdet(input: Any, name: str | None = None) -> Any:
-    """The sign of the determinant and the logarithm of its absolute value."""
+    """Returns the sign of the determinant and the logarithm of its absolute value."""
     return tuple(jnp.linalg.slogdet(convert_to_tensor(input)))
 
 
 def logdet(matrix: Any, name: str | None = None) -> Any:
-    """The logarithm of the determinant of positive definite matrices."""
+    """Returns the logarithm of the determinant of positive definite matrices."""
     root = jnp.linalg.cholesky(convert_to_tensor(matrix))
     return 2.0 * jnp.sum(jnp.log(jnp.real(jnp.diagonal(root, axis1=-2, axis2=-1))), -1)
 
 
 def matrix_rank(a: Any, tol: Any = None, validate_args: bool = False, name: str | None = None) -> Any:
-    """The rank of matrices, int32."""
+    """Returns the rank of matrices, int32."""
     return jnp.linalg.matrix_rank(convert_to_tensor(a), tol).astype(np.int32)
 
 
 def qr(input: Any, full_matrices: bool = False, name: str | None = None) -> Any:
-    """An orthogonal and an upper triangular matrix whose product is the matrix."""
+    """Returns an orthogonal and an upper triangular matrix whose product is the matrix."""
     return tuple(jnp.linalg.qr(convert_to_tensor(input), "complete" if full_matrices else "reduced"))
 
 
 def svd(tensor: Any, full_matrices: bool = False, compute_uv: bool = True, name: str | None = None) -> Any:
-    """Singular values `s`, and matrices with `tensor = u diag(s) v*`: (s, u, v), or `s` alone."""
+    """Returns (s, u, v) with singular values `s` and `tensor = u diag(s) v*`, or `s` alone."""
     found = jnp.linalg.svd(convert_to_tensor(tensor), full_matrices=full_matrices, compute_uv=compute_uv)
     return (found[1], found[0], adjoint(found[2])) if compute_uv else found
 
 
 def eigh(tensor: Any, name: str | None = None) -> Any:
-    """Eigenvalues, in ascending order, and eigenvectors of self-adjoint matrices."""
+    """Returns the eigenvalues, in ascending order, and the eigenvectors of self-adjoint matrices."""
     return tuple(jnp.linalg.eigh(convert_to_tensor(tensor), symmetrize_input=False))
 
 
 def eigvalsh(tensor: Any, name: str | None = None) -> Any:
-    """Eigenvalues of self-adjoint matrices, in ascending order."""
+    """Returns eigenvalues of self-adjoint matrices, in ascending order."""
     return jnp.linalg.eigh(convert_to_tensor(tensor), symmetrize_input=False)[0]
 
 
 def eig(tensor: Any, name: str | None = None) -> Any:
-    """Eigenvalues and eigenvectors of matrices; JAX has them on CPU alone."""
+    """Returns eigenvalues and eigenvectors of matrices; JAX has them on CPU alone."""
     return tuple(jnp.linalg.eig(convert_to_tensor(tensor)))
 
 
 def eigvals(tensor: Any, name: str | None = None) -> Any:
-    """Eigenvalues of matrices; JAX has them on CPU alone."""
+    """Returns eigenvalues of matrices; JAX has them on CPU alone."""
     return jnp.linalg.eigvals(convert_to_tensor(tensor))
 
 
 def expm(input: Any, name: str | None = None) -> Any:
-    """The exponential of matrices."""
+    """Returns the exponential of matrices."""
     return jax.scipy.linalg.expm(convert_to_tensor(input))
 
 

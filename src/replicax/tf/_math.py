@@ -32,7 +32,7 @@ from replicax.tf._ops import (
 
 
 def _floats(x: Any, y: Any) -> Any:
-    """Integers are divided as float64, small ones as float32."""
+    """Converts integers to float64 for division, small ones to float32."""
     x, y = tensors(x, y)
     if jnp.issubdtype(x.dtype, jnp.integer):
         wide = np.float32 if x.dtype.itemsize < 4 else np.float64
@@ -41,18 +41,18 @@ def _floats(x: Any, y: Any) -> Any:
 
 
 def _broadcast(*operands: Any) -> list[Any]:
-    """One by one, for a tape to know which of them depend on what is watched: not all have gradients."""
+    """Broadcasts operands one by one, so that a tape knows which of them depend on watched values."""
     shape = jnp.broadcast_shapes(*(x.shape for x in operands))
     return [jnp.broadcast_to(x, shape) for x in operands]
 
 
 def _no_nan(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """0 where the second operand is 0, with a gradient that is no NaN there."""
+    """Computes 0 where the second operand is 0, with a gradient that is not NaN there."""
     return lambda x, y: jnp.where(y == 0, jnp.zeros_like(x), compute(x, jnp.where(y == 0, jnp.ones_like(y), y)))
 
 
 def _without(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """0 where the first operand is 0, whatever the second is."""
+    """Computes 0 where the first operand is 0, whatever the second is."""
     return lambda x, y: jnp.where(x == 0, jnp.zeros_like(x), compute(x, jnp.where(x == 0, jnp.ones_like(y), y)))
 
 
@@ -61,7 +61,7 @@ def _without(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 def _of_both(compute: Callable[[Any, Any], Any], first: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """`compute` of operands, of which the gradient goes to x where `first(x, y)`, and else to y."""
+    """Returns `compute(x, y)`, with its gradient given to x where `first(x, y)`, and else to y."""
 
     def one(x: Any, y: Any) -> Any:
         if not jnp.issubdtype(jnp.result_type(x, y), jnp.floating):
@@ -202,68 +202,68 @@ namespace_of({name: static(op) if name in _WITH_SHAPES else op for name, op in T
 
 
 def logical_xor(x: Any, y: Any, name: str = "LogicalXor") -> Any:
-    """Whether one of both is true, and not the other."""
+    """Returns whether exactly one of both is true."""
     return jnp.logical_xor(*pair(x, y))
 
 
 def atan2(y: Any, x: Any, name: str | None = None) -> Any:
-    """The angle of the point (x, y)."""
+    """Returns the angle of the point (x, y)."""
     return jnp.arctan2(*tensors(y, x))
 
 
 def nextafter(x1: Any, x2: Any, name: str | None = None) -> Any:
-    """The next number after x1 in the direction of x2."""
+    """Returns the next number after x1 in the direction of x2."""
     return jnp.nextafter(*tensors(x1, x2))
 
 
 def igamma(a: Any, x: Any, name: str | None = None) -> Any:
-    """The lower regularized incomplete gamma function."""
+    """Returns the lower regularized incomplete gamma function."""
     return lax.igamma(*_broadcast(*tensors(a, x)))
 
 
 def igammac(a: Any, x: Any, name: str | None = None) -> Any:
-    """The upper regularized incomplete gamma function."""
+    """Returns the upper regularized incomplete gamma function."""
     return lax.igammac(*_broadcast(*tensors(a, x)))
 
 
 def betainc(a: Any, b: Any, x: Any, name: str | None = None) -> Any:
-    """The regularized incomplete beta function."""
+    """Returns the regularized incomplete beta function."""
     return lax.betainc(*_broadcast(*(convert_to_tensor(v) for v in (a, b, x))))
 
 
 def polygamma(a: Any, x: Any, name: str | None = None) -> Any:
-    """The derivative of order `a` of digamma."""
+    """Returns the derivative of order `a` of digamma."""
     return lax.polygamma(*_broadcast(*tensors(a, x)))
 
 
 def zeta(x: Any, q: Any, name: str | None = None) -> Any:
-    """The Hurwitz zeta function."""
+    """Returns the Hurwitz zeta function."""
     return lax.zeta(*_broadcast(*tensors(x, q)))
 
 
 def lbeta(x: Any, name: str | None = None) -> Any:
-    """log(|Beta|) along the last axis."""
+    """Returns log(|Beta|) along the last axis."""
     x = convert_to_tensor(x)
     return jnp.sum(lax.lgamma(x), -1) - lax.lgamma(jnp.sum(x, -1))
 
 
 def real(input: Any, name: str | None = None) -> Any:
-    """The real part."""
+    """Returns the real part."""
     return jnp.real(convert_to_tensor(input))
 
 
 def imag(input: Any, name: str | None = None) -> Any:
-    """The imaginary part."""
+    """Returns the imaginary part."""
     return jnp.imag(convert_to_tensor(input))
 
 
 def angle(input: Any, name: str | None = None) -> Any:
-    """The angle of complex numbers."""
+    """Returns the angle of complex numbers."""
     return jnp.angle(convert_to_tensor(input))
 
 
 def add_n(inputs: Any, name: str | None = None) -> Any:
-    """The sum of tensors."""
+    """Returns the sum of tensors."""
     inputs = inputs if isinstance(inputs, (list, tuple)) else [inputs]
     total = convert_to_tensor(inputs[0])
     for value in inputs[1:]:
@@ -272,30 +272,30 @@ def add_n(inputs: Any, name: str | None = None) -> Any:
 
 
 def accumulate_n(inputs: Any, shape: Any = None, tensor_dtype: Any = None, name: str | None = None) -> Any:
-    """The sum of tensors."""
+    """Returns the sum of tensors."""
     return add_n(inputs)
 
 
 def scalar_mul(scalar: Any, x: Any, name: str | None = None) -> Any:
-    """The tensor times a number."""
+    """Returns the tensor times a number."""
     return elementwise(lambda x: jnp.multiply(*pair(scalar, x)), "")(x)
 
 
 def count_nonzero(
     input: Any, axis: Any = None, keepdims: Any = None, dtype: Any = np.int64, name: str | None = None
 ) -> Any:
-    """How many elements along the axes are not 0."""
+    """Counts the elements along the axes that are not 0."""
     there = convert_to_tensor(input) != 0
     return jnp.sum(there.astype(as_dtype(dtype)), axis=as_axis(axis), keepdims=bool(keepdims)).astype(as_dtype(dtype))
 
 
 def zero_fraction(value: Any, name: str | None = None) -> Any:
-    """Which part of all elements is 0, float32."""
+    """Returns the fraction of elements that are 0, float32."""
     return jnp.mean(convert_to_tensor(value) == 0, dtype=np.float32)
 
 
 def polyval(coeffs: Any, x: Any, name: str | None = None) -> Any:
-    """A polynomial's value at x, the highest power's coefficient first."""
+    """Evaluates a polynomial at x; the coefficient of the highest power comes first."""
     x = convert_to_tensor(x)
     total = jnp.zeros_like(x)
     for coefficient in coeffs:
@@ -329,19 +329,19 @@ cumulative_logsumexp = _cumulative(
 
 
 def is_non_decreasing(x: Any, name: str | None = None) -> Any:
-    """Whether no element is smaller than the one before it."""
+    """Returns whether no element is smaller than the one before it."""
     x = convert_to_tensor(x).reshape(-1)
     return jnp.all(x[1:] >= x[:-1])
 
 
 def is_strictly_increasing(x: Any, name: str | None = None) -> Any:
-    """Whether each element is larger than the one before it."""
+    """Returns whether each element is larger than the one before it."""
     x = convert_to_tensor(x).reshape(-1)
     return jnp.all(x[1:] > x[:-1])
 
 
 def invert_permutation(x: Any, name: str | None = None) -> Any:
-    """Where in a permutation 0, 1, 2 ... stand."""
+    """Returns the inverse of a permutation."""
     x = convert_to_tensor(x)
     return jnp.zeros_like(x).at[x].set(jnp.arange(x.shape[0], dtype=x.dtype))
 
@@ -350,7 +350,7 @@ def invert_permutation(x: Any, name: str | None = None) -> Any:
 
 
 def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | None = None) -> Any:
-    """The elements, none below the one value and none above the other."""
+    """Clips the elements to the range between two values."""
 
     def clip(x: Any) -> Any:
         low, high = (
@@ -363,7 +363,7 @@ def clip_by_value(t: Any, clip_value_min: Any, clip_value_max: Any, name: str | 
 
 
 def clip_by_norm(t: Any, clip_norm: Any, axes: Any = None, name: str | None = None) -> Any:
-    """The tensor, scaled down where its norm (along the axes) is more than `clip_norm`."""
+    """Scales the tensor down if its norm (along the axes) is more than `clip_norm`."""
 
     def clip(x: Any) -> Any:
         square = jnp.sum(x * x, axis=as_axis(axes), keepdims=True)
@@ -381,13 +381,13 @@ def _each(t_list: Any, compute: Callable[[Any], Any]) -> list[Any]:
 
 
 def global_norm(t_list: Any, name: str | None = None) -> Any:
-    """The norm of all tensors of a list together; None in it counts as nothing."""
+    """Returns the norm of all tensors of a list together; None is skipped."""
     squares = [getattr(t, "values", t) for t in _each(t_list, lambda x: jnp.sum(jnp.square(x))) if t is not None]
     return jnp.sqrt(builtins.sum(squares[1:], squares[0])) if squares else convert_to_tensor(0.0)
 
 
 def clip_by_global_norm(t_list: Any, clip_norm: Any, use_norm: Any = None, name: str | None = None) -> Any:
-    """The tensors, scaled down together where the norm of all is more than `clip_norm`, and that norm.
+    """Returns the tensors, scaled down together if their common norm is more than `clip_norm`, and that norm.
 
     All become NaN where the norm is not finite.
     """

@@ -56,7 +56,7 @@ class Module:
 
     @classmethod
     def with_name_scope(cls, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A decorator for a method, in which the module's name stands before the names of new variables."""
+        """Returns a method in which the names of new variables begin with the module's name."""
 
         @functools.wraps(method)
         def named(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -19,7 +19,7 @@ def _is_namedtuple(value: Any) -> bool:
 
 
 def _children(value: Any, expand: bool = False) -> list[tuple[Any, Any]] | None:
-    """Keys and children of a structure, None for a leaf."""
+    """Returns the keys and children of a structure, or None for a leaf."""
     if isinstance(value, TensorShape):  # a tuple for JAX's sake, and none in TensorFlow
         return None
     if isinstance(value, Mapping):
@@ -41,7 +41,7 @@ def _children(value: Any, expand: bool = False) -> list[tuple[Any, Any]] | None:
 
 
 def _rebuilt(value: Any, children: list[Any]) -> Any:
-    """A structure like `value` of other children, which stand in the order of `_children`."""
+    """Returns a structure like `value` with other children, in the order of `_children`."""
     if isinstance(value, Mapping):
         new = dict(zip(sorted(value), children))
         ordered = {key: new[key] for key in value}
@@ -56,12 +56,12 @@ def _rebuilt(value: Any, children: list[Any]) -> Any:
 
 
 def is_nested(seq: Any) -> bool:
-    """Whether a value is a structure: a dict, a list or a tuple."""
+    """Returns whether a value is a structure: a dict, a list or a tuple."""
     return _children(seq) is not None
 
 
 def flatten(structure: Any, expand_composites: bool = False) -> list[Any]:
-    """All leaves, those of dicts in the order of sorted keys."""
+    """Returns all leaves, those of dicts in the order of sorted keys."""
     return list(_leaves(structure, expand_composites))
 
 
@@ -75,7 +75,7 @@ def _leaves(structure: Any, expand: bool) -> Iterator[Any]:
 
 
 def map_structure(func: Callable[..., Any], *structure: Any, **kwargs: Any) -> Any:
-    """`func` of the leaves that stand in the same place of the structures, in a structure like the first one.
+    """Calls `func` with the corresponding leaves of the structures, and returns a structure like the first one.
 
     Args:
         func: called with a leaf of each structure.
@@ -105,7 +105,7 @@ def _filled(structure: Any, leaves: Iterator[Any], expand: bool) -> Any:
 
 
 def pack_sequence_as(structure: Any, flat_sequence: Any, expand_composites: bool = False) -> Any:
-    """The leaves in a structure like the given one.
+    """Returns the leaves in a structure like `structure`.
 
     Raises:
         TypeError: `flat_sequence` is no flat sequence.

@@ -45,18 +45,18 @@ namespace_of(ACTIVATIONS, globals())
 
 
 def leaky_relu(features: Any, alpha: Any = 0.2, name: str | None = None) -> Any:
-    """The identity, and `alpha` x below 0."""
+    """Returns x where x is positive, else `alpha` x."""
     features = _floating(features)
     return jnp.where(features > 0, features, alpha * features)  # at 0 the gradient is `alpha`
 
 
 def gelu(features: Any, approximate: bool = False, name: str | None = None) -> Any:
-    """The Gaussian error linear unit."""
+    """Returns the Gaussian error linear unit."""
     return jax.nn.gelu(convert_to_tensor(features), approximate)
 
 
 def silu(features: Any, beta: Any = 1.0) -> Any:
-    """X sigmoid(beta x)."""
+    """Returns x sigmoid(beta x)."""
     features = convert_to_tensor(features)
     return features * jax.nn.sigmoid(jnp.asarray(beta, features.dtype) * features)
 
@@ -65,18 +65,18 @@ swish = silu
 
 
 def crelu(features: Any, axis: int = -1, name: str | None = None) -> Any:
-    """The positive part of x and of -x, one after the other along an axis."""
+    """Returns relu(x) and relu(-x), concatenated along an axis."""
     features = convert_to_tensor(features)
     return jax.nn.relu(jnp.concatenate([features, -features], axis))
 
 
 def softmax(logits: Any, axis: Any = None, name: str | None = None) -> Any:
-    """exp(x) over its sum along an axis, by default the last."""
+    """Returns exp(x) divided by its sum along an axis, by default the last."""
     return jax.nn.softmax(convert_to_tensor(logits), -1 if axis is None else as_axis(axis))
 
 
 def log_softmax(logits: Any, axis: Any = None, name: str | None = None) -> Any:
-    """The logarithm of softmax along an axis, by default the last."""
+    """Returns the logarithm of softmax along an axis, by default the last."""
     return jax.nn.log_softmax(convert_to_tensor(logits), -1 if axis is None else as_axis(axis))
 
 
@@ -93,7 +93,7 @@ def _wide(x: Any) -> Any:
 
 
 def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1, name: str | None = None) -> Any:
-    """The cross entropy of distributions over classes along `axis`, and of softmax of the logits."""
+    """Returns the cross entropy of `labels`, distributions over classes along `axis`, and softmax of the logits."""
     logits = convert_to_tensor(logits)
     labels = convert_to_tensor(labels).astype(logits.dtype)
     entropy = -jnp.sum(_wide(labels) * jax.nn.log_softmax(_wide(logits), axis), axis)
@@ -101,7 +101,7 @@ def softmax_cross_entropy_with_logits(labels: Any, logits: Any, axis: int = -1, 
 
 
 def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any, name: str | None = None) -> Any:
-    """The cross entropy of softmax of the logits, `[..., classes]`, at the class `labels`, `[...]`.
+    """Returns the cross entropy of softmax of the logits, `[..., classes]`, at the class `labels`, `[...]`.
 
     Raises:
         InvalidArgumentError: eagerly, a label that is no class. In compiled code the result is NaN there.
@@ -126,7 +126,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any, name: str
 
 
 def sigmoid_cross_entropy_with_logits(labels: Any = None, logits: Any = None, name: str | None = None) -> Any:
-    """The cross entropy of probabilities `labels` and of the logistic function of the logits, elementwise."""
+    """Returns the cross entropy of probabilities `labels` and of the logistic function of the logits, elementwise."""
     labels, logits = pair(labels, logits)
     _same_shapes(logits, labels)
     positive, _, rest = _softplus_parts(logits)
@@ -134,7 +134,7 @@ def sigmoid_cross_entropy_with_logits(labels: Any = None, logits: Any = None, na
 
 
 def _softplus_parts(x: Any) -> tuple[Any, Any, Any]:
-    """The positive parts of x and of -x, and what added to them is log(1 + exp(x)) and log(1 + exp(-x)).
+    """Returns relu(x) and relu(-x), and the term that added to them gives log(1 + exp(x)) and log(1 + exp(-x)).
 
     So small results are exact. At 0 the gradients of the parts are each by itself arbitrary, and their sum is right.
     """
@@ -143,7 +143,7 @@ def _softplus_parts(x: Any) -> tuple[Any, Any, Any]:
 
 
 def weighted_cross_entropy_with_logits(labels: Any, logits: Any, pos_weight: Any, name: str | None = None) -> Any:
-    """`sigmoid_cross_entropy_with_logits`, with a weight for what is positive."""
+    """Returns `sigmoid_cross_entropy_with_logits` with a weight for positive labels."""
     labels, logits = pair(labels, logits)
     _same_shapes(logits, labels)
     weight = 1 + (pos_weight - 1) * labels
@@ -157,7 +157,7 @@ def _same_shapes(logits: Any, labels: Any) -> None:
 
 
 def log_poisson_loss(targets: Any, log_input: Any, compute_full_loss: bool = False, name: str | None = None) -> Any:
-    """The loss of Poisson-distributed targets; or with the terms that do not depend on the input."""
+    """Returns the loss of Poisson-distributed targets, optionally with the terms that do not depend on the input."""
     targets, log_input = pair(targets, log_input)
     loss = jnp.exp(log_input) - log_input * targets
     if not compute_full_loss:
@@ -167,12 +167,12 @@ def log_poisson_loss(targets: Any, log_input: Any, compute_full_loss: bool = Fal
 
 
 def l2_loss(t: Any, name: str | None = None) -> Any:
-    """Half the sum of squares."""
+    """Returns half the sum of squares."""
     return jnp.sum(jnp.square(convert_to_tensor(t))) / 2
 
 
 def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None) -> Any:
-    """The sum of a replica's losses over the size of the *global* batch: gradients of it are to be summed.
+    """Returns the sum of a replica's losses divided by the size of the *global* batch, so that gradients can be summed.
 
     Args:
         per_example_loss: `[batch, ...]`.
@@ -204,14 +204,14 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
 
 
 def _fitting(weight: Any, losses: Any) -> Any:
-    """Weights of one dimension more or less than the losses have that dimension, of size 1, at the end."""
+    """Adds a last dimension of size 1 to weights, or removes it, so that they have the rank of the losses."""
     if weight.ndim == losses.ndim + 1 and weight.shape[-1] == 1:
         return weight[..., 0]
     return weight[..., None] if weight.ndim and weight.ndim == losses.ndim - 1 else weight
 
 
 def scale_regularization_loss(regularization_loss: Any) -> Any:
-    """The sum of a regularization loss over the number of replicas, whose gradients are summed.
+    """Returns a regularization loss divided by the number of replicas, since gradients are summed over them.
 
     Raises:
         RuntimeError: in the scope of a strategy outside of its replicas.
@@ -233,7 +233,7 @@ def _in_replica(what: str) -> None:
 
 
 def moments(x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None) -> Any:
-    """Mean and variance along the axes."""
+    """Returns mean and variance along the axes."""
     x, axes = convert_to_tensor(x), as_axis(axes)
     wide = _wide(x)
     mean = jnp.mean(wide, axes, keepdims=True)
@@ -243,7 +243,7 @@ def moments(x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: 
 
 
 def weighted_moments(x: Any, axes: Any, frequency_weights: Any, keepdims: bool = False, name: str | None = None) -> Any:
-    """Mean and variance along the axes, in which elements count by their weights."""
+    """Returns weighted mean and variance along the axes."""
     x, weights = pair(x, frequency_weights)
     axes = as_axis(axes)
     weights = jnp.broadcast_to(weights, x.shape).astype(x.dtype)
@@ -256,7 +256,7 @@ def weighted_moments(x: Any, axes: Any, frequency_weights: Any, keepdims: bool =
 def batch_normalization(
     x: Any, mean: Any, variance: Any, offset: Any, scale: Any, variance_epsilon: Any, name: str | None = None
 ) -> Any:
-    """`(x - mean) / sqrt(variance + epsilon)`, times `scale` and plus `offset` where they are given."""
+    """Returns `(x - mean) / sqrt(variance + epsilon)`, times `scale` and plus `offset` if they are given."""
     x, mean = convert_to_tensor(x), convert_to_tensor(mean)
     factor = lax.rsqrt(convert_to_tensor(variance) + variance_epsilon)
     factor = factor if scale is None else factor * convert_to_tensor(scale)
@@ -265,7 +265,7 @@ def batch_normalization(
 
 
 def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | None = None) -> Any:
-    """The bias, `[channels]`, added along the last axis, or along the second where `data_format` begins with "NC"."""
+    """Adds the bias, `[channels]`, along the last axis, or along the second if `data_format` begins with "NC"."""
     value, bias = convert_to_tensor(value), convert_to_tensor(bias)
     if data_format is not None and data_format.startswith("NC"):
         bias = bias.reshape(-1, *[1] * (value.ndim - 2))
@@ -275,7 +275,7 @@ def bias_add(value: Any, bias: Any, data_format: str | None = None, name: str | 
 def local_response_normalization(
     input: Any, depth_radius: int = 5, bias: Any = 1, alpha: Any = 1, beta: Any = 0.5, name: str | None = None
 ) -> Any:
-    """Each pixel's channel over `(bias + alpha * the sum of squares of the channels near it) ** beta`."""
+    """Divides each channel by `(bias + alpha * sum of squares of the channels near it) ** beta`."""
     x = convert_to_tensor(input)
     window = (1, 1, 1, 2 * depth_radius + 1)
     padding = [(0, 0)] * 3 + [(depth_radius, depth_radius)]
@@ -304,14 +304,14 @@ def _dropped(x: Any, rate: Any, noise_shape: Any, uniform: Callable[[tuple[int, 
 
 
 def dropout(x: Any, rate: Any, noise_shape: Any = None, seed: Any = None, name: str | None = None) -> Any:
-    """Elements become 0 with the probability `rate`, and the others are scaled up by `1 / (1 - rate)`."""
+    """Sets elements to 0 with the probability `rate`, and multiplies the others by `1 / (1 - rate)`."""
     return _dropped(x, rate, noise_shape, lambda shape, dtype: _random.uniform(shape, dtype=dtype, seed=seed))
 
 
 def stateless_dropout(
     x: Any, rate: Any, seed: Any, rng_alg: Any = None, noise_shape: Any = None, name: str | None = None
 ) -> Any:
-    """`dropout` that depends on `seed` (two integers) alone."""
+    """Computes `dropout` with random numbers that depend on `seed` (two integers) alone."""
     return _dropped(x, rate, noise_shape, lambda shape, dtype: _random.stateless_uniform(shape, seed, dtype=dtype))
 
 

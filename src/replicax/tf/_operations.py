@@ -40,7 +40,7 @@ def operations(names: dict[str, Any]) -> None:
 
 
 def operation(op: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A function whose arguments may be variables, and that raises `InvalidArgumentError` for what JAX refuses."""
+    """Wraps a function so that it takes variables, and raises `InvalidArgumentError` for errors of JAX."""
 
     @functools.wraps(op)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ def _may_hold_variables(kind: type) -> bool:
 
 
 def value_of(x: Any) -> Any:
-    """The value of a variable (Keras's too), and of those in a list; anything else as it is."""
+    """Returns the value of a variable (Keras's too) and of variables in a list; anything else unchanged."""
     if isinstance(x, Variable):
         return x.value()
     if type(x) in (list, tuple):
@@ -83,7 +83,7 @@ def value_of(x: Any) -> Any:
 
 
 def _is_complaint(error: Exception) -> bool:
-    """Whether an error comes from within JAX or numpy, and is not one that asks for values while tracing."""
+    """Returns whether an error was raised in JAX or numpy, other than an error for a missing value while tracing."""
     if isinstance(error, (InvalidArgumentError, jax.errors.JAXTypeError)):
         return False
     frame = error.__traceback__
@@ -93,7 +93,7 @@ def _is_complaint(error: Exception) -> bool:
 
 
 def fitting(compute: Callable[..., Any], text: Callable[..., str | None]) -> Callable[..., Any]:
-    """A function of tensors that raises `InvalidArgumentError` with TensorFlow's text where their shapes do not fit.
+    """Wraps a function of tensors so that it raises `InvalidArgumentError` with TensorFlow's text for wrong shapes.
 
     Args:
         compute: the function.
@@ -121,7 +121,7 @@ def _dims(x: Any) -> str:
 
 
 def of_broadcast(x: Any, y: Any) -> str | None:
-    """What is wrong with two operands that are to be broadcast to one shape."""
+    """Returns an error message for two operands that cannot be broadcast, or None."""
     try:
         np.broadcast_shapes(np.shape(x), np.shape(y))
     except ValueError:
@@ -130,14 +130,14 @@ def of_broadcast(x: Any, y: Any) -> str | None:
 
 
 def of_matmul(a: Any, b: Any, **_: Any) -> str | None:
-    """What is wrong with two matrices, or stacks of matrices, that are to be multiplied."""
+    """Returns an error message for matrices, or stacks of matrices, that cannot be multiplied, or None."""
     if min(np.ndim(a), np.ndim(b)) == 0 or np.shape(a)[-1] != np.shape(b)[max(np.ndim(b) - 2, 0)]:
         return f"Matrix size-incompatible: In[0]: {_dims(a)}, In[1]: {_dims(b)}"
     return None
 
 
 def of_reshape(tensor: Any, shape: tuple[int, ...]) -> str | None:
-    """What is wrong with a shape that a tensor is to get."""
+    """Returns an error message for a shape to which a tensor cannot be reshaped, or None."""
     size, count = int(np.prod(np.shape(tensor))), int(np.prod([n for n in shape if n != -1]))
     said = f"Input to reshape is a tensor with {size} values, but the requested shape"
     if shape.count(-1) == 1:
@@ -146,7 +146,7 @@ def of_reshape(tensor: Any, shape: tuple[int, ...]) -> str | None:
 
 
 def of_concat(values: list[Any], axis: int) -> str | None:
-    """What is wrong with tensors that are to be put one after the other."""
+    """Returns an error message for tensors that cannot be concatenated, or None."""
     first, rank = values[0], np.ndim(values[0])
     for i, other in enumerate(values):
         found = f"shape[0] = {_dims(first)} vs. shape[{i}] = {_dims(other)}"
@@ -161,7 +161,7 @@ def of_concat(values: list[Any], axis: int) -> str | None:
 
 
 def of_stack(values: list[Any], axis: int) -> str | None:
-    """What is wrong with tensors that are to be put beside one another."""
+    """Returns an error message for tensors that cannot be stacked, or None."""
     for i, other in enumerate(values):
         if np.shape(other) != np.shape(values[0]):
             found = f"values[0].shape = {_dims(values[0])} != values[{i}].shape = {_dims(other)}"
@@ -170,7 +170,7 @@ def of_stack(values: list[Any], axis: int) -> str | None:
 
 
 def of_squeeze(tensor: Any, axis: Any) -> str | None:
-    """What is wrong with axes that are to be taken away."""
+    """Returns an error message for axes that cannot be squeezed, or None."""
     shape, rank = np.shape(tensor), np.ndim(tensor)
     for i in np.atleast_1d(() if axis is None else axis):
         if not -rank <= i < rank:
@@ -181,10 +181,10 @@ def of_squeeze(tensor: Any, axis: Any) -> str | None:
 
 
 def of_expand_dims(tensor: Any, axis: Any) -> str | None:
-    """What is wrong with an axis that is to be put in."""
+    """Returns an error message for an axis that cannot be inserted, or None."""
     return f"Tried to expand dim index {axis} for tensor with {np.ndim(tensor)} dimensions."
 
 
 def of_broadcast_to(tensor: Any, shape: tuple[int, ...]) -> str | None:
-    """What is wrong with a shape that a tensor is to fill."""
+    """Returns an error message for a shape to which a tensor cannot be broadcast, or None."""
     return f"Incompatible shapes: {_dims(tensor)} vs. [{','.join(map(str, shape))}]"

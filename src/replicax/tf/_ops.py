@@ -32,7 +32,7 @@ _NUMBERS = (bool, int, float, complex)
 
 
 def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None) -> Any:
-    """A tensor of a number, a nest of numbers, an array or a variable."""
+    """Converts a number, a nested list of numbers, an array or a variable to a tensor."""
     if isinstance(value, Variable):
         value = value.value()
     if isinstance(value, PerReplica):
@@ -74,7 +74,7 @@ _constants: dict[int, tuple[Any, np.ndarray]] = {}
 
 
 def as_array(array: np.ndarray) -> Any:
-    """A numpy array as a tensor of the same dtype."""
+    """Returns a numpy array as a tensor of the same dtype."""
     tensor = array_conversion.as_array(array)
     if isinstance(tensor, jax.core.Tracer) and array.size <= 64:
         key = id(tensor)
@@ -88,7 +88,7 @@ def _element(value: Any, dtype: Any) -> Any:
 
 
 def _narrow(array: np.ndarray, value: Any) -> np.ndarray:
-    """Python's own numbers in TensorFlow's dtypes; a nest that holds numpy arrays keeps theirs."""
+    """Converts Python numbers to TensorFlow's default dtypes; a nested list with numpy arrays keeps their dtype."""
     if isinstance(value, (list, tuple)) and any(
         isinstance(x, (np.ndarray, np.generic)) for x in jax.tree.leaves(value)
     ):
@@ -100,7 +100,7 @@ def _narrow(array: np.ndarray, value: Any) -> np.ndarray:
 
 
 def _checked(array: np.ndarray, dtype: Any, value: Any) -> np.ndarray:
-    """TensorFlow takes no Python number whose fraction or imaginary part would have to be cut off."""
+    """Raises, as TensorFlow does, for a Python number whose fraction or imaginary part would be lost."""
     loses = array_conversion.loses_a_part(array.dtype, dtype)
     if loses and array.size and not isinstance(value, (np.ndarray, np.generic)):
         raise TypeError(f"Cannot convert {value!r} to a tensor of dtype {np.dtype(dtype).name}: use tf.cast.")
@@ -108,7 +108,7 @@ def _checked(array: np.ndarray, dtype: Any, value: Any) -> np.ndarray:
 
 
 def constant(value: Any, dtype: Any = None, shape: Any = None, name: str = "Const") -> Any:
-    """A tensor of these values; with `shape` in this shape, a single value repeated to fill it."""
+    """Returns a tensor of these values; with `shape` in this shape, a single value repeated to fill it."""
     if isinstance(value, jax.Array):
         tensor = value if dtype is None else value.astype(as_dtype(dtype))
     else:
@@ -120,13 +120,13 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str = "Cons
 
 
 def identity(input: Any, name: str | None = None) -> Any:
-    """A new tensor with the same value."""
+    """Returns a new tensor with the same value."""
     tensor = convert_to_tensor(input)
     return tensor.copy() if isinstance(tensor, np.ndarray) else jnp.array(tensor, copy=True)
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether `x` is a tensor or a variable."""
+    """Returns whether `x` is a tensor or a variable."""
     return isinstance(x, (jax.Array, Variable))
 
 
@@ -134,7 +134,7 @@ def is_tensor(x: Any) -> bool:
 
 
 def known(value: Any, what: str, instead: str) -> np.ndarray:
-    """`value` as a numpy array, where the shape of a result depends on it.
+    """Returns `value` as a numpy array; the shape of a result depends on it, so it must be known while tracing.
 
     Raises:
         jax.errors.ConcretizationTypeError: compiled code, in which it is not known while tracing; a TypeError.
@@ -156,7 +156,7 @@ def known(value: Any, what: str, instead: str) -> np.ndarray:
 
 
 def is_known(value: Any) -> bool:
-    """Whether `known` has a value to give."""
+    """Returns whether the value is known while tracing."""
     if isinstance(value, Variable):
         value = value.value()
     return not isinstance(value, jax.core.Tracer) or id(value) in _constants
@@ -169,7 +169,7 @@ _MOST = 2**58  # elements of 16 bytes, whose number has to fit into 64 bits: XLA
 
 
 def as_shape(shape: Any) -> tuple[int, ...]:
-    """A shape given as a number, a list, a TensorShape or a tensor, as a tuple of ints.
+    """Converts a shape, given as a number, a list, a TensorShape or a tensor, to a tuple of ints.
 
     Raises:
         InvalidArgumentError: what is no list of whole numbers, or stands for more elements than can be counted.
@@ -198,7 +198,7 @@ def _dimension(value: Any) -> int:
 
 
 def as_new_shape(shape: Any) -> tuple[int, ...]:
-    """`as_shape` of a tensor that is to be made.
+    """Returns `as_shape` for the shape of a new tensor, and checks it.
 
     Raises:
         InvalidArgumentError: a dimension is negative, or as `as_shape`.
@@ -210,12 +210,12 @@ def as_new_shape(shape: Any) -> tuple[int, ...]:
 
 
 def as_int(value: Any, what: str) -> int:
-    """A whole number that decides on a shape, given as a Python number or as a tensor whose value is known."""
+    """Converts an integer that determines a shape, given as a Python number or as a tensor with a known value."""
     return int(known(value, what, _STATIC))
 
 
 def as_axis(axis: Any) -> Any:
-    """An axis, or a list of axes, as JAX takes it."""
+    """Converts an axis, or a list of axes, to the form that JAX takes."""
     if axis is None or isinstance(axis, int):
         return axis
     if isinstance(axis, (list, tuple)):
@@ -225,7 +225,7 @@ def as_axis(axis: Any) -> Any:
 
 
 def as_index(index: Any) -> Any:
-    """An index as JAX takes it: values in place of variables, a tuple in place of a list, ints as slices' bounds."""
+    """Converts an index to the form that JAX takes: variables to values, lists to tuples, bounds of slices to ints."""
     if isinstance(index, list) and not any(isinstance(x, (bool, list, tuple)) for x in index):
         index = tuple(index)
     return tuple(map(_part_of_index, index)) if isinstance(index, tuple) else _part_of_index(index)
@@ -244,7 +244,7 @@ def _bound(value: Any) -> int | None:
 
 
 def axes_of(tensor: Any, axis: Any) -> tuple[int, ...]:
-    """The axes of a tensor that are meant, counted from 0; all of them for None."""
+    """Returns the given axes of a tensor, counted from 0; all of them for None."""
     n = tensor.ndim
     axes = tuple(range(n)) if axis is None else tuple(int(a) for a in np.atleast_1d(as_axis(axis)))
     if wrong := [a for a in axes if not -n <= a < n]:
@@ -253,7 +253,7 @@ def axes_of(tensor: Any, axis: Any) -> tuple[int, ...]:
 
 
 def check_range(indices: Any, limit: int, what: str) -> None:
-    """Eagerly an index out of range is an error. In compiled code it gives zeros, as on TensorFlow's GPUs."""
+    """Raises for an index out of range in eager code. (Compiled code returns zeros, as TensorFlow does on GPUs.)"""
     if not isinstance(indices, jax.core.Tracer):
         array = np.asarray(indices)
         if array.size and (array.min() < 0 or array.max() >= limit):
@@ -291,7 +291,7 @@ def _is_shape(x: Any) -> bool:
 
 
 def elementwise(compute: Callable[[Any], Any], doc: str) -> Callable[..., Any]:
-    """An operation on one tensor, `x`."""
+    """Returns an operation on one tensor, `x`."""
 
     def op(x: Any, name: str | None = None) -> Any:
         return on_rows(compute, x)
@@ -301,14 +301,14 @@ def elementwise(compute: Callable[[Any], Any], doc: str) -> Callable[..., Any]:
 
 
 def on_rows(compute: Callable[[Any], Any], x: Any) -> Any:
-    """`compute` of a tensor, or of the rows of IndexedSlices."""
+    """Applies `compute` to a tensor, or to the rows of IndexedSlices."""
     if isinstance(x, IndexedSlices):
         return IndexedSlices(compute(convert_to_tensor(x.values)), x.indices, x.dense_shape)
     return compute(convert_to_tensor(x))
 
 
 def pair(x: Any, y: Any) -> tuple[Any, Any]:
-    """Two operands: Python numbers take the other one's dtype, lists of numbers as well."""
+    """Converts two operands to tensors; Python numbers and lists of numbers get the dtype of the other operand."""
     for value in (x, y):
         if isinstance(value, PerReplica):
             in_variable = any(isinstance(other, DistributedValues) and isinstance(other, Variable) for other in (x, y))
@@ -320,12 +320,12 @@ def pair(x: Any, y: Any) -> tuple[Any, Any]:
 
 
 def of_dtype(value: Any, dtype: Any) -> Any:
-    """A number or tensor in a dtype. (Of a number `jnp.asarray` makes 32 bits first, then as many as are wanted.)"""
+    """Converts a number or tensor to a dtype. (`jnp.asarray` would convert a Python number to 32 bits first.)"""
     return value.astype(dtype) if isinstance(value, jax.Array) else as_array(np.asarray(value).astype(dtype))
 
 
 def beside(value: Any, other: Any) -> Any:
-    """An operand of an operation with `other`: a number or a list of numbers in the other one's dtype."""
+    """Converts one operand of an operation with `other`; a number or a list of numbers gets the dtype of `other`."""
     if isinstance(value, _NUMBERS):
         dtype = np.dtype(getattr(other, "dtype", np.int8))
         if dtype.itemsize >= 8 and np.can_cast(np.asarray(value).dtype, dtype, "same_kind") and not _is_shape(other):
@@ -336,7 +336,7 @@ def beside(value: Any, other: Any) -> Any:
 
 
 def tensors(x: Any, y: Any) -> tuple[Any, Any]:
-    """`pair`, of which both are tensors of one dtype, for functions of `jax.lax` and those that differ at 0."""
+    """Converts two operands like `pair`, to one dtype, for functions of `jax.lax` and those that differ at 0."""
     x, y = pair(x, y)
     dtype = y.dtype if isinstance(x, _NUMBERS) else x.dtype if isinstance(y, _NUMBERS) else jnp.result_type(x, y)
     return of_dtype(x, dtype), of_dtype(y, dtype)
@@ -347,7 +347,7 @@ _OF_STRINGS: dict[Any, Callable[[Any, Any], Any]] = {jnp.equal: np.equal, jnp.no
 
 
 def binary(compute: Callable[[Any, Any], Any], doc: str, operands: Callable[[Any, Any], Any] = pair) -> Any:
-    """An operation on two tensors, `x` and `y`, which are broadcast to one shape."""
+    """Returns an operation on two tensors, `x` and `y`, which are broadcast to one shape."""
     compute, of_strings = fitting(compute, of_broadcast), _OF_STRINGS.get(compute)
 
     def op(x: Any, y: Any, name: str | None = None) -> Any:
@@ -363,7 +363,7 @@ def binary(compute: Callable[[Any, Any], Any], doc: str, operands: Callable[[Any
 
 
 def reduction(compute: Callable[..., Any], doc: str, keep_dtype: bool = True, logical: bool = False) -> Any:
-    """An operation that takes axes away: `compute(tensor, axis=, keepdims=)`, the result in the tensor's dtype.
+    """Returns a reduction `compute(tensor, axis=, keepdims=)`, whose result has the tensor's dtype.
 
     `logical`: it takes bools, and nothing else does.
     """
@@ -381,7 +381,7 @@ def reduction(compute: Callable[..., Any], doc: str, keep_dtype: bool = True, lo
 
 
 def _extreme(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """`jnp.max` and `jnp.min` fail on 64-bit integers where JAX has 64-bit types only on request (0.10 to 0.12)."""
+    """Replaces `jnp.max` and `jnp.min`, which fail on 64-bit integers if `jax_enable_x64` is off (JAX 0.10 to 0.12)."""
 
     def reduce(tensor: Any, axis: Any, keepdims: bool) -> Any:
         axes = axes_of(tensor, axis)

@@ -25,12 +25,12 @@ def stop(save: bool = True) -> None:
 
 
 def Profile(logdir: Any, options: Any = None) -> profile:
-    """A context of which a profile is made."""
+    """Returns a context that is profiled."""
     return profile(logdir)
 
 
 def Trace(name: str, **kwargs: Any) -> contextlib.AbstractContextManager[Any]:
-    """A context that stands in the profile under a name; with `step_num` as a step of training."""
+    """Returns a context that the profile shows under a name; with `step_num` as a training step."""
     if "step_num" in kwargs:
         return jax.profiler.StepTraceAnnotation(name, **kwargs)
     return jax.profiler.TraceAnnotation(name, **kwargs)

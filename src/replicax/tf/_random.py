@@ -47,7 +47,7 @@ def _of_seed(seed: Any) -> Callable[..., Any]:
 
 
 def _flat(draw: Any, key: Any, shape: tuple[int, ...], *parameters: Any) -> Any:
-    """The same numbers as `draw(key, shape)`, for which XLA takes several times as long to compile."""
+    """Draws the same numbers as `draw(key, shape)`, for which XLA takes several times as long to compile."""
     return draw(key, (math.prod(shape),), *parameters).reshape(shape)
 
 
@@ -111,7 +111,7 @@ def _gamma_of(key: Any, shape: Any, dtype: Any, alpha: Any, beta: Any) -> Any:
 def _gamma(
     draw: Callable[..., Any], shape: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32, whole: bool = False
 ) -> Any:
-    """`shape` draws for each of the distributions, unless it is the `whole` shape."""
+    """Draws `shape` numbers from each distribution, unless `shape` is the `whole` shape."""
     dtype = as_dtype(dtype)
     alpha, beta = _like(alpha, dtype), _like(1 if beta is None else beta, dtype)
     shape = as_new_shape(shape) + (() if whole else np.broadcast_shapes(alpha.shape, beta.shape))
@@ -132,7 +132,7 @@ def _categorical_of(key: Any, shape: Any, dtype: Any, logits: Any) -> Any:
 
 
 def _categorical(draw: Callable[..., Any], logits: Any, num_samples: Any, dtype: Any = np.int64) -> Any:
-    """`[batch, num_samples]` classes from logits `[batch, classes]`."""
+    """Draws classes `[batch, num_samples]` from logits `[batch, classes]`."""
     logits, (count,) = convert_to_tensor(logits), as_new_shape([num_samples])
     dtype = np.dtype(np.int64) if dtype is None else as_dtype(dtype)
     return draw(_categorical_of, (logits.shape[0], count), dtype, logits)
@@ -156,7 +156,9 @@ def _shuffled(draw: Callable[..., Any], value: Any) -> Any:
 
 
 def _like(value: Any, dtype: Any) -> Any:
-    """A parameter in the dtype of what is drawn. What is on the host stays there, for the program to take."""
+    """Converts a parameter to the dtype of the drawn numbers. Values on the host stay there, as inputs of the
+    program.
+    """
     value = convert_to_tensor(value) if isinstance(value, Variable) else value
     if isinstance(value, jax.Array):
         return value if value.dtype == dtype else value.astype(dtype)
@@ -178,17 +180,17 @@ class Generator:
 
     @classmethod
     def from_seed(cls, seed: int, alg: Any = None) -> Generator:
-        """A generator whose stream is fixed by `seed`."""
+        """Returns a generator whose stream depends on `seed` alone."""
         return cls(state=[seed, 0])
 
     @classmethod
     def from_state(cls, state: Any, alg: Any = None) -> Generator:
-        """A generator that goes on from a state."""
+        """Returns a generator that continues from a state."""
         return cls(state=state)
 
     @classmethod
     def from_non_deterministic_state(cls, alg: Any = None) -> Generator:
-        """A generator with a stream of its own in each run."""
+        """Returns a generator with a stream of its own in each run."""
         return cls.from_seed(int(np.random.SeedSequence().generate_state(1)[0]))
 
     def _tracked(self) -> dict[str, Any]:
@@ -210,24 +212,24 @@ class Generator:
         return self._state.value()[0]
 
     def reset(self, state: Any) -> None:
-        """Goes on from a state."""
+        """Continues from a state."""
         self._state.assign(_as_state(state))
 
     def reset_from_seed(self, seed: int) -> None:
-        """Starts the stream that `seed` fixes."""
+        """Starts the stream of `seed`."""
         self.reset([seed, 0])
 
     def skip(self, delta: int) -> None:
-        """Leaves out `delta` draws."""
+        """Skips `delta` draws."""
         self._state.assign_add(np.asarray([0, delta], np.uint32))
 
     def split(self, count: int = 1) -> list[Generator]:
-        """So many generators with streams of their own."""
+        """Returns `count` generators with streams of their own."""
         seeds = np.asarray(self._draw(_full_of, (count, 2), np.dtype(np.uint32)))
         return [type(self)(state=seed) for seed in seeds]
 
     def make_seeds(self, count: int = 1) -> Any:
-        """`[2, count]` seeds, of which each column is one for the stateless functions."""
+        """Returns seeds `[2, count]`; each column is a seed for the stateless functions."""
         return self._draw(_full_of, (2, count), np.dtype(np.uint32)).astype(np.int64)
 
     def _draw(self, sample: Any, shape: Any, dtype: Any, *parameters: Any) -> Any:
@@ -238,33 +240,33 @@ class Generator:
         return drawn
 
     def normal(self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, name: Any = None) -> Any:
-        """Normally distributed numbers."""
+        """Draws normally distributed numbers."""
         return _normal(self._draw, shape, mean, stddev, dtype)
 
     def truncated_normal(
         self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, name: Any = None
     ) -> Any:
-        """Normally distributed numbers, none further than two standard deviations from the mean."""
+        """Draws normally distributed numbers within two standard deviations of the mean."""
         return _truncated(self._draw, shape, mean, stddev, dtype)
 
     def uniform(
         self, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32, name: Any = None
     ) -> Any:
-        """Uniformly distributed numbers from `minval` to before `maxval` (1 by default)."""
+        """Draws uniformly distributed numbers from `minval` up to, not including, `maxval` (1 by default)."""
         return _uniform(self._draw, shape, minval, maxval, dtype)
 
     def uniform_full_int(self, shape: Any, dtype: Any = np.uint64, name: Any = None) -> Any:
-        """Integers of all values that the dtype has."""
+        """Draws integers from the full range of the dtype."""
         dtype = np.dtype(as_dtype(dtype))
         return self._draw(_full_of, as_new_shape(shape), dtype)
 
     def binomial(self, shape: Any, counts: Any, probs: Any, dtype: Any = np.int32, name: Any = None) -> Any:
-        """How many of `counts` trials succeed, each with a probability."""
+        """Draws from binomial distributions: the number of successes in `counts` trials with probability `probs`."""
         return _binomial(self._draw, shape, counts, probs, dtype)
 
 
 def _as_state(state: Any) -> np.ndarray:
-    """Whole numbers, of which the lower 32 bits count."""
+    """Converts integers to the words of a state; only the lower 32 bits are used."""
     return (np.asarray(state).astype(np.int64) & 0xFFFFFFFF).astype(np.uint32)[:2]
 
 
@@ -278,7 +280,9 @@ _global: dict[str, Generator] = {}  # the generator that all can ask for, once i
 
 
 def get_global_generator() -> Generator:
-    """A generator for all parts of a program. The functions of this module draw from other streams, as TensorFlow's."""
+    """Returns one generator for the whole program. As in TensorFlow, the functions of this module do not draw from
+    it.
+    """
     if not _global:
         seed = keys.global_seed()
         _global["by default"] = Generator.from_non_deterministic_state() if seed is None else Generator.from_seed(seed)
@@ -292,7 +296,7 @@ def set_global_generator(generator: Generator) -> None:
 
 
 def set_seed(seed: int | None) -> None:
-    """Fixes the numbers of the functions of this module, and of what is shuffled without a seed, from now on.
+    """Sets the seed of the functions of this module, and of datasets that are shuffled without a seed.
 
     Each eager call draws other numbers, and those of two functions of the same code are the same. A call with a seed
     of its own draws the same numbers eagerly and in each function. All begin anew, functions that were compiled before
@@ -303,41 +307,41 @@ def set_seed(seed: int | None) -> None:
 
 
 def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, seed: Any = None, name: Any = None):
-    """Normally distributed numbers."""
+    """Draws normally distributed numbers."""
     return _normal(_of_op("normal", as_dtype(dtype), seed), shape, mean, stddev, dtype)
 
 
 def truncated_normal(
     shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = np.float32, seed: Any = None, name: Any = None
 ) -> Any:
-    """Normally distributed numbers, none further than two standard deviations from the mean."""
+    """Draws normally distributed numbers within two standard deviations of the mean."""
     return _truncated(_of_op("truncated_normal", as_dtype(dtype), seed), shape, mean, stddev, dtype)
 
 
 def uniform(
     shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = np.float32, seed: Any = None, name: Any = None
 ):
-    """Uniformly distributed numbers from `minval` to before `maxval` (1 by default)."""
+    """Draws uniformly distributed numbers from `minval` up to, not including, `maxval` (1 by default)."""
     return _uniform(_of_op("uniform", as_dtype(dtype), seed), shape, minval, maxval, dtype)
 
 
 def gamma(shape: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32, seed: Any = None, name: Any = None) -> Any:
-    """`shape` draws from each of the gamma distributions."""
+    """Draws `shape` numbers from each of the gamma distributions."""
     return _gamma(_of_op("gamma", as_dtype(dtype), seed), shape, alpha, beta, dtype)
 
 
 def poisson(shape: Any, lam: Any, dtype: Any = np.float32, seed: Any = None, name: Any = None) -> Any:
-    """`shape` draws from each of the Poisson distributions."""
+    """Draws `shape` numbers from each of the Poisson distributions."""
     return _poisson(_of_op("poisson", as_dtype(dtype), seed), shape, lam, dtype)
 
 
 def categorical(logits: Any, num_samples: Any, dtype: Any = None, seed: Any = None, name: Any = None) -> Any:
-    """`[batch, num_samples]` classes drawn by their logits, `[batch, classes]`."""
+    """Draws classes `[batch, num_samples]` from logits `[batch, classes]`."""
     return _categorical(_of_op("categorical", dtype, seed), logits, num_samples, dtype)
 
 
 def shuffle(value: Any, seed: Any = None, name: Any = None) -> Any:
-    """The rows in a random order."""
+    """Returns the rows in random order."""
     return _shuffled(_of_op("shuffle", None, seed), value)
 
 
@@ -345,7 +349,7 @@ def shuffle(value: Any, seed: Any = None, name: Any = None) -> Any:
 
 
 def _words(seed: Any) -> Any:
-    """The words of a key, which are the two integers of `seed`."""
+    """Returns the words of a key, which are the two integers of `seed`."""
     if isinstance(seed, (list, tuple)) and all(isinstance(n, (int, np.integer)) for n in seed):
         seed = np.asarray([int(n) & 0xFFFFFFFF for n in seed], np.uint32)
     else:
@@ -364,7 +368,7 @@ def stateless_uniform(
     name: Any = None,
     alg: Any = "auto_select",
 ) -> Any:
-    """Uniformly distributed numbers that depend on `seed` (two integers) alone."""
+    """Draws uniformly distributed numbers that depend on `seed` (two integers) alone."""
     return _uniform(_of_seed(seed), shape, minval, maxval, dtype)
 
 
@@ -377,7 +381,7 @@ def stateless_normal(
     name: Any = None,
     alg: Any = "auto_select",
 ) -> Any:
-    """Normally distributed numbers that depend on `seed` (two integers) alone."""
+    """Draws normally distributed numbers that depend on `seed` (two integers) alone."""
     return _normal(_of_seed(seed), shape, mean, stddev, dtype)
 
 
@@ -390,47 +394,47 @@ def stateless_truncated_normal(
     name: Any = None,
     alg: Any = "auto_select",
 ) -> Any:
-    """Normally distributed numbers within two standard deviations that depend on `seed` (two integers) alone."""
+    """Draws normal numbers within two standard deviations that depend on `seed` (two integers) alone."""
     return _truncated(_of_seed(seed), shape, mean, stddev, dtype)
 
 
 def stateless_gamma(
     shape: Any, seed: Any, alpha: Any, beta: Any = None, dtype: Any = np.float32, name: Any = None
 ) -> Any:
-    """Draws from gamma distributions that depend on `seed` (two integers) alone; their shape ends with alpha's."""
+    """Draws from gamma distributions by `seed` (two integers) alone; the shape ends with alpha's."""
     return _gamma(_of_seed(seed), shape, alpha, beta, dtype, whole=True)
 
 
 def stateless_poisson(shape: Any, seed: Any, lam: Any, dtype: Any = np.int32, name: Any = None) -> Any:
-    """Draws from Poisson distributions that depend on `seed` (two integers) alone; their shape ends with lam's."""
+    """Draws from Poisson distributions by `seed` (two integers) alone; the shape ends with lam's."""
     return _poisson(_of_seed(seed), shape, lam, dtype, whole=True)
 
 
 def stateless_binomial(
     shape: Any, seed: Any, counts: Any, probs: Any, output_dtype: Any = np.int32, name: Any = None
 ) -> Any:
-    """How many of `counts` trials succeed, which depends on `seed` (two integers) alone."""
+    """Draws from binomial distributions of `counts` trials by `seed` (two integers) alone."""
     return _binomial(_of_seed(seed), shape, counts, probs, output_dtype)
 
 
 def stateless_categorical(logits: Any, num_samples: Any, seed: Any, dtype: Any = np.int64, name: Any = None) -> Any:
-    """Classes drawn by their logits, which depend on `seed` (two integers) alone."""
+    """Draws classes by their logits, depending on `seed` (two integers) alone."""
     return _categorical(_of_seed(seed), logits, num_samples, dtype)
 
 
 def stateless_shuffle(value: Any, seed: Any, alg: Any = "auto_select", name: Any = None) -> Any:
-    """The rows in an order that depends on `seed` (two integers) alone."""
+    """Returns the rows in an order that depends on `seed` (two integers) alone."""
     return _shuffled(_of_seed(seed), value)
 
 
 def split(seed: Any, num: int = 2, alg: Any = "auto_select") -> Any:
-    """`[num, 2]` seeds that depend on `seed` (two integers) alone."""
+    """Returns `[num, 2]` seeds that depend on `seed` (two integers) alone."""
     split_keys = jax.random.split(keys.wrapped(_words(seed)), num)
     return jax.random.key_data(split_keys).view(np.int32).astype(convert_to_tensor(seed).dtype)
 
 
 def fold_in(seed: Any, data: Any, alg: Any = "auto_select") -> Any:
-    """A seed that depends on `seed` (two integers) and on a number."""
+    """Returns a seed that depends on `seed` (two integers) and on a number."""
     key = jax.random.fold_in(keys.wrapped(_words(seed)), convert_to_tensor(data))
     return jax.random.key_data(key).view(np.int32).astype(convert_to_tensor(seed).dtype)
 

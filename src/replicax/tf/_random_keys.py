@@ -32,20 +32,20 @@ _OF_OPS = 87654321  # the global seed where an op names a seed and `set_seed` wa
 
 
 def wrapped(words: Any) -> Any:
-    """The key of these words, two integers, as functions of `jax.random` take it."""
+    """Returns the key of two words (integers) in the form that `jax.random` takes."""
     return jax.random.wrap_key_data(words.astype(np.uint32), impl=_IMPLEMENTATION)
 
 
 @functools.partial(jax.jit, inline=True)
 def of_state(state: Any, replica: Any) -> tuple[Any, Any]:
-    """The key's words for a generator in this state, other ones for each replica, and the state after that."""
+    """Returns the key's words for a generator in this state, different on each replica, and the next state."""
     # Keys need no more than to be different: seeds that a user takes for two generators are not so far apart.
     words = state + jnp.stack([jnp.asarray(replica, np.uint32) * np.uint32(0x9E3779B9), np.uint32(0)])
     return words, state + np.asarray([0, 1], np.uint32)
 
 
 def of_op(op: str, dtype: Any, seed: Any) -> Any:
-    """The key's words for the next call of an op without a generator, other ones for each replica.
+    """Returns the key's words for the next call of an op without a generator, different on each replica.
 
     They are the 64 bits by chance that a counter starts from, to which the replica and the count are added.
     """
@@ -65,7 +65,7 @@ def of_op(op: str, dtype: Any, seed: Any) -> Any:
 
 
 def replica() -> Any:
-    """The number of the replica that draws, 0 outside of replicas."""
+    """Returns the number of the current replica, 0 outside of replicas."""
     context = _context.get_replica_context()
     return 0 if context is None else context.replica_id_in_sync_group
 
@@ -76,7 +76,7 @@ _NEXT = np.asarray([0, 0, 1], np.uint32)
 
 
 def _start(tag: tuple[Any, ...], chance: int, stream: int) -> list[int]:
-    """The two words that a counter starts from."""
+    """Returns the two words with which a counter starts."""
     if tag:
         op, dtype, seed = tag
         numbers = [_OF_OPS if _seed is None else _seed, zlib.crc32(f"{op} {dtype}".encode()), seed]
@@ -119,14 +119,14 @@ class _OfFunction:
         self._chance = _by_chance()
 
     def reset(self) -> None:
-        """Begins anew, with the seed that holds now."""
+        """Starts again, with the current seed."""
         self._taken.clear()
         self._chance = _by_chance()
         for (tag, _), state in self._states.items():
             self._write(state, self._first(tag))
 
     def state(self, tag: tuple[Any, ...], number: int) -> ResourceVariable:
-        """The variable of a call that names a seed, the `number`th of its kind, or that of all other calls."""
+        """Returns the variable for the `number`th call with this seed, or the one for all calls without a seed."""
         with _lock:
             if (tag, number) not in self._states:
                 with jax_internals.untraced():  # the function may be traced
@@ -136,7 +136,7 @@ class _OfFunction:
             return self._states[tag, number]
 
     def take(self, tag: tuple[Any, ...], replica: int) -> tuple[list[int], int]:
-        """The same where the function's Python code runs eagerly, as its first call may: each replica counts alone."""
+        """Returns the next count while the function's Python code runs eagerly; each replica counts by itself."""
         state = self.state(tag, 0)
         with _lock:
             with frames.lock:
@@ -175,12 +175,12 @@ def _of_function(running: Any) -> _OfFunction:
 
 
 def global_seed() -> int | None:
-    """What `set_seed` was last called with."""
+    """Returns the seed of the last call of `set_seed`."""
     return _seed
 
 
 def set_seed(seed: int | None) -> None:
-    """Fixes the numbers of the functions of this module, and of what is shuffled without a seed, from now on.
+    """Sets the seed of the functions of this module, and of datasets that are shuffled without a seed.
 
     All counters begin anew, those of functions as well. None has numbers that other runs of a program do not draw.
     """
@@ -194,7 +194,7 @@ def set_seed(seed: int | None) -> None:
 
 
 def _dataset_seed() -> int | None:
-    """A seed for a dataset's random choices that are made without one, once `set_seed` was called."""
+    """Returns a seed for a dataset that was given none, if `set_seed` was called."""
     if _seed is None:
         return None
     start, count = _datasets.take((), 0)

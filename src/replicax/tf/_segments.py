@@ -24,13 +24,15 @@ class TopKV2(NamedTuple):
 
 
 def top_k(input: Any, k: Any = 1, sorted: bool = True, index_type: Any = np.int32, name: str | None = None) -> TopKV2:
-    """The `k` largest elements along the last axis, the largest first, and where they stand."""
+    """Returns the `k` largest elements along the last axis in descending order, and their indices."""
     values, indices = lax.top_k(convert_to_tensor(input), as_int(k, "k"))
     return TopKV2(values, indices.astype(as_dtype(index_type)))
 
 
 def in_top_k(targets: Any, predictions: Any, k: Any, name: str | None = None) -> Any:
-    """Whether each target is among the `k` classes with the highest predictions, `[batch, classes]`; ties count."""
+    """Returns whether each target is among the `k` classes with the highest predictions, `[batch, classes]`; ties
+    count.
+    """
     targets, predictions = convert_to_tensor(targets), convert_to_tensor(predictions)
     own = jnp.take_along_axis(predictions, targets[:, None], 1, mode="fill", fill_value=np.nan)
     better = jnp.sum(predictions > own, 1)
@@ -47,7 +49,7 @@ def bincount(
     axis: Any = None,
     binary_output: bool = False,
 ) -> Any:
-    """How often each number from 0 stands in `arr`, or the sums of its weights; along the last axis with `axis=-1`.
+    """Counts each integer from 0 in `arr`, or sums its weights; along the last axis with `axis=-1`.
 
     In compiled code, give the same `minlength` and `maxlength`.
     """
@@ -82,7 +84,7 @@ def bincount(
 def confusion_matrix(
     labels: Any, predictions: Any, num_classes: Any = None, weights: Any = None, dtype: Any = np.int32, name: Any = None
 ) -> Any:
-    """`[num_classes, num_classes]`: how often each label (row) was predicted as each class (column)."""
+    """Returns the matrix `[num_classes, num_classes]` of counts by label (row) and prediction (column)."""
     labels, predictions = (convert_to_tensor(x).reshape(-1) for x in (labels, predictions))
     if num_classes is None:
         both = [known(x, "The largest class", "Give `num_classes`.") for x in (labels, predictions)]
@@ -96,7 +98,7 @@ def confusion_matrix(
 
 
 def _from_0(places: Any, limit: int) -> Any:
-    """Negative ones, which would count from the end, beyond the end."""
+    """Replaces negative segment ids, which would count from the end, by one beyond the end."""
     return jnp.where(places < 0, limit, places)
 
 
@@ -127,7 +129,7 @@ def _spread(data: Any, ids: Any, num: int, start: Any, method: str) -> Any:
 
 
 def _product(data: Any, ids: Any, num: int) -> Any:
-    """By a mask for each segment, since JAX has no gradient of scattered products."""
+    """Multiplies segments with a mask for each, since JAX has no gradient of scattered products."""
     rows = data.reshape(-1, *data.shape[ids.ndim :])
     mask = jnp.arange(num)[:, None] == ids.reshape(-1)
     mask = mask.reshape(*mask.shape, *[1] * (rows.ndim - 1))

@@ -37,27 +37,27 @@ def _each(compute: Callable[..., Any], *arrays: Any, dtype: Any = object) -> Any
 
 
 def lower(input: Any, encoding: str = "", name: str | None = None) -> Any:
-    """Small letters; with the encoding "utf-8" not of ASCII alone."""
+    """Converts to lower case; with the encoding "utf-8" for all letters, else for ASCII."""
     return _each(lambda x: x.decode().lower().encode() if encoding else x.lower(), _strings(input))
 
 
 def upper(input: Any, encoding: str = "", name: str | None = None) -> Any:
-    """Capital letters; with the encoding "utf-8" not of ASCII alone."""
+    """Converts to upper case; with the encoding "utf-8" for all letters, else for ASCII."""
     return _each(lambda x: x.decode().upper().encode() if encoding else x.upper(), _strings(input))
 
 
 def strip(input: Any, name: str | None = None) -> Any:
-    """Without white space at both ends."""
+    """Removes white space at both ends."""
     return _each(bytes.strip, _strings(input))
 
 
 def length(input: Any, unit: str = "BYTE", name: str | None = None) -> Any:
-    """How many bytes or, with the unit "UTF8_CHAR", characters; int32."""
+    """Counts bytes or, with the unit "UTF8_CHAR", characters; int32."""
     return _each(lambda x: len(x if unit == "BYTE" else x.decode()), _strings(input), dtype=np.int32)
 
 
 def join(inputs: Any, separator: str = "", name: str | None = None) -> Any:
-    """The strings that stand in the same place of several tensors as one."""
+    """Joins the strings at the same index of several tensors."""
     arrays = np.broadcast_arrays(*(_strings(x) for x in inputs))
     return _each(lambda *parts: separator.encode().join(parts), *arrays)
 
@@ -65,7 +65,7 @@ def join(inputs: Any, separator: str = "", name: str | None = None) -> Any:
 def reduce_join(
     inputs: Any, axis: Any = None, keepdims: bool = False, separator: str = "", name: str | None = None
 ) -> Any:
-    """The strings along an axis, of the whole tensor by default, as one."""
+    """Joins the strings along an axis, by default of the whole tensor."""
     array, axis = _strings(inputs), as_axis(axis)
     if axis is None:
         whole = np.array(separator.encode().join(array.reshape(-1)), object)
@@ -78,7 +78,7 @@ def reduce_join(
 
 
 def substr(input: Any, pos: Any, len: Any, unit: str = "BYTE", name: str | None = None) -> Any:
-    """`len` bytes or, with the unit "UTF8_CHAR", characters from `pos` on."""
+    """Returns `len` bytes or, with the unit "UTF8_CHAR", characters, starting at `pos`."""
 
     def cut(x: bytes, start: int, count: int) -> bytes:
         whole = x if unit == "BYTE" else x.decode()
@@ -92,7 +92,7 @@ def substr(input: Any, pos: Any, len: Any, unit: str = "BYTE", name: str | None 
 
 
 def _parts(strings: Any, cut: Callable[[bytes], list[bytes]]) -> Any:
-    """What `cut` makes of a string, a vector; of several strings, a RaggedTensor."""
+    """Splits strings with `cut`: one string to a vector, several strings to a RaggedTensor."""
     if not strings.ndim:
         found = cut(strings[()])
         out = np.empty(len(found), object)
@@ -107,18 +107,18 @@ def _parts(strings: Any, cut: Callable[[bytes], list[bytes]]) -> Any:
 
 
 def split(input: Any, sep: Any = None, maxsplit: int = -1, name: str | None = None) -> Any:
-    """The parts between white space, or between `sep`: of one string a vector, of several a RaggedTensor."""
+    """Splits at white space, or at `sep`: one string to a vector, several strings to a RaggedTensor."""
     separator: Any = None if sep is None else _strings(sep)[()] or None
     return _parts(_strings(input), lambda x: x.split(separator, maxsplit))
 
 
 def bytes_split(input: Any, name: str | None = None) -> Any:
-    """The single bytes: of one string a vector, of several a RaggedTensor."""
+    """Splits into single bytes: one string to a vector, several strings to a RaggedTensor."""
     return _parts(_strings(input), lambda x: [x[i : i + 1] for i in builtins.range(builtins.len(x))])
 
 
 def regex_replace(input: Any, pattern: str, rewrite: str, replace_global: bool = True, name: str | None = None) -> Any:
-    """What fits a pattern, replaced everywhere or in the first place alone."""
+    """Replaces all matches of a pattern, or the first one."""
     found = re.compile(pattern.encode())
     pieces = re.split(rb"\\([0-9\\])", rewrite.encode())  # of which each second one is a group's number or a backslash
 
@@ -130,13 +130,13 @@ def regex_replace(input: Any, pattern: str, rewrite: str, replace_global: bool =
 
 
 def regex_full_match(input: Any, pattern: str, name: str | None = None) -> Any:
-    """Whether the whole string fits a pattern."""
+    """Returns whether the whole string matches a pattern."""
     found = re.compile(pattern.encode())
     return _each(lambda x: found.fullmatch(x) is not None, _strings(input), dtype=np.bool_)
 
 
 def to_number(input: Any, out_type: Any = np.float32, name: str | None = None) -> Any:
-    """The number that a string says; `InvalidArgumentError` where it says none."""
+    """Converts strings to numbers; raises `InvalidArgumentError` for a string that is not a number."""
     dtype = np.dtype(as_dtype(out_type))
 
     def number(x: bytes) -> Any:
@@ -159,7 +159,7 @@ def as_string(
     fill: str = "",
     name: str | None = None,
 ) -> Any:
-    """Numbers as text: floats with six digits after the point unless `precision` says otherwise."""
+    """Converts numbers to strings: floats with six digits after the point unless `precision` is given."""
     array = known(convert_to_tensor(input), "A number that becomes text", "Use tf.print in compiled code.")
 
     def shown(x: Any) -> bytes:
@@ -186,7 +186,7 @@ class _Text(str):
 
 
 def _element(x: Any) -> str:
-    """An element of a tensor: a float in as few digits as tell it from its neighbours, as C's `%g` has it."""
+    """Returns the text of an element: a float in the fewest digits that identify it, in the format of C's `%g`."""
     if isinstance(x, bytes):
         return f'"{x.decode(errors="replace")}"'
     if isinstance(x, np.bool_):
@@ -210,7 +210,7 @@ def _shown(tensor: Any, summarize: int) -> _Text:
 
 
 def _in_order(value: Any) -> Any:
-    """A structure in which dicts are in the order of their keys."""
+    """Returns the structure with dicts sorted by key."""
     if type(value) is dict:
         with contextlib.suppress(TypeError):
             value = dict(sorted(value.items()))

@@ -59,7 +59,7 @@ class SummaryWriter:
 
     @contextlib.contextmanager
     def as_default(self, step: Any = None) -> Iterator[SummaryWriter]:
-        """A context in which summaries go here, with this step unless they name one."""
+        """Returns a context in which this is the current writer, with this default step."""
         before = _state.writer, _state.step
         _state.writer = self
         if step is not None:
@@ -71,7 +71,7 @@ class SummaryWriter:
             _state.writer, _state.step = before
 
     def set_as_default(self, step: Any = None) -> None:
-        """Has summaries go here from now on."""
+        """Makes this the current writer from now on."""
         _state.writer = self
         if step is not None:
             _state.step = step
@@ -81,14 +81,14 @@ class SummaryWriter:
         self._write(lambda events: None)
 
     def flush(self) -> None:
-        """Waits for what compiled code has written, and writes it to the file."""
+        """Waits for summaries of compiled code, and writes them to the file."""
         if self._writer is not None and not self._closed:
             jax_internals.wait_for_effects()
             with self._lock:
                 self._writer.flush()
 
     def close(self) -> None:
-        """Flushes, and closes the file."""
+        """Flushes and closes the file."""
         self.flush()
         if self._writer is not None:
             self._writer.close()
@@ -104,7 +104,7 @@ def create_file_writer(
     experimental_trackable: bool = False,
     experimental_mesh: Any = None,
 ) -> SummaryWriter:
-    """A writer of a file of events in a folder.
+    """Returns a writer for an event file in a folder.
 
     Args:
         logdir: the folder.
@@ -119,7 +119,7 @@ def create_file_writer(
 
 
 def create_noop_writer() -> SummaryWriter:
-    """A writer that writes nothing."""
+    """Returns a writer that writes nothing."""
     return SummaryWriter(None)
 
 
@@ -132,7 +132,9 @@ def flush(writer: SummaryWriter | None = None, name: str | None = None) -> None:
 
 @contextlib.contextmanager
 def record_if(condition: Any) -> Iterator[None]:
-    """A context in which summaries are written where a condition holds: a bool, a tensor, or a function of one."""
+    """Returns a context in which summaries are written if a condition is true: a bool, a tensor, or a function without
+    arguments.
+    """
     before = _state.condition
     _state.condition = condition
     try:
@@ -147,12 +149,12 @@ def _condition() -> Any:
 
 
 def should_record_summaries() -> Any:
-    """Whether a summary would be written now."""
+    """Returns whether a summary would be written now."""
     return _condition() if _state.writer is not None else False
 
 
 def get_step() -> Any:
-    """The default step, None where there is none."""
+    """Returns the default step, or None."""
     return _state.step
 
 
@@ -163,13 +165,13 @@ def set_step(step: Any) -> None:
 
 @contextlib.contextmanager
 def summary_scope(name: str, default_name: str = "summary", values: Any = None) -> Iterator[tuple[str, str]]:
-    """A context in which `name/` stands before the names of summaries: (tag, scope)."""
+    """Returns a context `(tag, scope)` that prefixes the names of summaries with `name/`."""
     with creators.name_scope(name or default_name) as scope:
         yield scope.rstrip("/"), scope
 
 
 def _record(name: str, data: Any, step: Any, write: Callable[[Any, str, Any, int], None]) -> Any:
-    """`write(events, tag, data, step)` now or, in a traced function, when the program runs."""
+    """Calls `write(events, tag, data, step)` now or, in a traced function, when the program runs."""
     step = _state.step if step is None else step
     writer = _state.writer
     if writer is None:
@@ -199,7 +201,7 @@ def _record(name: str, data: Any, step: Any, write: Callable[[Any, str, Any, int
 
 
 def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> Any:
-    """Writes a number; whether it was written. `ValueError` without a step, or for what is no scalar."""
+    """Writes a number; returns whether it was written. Raises `ValueError` without a step, or for a non-scalar."""
     if convert_to_tensor(data).ndim:
         raise ValueError(
             f"tf.summary.scalar takes a scalar, got shape {tuple(convert_to_tensor(data).shape)} for {name!r}."
@@ -210,7 +212,7 @@ def scalar(name: str, data: Any, step: Any = None, description: str | None = Non
 def histogram(
     name: str, data: Any, step: Any = None, buckets: int | None = None, description: str | None = None
 ) -> Any:
-    """Writes how the elements of a tensor are distributed, in 30 buckets by default."""
+    """Writes a histogram of the elements of a tensor, with 30 buckets by default."""
 
     def write(events: Any, tag: str, x: Any, at: int) -> None:
         events.add_histogram(tag, x.astype(np.float64).reshape(-1), at, bins=30 if buckets is None else buckets)

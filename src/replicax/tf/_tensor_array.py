@@ -87,7 +87,7 @@ class TensorArray:
         return array
 
     def _with(self, tensors: Any, size: int) -> TensorArray:
-        """This array with other tensors. Outside of compiled code it is the same object, as TensorFlow's."""
+        """Returns this array with other tensors. Outside of compiled code it is the same object, as in TensorFlow."""
         array = copy.copy(self) if frames.is_tracing() else self
         array._tensors, array._size = tensors, size
         return array
@@ -108,18 +108,18 @@ class TensorArray:
         return TensorShape(None if self._tensors is None else self._tensors.shape[1:])
 
     def size(self, name: str | None = None) -> Any:
-        """How many tensors there are."""
+        """Returns the number of tensors."""
         return convert_to_tensor(self._size)
 
     def identity(self) -> TensorArray:
-        """The array."""
+        """Returns the array."""
         return self
 
     def close(self, name: str | None = None) -> None:
         """Does nothing."""
 
     def _room_for(self, index: Any) -> None:
-        """Makes place for a tensor of that number; `OutOfRangeError` where there can be none."""
+        """Grows the array for a tensor at this index; raises `OutOfRangeError` if it cannot grow."""
         if not self._dynamic and not is_known(index):
             return
         number = int(known(index, "The place at which a TensorArray may grow", _BOUND))
@@ -130,7 +130,7 @@ class TensorArray:
             )
 
     def write(self, index: Any, value: Any, name: str | None = None) -> TensorArray:
-        """The array with `value` at that place."""
+        """Returns the array with `value` at this index."""
         index, value = convert_to_tensor(index), convert_to_tensor(value, dtype_hint=self._dtype)
         self._room_for(index)
         tensors, size = self._stacked_like(value), self._size
@@ -142,7 +142,7 @@ class TensorArray:
         return self._with(tensors.at[index].set(value), size)
 
     def _stacked_like(self, value: Any) -> Any:
-        """The tensors there are, of the shape of `value`."""
+        """Returns the stacked tensors, with the shape of `value`."""
         if value.dtype != self._dtype:
             raise InvalidArgumentError(
                 f"A TensorArray of {self._dtype} cannot take a tensor of {value.dtype}. Cast it with tf.cast."
@@ -164,32 +164,32 @@ class TensorArray:
         return self._tensors if len(self._tensors) == self._size else self._tensors[: self._size]
 
     def read(self, index: Any, name: str | None = None) -> Any:
-        """The tensor at that place."""
+        """Returns the tensor at this index."""
         if is_known(index) and not 0 <= (number := as_int(index, "The place")) < self._size:
             raise OutOfRangeError(f"Tried to read from index {number} but array size is: {self._size}.")
         return self._written()[convert_to_tensor(index)]
 
     def stack(self, name: str | None = None) -> Any:
-        """All tensors, along a new first axis."""
+        """Stacks all tensors along a new first axis."""
         return self._written()
 
     def concat(self, name: str | None = None) -> Any:
-        """All tensors, one after the other along their first axis."""
+        """Concatenates all tensors along their first axis."""
         tensors = self._written()
         if tensors.ndim < 2:
             raise ValueError("Scalars cannot be joined along their first axis: use `stack`.")
         return tensors.reshape(-1, *tensors.shape[2:])
 
     def gather(self, indices: Any, name: str | None = None) -> Any:
-        """The tensors at some places, along a new first axis."""
+        """Stacks the tensors at some indices along a new first axis."""
         return self._written()[convert_to_tensor(indices)]
 
     def unstack(self, value: Any, name: str | None = None) -> TensorArray:
-        """The array of the parts of `value` along its first axis."""
+        """Returns the array with the slices of `value` along its first axis."""
         return self.scatter(np.arange(len(convert_to_tensor(value))), value)
 
     def scatter(self, indices: Any, value: Any, name: str | None = None) -> TensorArray:
-        """The array with the parts of `value` at some places."""
+        """Returns the array with the slices of `value` at some indices."""
         array = self
         for index, part in zip(
             np.asarray(known(indices, "The places to scatter to", _BOUND)), convert_to_tensor(value)
@@ -198,7 +198,9 @@ class TensorArray:
         return array
 
     def split(self, value: Any, lengths: Any, name: str | None = None) -> TensorArray:
-        """The array of pieces of `value`, of these lengths along its first axis, which are all the same."""
+        """Returns the array with `value` split along its first axis into parts of these lengths, which must be
+        equal.
+        """
         lengths = known(lengths, "The lengths of pieces", _BOUND)
         if len({*lengths.tolist()}) > 1:
             raise ValueError(

@@ -18,7 +18,7 @@ from replicax._base import foreign_state
 
 
 def _through_our_summaries() -> None:
-    """Has the callback TensorBoard write through `tf.summary`, for which it imports TensorFlow on every backend."""
+    """Makes the callback TensorBoard write through `tf.summary`; Keras's imports TensorFlow on every backend."""
     from replicax import tf
 
     callback: Any = keras.callbacks.TensorBoard

@@ -10,7 +10,7 @@ from replicax.tf.compat import v1 as v1
 
 
 def as_bytes(bytes_or_text: Any, encoding: str = "utf-8") -> bytes:
-    """Bytes of bytes or text."""
+    """Converts bytes or text to bytes."""
     if isinstance(bytes_or_text, str):
         return bytes_or_text.encode(encoding)
     if not isinstance(bytes_or_text, (bytes, bytearray)):
@@ -19,7 +19,7 @@ def as_bytes(bytes_or_text: Any, encoding: str = "utf-8") -> bytes:
 
 
 def as_text(bytes_or_text: Any, encoding: str = "utf-8") -> str:
-    """Text of bytes or text."""
+    """Converts bytes or text to text."""
     if isinstance(bytes_or_text, (bytes, bytearray)):
         return bytes(bytes_or_text).decode(encoding)
     if not isinstance(bytes_or_text, str):
@@ -31,17 +31,17 @@ as_str = as_text
 
 
 def as_str_any(value: Any, encoding: str = "utf-8") -> str:
-    """Text of bytes, or what `str` makes of a value."""
+    """Converts bytes to text, and other values with `str`."""
     return as_text(value, encoding) if isinstance(value, bytes) else str(value)
 
 
 def path_to_str(path: Any) -> Any:
-    """A path as text."""
+    """Returns a path as text."""
     return os.fspath(path) if hasattr(path, "__fspath__") else path
 
 
 def dimension_value(dimension: int | None) -> int | None:
-    """A dimension: an int, or None."""
+    """Returns a dimension as an int, or None."""
     return dimension
 
 
