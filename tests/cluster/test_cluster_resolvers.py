@@ -134,7 +134,7 @@ def test_a_union_merges_tasks_given_by_index_and_refuses_one_that_is_given_twice
     rest = SimpleClusterResolver(rx.ClusterSpec({"worker": {1: "b:2"}}))
     assert UnionResolver(sparse, rest).cluster_spec().as_dict() == {"worker": ["a:1", "b:2", "c:3"]}
     twice = UnionResolver(sparse, SimpleClusterResolver(rx.ClusterSpec(TWO)))
-    with pytest.raises(KeyError, match=r"Duplicate keys detected when merging two ClusterSpecs: \{0\} of job 'worker'"):
+    with pytest.raises(KeyError, match=r"Duplicate keys detected when merging two ClusterSpecs: \{0\}"):
         twice.cluster_spec()
     assert any("Duplicate keys" in text for text in twice.explain().contradictions)
 

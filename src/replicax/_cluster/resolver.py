@@ -268,7 +268,7 @@ class UnionResolver(ClusterResolver):
             for part in parts:
                 part = dict(enumerate(part)) if isinstance(part, list) else part
                 if twice := part.keys() & merged[job].keys():
-                    raise KeyError(f"Duplicate keys detected when merging two ClusterSpecs: {twice!r} of job {job!r}")
+                    raise KeyError(f"Duplicate keys detected when merging two ClusterSpecs: {twice!r}")
                 merged[job].update(part)
         return ClusterSpec(merged)
 
