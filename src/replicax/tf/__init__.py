@@ -1,9 +1,9 @@
 """TensorFlow's names on replicax: `import replicax.tf as tf` in place of `import tensorflow as tf`.
 
-What distributed training loops use: all of `tf.distribute` that replicax has, variables, functions, tapes, datasets,
-and the operations of `tf`, `tf.math`, `tf.nn`, `tf.linalg` and `tf.random`. Tensors are JAX arrays. Importing this
-module gives them `numpy()` and `get_shape()`, lets them print as TensorFlow's do, and lets JAX have 64-bit types where
-they are asked for.
+It has the names that distributed training loops use: `tf.distribute`, variables, functions, tapes, datasets, and the
+operations of `tf`, `tf.math`, `tf.nn`, `tf.linalg` and `tf.random`. Tensors are JAX arrays. Importing this module adds
+`numpy()` and `get_shape()` to them, makes them print as in TensorFlow, and allows 64-bit types where they are
+requested.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ function.__signature__ = __import__("inspect").signature(_function.function)  # 
 
 
 class _VariableType(type(_Variable)):  # type: ignore[misc]
-    """`Variable(...)` makes a variable of the kind that the current strategy has, which is an instance of it."""
+    """Makes `Variable(...)` create a variable of the current strategy, and `isinstance` hold for it."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return _Variable(*args, **{"copies_may_differ": True, **kwargs})
@@ -54,7 +54,7 @@ class _VariableType(type(_Variable)):  # type: ignore[misc]
 
 
 class Variable(_Variable, metaclass=_VariableType):
-    """`replicax.Variable`, to whose copies replicas may assign different values as in TensorFlow."""
+    """`replicax.Variable`, except that replicas may assign different values to its copies, as in TensorFlow."""
 
 
 # tf.types
@@ -71,11 +71,11 @@ class _MirroredType(type):
 
 
 class _PerReplicaLike(metaclass=_PerReplicaType):
-    """Holds for per-replica values."""
+    """A class of which all per-replica values are instances."""
 
 
 class _MirroredLike(metaclass=_MirroredType):
-    """Holds for mirrored values and variables."""
+    """A class of which all mirrored values and variables are instances."""
 
 
 types = _namespace(
@@ -101,7 +101,7 @@ _lookup, _listed = _names.lookup("", globals())
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("compat", "keras"):  # loaded on use
+    if name in ("compat", "keras"):  # imported on first use
         return _importlib.import_module(f"{__name__}.{name}")
     if name in ("initializers", "losses", "metrics", "optimizers"):  # Keras's, under a second name
         return getattr(_importlib.import_module(f"{__name__}.keras"), name)

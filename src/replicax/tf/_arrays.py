@@ -31,7 +31,7 @@ from replicax.tf._ops import (
     static,
 )
 
-# Making tensors.
+# Creating tensors.
 
 
 def zeros(shape: Any, dtype: Any = np.float32, name: str | None = None, layout: Any = None) -> Any:
@@ -73,7 +73,7 @@ def eye(
 def range(start: Any, limit: Any = None, delta: Any = 1, dtype: Any = None, name: str = "range") -> Any:
     """Returns the numbers from `start` up to, not including, `limit`; int32 or float32 unless an argument is a tensor.
 
-    In code that AutoGraph converts, `for i in range(n)` may have an `n` that only the compiled program knows.
+    In code that AutoGraph converts, `for i in range(n)` may have a tracer as `n`.
     """
     start, limit = (0, start) if limit is None else (start, limit)
     if autograph_switch.is_on() and any(not is_known(x) for x in (start, limit, delta)):
@@ -133,7 +133,7 @@ def sequence_mask(lengths: Any, maxlen: Any = None, dtype: Any = np.bool_, name:
     return (row < lengths[..., None]).astype(as_dtype(dtype))
 
 
-# What is known of shapes.
+# Shapes.
 
 
 def shape(input: Any, out_type: Any = None, name: str | None = None) -> Any:
@@ -186,7 +186,7 @@ def get_static_value(tensor: Any, partial: bool = False) -> Any:
     return None if isinstance(tensor, jax.core.Tracer) else np.asarray(tensor)[()]
 
 
-# Shapes changed.
+# Changing shapes.
 
 
 def reshape(tensor: Any, shape: Any, name: str | None = None) -> Any:
@@ -432,7 +432,7 @@ def saturate_cast(value: Any, dtype: Any, name: str | None = None) -> Any:
     if jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(tensor.dtype, jnp.floating):
         while (
             float(np.asarray(high, tensor.dtype)) > info.max
-        ):  # the dtype's largest float that is still an integer of it
+        ):  # the largest float that the integer dtype can represent
             high = np.nextafter(np.asarray(high, tensor.dtype), np.asarray(0, tensor.dtype))
     return jnp.clip(tensor, of_dtype(low, tensor.dtype), of_dtype(high, tensor.dtype)).astype(dtype)
 

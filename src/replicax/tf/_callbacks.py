@@ -1,4 +1,4 @@
-"""Python code in the middle of tensors: `tf.py_function` and `tf.numpy_function`."""
+"""Calls of Python code from programs: `tf.py_function` and `tf.numpy_function`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _called(func: Callable[..., Any], inp: Any, tout: Any, given: Callable[[Any]
 
 def _from_program(results: Callable[..., Any], inputs: list[Any], kinds: list[Any]) -> list[Any]:
     if not all(isinstance(kind, TensorSpec) and kind.shape.is_fully_defined() for kind in kinds):
-        for value in [*inputs, jnp.zeros(())]:  # a function that is driven from the host where it cannot be compiled
+        for value in [*inputs, jnp.zeros(())]:  # the function around it then runs on the host
             known(value, "What a Python function is called with", _INSTEAD)
     shapes = [jax.ShapeDtypeStruct(tuple(kind.shape), kind.dtype) for kind in kinds]
 
@@ -65,13 +65,13 @@ def _as(value: Any, dtype: Any) -> Any:
 def py_function(func: Any = None, inp: Any = None, Tout: Any = None, name: str | None = None) -> Any:
     """Calls a Python function with tensors, whenever the program runs; also a decorator, `@tf.py_function(Tout=...)`.
 
-    No gradient flows through it.
+    It is not differentiable.
 
     Args:
         func: the function.
         inp: its arguments.
-        Tout: the dtypes of its results, one or a list. In compiled code `tf.TensorSpec` with known shapes; else the
-            function around it is driven from the host.
+        Tout: the dtypes of its results, one or a list. In compiled code `tf.TensorSpec` with known shapes; without
+            them the function that calls it runs on the host.
         name: accepted for compatibility.
     """
     if func is None:

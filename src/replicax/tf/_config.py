@@ -1,4 +1,4 @@
-"""`tf.config`: devices, and settings that scripts make before they begin."""
+"""`tf.config`: devices, and settings at the start of a program."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
 def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice]:
     """Returns the devices of the machine, of one type or all: one CPU, and all accelerators.
 
-    JAX is not started where its accelerators are those of NVIDIA or none: its devices may still be configured.
+    If the accelerators are NVIDIA's, or if there are none, this does not start JAX: devices may still be configured.
     """
     kinds = ["CPU"] if device_type in (None, "CPU") else []
     found = [PhysicalDevice(f"/physical_device:{kind}:0", kind) for kind in kinds]
@@ -81,8 +81,8 @@ def _accelerator_names() -> list[str]:
 def set_logical_device_configuration(device: PhysicalDevice, logical_devices: Any) -> None:
     """Makes a device appear as several; before JAX starts.
 
-    The several are virtual devices, on the CPU, with a warning where they stand for an accelerator. A single one is the
-    accelerator itself, whose memory is limited by the environment alone.
+    Several devices are virtual devices on the CPU, with a warning if they replace an accelerator. A single one is the
+    accelerator itself; only the environment can limit its memory.
     """
     configurations = list(logical_devices)
     virtual = device.device_type == "CPU" or device.device_type in _devices._virtual
@@ -116,7 +116,7 @@ def set_visible_devices(devices: Any, device_type: str | None = None) -> None:
     """Hides all accelerators, or some GPUs of NVIDIA, before JAX starts.
 
     Raises:
-        RuntimeError: JAX has started, or some of the CPUs or of other accelerators are to be hidden.
+        RuntimeError: JAX has started, or `devices` lacks some of the CPUs or of other accelerators.
     """
     global _visible_gpus
     devices = [devices] if isinstance(devices, LogicalDevice) else list(devices)

@@ -17,7 +17,7 @@ _SPATIAL = "DHW"
 
 
 class _Layout:
-    """How the axes of a batch are called: N, the spatial ones, and C last or second."""
+    """The layout of a batch: N, the spatial axes, and C last or second."""
 
     def __init__(self, data_format: str | None, n: int):
         spatial = _SPATIAL[-n:]

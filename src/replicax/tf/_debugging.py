@@ -1,9 +1,9 @@
 """`tf.debugging`: assertions.
 
-What is known while a function is traced (ranks, shapes, dtypes) is checked then. Values are checked eagerly at once. In
-compiled code they are checked while the program runs, and the call of the `tf.function` raises the error after it.
-In a program that is compiled by `jax.jit` alone a failure is written to the standard error stream, and raised as an
-`InvalidArgumentError` where the program next reads a tensor with `numpy()` or comes to an assertion.
+Ranks, shapes and dtypes are checked while a function is traced. Values are checked immediately in eager code. In
+compiled code they are checked while the program runs, and the call of the `tf.function` raises the error. If a function
+is compiled by `jax.jit` alone, a failure is written to standard error, and an `InvalidArgumentError` is raised when the
+program next reads a tensor with `numpy()` or evaluates an assertion.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _check(holds: Any, describe: Callable[..., str], *values: Any) -> None:
     def report(holds: Any, *values: Any) -> None:
         if not bool(holds):
             message = describe(*(np.asarray(x) for x in values))
-            if step_failures.in_callback():  # which the call of the program raises
+            if step_failures.in_callback():  # the call of the program raises it
                 raise InvalidArgumentError(message)
             sys.stderr.write(f"Assertion failed in compiled code: {message}\n")
             _failures.append(message)
@@ -79,7 +79,7 @@ def Assert(condition: Any, data: Any, summarize: int | None = None, name: str | 
     )
 
 
-# Comparisons. Each is a row: how the elements compare, and how that is said.
+# Comparisons: each row has the function that compares elements, and its text for messages.
 
 
 def _compared(compare: Callable[[Any, Any], Any], sign: str) -> Callable[..., Any]:
@@ -164,7 +164,7 @@ def check_numerics(tensor: Any, message: Any, name: str | None = None) -> Any:
     return tensor
 
 
-# What is known without the values.
+# Checks that need no values.
 
 
 def _fail(message: Any, what: str, kind: type[Exception] = ValueError) -> None:

@@ -1,4 +1,4 @@
-"""What `replicax.tf` gives JAX's arrays: TensorFlow's methods, shapes, dtypes and way of printing."""
+"""Methods, shapes, dtypes and printing of TensorFlow's tensors, which `replicax.tf` adds to JAX's arrays."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def operator(name: str, method: Any) -> Any:
     if name in ("__eq__", "__ne__"):
         operate = _equality(operate, name == "__ne__")
 
-    # Whole exponents stay Python's, of which JAX multiplies.
+    # Integer exponents stay Python numbers, for which JAX multiplies.
     numbers = (float, complex) if name == "__pow__" else (int, float, complex)
 
     @functools.wraps(method)
     def call(self: Any, other: Any) -> Any:
-        # Beside a 64-bit tensor JAX takes the first 32 bits of a number.
+        # JAX would convert a Python number to 32 bits first, even if the other operand has 64.
         if isinstance(other, (list, tuple)) or (isinstance(other, numbers) and self.dtype.itemsize >= 8):
             other = _ops.beside(other, self)
         return operate(self, other)

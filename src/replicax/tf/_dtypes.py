@@ -1,10 +1,10 @@
-"""`tf.float32` and its like: numpy's own dtypes, to which this module gives TensorFlow's attributes.
+"""`tf.float32` and the other dtypes: numpy's own, to which this module adds TensorFlow's attributes.
 
-The dtype of an array of JAX is one of numpy's dtype objects. Programs written for TensorFlow ask `x.dtype is
-tf.float32` and `x.dtype.is_floating`: so `tf.float32` has to be that object, and the object has to answer. A subclass
-or a proxy cannot stand in for it, since numpy allows no subclasses and JAX asks for the type itself. numpy's class
-takes no new attributes from Python, so `dress` writes into its dictionary: only names that numpy has not, so that
-nothing that numpy defines changes its meaning.
+The dtype of a JAX array is a numpy dtype object. Programs written for TensorFlow evaluate `x.dtype is tf.float32` and
+`x.dtype.is_floating`: so `tf.float32` has to be that object, and the object needs these attributes. A subclass or a
+proxy is not possible, since numpy allows no subclasses and JAX checks the type itself. numpy's class does not accept
+new attributes from Python, so `dress` writes into its dictionary. It adds only names that numpy does not define, so
+that nothing in numpy changes its meaning.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ class _DTypeType(type):
 class DType(metaclass=_DTypeType):
     """The class of dtypes, which are numpy's: `isinstance` holds for them, and a call is `as_dtype`.
 
-    What is defined here, numpy's dtypes have as well once `replicax.tf` is imported; `self` is one of them.
+    Importing `replicax.tf` adds these members to numpy's dtypes; `self` is one of them.
     """
 
     @property
     def size(self: Any) -> int:
-        """The bytes of one element; 0 for strings."""
+        """The size of one element in bytes; 0 for strings."""
         return 0 if _is_string(self) else self.itemsize
 
     @property
     def as_numpy_dtype(self: Any) -> Any:
-        """The type of one element, as numpy has it; `object` for strings."""
+        """The scalar type of numpy; `object` for strings."""
         return object if _is_string(self) else self.type
 
     @property
     def as_datatype_enum(self: Any) -> int:
-        """TensorFlow's number of the dtype, which stands for it wherever a dtype is expected.
+        """TensorFlow's number of the dtype, which may be used wherever a dtype is expected.
 
         Raises:
             TypeError: TensorFlow has no such dtype.
@@ -60,7 +60,7 @@ class DType(metaclass=_DTypeType):
 
     @property
     def base_dtype(self: Any) -> Any:
-        """The dtype itself: there are no references."""
+        """The dtype itself: there are no reference dtypes."""
         return self
 
     @property
@@ -90,12 +90,12 @@ class DType(metaclass=_DTypeType):
 
     @property
     def is_bool(self: Any) -> bool:
-        """Whether it is the dtype of truth values."""
+        """Whether it is the dtype bool."""
         return self.kind == "b"
 
     @property
     def is_numeric(self: Any) -> bool:
-        """Whether it is a dtype of numbers."""
+        """Whether it is a numeric dtype."""
         return self.is_floating or self.is_integer or self.is_complex
 
     @property
@@ -110,17 +110,17 @@ class DType(metaclass=_DTypeType):
 
     @property
     def min(self: Any) -> Any:
-        """The smallest number; `TypeError` where there is no order."""
+        """The smallest number; raises `TypeError` for dtypes without an order."""
         return _limits(self, "minimum").min
 
     @property
     def max(self: Any) -> Any:
-        """The largest number; `TypeError` where there is no order."""
+        """The largest number; raises `TypeError` for dtypes without an order."""
         return _limits(self, "maximum").max
 
     @property
     def limits(self: Any) -> tuple[Any, Any]:
-        """The range that images of this dtype have: 0 to 1, or to the largest integer.
+        """The range of the pixels of images of this dtype: 0 to 1, or to the largest integer.
 
         Raises:
             ValueError: TensorFlow has no images of this dtype.
@@ -165,7 +165,7 @@ uint64"""
 DTYPES: dict[str, Any] = {name: specs.as_dtype(name) for name in _NAMES.split()}
 DTYPES |= {"double": DTYPES["float64"], "half": DTYPES["float16"]}
 
-# The numbers of TensorFlow's `DataType`; those that stand for no dtype here are left out.
+# The numbers of TensorFlow's `DataType`, except those of dtypes that replicax lacks.
 _NUMBERED = """- float32 float64 int32 uint8 int16 int8 string complex64 int64 bool - - - bfloat16 - - uint16 complex128
 float16 - - uint32 uint64 float8_e5m2 float8_e4m3fn float8_e4m3fnuz float8_e4m3b11fnuz float8_e5m2fnuz int4 uint4
 int2 uint2 float4_e2m1fn"""
@@ -176,8 +176,8 @@ _NUMBERS = {dtype: i for i, dtype in _BY_NUMBER.items()}
 def dress() -> None:
     """Adds the members of `DType` to numpy's dtypes, and accepts numbers and Python types as dtypes.
 
-    `np.dtype.__dict__` is a read-only view; the garbage collector knows the dictionary behind it. Python has to be told
-    that a class has changed, since it remembers what it has not found there.
+    `np.dtype.__dict__` is a read-only view; the garbage collector returns the dictionary behind it. Python has to be
+    told that the class has changed, since it caches failed look-ups of attributes.
     """
     (members,) = gc.get_referents(np.dtype.__dict__)
     members.update((name, value) for name, value in vars(DType).items() if not name.startswith("_"))

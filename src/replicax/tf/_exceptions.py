@@ -1,6 +1,7 @@
 """`tf.errors`: TensorFlow's exceptions and their codes, in one table.
 
-Those that replicax raises itself are its own classes; a few are Python's as well, so that either can be caught.
+Exceptions that replicax raises itself are its own classes; some are subclasses of Python's, so that either can be
+caught.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Any
 
 from replicax._base.errors import DataLossError, InvalidArgumentError, OutOfRangeError, ReplicaxError
 
-# Name, code, what it says, and Python's own exception that it also is.
+# Name, code, docstring, and Python's exception of which it is a subclass.
 _TABLE: list[tuple[str, int, str, type[Exception] | None]] = [
     ("Cancelled", 1, "An operation was cancelled.", None),
     ("Unknown", 2, "An error of unknown cause.", None),

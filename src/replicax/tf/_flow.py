@@ -1,4 +1,4 @@
-"""Control flow, order, devices, and what belongs to TensorFlow's graphs, of which there are none."""
+"""Control flow, order, devices, and names that in TensorFlow concern graphs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _tensors(nest: Any) -> Any:
     return _nest.map_values(convert_to_tensor, nest)
 
 
-# Branches and loops. Where the condition is known, Python takes the way; in compiled code it is JAX's own operation.
+# Branches and loops: Python's where the condition is known, else JAX's operations.
 
 
 def cond(
@@ -59,9 +59,9 @@ def case(
     strict: bool = False,
     name: str = "case",
 ) -> Any:
-    """Calls the function of the first condition that is true, else `default` (by default the last function).
+    """Calls the function of the first condition that is true, else `default` (if None, in compiled code the last function).
 
-    With `exclusive`, `InvalidArgumentError` where more than one holds and that is known.
+    With `exclusive`, raises `InvalidArgumentError` if more than one condition is known to be true.
     """
     pairs = list(pred_fn_pairs.items() if isinstance(pred_fn_pairs, dict) else pred_fn_pairs)
     preds = [convert_to_tensor(pred) for pred, _ in pairs]
@@ -279,7 +279,7 @@ def _packed(pull: Callable[[Any], Any], example: Any) -> Any:
 def recompute_grad(f: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function, with intermediate results recomputed for its gradient to save memory in compiled code.
 
-    It may read and assign variables. What runs eagerly keeps its intermediate results.
+    It may read and assign variables. Eager calls keep their intermediate results.
     """
 
     @functools.wraps(f)
@@ -299,7 +299,7 @@ def grad_pass_through(f: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-# Order: JAX runs what has an effect in the order of the program.
+# Order: JAX runs side effects in the order of the program.
 
 
 @contextlib.contextmanager
@@ -321,7 +321,7 @@ def tuple(tensors: Any, control_inputs: Any = None, name: str | None = None) -> 
     return [None if x is None else convert_to_tensor(x) for x in tensors]
 
 
-# Where and how the program runs.
+# Devices and modes of execution.
 
 
 def device(device_name: Any) -> contextlib.AbstractContextManager[Any]:

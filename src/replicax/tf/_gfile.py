@@ -1,6 +1,6 @@
-"""`tf.io.gfile` through fsspec: local files, and those of every filesystem that fsspec has (`gs://`, `s3://` ...).
+"""`tf.io.gfile` through fsspec: local files, and those of every file system of fsspec (`gs://`, `s3://` ...).
 
-fsspec is imported where it is used; the extra `gfile` installs it.
+fsspec is imported on first use; the extra `gfile` installs it.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def rename(src: Any, dst: Any, overwrite: bool = False) -> None:
         raise NotFoundError(f"{os.fspath(src)}; No such file or directory")
     target = _place(dst)[1]
     if filesystem.protocol in ("file", ("file", "local")):
-        os.replace(name, target)  # at once, as those who write checkpoints rely on
+        os.replace(name, target)  # atomically, which writers of checkpoints rely on
     else:
         filesystem.mv(name, target, recursive=filesystem.isdir(name))
 
@@ -136,7 +136,7 @@ def _refuse_existing(path: Any, overwrite: bool) -> None:
 
 
 class FileStatistics(NamedTuple):
-    """What is known of a file: bytes, time of the last change in nanoseconds, and whether it is a folder."""
+    """Statistics of a file: bytes, time of the last change in nanoseconds, and whether it is a folder."""
 
     length: int
     mtime_nsec: int
@@ -175,7 +175,7 @@ def get_registered_schemes() -> list[str]:
 
 
 class GFile:
-    """A file of any filesystem, opened when it is first read or written.
+    """A file on any file system, opened when it is first read or written.
 
     Args:
         name: the path.
@@ -237,7 +237,7 @@ class GFile:
         if self._file is not None:
             self._file.close()
         elif self.mode[0] in "wa":
-            self._opened().close()  # a file to which nothing was written is made nevertheless
+            self._opened().close()  # creates the file even if nothing was written
 
     def __enter__(self) -> GFile:
         return self

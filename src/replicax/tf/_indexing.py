@@ -1,4 +1,4 @@
-"""Operations that pick elements, put them somewhere, sort and search."""
+"""Operations that select, scatter, sort and search elements."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _WEIGHTS = "In compiled code, use tf.where(mask, x, 0) or weights of 0 and 1, wh
 
 
 class Unique(NamedTuple):
-    """The different elements, and where among them each element stands."""
+    """The distinct elements, and for each element its index among them."""
 
     y: Any
     idx: Any
 
 
 class UniqueWithCounts(NamedTuple):
-    """The different elements, where among them each element stands, and how often each is there."""
+    """The distinct elements, for each element its index among them, and the count of each distinct element."""
 
     y: Any
     idx: Any
@@ -59,7 +59,7 @@ def gather(
     batch_dims = batch_dims + indices.ndim if batch_dims < 0 else batch_dims
     axis = batch_dims if axis is None else axes_of(params, axis)[0]
     check_range(indices, params.shape[axis], "gather")
-    if isinstance(params, np.ndarray) and not batch_dims:  # strings, which JAX has no arrays of
+    if isinstance(params, np.ndarray) and not batch_dims:  # strings, for which JAX has no arrays
         places = known(indices, "The places of strings", "Use it outside of compiled code.")
         return as_strings(np.take(np.asarray(params), places, axis))
 
@@ -175,7 +175,12 @@ def _arg_extreme(compute: Any, extreme: Any, doc: str) -> Any:
     def op(input: Any, axis: Any = None, output_type: Any = np.int64, name: str | None = None) -> Any:
         tensor = convert_to_tensor(input)
         (axis,) = axes_of(tensor, 0 if axis is None else axis)
-        if tensor.dtype in (np.int64, np.uint64, np.float64, np.bool_):  # which JAX's own takes only where all are wide
+        if tensor.dtype in (
+            np.int64,
+            np.uint64,
+            np.float64,
+            np.bool_,
+        ):  # `jnp.argmax` accepts these only if `jax_enable_x64` is on
             best = extreme(tensor.astype(np.int64) if tensor.dtype == np.bool_ else tensor, axis=axis, keepdims=True)
             tensor, first = ((tensor == best) | (tensor != tensor)).astype(np.int32), jax.lax.argmax
         else:
@@ -195,7 +200,7 @@ def _uniques(x: Any, out_idx: Any) -> tuple[Any, Any, Any]:
     if array.ndim != 1:
         raise InvalidArgumentError(f"unique expects a 1D vector, got shape {array.shape}.")
     values, first, inverse, counts = np.unique(array, True, True, True, equal_nan=False)
-    order = np.argsort(first)  # TensorFlow keeps the order in which they come
+    order = np.argsort(first)  # TensorFlow keeps the order of first occurrence
     place = np.argsort(order)
     dtype = as_dtype(out_idx)
     ours = as_array if array.dtype != object else np.asarray

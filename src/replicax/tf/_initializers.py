@@ -1,4 +1,4 @@
-"""Initializers: objects that make a tensor of a shape, called as `initializer(shape, dtype)`."""
+"""Initializers: objects that create a tensor of a shape, called as `initializer(shape, dtype)`."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from replicax.tf._ops import constant
 
 
 class zeros_initializer:
-    """Makes zeros."""
+    """An initializer with zeros."""
 
     def __call__(self, shape: Any, dtype: Any = np.float32, **kwargs: Any) -> Any:
         return _arrays.zeros(shape, dtype)
 
 
 class ones_initializer:
-    """Makes ones."""
+    """An initializer with ones."""
 
     def __call__(self, shape: Any, dtype: Any = np.float32, **kwargs: Any) -> Any:
         return _arrays.ones(shape, dtype)
 
 
 class constant_initializer:
-    """Makes tensors of one value, or of a list of values that fills the shape."""
+    """An initializer with one value, or with a list of values that fills the shape."""
 
     def __init__(self, value: Any = 0, support_partition: bool = False):
         self.value = value
@@ -35,7 +35,7 @@ class constant_initializer:
 
 
 class random_normal_initializer:
-    """Makes normally distributed numbers; the same ones in each call where a seed is given."""
+    """An initializer with normally distributed numbers; with a seed, the same ones in each call."""
 
     def __init__(self, mean: Any = 0.0, stddev: Any = 0.05, seed: Any = None):
         self.mean, self.stddev, self.seed = mean, stddev, seed
@@ -47,7 +47,7 @@ class random_normal_initializer:
 
 
 class random_uniform_initializer:
-    """Makes uniformly distributed numbers; the same ones in each call where a seed is given."""
+    """An initializer with uniformly distributed numbers; with a seed, the same ones in each call."""
 
     def __init__(self, minval: Any = -0.05, maxval: Any = 0.05, seed: Any = None):
         self.minval, self.maxval, self.seed = minval, maxval, seed

@@ -208,7 +208,7 @@ def cholesky(input: Any, name: str | None = None) -> Any:
     """Returns the lower triangular matrix whose product with its adjoint is the matrix."""
     matrix = convert_to_tensor(input)
     lower = jnp.tril(matrix)
-    read = lower + adjoint(jnp.tril(matrix, -1))  # the upper half is not looked at, but for gradients
+    read = lower + adjoint(jnp.tril(matrix, -1))  # only gradients use the upper half
     whole = (matrix + adjoint(matrix)) / 2
     return jnp.linalg.cholesky(whole + lax.stop_gradient(read - whole), symmetrize_input=False)
 

@@ -1,4 +1,4 @@
-"""Operations on each element, and those that take axes away: tables, of which each row is a call of JAX."""
+"""Elementwise operations and reductions: tables in which each row is a call of JAX."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def _without(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return lambda x, y: jnp.where(x == 0, jnp.zeros_like(x), compute(x, jnp.where(x == 0, jnp.ones_like(y), y)))
 
 
-# Where a function has a kink, the gradients there are TensorFlow's, which programs that start from zeros go through:
-# JAX's are a half for each of two equal operands of maximum and minimum.
+# At points where a function is not differentiable, gradients are TensorFlow's; programs that start from zeros reach
+# such points. JAX's are a half for each of two equal operands of maximum and minimum.
 
 
 def _of_both(compute: Callable[[Any, Any], Any], first: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -181,7 +181,7 @@ _REDUCTIONS: dict[str, tuple[Callable[..., Any], str, bool]] = {
     "reduce_variance": (jnp.var, "The variance along the axes.", False),
 }
 
-# Computed with shapes too (see `static`).
+# Also used to compute with shapes (see `static`).
 _WITH_SHAPES = {
     "add", "floordiv", "floormod", "maximum", "minimum", "multiply", "reduce_max", "reduce_min", "reduce_prod",
     "reduce_sum", "subtract",
@@ -303,14 +303,14 @@ def polyval(coeffs: Any, x: Any, name: str | None = None) -> Any:
     return total
 
 
-# Along one axis.
+# Operations along one axis.
 
 
 def _cumulative(compute: Any, neutral: Callable[[Any], Any], doc: str) -> Any:
     def op(x: Any, axis: Any = 0, exclusive: bool = False, reverse: bool = False, name: str | None = None) -> Any:
         x = convert_to_tensor(x)
         (axis,) = axes_of(x, axis)
-        if exclusive and x.shape[axis]:  # without the element itself: one element further on, after a neutral one
+        if exclusive and x.shape[axis]:  # exclusive: shifted by one element, after a neutral one
             start = jnp.full_like(lax.slice_in_dim(x, 0, 1, axis=axis), neutral(x.dtype))
             n = x.shape[axis]
             rest = lax.slice_in_dim(x, 1 if reverse else 0, n if reverse else n - 1, axis=axis)
@@ -389,7 +389,7 @@ def global_norm(t_list: Any, name: str | None = None) -> Any:
 def clip_by_global_norm(t_list: Any, clip_norm: Any, use_norm: Any = None, name: str | None = None) -> Any:
     """Returns the tensors, scaled down together if their common norm is more than `clip_norm`, and that norm.
 
-    All become NaN where the norm is not finite.
+    If the norm is not finite, all become NaN.
     """
     norm = global_norm(t_list) if use_norm is None else convert_to_tensor(use_norm)
     limit = of_dtype(clip_norm, norm.dtype)

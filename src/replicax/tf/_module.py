@@ -1,4 +1,4 @@
-"""`Module`: an object that knows the variables in its attributes."""
+"""`Module`: an object that finds the variables in its attributes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replicax._variables.variable import Variable
 
 
 class Module:
-    """A base for objects with variables and other modules in their attributes."""
+    """A base class for objects with variables and other modules in their attributes."""
 
     def __init__(self, name: str | None = None):
         name = name or re.sub("(?<=[a-z0-9])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", type(self).__name__).lower()
@@ -36,7 +36,7 @@ class Module:
 
     @property
     def name_scope(self) -> Any:
-        """A context in which the module's name stands before the names of new variables."""
+        """A context in which the names of new variables begin with the module's name."""
         return self._name_scope
 
     @property
@@ -46,12 +46,12 @@ class Module:
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:
-        """Those that are trained."""
+        """The trainable variables."""
         return tuple(v for v in _variables(self) if v.trainable)
 
     @property
     def non_trainable_variables(self) -> tuple[Variable, ...]:
-        """Those that are not trained."""
+        """The variables that are not trainable."""
         return tuple(v for v in _variables(self) if not v.trainable)
 
     @classmethod
@@ -67,7 +67,7 @@ class Module:
 
     @property
     def submodules(self) -> tuple[Module, ...]:
-        """All modules inside of this one."""
+        """All modules that this one contains, directly or indirectly."""
         return tuple(x for x in _walk(self, set()) if isinstance(x, Module) and x is not self)
 
 

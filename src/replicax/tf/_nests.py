@@ -1,7 +1,7 @@
 """`tf.nest`: structures of dicts, lists, tuples and named tuples. Everything else is a leaf, None and shapes too.
 
-Unlike `jax.tree`, a dict's leaves come in the order of its sorted keys whatever its class, and values of several
-tensors (`IndexedSlices`, `PerReplica`) are leaves, unless `expand_composites` is asked for.
+Unlike in `jax.tree`, the leaves of every kind of dict are sorted by key, and values of several tensors
+(`IndexedSlices`, `PerReplica`) are leaves, unless `expand_composites` is True.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _is_namedtuple(value: Any) -> bool:
 
 def _children(value: Any, expand: bool = False) -> list[tuple[Any, Any]] | None:
     """Returns the keys and children of a structure, or None for a leaf."""
-    if isinstance(value, TensorShape):  # a tuple for JAX's sake, and none in TensorFlow
+    if isinstance(value, TensorShape):  # a tuple because JAX needs one; in TensorFlow it is a leaf
         return None
     if isinstance(value, Mapping):
         try:
@@ -108,8 +108,8 @@ def pack_sequence_as(structure: Any, flat_sequence: Any, expand_composites: bool
     """Returns the leaves in a structure like `structure`.
 
     Raises:
-        TypeError: `flat_sequence` is no flat sequence.
-        ValueError: the number of leaves is another.
+        TypeError: `flat_sequence` is not a flat sequence.
+        ValueError: the number of leaves differs.
     """
     if not isinstance(flat_sequence, (list, tuple)):
         raise TypeError(f"flat_sequence must be a list or a tuple, got {type(flat_sequence).__name__}.")

@@ -85,7 +85,7 @@ def _floating(x: Any) -> Any:
     return tensor.astype(np.float32) if jnp.issubdtype(tensor.dtype, jnp.integer) else tensor
 
 
-# Losses. Those of small floating-point dtypes are computed in float32.
+# Losses. Those of floating-point dtypes with fewer than 32 bits are computed in float32.
 
 
 def _wide(x: Any) -> Any:
@@ -104,7 +104,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any, name: str
     """Returns the cross entropy of softmax of the logits, `[..., classes]`, at the class `labels`, `[...]`.
 
     Raises:
-        InvalidArgumentError: eagerly, a label that is no class. In compiled code the result is NaN there.
+        InvalidArgumentError: in eager code, a label is not a class. In compiled code the result for it is NaN.
     """
     logits, labels = convert_to_tensor(logits), convert_to_tensor(labels)
     if labels.shape != logits.shape[:-1]:
@@ -120,7 +120,7 @@ def sparse_softmax_cross_entropy_with_logits(labels: Any, logits: Any, name: str
                 f"Received a label value of {found.max() if found.max() >= classes else found.min()} which is outside "
                 f"the valid range of [0, {classes})."
             )
-    safe = jnp.where((labels >= 0) & (labels < classes), labels, classes)  # a negative one would count from the end
+    safe = jnp.where((labels >= 0) & (labels < classes), labels, classes)  # a negative label would count from the end
     each = jax.nn.log_softmax(_wide(logits))
     return -jnp.take_along_axis(each, safe[..., None], -1, mode="fill", fill_value=np.nan)[..., 0].astype(logits.dtype)
 
@@ -136,7 +136,7 @@ def sigmoid_cross_entropy_with_logits(labels: Any = None, logits: Any = None, na
 def _softplus_parts(x: Any) -> tuple[Any, Any, Any]:
     """Returns relu(x) and relu(-x), and the term that added to them gives log(1 + exp(x)) and log(1 + exp(-x)).
 
-    So small results are exact. At 0 the gradients of the parts are each by itself arbitrary, and their sum is right.
+    Small results are therefore exact. At 0 the gradients of the parts are arbitrary, and their sum is right.
     """
     zero = jnp.zeros_like(x)
     return jnp.where(x < 0, zero, x), jnp.where(x < 0, -x, zero), jnp.log1p(jnp.exp(jnp.where(x < 0, x, -x)))
@@ -177,12 +177,12 @@ def compute_average_loss(per_example_loss: Any, sample_weight: Any = None, globa
     Args:
         per_example_loss: `[batch, ...]`.
         sample_weight: a weight for each example, of a shape that broadcasts.
-        global_batch_size: by default the size of the first dimension times the number of replicas. The result is 0
-            where it is 0.
+        global_batch_size: by default the size of the first dimension times the number of replicas. If it is 0, the
+            result is 0.
 
     Raises:
-        RuntimeError: without a `global_batch_size` in the scope of a strategy outside of its replicas.
-        ValueError: a scalar loss, or a `global_batch_size` that is no whole number from 0 up.
+        RuntimeError: `global_batch_size` is None in cross-replica context.
+        ValueError: the loss is a scalar, or `global_batch_size` is not a non-negative integer.
     """
     losses = convert_to_tensor(per_example_loss)
     if losses.ndim == 0:
@@ -214,7 +214,7 @@ def scale_regularization_loss(regularization_loss: Any) -> Any:
     """Returns a regularization loss divided by the number of replicas, since gradients are summed over them.
 
     Raises:
-        RuntimeError: in the scope of a strategy outside of its replicas.
+        RuntimeError: called in cross-replica context.
     """
     _in_replica("scale_regularization_loss")
     total = jnp.sum(convert_to_tensor(regularization_loss))

@@ -1,7 +1,7 @@
-"""What all operations of `replicax.tf` do with their arguments and with errors.
+"""Conversion of arguments and of errors, which all operations of `replicax.tf` share.
 
-Any argument may be a variable, also where a number is expected. What JAX and numpy complain of is an
-`InvalidArgumentError`, which is JAX's own kind of error as well, so that either can be caught.
+Any argument may be a variable, even if a number is expected. Errors of JAX and numpy become an `InvalidArgumentError`,
+which is also an instance of the original error's class, so that either can be caught.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def operations(names: dict[str, Any]) -> None:
         for name, value in names.items()
         if not name.startswith("_") and isinstance(value, types.FunctionType) and value.__module__ == names["__name__"]
     }
-    made: dict[Any, Any] = {}  # one for each function, which may have several names
+    made: dict[Any, Any] = {}  # one for each function, since a function may have several names
     for name, function in functions.items():
         if function not in made:
             made[function] = operation(function, name)
@@ -46,7 +46,9 @@ def operation(op: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         for x in (*args, *kwargs.values()) if kwargs else args:
             if _kinds.get(kind := type(x)) or kind not in _kinds and _may_hold_variables(kind):
-                if not any(isinstance(x, PerReplica) for x in args):  # refused, beside a variable in other words
+                if not any(
+                    isinstance(x, PerReplica) for x in args
+                ):  # JAX refuses it, with another message if there is a variable too
                     args, kwargs = tuple(map(value_of, args)), {name: value_of(x) for name, x in kwargs.items()}
                 break
         try:
@@ -61,7 +63,7 @@ def operation(op: Callable[..., Any], name: str) -> Callable[..., Any]:
     return call
 
 
-# Whether arguments of a type may be variables or hold some: calls are as quick as they can be where none does.
+# Whether arguments of a type may be or contain variables: calls without any stay fast.
 _kinds: dict[type, bool] = {list: True, tuple: True}
 
 
@@ -97,7 +99,7 @@ def fitting(compute: Callable[..., Any], text: Callable[..., str | None]) -> Cal
 
     Args:
         compute: the function.
-        text: of the same arguments, called after an error: what is wrong with them, None if it is nothing of that.
+        text: called with the same arguments after an error; returns the message, or None if it does not apply.
     """
 
     @functools.wraps(compute)
@@ -113,7 +115,7 @@ def fitting(compute: Callable[..., Any], text: Callable[..., str | None]) -> Cal
     return call
 
 
-# TensorFlow's texts.
+# TensorFlow's messages.
 
 
 def _dims(x: Any) -> str:

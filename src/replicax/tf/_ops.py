@@ -1,4 +1,4 @@
-"""What all operations of `replicax.tf` stand on: tensors from values, and functions that make a table of operations.
+"""The basis of all operations of `replicax.tf`: conversion to tensors, and functions that build tables of operations.
 
 Arguments may be variables, numpy arrays and Python numbers. Numbers become float32 and int32 tensors, as in TensorFlow;
 numpy arrays keep their dtype.
@@ -69,7 +69,7 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
     return as_array(array)
 
 
-# The values of small constants that stand in programs as traced values, by id: shapes may be made of them.
+# The values of small constants that are tracers in programs, by id, so that they can be used as shapes.
 _constants: dict[int, tuple[Any, np.ndarray]] = {}
 
 
@@ -137,7 +137,7 @@ def known(value: Any, what: str, instead: str) -> np.ndarray:
     """Returns `value` as a numpy array; the shape of a result depends on it, so it must be known while tracing.
 
     Raises:
-        jax.errors.ConcretizationTypeError: compiled code, in which it is not known while tracing; a TypeError.
+        jax.errors.ConcretizationTypeError: the value is a tracer. (This is a TypeError.)
     """
     if isinstance(value, Variable):
         value = value.value()
@@ -146,7 +146,7 @@ def known(value: Any, what: str, instead: str) -> np.ndarray:
     if isinstance(value, jax.core.Tracer):
         if (constant := _constants.get(id(value))) is not None:
             return constant[1]
-        # What a function that is traced answers by running from the host, where it can.
+        # A traced function that gets this error runs on the host, if it can.
         raise jax.errors.ConcretizationTypeError(
             value,
             f"{what} decides on the shape of a result, which compiled code must know while it is traced, "
@@ -165,14 +165,16 @@ def is_known(value: Any) -> bool:
 _STATIC = "Use Python numbers, `x.shape` or `tf.shape(x)`, which is known while tracing."
 
 
-_MOST = 2**58  # elements of 16 bytes, whose number has to fit into 64 bits: XLA ends the process otherwise
+_MOST = (
+    2**58
+)  # for elements of 16 bytes, the number of bytes must fit into 64 bits: XLA would end the process otherwise
 
 
 def as_shape(shape: Any) -> tuple[int, ...]:
     """Converts a shape, given as a number, a list, a TensorShape or a tensor, to a tuple of ints.
 
     Raises:
-        InvalidArgumentError: what is no list of whole numbers, or stands for more elements than can be counted.
+        InvalidArgumentError: the shape is not a list of integers, or has too many elements.
     """
     try:
         if isinstance(shape, (list, tuple)):
@@ -201,7 +203,7 @@ def as_new_shape(shape: Any) -> tuple[int, ...]:
     """Returns `as_shape` for the shape of a new tensor, and checks it.
 
     Raises:
-        InvalidArgumentError: a dimension is negative, or as `as_shape`.
+        InvalidArgumentError: a dimension is negative, or `as_shape` raises it.
     """
     dims = as_shape(shape)
     if dims and min(dims) < 0:
@@ -264,8 +266,8 @@ def check_range(indices: Any, limit: int, what: str) -> None:
 def static(op: Callable[..., Any]) -> Callable[..., Any]:
     """Computes with shapes while tracing, so that they can still be used as shapes.
 
-    Under `jax.jit` even a constant becomes a traced value. What `tf.shape` returns there is therefore a numpy array,
-    and an operation on such numbers alone gives a numpy array again.
+    Under `jax.jit` even a constant becomes a tracer. `tf.shape` therefore returns a numpy array there, and an operation
+    whose operands are all such arrays returns a numpy array again.
     """
 
     @functools.wraps(op)
@@ -342,7 +344,7 @@ def tensors(x: Any, y: Any) -> tuple[Any, Any]:
     return of_dtype(x, dtype), of_dtype(y, dtype)
 
 
-# What there is of strings, which JAX has no arrays of.
+# Operations on strings, for which JAX has no arrays.
 _OF_STRINGS: dict[Any, Callable[[Any, Any], Any]] = {jnp.equal: np.equal, jnp.not_equal: np.not_equal}
 
 
@@ -365,7 +367,7 @@ def binary(compute: Callable[[Any, Any], Any], doc: str, operands: Callable[[Any
 def reduction(compute: Callable[..., Any], doc: str, keep_dtype: bool = True, logical: bool = False) -> Any:
     """Returns a reduction `compute(tensor, axis=, keepdims=)`, whose result has the tensor's dtype.
 
-    `logical`: it takes bools, and nothing else does.
+    With `logical` it takes only bools; the other reductions take none.
     """
 
     def op(input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""Random numbers with a hidden state, as TensorFlow has them: replicas draw different ones, reproducibly."""
+"""Random numbers with a hidden state, as in TensorFlow: each replica draws different, reproducible numbers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from replicax.tf._ops import as_new_shape, convert_to_tensor, of_dtype
 
 
 class Algorithm(enum.Enum):
-    """Names of random number generators; JAX's own is taken, whatever the name."""
+    """Names of random number generators; JAX's own is used, whatever the name."""
 
     PHILOX = 1
     THREEFRY = 2
     AUTO_SELECT = 3
 
 
-# From a key's words to numbers. Each kind is one program for each shape and dtype, called alone or within another.
+# Numbers from a key's words. Each kind is one program for each shape and dtype, called alone or within another.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
@@ -34,8 +34,8 @@ def _drawn(sample: Any, words: Any, shape: Any, dtype: Any, *parameters: Any) ->
     return sample(keys.wrapped(words), shape, dtype, *parameters)
 
 
-# What the functions below draw with: called with the arguments of `_drawn` but the words, once they have been checked,
-# so that a call that fails counts nothing.
+# The functions below draw with this function. They call it with the arguments of `_drawn` except the words, after these
+# have been checked, so that a call that fails does not advance a counter.
 
 
 def _of_op(op: str, dtype: Any, seed: Any) -> Callable[..., Any]:
@@ -66,7 +66,7 @@ def _normal(draw: Callable[..., Any], shape: Any, mean: Any = 0.0, stddev: Any =
 
 
 def _truncated_of(key: Any, shape: Any, dtype: Any, mean: Any, stddev: Any) -> Any:
-    # `jax.random.truncated_normal` fails for float64 where 64-bit types are had only on request (0.10 to 0.12).
+    # `jax.random.truncated_normal` fails for float64 if `jax_enable_x64` is off (JAX 0.10 to 0.12).
     within = math.erf(math.sqrt(2))  # the part of a normal distribution within two standard deviations
     part = _flat(jax.random.uniform, key, shape, dtype, -within, within)
     return math.sqrt(2) * jax.lax.erf_inv(part) * stddev + mean
@@ -85,7 +85,7 @@ def _uniform_of(key: Any, shape: Any, dtype: Any, low: Any, high: Any) -> Any:
     if np.dtype(dtype).itemsize < 8:
         draw = _flat if low.ndim == high.ndim == 0 else lambda draw, *arguments: draw(*arguments)
         return draw(jax.random.randint, key, shape, low, high, dtype)
-    # `randint` cuts wide bounds off where 64-bit types are had only on request (0.10 to 0.12).
+    # `randint` cuts wide bounds off if `jax_enable_x64` is off (JAX 0.10 to 0.12).
     span = jnp.maximum(high - low, 1).astype(np.uint64)
     return low + (_flat(jax.random.bits, key, shape, np.uint64) % span).astype(dtype)
 
@@ -166,7 +166,7 @@ def _like(value: Any, dtype: Any) -> Any:
 
 
 class Generator:
-    """A stream of random numbers. Made in a strategy's scope, it gives each replica a stream of its own."""
+    """A stream of random numbers. If it is created in a strategy's scope, each replica has a stream of its own."""
 
     def __init__(self, copy_from: Any = None, state: Any = None, alg: Any = None):
         if isinstance(copy_from, Variable):
@@ -233,7 +233,7 @@ class Generator:
         return self._draw(_full_of, (2, count), np.dtype(np.uint32)).astype(np.int64)
 
     def _draw(self, sample: Any, shape: Any, dtype: Any, *parameters: Any) -> Any:
-        # Two programs, since a state that came out of a draw would be lost where memory did not suffice for it.
+        # Two programs, since a state that the drawing program returned would be lost if it ran out of memory.
         words, state = keys.of_state(self._state.value(), keys.replica())
         drawn = _drawn(sample, words, shape, dtype, *parameters)
         self._state.assign(state, read_value=False)
@@ -276,7 +276,7 @@ def _variable(state: Any) -> Variable:
 
 # The functions of the module, which draw with counters of their own (see `_random_keys`).
 
-_global: dict[str, Generator] = {}  # the generator that all can ask for, once it was set or asked for
+_global: dict[str, Generator] = {}  # the global generator, once it was set or requested
 
 
 def get_global_generator() -> Generator:
@@ -298,9 +298,9 @@ def set_global_generator(generator: Generator) -> None:
 def set_seed(seed: int | None) -> None:
     """Sets the seed of the functions of this module, and of datasets that are shuffled without a seed.
 
-    Each eager call draws other numbers, and those of two functions of the same code are the same. A call with a seed
-    of its own draws the same numbers eagerly and in each function. All begin anew, functions that were compiled before
-    too. With None the numbers are other ones in each run of a program.
+    Each eager call draws different numbers, while two functions with the same code draw the same numbers. A call with a
+    seed of its own draws the same numbers in eager code and in each function. All streams start again, also those of
+    functions that were compiled before. With None the numbers differ in each run of a program.
     """
     keys.set_seed(seed)
     _global.pop("by default", None)
@@ -345,7 +345,7 @@ def shuffle(value: Any, seed: Any = None, name: Any = None) -> Any:
     return _shuffled(_of_op("shuffle", None, seed), value)
 
 
-# Without a state: what they give depends on `seed`, two integers, alone.
+# Stateless functions: the numbers depend on `seed` (two integers) alone.
 
 
 def _words(seed: Any) -> Any:

@@ -1,9 +1,9 @@
-"""Keys of random numbers: of a seed, of a generator's state, and of counters that users do not see.
+"""Keys of random numbers: from a seed, from a generator's state, and from counters that users do not see.
 
 Each function of `tf.random` that takes no generator draws with the next number of a counter. Code that runs eagerly has
 one counter for all calls without a seed, and one for each op, dtype and seed. A `tf.function` has counters of its own,
 which begin at 0: one for all calls without a seed, and one for each call in its code that names a seed. Two functions
-of the same code therefore draw the same numbers. `tf.random.set_seed` sets all counters back.
+of the same code therefore draw the same numbers. `tf.random.set_seed` resets all counters.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def wrapped(words: Any) -> Any:
 @functools.partial(jax.jit, inline=True)
 def of_state(state: Any, replica: Any) -> tuple[Any, Any]:
     """Returns the key's words for a generator in this state, different on each replica, and the next state."""
-    # Keys need no more than to be different: seeds that a user takes for two generators are not so far apart.
+    # Keys only have to differ; the seeds that users choose for two generators are close to each other.
     words = state + jnp.stack([jnp.asarray(replica, np.uint32) * np.uint32(0x9E3779B9), np.uint32(0)])
     return words, state + np.asarray([0, 1], np.uint32)
 
@@ -47,7 +47,7 @@ def of_state(state: Any, replica: Any) -> tuple[Any, Any]:
 def of_op(op: str, dtype: Any, seed: Any) -> Any:
     """Returns the key's words for the next call of an op without a generator, different on each replica.
 
-    They are the 64 bits by chance that a counter starts from, to which the replica and the count are added.
+    They are the random 64 bits with which the counter starts, plus the replica and the count.
     """
     tag = () if seed is None else (op, dtype, int(seed))
     running = modes.running()
@@ -56,11 +56,11 @@ def of_op(op: str, dtype: Any, seed: Any) -> Any:
         value = state.value()
         state.assign_add(_NEXT, read_value=False)
         return value[:2] + jnp.stack([jnp.asarray(replica(), np.uint32), value[2]])
-    # An initial value that is lifted out of a compiled replica is one for all of them.
+    # An initial value that is computed outside of a compiled replica is the same for all replicas.
     who = 0 if isinstance(number := replica(), jax.core.Tracer) else int(number)
     start, count = (_eager if running is None else _of_function(running)).take(tag, who)
     if not jax_internals.is_eager(frames.untaped_trace()):
-        frames.refuse_tracers([jnp.asarray(count) + 0])  # inside of `jax.jit` it would be the same in each call
+        frames.refuse_tracers([jnp.asarray(count) + 0])  # inside of `jax.jit` it would be a constant
     return np.asarray([(start[0] + who) & _MASK, (start[1] + count) & _MASK], np.uint32)
 
 
@@ -111,11 +111,11 @@ class _Eager:
 
 
 class _OfFunction:
-    """The counters of a function, in variables, since its programs have to count as well."""
+    """The counters of a function, in variables, since its programs have to advance them."""
 
     def __init__(self) -> None:
         self._states: dict[Any, ResourceVariable] = {}
-        self._taken: dict[Any, tuple[int, dict[int, int]]] = {}  # by eager replicas, from which number on
+        self._taken: dict[Any, tuple[int, dict[int, int]]] = {}  # draws of eager replicas since the given count
         self._chance = _by_chance()
 
     def reset(self) -> None:
@@ -131,7 +131,7 @@ class _OfFunction:
             if (tag, number) not in self._states:
                 with jax_internals.untraced():  # the function may be traced
                     state = ResourceVariable(self._first(tag), trainable=False, name="seed")
-                state._late, state._hidden = False, True  # no checkpoint has it, and no list
+                state._late, state._hidden = False, True  # it is not in checkpoints or in lists of variables
                 self._states[tag, number] = state
             return self._states[tag, number]
 
@@ -142,7 +142,7 @@ class _OfFunction:
             with frames.lock:
                 value = np.asarray(state._storage.read()[0])
             begun, counts = self._taken.get(tag, (0, {}))
-            if begun + max(counts.values(), default=0) != value[2]:  # a program has counted on
+            if begun + max(counts.values(), default=0) != value[2]:  # a program has advanced it
                 begun, counts = self._taken[tag] = int(value[2]), {}
             count = counts[replica] = counts.get(replica, 0) + 1
             if begun + count > value[2]:
@@ -161,7 +161,7 @@ class _OfFunction:
 _eager = _Eager(stream=0)
 _datasets = _Eager(stream=2)
 _functions: weakref.WeakSet[_OfFunction] = weakref.WeakSet()
-_outside = _OfFunction()  # of what is traced outside of functions, where no variable can be counted up
+_outside = _OfFunction()  # for code that is traced outside of functions, where no variable can be advanced
 
 
 def _of_function(running: Any) -> _OfFunction:
@@ -182,7 +182,7 @@ def global_seed() -> int | None:
 def set_seed(seed: int | None) -> None:
     """Sets the seed of the functions of this module, and of datasets that are shuffled without a seed.
 
-    All counters begin anew, those of functions as well. None has numbers that other runs of a program do not draw.
+    All counters start again, also those of functions. With None the numbers differ in each run of a program.
     """
     global _seed
     with _lock:

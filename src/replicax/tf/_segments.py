@@ -17,7 +17,7 @@ from replicax.tf._ops import as_int, check_range, convert_to_tensor, known
 
 
 class TopKV2(NamedTuple):
-    """The largest elements, and where they stand."""
+    """The largest elements, and their indices."""
 
     values: Any
     indices: Any
@@ -102,7 +102,7 @@ def _from_0(places: Any, limit: int) -> Any:
     return jnp.where(places < 0, limit, places)
 
 
-# Rows added up by the segment that each belongs to.
+# Reductions of the rows of each segment.
 
 
 def _mean(data: Any, ids: Any, num: int) -> Any:
@@ -124,7 +124,7 @@ def _counts(data: Any, ids: Any, num: int) -> Any:
 
 def _spread(data: Any, ids: Any, num: int, start: Any, method: str) -> Any:
     rows = data.reshape(-1, *data.shape[ids.ndim :])
-    ids = _from_0(ids, num).reshape(-1)  # rows with a negative id are left out
+    ids = _from_0(ids, num).reshape(-1)  # rows with a negative id are omitted
     return getattr(jnp.full((num, *rows.shape[1:]), start, data.dtype).at[ids], method)(rows, mode="drop")
 
 

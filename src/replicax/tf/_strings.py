@@ -1,4 +1,4 @@
-"""`tf.strings`: the simple ones, and `tf.print`.
+"""`tf.strings`: the common operations, and `tf.print`.
 
 Tensors of strings are numpy arrays of bytes, and never part of compiled code.
 """
@@ -120,7 +120,7 @@ def bytes_split(input: Any, name: str | None = None) -> Any:
 def regex_replace(input: Any, pattern: str, rewrite: str, replace_global: bool = True, name: str | None = None) -> Any:
     """Replaces all matches of a pattern, or the first one."""
     found = re.compile(pattern.encode())
-    pieces = re.split(rb"\\([0-9\\])", rewrite.encode())  # of which each second one is a group's number or a backslash
+    pieces = re.split(rb"\\([0-9\\])", rewrite.encode())  # every second part is a group's number or a backslash
 
     def rewritten(match: re.Match[bytes]) -> bytes:
         special = (b"\\" if piece == b"\\" else match[int(piece)] or b"" for piece in pieces[1::2])
@@ -141,7 +141,7 @@ def to_number(input: Any, out_type: Any = np.float32, name: str | None = None) -
 
     def number(x: bytes) -> Any:
         try:
-            if b"_" in x:  # which Python takes
+            if b"_" in x:  # Python accepts these
                 raise ValueError
             return int(x) if dtype.kind == "i" else float(x)
         except ValueError:
@@ -180,7 +180,7 @@ def as_string(
 
 
 class _Text(str):
-    """Text that shows without quotes inside of a structure too."""
+    """Text whose `repr` has no quotes."""
 
     __repr__ = str.__str__
 
@@ -224,11 +224,11 @@ def print(
     """Prints when the program runs, in compiled code too; by default to the standard error stream.
 
     Args:
-        inputs: tensors, structures of them, and anything else, which is printed as Python has it.
+        inputs: tensors, structures of them, and other objects, which are printed as Python prints them.
         output_stream: a file to write to.
-        summarize: how many elements are shown at both ends of a long axis; all of them where it is negative.
-        sep: what stands between the inputs.
-        end: what stands after them.
+        summarize: the number of elements that are shown at both ends of a long axis; a negative number shows all.
+        sep: the text between the inputs.
+        end: the text after them.
         name: accepted for compatibility.
     """
 

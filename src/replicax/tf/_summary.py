@@ -1,6 +1,6 @@
-"""`tf.summary` through tensorboardX, which is imported where it is used; the extra `summary` installs it.
+"""`tf.summary` through tensorboardX, which is imported on first use; the extra `summary` installs it.
 
-In a traced function a summary is written when the program runs. Of several replicas the first one writes.
+In a traced function a summary is written when the program runs. If there are several replicas, only the first writes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from replicax.tf._ops import convert_to_tensor
 
 
 class _State:
-    """What is the current writer, step and condition: of the whole process, since eager replicas are threads."""
+    """The current writer, step and condition of the process (not of a thread, since eager replicas are threads)."""
 
     writer: Any = None
     step: Any = None
@@ -108,8 +108,8 @@ def create_file_writer(
 
     Args:
         logdir: the folder.
-        max_queue: how many summaries are held back at most, 10 by default.
-        flush_millis: after how many milliseconds they are written at the latest, 120 000 by default.
+        max_queue: the maximal number of summaries that are buffered, 10 by default.
+        flush_millis: the number of milliseconds after which buffered summaries are written, 120 000 by default.
         filename_suffix: the end of the file's name, ".v2" by default.
         name, experimental_trackable, experimental_mesh: accepted for compatibility.
     """
@@ -181,7 +181,7 @@ def _record(name: str, data: Any, step: Any, write: Callable[[Any, str, Any, int
     tag = "/".join([*creators.state.names, name])
     condition = _condition()
     replica = context.get_replica_context()
-    if replica is not None:  # of several replicas only the first one writes
+    if replica is not None:  # only the first replica writes
         condition = condition & (jnp.asarray(replica.replica_id_in_sync_group) == 0)
     if condition is False:
         return False
@@ -193,7 +193,7 @@ def _record(name: str, data: Any, step: Any, write: Callable[[Any, str, Any, int
             writer._write(lambda events: write(events, tag, np.asarray(data), int(step)))
 
     if any(isinstance(x, jax.core.Tracer) for x in operands):
-        writer.init()  # what is wrong with the writer is an error here, not when the program runs
+        writer.init()  # errors of the writer are raised here, not when the program runs
         jax.debug.callback(step_failures.only_shows(record), *operands)
         return operands[0]
     record(*operands)

@@ -19,28 +19,28 @@ _BOUND = "Give it its size, or the most that it may become, as `size=`."
 
 @jax.tree_util.register_pytree_node_class
 class TensorArray:
-    """Tensors of one shape and dtype, which are written and read by their number.
+    """A list of tensors of one shape and dtype, which are written and read by index.
 
-    What writes returns the array to go on with, `array = array.write(i, x)`. In compiled code the size is known: an
-    array that grows there, `dynamic_size=True` in a loop on tensors, has the function around it driven from the host.
+    Methods that write return the new array: `array = array.write(i, x)`. In compiled code the size must be known: a
+    function in which an array grows (`dynamic_size=True`) in a loop on tensors runs on the host.
 
     Args:
-        dtype: of the tensors.
-        size: how many there are.
+        dtype: the dtype of the tensors.
+        size: their number.
         dynamic_size: whether writing beyond the size makes it larger.
         clear_after_read: accepted for compatibility: a tensor may be read again.
         tensor_array_name: accepted for compatibility.
         handle: accepted for compatibility.
         flow: accepted for compatibility.
         infer_shape: True: all tensors have one shape.
-        element_shape: their shape, where it is to be known before the first is written.
+        element_shape: their shape, if it has to be known before the first is written.
         colocate_with_first_write_call: accepted for compatibility.
         name: accepted for compatibility.
 
     Raises:
-        OutOfRangeError: a number beyond the size, as far as it is known.
-        ValueError: `infer_shape=False`, by which tensors may differ in shape; a tensor of another shape than those
-            before.
+        OutOfRangeError: an index is known to be beyond the size.
+        ValueError: `infer_shape=False`, which would allow tensors of different shapes, or a tensor differs in shape
+            from those before.
 
     >>> import replicax.tf as tf
     >>> array = tf.TensorArray(tf.float32, size=2)
@@ -70,7 +70,7 @@ class TensorArray:
             )
         self._dtype, self._dynamic = as_dtype(dtype), bool(dynamic_size)
         self._size = 0 if size is None else as_int(size, "The size of a TensorArray")
-        # Stacked, and zeros behind them, which spare a program for each size; None before the first shape is known.
+        # The stacked tensors, padded with zeros to avoid a program for each size; None before the first shape is known.
         self._tensors: Any = None
         shape = None if element_shape is None else TensorShape(element_shape)
         if shape is not None and shape.is_fully_defined():

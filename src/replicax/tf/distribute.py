@@ -1,4 +1,4 @@
-"""`tf.distribute`: the strategies and all that belongs to them, under TensorFlow's names."""
+"""`tf.distribute`: the strategies and related names, as in TensorFlow."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "cluster_resolver":  # loaded on use
+    if name == "cluster_resolver":  # imported on first use
         import replicax
 
         return replicax.cluster_resolver

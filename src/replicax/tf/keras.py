@@ -1,7 +1,7 @@
-"""Keras 3 itself, on its JAX backend and on the strategies: `replicax.tf.keras` and everything in it.
+"""Keras 3 itself, on its JAX backend and with support for strategies: `replicax.tf.keras` and everything in it.
 
-These are the names of TensorFlow's `tf.keras`: Keras has them in a module of its own, for `losses.Reduction`,
-`losses.MSE` and the like, which `import keras` has no more. The classes are the same.
+The names are those of TensorFlow's `tf.keras`. Keras has them in a module of its own, since names such as
+`losses.Reduction` and `losses.MSE` are not in `import keras` any more. The classes are the same.
 
 >>> from replicax.tf import keras
 >>> keras.backend.backend()
@@ -23,7 +23,7 @@ def _through_our_summaries() -> None:
 
     callback: Any = keras.callbacks.TensorBoard
     callback.summary = property(lambda self: tf.summary)
-    callback._write_keras_model_summary = lambda self: None  # a drawing of the layers, which takes TensorFlow's protos
+    callback._write_keras_model_summary = lambda self: None  # it draws the layers with TensorFlow's protocol buffers
 
 
 foreign_state.load("keras")

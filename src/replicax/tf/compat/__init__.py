@@ -1,4 +1,4 @@
-"""TensorFlow's names of other versions, and of bytes and text."""
+"""`tf.compat`: names of other versions, and conversion of bytes and text."""
 
 from __future__ import annotations
 
