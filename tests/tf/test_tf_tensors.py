@@ -347,3 +347,20 @@ for way in ways[:2]:
     raises(ValueError, lambda: way(lambda: floats.assign([[y[0], y[1]]])), "(2,)", "(1, 2)")
 assert integers.numpy().tolist() == [1, 2] and floats.numpy().tolist() == [1.0, 2.0]
 """)
+
+
+def test_messages_about_wrong_dtypes_name_the_operation(run_python):
+    done = run_python("""
+import replicax.tf as tf
+
+def message(call):
+    try:
+        call()
+    except (TypeError, ValueError) as error:
+        return str(error)
+
+assert message(lambda: tf.reduce_sum(tf.constant(True))).startswith("reduce_sum takes numbers, got dtype bool")
+assert message(lambda: tf.math.reduce_all(tf.constant(1.0))).startswith("reduce_all takes bools, got dtype float32")
+assert message(lambda: tf.add(tf.constant("a"), tf.constant("b"))).startswith("`add` takes no strings")
+""")
+    assert done.returncode == 0, done.stderr

@@ -42,7 +42,7 @@ def _called(func: Callable[..., Any], inp: Any, tout: Any, given: Callable[[Any]
 def _from_program(results: Callable[..., Any], inputs: list[Any], kinds: list[Any]) -> list[Any]:
     if not all(isinstance(kind, TensorSpec) and kind.shape.is_fully_defined() for kind in kinds):
         for value in [*inputs, jnp.zeros(())]:  # the function around it then runs on the host
-            known(value, "What a Python function is called with", _INSTEAD)
+            known(value, "An argument of a Python function", _INSTEAD)
     shapes = [jax.ShapeDtypeStruct(tuple(kind.shape), kind.dtype) for kind in kinds]
 
     def on_host(*arrays: Any) -> list[Any]:

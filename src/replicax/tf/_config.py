@@ -96,8 +96,8 @@ def set_logical_device_configuration(device: PhysicalDevice, logical_devices: An
                 )
             return
         warnings.warn(
-            f"{len(configurations)} virtual devices, on the CPU, stand for {device.name}: JAX does not divide an "
-            "accelerator, which is not used.",
+            f"{len(configurations)} virtual devices on the CPU replace {device.name}, which is not used: JAX "
+            "cannot divide an accelerator.",
             stacklevel=2,
         )
     counts = {**_devices._virtual, device.device_type: len(configurations)}

@@ -131,8 +131,12 @@ def _conv(n: int, data_format: str, doc: str) -> Callable[..., Any]:
     return op
 
 
-conv2d = _conv(2, "NHWC", "The convolution of `[batch, height, width, in]` and filters `[height, width, in, out]`.")
-conv3d = _conv(3, "NDHWC", "The convolution of `[batch, depth, height, width, in]` and filters `[..., in, out]`.")
+conv2d = _conv(
+    2, "NHWC", "Returns the convolution of `[batch, height, width, in]` and filters `[height, width, in, out]`."
+)
+conv3d = _conv(
+    3, "NDHWC", "Returns the convolution of `[batch, depth, height, width, in]` and filters `[..., in, out]`."
+)
 
 
 def atrous_conv2d(value: Any, filters: Any, rate: Any, padding: Any, name: str | None = None) -> Any:
@@ -218,7 +222,7 @@ def _transpose(n: int, data_format: str) -> Callable[..., Any]:
         x, _ = _dimensions(input, n)
         return _transposed(x, filters, output_shape, strides, padding, data_format, dilations, n)
 
-    op.__doc__ = f"The transpose of `conv{n}d`, with filters `[*spatial, out, in]` and the shape of the result."
+    op.__doc__ = f"Returns the transpose of `conv{n}d`, with filters `[*spatial, out, in]` and the shape of the result."
     op.__name__ = f"conv{n}d_transpose"
     return op
 
@@ -287,7 +291,7 @@ def _pooling(compute: Callable[..., Any], noun: str, n: int | None, data_format:
         x, found = _dimensions(input, n)
         return _pool(compute, x, ksize, strides, padding, _Layout(data_format, found))
 
-    op.__doc__ = f"The {noun} of windows of {n or 'one to three'} spatial dimensions."
+    op.__doc__ = f"Returns the {noun} of windows of {n or 'one to three'} spatial dimensions."
     return op
 
 

@@ -247,9 +247,9 @@ def assert_integer(x: Any, message: Any = None, name: str | None = None) -> None
 def assert_proper_iterable(values: Any) -> None:
     """Raises `TypeError` for a tensor, an array, a string, or an object that cannot be iterated."""
     if is_tensor(values) or isinstance(values, (np.ndarray, str, bytes)):
-        raise TypeError(f"Expected a list or the like of values, got {type(values).__name__}.")
+        raise TypeError(f"Expected a list or another iterable, got {type(values).__name__}.")
     if not hasattr(values, "__iter__") or isinstance(values, PerReplica):
-        raise TypeError(f"Expected something that can be iterated, got {type(values).__name__}.")
+        raise TypeError(f"Expected an iterable, got {type(values).__name__}.")
 
 
 def assert_same_float_dtype(tensors: Any = None, dtype: Any = None) -> Any:
@@ -257,7 +257,7 @@ def assert_same_float_dtype(tensors: Any = None, dtype: Any = None) -> Any:
     found = {np.dtype(convert_to_tensor(t).dtype) for t in tensors or ()}
     found |= set() if dtype is None else {np.dtype(as_dtype(dtype))}
     if len(found) > 1 or any(not jnp.issubdtype(d, jnp.floating) for d in found):
-        raise ValueError(f"Expected tensors of one floating point dtype, got {sorted(d.name for d in found)}.")
+        raise ValueError(f"Expected tensors of one floating-point dtype, got {sorted(d.name for d in found)}.")
     return found.pop() if found else np.dtype(np.float32)
 
 

@@ -14,17 +14,17 @@ from replicax._base.errors import DataLossError, InvalidArgumentError, OutOfRang
 _TABLE: list[tuple[str, int, str, type[Exception] | None]] = [
     ("Cancelled", 1, "An operation was cancelled.", None),
     ("Unknown", 2, "An error of unknown cause.", None),
-    ("DeadlineExceeded", 4, "An operation was not done in time.", TimeoutError),
-    ("NotFound", 5, "A file or another thing is not there.", FileNotFoundError),
-    ("AlreadyExists", 6, "A file or another thing is there already.", FileExistsError),
-    ("PermissionDenied", 7, "The program may not do that.", PermissionError),
-    ("ResourceExhausted", 8, "Memory or another resource is used up.", None),
-    ("FailedPrecondition", 9, "The system is not in a state in which that can be done.", None),
-    ("Aborted", 10, "An operation was ended early.", None),
-    ("Unimplemented", 12, "An operation is not there.", None),
-    ("Internal", 13, "An error inside of the system.", None),
-    ("Unavailable", 14, "A service or another process is not there.", None),
-    ("Unauthenticated", 16, "The program did not say who it is.", None),
+    ("DeadlineExceeded", 4, "An operation exceeded its time limit.", TimeoutError),
+    ("NotFound", 5, "A file or another object does not exist.", FileNotFoundError),
+    ("AlreadyExists", 6, "A file or another object exists already.", FileExistsError),
+    ("PermissionDenied", 7, "The program has no permission for the operation.", PermissionError),
+    ("ResourceExhausted", 8, "Memory or another resource is exhausted.", None),
+    ("FailedPrecondition", 9, "The system is not in a state required for the operation.", None),
+    ("Aborted", 10, "An operation was aborted.", None),
+    ("Unimplemented", 12, "An operation is not implemented.", None),
+    ("Internal", 13, "An internal error.", None),
+    ("Unavailable", 14, "A service or another process is not available.", None),
+    ("Unauthenticated", 16, "The program did not authenticate itself.", None),
 ]
 
 

@@ -43,7 +43,7 @@ def cond(
 ) -> Any:
     """Calls `true_fn` or `false_fn`; the condition may be a tracer in compiled code."""
     if true_fn is None or false_fn is None or not callable(true_fn) or not callable(false_fn):
-        raise TypeError("tf.cond needs a function for each way: true_fn and false_fn.")
+        raise TypeError("tf.cond needs a function for each branch: true_fn and false_fn.")
     pred = convert_to_tensor(pred)
     true_fn, false_fn = autograph_switch.converted(true_fn), autograph_switch.converted(false_fn)
     if not _traced(pred):
@@ -59,7 +59,7 @@ def case(
     strict: bool = False,
     name: str = "case",
 ) -> Any:
-    """Calls the function of the first condition that is true, else `default` (if None, in compiled code the last function).
+    """Calls the function of the first condition that is true, else `default`; compiled code needs no default.
 
     With `exclusive`, raises `InvalidArgumentError` if more than one condition is known to be true.
     """
@@ -228,8 +228,8 @@ def _fold(reverse: bool, doc: str) -> Callable[..., Any]:
     return op
 
 
-foldl = _fold(False, "`a = fn(a, row)` for each row from the first on: the last `a`.")
-foldr = _fold(True, "`a = fn(a, row)` for each row from the last on: the last `a`.")
+foldl = _fold(False, "Runs `a = fn(a, row)` for each row from first to last, and returns the last `a`.")
+foldr = _fold(True, "Runs `a = fn(a, row)` for each row from last to first, and returns the last `a`.")
 
 
 # Gradients.

@@ -112,13 +112,13 @@ def _scattering(method: str, doc: str) -> Any:
     return op
 
 
-tensor_scatter_nd_add = _scattering("add", "The tensor with `updates` added at the places `indices`.")
-tensor_scatter_nd_sub = _scattering("subtract", "The tensor with `updates` subtracted at the places `indices`.")
+tensor_scatter_nd_add = _scattering("add", "Returns the tensor with `updates` added at `indices`.")
+tensor_scatter_nd_sub = _scattering("subtract", "Returns the tensor with `updates` subtracted at `indices`.")
 tensor_scatter_nd_max = _scattering(
-    "max", "The tensor, with the larger of its elements and `updates` at the places `indices`."
+    "max", "Returns the tensor with the larger of its elements and `updates` at `indices`."
 )
 tensor_scatter_nd_min = _scattering(
-    "min", "The tensor, with the smaller of its elements and `updates` at the places `indices`."
+    "min", "Returns the tensor with the smaller of its elements and `updates` at `indices`."
 )
 
 
@@ -191,8 +191,10 @@ def _arg_extreme(compute: Any, extreme: Any, doc: str) -> Any:
     return op
 
 
-argmax = _arg_extreme(jax.lax.argmax, largest, "Where the largest element along `axis` (0 by default) stands.")
-argmin = _arg_extreme(jax.lax.argmin, smallest, "Where the smallest element along `axis` (0 by default) stands.")
+argmax = _arg_extreme(jax.lax.argmax, largest, "Returns the index of the largest element along `axis` (0 by default).")
+argmin = _arg_extreme(
+    jax.lax.argmin, smallest, "Returns the index of the smallest element along `axis` (0 by default)."
+)
 
 
 def _uniques(x: Any, out_idx: Any) -> tuple[Any, Any, Any]:

@@ -136,7 +136,7 @@ def band_part(input: Any, num_lower: Any, num_upper: Any, name: str | None = Non
 def _one_diagonal(k: Any, align: str) -> int:
     diagonal = known(k, "The diagonal", "Give a Python number.")
     if diagonal.ndim:
-        raise ValueError(f"k must be one diagonal, got {diagonal.tolist()}; take a band of them one by one.")
+        raise ValueError(f"k must be one diagonal, got {diagonal.tolist()}; for a band, call it for each diagonal.")
     return int(diagonal)
 
 

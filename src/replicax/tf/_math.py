@@ -80,84 +80,93 @@ def _floor_of_quotient(x: Any, y: Any) -> Any:
 
 
 _UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "abs": (magnitude, "The absolute value."),
-    "acos": (jnp.arccos, "The angle whose cosine this is."),
-    "acosh": (jnp.arccosh, "The inverse of cosh."),
-    "asin": (jnp.arcsin, "The angle whose sine this is."),
-    "asinh": (jnp.arcsinh, "The inverse of sinh."),
-    "atan": (jnp.arctan, "The angle whose tangent this is."),
-    "atanh": (jnp.arctanh, "The inverse of tanh."),
-    "bessel_i0": (lambda x: lax.bessel_i0e(x) * jnp.exp(jnp.abs(x)), "The modified Bessel function of order 0."),
-    "bessel_i0e": (lax.bessel_i0e, "The modified Bessel function of order 0, scaled by exp(-|x|)."),
-    "bessel_i1": (lambda x: lax.bessel_i1e(x) * jnp.exp(jnp.abs(x)), "The modified Bessel function of order 1."),
-    "bessel_i1e": (lax.bessel_i1e, "The modified Bessel function of order 1, scaled by exp(-|x|)."),
-    "ceil": (jnp.ceil, "The smallest whole number that is not less."),
-    "conj": (jnp.conj, "The complex conjugate."),
-    "cos": (jnp.cos, "The cosine."),
-    "cosh": (jnp.cosh, "The hyperbolic cosine."),
-    "digamma": (lax.digamma, "The derivative of lgamma."),
-    "erf": (lax.erf, "The error function."),
-    "erfc": (lax.erfc, "1 - erf(x)."),
-    "erfcinv": (lambda x: lax.erf_inv(1 - x), "The inverse of erfc."),
-    "erfinv": (lax.erf_inv, "The inverse of erf."),
-    "exp": (jnp.exp, "The exponential."),
-    "expm1": (jnp.expm1, "exp(x) - 1, exact near 0."),
-    "floor": (jnp.floor, "The largest whole number that is not more."),
-    "is_finite": (jnp.isfinite, "Whether it is neither infinite nor NaN."),
-    "is_inf": (jnp.isinf, "Whether it is infinite."),
-    "is_nan": (jnp.isnan, "Whether it is NaN."),
-    "lgamma": (lax.lgamma, "The logarithm of the absolute value of the gamma function."),
-    "log": (jnp.log, "The natural logarithm."),
-    "log1p": (jnp.log1p, "log(1 + x), exact near 0."),
-    "log_sigmoid": (jax.nn.log_sigmoid, "The logarithm of the logistic function."),
-    "logical_not": (jnp.logical_not, "Whether it is false."),
-    "ndtri": (lambda x: lax.erf_inv(2 * x - 1) * np.sqrt(2).astype(x.dtype), "Quantiles of the normal distribution."),
-    "negative": (jnp.negative, "-x."),
-    "reciprocal": (lambda x: (1 / x).astype(x.dtype), "1 / x."),
-    "reciprocal_no_nan": (lambda x: _no_nan(jnp.divide)(jnp.ones_like(x), x), "1 / x, and 0 where x is 0."),
-    "rint": (jnp.rint, "The nearest whole number, the even one of two."),
-    "round": (jnp.round, "The nearest whole number, the even one of two."),
-    "rsqrt": (lax.rsqrt, "1 / sqrt(x)."),
-    "sigmoid": (jax.nn.sigmoid, "The logistic function."),
-    "sign": (jnp.sign, "-1, 0 or 1."),
-    "sin": (jnp.sin, "The sine."),
-    "sinh": (jnp.sinh, "The hyperbolic sine."),
-    "sqrt": (jnp.sqrt, "The square root."),
-    "square": (jnp.square, "x squared."),
-    "tan": (jnp.tan, "The tangent."),
-    "tanh": (jnp.tanh, "The hyperbolic tangent."),
+    "abs": (magnitude, "Returns the absolute value."),
+    "acos": (jnp.arccos, "Returns the angle whose cosine this is."),
+    "acosh": (jnp.arccosh, "Returns the inverse of cosh."),
+    "asin": (jnp.arcsin, "Returns the angle whose sine this is."),
+    "asinh": (jnp.arcsinh, "Returns the inverse of sinh."),
+    "atan": (jnp.arctan, "Returns the angle whose tangent this is."),
+    "atanh": (jnp.arctanh, "Returns the inverse of tanh."),
+    "bessel_i0": (
+        lambda x: lax.bessel_i0e(x) * jnp.exp(jnp.abs(x)),
+        "Returns the modified Bessel function of order 0.",
+    ),
+    "bessel_i0e": (lax.bessel_i0e, "Returns the modified Bessel function of order 0, scaled by exp(-|x|)."),
+    "bessel_i1": (
+        lambda x: lax.bessel_i1e(x) * jnp.exp(jnp.abs(x)),
+        "Returns the modified Bessel function of order 1.",
+    ),
+    "bessel_i1e": (lax.bessel_i1e, "Returns the modified Bessel function of order 1, scaled by exp(-|x|)."),
+    "ceil": (jnp.ceil, "Rounds up to an integer."),
+    "conj": (jnp.conj, "Returns the complex conjugate."),
+    "cos": (jnp.cos, "Returns the cosine."),
+    "cosh": (jnp.cosh, "Returns the hyperbolic cosine."),
+    "digamma": (lax.digamma, "Returns the derivative of lgamma."),
+    "erf": (lax.erf, "Returns the error function."),
+    "erfc": (lax.erfc, "Returns 1 - erf(x)."),
+    "erfcinv": (lambda x: lax.erf_inv(1 - x), "Returns the inverse of erfc."),
+    "erfinv": (lax.erf_inv, "Returns the inverse of erf."),
+    "exp": (jnp.exp, "Returns the exponential."),
+    "expm1": (jnp.expm1, "Returns exp(x) - 1, exact near 0."),
+    "floor": (jnp.floor, "Rounds down to an integer."),
+    "is_finite": (jnp.isfinite, "Returns whether elements are neither infinite nor NaN."),
+    "is_inf": (jnp.isinf, "Returns whether elements are infinite."),
+    "is_nan": (jnp.isnan, "Returns whether elements are NaN."),
+    "lgamma": (lax.lgamma, "Returns the logarithm of the absolute value of the gamma function."),
+    "log": (jnp.log, "Returns the natural logarithm."),
+    "log1p": (jnp.log1p, "Returns log(1 + x), exact near 0."),
+    "log_sigmoid": (jax.nn.log_sigmoid, "Returns the logarithm of the logistic function."),
+    "logical_not": (jnp.logical_not, "Returns whether elements are false."),
+    "ndtri": (
+        lambda x: lax.erf_inv(2 * x - 1) * np.sqrt(2).astype(x.dtype),
+        "Returns quantiles of the normal distribution.",
+    ),
+    "negative": (jnp.negative, "Returns -x."),
+    "reciprocal": (lambda x: (1 / x).astype(x.dtype), "Returns 1 / x."),
+    "reciprocal_no_nan": (lambda x: _no_nan(jnp.divide)(jnp.ones_like(x), x), "Returns 1 / x, and 0 where x is 0."),
+    "rint": (jnp.rint, "Rounds to the nearest integer; halves to the even one."),
+    "round": (jnp.round, "Rounds to the nearest integer; halves to the even one."),
+    "rsqrt": (lax.rsqrt, "Returns 1 / sqrt(x)."),
+    "sigmoid": (jax.nn.sigmoid, "Returns the logistic function."),
+    "sign": (jnp.sign, "Returns the sign: -1, 0 or 1."),
+    "sin": (jnp.sin, "Returns the sine."),
+    "sinh": (jnp.sinh, "Returns the hyperbolic sine."),
+    "sqrt": (jnp.sqrt, "Returns the square root."),
+    "square": (jnp.square, "Returns x squared."),
+    "tan": (jnp.tan, "Returns the tangent."),
+    "tanh": (jnp.tanh, "Returns the hyperbolic tangent."),
 }
 
 _BINARY: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "add": (jnp.add, "x + y."),
-    "equal": (jnp.equal, "x == y, elementwise."),
-    "floordiv": (_floor_of_quotient, "x // y."),
-    "floormod": (jnp.mod, "x % y, with the sign of y."),
-    "greater": (jnp.greater, "x > y."),
-    "greater_equal": (jnp.greater_equal, "x >= y."),
-    "less": (jnp.less, "x < y."),
-    "less_equal": (jnp.less_equal, "x <= y."),
-    "logical_and": (jnp.logical_and, "Whether both are true."),
-    "logical_or": (jnp.logical_or, "Whether one of both is true."),
-    "maximum": (larger, "The larger of x and y."),
-    "minimum": (smaller, "The smaller of x and y."),
-    "multiply": (jnp.multiply, "x * y."),
-    "not_equal": (jnp.not_equal, "x != y, elementwise."),
-    "pow": (jnp.power, "x to the power of y."),
-    "squared_difference": (lambda x, y: jnp.square(x - y), "(x - y) squared."),
-    "subtract": (jnp.subtract, "x - y."),
+    "add": (jnp.add, "Returns x + y."),
+    "equal": (jnp.equal, "Returns x == y, elementwise."),
+    "floordiv": (_floor_of_quotient, "Returns x // y."),
+    "floormod": (jnp.mod, "Returns x % y, with the sign of y."),
+    "greater": (jnp.greater, "Returns x > y."),
+    "greater_equal": (jnp.greater_equal, "Returns x >= y."),
+    "less": (jnp.less, "Returns x < y."),
+    "less_equal": (jnp.less_equal, "Returns x <= y."),
+    "logical_and": (jnp.logical_and, "Returns whether both are true."),
+    "logical_or": (jnp.logical_or, "Returns whether at least one of both is true."),
+    "maximum": (larger, "Returns the larger of x and y."),
+    "minimum": (smaller, "Returns the smaller of x and y."),
+    "multiply": (jnp.multiply, "Returns x * y."),
+    "not_equal": (jnp.not_equal, "Returns x != y, elementwise."),
+    "pow": (jnp.power, "Returns x to the power of y."),
+    "squared_difference": (lambda x, y: jnp.square(x - y), "Returns (x - y) squared."),
+    "subtract": (jnp.subtract, "Returns x - y."),
 }
 _OF_TENSORS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
-    "divide_no_nan": (_no_nan(jnp.divide), "x / y, and 0 where y is 0."),
+    "divide_no_nan": (_no_nan(jnp.divide), "Returns x / y, and 0 where y is 0."),
     "multiply_no_nan": (
         lambda x, y: jnp.where((y == 0) & ~jnp.isfinite(x), jnp.zeros_like(x), x) * y,
-        "x * y, and 0 where y is 0.",
+        "Returns x * y, and 0 where y is 0.",
     ),
-    "truncatediv": (lambda x, y: lax.div(*_broadcast(x, y)), "x / y, cut off towards 0."),
-    "truncatemod": (lambda x, y: lax.rem(*_broadcast(x, y)), "What is left of x / y, with the sign of x."),
-    "xdivy": (_without(jnp.divide), "x / y, and 0 where x is 0."),
-    "xlog1py": (_without(lambda x, y: x * jnp.log1p(y)), "x * log(1 + y), and 0 where x is 0."),
-    "xlogy": (_without(lambda x, y: x * jnp.log(y)), "x * log(y), and 0 where x is 0."),
+    "truncatediv": (lambda x, y: lax.div(*_broadcast(x, y)), "Returns x / y, rounded towards 0."),
+    "truncatemod": (lambda x, y: lax.rem(*_broadcast(x, y)), "Returns the remainder of x / y, with the sign of x."),
+    "xdivy": (_without(jnp.divide), "Returns x / y, and 0 where x is 0."),
+    "xlog1py": (_without(lambda x, y: x * jnp.log1p(y)), "Returns x * log(1 + y), and 0 where x is 0."),
+    "xlogy": (_without(lambda x, y: x * jnp.log(y)), "Returns x * log(y), and 0 where x is 0."),
 }
 
 
@@ -166,19 +175,19 @@ def _norm(tensor: Any, axis: Any, keepdims: bool) -> Any:
 
 
 _LOGICAL = {
-    "reduce_all": reduction(jnp.all, "Whether all elements along the axes are true.", logical=True),
-    "reduce_any": reduction(jnp.any, "Whether any element along the axes is true.", logical=True),
+    "reduce_all": reduction(jnp.all, "Returns whether all elements along the axes are true.", logical=True),
+    "reduce_any": reduction(jnp.any, "Returns whether any element along the axes is true.", logical=True),
 }
 _REDUCTIONS: dict[str, tuple[Callable[..., Any], str, bool]] = {
-    "reduce_euclidean_norm": (_norm, "The Euclidean norm along the axes.", True),
-    "reduce_logsumexp": (jax.nn.logsumexp, "log(sum(exp(x))) along the axes.", True),
-    "reduce_max": (largest, "The maximum along the axes.", True),
-    "reduce_mean": (jnp.mean, "The mean along the axes, in the tensor's dtype (cut off for integers).", True),
-    "reduce_min": (smallest, "The minimum along the axes.", True),
-    "reduce_prod": (jnp.prod, "The product along the axes.", True),
-    "reduce_std": (jnp.std, "The standard deviation along the axes.", False),
-    "reduce_sum": (jnp.sum, "The sum along the axes, of all elements by default.", True),
-    "reduce_variance": (jnp.var, "The variance along the axes.", False),
+    "reduce_euclidean_norm": (_norm, "Returns the Euclidean norm along the axes.", True),
+    "reduce_logsumexp": (jax.nn.logsumexp, "Returns log(sum(exp(x))) along the axes.", True),
+    "reduce_max": (largest, "Returns the maximum along the axes.", True),
+    "reduce_mean": (jnp.mean, "Returns the mean along the axes, in the tensor's dtype (truncated for integers).", True),
+    "reduce_min": (smallest, "Returns the minimum along the axes.", True),
+    "reduce_prod": (jnp.prod, "Returns the product along the axes.", True),
+    "reduce_std": (jnp.std, "Returns the standard deviation along the axes.", False),
+    "reduce_sum": (jnp.sum, "Returns the sum along the axes, of all elements by default.", True),
+    "reduce_variance": (jnp.var, "Returns the variance along the axes.", False),
 }
 
 # Also used to compute with shapes (see `static`).
@@ -193,10 +202,10 @@ TABLE: dict[str, Any] = {
     **{name: binary(*row, operands=tensors) for name, row in _OF_TENSORS.items()},
     **{name: reduction(*row) for name, row in _REDUCTIONS.items()},
     **_LOGICAL,
-    "divide": binary(jnp.divide, "x / y; integers as floating-point numbers.", _floats),
-    "truediv": binary(jnp.divide, "x / y; integers as floating-point numbers.", _floats),
-    "realdiv": binary(jnp.divide, "x / y.", tensors),
-    "mod": binary(jnp.mod, "x % y, with the sign of y."),
+    "divide": binary(jnp.divide, "Returns x / y; integers are converted to floating-point numbers.", _floats),
+    "truediv": binary(jnp.divide, "Returns x / y; integers are converted to floating-point numbers.", _floats),
+    "realdiv": binary(jnp.divide, "Returns x / y.", tensors),
+    "mod": binary(jnp.mod, "Returns x % y, with the sign of y."),
 }
 namespace_of({name: static(op) if name in _WITH_SHAPES else op for name, op in TABLE.items()}, globals())
 
@@ -321,10 +330,10 @@ def _cumulative(compute: Any, neutral: Callable[[Any], Any], doc: str) -> Any:
     return op
 
 
-cumsum = _cumulative(lax.cumsum, lambda dtype: 0, "The sum of the elements up to each one.")
-cumprod = _cumulative(lax.cumprod, lambda dtype: 1, "The product of the elements up to each one.")
+cumsum = _cumulative(lax.cumsum, lambda dtype: 0, "Returns the cumulative sum.")
+cumprod = _cumulative(lax.cumprod, lambda dtype: 1, "Returns the cumulative product.")
 cumulative_logsumexp = _cumulative(
-    lax.cumlogsumexp, lambda dtype: jnp.finfo(dtype).min, "log(sum(exp(x))) of the elements up to each one."
+    lax.cumlogsumexp, lambda dtype: jnp.finfo(dtype).min, "Returns the cumulative log(sum(exp(x)))."
 )
 
 
@@ -401,12 +410,12 @@ def clip_by_global_norm(t_list: Any, clip_norm: Any, use_norm: Any = None, name:
 
 
 BITWISE = {
-    "bitwise_and": binary(jnp.bitwise_and, "The bits that both have."),
-    "bitwise_or": binary(jnp.bitwise_or, "The bits that one of both has."),
-    "bitwise_xor": binary(jnp.bitwise_xor, "The bits that only one of both has."),
-    "invert": elementwise(jnp.invert, "All bits turned round."),
-    "left_shift": binary(jnp.left_shift, "The bits moved to the left."),
-    "right_shift": binary(jnp.right_shift, "The bits moved to the right."),
+    "bitwise_and": binary(jnp.bitwise_and, "Returns the bits that both have."),
+    "bitwise_or": binary(jnp.bitwise_or, "Returns the bits that at least one of both has."),
+    "bitwise_xor": binary(jnp.bitwise_xor, "Returns the bits that exactly one of both has."),
+    "invert": elementwise(jnp.invert, "Returns all bits turned round."),
+    "left_shift": binary(jnp.left_shift, "Shifts the bits to the left."),
+    "right_shift": binary(jnp.right_shift, "Shifts the bits to the right."),
 }
 
 

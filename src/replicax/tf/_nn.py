@@ -34,12 +34,12 @@ def _selu(x: Any) -> Any:
 
 
 ACTIVATIONS = {
-    "elu": _activation(jax.nn.elu, "x, and exp(x) - 1 below 0."),
-    "relu": _activation(lambda x: jnp.where(x < 0, jnp.zeros_like(x), jax.nn.relu(x)), "The positive part."),
-    "relu6": _activation(jax.nn.relu6, "The positive part, 6 at most."),
-    "selu": _activation(_selu, "The scaled exponential linear unit."),
-    "softplus": _activation(jax.nn.softplus, "log(exp(x) + 1)."),
-    "softsign": _activation(jax.nn.soft_sign, "x / (|x| + 1)."),
+    "elu": _activation(jax.nn.elu, "Returns x where it is positive, else exp(x) - 1."),
+    "relu": _activation(lambda x: jnp.where(x < 0, jnp.zeros_like(x), jax.nn.relu(x)), "Returns the positive part."),
+    "relu6": _activation(jax.nn.relu6, "Returns min(max(x, 0), 6)."),
+    "selu": _activation(_selu, "Returns the scaled exponential linear unit."),
+    "softplus": _activation(jax.nn.softplus, "Returns log(exp(x) + 1)."),
+    "softsign": _activation(jax.nn.soft_sign, "Returns x / (|x| + 1)."),
 }
 namespace_of(ACTIVATIONS, globals())
 

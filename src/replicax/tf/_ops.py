@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import math
 import operator
 import weakref
@@ -149,7 +150,7 @@ def known(value: Any, what: str, instead: str) -> np.ndarray:
         # A traced function that gets this error runs on the host, if it can.
         raise jax.errors.ConcretizationTypeError(
             value,
-            f"{what} decides on the shape of a result, which compiled code must know while it is traced, "
+            f"{what} determines the shape of a result, which compiled code must know while it is traced, "
             f"got a traced value. {instead}",
         )
     return np.asarray(value)
@@ -188,7 +189,7 @@ def as_shape(shape: Any) -> tuple[int, ...]:
     except jax.errors.JAXTypeError:
         raise
     except (TypeError, ValueError) as error:
-        said = f"Expected a shape of whole numbers that are known, got {shape!r} of type {type(shape).__name__}."
+        said = f"Expected a shape of known integers, got {shape!r} of type {type(shape).__name__}."
         raise errors.InvalidOperandError(said) from error
     if abs(math.prod(dims)) > _MOST:
         raise errors.InvalidArgumentError(f"The shape {list(dims)} has too many elements: {abs(math.prod(dims))}.")
@@ -356,7 +357,10 @@ def binary(compute: Callable[[Any, Any], Any], doc: str, operands: Callable[[Any
         x, y = operands(x, y)
         if any(getattr(value, "dtype", None) == np.dtype(object) for value in (x, y)):
             if of_strings is None:
-                raise TypeError(f"Tensors of strings can be compared and joined (tf.strings.join), but not: {doc}")
+                raise TypeError(
+                    f"`{op.__name__}` takes no strings: tensors of strings can only be compared, and joined by "
+                    "tf.strings.join."
+                )
             return convert_to_tensor(np.asarray(of_strings(x, y), np.bool_))
         return compute(x, y)
 
@@ -397,8 +401,9 @@ largest, smallest = _extreme(jax.lax.reduce_max), _extreme(jax.lax.reduce_min)
 
 
 def namespace_of(table: dict[str, Any], target: dict[str, Any]) -> None:
-    """Puts a table's operations into a module's names."""
+    """Adds a table's operations to a module's names."""
     for name, op in table.items():
-        op.__name__ = op.__qualname__ = name
+        for function in (op, inspect.unwrap(op)):  # messages of the inner one name it too
+            function.__name__ = function.__qualname__ = name
         op.__module__ = target["__name__"]
         target[name] = op

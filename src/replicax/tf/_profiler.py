@@ -20,7 +20,7 @@ def start(logdir: Any, options: Any = None) -> None:
 def stop(save: bool = True) -> None:
     """Ends the profile and writes it."""
     if not _started:
-        raise RuntimeError("No profile is on that `stop` could end: call `start` first.")
+        raise RuntimeError("There is no active profile: call `start` first.")
     _started.pop().__exit__()
 
 

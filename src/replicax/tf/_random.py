@@ -175,7 +175,7 @@ class Generator:
         if copy_from is not None:
             state = copy_from.state.value()
         if state is None:
-            raise ValueError("Give a state, or make a generator with Generator.from_seed(seed).")
+            raise ValueError("Pass a state, or create a generator with Generator.from_seed(seed).")
         self._state = _variable(state)
 
     @classmethod

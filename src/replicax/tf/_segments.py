@@ -146,7 +146,7 @@ _KINDS: dict[str, tuple[Callable[[Any, Any, int], Any], str]] = {
     "min": (lambda data, ids, num: _spread(data, ids, num, _limit(data.dtype, "max"), "min"), "minimum"),
     "prod": (_product, "product"),
     "sum": (_total, "sum"),
-    "sqrt_n": (_sqrt_n, "sum over the root of their number"),
+    "sqrt_n": (_sqrt_n, "sum divided by the square root of the number"),
 }
 
 
@@ -157,7 +157,7 @@ def _unsorted(kind: str) -> Callable[..., Any]:
         count = as_int(num_segments, "num_segments")
         return compute(convert_to_tensor(data), convert_to_tensor(segment_ids), count)
 
-    op.__doc__ = f"The {noun} of the rows of each segment; rows with a negative id are left out."
+    op.__doc__ = f"Returns the {noun} of the rows of each segment; rows with a negative id are omitted."
     return op
 
 
@@ -175,7 +175,7 @@ def _sorted(kind: str) -> Callable[..., Any]:
         result = jnp.where(_counts(data, ids, count) == 0, empty, compute(data, ids, count))
         return result.astype(data.dtype)
 
-    op.__doc__ = f"The {noun} of the rows of each segment, by ids in ascending order. Outside of compiled code."
+    op.__doc__ = f"Returns the {noun} of the rows of each segment, by ids in ascending order. Not in compiled code."
     return op
 
 

@@ -14,7 +14,7 @@ from replicax._base.specs import TensorShape, as_dtype
 from replicax._tracing import frames
 from replicax.tf._ops import as_int, convert_to_tensor, is_known, known
 
-_BOUND = "Give it its size, or the most that it may become, as `size=`."
+_BOUND = "Pass its size, or its largest possible size, as `size=`."
 
 
 @jax.tree_util.register_pytree_node_class
@@ -122,7 +122,7 @@ class TensorArray:
         """Grows the array for a tensor at this index; raises `OutOfRangeError` if it cannot grow."""
         if not self._dynamic and not is_known(index):
             return
-        number = int(known(index, "The place at which a TensorArray may grow", _BOUND))
+        number = int(known(index, "An index at which a TensorArray may grow", _BOUND))
         if number < 0 or (number >= self._size and not self._dynamic):
             raise OutOfRangeError(
                 f"Tried to write to index {number} but array is not resizeable and size is: {self._size}. Give it a "
@@ -177,7 +177,7 @@ class TensorArray:
         """Concatenates all tensors along their first axis."""
         tensors = self._written()
         if tensors.ndim < 2:
-            raise ValueError("Scalars cannot be joined along their first axis: use `stack`.")
+            raise ValueError("Scalars cannot be concatenated along their first axis: use `stack`.")
         return tensors.reshape(-1, *tensors.shape[2:])
 
     def gather(self, indices: Any, name: str | None = None) -> Any:
@@ -192,7 +192,7 @@ class TensorArray:
         """Returns the array with the slices of `value` at some indices."""
         array = self
         for index, part in zip(
-            np.asarray(known(indices, "The places to scatter to", _BOUND)), convert_to_tensor(value)
+            np.asarray(known(indices, "The indices to scatter to", _BOUND)), convert_to_tensor(value)
         ):
             array = array.write(index, part)
         return array
@@ -203,8 +203,6 @@ class TensorArray:
         """
         lengths = known(lengths, "The lengths of pieces", _BOUND)
         if len({*lengths.tolist()}) > 1:
-            raise ValueError(
-                f"The tensors of a TensorArray have one shape, and got pieces of lengths {lengths.tolist()}."
-            )
+            raise ValueError(f"The tensors of a TensorArray have one shape, got parts of lengths {lengths.tolist()}.")
         value = convert_to_tensor(value)
         return self.unstack(value.reshape(len(lengths), -1, *value.shape[1:]))
