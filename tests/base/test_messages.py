@@ -12,6 +12,7 @@ from jax import lax
 from strategies import MEAN, SUM, compiled, ctx, eager, mirrored, per_replica, replica_id, ways
 
 import replicax as rx
+from replicax._base.messages import received
 
 S, A = rx.VariableSynchronization, rx.VariableAggregation
 
@@ -376,3 +377,70 @@ def test_after_every_mistake_the_strategy_is_as_it_was(way):
                 way(call)()
     result = way(lambda: run(lambda: ctx().all_reduce(MEAN, replica_id())))()
     assert [float(part) for part in result.values] == [0.5, 0.5]
+
+
+def outside(x):
+    return x
+
+
+class Callable:
+    def __call__(self, x):
+        return x
+
+    def method(self, x):
+        return x
+
+
+LINE = outside.__code__.co_firstlineno
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (outside, f"`outside` (test_messages.py:{LINE})"),
+        (jax.jit(outside), f"`outside` (test_messages.py:{LINE})"),
+        (rx.function(outside), f"`outside` (test_messages.py:{LINE})"),
+        (functools.partial(outside, 1), f"functools.partial of `outside` (test_messages.py:{LINE})"),
+        (Callable().method, f"`Callable.method` (test_messages.py:{Callable.method.__code__.co_firstlineno})"),
+        (len, "`len`"),
+        (Callable(), "an object of class `Callable`"),
+        (Callable, "the class `Callable`"),
+        ([1, 2], "[1, 2] of type list"),
+    ],
+)
+def test_messages_name_functions_and_objects_without_addresses(value, text):
+    assert received(value) == text
+
+
+def test_messages_name_lambdas_by_their_line_and_cut_long_values():
+    short = lambda: None  # noqa: E731
+    assert received(short) == f"the lambda at test_messages.py:{short.__code__.co_firstlineno}"
+    assert received("x" * 1000) == f"'{'x' * 199}... of type str"
+
+
+def test_the_warning_about_retracing_names_the_function_and_its_line():
+    def step(x):
+        return x
+
+    compiled_step = rx.function(step)
+    with pytest.warns(UserWarning) as caught:
+        for n in range(1, 6):
+            compiled_step(jnp.ones(n))
+    (text,) = (str(warning.message) for warning in caught)
+    assert f"calls to `step` (test_messages.py:{step.__code__.co_firstlineno}) triggered retracing" in text
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda wrong: rx.data.Dataset.range(3).with_options(wrong),
+        lambda wrong: rx.Optimizer(wrong, []),
+        lambda wrong: rx.MirroredStrategy([wrong]),
+        lambda wrong: mirrored(2).reduce(wrong, jnp.ones(2), axis=None),
+    ],
+)
+@pytest.mark.parametrize("wrong", [outside, Callable()])
+def test_errors_about_wrong_arguments_have_no_addresses(call, wrong):
+    with pytest.raises((TypeError, ValueError, AssertionError)) as caught:
+        call(wrong)
+    assert received(wrong) in str(caught.value) and " at 0x" not in str(caught.value)

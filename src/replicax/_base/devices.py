@@ -15,6 +15,7 @@ from typing import TypeAlias
 import jax
 
 from replicax._base.errors import DeviceError
+from replicax._base.messages import received
 
 # A device as users give it: a name, a `jax.Device`, or an object with a `name`.
 DeviceLike: TypeAlias = object
@@ -127,10 +128,7 @@ def short_name(device: DeviceLike) -> str:
         return short_names([device])[0]
     text = device if isinstance(device, str) else getattr(device, "name", None)
     if not isinstance(text, str):
-        raise DeviceError(
-            f"A device is given by a name such as 'GPU:0' or as a jax.Device; got {device!r} "
-            f"of type {type(device).__name__}."
-        )
+        raise DeviceError(f"A device is given by a name such as 'GPU:0' or as a jax.Device; got {received(device)}.")
     match = _FULL_NAME.match(text)
     if not match or (match["index"] is None and match["type"].upper() not in ("CPU", "GPU", "TPU")):
         raise DeviceError(f"Unknown attribute {text!r} is encountered while parsing the device spec: {text!r}.")

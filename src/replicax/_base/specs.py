@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._base.messages import received
 from replicax._base.types import Leaf, Tree
 
 # Stands before a dtype's name in a printed spec. replicax.tf sets it to "tf.".
@@ -281,9 +282,7 @@ def _leaf_spec(value: Leaf) -> TensorSpec:
             return TensorSpec((), dtype)
     if isinstance(value, (str, bytes)):
         return TensorSpec((), object)
-    raise TypeError(
-        f"Could not build a TensorSpec for {value!r} of type {type(value).__name__}: pass an array or a number."
-    )
+    raise TypeError(f"Could not build a TensorSpec for {received(value)}: pass an array or a number.")
 
 
 def has_64_bit_types() -> bool:
@@ -330,7 +329,7 @@ def _conform_leaf(value: Leaf, spec: Leaf) -> Leaf:
             _check(_leaf_spec(part), part_spec)
         return value
     if not isinstance(spec, TensorSpec):
-        raise TypeError(f"Expected a TensorSpec or a PerReplicaSpec, got {spec!r} of type {type(spec).__name__}")
+        raise TypeError(f"Expected a TensorSpec or a PerReplicaSpec, got {received(spec)}")
     from_host = isinstance(value, (*PYTHON_DTYPES, list, tuple, np.ndarray, np.generic))
     if from_host and spec.dtype != np.dtype(object):
         value = jnp.asarray(np.array(value), dtype=spec.dtype)

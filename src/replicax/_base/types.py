@@ -8,6 +8,8 @@ import numbers
 import operator
 from typing import Any, NamedTuple, SupportsIndex, TypeAlias, TypeVar
 
+from replicax._base.messages import received
+
 _T = TypeVar("_T")
 _E = TypeVar("_E", bound=enum.Enum)
 
@@ -49,8 +51,7 @@ def as_reduce_op(reduce_op: object) -> ReduceOp:
     if isinstance(reduce_op, str):
         return ReduceOp(reduce_op.upper())
     raise AssertionError(
-        f"reduce_op must be a ReduceOp or one of the names 'SUM' and 'MEAN', got {reduce_op!r} "
-        f"of type {type(reduce_op).__name__}."
+        f"reduce_op must be a ReduceOp or one of the names 'SUM' and 'MEAN', got {received(reduce_op)}."
     )
 
 
@@ -58,7 +59,7 @@ def check_reduction_axis(axis: object) -> None:
     """Raises `TypeError` for what is not None, an int or a tuple of ints."""
     for one in axis if isinstance(axis, tuple) else () if axis is None else (axis,):
         if isinstance(one, bool) or not isinstance(one, numbers.Integral):
-            raise TypeError(f"`axis` is None, an int or a tuple of ints, got {axis!r} of type {type(axis).__name__}.")
+            raise TypeError(f"`axis` is None, an int or a tuple of ints, got {received(axis)}.")
 
 
 class VariableSynchronization(enum.Enum):
@@ -163,9 +164,7 @@ def as_input_options(options: InputOptions | None) -> InputOptions:
     if options is None:
         return InputOptions()
     if not all(hasattr(options, name) for name in InputOptions._fields):
-        raise TypeError(
-            f"`options` is an `InputOptions` or None, got {options!r:.80} of type {type(options).__name__}."
-        )
+        raise TypeError(f"`options` is an `InputOptions` or None, got {received(options)}.")
     return options
 
 
@@ -180,7 +179,7 @@ class CommunicationImplementation(enum.Enum):
 def as_integer(argument: str, value: object) -> int:
     """Returns an argument that is an integer as an int; raises `TypeError` for anything else."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-        raise TypeError(f"`{argument}` is an int, got {value!r} of type {type(value).__name__}.")
+        raise TypeError(f"`{argument}` is an int, got {received(value)}.")
     return operator.index(value)
 
 
@@ -260,7 +259,7 @@ def as_options(options: object, default: _T) -> CommunicationOptions | _T:
         return default if options is None else options
     raise TypeError(
         "Options of a collective are CommunicationOptions, such as rx.CommunicationOptions(bytes_per_pack=1 << 20), "
-        f"got {options!r} of type {type(options).__name__}."
+        f"got {received(options)}."
     )
 
 
@@ -268,7 +267,7 @@ def as_flag(name: str, value: object) -> bool:
     """Returns `value` as a bool if it is True or False, NumPy's too; raises `TypeError` for anything else."""
     if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
         return bool(value)
-    raise TypeError(f"`{name}` is True or False, got {value!r} of type {type(value).__name__}.")
+    raise TypeError(f"`{name}` is True or False, got {received(value)}.")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

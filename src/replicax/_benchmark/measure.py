@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import jax
 
 from replicax._base import devices as _devices
+from replicax._base.messages import received
 from replicax._base.types import Tree
 from replicax._benchmark import hlo
 from replicax._benchmark import without_communication as _without_communication
@@ -53,7 +54,7 @@ def benchmark(strategy: Strategy, step: Callable[..., Tree], batch: Tree, rounds
             "Functions run eagerly now, and a benchmark is of compiled ones: run_functions_eagerly(False)."
         )
     if not callable(step):
-        raise TypeError(f"A benchmark is of a function, the step; got {step!r} of type {type(step).__name__}.")
+        raise TypeError(f"A benchmark is of a function, the step; got {received(step)}.")
     function: Function = step if isinstance(step, Function) else _function.function(step)
     if function.steps_per_call > 1:
         raise ValueError(

@@ -14,6 +14,7 @@ import numpy as np
 
 from replicax._base.atomic_files import make_folders, path_text, remove
 from replicax._base.errors import CheckpointError
+from replicax._base.messages import received
 from replicax._checkpoint import files as _files
 from replicax._checkpoint.checkpoint import Checkpoint
 from replicax._checkpoint.files import Path
@@ -109,7 +110,7 @@ class CheckpointManager:
         if checkpoint_interval is not None and step_counter is None:
             raise ValueError("`step_counter` should be passed if `checkpoint_interval` is not None.")
         if not isinstance(checkpoint, Checkpoint):
-            raise TypeError(f"`checkpoint` is a Checkpoint, got {checkpoint!r} of type {type(checkpoint).__name__}.")
+            raise TypeError(f"`checkpoint` is a Checkpoint, got {received(checkpoint)}.")
         self._checkpoint, self._max_to_keep = checkpoint, max_to_keep
         self._directory = path_text(directory, "folder of checkpoints")
         self._hours, self._name, self._init_fn = keep_checkpoint_every_n_hours, checkpoint_name, init_fn

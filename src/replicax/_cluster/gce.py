@@ -7,6 +7,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from replicax._base.messages import received
 from replicax._cluster.explain import Explanation
 from replicax._cluster.resolver import TaskClusterResolver
 from replicax._cluster.spec import ClusterSpec
@@ -47,7 +48,7 @@ def service(name: str, version: str, credentials: Any, needed_by: str, **options
     if chosen and not (hasattr(credentials, "before_request") or hasattr(credentials, "authorize")):
         raise TypeError(
             f"`credentials` of the {needed_by} are 'default' or Google credentials, as google.auth gives them; got "
-            f"{credentials!r} of type {type(credentials).__name__}."
+            f"{received(credentials)}."
         )
     return discovery.build(name, version, cache_discovery=False, **chosen, **options)
 

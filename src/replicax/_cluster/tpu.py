@@ -13,6 +13,7 @@ import jax
 
 from replicax._base import devices as _devices
 from replicax._base.errors import DeviceError
+from replicax._base.messages import received
 from replicax._cluster import gce
 from replicax._cluster.explain import Explanation
 from replicax._cluster.resolver import ClusterResolver, master_url
@@ -276,7 +277,7 @@ def _find(tpu: Any, config: dict[str, Any]) -> _Workers:
     }
     source, tpu = next(((source, name) for source, name in names.items() if name), ("", None))
     if tpu and not isinstance(tpu, (str, bytes)):
-        raise TypeError(f"`tpu` is the name or address of a TPU, or None, got {tpu!r} of type {type(tpu).__name__}.")
+        raise TypeError(f"`tpu` is the name or address of a TPU, or None, got {received(tpu)}.")
     if tpu:
         tpu = tpu.decode() if isinstance(tpu, bytes) else tpu
         return _Workers(tpu, _given_addresses(tpu) if tpu.startswith("grpc://") else None, None, source)

@@ -17,6 +17,7 @@ import numpy as np
 
 from replicax._base import devices as _devices
 from replicax._base.errors import DeviceError
+from replicax._base.messages import received
 from replicax._cluster.topology import DeviceAssignment, Topology
 
 
@@ -199,7 +200,7 @@ def check_resolver(resolver: object) -> None:
     if resolver is not None and not (hasattr(resolver, "cluster_spec") and hasattr(resolver, "master")):
         raise TypeError(
             "`tpu_cluster_resolver` is a cluster resolver, such as TPUClusterResolver('local'), or None; got "
-            f"{resolver!r} of type {type(resolver).__name__}."
+            f"{received(resolver)}."
         )
 
 

@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from replicax._base.array_conversion import as_array
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.messages import received
 from replicax._base.specs import has_64_bit_types
 from replicax._base.types import Leaf, ReduceOp, check_reduction_axis
 from replicax._tracing import frames
@@ -136,7 +137,7 @@ def reduce_parts(
     for part in parts:
         if not is_array(part):
             raise TypeError(
-                f"The replicas' values are no arrays but {part!r} of type {type(part).__name__}. Return arrays from "
+                f"The replicas' values are no arrays but {received(part)}. Return arrays from "
                 "the replica function: jnp.asarray(...)."
             )
         check_numeric(part.dtype)

@@ -24,6 +24,7 @@ from jax.sharding import PartitionSpec
 from replicax._base import devices, jax_internals, nest
 from replicax._base.array_conversion import as_array
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.messages import received
 from replicax._base.optimizing import optimizes_programs
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, as_integer, as_options
 from replicax._collectives import arithmetic, cross_process, in_flight, sharding
@@ -80,7 +81,7 @@ def placed(value: Leaf, destinations: object) -> Leaf:
     elif isinstance(destinations, jax.Array):
         device = next(iter(destinations.devices()))
     else:
-        raise ValueError(f"{_DESTINATIONS} Got {destinations!r} of type {type(destinations).__name__}.")
+        raise ValueError(f"{_DESTINATIONS} Got {received(destinations)}.")
     return jax_internals.uncommitted(jax.device_put(value, device))
 
 

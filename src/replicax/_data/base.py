@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
+from replicax._base.messages import received
 from replicax._base.types import Tree
 from replicax._data import iterators
 from replicax._data.elements import Nested
@@ -121,7 +122,7 @@ class Base(Nested):
     def with_options(self, options: Options, name: str | None = None) -> Self:
         """Returns this dataset with `options` added to its own; raises TypeError if they are no `Options`."""
         if not isinstance(options, Options):
-            raise TypeError(f"`options` is an `rx.data.Options`, got {options!r:.80} of type {type(options).__name__}.")
+            raise TypeError(f"`options` is an `rx.data.Options`, got {received(options)}.")
         return self._with(self._options.merge(options))
 
     def _with(self, options: Options) -> Self:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from replicax._base.host_memory import Pool, kept
+from replicax._base.messages import shown
 from replicax._base.types import Leaf, Tree
 from replicax._data.elements import Nested, as_host, as_tensor, host_structure
 
@@ -48,7 +49,7 @@ def ending(error: _E) -> _E:
 
 def _stopped(role: str, function: Callable[..., object]) -> RuntimeError:
     return RuntimeError(
-        f"{role}, {function!r}, raised StopIteration, which would end the data without an error. "
+        f"{role}, {shown(function)}, raised StopIteration, which would end the data without an error. "
         "Catch it in the function, or give `next` a default: `next(iterator, None)`."
     )
 

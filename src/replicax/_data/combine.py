@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from replicax._base.errors import InvalidArgumentError
+from replicax._base.messages import received
 from replicax._base.specs import TensorSpec
 from replicax._base.types import Tree
 from replicax._data.base import Base
@@ -71,7 +72,7 @@ class Combined(Order):
             TypeError: `dataset` is no Dataset, or its elements are known to be of another kind.
         """
         if not isinstance(dataset, Base):
-            raise TypeError(f"`dataset` is a Dataset, got {dataset!r:.80} of type {type(dataset).__name__}.")
+            raise TypeError(f"`dataset` is a Dataset, got {received(dataset)}.")
 
         def make(reading: Reading, start: int = 0, /) -> Iterator[Tree]:
             return concatenated((self, dataset), reading, start)

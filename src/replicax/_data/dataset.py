@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import numpy as np  # noqa: F401  for the example below
 
+from replicax._base.messages import received
 from replicax._base.types import Tree
 from replicax._data.base import Base
 from replicax._data.group_by import Grouping
@@ -44,7 +45,7 @@ class Dataset(Sources, Grouping, Saving):
         if not isinstance(variant_tensor, Variant):
             raise TypeError(
                 "`Dataset(variant_tensor)` takes what tf.data.experimental.to_variant returned, got "
-                f"{variant_tensor!r:.80} of type {type(variant_tensor).__name__}. To make a dataset of data, use "
+                f"{received(variant_tensor)}. To make a dataset of data, use "
                 "Dataset.from_tensor_slices or another one of its static methods."
             )
         vars(self).update(vars(variant_tensor.dataset))
@@ -69,7 +70,7 @@ counter = Dataset.counter  # which is `tf.data.experimental.Counter` too
 def to_variant(dataset: Dataset) -> Variant:
     """Returns the dataset as one value."""
     if not isinstance(dataset, Base):
-        raise TypeError(f"`to_variant` takes a dataset, got {dataset!r} of type {type(dataset).__name__}.")
+        raise TypeError(f"`to_variant` takes a dataset, got {received(dataset)}.")
     return Variant(dataset)
 
 

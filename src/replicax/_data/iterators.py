@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from replicax._base import tracebacks
 from replicax._base.errors import InvalidArgumentError, OutOfRangeError
+from replicax._base.messages import received
 from replicax._base.types import Leaf, Tree
 from replicax._data.calls import ending
 from replicax._data.elements import Nested, as_tensor
@@ -280,10 +281,7 @@ class DatasetIterator(ElementIterator):
 
     def __init__(self, dataset: IterableDataset):
         if not hasattr(dataset, "_nodes"):
-            raise TypeError(
-                f"An iterator is made of a Dataset, got {dataset!r:.80} of type {type(dataset).__name__}. Call "
-                "`iter(dataset)`."
-            )
+            raise TypeError(f"An iterator is made of a Dataset, got {received(dataset)}. Call `iter(dataset)`.")
         self._dataset = dataset
         self._begin(Reading(dataset._nodes), 0)
 

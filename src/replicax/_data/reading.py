@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
+from replicax._base.messages import received
 from replicax._base.types import Tree
 
 # The state of a node or of a reading: what JSON can write.
@@ -264,7 +265,7 @@ def state_from_bytes(state: object, readings: Sequence[Reading]) -> tuple[int, l
         position, saved = int(found["position"]), list(found["readings"])
     except (ValueError, TypeError, KeyError) as e:
         raise InvalidArgumentError(
-            f"restore_state takes what save_state returned, got {state!r:.80} of type {type(state).__name__}, which is "
+            f"restore_state takes what save_state returned, got {received(state)}, which is "
             f"no such state, or is damaged ({e})."
         ) from e
     own = [reading.nodes for reading in readings]

@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.host_memory import kept
+from replicax._base.messages import received
 from replicax._base.specs import TensorShape, TensorSpec, as_dtype, dtype_name, spec_of
 from replicax._base.types import Tree
 from replicax._data.base import Base
@@ -201,7 +202,7 @@ def _as_spec(spec: Tree) -> Tree:
         return TensorSpec.from_spec(spec)
     raise TypeError(
         "`output_signature` is a TensorSpec, or a nest of them in the structure of the elements; it has a leaf "
-        f"{spec!r:.80} of type {type(spec).__name__}."
+        f"{received(spec)}."
     )
 
 

@@ -28,6 +28,7 @@ from typing import Any, TypeGuard
 import jax
 
 from replicax._base import jax_internals, profiling, tracebacks
+from replicax._base.messages import received, shown
 from replicax._base.types import Tree
 from replicax._engine import modes, multi_step, step_hints
 from replicax._engine.concrete_function import ConcreteFunction
@@ -270,7 +271,7 @@ class Function:
             entry, elements = self._programs.entries[call.key][0], []
         except Abort as abort:
             raise RuntimeError(
-                f"{self.python_function!r} has no program of its own for these arguments: it makes variables on "
+                f"{shown(self.python_function)} has no program of its own for these arguments: it makes variables on "
                 "its first call (call it once before), loops over a distributed dataset, or takes a batch of "
                 "uneven parts in a way that cannot be compiled."
             ) from abort
@@ -354,7 +355,7 @@ def function(
             "argument write [spec]."
         )
     if func is not None and not callable(func):
-        raise TypeError(f"`function` compiles a Python function, got {func!r} of type {type(func).__name__}.")
+        raise TypeError(f"`function` compiles a Python function, got {received(func)}.")
     if func is None:
         return lambda f: function(f, input_signature, autograph, steps_per_call=steps)
     return Function(func, input_signature, autograph, steps_per_call=steps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from replicax._base import tracebacks
+from replicax._base.messages import shown
 from replicax._base.types import Tree
 from replicax._engine.signature import CallKeys, CallSignature, difference, is_python_iterator
 from replicax._tracing.dataset_reads import DatasetRead
@@ -55,7 +56,7 @@ class TraceLog:
             return
         self._warned = self._retraced
         tracebacks.warn(
-            f"{self._retraced} out of the last {self.calls} calls to {self._function!r} triggered retracing, "
+            f"{self._retraced} out of the last {self.calls} calls to {shown(self._function)} triggered retracing, "
             f"which is slow. {cause}Pass numbers that change as arrays, keep shapes the same, and define the function "
             "outside of loops.",
         )
@@ -65,12 +66,13 @@ class TraceLog:
         for leaf in call.statics:
             if is_python_iterator(leaf):
                 tracebacks.warn(
-                    f"{self._function!r} is given a Python iterator, {leaf!r}. It is a constant of the compiled "
-                    "program: what next() gives while tracing is used in all calls. Pass the elements, or an iterator "
-                    "of `strategy.experimental_distribute_dataset(...)` or of an `rx.data.Dataset`.",
+                    f"{shown(self._function)} is given a Python iterator, {shown(leaf)}. It is a constant of the "
+                    "compiled program: all calls use the elements that next() returned while tracing. Pass the "
+                    "elements, or an iterator of `strategy.experimental_distribute_dataset(...)` or of an "
+                    "`rx.data.Dataset`.",
                 )
         if self._steps > 1 and not pulls and call.meshes():
             tracebacks.warn(
-                f"{self._function!r} takes {self._steps} steps a call, all of them with the batch that it was "
+                f"{shown(self._function)} takes {self._steps} steps a call, all of them with the batch that it was "
                 "given. For a fresh batch in each step pass the dataset's iterator, and call next(iterator) in it.",
             )

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Callable, Hashable, Iterator
 
 from replicax._base import tracebacks
+from replicax._base.messages import shown
 from replicax._base.optimizing import optimizes_programs
 from replicax._base.types import Leaf, Tree
 from replicax._engine.signature import CallSignature
@@ -42,11 +43,11 @@ class UnevenCalls:
         if not self._warned:
             self._warned = True
             tracebacks.warn(
-                f"{self._python_function!r} is called with batches whose parts differ in shape from replica to replica "
-                f"and from call to call, the last time of shapes {', '.join(map(str, call.uneven[-1]))}. "
-                f"{PROGRAMS} of such kinds have programs; with others it runs eagerly, which is slow. Choose a batch "
-                "size that the number of replicas divides, leave out the rest of the data with "
-                "`batch(size, drop_remainder=True)`, or bring examples to few shapes with `padded_batch`.",
+                f"{shown(self._python_function)} is called with batches whose parts differ in shape between replicas "
+                f"and between calls, the last time of shapes {', '.join(map(str, call.uneven[-1]))}. "
+                f"{PROGRAMS} such kinds of batches have programs; with others it runs eagerly, which is slow. Choose a "
+                "batch size that is a multiple of the number of replicas, drop the last batch with "
+                "`batch(size, drop_remainder=True)`, or pad examples to few shapes with `padded_batch`.",
             )
         return True
 

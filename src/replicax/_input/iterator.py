@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+from replicax._base.messages import received
 from replicax._base.types import Tree
 from replicax._data.iterators import ElementIterator, exclusive
 from replicax._data.multi_step import Demand
@@ -39,7 +40,7 @@ class DistributedIterator(ElementIterator, Distributed):
     def _open(self, dataset: PlacedRounds) -> None:
         if not isinstance(dataset, PlacedRounds):
             raise TypeError(
-                f"An iterator is made of a distributed dataset, got {dataset!r:.80} of type {type(dataset).__name__}. "
+                f"An iterator is made of a distributed dataset, got {received(dataset)}. "
                 "Call `iter(strategy.experimental_distribute_dataset(dataset))`."
             )
         self._dataset = dataset

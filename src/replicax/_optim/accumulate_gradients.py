@@ -15,6 +15,7 @@ from jax import lax
 from replicax._base import array_conversion
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.messages import received
 from replicax._base.types import Leaf, ReduceOp, Tree, as_reduce_op
 from replicax._collectives import arithmetic
 from replicax._control_flow import traced_block
@@ -152,7 +153,7 @@ def _batch(leaf: Leaf) -> jax.Array:
     """Returns an array that has rows; raises an error for anything else."""
     if not is_array(leaf):
         raise TypeError(
-            f"What is split into micro-batches is arrays, got {leaf!r} of type {type(leaf).__name__}. Pass it by "
+            f"What is split into micro-batches is arrays, got {received(leaf)}. Pass it by "
             "keyword, or say which arguments to split: accumulate_gradients(..., batch_argnums=(1, 2))."
         )
     if leaf.ndim == 0:

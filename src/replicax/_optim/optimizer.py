@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._base import nest
+from replicax._base.messages import received
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, as_options, as_reduce_op
 from replicax._collectives import sharding
 from replicax._collectives.reducer import Reducer
@@ -78,14 +79,14 @@ class Optimizer:
         if not all(callable(getattr(transformation, method, None)) for method in ("init", "update")):
             raise TypeError(
                 "An Optimizer takes an Optax transformation, such as optax.sgd(0.1), with methods `init` and `update`; "
-                f"got {transformation!r} of type {type(transformation).__name__}."
+                f"got {received(transformation)}."
             )
         self._transformation, self._variables = transformation, variables
         self._reduce_op, self._options = as_reduce_op(reduce_op), as_options(options, None)
         self._flat = nest.values(variables)
         for leaf in self._flat:
             if not isinstance(leaf, Variable):
-                raise TypeError(f"An Optimizer takes variables, got {leaf!r} of type {type(leaf).__name__}.")
+                raise TypeError(f"An Optimizer takes variables, got {received(leaf)}.")
         if not self._flat:
             raise TypeError("An Optimizer takes at least one variable, got none.")
         if context.get_replica_context() is not None and context.has_strategy():

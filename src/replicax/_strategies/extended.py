@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Self
 
+from replicax._base.messages import received
 from replicax._base.types import (
     CommunicationOptions,
     InputContext,
@@ -207,7 +208,7 @@ class StrategyExtended(abc.ABC):
     def read_var(self, v: Tree) -> Tree:
         """Returns the variable's value."""
         if not hasattr(v, "read_value"):
-            raise TypeError(f"`read_var` takes a variable, got {v!r} of type {type(v).__name__}.")
+            raise TypeError(f"`read_var` takes a variable, got {received(v)}.")
         return v.read_value()
 
     def colocate_vars_with(self, colocate_with_variable: Variable) -> contextlib.AbstractContextManager[None]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from replicax._base import devices
+from replicax._base.messages import received
 from replicax._base.types import CommunicationImplementation, CommunicationOptions, as_flag, as_options
 from replicax._collectives import cross_process
 from replicax._collectives.cross_device_ops import CollectiveAllReduce
@@ -119,7 +120,7 @@ class ExperimentalMultiWorkerMirroredStrategy(Strategy):
         if not isinstance(resolver, ClusterResolver):
             raise ValueError(
                 "cluster_resolver must be an instance of tf.distribute.cluster_resolver.ClusterResolver, got "
-                f"{resolver!r} of type {type(resolver).__name__}."
+                f"{received(resolver)}."
             )
         super().__init__(MultiWorkerMirroredExtended(self, resolver, options, shard_optimizer_state))
 

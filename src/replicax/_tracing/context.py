@@ -17,6 +17,7 @@ import numpy as np
 from replicax._base import errors, nest, tracebacks
 from replicax._base.array_conversion import as_array
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.messages import received
 from replicax._base.types import (
     CommunicationOptions,
     Leaf,
@@ -231,9 +232,7 @@ def exchangeable(leaf: Leaf, what: str, sparse: bool = True) -> Leaf:
             "function through `args` of `strategy.run`, where it becomes the replica's component."
         )
     if not is_array(leaf):
-        raise TypeError(
-            f"{what} takes arrays, got {leaf!r} of type {type(leaf).__name__}. Make an array of it: jnp.asarray(...)."
-        )
+        raise TypeError(f"{what} takes arrays, got {received(leaf)}. Make an array of it: jnp.asarray(...).")
     if isinstance(leaf, (np.ndarray, np.generic)):
         if leaf.dtype.kind in _NOT_NUMERIC:
             error = TypeError if what.endswith("gather") else errors.InvalidArgumentError

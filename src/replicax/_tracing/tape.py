@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 from replicax._base import foreign_state, tracebacks
 from replicax._base import nest as _nest
 from replicax._base.jax_internals import current_trace, first_copy
+from replicax._base.messages import received
 from replicax._base.types import Leaf, Tree
 from replicax._tracing import active_tapes, trace_caches
 from replicax._tracing.jacobian import Pull, batch_jacobian, jacobians
@@ -434,7 +435,5 @@ def _flatten(nest: Tree, role: str) -> tuple[list[Leaf], Callable[[list[Tree]], 
     leaves = [foreign_state.variable_of(leaf) for leaf in found]
     for leaf in leaves:
         if not active_tapes.is_variable(leaf) and not isinstance(leaf, jax.Array):
-            raise TypeError(
-                f"{role} must be JAX arrays, variables or nests of them, got {leaf!r} of type {type(leaf).__name__}."
-            )
+            raise TypeError(f"{role} must be JAX arrays, variables or nests of them, got {received(leaf)}.")
     return leaves, lambda values: jax.tree.unflatten(tree, map(foreign_state.in_the_form_of, found, values))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, TypeVar
 
 from replicax._base import jax_internals
+from replicax._base.messages import received
 from replicax._base.types import Tree
 from replicax._tracing import context, frames
 from replicax._values import PerReplica
@@ -41,7 +42,7 @@ class name_scope:
 
     def __init__(self, name: str):
         if not isinstance(name, str):
-            raise ValueError(f"name for name_scope must be a string, got {name!r} of type {type(name).__name__}.")
+            raise ValueError(f"name for name_scope must be a string, got {received(name)}.")
         self._name = name
         self._outer: list[list[str]] = []
 

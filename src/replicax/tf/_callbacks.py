@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from replicax._base.messages import shown
 from replicax._base.specs import TensorSpec, as_dtype
 from replicax._tracing import frames
 from replicax.tf._ops import convert_to_tensor, known
@@ -28,7 +29,7 @@ def _called(func: Callable[..., Any], inp: Any, tout: Any, given: Callable[[Any]
             return [found] * len(kinds)
         values = list(found) if isinstance(found, (list, tuple)) else [found]
         if len(values) != len(kinds):
-            raise ValueError(f"`Tout` names {len(kinds)} results, and {func!r} returned {len(values)}.")
+            raise ValueError(f"`Tout` names {len(kinds)} results, and {shown(func)} returned {len(values)}.")
         return values
 
     if frames.is_tracing():

@@ -17,6 +17,7 @@ import numpy as np
 
 from replicax._base import devices, errors, specs
 from replicax._base import nest as _nest
+from replicax._base.messages import shown
 from replicax._control_flow import cond_and_loops
 from replicax._tracing import autograph_switch, dataset_reads, frames
 from replicax._values import PerReplica
@@ -252,7 +253,7 @@ def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
             result, gradient = f(*args, **kwargs)
             if "variables" in inspect.signature(gradient).parameters:
                 raise NotImplementedError(
-                    f"The gradient function of {getattr(f, '__name__', f)} takes `variables`: pass their values to the "
+                    f"The gradient function of {shown(f)} takes `variables`: pass their values to the "
                     "function as arguments, for which it returns gradients as for the others."
                 )
             result, pulled = _tensors(result), jax.tree.map(jnp.zeros_like, args)

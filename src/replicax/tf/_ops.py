@@ -21,6 +21,7 @@ import numpy as np
 
 from replicax._base import array_conversion, errors, jax_internals
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.messages import received
 from replicax._base.specs import as_dtype
 from replicax._data.elements import as_strings
 from replicax._tracing import frames
@@ -56,7 +57,7 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
     if array.dtype.kind in "OSU":
         if array.dtype.kind == "O" and not all(isinstance(x, (str, bytes)) for x in array.flat):
             found = next(x for x in array.flat if not isinstance(x, (str, bytes)))
-            raise ValueError(f"A tensor is made of numbers or strings, got {found!r} of type {type(found).__name__}.")
+            raise ValueError(f"A tensor is made of numbers or strings, got {received(found)}.")
         return as_strings(np.vectorize(lambda x: x.encode() if isinstance(x, str) else x, otypes=[object])(array))
     if dtype is None and dtype_hint is not None and not hasattr(value, "dtype"):
         with contextlib.suppress(TypeError):
@@ -189,7 +190,7 @@ def as_shape(shape: Any) -> tuple[int, ...]:
     except jax.errors.JAXTypeError:
         raise
     except (TypeError, ValueError) as error:
-        said = f"Expected a shape of known integers, got {shape!r} of type {type(shape).__name__}."
+        said = f"Expected a shape of known integers, got {received(shape)}."
         raise errors.InvalidOperandError(said) from error
     if abs(math.prod(dims)) > _MOST:
         raise errors.InvalidArgumentError(f"The shape {list(dims)} has too many elements: {abs(math.prod(dims))}.")
