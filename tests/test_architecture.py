@@ -49,7 +49,7 @@ def test_each_walk_leads_through_names_that_are_there(walk):
         assert names.startswith("`") and not missing, f"{walk}: {file} has no {missing}"
 
 
-def test_what_a_strategy_implements_is_what_its_base_lacks():
+def test_the_page_lists_the_abstract_methods_of_strategies():
     text = section("Where to add what").split("| name | what it is |")[1].split("\n\n")[0]
     named = set(re.findall(r"`(\w+)", "".join(line.split("|")[1] for line in text.splitlines()[2:])))
     assert named - {"_variables_live_once"} == ReplicatedExtended.__abstractmethods__

@@ -129,7 +129,7 @@ def _is_wrong_there(module: str, found: Import) -> bool:
     )
 
 
-def test_what_is_not_plugged_in_is_missed_by_name(run_python):
+def test_a_hook_that_is_not_registered_is_named_in_the_error(run_python):
     done = run_python("""
         from replicax._data.dataset import Dataset
         from replicax._tracing import context

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 README_DEVICES = "GPU:4,CPU:1"
 
 
-def test_names_at_the_door_are_sorted_and_complete():
+def test_public_names_are_sorted_and_complete():
     import replicax
     from replicax import _api
 
@@ -65,7 +65,7 @@ DOCUMENTS = [
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_the_documents_run(document, run_python):
+def test_the_examples_of_the_documents_run(document, run_python):
     """The ```python blocks, one after the other in one program. A ```py block is not run."""
     text = (ROOT / document).read_text(encoding="utf-8")
     blocks = list(re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))

@@ -70,7 +70,7 @@ def test_conditions_of_python_run_while_tracing():
     assert float(f(jnp.float32(2), True)) == 7 and len(log) == 5
 
 
-def test_a_number_that_both_branches_give_stays_one():
+def test_a_number_assigned_in_both_branches_stays_a_number():
     @converted
     def f(x):
         if x > 0:
@@ -82,7 +82,7 @@ def test_a_number_that_both_branches_give_stays_one():
     assert f(jnp.float32(1)).tolist() == [2, 2]
 
 
-def test_nests_objects_and_numbers_come_out_of_branches():
+def test_branches_may_return_structures_objects_and_numbers():
     marker = object()
 
     @converted
@@ -197,7 +197,7 @@ def test_a_return_in_a_loop(wanted, expected):
     assert int(find(rows, jnp.float32(wanted))) == int(find_unrolled(rows, jnp.float32(wanted))) == expected
 
 
-def test_a_loop_that_starts_as_pythons_own():
+def test_a_python_loop_may_become_a_loop_on_tensors():
     @converted
     def f(x):
         while True:
@@ -214,7 +214,7 @@ def test_a_loop_that_starts_as_pythons_own():
     assert traces(f) == 1
 
 
-def test_what_a_loop_defines_first():
+def test_variables_first_assigned_in_a_loop_are_available_after_it():
     @converted
     def f(rows):
         last = None
@@ -550,7 +550,7 @@ def test_a_loop_over_a_distributed_dataset():
     assert not any(kinds)
 
 
-def test_a_loop_over_a_dataset_sees_it_anew_in_each_call():
+def test_a_loop_over_a_dataset_restarts_it_in_each_call():
     source = [1, 2, 3]
 
     @converted
@@ -911,7 +911,7 @@ def test_do_not_convert():
         assert float(g(jnp.float32(-2))) == 2
 
 
-def test_off_unless_asked_for():
+def test_autograph_is_off_by_default():
     with pytest.raises(jax.errors.TracerBoolConversionError):
         rx.function(clipped)(jnp.float32(2))
     inner = rx.function(clipped)
@@ -945,7 +945,7 @@ def test_libraries_are_not_converted():
     assert np.allclose(f(jnp.ones(2)), 0.9)
 
 
-def test_without_the_library(monkeypatch):
+def test_functions_run_on_the_host_without_the_autograph_library(monkeypatch):
     monkeypatch.setattr(autograph_switch, "available", lambda: False)
     with pytest.warns(UserWarning, match="pip install diastatic-malt"):
         assert float(converted(clipped)(jnp.float32(2))) == 1

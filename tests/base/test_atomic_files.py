@@ -67,7 +67,7 @@ def project(tmp_path, monkeypatch):
     return folder
 
 
-def test_neither_a_checkpoint_nor_a_dataset_replaces_what_is_something_else(project):
+def test_saving_does_not_replace_other_folders(project):
     before = tree(project)
     checkpoint, dataset = Checkpoint(v=rx.Variable(2.0)), Dataset.range(3)
     refused = rx.InvalidArgumentError
@@ -336,7 +336,7 @@ def test_checkpoints_that_may_be_kept_for_good_are_not_deleted_where_the_list_is
     assert manager.checkpoints == [str(tmp_path / "ckpt-5")]
 
 
-def test_where_nothing_is_there_training_begins_without_a_warning(tmp_path):
+def test_training_starts_without_a_warning_in_an_empty_folder(tmp_path):
     begun = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -445,7 +445,7 @@ def test_a_manager_restores_what_another_process_has_saved_since(tmp_path):
     assert evaluating.checkpoints == saving.checkpoints
 
 
-def test_of_two_processes_that_write_one_new_checkpoint_neither_fails(tmp_path, monkeypatch):
+def test_two_processes_may_write_one_new_checkpoint(tmp_path, monkeypatch):
     checkpoint, rename = Checkpoint(v=rx.Variable(1.0)), os.rename
 
     def after_another(source, destination):
@@ -460,7 +460,7 @@ def test_of_two_processes_that_write_one_new_checkpoint_neither_fails(tmp_path, 
     assert float(value) == 1.0 and names(tmp_path) == ["model"]
 
 
-def test_where_a_folder_cannot_be_locked_a_file_is(tmp_path, monkeypatch):
+def test_a_lock_file_is_used_if_a_folder_cannot_be_locked(tmp_path, monkeypatch):
     """As on NFS, which locks only what is open for writing."""
     fcntl = pytest.importorskip("fcntl")
     flock, locks = fcntl.flock, []
@@ -513,7 +513,7 @@ def left(folder, target, **content):
     return staging
 
 
-def test_what_a_killed_process_left_is_removed_and_what_lives_is_not(tmp_path):
+def test_saves_remove_files_of_killed_but_not_of_living_processes(tmp_path):
     manager = saved(tmp_path, 1.0, 2.0)
     whole = tmp_path / "ckpt-2"
     left(tmp_path, "ckpt-1", deleted=whole)
@@ -552,7 +552,7 @@ def test_a_checkpoint_that_was_caught_between_two_renames_is_found_and_put_in_pl
         assert names(folder) == ["ckpt-1", "other"] and float(v) == value
 
 
-def test_a_staging_folder_that_names_a_place_elsewhere_is_not_believed(tmp_path):
+def test_a_staging_folder_with_a_target_elsewhere_is_ignored(tmp_path):
     saved(tmp_path / "a", 1.0)
     run = tmp_path / "run"
     for number, target in enumerate(["../stolen", str(tmp_path / "stolen"), "..", ""]):

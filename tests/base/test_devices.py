@@ -60,7 +60,7 @@ def test_names_that_do_not_parse(name):
             make()
 
 
-def test_things_that_are_no_devices():
+def test_wrong_kinds_of_devices_are_refused():
     """Facts 113, 117."""
     for wrong in (0, None, ["CPU:0"], 1.5):
         with pytest.raises((rx.DeviceError, TypeError)):

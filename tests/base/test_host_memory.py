@@ -75,7 +75,7 @@ def test_arrays_of_a_pool_are_as_asked_for_and_begin_where_jax_shares_memory(sha
     assert array.shape == shape and array.dtype == dtype and array.ctypes.data % 64 == 0 and array.flags.writeable
 
 
-def test_what_is_settled():
+def test_settle_marks_arrays_that_will_not_change():
     pool = Pool()
     own = np.arange(6.0)
     read_only = own.view()
@@ -95,7 +95,7 @@ def test_what_is_settled():
 @pytest.mark.parametrize(
     "make", [np.ascontiguousarray, np.asfortranarray, lambda a: a[::-1], lambda a: a.transpose(0, 2, 1)]
 )
-def test_rows_are_those_of_the_array_however_it_lies(make):
+def test_rows_are_right_for_every_memory_layout(make):
     array = make(np.arange(40 * 3 * 5, dtype=np.int16).reshape(40, 3, 5))
     numbers = np.array([7, 0, 39, 7])
     found = Pool().rows(array, numbers)
@@ -144,7 +144,7 @@ def test_elements_of_datasets_that_are_kept_never_change(way):
     assert all(is_right(rows, numbers) for rows, numbers in kept) and len(kept) == 30
 
 
-def test_batches_lie_in_few_places(strategy):
+def test_batches_reuse_few_buffers(strategy):
     batches, places = strategy.experimental_distribute_dataset(made("shuffle")), set()
     for _ in range(12):
         for rows, _ in batches:
@@ -191,7 +191,7 @@ def test_a_generator_may_fill_one_buffer_again_and_again(strategy, way):
     assert [{float(x) for part in own for x in np.ravel(part)} for own in parts] == [{0.0}, {1.0}, {2.0}, {3.0}]
 
 
-def test_so_it_may_where_several_elements_are_kept(strategy):
+def test_a_source_may_reuse_its_buffer_when_several_elements_are_kept(strategy):
     buffer = np.zeros(3)
 
     def filled(_):
@@ -255,7 +255,7 @@ def test_no_value_changes_with_the_array_that_it_was_made_of(strategy, way):
 
 
 @pytest.mark.parametrize("rows, most", [(4, 3 + SPARE), (SMALL // 4, 3)])
-def test_a_few_more_of_small_batches_wait_where_their_rows_lie_in_arrays(strategy, rows, most):
+def test_small_batches_of_arrays_are_prefetched_beyond_the_buffer_size(strategy, rows, most):
     options = rx.InputOptions(experimental_per_replica_buffer_size=3)
     source = Dataset.range(4 * rows + 8).batch(rows + 2).repeat()  # of 4 or 8 bytes a number
     iterator = iter(strategy.experimental_distribute_dataset(source, options))

@@ -90,7 +90,7 @@ def test_the_current_trace_is_eager_outside_of_transformations():
     assert jax_internals.is_eager(jax_internals.current_trace())
 
 
-def test_the_trace_belongs_to_the_thread():
+def test_tracing_state_is_per_thread():
     seen = []
 
     def f(x):
@@ -103,7 +103,7 @@ def test_the_trace_belongs_to_the_thread():
     assert seen == [True]
 
 
-def test_the_trace_of_a_tracer():
+def test_trace_of_returns_the_trace_of_a_tracer():
     seen = []
 
     def f(x):
@@ -165,7 +165,7 @@ def test_inputs_are_placeholders_until_they_are_supplied():
     assert gradient.tolist() == [3.0, 4.0]  # what is supplied is differentiated
 
 
-def test_supplies_nest_and_end():
+def test_supplied_inputs_nest_and_end_with_their_context():
     primitive = jax_internals.InputPrimitive("test_nested")
     aval = ShapedArray((), jnp.float32)
     with primitive.supplied({1: "outer", 2: "two"}):
@@ -184,7 +184,7 @@ def test_supplies_nest_and_end():
     assert len(jax.make_jaxpr(lambda: primitive.bind(slot=1, aval=aval))().jaxpr.eqns) == 1
 
 
-def test_single():
+def test_first_copy_returns_one_array_on_one_device():
     """One array on one device, of a replicated one; another array itself."""
     mesh = rx.MirroredStrategy(["GPU:1", "GPU:2"]).extended._mesh
     replicated = mesh.mirror([jnp.arange(3.0), jnp.arange(3.0)])
@@ -193,7 +193,7 @@ def test_single():
     assert jax_internals.first_copy(array) is array
 
 
-def test_is_staging():
+def test_is_staging_is_true_only_under_jit():
     """True under jax.jit, False under jax.grad and at the top."""
     seen = []
 
@@ -283,7 +283,7 @@ def test_gloo_at_gives_gloo_an_address(run_python):
     assert done.returncode == 0 and done.stdout.strip().endswith("['127.0.0.5']"), done.stdout + done.stderr
 
 
-def test_singles_are_as_single():
+def test_first_copies_equal_first_copy():
     mesh = jax.sharding.Mesh(DEVICES[:2], "x")
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     for many in (jnp.arange(3.0), jnp.ones((), jnp.bfloat16), jax.random.key(0)):
@@ -370,7 +370,7 @@ def test_parts_of_a_jaxpr_and_shard_map_again():
     assert float(number) == 15.0
 
 
-def test_what_runs_at_once_inside_of_shard_map_may_map_itself():
+def test_untraced_code_inside_of_shard_map_may_call_shard_map():
     mesh = jax.sharding.Mesh(DEVICES[:2], "x")
     split = jax.sharding.PartitionSpec("x")
     mapped = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "x"), mesh=mesh, in_specs=split, out_specs=split))
@@ -400,7 +400,7 @@ def test_an_equation_is_computed_again_with_another_program_in_it():
     assert float(value) == 27.0
 
 
-def test_with_callbacks():
+def test_with_callbacks_replaces_the_functions_of_callbacks():
     """The functions that JAX's callbacks call, those of inner programs too, are others; debug_print is one as well."""
 
     def f(x):
@@ -436,7 +436,7 @@ def test_with_callbacks():
     assert jax_internals.with_callbacks(same, around)[0] is same
 
 
-def test_order_of_check():
+def test_checkify_reports_the_first_failed_check():
     def f(x):
         for number in range(3):
             checkify.check(x[number] > 0, "too small")

@@ -66,7 +66,7 @@ def test_the_trace_has_the_steps_and_the_replicas_by_name(make, n, tmp_path):
     assert "jit_train_step" in ran
 
 
-def test_eager_replicas_stand_in_it_by_their_numbers(tmp_path):
+def test_eager_replicas_appear_in_the_profile_by_number(tmp_path):
     strategy = mirrored(2)
     with rx.profile(tmp_path) as profile:
         strategy.run(replica_id)

@@ -112,7 +112,7 @@ def test_jax_traceback_filtering_off_shows_all_frames():
     assert any(file.endswith("compiled.py") for file in files) and os.path.dirname(jax.__file__) in " ".join(files)
 
 
-def test_rewritten_code_leaves_no_files_and_has_the_users_lines(tmp_path, monkeypatch):
+def test_converted_code_leaves_no_files_and_keeps_line_numbers(tmp_path, monkeypatch):
     def branch(x, scale=2):
         if x > 0:
             x = x * scale

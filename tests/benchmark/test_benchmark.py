@@ -36,7 +36,7 @@ def adding(strategy, start=1.0):
 
 
 @over(one_of_each=True)
-def test_figures_of_a_step_and_its_variables_as_they_were(make, n):
+def test_benchmark_measures_a_step_and_restores_its_variables(make, n):
     strategy = make()
     train_step, total = adding(strategy)
     x = per_replica(strategy, np.ones((n, 3), np.float32))
@@ -99,7 +99,7 @@ def test_without_communication_each_replica_takes_its_own_value():
     assert np.asarray(right[2].values[0]).tolist() == [16.0, 24.0] and float(total) == 2 * 2 * 40.0
 
 
-def test_collectives_of_xla_itself_stay_and_are_told(monkeypatch):
+def test_collectives_inserted_by_xla_are_counted_and_kept(monkeypatch):
     """Here those of values that are put together outside of the replicas."""
     strategy = mirrored(2)
     step = rx.function(lambda x: strategy.gather(strategy.run(lambda x: x + 1, args=(x,)), axis=0) * 2)
@@ -125,7 +125,7 @@ def test_the_wait_for_input_is_what_a_slow_dataset_adds():
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_elements_go_back_to_an_iterator(inside):
+def test_benchmark_gives_elements_back_to_the_iterator(inside):
     """It is the batch, or the step takes elements of it itself."""
     strategy = mirrored(2)
     train_step, total = adding(strategy)
@@ -146,7 +146,7 @@ def test_batches_of_another_size_are_left_out():
     assert figures.seconds["input"] is not None and train_step.experimental_get_tracing_count() == 1
 
 
-def test_what_cannot_be_measured_is_refused():
+def test_benchmark_refuses_steps_it_cannot_measure():
     strategy = mirrored(2)
     train_step, total = adding(strategy)
     x = per_replica(strategy, np.ones((2, 3), np.float32))
@@ -247,7 +247,7 @@ def test_figures_are_shown_side_by_side():
     ]
 
 
-def test_figures_of_other_steps_and_strategies_are_told_apart():
+def test_figures_of_different_steps_and_strategies_are_labelled():
     unknown = {**FIGURES["seconds"], "compute": None, "communication": None}
     others = [
         {"step": "other_step"},

@@ -133,7 +133,7 @@ KINDS = {
 }
 
 
-def test_all_kinds_of_arrays_come_back_to_the_bit(tmp_path):
+def test_all_kinds_of_arrays_are_restored_bit_for_bit(tmp_path):
     variables = {kind: rx.Variable(value) for kind, value in KINDS.items()}
     path = Checkpoint(kinds=variables).write(tmp_path / "ckpt")
     new = {kind: rx.Variable(jnp.zeros_like(value)) for kind, value in KINDS.items()}
@@ -211,7 +211,7 @@ def test_an_optimizer_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("make", [rx.get_strategy, lambda: mirrored(2)], ids=["default", "mirrored"])
-def test_a_step_takes_over_what_was_restored_and_not_what_was_read_since(make, tmp_path):
+def test_a_step_donates_restored_buffers_but_not_buffers_read_since(make, tmp_path):
     path = Checkpoint(a=rx.Variable(np.arange(5000.0)), b=rx.Variable(np.arange(5000.0) + 1)).save(tmp_path / "ckpt")
     strategy = make()
     with strategy.scope():
@@ -322,12 +322,12 @@ def test_an_iterator_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("value", [3, "text", None, object(), (1, 2), {"lr": 0.1}])
-def test_what_has_no_value_is_refused(value):
+def test_checkpoint_refuses_objects_without_a_value(value):
     with pytest.raises(ValueError, match="`Checkpoint` was expecting v to be a trackable object, got"):
         Checkpoint(v=value)
 
 
-def test_keys_that_read_alike_are_refused(tmp_path):
+def test_keys_with_the_same_text_are_refused(tmp_path):
     with pytest.raises(ValueError, match="same name"):
         Checkpoint(d={1: rx.Variable(0.0), "1": rx.Variable(0.0)}).save(tmp_path / "ckpt")
     with pytest.raises(ValueError, match="Use a list"):
@@ -419,7 +419,7 @@ def test_assertions_name_what_is_unmatched_on_either_side(tmp_path):
             getattr(nothing, name)()
 
 
-def test_values_without_an_object_are_warned_of_unless_that_is_expected(tmp_path):
+def test_values_without_an_object_warn_unless_expected(tmp_path):
     path = Checkpoint(v=rx.Variable(1.0), w=rx.Variable(2.0)).write(tmp_path / "ckpt")
 
     def restored(expect):
@@ -437,7 +437,7 @@ def test_values_without_an_object_are_warned_of_unless_that_is_expected(tmp_path
     assert "1 values" in text and "w/.ATTRIBUTES" in text and "expect_partial" in text
 
 
-def test_what_does_not_fit_changes_nothing(tmp_path):
+def test_restoring_values_that_do_not_fit_changes_nothing(tmp_path):
     path = Checkpoint(a=rx.Variable(5.0), b=rx.Variable([1.0, 2.0])).save(tmp_path / "ckpt")
     a = rx.Variable(0.0)
     for b, error, text in [
@@ -482,7 +482,7 @@ def test_paths_that_are_no_checkpoints(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["save", "write", "read", "restore"])
-def test_not_in_a_compiled_function_nor_in_a_replica(method, tmp_path):
+def test_saving_and_restoring_in_compiled_code_is_refused(method, tmp_path):
     checkpoint = Checkpoint(v=rx.Variable(0.0))
     path = checkpoint.write(tmp_path / "ckpt")
     call = lambda: getattr(checkpoint, method)(path)  # noqa: E731
@@ -541,7 +541,7 @@ def test_a_variable_that_is_made_in_the_first_step_gets_its_value_before_it_is_u
     assert float(layers[0]) == 10.0 + 2 * n
 
 
-def test_waiting_ends_with_the_objects_that_wait(tmp_path):
+def test_pending_values_are_dropped_with_their_objects(tmp_path):
     path = saved(tmp_path, v=1.0, w=2.0)
     module = Module()
     Checkpoint(module).restore(path).expect_partial()  # the checkpoint itself is gone
@@ -587,7 +587,7 @@ def test_the_manager_keeps_the_newest(tmp_path):
         str(tmp_path), None, None, None)  # fmt: skip
 
 
-def test_the_manager_keeps_one_in_so_many_hours_for_good(tmp_path, monkeypatch):
+def test_the_manager_keeps_one_checkpoint_every_n_hours(tmp_path, monkeypatch):
     now = [1e9]
     monkeypatch.setattr("time.time", lambda: now[0])
     manager = CheckpointManager(Checkpoint(), tmp_path, 1, keep_checkpoint_every_n_hours=2.0, checkpoint_name="c")
@@ -697,7 +697,7 @@ def test_any_changed_byte_of_any_file_is_noticed_or_means_nothing(tmp_path):
     assert noticed > 10
 
 
-def test_all_damaged_is_an_error_and_not_a_new_beginning(tmp_path):
+def test_restoring_only_damaged_checkpoints_is_an_error(tmp_path):
     three_checkpoints(tmp_path)
     for number in (1, 2, 3):
         truncated(largest(tmp_path / f"ckpt-{number}"))
@@ -709,7 +709,7 @@ def test_all_damaged_is_an_error_and_not_a_new_beginning(tmp_path):
         manager.restore_or_initialize()
 
 
-def test_a_damaged_list_of_checkpoints_is_made_anew(tmp_path):
+def test_a_damaged_list_of_checkpoints_is_rebuilt(tmp_path):
     three_checkpoints(tmp_path)
     for number in range(1, 4):  # in this order
         os.utime(tmp_path / f"ckpt-{number}", (number, number))
@@ -870,7 +870,7 @@ def test_a_dataset_iterator_goes_on_in_the_middle_of_an_epoch(tmp_path, distribu
     assert sorted(sum(seen + rest, [])) == list(range(20))
 
 
-def test_a_folder_of_checkpoints_is_looked_into(tmp_path):
+def test_the_checkpoints_of_a_folder_are_listed(tmp_path):
     v = rx.Variable([1.0, 2.0])
     manager = CheckpointManager(Checkpoint(v=v), tmp_path, max_to_keep=2)
     assert rx.train.get_checkpoint_state(tmp_path) is None

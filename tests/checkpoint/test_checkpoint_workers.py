@@ -158,7 +158,7 @@ told("not here", True)
 """
 
 
-def test_the_writer_is_killed_and_the_other_worker_does_not_wait_for_it(tmp_path):
+def test_a_worker_does_not_wait_for_a_killed_writer(tmp_path):
     folder = tmp_path / "out"
     with Workers(tmp_path / "job", 2, START + KILLED, env={"FOLDER": str(folder)}) as workers:
         done = workers.join(timeout=60)

@@ -155,7 +155,7 @@ def points(tmp_path_factory):
     return out / "points", [json.loads(line) for line in (out / "points.jsonl").read_text().splitlines()]
 
 
-def test_whenever_a_process_is_killed_something_whole_is_there_as_new_as_what_it_last_saved(points):
+def test_a_killed_process_leaves_a_complete_checkpoint_as_new_as_its_last_save(points):
     folder, notes = points
     count, fresh = collections.Counter(), collections.Counter()
     warnings.simplefilter("ignore")  # of lists of checkpoints that are not there yet

@@ -177,7 +177,7 @@ FORMATS = {
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_what_is_damaged_is_an_error_and_never_another_value(name, tmp_path):
+def test_damage_raises_an_error_and_never_returns_a_wrong_value(name, tmp_path):
     write, read, errors = FORMATS[name]
     (tmp_path / "whole").mkdir()
     write(tmp_path / "whole")

@@ -76,7 +76,7 @@ def test_long_reports_are_folded_and_large_clusters_cut():
 # What is missing
 
 
-def test_what_is_missing():
+def test_explain_lists_what_is_missing():
     assert report_of({}).missing == ["a cluster: without one, this process works alone"]
     assert report_of({"worker": ["a.invalid:1", "b.invalid:1"]}).missing == [
         "which task this process is: task_type and task_id"
@@ -85,7 +85,7 @@ def test_what_is_missing():
     assert report_of({"worker": ["localhost:1"]}, None, 3).missing == ["task_type: the other half, 3, is there"]
 
 
-def test_tf_config_that_lacks_something(monkeypatch):
+def test_incomplete_tf_config_is_reported(monkeypatch):
     example = 'it looks like {"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
     assert f"TF_CONFIG is not set; {example}" in TFConfigClusterResolver().explain().missing
     monkeypatch.setenv("TF_CONFIG", "")
@@ -124,7 +124,7 @@ def test_one_index_that_is_claimed_twice_in_tf_config(monkeypatch):
     the_one(contradictions, "TF_CONFIG: the key 'task' stands twice in one object; the last one counts")
 
 
-def test_arguments_in_place_of_tf_config_are_told(monkeypatch):
+def test_explain_reports_arguments_used_in_place_of_tf_config(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}')
     found = TFConfigClusterResolver(task_id=1, task_type="worker").explain().found
     assert "task_id: 1, given to the resolver, in place of 0 in TF_CONFIG" in found
@@ -146,13 +146,13 @@ def test_tasks_that_are_not_in_the_cluster():
     ["localhost", "localhost:", "localhost:http", "localhost:0", "localhost:65536", ":2222", "::1",
      "grpc://localhost:1", "local host:1", "a/b:1"],
 )  # fmt: skip
-def test_addresses_that_are_none(address):
+def test_wrong_addresses_are_refused(address):
     text = the_one(report_of({"worker": [address]}).contradictions, "the address of worker 0")
     assert text.startswith("the address of worker 0 is none: An address reads HOST:PORT") and repr(address) in text
 
 
 @pytest.mark.parametrize("address", ["localhost:1024", "127.0.0.1:1024", "[::1]:1024"])
-def test_addresses_that_are_right(address):
+def test_right_addresses_are_accepted(address):
     assert report_of({"worker": [address]}).ok
 
 
@@ -170,7 +170,7 @@ def test_localhost_on_a_cluster_of_several_hosts(loopback):
     assert not alone.contradictions
 
 
-def test_an_address_to_listen_at_is_none_to_reach():
+def test_explain_reports_an_address_that_others_cannot_reach():
     text = "the address of worker 0, 0.0.0.0:2222, is one to listen at; others cannot reach it. Give the machine's own"
     assert text in report_of({"worker": ["0.0.0.0:2222"]}).contradictions
 
@@ -210,7 +210,7 @@ def test_a_port_that_another_program_holds():
     assert f"port {port}" not in str(elsewhere.contradictions)  # another task's, which may well run already
 
 
-def test_a_union_tells_of_its_parts(monkeypatch):
+def test_explain_of_a_union_reports_each_resolver(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", '{"cluster": {"worker": ["localhost:1"]}, "task": {"type": "worker", "index": 1}}')
     report = UnionResolver(TFConfigClusterResolver(), SimpleClusterResolver(rx.ClusterSpec({})), task_id=0).explain()
     assert report.found[0] == "a union of TFConfigClusterResolver and SimpleClusterResolver"
@@ -257,7 +257,7 @@ def raises(error):
         (Odd(lambda: rx.ClusterSpec({"worker": ["localhost:1"]}), lambda: []), "the explanation ended with TypeError"),
     ],
 )
-def test_nothing_is_raised(resolver, text):
+def test_explain_reports_errors_of_resolvers_without_raising(resolver, text):
     the_one(resolver.explain().contradictions, text)
 
 

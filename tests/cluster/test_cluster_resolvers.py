@@ -77,13 +77,13 @@ def test_a_cluster_def_is_plain_data_that_can_be_written_by_hand():
         ({"worker": {0: "a:1", "0": "b:1"}}, ValueError, "two addresses for task 0: 'a:1' and 'b:1'"),
     ],
 )
-def test_a_cluster_refuses_what_is_none(cluster, kind, message):
+def test_a_cluster_spec_refuses_wrong_descriptions(cluster, kind, message):
     """Fact 121."""
     with pytest.raises(kind, match=message):
         rx.ClusterSpec(cluster)
 
 
-def test_a_cluster_says_which_job_or_task_it_has_not():
+def test_a_cluster_spec_names_missing_jobs_and_tasks():
     """Fact 121."""
     cluster = rx.ClusterSpec(TWO)
     for ask in (cluster.num_tasks, cluster.task_indices, cluster.job_tasks, lambda job: cluster.task_address(job, 0)):
@@ -113,7 +113,7 @@ def test_the_simple_resolver_returns_what_it_was_given():
         SimpleClusterResolver(cluster, master=5)
 
 
-def test_a_union_joins_the_clusters_and_is_the_first_resolver_in_all_else():
+def test_a_union_merges_clusters_and_delegates_the_rest_to_the_first_resolver():
     """Fact 125."""
     first = SimpleClusterResolver(rx.ClusterSpec(TWO), "m", "worker", 1, "one", {"GPU": 1}, "grpc")
     second = SimpleClusterResolver(rx.ClusterSpec({"ps": ["p:1"], "worker": ["b:2"]}), task_type="ps", task_id=0)
@@ -201,7 +201,7 @@ def test_arguments_take_precedence_over_tf_config(tf_config):
     assert resolver.master() == "z://a:1"
 
 
-def test_tf_config_that_does_not_read_says_where(tf_config):
+def test_wrong_tf_config_says_where_it_is_wrong(tf_config):
     """Fact 123."""
     tf_config('{"cluster": {"worker": ["a:1" "b:1"]}}')
     resolver = TFConfigClusterResolver()
@@ -299,7 +299,7 @@ def test_slurm_lists_of_hosts(text, hosts):
 
 
 @pytest.mark.parametrize("text", ["", "n[1-", "n[a]", "n1,,n2", "n]1[", "n[1-2]]"])
-def test_slurm_lists_that_are_none(text):
+def test_wrong_slurm_host_lists_are_refused(text):
     from replicax._cluster.slurm import expand_hosts
 
     with pytest.raises(ValueError, match="A list of hosts looks like"):
@@ -380,7 +380,7 @@ def test_slurm_tasks_share_the_gpus_of_their_node(environment, options, visible,
         ({}, {"gpus_per_node": 1, "gpus_per_task": 1}, RuntimeError, "^Requested more GPUs per node than available"),
     ],
 )
-def test_slurm_steps_that_do_not_add_up(environment, options, kind, message, step):
+def test_contradictory_slurm_steps_are_reported(environment, options, kind, message, step):
     """Fact 126."""
     step(CUDA_VISIBLE_DEVICES="", **environment)
     with pytest.raises(kind, match=message):

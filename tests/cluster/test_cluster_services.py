@@ -483,7 +483,7 @@ def test_the_machines_of_a_slice_are_joined(tpu, environment, addresses, own, se
     assert resolver.task_id == (own or 0)
 
 
-def test_a_machine_that_is_none_of_a_slices_is_not_joined(service, tpu_api, monkeypatch):
+def test_a_machine_outside_of_a_slice_is_not_joined(service, tpu_api, monkeypatch):
     service.answers[NODE_PATH] = (200, NODE)
     monkeypatch.setenv("GCE_METADATA_HOST", service.host)  # which has no agent-worker-number
     resolver = TPUClusterResolver("mine", "us-central2-b", "p", service=tpu_api)
@@ -497,7 +497,7 @@ def test_a_machine_that_is_none_of_a_slices_is_not_joined(service, tpu_api, monk
         rx.config.experimental_connect_to_cluster(resolver)
 
 
-def test_tpus_that_are_given_wrongly(monkeypatch):
+def test_wrong_tpu_arguments_are_refused(monkeypatch):
     from replicax._cluster import gce as google_cloud
 
     monkeypatch.setattr(google_cloud, "_PRODUCT_FILE", google_cloud.Path("/nowhere"))
@@ -540,7 +540,7 @@ def test_a_topology_tells_of_no_hardware_for_embeddings():
     assert resolver.tpu_hardware_feature.embedding_feature == 0
 
 
-def test_connecting_needs_a_tpu(run_python):
+def test_connect_without_a_tpu_is_an_error(run_python):
     with pytest.raises(rx.DeviceError, match=r"There is no TPU here. This process has: GPU:0, .*VIRTUAL_DEVICES=TPU:8"):
         TPUClusterResolver.connect("local")
     done = run_python(

@@ -629,7 +629,7 @@ def test_the_error_of_a_narrow_reduction_has_a_bound(n, narrow, way):
 
 @over(at_least=2)
 @ways
-def test_what_is_reduced_narrowly(make, n, way):
+def test_reduction_dtype_applies_to_all_reduce_but_not_to_reduce(make, n, way):
     """Wider floating point numbers, which keep their dtype; what `reduce` and aggregation give is exact."""
     strategy, options = make(), rx.CommunicationOptions(reduction_dtype="float16")
     exact = 2049.0  # not a float16
@@ -770,7 +770,7 @@ def test_each_copy_of_what_is_mirrored_is_a_component(ops, value):
 
 
 @each_ops
-def test_what_the_classes_refuse(ops):
+def test_cross_device_ops_refuse_wrong_arguments(ops):
     """Facts 93, 94."""
     strategy, ops = mirrored(2), ops()
     x = per_replica(strategy, [1.0, 3.0])
@@ -801,7 +801,7 @@ def test_constructors():
 
 
 @ways
-def test_an_accumulation_of_ones_own(way):
+def test_a_user_defined_accumulation_is_used_by_all_reduce(way):
     """Fact 95: used by all_reduce, not by `Strategy.reduce`."""
     calls = []
 
@@ -817,7 +817,7 @@ def test_an_accumulation_of_ones_own(way):
 
 
 @ways
-def test_a_class_of_ones_own(way):
+def test_a_user_defined_cross_device_op_is_called_once_by_all_reduce(way):
     """Fact 95: `all_reduce` calls the batch form, once, with PerReplica values and options."""
     log = []
 

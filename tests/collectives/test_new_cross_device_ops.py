@@ -100,7 +100,7 @@ def test_batch_reduce_to_takes_it(way):
 
 
 @ways
-def test_it_gets_sparse_values_as_components(way):
+def test_a_new_cross_device_op_gets_components_of_sparse_values(way):
     class Joined(rx.CrossDeviceOps):
         def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
             return [

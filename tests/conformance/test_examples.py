@@ -26,7 +26,7 @@ def output_of(name: str, *arguments: str) -> str:
     "name, least",
     [("custom_training.py", 0.8), ("keras_fit.py", 0.8), ("tpu.py", 0.8), ("nnx.py", 0.8)],
 )
-def test_it_learns(name, least):
+def test_examples_reach_their_accuracy(name, least):
     accuracies = re.findall(r"test accuracy ([\d.]+)", output_of(name))
     assert float(accuracies[-1]) > least
 

@@ -411,7 +411,7 @@ def test_map_spec_is_found_without_data():
     assert "?" in repr(R(3).map(lambda x: x)) and "(None,)" in repr(R(3).batch(2))
 
 
-def test_looking_for_the_spec_is_no_pass():
+def test_reading_element_spec_does_not_start_a_pass():
     def orders(look):
         dataset = R(20).map(lambda x: x + 1).shuffle(20, seed=1)
         dataset = dataset.map(lambda x: np.asarray(x)[None] if x > 0 else 1 / 0)
@@ -575,7 +575,7 @@ def test_options():
         (lambda d: d.enumerate(), None),
     ],
 )
-def test_fact_99_the_batch_size_that_can_be_told(make, size):
+def test_fact_99_known_batch_sizes(make, size):
     assert make(R(12).batch(4))._batch_size == size
 
 

@@ -68,7 +68,7 @@ def test_an_error_leaves_no_file(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [lambda d, p: d.cache(str(p)), lambda d, p: d.snapshot(str(p))])
-def test_elements_of_every_kind_come_back_as_they_were(tmp_path, keep):
+def test_elements_of_every_kind_are_restored_unchanged(tmp_path, keep):
     plain = Dataset.from_tensor_slices(EVERYTHING)
     kept = keep(plain, tmp_path / "kept")
     for _ in range(2):
@@ -79,7 +79,7 @@ def test_elements_of_every_kind_come_back_as_they_were(tmp_path, keep):
     assert listed(ragged) == listed(ragged) == [[], [0], [0, 1]]
 
 
-def test_looking_for_the_spec_writes_nothing(tmp_path):
+def test_reading_element_spec_writes_nothing(tmp_path):
     dataset = R(3).map(lambda x: np.asarray(x)[None] if x > -1 else 1 / 0).filter(lambda x: True)
     for kept in (dataset.cache(str(tmp_path / "a")), dataset.snapshot(str(tmp_path / "b"))):
         _ = kept.map(lambda x: [int(x[0])]).element_spec
@@ -188,7 +188,7 @@ def test_snapshot_is_made_once(tmp_path):
     "wrong",
     [lambda p: R(2).save(p, "ZIP"), lambda p: Dataset.load(p, compression="?"), lambda p: R(2).snapshot(p, "x")],
 )
-def test_compressions_that_there_are(tmp_path, wrong):
+def test_supported_compressions(tmp_path, wrong):
     with pytest.raises(ValueError, match='The compression is "GZIP" or None, got'):
         wrong(tmp_path / "saved")
 

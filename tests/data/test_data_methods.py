@@ -80,7 +80,7 @@ def test_resampling(initial):
         listed(R(3).rejection_resample(lambda x: x, [0.5, 0.5]))
 
 
-def test_what_would_never_end_does_or_is_refused(tmp_path):
+def test_datasets_that_would_never_end_end_or_are_refused(tmp_path):
     numbers = R(2).repeat()
     chosen = Dataset.choose_from_datasets([R(2), R(5, 6)], numbers, stop_on_empty_dataset=False)
     assert listed(chosen) == [0, 5, 1]
@@ -149,7 +149,7 @@ def test_options_of_a_service_are_kept():
     assert R(3).with_options(options).batch(2).options().experimental_service.address == "here"
 
 
-def test_methods_that_pass_on_files_and_options():
+def test_methods_keep_the_files_and_options_of_their_dataset():
     options = Options()
     options.experimental_distribute.auto_shard_policy = rx.data.AutoShardPolicy.OFF
     source = R(4).with_options(options)

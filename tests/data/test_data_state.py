@@ -113,7 +113,7 @@ def test_the_state_is_small_and_says_nothing_of_the_data():
     assert isinstance(state, bytes) and len(state) < 300
 
 
-def test_what_is_left_out_is_not_made():
+def test_skipped_elements_are_not_computed():
     """Neither rows nor the functions of `map` are gone through for what an iterator has behind it."""
     calls = []
     dataset = arrays(1000).shuffle(1000).batch(10).map(lambda e: (calls.append(1), e["x"])[1]).repeat(3)
@@ -126,7 +126,7 @@ def test_what_is_left_out_is_not_made():
     assert plain(next(restored)) == plain(next(iterator)) and len(calls) == before + 2
 
 
-def test_later_passes_have_orders_of_their_own():
+def test_later_passes_after_a_restore_have_their_own_order():
     dataset = R(50).shuffle(50)
     iterator = iter(dataset)
     next(iterator)

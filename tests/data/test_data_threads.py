@@ -39,7 +39,7 @@ def test_calls_run_side_by_side_and_keep_the_order():
     assert listed(R(12).map(meeting(3), num_parallel_calls=3)) == list(range(12))
 
 
-def test_a_slow_call_holds_up_the_others_only_where_the_order_counts():
+def test_a_slow_call_delays_others_only_in_deterministic_order():
     for deterministic in (True, False):
         others_done, count = threading.Event(), iter(range(6))
 
@@ -84,7 +84,7 @@ def failing(x):
         lambda: R(5).map(failing, num_parallel_calls=2).prefetch(1).prefetch(2),
     ],
 )
-def test_an_error_comes_in_its_place_with_its_own_traceback(make):
+def test_a_prefetched_error_is_raised_at_its_element_with_its_traceback(make):
     iterator = iter(make())
     assert [int(next(iterator)), int(next(iterator))] == [0, 1]
     with pytest.raises(KeyError, match="here") as caught:
@@ -104,7 +104,7 @@ def test_ignore_errors_goes_on_after_them():
         listed(R(3).map(bad))
 
 
-def test_ignored_errors_are_logged_where_that_is_asked_for(caplog):
+def test_ignore_errors_logs_errors_if_requested(caplog):
     dataset = R(3).map(failing)
     listed(dataset.ignore_errors())
     assert not caplog.records
@@ -132,14 +132,14 @@ def test_prefetch_runs_ahead_within_its_bound():
     assert listed(R(5).map(lambda x: x).prefetch(2)) == [0, 1, 2, 3, 4]
 
 
-def test_rows_at_hand_are_not_prefetched(monkeypatch):
+def test_rows_in_memory_are_not_prefetched(monkeypatch):
     monkeypatch.setattr(Buffer, "start", lambda self: pytest.fail("a thread"))
     assert listed(R(5).shuffle(5, seed=0).prefetch(2).batch(5))[0] == listed(R(5).shuffle(5, seed=0).batch(5))[0]
     assert listed(R(5).map(lambda x: x).prefetch(0)) == [0, 1, 2, 3, 4]
     assert R(5).map(lambda x: x).prefetch(2).element_spec.shape == ()
 
 
-def test_a_generator_is_closed_when_the_iterator_goes():
+def test_a_generator_is_closed_when_its_iterator_is_freed():
     closed = threading.Event()
 
     def generator():

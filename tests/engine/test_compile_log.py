@@ -65,7 +65,7 @@ def test_compiles_for_elements_and_replicas_and_several_steps(told):
     assert re.fullmatch(r"replicax: compiled \S+, 4 steps a call, in _ s for \(int\d\d\[\]\)", lines[2])
 
 
-def test_it_can_be_switched_off_and_says_nothing_of_short_compiles(told, run_python, monkeypatch):
+def test_compile_reports_can_be_switched_off_and_skip_short_compiles(told, run_python, monkeypatch):
     step = rx.function(lambda x: x + 1)
     rx.config.log_compiles(None)
     step(jnp.ones(1))

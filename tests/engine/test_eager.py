@@ -138,7 +138,7 @@ def test_the_error_names_each_replica_and_where_it_stood(n):
 
 
 @several
-def test_a_replica_that_waits_may_not_swallow_its_release(n):
+def test_except_exception_does_not_keep_a_released_replica_alive(n):
     """`except Exception` around a collective does not keep a released replica alive."""
     strategy, after = mirrored(n), []
 
@@ -157,7 +157,7 @@ def test_a_replica_that_waits_may_not_swallow_its_release(n):
 
 
 @several
-def test_a_replica_that_meets_while_it_is_released_ends(n):
+def test_a_released_replica_that_reaches_a_collective_ends(n):
     """`finally` blocks run, and a collective in them does not wait for anybody."""
     strategy, log = mirrored(n), []
 
@@ -190,7 +190,7 @@ def test_an_error_in_the_merge_function_reaches_the_caller_once(n):
 
 
 @several
-def test_a_replica_that_meets_more_often_than_the_others(n):
+def test_a_replica_with_more_collectives_than_the_others_is_reported(n):
     def replica():
         for _ in range(1 + int(ctx().replica_id_in_sync_group)):
             ctx().all_reduce(SUM, jnp.ones(1) * 1.0)
@@ -200,7 +200,7 @@ def test_a_replica_that_meets_more_often_than_the_others(n):
 
 
 @several
-def test_base_exceptions_come_out_too(n):
+def test_base_exceptions_are_raised_too(n):
     class Leave(BaseException):
         pass
 
@@ -220,7 +220,7 @@ def exit_with(code):
 
 
 @several
-def test_many_runs_leave_nothing_behind(n):
+def test_many_runs_leave_no_threads_or_memory(n):
     """The fixture of every test counts threads; here after 50 runs that end in an error."""
     strategy = mirrored(n)
 

@@ -120,7 +120,7 @@ class Everything:
         (0, "io_callback", 3),  # one step after the other
     ],
 )
-def test_what_a_step_assigns_keeps_its_value_where_a_callback_raises(n, kind, steps):
+def test_assigned_variables_keep_their_values_if_a_callback_raises(n, kind, steps):
     both = [Everything(n, kind, steps) for _ in range(2)]  # the second one never fails
     for each in both:
         each.plain()
@@ -378,7 +378,7 @@ def test_a_step_that_fails_on_one_worker_counts_on_none_and_its_error_is_the_cau
     assert "ValueError: record 57 is bad" in done[1].stderr
 
 
-def test_a_variable_of_a_step_that_ran_out_of_memory_says_so_until_it_is_assigned():
+def test_a_variable_of_a_step_that_ran_out_of_memory_raises_until_assigned():
     strategy = mirrored(2)
     with strategy.scope():
         v = rx.Variable(jnp.ones(3), name="v")
@@ -401,7 +401,7 @@ def test_a_variable_of_a_step_that_ran_out_of_memory_says_so_until_it_is_assigne
     assert v.numpy().tolist() == [3.0] * 3
 
 
-def test_what_another_thread_assigns_while_a_step_waits_for_its_callback_is_not_lost():
+def test_assignments_of_other_threads_during_a_callback_are_kept():
     v = rx.Variable(0.0)
     entered, leave = threading.Event(), threading.Event()
 

@@ -101,7 +101,7 @@ def test_a_value_that_the_user_holds_stays_valid(make):
 
 
 @over(plain=True)
-def test_what_the_function_returned_stays_valid(make):
+def test_results_of_a_function_stay_valid(make):
     strategy = make()
     v = made(strategy, jnp.zeros(2))
 
@@ -227,7 +227,7 @@ def test_assigning_inside_of_a_jax_transformation_is_refused():
 
 
 @pytest.mark.filterwarnings("ignore:.*triggered retracing")
-def test_it_is_traced_anew_for_each_signature():
+def test_a_function_is_retraced_for_each_signature():
     traces = []
 
     @rx.function
@@ -740,7 +740,7 @@ def test_a_function_without_meeting_points_inside_of_an_eager_replica(make, n):
 
 
 @pytest.mark.parametrize("wrap", [jax.jit, jax.checkpoint])
-def test_what_jax_traced_in_a_function_is_traced_again_for_a_variable_that_changed(wrap):
+def test_jitted_code_in_a_function_is_retraced_after_an_assignment(wrap):
     """JAX keeps what it traced of `times`, in which the variable's value and what tapes follow are constants."""
     v = rx.Variable([1.0, 2.0])
     times = wrap(lambda x: x * v)
@@ -794,7 +794,7 @@ def test_methods_have_a_cache_for_each_instance():
     assert dead() is None
 
 
-def test_it_has_the_attributes_of_what_it_wraps():
+def test_a_function_has_the_attributes_of_the_wrapped_function():
     def g(x):
         return x
 
@@ -827,7 +827,7 @@ def test_it_has_the_attributes_of_what_it_wraps():
     assert rx.function(g, input_signature=[rx.TensorSpec([])]).input_signature == (rx.TensorSpec([]),)
 
 
-def test_it_keeps_the_functions_name_and_doc():
+def test_a_function_keeps_name_and_docstring():
     @rx.function
     def named(x):
         """Doc."""
@@ -956,7 +956,7 @@ def test_wrong_calls():
     assert float(f(jnp.float32(3))) == 3.0
 
 
-def test_concrete_functions_keep_what_is_no_tensor():
+def test_concrete_functions_keep_arguments_that_are_not_tensors():
     w = rx.Variable(2.0)
 
     class Model:
@@ -1111,7 +1111,7 @@ def test_one_device_functions_run_on_their_device():
 
 
 @pytest.mark.parametrize("make", [one_device, rx.get_strategy], ids=["one device", "default"])
-def test_what_the_host_drives_on_one_replica_is_compiled_too(make):
+def test_run_in_a_host_loop_is_compiled_on_one_replica_too(make):
     strategy, traces = make(), []
     with strategy.scope():
         total = rx.Variable(0.0)

@@ -81,7 +81,7 @@ class Training:
 
 
 @over(plain=True, one_of_each=True)
-def test_it_gives_what_single_steps_give(make, programs):
+def test_several_steps_a_call_equal_single_steps(make, programs):
     strategy = make()
     single, several = Training(strategy, 1), Training(strategy, 4)
     one_each, results = single.all(), several.all()
@@ -116,7 +116,7 @@ def test_results_of_other_sizes_are_a_list():
             step(iterator)
 
 
-def test_an_error_of_a_later_step_is_no_end_of_the_data():
+def test_an_error_of_a_later_step_does_not_end_the_data():
     """TensorArray and `count_up_to` raise OutOfRangeError, too."""
     counted = []
 
@@ -172,7 +172,7 @@ def test_an_exception_in_the_data_comes_after_the_steps_before_it(programs):
     assert float(total) == 66.0 and programs == [4, 1, 1]
 
 
-def test_the_iterator_stands_behind_the_elements_of_the_call(programs):
+def test_the_iterator_continues_after_the_elements_of_the_call(programs):
     strategy = mirrored(2)
     distributed = batches(strategy, np.arange(64, dtype=np.float32), 2)
     iterator = iter(distributed)
@@ -234,7 +234,7 @@ def test_an_interrupted_call_gives_the_elements_back(monkeypatch):
     assert step().tolist() == [0, 1, 2, 3]
 
 
-def test_input_that_nobody_wants_any_more_ends():
+def test_input_of_a_dropped_iterator_ends():
     asked = []
 
     def stopped():
@@ -246,7 +246,7 @@ def test_input_that_nobody_wants_any_more_ends():
     assert list(dataset._placed(Iteration("", stopped), dataset._readings(), 0, Demand())) == []
 
 
-def test_a_batch_that_all_steps_get_warns():
+def test_a_batch_given_to_all_steps_warns():
     strategy = mirrored(2)
     step = rx.function(lambda x: strategy.reduce(SUM, x, axis=0), steps_per_call=2)
     with pytest.warns(UserWarning, match=r"2 steps a call, all of them with the batch.*next\(iterator\)") as caught:
@@ -254,7 +254,7 @@ def test_a_batch_that_all_steps_get_warns():
     assert len(caught) == 1 and caught[0].filename == __file__
 
 
-def test_it_runs_inside_of_other_functions_and_eagerly():
+def test_steps_per_call_runs_inside_of_functions_and_eagerly():
     v = rx.Variable(0)
     traces = collections.Counter()
 
@@ -457,7 +457,7 @@ def test_a_loop_keeps_no_variables_alive():
     assert [reference() for reference in gone] == [None] * len(gone)
 
 
-def test_an_exception_in_a_loop_comes_in_its_place():
+def test_an_exception_in_a_loop_is_raised_at_its_iteration():
     def made():
         yield from np.arange(36, dtype=np.float32).reshape(18, 2)
         raise ArithmeticError("no more of these")
@@ -504,7 +504,7 @@ def test_convolutions_in_several_steps(strategy):
     np.testing.assert_allclose(trained(3), trained(1), rtol=1e-5)
 
 
-def test_convolutions_are_put_in_the_order_that_is_quick():
+def test_convolutions_get_the_fast_dimension_order():
     def gradient(x, k):
         def loss(k):
             return jnp.sum(

@@ -82,7 +82,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("call", "kind", "message"), CASES)
-def test_what_makes_no_sense_is_refused_at_once(call, kind, message):
+def test_wrong_calls_are_refused_at_once(call, kind, message):
     with pytest.raises(kind, match=message):
         call()
 
@@ -118,7 +118,7 @@ def test_an_interrupt_that_comes_while_an_eager_replica_returns_is_raised_by_the
     assert sent.is_set() and not elsewhere
 
 
-def test_a_profiler_may_look_on_after_eager_replicas():
+def test_a_profile_function_works_after_eager_replicas():
     """CPython 3.11 stands still in a traced call once an asynchronous exception was taken back in the process."""
     mirrored(2).run(lambda: None)
     seen = []

@@ -69,7 +69,7 @@ def test_a_replica_gets_its_component_and_everything_else_as_it_is(make, n, way)
 
 @over(copies=True)
 @ways
-def test_objects_and_variables_arrive_as_themselves(make, n, way):
+def test_objects_and_variables_are_passed_unchanged(make, n, way):
     """Fact 17: a distributed variable is passed whole, not as a component."""
     strategy = make()
     thing = object()
@@ -135,7 +135,7 @@ def test_arguments_keep_their_dtype_and_shape(make, n, way):
 
 @over()
 @ways
-def test_empty_and_large_structures_go_through(make, n, way):
+def test_run_takes_empty_and_large_structures(make, n, way):
     strategy = make()
     x = per_replica(strategy, [np.zeros((0, 3), np.float32)] * n)
     many = {f"k{i}": per_replica(strategy, [float(i + r) for r in range(n)]) for i in range(50)}
@@ -179,7 +179,7 @@ def test_the_same_object_on_every_replica_comes_back_bare(make, n, way):
 
 
 @over(at_least=2)
-def test_eagerly_the_bare_object_is_the_very_object(make, n):
+def test_eager_runs_return_a_shared_object_itself(make, n):
     """Fact 18."""
     shared, marker = jnp.asarray(5), object()
     assert make().run(lambda: shared) is shared
@@ -510,7 +510,7 @@ def test_shares_of_different_shapes_go_in_and_out_eagerly(make, n):
 
 
 @over(at_least=2, processes=1)
-def test_a_value_of_a_smaller_strategy_runs_out(make, n):
+def test_a_value_of_a_smaller_strategy_raises_index_error(make, n):
     """Fact 33."""
     small, large = make(), mirrored(n + 1)
     x = per_replica(small, [float(i) for i in range(n)])

@@ -78,7 +78,7 @@ def test_a_loop_that_the_host_drives_gets_the_line_of_its_body(hints):
     assert re.search(r"between \d+\.\d and \d+\.\d times as fast", line)
 
 
-def test_a_function_that_takes_its_elements_itself_is_told_to_declare_it(hints):
+def test_a_function_that_calls_next_is_hinted_to_use_steps_per_call(hints):
     strategy = mirrored(2)
     iterator, total = iter(batches(strategy)), rx.Variable(0.0)
     step = rx.function(lambda: total.assign_add(strategy.reduce(SUM, next(iterator), axis=(0, 1))))
@@ -88,7 +88,7 @@ def test_a_function_that_takes_its_elements_itself_is_told_to_declare_it(hints):
     assert "Declare function with `steps_per_call=32`." in line
 
 
-def test_nothing_is_said_of_short_programs_several_steps_and_plain_functions(hints):
+def test_no_hint_for_short_programs_several_steps_and_plain_functions(hints):
     strategy = mirrored(2)
     _, replica = training(strategy)
     step = rx.function(lambda x: strategy.run(replica, args=(x,)))
@@ -106,7 +106,7 @@ def test_nothing_is_said_of_short_programs_several_steps_and_plain_functions(hin
     assert hints() == []
 
 
-def test_nothing_is_said_where_it_is_turned_off(hints):
+def test_no_hint_when_hints_are_turned_off(hints):
     rx.config.hint_short_steps(False)
     step = rx.function(lambda: jnp.ones(()))
     for _ in range(ENOUGH):
@@ -114,7 +114,7 @@ def test_nothing_is_said_where_it_is_turned_off(hints):
     assert hints() == [] and step.step_hint is None
 
 
-def test_nothing_is_said_of_steps_in_which_the_devices_compute_for_long(hints, monkeypatch):
+def test_no_hint_for_steps_with_long_device_time(hints, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(step_hints, "_on", True)
     monkeypatch.setattr(step_hints, "FIRST", 20)
@@ -143,7 +143,7 @@ def test_nothing_is_said_of_steps_in_which_the_devices_compute_for_long(hints, m
     assert hints() == [] and multiply.step_hint is None
 
 
-def test_what_is_computed_is_the_same_with_and_without_it(hints):
+def test_step_hints_do_not_change_results(hints):
     def trained(on):
         rx.config.hint_short_steps(on)
         strategy = mirrored(2)

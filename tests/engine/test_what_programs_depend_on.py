@@ -66,7 +66,7 @@ def driven_from_the_host(strategy, make_step, count=4):
     ],
     ids=["partial", "object", "array", "method", "number", "default"],
 )
-def test_what_a_step_closes_over(strategy, make_step):
+def test_a_step_uses_the_captured_values_of_its_iteration(strategy, make_step):
     assert driven_from_the_host(strategy, make_step) == [0.0, 2.0, 4.0, 6.0]
 
 
@@ -80,7 +80,7 @@ def test_a_step_that_calls_itself(strategy):
     assert driven_from_the_host(strategy, make_step, 2) == [8.0, 8.0]
 
 
-def test_a_cell_that_is_bound_anew(strategy):
+def test_a_rebound_closure_cell_is_read_again(strategy):
     results = []
 
     @rx.function
@@ -106,7 +106,7 @@ def test_a_method_is_traced_once(strategy):
     assert len(traces) == 1
 
 
-def test_strategies_that_come_and_go():
+def test_programs_are_not_shared_between_strategies():
     """A program is for one strategy, also where another one has its address."""
     f = rx.function(lambda: rx.get_strategy().num_replicas_in_sync)
     for i in range(3):
@@ -131,7 +131,7 @@ def test_weak_types_stay_weak():
     assert f(jnp.float32(2.0), jnp.ones(2, jnp.bfloat16)).dtype == jnp.float32
 
 
-def test_a_dataset_that_is_made_anew_takes_the_same_program_and_is_let_go_of(strategy):
+def test_a_recreated_dataset_uses_the_same_program_and_is_freed(strategy):
     step, gone = rx.function(lambda iterator: strategy.reduce("SUM", next(iterator), axis=0)), []
     for epoch in range(3):
         dataset = rx.data.Dataset.range(epoch, 4 + epoch).batch(2)
@@ -142,7 +142,7 @@ def test_a_dataset_that_is_made_anew_takes_the_same_program_and_is_let_go_of(str
     assert step.experimental_get_tracing_count() == 1 and gone[0]() is None
 
 
-def test_which_iterators_are_the_same_and_what_their_elements_are():
+def test_programs_depend_on_which_iterators_are_the_same():
     numbers = rx.data.Dataset.range(4)
     pair = rx.function(lambda a, b: next(a) + 10 * next(b))
     one = iter(numbers)
@@ -236,7 +236,7 @@ def test_a_value_captured_by_a_function(strategy, form):
     assert [float(part[0]) for part in x.values] == [1.0, 2.0]
 
 
-def test_settings_of_the_caller_hold_in_replicas(strategy):
+def test_settings_of_the_caller_apply_in_replicas(strategy):
     with jax.enable_x64(True):
         assert strategy.run(lambda: jnp.arange(2.0)).values[1].dtype == np.float64
     assert strategy.run(lambda: jnp.arange(2.0)).values[1].dtype == np.float32
@@ -269,14 +269,14 @@ def test_values_of_a_larger_strategy_are_refused(strategy):
             way(lambda: strategy.run(lambda a: a, args=(numbers(other),)))()
 
 
-def test_what_jax_makes_of_a_value(strategy):
+def test_jax_tree_functions_work_on_per_replica_values(strategy):
     x = numbers(strategy)
     assert [part.tolist() for part in jax.device_get(x).values] == [[1.0], [2.0]]
     assert [part.tolist() for part in jax.tree.map(lambda a: a * 2, x).values] == [[2.0], [4.0]]
     assert jax.tree.map(jnp.sum, x).values == (3.0, 3.0)
 
 
-def test_a_tape_keeps_what_it_saw(strategy):
+def test_a_tape_uses_the_values_at_recording_time(strategy):
     with strategy.scope():
         v = rx.Variable([0.5, 1.0])
     f = rx.function(lambda: v.assign(jnp.tanh(v.value())) and None)

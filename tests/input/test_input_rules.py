@@ -692,7 +692,7 @@ def test_buffer_of_zero_has_no_thread():
 
 
 @pytest.mark.parametrize("size", [0, 1, 8])
-def test_an_error_of_the_source_comes_in_its_turn_with_its_own_traceback(size):
+def test_an_error_of_the_source_is_raised_in_order_with_its_traceback(size):
     def broken():
         yield np.arange(2)
         yield np.arange(2)
@@ -708,7 +708,7 @@ def test_an_error_of_the_source_comes_in_its_turn_with_its_own_traceback(size):
         next(iterator)
 
 
-def test_an_error_of_place_and_of_iter_come_up_too():
+def test_errors_of_placing_and_of_iter_are_raised():
     class Broken:
         def __iter__(self):
             raise OSError("no such file")
@@ -796,7 +796,7 @@ def test_the_interpreter_ends_while_a_thread_runs(last, run_python):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_many_short_loops_leave_nothing():
+def test_many_short_loops_leave_no_threads():
     dataset = distribute(R(8).batch(2).repeat())
     threads = set()
     for _ in range(50):
@@ -817,7 +817,7 @@ def test_an_element_pushed_back_comes_next(size):
     assert [x.lists() for x in iterator] == [[[0], [1]], [[2], [3]], [[4], [5]]]
 
 
-def test_two_iterators_at_once_are_apart():
+def test_two_iterators_are_independent():
     dataset = distribute(R(6).batch(2))
     a, b = iter(dataset), iter(dataset)
     assert [next(a).lists(), next(b).lists(), next(a).lists()] == [[[0], [1]], [[0], [1]], [[2], [3]]]

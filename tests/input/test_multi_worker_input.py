@@ -254,7 +254,7 @@ for name, dataset in datasets.items():
 """
 
 
-def test_where_chance_decides_the_workers_share_one_order(job):
+def test_random_orders_are_the_same_on_all_workers(job):
     """So each example comes once in an epoch, and parts are of the shapes that each worker expects of the others."""
     one, other = job.told["chance"]
     for name in ("rows", "padded", "batches", "kept", "inner"):

@@ -201,7 +201,7 @@ def test_fit_gives_what_sgd_by_hand_gives(n, run_eagerly):
     assert sorted(history) == ["loss", "mae"]
 
 
-def test_a_sharded_state_has_no_effect_and_is_said_to_have_none():
+def test_shard_optimizer_state_warns_that_it_has_no_effect():
     strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_optimizer_state=True)
     with strategy.scope():
         model = linear()
@@ -292,7 +292,7 @@ def test_regularization_counts_once():
 
 
 @pytest.mark.parametrize("run_eagerly", [False, True], ids=["compiled", "eager"])
-def test_a_scaled_loss_trains_as_another_and_waits_where_one_replica_overflows(run_eagerly):
+def test_loss_scaling_skips_a_step_if_one_replica_overflows(run_eagerly):
     with mirrored(2).scope():
         model = linear()
         scaled = keras.optimizers.LossScaleOptimizer(
@@ -513,7 +513,7 @@ def test_tapes_take_keras_variables_among_their_sources_and_variables_begin_as_t
     assert [watched is foreign_state.variable_of(kernel) for watched in tape.watched_variables()] == [True]
 
 
-def test_a_variable_made_before_keras_joined_becomes_one_of_ours():
+def test_a_keras_variable_made_before_the_integration_becomes_a_replicax_variable():
     old = keras.Variable(3.0)
     held = old.__dict__.pop("_replicax_held")
     old.__dict__["_value"] = held.value()  # as Keras itself keeps it
@@ -527,7 +527,7 @@ def test_a_variable_made_before_keras_joined_becomes_one_of_ours():
     assert float(old.value) == 5.0 and not isinstance(old.value, jax.core.Tracer)
 
 
-def test_a_layer_that_makes_our_variables_when_it_is_built():
+def test_a_layer_may_create_replicax_variables_in_build():
     class Scaled(keras.layers.Layer):
         def build(self, shape):
             self.scale = rx.Variable(jnp.ones(shape[-1]) * 2)  # of values that must not be traced

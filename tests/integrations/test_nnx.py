@@ -233,7 +233,7 @@ def test_a_checkpoint_goes_to_another_number_of_replicas_and_to_no_strategy(tmp_
     assert np.isfinite(float(step(divided(mirrored(4), X[0]), divided(mirrored(4), Y[0]))))
 
 
-def test_a_model_meets_its_first_step_while_a_checkpoint_waits(run_python, tmp_path):
+def test_a_pending_checkpoint_is_restored_in_the_first_step_of_a_model(run_python, tmp_path):
     """In a process of its own: making the one and looking for the other must not wait for each other."""
     program = f"""
         import jax.numpy as jnp, numpy as np
@@ -291,7 +291,7 @@ def test_gradients_that_were_not_summed_are_an_error():
 
 @ways
 @pytest.mark.parametrize("what", ["nnx.grad", "statistics", "optimizer", "attribute"])
-def test_what_was_made_outside_of_every_scope_is_not_written_by_a_step(what, way):
+def test_a_step_must_not_write_nnx_variables_from_outside_of_every_scope(what, way):
     (model, optimizer), strategy = made(norm=True), mirrored(2)
 
     def replica():
@@ -314,7 +314,7 @@ def test_what_was_made_outside_of_every_scope_is_not_written_by_a_step(what, way
 
 
 @ways
-def test_what_a_step_makes_is_plain_and_its_own(way):
+def test_nnx_objects_created_in_a_step_are_plain(way):
     strategy = mirrored(2)
 
     def replica(x):
@@ -334,7 +334,7 @@ def test_what_a_step_makes_is_plain_and_its_own(way):
     np.testing.assert_allclose(found[:, 0], np.concatenate(expected), rtol=1e-4, atol=1e-4)
 
 
-def test_a_model_is_used_and_changed_outside_of_steps_as_ever():
+def test_a_model_can_be_used_and_changed_outside_of_steps():
     strategy = mirrored(2)
     with strategy.scope():
         model, optimizer = made(norm=True)

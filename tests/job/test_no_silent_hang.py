@@ -251,7 +251,7 @@ def test_the_time_of_compiling_does_not_count(tmp_path, slow):
     assert len(said) >= 2 and own_lines(done[1].stderr) == [], workers.output()
 
 
-def test_compiling_for_ever_ends_all(tmp_path, run_dir):
+def test_endless_compiling_ends_the_job(tmp_path, run_dir):
     """At ten deadlines, and one more."""
     code = """
         import time
@@ -313,7 +313,7 @@ def test_swapped_collectives_are_found(tmp_path, run_dir, figures, size, odd, co
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_who_is_ahead_is_compared_as_well(tmp_path, run_dir, ahead):
+def test_a_process_that_is_ahead_is_compared_too(tmp_path, run_dir, ahead):
     """One process has made two calls where the other has made one, another one, and makes no more."""
     code = f"""
     import time
@@ -492,7 +492,7 @@ def test_a_program_that_exits_keeps_its_status_and_ends_those_that_wait(tmp_path
     assert own_lines(done[0].stderr)[0].startswith("worker 1 has ended the program after 1 call, while worker ")
 
 
-def test_slow_is_not_stuck(tmp_path):
+def test_a_slow_process_is_not_reported_as_stuck(tmp_path):
     """One worker computes for longer than two heartbeats, one compiles late, one waits: nobody is blamed."""
     code = """
         import time
@@ -690,7 +690,7 @@ def test_different_devices_are_named(tmp_path):
         assert "worker 1 differs: devices is '2 x cpu', where the others have '1 x cpu'" in ended.stderr
 
 
-def test_two_that_claim_one_task(tmp_path):
+def test_two_processes_that_claim_one_task_are_reported(tmp_path):
     import processes
 
     def config(addresses, index):
@@ -703,7 +703,7 @@ def test_two_that_claim_one_task(tmp_path):
     assert all("Two processes say that they are worker 1" in done[index].stderr for index in (0, 1, 2))
 
 
-def test_two_that_claim_to_be_the_first(tmp_path):
+def test_two_processes_that_claim_to_be_process_0_are_reported(tmp_path):
     """The one that comes later finds the port taken, and asks who has it."""
     import processes
 
@@ -714,7 +714,7 @@ def test_two_that_claim_to_be_the_first(tmp_path):
         assert ended.returncode == 1 and "Two processes say that they are worker 0" in ended.stderr, workers.output()
 
 
-def test_nobody_else_gets_the_port_of_the_coordination_service(tmp_path):
+def test_the_port_of_the_coordination_service_is_held(tmp_path):
     """From when it is told to the others until the service listens there."""
     code = """
         import socket
@@ -740,7 +740,7 @@ def test_nobody_else_gets_the_port_of_the_coordination_service(tmp_path):
     assert "held" in done[0].stdout and "taken" not in done[0].stdout
 
 
-def test_a_stranger_at_the_first_ones_address(tmp_path):
+def test_a_stranger_at_the_address_of_process_0_is_reported(tmp_path):
     """Is not taken for worker 0, and the limit of time holds."""
     code = "from processes import join\njoin()\n"
     with socket.create_server(("127.0.0.1", 0)) as stranger:
@@ -774,7 +774,7 @@ def test_another_cluster_and_strangers(tmp_path):
     assert "did not join the job within 6 s" in done[0].stderr and "Refused, since they know another" in done[0].stderr
 
 
-def test_whatever_strangers_send_the_job_starts(tmp_path):
+def test_a_job_starts_whatever_strangers_send(tmp_path):
     """Lines that are no message, messages of wrong kinds, processes that cannot be, connections that say nothing."""
 
     def line(message):
@@ -821,7 +821,7 @@ def _connect(host, port):
             time.sleep(0.05)
 
 
-def test_what_answers_at_the_first_ones_address_may_say_anything(tmp_path):
+def test_any_answer_at_the_address_of_process_0_is_handled(tmp_path):
     """It is not taken for worker 0, and the limit of time holds."""
     starts = b"5", b'{"jax": 5, "heartbeat": 1}', b'{"jax": "a:1", "heartbeat": NaN}', b'{"jax": "a", "heartbeat": 1}'
     answers = [
@@ -886,7 +886,7 @@ def test_a_job_listens_at_its_own_addresses_alone(tmp_path, host):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is an address of this machine")
-def test_a_proxy_stands_in_nobodys_way(tmp_path):
+def test_a_job_connects_despite_a_proxy_setting(tmp_path):
     """The client of JAX's coordination service would take one, unless its own machine's address is excepted."""
     import processes
 

@@ -54,7 +54,7 @@ def test_calls_are_counted_and_compared():
     assert len(one.made()) == 1024 and one.made()[2003].label == one.last.label == "more"
 
 
-def test_the_oldest_call_that_is_not_done():
+def test_the_call_log_knows_the_oldest_unfinished_call():
     calls = CallLog()
     first, second = NeverReady(), NeverReady()
     ready(calls, "zeroth")
@@ -115,7 +115,7 @@ def test_without_a_job_nothing_is_counted():
     assert alone.name(0) == "worker 0" and state.current() is None and not jax.distributed.is_initialized()
 
 
-def test_what_start_refuses():
+def test_start_refuses_wrong_addresses_and_a_started_jax():
     with pytest.raises(ValueError, match="one address for each task.*got 2 tasks, 1 addresses and process id 0"):
         join.start([("worker", 0), ("worker", 1)], ["127.0.0.1:1"], 0)
     jnp.ones(1)
@@ -183,7 +183,7 @@ def test_messages_do_not_depend_on_how_their_bytes_arrive(size):
     assert got == sent
 
 
-def test_a_line_may_be_as_long_as_its_sender_is_trusted():
+def test_messages_longer_than_the_limit_are_refused():
     incoming = Messages(longest=10)
     assert list(incoming.feed(b"x" * 10)) == []
     with pytest.raises(ValueError, match="too long a message"):
@@ -191,7 +191,7 @@ def test_a_line_may_be_as_long_as_its_sender_is_trusted():
 
 
 @pytest.mark.parametrize("text", [b"GET / HTTP/1.1\r\n\r\n", b"[1, 2]\n", b"\xff\xfe\n"])
-def test_channels_close_on_what_is_no_message(text):
+def test_channels_close_on_data_that_is_not_a_message(text):
     near, far = channels()
     near.socket.sendall(b'{"a": 1}\n' + text)
     assert received(far, 2) == [{"a": 1}] and far.closed
@@ -244,7 +244,7 @@ def test_the_first_failure_is_the_cause():
     ]
 
 
-def test_who_is_late_is_told():
+def test_the_diagnosis_names_the_late_process():
     job = peers(4, 3, 4)
     job[0].oldest, job[2].oldest = (4, "step", 9.0), (4, "step", 8.0)
     diagnosis = _diagnosis.stuck(job, 0, 9.0, 101.0)
@@ -265,7 +265,7 @@ def test_who_is_late_is_told():
         ("INTERNAL: shape mismatch", False),
     ],
 )
-def test_which_exceptions_follow_from_another_process(text, other):
+def test_exceptions_caused_by_another_process_are_recognized(text, other):
     assert process_exit.caused_by_another(ValueError(text)) is other
     try:
         try:
@@ -276,7 +276,7 @@ def test_which_exceptions_follow_from_another_process(text, other):
         assert process_exit.caused_by_another(error) is other
 
 
-def test_an_exception_whose_text_cannot_be_made_is_told_all_the_same():
+def test_an_exception_whose_str_raises_is_reported():
     class Failure(Exception):
         def __str__(self):
             raise RuntimeError("no text")
@@ -299,7 +299,7 @@ def test_a_worker_that_has_joined_says_so_on_a_full_disk_too(tmp_path, monkeypat
     assert read_mark(tmp_path, 1) == (["a:1", "b:2"], True)
 
 
-def test_reports_are_written_where_they_are_asked_for(tmp_path, monkeypatch):
+def test_reports_are_written_to_the_given_folder(tmp_path, monkeypatch):
     monkeypatch.delenv("REPLICAX_REPORT_DIR", raising=False)
     process_exit.write_report(1, "worker 1", "stuck", "one\ntwo", "", (57, "train"), 0)
     monkeypatch.setenv("REPLICAX_REPORT_DIR", str(tmp_path / "reports"))

@@ -44,7 +44,7 @@ def test_a_module_is_run_with_m(tmp_path):
     assert lines_of(launch.out, 0) == ["['program.py']"]
 
 
-def test_workers_get_what_makes_jax_safe_and_fast_on_cpu_unless_told_otherwise(tmp_path):
+def test_workers_get_environment_variables_for_jax_on_cpu_by_default(tmp_path):
     program = "print([os.environ.get(n) for n in ('NPROC', 'GLIBC_TUNABLES', 'JAX_NUM_CPU_DEVICES')])"
     env = {"GLIBC_TUNABLES": "glibc.malloc.arena_max=4:glibc.malloc.trim_threshold=1", "NPROC": None}
     with Launch(tmp_path, "--workers 1 --devices-per-worker 40", program, env=env) as launch:
@@ -111,7 +111,7 @@ def test_the_worker_that_failed_first_is_told_with_its_traceback_and_step(tmp_pa
     ]
 
 
-def test_a_traceback_on_standard_error_will_do_where_there_is_no_report(tmp_path):
+def test_without_a_report_the_traceback_on_standard_error_is_shown(tmp_path):
     program = """
     if task == 1:
         print("chatter", file=sys.stderr)
@@ -292,7 +292,7 @@ def test_the_death_of_a_guard_ends_everything(tmp_path):
         launch.nothing_left()
 
 
-def test_what_workers_leave_behind_ends_with_them(tmp_path):
+def test_child_processes_of_workers_end_with_them(tmp_path):
     program = _FAMILY + "while not os.path.exists('go'):\n    time.sleep(0.01)"
     with Launch(tmp_path, "--workers 2", program) as launch:
         launch.wait_for("asleep", _ASLEEP)
@@ -301,7 +301,7 @@ def test_what_workers_leave_behind_ends_with_them(tmp_path):
         launch.nothing_left()
 
 
-def test_what_was_started_before_the_launcher_lives_on(tmp_path):
+def test_processes_started_before_the_launcher_are_not_ended(tmp_path):
     # As in a container's entry point: something in the background, and then `exec`.
     beside = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('done beside')"
     script = f'{sys.executable} -S -c "{beside}" & exec "$@"'
@@ -449,7 +449,7 @@ def test_each_worker_sees_its_share_of_the_gpus(options, gpus, expected, tmp_pat
         ("--workers 2 --devices-per-worker 2", {"CUDA_VISIBLE_DEVICES": "7"}, "this machine has 1 GPU (7) for 2"),
     ],
 )
-def test_mistakes_on_the_command_line_are_told(options, env, message, tmp_path):
+def test_mistakes_on_the_command_line_are_reported(options, env, message, tmp_path):
     with Launch(tmp_path, options, "print('started')", env={"JAX_PLATFORMS": None, **env}) as launch:
         assert launch.wait() == 2, launch.output
     assert message in launch.err

@@ -134,7 +134,7 @@ def test_a_coordinator_on_another_machine_is_told(tmp_path):
     assert "192.0.2.1:4000 is not an address of this machine" in launch.err
 
 
-def test_whatever_strangers_send_to_the_port_the_job_starts(tmp_path):
+def test_a_launched_job_starts_whatever_strangers_send_to_its_port(tmp_path):
     port = free_ports(1)[0]
     options = f"--workers 2 --coordinator 127.0.0.1:{port} --worker-rank"
     join = {"op": "join", "workers": 2, "first": 1, "host": "h", "addresses": ["a:1"]}
@@ -179,7 +179,7 @@ def test_a_member_that_sends_nonsense_is_lost_and_named(tmp_path):
         assert "worker 1 failed first: its launcher was lost" in zero.err and "Traceback" not in zero.err
 
 
-def test_what_is_no_launcher_at_the_coordinators_address_is_told(tmp_path):
+def test_another_program_at_the_coordinators_address_is_reported(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         options = f"--workers 2 --worker-rank 1 --coordinator 127.0.0.1:{server.getsockname()[1]}"
         with Launch(tmp_path, options, "print('started')") as one:

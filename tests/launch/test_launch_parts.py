@@ -36,13 +36,13 @@ def test_lines_do_not_depend_on_how_they_arrive(chunks):
 
 @untimed
 @given(st.lists(st.text("ab\r\n", max_size=8).map(str.encode), max_size=8))
-def test_a_line_that_is_drawn_anew_shows_its_last_state(chunks):
+def test_a_line_rewritten_with_carriage_returns_shows_its_last_state(chunks):
     text = b"".join(chunks)
     lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in text.split(b"\n")]
     assert cut(chunks) == (lines if lines[-1] else lines[:-1])
 
 
-def test_a_progress_bar_is_shown_now_and_then():
+def test_a_progress_bar_is_shown_at_intervals():
     now = [0.0]
     lines = []
     cutter = Lines(lines.append, lambda: now[0])
@@ -54,7 +54,7 @@ def test_a_progress_bar_is_shown_now_and_then():
     assert lines[-2:] == [b"100%", b"next"]
 
 
-def test_a_line_without_end_is_not_kept_for_ever():
+def test_a_line_longer_than_the_limit_is_passed_on_in_parts():
     lines = []
     cutter = Lines(lines.append)
     cutter.feed(b"x" * LONGEST_LINE)
@@ -82,7 +82,7 @@ def test_a_port_in_use_is_not_taken(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["host", "host:", ":1", "host:0", "host:65536", "fe80::1:4000", "a b:1", "[host]:1"])
-def test_an_address_that_does_not_read_as_one(text):
+def test_an_address_that_cannot_be_parsed_is_reported(text):
     with pytest.raises(ValueError, match="An address reads HOST:PORT"):
         parse(text)
 
@@ -103,7 +103,7 @@ def test_addresses_of_both_kinds():
         ({"JAX_PLATFORMS": "cuda,cpu"}, ["0", "1"]),
     ],
 )
-def test_which_gpus_there_are(environment, gpus, tmp_path):
+def test_visible_gpus_follow_the_environment_and_dev(environment, gpus, tmp_path):
     for name in ("nvidia0", "nvidia3", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
     assert visible_gpus(environment, str(tmp_path)) == gpus
@@ -121,7 +121,7 @@ def first_line(*outcomes):
     return status, text.partition("\n")[0]
 
 
-def test_no_failure():
+def test_a_job_without_failure_has_status_0():
     assert job_outcome([outcome(0, 0, 1.0), outcome(1, 0, 2.0)]) == (0, "")
 
 
@@ -136,7 +136,7 @@ def test_a_killed_worker_is_first_though_it_could_not_report():
     assert found == (137, "worker 1 failed first: killed by SIGKILL (the kernel does so when memory runs out)")
 
 
-def test_causes_are_followed_from_report_to_report():
+def test_the_outcome_follows_causes_through_reports():
     found = first_line(
         outcome(0, 70, 5.0, kind="lost", caused_by=1),
         outcome(1, 70, 6.0, kind="lost", caused_by=2),
@@ -145,12 +145,12 @@ def test_causes_are_followed_from_report_to_report():
     assert found == (3, "worker 2 failed first, at step 4: exit status 3")
 
 
-def test_workers_that_blame_each_other():
+def test_workers_that_blame_each_other_have_a_named_cause():
     found = first_line(outcome(0, 70, 5.0, kind="stuck", caused_by=1), outcome(1, 71, 6.0, kind="stuck", caused_by=0))
     assert found == (70, "worker 0 failed first: exit status 70")
 
 
-def test_a_worker_that_left_early_is_the_cause_and_the_exit_status_the_witness():
+def test_a_worker_that_left_early_is_the_cause_by_its_exit_status():
     status, text = job_outcome(
         [outcome(0, 70, 5.0, kind="left", caused_by=1, message="worker 1 left"), outcome(1, 0, 1.0)]
     )

@@ -237,7 +237,7 @@ def test_wrong_arguments():
 
 
 @pytest.mark.parametrize("make", [lambda: mirrored(2), one_device], ids=["mirrored", "one device"])
-def test_it_is_made_once_outside_of_the_replicas(make):
+def test_an_optimizer_is_created_outside_of_replicas(make):
     strategy, made = make(), []
     with strategy.scope():
         w = rx.Variable(jnp.ones(2))
@@ -364,7 +364,7 @@ KINDS = {
 
 @pytest.mark.parametrize("looks", [False, True], ids=["compiled", "eager"])
 @pytest.mark.parametrize("scope", KINDS)
-def test_the_initial_state_is_nobody_elses(scope, looks):
+def test_the_initial_state_shares_no_buffers(scope, looks):
     """Steps take its buffers over, whatever it was made of; those of the variables and of the user stay theirs."""
     theirs, calls = jnp.arange(5.0), []
 
@@ -393,7 +393,7 @@ def test_the_initial_state_is_nobody_elses(scope, looks):
 
 
 @pytest.mark.parametrize("scope", KINDS)
-def test_the_first_step_takes_over_what_nobody_holds(scope):
+def test_the_first_step_donates_initial_buffers(scope):
     with KINDS[scope]():
         variables = [rx.Variable(np.ones(5000, np.float32)), rx.Variable(np.ones(5000, np.float32))]
         optimizer = rx.Optimizer(optax.adam(0.1), variables)
@@ -665,7 +665,7 @@ def test_another_thread_may_assign_what_eager_replicas_are_about_to_update():
     assert w.numpy().tolist() == [1.0] * 4 and len(assigned) == 1
 
 
-def test_what_a_sharded_state_refuses():
+def test_a_sharded_state_refuses_unsupported_options():
     with pytest.raises(ValueError, match="reduced and scattered in one.*HierarchicalCopyAllReduce"):
         rx.MirroredStrategy(["GPU:0", "GPU:1"], rx.HierarchicalCopyAllReduce(), shard_optimizer_state=True)
     strategy = rx.MirroredStrategy(["GPU:0", "GPU:1"], shard_optimizer_state=True)
@@ -815,7 +815,7 @@ def test_micro_batches_need_one_reduction_and_less_memory():
     assert four.memory_analysis().temp_size_in_bytes < 0.5 * one.memory_analysis().temp_size_in_bytes
 
 
-def test_what_micro_batches_refuse():
+def test_accumulate_gradients_refuses_wrong_arguments():
     def refused(error, match, *args, fn=lambda w, *x: w, micro_batches=2, **options):
         with pytest.raises(error, match=match):
             rx.accumulate_gradients(fn, micro_batches, **options)(*args)

@@ -48,13 +48,13 @@ def test_rules_hold_in_calls_and_jax_computes_the_rest():
     assert number == 7
 
 
-def test_what_has_no_rule_is_computed_together():
+def test_equations_without_a_rule_are_computed_together():
     interpreter = Doubling()
     interpreter.run(jax.make_jaxpr(lambda x: jnp.sin(x * 2 + 1) - x * 3)(1.0), [1.0])
     assert interpreter.together == [2, 2]
 
 
-def test_stages_count_what_waits_for_what():
+def test_stages_follow_the_dependencies_of_equations():
     def waits(x, y):
         first = jnp.sin(x)
         second = jnp.sin(first + y)
@@ -65,7 +65,7 @@ def test_stages_count_what_waits_for_what():
     assert found.of(closed.jaxpr.outvars) == [0, 1, 2, 2]  # what is inside of a call is no meeting
 
 
-def test_what_is_needed_for_a_value():
+def test_needed_equations_of_a_value_are_found():
     def f(x, y):
         a = x + y
         b = a * 2

@@ -47,7 +47,7 @@ def test_a_loss_that_is_reduced_outside_travels_with_the_gradients():
     np.testing.assert_allclose(bias.numpy(), np.full(2, -0.001 * 6 * 10), rtol=1e-6)
 
 
-def test_what_waits_for_a_sum_is_a_message_of_its_own():
+def test_an_all_reduce_that_depends_on_another_is_not_merged():
     strategy = mirrored(2)
 
     @rx.function
@@ -133,7 +133,7 @@ def test_the_same_through_a_gradient_tape(make, n):
     assert float(tape.gradient(value, v)) == 6 * scale
 
 
-def test_what_is_printed_is_printed(capfd):
+def test_prints_between_all_reduces_are_kept(capfd):
     strategy = mirrored(2)
 
     @rx.function
@@ -170,7 +170,7 @@ def test_a_sum_inside_of_a_loop_stays_there():
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_functions_without_replicas_are_left_alone(replicas):
+def test_functions_without_replicas_are_not_rewritten(replicas):
     strategy = mirrored(replicas)
     with strategy.scope():
         v = rx.Variable(jnp.arange(3.0))

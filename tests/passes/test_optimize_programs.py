@@ -86,7 +86,7 @@ def parameters(step, x) -> int:
     return len(re.findall(r" parameter\(", text[text.index("ENTRY") :]))
 
 
-def test_what_the_programs_are(optimize):
+def test_optimize_programs_off_leaves_separate_all_reduces_and_variables(optimize):
     """Six variables with two moments each, their gradients, and the loss."""
     strategy = mirrored(4)
     (x,) = strategy.experimental_distribute_dataset(rx.data.Dataset.from_tensor_slices(DATA[:8]).batch(8))
@@ -117,7 +117,7 @@ def test_functions_follow_the_switch(optimize):
     assert traces == [True, False]
 
 
-def test_what_was_asked_for_holds(optimize):
+def test_bytes_per_pack_holds_without_optimizations(optimize):
     options = rx.CommunicationOptions(bytes_per_pack=8)
     optimize(False)
 

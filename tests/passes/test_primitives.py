@@ -84,7 +84,7 @@ _own_vjp.defvjp(lambda x: (jnp.sin(x), None), lambda _, ct: (ct,))
 
 
 @pytest.mark.parametrize("call", [jax.jit(jnp.sin), jax.checkpoint(jnp.sin), _own_jvp, _own_vjp])
-def test_calls_hold_their_jaxpr_where_the_table_says(call):
+def test_the_table_names_the_jaxpr_parameter_of_call_primitives(call):
     calls = {**primitives.CALLS, **primitives.CHECKPOINTS, **primitives.CUSTOM_DERIVATIVES}
     (eqn,) = jax.make_jaxpr(call)(0.5).eqns
     inner = eqn.params[calls[eqn.primitive.name]]

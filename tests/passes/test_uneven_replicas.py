@@ -251,7 +251,7 @@ def test_each_shape_is_traced_once_and_each_batch_is_a_program(make, n):
 
 
 @over(at_least=2, logical=False)
-def test_values_of_different_shapes_come_and_go(make, n):
+def test_functions_take_and_return_values_of_different_shapes(make, n):
     """Of all shapes, with others, made by hand, and handed from one function to another; also under `jax.jit`."""
     strategy = make()
     rows = per_replica(strategy, [np.full((i + 1, 2 * n - i), i, np.int16) for i in range(n)])
@@ -269,7 +269,7 @@ def test_values_of_different_shapes_come_and_go(make, n):
     ]
 
 
-def test_what_lives_from_one_piece_to_the_next_has_shapes_of_its_own():
+def test_values_kept_across_collectives_may_differ_in_shape_between_replicas():
     """Also where only some replicas have it, and where it crosses several meetings."""
     strategy = mirrored(2)
     x = per_replica(strategy, [np.arange(6, dtype=np.float32).reshape(3, 2), np.ones((1, 2), np.float32)])
@@ -317,7 +317,7 @@ def printing(x):
     (lambda x: ctx().all_reduce(SUM, x), "differ in shape"),
     (lambda x: ctx().all_gather(x, axis=1), "differ in shape in another dimension than 1"),
 ])  # fmt: skip
-def test_what_cannot_be_compiled_runs_eagerly(replica, error):
+def test_uncompilable_uneven_batches_run_eagerly(replica, error):
     strategy, calls = mirrored(2), []
     x = per_replica(strategy, [np.ones((2, 3), np.float32), np.ones((1, 3), np.float32)])
 
@@ -336,7 +336,7 @@ def test_what_cannot_be_compiled_runs_eagerly(replica, error):
     assert calls == [True, False, False]  # it is tried once
 
 
-def test_what_cannot_be_compiled_is_tried_a_few_times():
+def test_uncompilable_uneven_batches_are_tried_a_few_times():
     """Of other shapes each time; and what fails eagerly as well says why it was to run so."""
     strategy, compiled = mirrored(2), []
 
@@ -393,7 +393,7 @@ def test_shapes_that_keep_changing_are_answered_with_a_warning():
 
 
 @over(at_least=2, logical=False)
-def test_nothing_is_gathered_of_nothing(make, n):
+def test_gathering_an_empty_structure_returns_it(make, n):
     """Also where all parts are alike, which XLA has no collective for."""
     strategy = make()
     x = per_replica(strategy, [np.zeros((2, 0), np.float32)] * n)

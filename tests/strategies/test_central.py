@@ -129,7 +129,7 @@ def test_devices_that_are_not_there():
         make(["GPU:1", "GPU:1"])
 
 
-def test_what_each_strategys_variables_and_results_are():
+def test_each_strategy_has_its_class_of_variables_and_results():
     """Fact 120."""
     found = {}
     for name, strategy in {
@@ -216,7 +216,7 @@ def test_beside_accelerators_a_variable_lies_in_the_hosts_memory_once():
     assert v.numpy().tolist() == [3.0] * (SIZE // 4)
 
 
-def test_what_does_not_split_has_a_copy_on_each_way_to_the_host():
+def test_values_that_do_not_divide_are_replicated_in_host_memory():
     strategy = central()
     for value, rows in (jnp.zeros((3, 4)), (3, 2)), (jnp.zeros((2, 3)), (1, 3)), (jnp.zeros((3, 5)), (3, 5)):
         (stored,) = made(strategy, value)._storage.arrays
@@ -338,7 +338,7 @@ def test_without_an_aggregation_replicas_may_not_assign(make, way):
 
 @homes
 @ways
-def test_a_sum_of_one_value_for_all_is_refused(make, way):
+def test_summing_a_value_shared_by_all_replicas_is_refused(make, way):
     strategy = make()
     v, m = made(strategy, [1.0], aggregation=A.SUM), made(strategy, [1.0], aggregation=A.MEAN)
     with pytest.raises(ValueError, match="A non-DistributedValues value .* cannot be reduced"):
@@ -422,7 +422,7 @@ def test_update_takes_any_variable_and_nothing_else(make):
 
 @homes
 @ways
-def test_reduced_values_go_to_where_the_variable_is(make, way):
+def test_reduced_values_are_placed_on_the_variables_device(make, way):
     """A plain array, since there is one; mirrored where the destination is a distributed value."""
     strategy = make()
     v, x = made(strategy, [1.0, 2.0]), per_replica(strategy, [[1.0, 2.0], [3.0, 4.0]])
@@ -469,7 +469,7 @@ def test_a_variable_made_in_run_is_one_for_all(make):
 
 
 @homes
-def test_a_copy_goes_its_own_way(make):
+def test_a_deep_copied_central_variable_is_independent(make):
     strategy = make()
     v = made(strategy, jnp.ones(4), aggregation=A.MEAN)
     twin = copy.deepcopy(v)

@@ -41,7 +41,7 @@ def one_warning(call, name, now):
 
 
 @over(plain=True)
-def test_names_for_which_there_are_others(make):
+def test_deprecated_methods_name_their_replacements(make):
     """Fact 90."""
     strategy = make()
     assert one_warning(lambda: strategy.experimental_run(lambda: 1), "experimental_run", "run") == 1
@@ -58,7 +58,7 @@ def test_names_for_which_there_are_others(make):
 
 
 @over(plain=True)
-def test_names_for_which_there_is_no_need(make):
+def test_deprecated_methods_without_effect_say_to_leave_them_out(make):
     """Fact 90: `group` of one tensor is that tensor."""
     strategy, x = make(), jnp.asarray(1)
     assert one_warning(strategy.configure, "configure", "leave it out") is None
@@ -68,7 +68,7 @@ def test_names_for_which_there_is_no_need(make):
     assert strategy.group(x, name="step") is None
 
 
-def test_group_of_several_components_is_nothing():
+def test_group_of_several_components_returns_none():
     assert one_warning(lambda: mirrored(2).group(per_replica(mirrored(2), [1, 2])), "group", "leave it out") is None
 
 
@@ -126,7 +126,7 @@ def test_the_older_name_of_distribute_datasets_from_function():
     assert [parts(strategy, x) for x in dataset] == [[[0, 1], [2, 3]]]
 
 
-def test_what_the_strategies_of_v1_have_besides(v1):
+def test_compat_v1_strategies_have_extra_methods(v1):
     """`reduce` without an axis, and two names that other strategies have lost."""
     x = per_replica(v1, [1.0, 2.0])
     assert one_warning(lambda: float(v1.reduce(SUM, x)), "reduce without an axis", "axis=None") == 3.0
@@ -143,7 +143,7 @@ def test_what_the_strategies_of_v1_have_besides(v1):
 
 
 @pytest.mark.parametrize("make", [lambda: mirrored(2), central], ids=["mirrored", "central"])
-def test_names_that_are_gone_say_what_there_is(make):
+def test_removed_names_say_what_to_use(make):
     """Fact 90."""
     for name, now in {"experimental_run_v2": "`run`", "experimental_make_numpy_dataset": "from_tensor_slices"}.items():
         assert not hasattr(make(), name)

@@ -42,7 +42,7 @@ def arguments(program: Any, *args: Any) -> int:
 # --- strategies ------------------------------------------------------------------------------------------------------
 
 
-def test_each_core_is_a_replica_where_nothing_is_said():
+def test_each_core_is_a_replica_by_default():
     virtual_tpus()
     strategy = rx.TPUStrategy()
     assert strategy.num_replicas_in_sync == 8
@@ -63,7 +63,7 @@ def test_a_replica_is_called_after_its_first_logical_device():
     assert repr(strategy).endswith("([['TPU:0', 'TPU:1', 'TPU:2', 'TPU:3'], ['TPU:4', 'TPU:5', 'TPU:6', 'TPU:7']])")
 
 
-def test_the_older_class_is_another_one():
+def test_experimental_tpu_strategy_is_a_class_of_its_own():
     """Fact 170."""
     from replicax._strategies.tpu import ExperimentalTPUStrategy
 
@@ -480,7 +480,7 @@ def test_a_cluster_of_several_hosts_needs_the_program_on_each(monkeypatch):
         call(rx.cluster_resolver.TPUClusterResolver("local"))
 
 
-def test_what_is_no_resolver_or_assignment_is_refused():
+def test_objects_that_are_not_resolvers_or_assignments_are_refused():
     virtual_tpus()
     with pytest.raises(TypeError, match=r"TPUClusterResolver\('local'\), or None; got 'local' of type str"):
         rx.TPUStrategy("local")
@@ -545,12 +545,12 @@ def test_a_topology_is_written_and_read():
 
 
 @pytest.mark.parametrize("serialized", [b"abc", b"\x0a\x02\x01", b"{}", b"[]", b"\xff\xff"])
-def test_bytes_that_are_no_topology(serialized):
+def test_bytes_that_are_not_a_topology_are_refused(serialized):
     with pytest.raises(ValueError, match="no serialized topology"):
         rx.tpu.Topology(serialized=serialized)
 
 
-def test_topologies_that_cannot_be():
+def test_impossible_topologies_are_refused():
     place = [[[0, 0, 0, 0]]]
     for match, arguments in {
         "is made of `mesh_shape` and": {},

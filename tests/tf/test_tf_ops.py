@@ -137,7 +137,7 @@ print(json.dumps(found))
     return json.loads(done.stdout)
 
 
-def test_every_operation_stands_in_an_expression(names):
+def test_every_operation_is_used_in_an_expression(names):
     text = (FOLDER / "cases.txt").read_text(encoding="utf-8")
     other = set(ELSEWHERE.split())
     absent = []

@@ -252,7 +252,7 @@ raises(ValueError, lambda: tf.boolean_mask(x, [True]), "are incompatible")
 """)
 
 
-def test_what_libraries_ask_of_modules_and_operations(run_tf):
+def test_modules_and_operations_support_what_libraries_need(run_tf):
     run_tf("""
 class Overridden(tf.Module):
     def __init__(self):

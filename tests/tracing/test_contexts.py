@@ -23,7 +23,7 @@ def test_outside_of_any_scope_there_is_the_default_strategy():
     assert c.devices == ("",) and type(default).__name__ == "_DefaultDistributionStrategy"
 
 
-def test_what_the_default_strategy_does():
+def test_the_default_strategy_runs_one_replica():
     """Fact 2."""
     d = rx.get_strategy()
     assert d.run(lambda x, y=1: (x, y, rx.get_replica_context() is not None), args=(5,), kwargs={"y": 2}) == (
@@ -217,7 +217,7 @@ def test_a_function_is_traced_apart_for_each_context():
     assert traces == [(False, False), (True, True), (True, False)]
 
 
-def test_copies_of_strategies():
+def test_strategies_can_be_deep_copied_but_not_copied():
     """Fact 170."""
     strategy = mirrored(2)
     with pytest.raises(RuntimeError, match="Must only deepcopy DistributionStrategy"):

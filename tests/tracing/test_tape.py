@@ -145,7 +145,7 @@ def test_second_derivative_is_that_of_jax(name, run):
     np.testing.assert_allclose(np.zeros(3) if actual is None else actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_by_hand(run):
+def test_gradients_equal_those_by_hand(run):
     def f(x, y):
         with GradientTape() as tape:
             tape.watch([x, y])
@@ -234,7 +234,7 @@ def test_complex_follows_jax():
     np.testing.assert_allclose(taped(f)(z), jax.grad(f)(z), rtol=1e-6)
 
 
-def test_while_loop_goes_forward():
+def test_a_while_loop_runs_under_a_tape():
     with GradientTape() as tape:
         tape.watch(X)
         y = jax.lax.while_loop(lambda c: c.sum() < 50, lambda c: c * X, X)
@@ -274,7 +274,7 @@ def test_a_tape_is_used_once():
         GradientTape().gradient(y, X)
 
 
-def test_a_wrong_call_does_not_use_it_up():
+def test_a_wrong_call_does_not_use_up_the_tape():
     with GradientTape() as tape:
         tape.watch(X)
         y = X * X
@@ -283,7 +283,7 @@ def test_a_wrong_call_does_not_use_it_up():
     assert tape.gradient(y, X) is not None
 
 
-def test_persistent(run):
+def test_a_persistent_tape_gives_several_gradients(run):
     def f(x):
         with GradientTape(persistent=True) as tape:
             tape.watch(x)
@@ -355,7 +355,7 @@ def test_reset():
         tape.reset()
 
 
-def test_entering_again():
+def test_a_tape_that_records_cannot_be_entered_again():
     tape = GradientTape()
     with tape:
         tape.watch(X)
@@ -782,7 +782,7 @@ def test_every_read_counts():
     assert tape.gradient(y, v).tolist() == (W + 2.0).tolist()
 
 
-def test_which_variables_are_watched():
+def test_a_tape_watches_trainable_variables_unless_told_otherwise():
     trainable, frozen = FakeVariable(X), FakeVariable(W, trainable=False)
 
     def use(**options):

@@ -106,7 +106,7 @@ OF_A_TENSOR = {
 }
 
 
-def test_what_a_per_replica_value_is_asked_for_as_a_tensor_says_what_to_do():
+def test_using_a_per_replica_value_as_a_tensor_says_what_to_do():
     strategy = mirrored()
     p = strategy.experimental_distribute_values_from_function(lambda c: jnp.ones(3))
     kinds = (TypeError, AttributeError)

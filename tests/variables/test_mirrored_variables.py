@@ -46,7 +46,7 @@ def made(strategy, value=1.0, **more):
 
 
 @over(copies=True, processes=1, logical=False)
-def test_what_a_variable_in_scope_is(make, n):
+def test_a_variable_in_scope_is_a_mirrored_variable(make, n):
     """Facts 29, 59."""
     strategy = make()
     v = made(make(), [1.0, 2.0], name="w")
@@ -216,7 +216,7 @@ def test_assigning_outside_of_replicas(make, n, way):
 
 @over(copies=True)
 @ways
-def test_what_an_assignment_outside_returns(make, n, way):
+def test_an_assignment_outside_of_replicas_returns_a_mirrored_value(make, n, way):
     """Fact 62: a mirrored value, not the variable; None with read_value=False."""
     v = made(make())
     result = way(lambda: v.assign(5.0))()
@@ -352,7 +352,7 @@ def test_differing_python_numbers_are_refused(n):
 
 @over(at_least=2, copies=True)
 @ways
-def test_what_an_assignment_in_replicas_returns(make, n, way):
+def test_an_assignment_in_replicas_returns_the_new_value(make, n, way):
     """Fact 65."""
     strategy, v = make(), made(make(), aggregation=A.MEAN)
     seen = []

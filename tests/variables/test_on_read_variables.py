@@ -156,7 +156,7 @@ def test_integers(way):
 
 @over(at_least=2, copies=True)
 @ways
-def test_other_properties(make, n, way):
+def test_on_read_variables_have_the_properties_of_variables(make, n, way):
     """Facts 69, 81."""
     strategy, v = make(), made(make(), [1.0, 2.0], name="n")
     assert type(v).__name__ == "SyncOnReadVariable" and isinstance(v, rx.Variable)

@@ -131,7 +131,7 @@ def test_reading_and_assigning_between_calls(n, packed):
     assert variables[4].numpy().tolist() == [8.0] * 5
 
 
-def test_what_is_read_lies_on_the_devices_of_its_replicas(packed):
+def test_values_read_are_on_the_devices_of_their_replicas(packed):
     strategy, variables, step = counting(2)
     step()
     devices = [v.device for v in strategy.run(lambda: jnp.zeros(())).values]
@@ -267,7 +267,7 @@ def test_a_scalar_of_its_own_for_each_variable(packed):
         np.testing.assert_allclose(variable.numpy(), 1 - 0.1 * (i + 1) / np.sqrt(size), rtol=1e-6)
 
 
-def test_dtypes_and_large_arrays_stand_apart(packed):
+def test_dtypes_and_large_arrays_are_packed_separately(packed):
     large = packed_storage.LARGEST // 2 + 1
     variables = [rx.Variable(jnp.zeros(n, dtype)) for dtype in (jnp.float32, jnp.bfloat16) for n in (2, 3, 4, large)]
 
@@ -330,7 +330,7 @@ def test_a_pytree_in_one_variable(packed):
     assert {k: int(jnp.max(x)) for k, x in variable.value().items()} == dict.fromkeys("abcn", 1)
 
 
-def test_programs_that_share_a_shelf_or_take_a_part_of_it(packed):
+def test_programs_may_share_a_packed_vector_or_use_a_part_of_it(packed):
     """One function with two batch sizes, and another one with some of its variables."""
     strategy = mirrored(2)
     with strategy.scope():
@@ -468,7 +468,7 @@ def test_after_a_callback_that_failed_the_variables_have_the_values_that_they_ha
     assert [variable.numpy()[0] for variable in variables] == [9.0, 4.0, 4.0, 4.0]
 
 
-def test_variables_that_a_failed_program_took_over_say_so_until_they_are_assigned(packed, tmp_path, monkeypatch):
+def test_variables_donated_to_a_failed_program_raise_until_assigned(packed, tmp_path, monkeypatch):
     variables = [rx.Variable(jnp.zeros(3), name=f"v{i}") for i in range(4)]
 
     @rx.function
@@ -506,7 +506,7 @@ def test_variables_that_a_failed_program_took_over_say_so_until_they_are_assigne
     assert [variable.numpy()[0] for variable in variables] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_no_program_is_compiled_for_each_choice_of_variables_that_were_read():
+def test_reading_different_variables_compiles_no_new_program():
     variables = [rx.Variable(jnp.zeros((3, 7))) for _ in range(8)]
 
     @rx.function
@@ -524,7 +524,7 @@ def test_no_program_is_compiled_for_each_choice_of_variables_that_were_read():
     assert storage._copied._cache_size() - before <= 2  # one array, and all of them
 
 
-def test_copies_of_a_variable(packed):
+def test_shallow_copies_are_the_variable_and_pickles_have_its_value(packed):
     """A shallow one is the variable itself, and what is pickled has its value, wherever that stands."""
     variables = [rx.Variable(jnp.zeros(2)) for _ in range(4)]
 
@@ -544,7 +544,7 @@ def test_copies_of_a_variable(packed):
 
 
 @pytest.mark.parametrize("n", [0, 2])
-def test_variables_go_with_those_who_use_them(n, packed):
+def test_unused_packed_variables_are_freed(n, packed):
     variables, step = stepping(n)
     step()
     left = [weakref.ref(variable) for variable in variables]
@@ -553,7 +553,7 @@ def test_variables_go_with_those_who_use_them(n, packed):
     assert [variable() for variable in left] == [None] * len(left)
 
 
-def test_the_elements_of_pieces_in_any_order():
+def test_pieces_are_joined_in_any_order():
     vector = jnp.arange(40.0)
     parts = vectorize.pieces(vector, [(2,)] * 20)
     assert vectorize.joined(parts) is vector
