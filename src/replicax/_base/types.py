@@ -17,6 +17,9 @@ _E = TypeVar("_E", bound=enum.Enum)
 Tree: TypeAlias = Any
 # A leaf of a user's pytree: an array, a number, a string, or an object that JAX does not look into.
 Leaf: TypeAlias = Any
+# The arguments of a user's function.
+Args: TypeAlias = tuple[Tree, ...]
+Kwargs: TypeAlias = dict[str, Tree]
 
 
 class ReduceOp(enum.Enum):

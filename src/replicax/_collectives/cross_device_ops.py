@@ -209,10 +209,6 @@ class AllReduceCrossDeviceOps(CrossDeviceOps):
         results |= {i: sharding.Part(part, leaves[i].shape) for i, part in zip(cut, parts)}
         return [results[i] for i in range(len(leaves))]
 
-    def _gathered(self, values: Sequence[sharding.Value], options: CommunicationOptions) -> list[jax.Array]:
-        """Returns one replica's values, those that are parts gathered from all of them."""
-        return sharding.gathered(values, self._packing(options))
-
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: PerReplica, destinations: object, options: CommunicationOptions
     ) -> Leaf:

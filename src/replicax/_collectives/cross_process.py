@@ -77,7 +77,7 @@ def agree(mesh: ReplicaMesh, call: str, *values: Sequence[object]) -> None:
     A value is given by its local components.
     """
     for described in _descriptions(mesh, call, values) or ():
-        arithmetic.check_alike([_Shape(text) for text in described])
+        arithmetic.check_alike([_kind(text) for text in described])
 
 
 def compare(value: PerReplica) -> None:
@@ -86,19 +86,15 @@ def compare(value: PerReplica) -> None:
     assert mesh is not None
     with jax_internals.untraced():
         described = _descriptions(mesh, "the comparison of a PerReplica argument", [parts])
-    note_kinds(value, [_Shape(text) for text in described[0]] if described else [parts[0]] * mesh.size)
+    note_kinds(value, [_kind(text) for text in described[0]] if described else [parts[0]] * mesh.size)
 
 
-class _Shape:
-    """A component of another process, as far as checks need it."""
-
-    def __init__(self, described: str):
-        dtype, bracket, shape = described.partition("[")
-        if not bracket:
-            raise TypeError(f"The workers' values are not all arrays: one is of type {described}.")
-        self.dtype = jnp.dtype(dtype)
-        self.shape = tuple(int(n) for n in shape.rstrip("]").split(",") if n.strip())
-        self.ndim = len(self.shape)
+def _kind(described: str) -> jax.ShapeDtypeStruct:
+    """Returns the shape and dtype of a component of another process."""
+    dtype, bracket, shape = described.partition("[")
+    if not bracket:
+        raise TypeError(f"The workers' values are not all arrays: one is of type {described}.")
+    return jax.ShapeDtypeStruct([int(n) for n in shape.rstrip("]").split(",") if n.strip()], jnp.dtype(dtype))
 
 
 def _rows(rows: jax.Array) -> jax.Array:
@@ -188,7 +184,7 @@ def all_parts(mesh: ReplicaMesh, parts: Sequence[jax.Array], axis: int) -> list[
     described = _descriptions(mesh, "gather", [parts])
     shapes: Sequence[Kind] = [*parts[:1]] * mesh.size
     if described:
-        shapes = [_Shape(text) for text in described[0]]
+        shapes = [_kind(text) for text in described[0]]
     arithmetic.check_alike(shapes, free_axis=axis)
     longest = max(shape.shape[axis] for shape in shapes)
     padding = [(0, 0)] * parts[0].ndim

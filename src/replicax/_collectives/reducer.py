@@ -24,7 +24,7 @@ from replicax._base import nest
 from replicax._base.array_conversion import as_array
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, VariableAggregation, exact
-from replicax._collectives import arithmetic, cross_device_ops, cross_process, in_flight
+from replicax._collectives import arithmetic, cross_device_ops, cross_process, in_flight, sharding
 from replicax._collectives.arithmetic import Axis, Reducible, check_numeric, first_component, gather_axis
 from replicax._collectives.cross_device_ops import (
     AllReduceCrossDeviceOps,
@@ -141,7 +141,7 @@ class Reducer:
 
     def gather_parts(self, values: Sequence[Value], options: CommunicationOptions) -> list[jax.Array]:
         """Returns one replica's values while its function is traced, those that are parts gathered from all."""
-        return self._scattering_ops._gathered(values, options)
+        return sharding.gathered(values, self._scattering_ops._packing(options))
 
     @property
     def _scattering_ops(self) -> AllReduceCrossDeviceOps:

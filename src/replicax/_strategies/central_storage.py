@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from replicax._base import devices, nest
-from replicax._base.types import Tree, VariableAggregation, VariableSynchronization, as_variable_option
+from replicax._base.types import Args, Kwargs, Tree, VariableAggregation, VariableSynchronization, as_variable_option
 from replicax._collectives.arithmetic import first_component
 from replicax._collectives.cross_device_ops import CollectiveAllReduce
 from replicax._collectives.reducer import Reducer
@@ -57,9 +57,7 @@ class CentralStorageExtended(ReplicatedExtended):
             strategy=self._container, reducer=self._reducer, home=self._home, device=self._parameter_device, **kwargs
         )
 
-    def _update(
-        self, var: Tree, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], group: bool
-    ) -> Tree:
+    def _update(self, var: Tree, fn: Callable[..., Tree], args: Args, kwargs: Kwargs, group: bool) -> Tree:
         if not isinstance(var, Variable):
             raise ValueError(f"You can not update `var` {var!r}. It must be a Variable.")
         args, kwargs = nest.map_structure(first_component, args), nest.map_structure(first_component, kwargs)

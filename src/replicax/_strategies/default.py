@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import NoReturn, cast
 
-from replicax._base.types import InputContext, InputOptions, Tree
+from replicax._base.types import Args, InputContext, InputOptions, Kwargs, Tree
 from replicax._engine import modes
 from replicax._strategies.single_replica import SingleReplicaContext, SingleReplicaExtended
 from replicax._strategies.strategy import Strategy
@@ -45,7 +45,7 @@ class DefaultExtended(SingleReplicaExtended):
     def _scope_context(self) -> contextlib.AbstractContextManager[object]:
         return contextlib.nullcontext()
 
-    def _call(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
+    def _call(self, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree:
         return fn(*args, **kwargs)
 
     def _create_variable(self, **kwargs: Tree) -> Variable:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Self
 
 from replicax._base.messages import received
 from replicax._base.types import (
+    Args,
     CommunicationOptions,
     InputContext,
     InputOptions,
+    Kwargs,
     ReduceOp,
     Tree,
     ValueContext,
@@ -284,7 +286,7 @@ class StrategyExtended(abc.ABC):
         """Makes a variable, in cross-replica context."""
 
     @abc.abstractmethod
-    def _run(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree: ...
+    def _run(self, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree: ...
     @abc.abstractmethod
     def _reduce(self, op: ReduceOp, value: Tree, axis: int | tuple[int, ...] | None) -> Tree: ...
     @abc.abstractmethod
@@ -296,9 +298,7 @@ class StrategyExtended(abc.ABC):
     @abc.abstractmethod
     def _broadcast(self, tensor: Tree, destinations: object) -> Tree: ...
     @abc.abstractmethod
-    def _update(
-        self, var: Tree, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], group: bool
-    ) -> Tree: ...
+    def _update(self, var: Tree, fn: Callable[..., Tree], args: Args, kwargs: Kwargs, group: bool) -> Tree: ...
     @abc.abstractmethod
     def _local_results(self, value: Tree) -> tuple[Tree, ...]: ...
     @abc.abstractmethod

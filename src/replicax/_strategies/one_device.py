@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from replicax._base import devices as _devices
 from replicax._base.devices import DeviceLike
-from replicax._base.types import Tree
+from replicax._base.types import Args, Kwargs, Tree
 from replicax._collectives import cross_device_ops
 from replicax._input.placement import Placement
 from replicax._strategies.single_replica import SingleReplicaContext, SingleReplicaExtended
@@ -45,7 +45,7 @@ class OneDeviceExtended(SingleReplicaExtended):
     def _device_text(self) -> str:
         return super()._device_text()[1:-1]  # its only name
 
-    def _call(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
+    def _call(self, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree:
         (device,) = self._mesh.devices
         frames.frame().run_on(device)
         context = OneDeviceContext(self._container, None)

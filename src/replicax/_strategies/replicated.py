@@ -8,7 +8,9 @@ import jax
 
 from replicax._base import nest
 from replicax._base.types import (
+    Args,
     CommunicationOptions,
+    Kwargs,
     Leaf,
     ReduceOp,
     Tree,
@@ -58,7 +60,7 @@ class ReplicatedExtended(StrategyExtended):
         self._check, self._placement = check, Placement(reducer.mesh, check)
         self._worker = self._placement.worker
 
-    def _run(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
+    def _run(self, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree:
         if self._check is None:
             return run.run(self._container, self._reducer, fn, args, kwargs)
         self._check((args, kwargs))
@@ -114,9 +116,7 @@ class MirroringExtended(ReplicatedExtended):
         kind: type[_Distributed] = SyncOnReadVariable if on_read else MirroredVariable
         return kind(strategy=self._container, reducer=self._reducer, **kwargs)
 
-    def _update(
-        self, var: Tree, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], group: bool
-    ) -> Tree:
+    def _update(self, var: Tree, fn: Callable[..., Tree], args: Args, kwargs: Kwargs, group: bool) -> Tree:
         assert isinstance(var, _Distributed) and var._strategy is self._container, (
             f"update takes a variable made in the strategy's scope, got {var!r}."
         )
@@ -134,8 +134,8 @@ def _update_components(
     reducer: Reducer,
     var: _Distributed,
     fn: Callable[..., Tree],
-    args: tuple[Tree, ...],
-    kwargs: dict[str, Tree],
+    args: Args,
+    kwargs: Kwargs,
 ) -> Tree:
     """Calls `fn(component, *args, **kwargs)` for each component; returns the results put together.
 

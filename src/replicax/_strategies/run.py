@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from replicax._base import nest
-from replicax._base.types import Leaf, Tree
+from replicax._base.types import Args, Kwargs, Leaf, Tree
 from replicax._collectives.reducer import Reducer
 from replicax._engine import compiled, compiled_runs, eager, function, modes
 from replicax._tracing import context, frames
@@ -24,9 +24,7 @@ from replicax._tracing.context import StrategyLike
 from replicax._values import PerReplica, ReplicaMesh, adopted, component_count, is_array, is_text, mesh_of
 
 
-def run(
-    strategy: StrategyLike, reducer: Reducer, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]
-) -> Tree:
+def run(strategy: StrategyLike, reducer: Reducer, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree:
     """Calls `fn` on every replica and returns the results put together.
 
     Args:
@@ -55,8 +53,8 @@ def run_single(
     strategy: StrategyLike,
     call: Callable[..., Tree],
     fn: Callable[..., Tree],
-    args: tuple[Tree, ...],
-    kwargs: dict[str, Tree],
+    args: Args,
+    kwargs: Kwargs,
 ) -> Tree:
     """Runs the only replica of a strategy and returns its result.
 

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Sequence
 
 from replicax._base import nest
-from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree, ValueContext
+from replicax._base.types import Args, CommunicationOptions, Kwargs, Leaf, ReduceOp, Tree, ValueContext
 from replicax._collectives import arithmetic
 from replicax._strategies import run
 from replicax._strategies.extended import StrategyExtended
@@ -17,9 +17,7 @@ from replicax._tracing.context import ReplicaContext
 class SingleReplicaContext(ReplicaContext):
     """The context of a strategy's only replica: meeting is calling."""
 
-    def _merge(
-        self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], tag: tuple[object, ...]
-    ) -> Tree:
+    def _merge(self, fn: Callable[..., Tree], args: Args, kwargs: Kwargs, tag: tuple[object, ...]) -> Tree:
         with context.entered(self._strategy, None):
             return fn(self._strategy, *args, **kwargs)
 
@@ -34,10 +32,10 @@ class SingleReplicaExtended(StrategyExtended):
     """The extended methods of a strategy with one replica, which pass values through."""
 
     @abc.abstractmethod
-    def _call(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
+    def _call(self, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree:
         """Calls a replica function here and now."""
 
-    def _run(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
+    def _run(self, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree:
         return run.run_single(self._container, self._call, fn, args, kwargs)
 
     def _reduce(self, op: ReduceOp, value: Tree, axis: int | tuple[int, ...] | None) -> Tree:
@@ -53,9 +51,7 @@ class SingleReplicaExtended(StrategyExtended):
     ) -> list[Tree]:
         return [value for value, _ in pairs]
 
-    def _update(
-        self, var: Tree, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree], group: bool
-    ) -> Tree:
+    def _update(self, var: Tree, fn: Callable[..., Tree], args: Args, kwargs: Kwargs, group: bool) -> Tree:
         result = fn(var, *args, **kwargs)
         return result if group else (result,)
 
