@@ -170,11 +170,8 @@ class SlurmClusterResolver(TaskClusterResolver):
         return {"GPU": self._gpus_per_task}
 
     def _describe(self, report: Explanation) -> None:
-        for name in _VARIABLES:
-            if name in os.environ:
-                report.found.append(f"{name}={os.environ[name]} in the environment")
-            else:
-                report.missing.append(f"{name} in the environment, which srun sets")
+        given = [name for name in _VARIABLES if name in os.environ]
+        report.found += [f"{name}={os.environ[name]} in the environment" for name in given]
         report.found.append(f"GPUs of each task: {self._gpus_per_task}")
         count = sum(map(len, self._placed.values()))
         if self._task_type is None:

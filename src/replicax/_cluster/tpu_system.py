@@ -70,9 +70,7 @@ def replica_devices(assignment: DeviceAssignment | None) -> list[list[jax.Device
     for replica in range(assignment.num_replicas):
         row = []
         for core in range(assignment.num_cores_per_replica):
-            coordinates = assignment.coordinates(replica, core)
-            task = assignment.topology.task_ordinal_at_coordinates(coordinates)
-            ordinal = assignment.topology.tpu_device_ordinal_at_coordinates(coordinates)
+            task, ordinal = assignment.topology._place(assignment.coordinates(replica, core))
             if task >= len(devices) or ordinal >= len(devices[task]):
                 raise DeviceError(
                     f"The device assignment has device {ordinal} of task {task} for replica {replica}, but there are "

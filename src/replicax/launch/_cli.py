@@ -49,67 +49,51 @@ def parser(program: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    result.add_argument("program", metavar="PROGRAM", help="a Python file or, after -m, the name of a module")
-    own = result.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="the program's own")
+    add = result.add_argument
+    add("program", metavar="PROGRAM", help="a Python file or, after -m, the name of a module")
+    own = add("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER, help="the program's own")
     own.required = False  # Python names it among the missing ones otherwise
-    result.add_argument("-m", "--module", action="store_true", help="PROGRAM is a module, as in python -m")
-    result.add_argument(
-        "--workers", type=_positive, required=True, metavar="N", help="how many workers the job has, on all machines"
-    )
-    result.add_argument(
+    add("-m", "--module", action="store_true", help="PROGRAM is a module, as in python -m")
+    add("--workers", type=_positive, required=True, metavar="N", help="how many workers there are on all machines")
+    add(
         "--devices-per-worker",
+        dest="devices",
         type=_positive,
         metavar="D",
         help="devices of each worker: so many of this machine's GPUs or, where there are none, CPU devices (default: "
         "an even share of the GPUs; one CPU device)",
     )
-    result.add_argument(
+    add(
         "--max-restarts",
         type=_not_negative,
         default=0,
         metavar="N",
         help="start all workers again after a failure, at most so many times (default: 0)",
     )
-    result.add_argument(
+    add(
         "--grace",
         type=_seconds,
         metavar="SECONDS",
         help="time from SIGTERM to SIGKILL for workers that are to end (default: 2 after a failure, 30 when the "
         "launcher gets a signal)",
     )
-    result.add_argument(
+    add(
         "--no-tuning",
         dest="tuning",
         action="store_false",
         help="leave NPROC and GLIBC_TUNABLES as they are; else they are set so that JAX is safe and fast on CPU",
     )
-    _add_machines(result.add_argument_group("several machines", "Start the launcher on each of them."))
+    add = result.add_argument_group("several machines", "Start the launcher on each of them.").add_argument
+    text = "worker 0's machine, as the others reach it, and a free port there"
+    add("--coordinator", type=_address, metavar="HOST:PORT", help=text)
+    text = "the number of the first worker on this machine"
+    add("--worker-rank", dest="first", type=_not_negative, default=-1, metavar="R", help=text)
+    text = "how many workers run on this machine (default: 1)"
+    add("--workers-here", dest="here", type=_positive, default=0, metavar="K", help=text)
+    add("--host", metavar="ADDRESS", help="this machine's address for the workers (default: found by connecting)")
+    text = "time for the launchers of all machines to come together (default: 300)"
+    add("--start-timeout", type=_seconds, default=300.0, metavar="SECONDS", help=text)
     return result
-
-
-def _add_machines(machines: argparse._ArgumentGroup) -> None:
-    machines.add_argument(
-        "--coordinator",
-        type=_address,
-        metavar="HOST:PORT",
-        help="worker 0's machine, as the others reach it, and a free port there",
-    )
-    machines.add_argument(
-        "--worker-rank", type=_not_negative, metavar="R", help="the number of the first worker on this machine"
-    )
-    machines.add_argument(
-        "--workers-here", type=_positive, metavar="K", help="how many workers run on this machine (default: 1)"
-    )
-    machines.add_argument(
-        "--host", metavar="ADDRESS", help="this machine's address for the workers (default: found by connecting)"
-    )
-    machines.add_argument(
-        "--start-timeout",
-        type=_seconds,
-        default=300.0,
-        metavar="SECONDS",
-        help="time for the launchers of all machines to come together (default: 300)",
-    )
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -145,86 +129,63 @@ def _seconds(text: str) -> float:
     return value
 
 
-def plan_of(options: argparse.Namespace) -> Plan:
-    """Returns the plan that the options make; `LaunchError` if they contradict each other or name what is not there."""
-    several = {
-        "--worker-rank": options.worker_rank,
-        "--workers-here": options.workers_here,
-        "--host": options.host,
-    }
-    if options.coordinator is None:
-        if given := [name for name, value in several.items() if value is not None]:
+def complete(plan: Plan) -> None:
+    """Fills in what follows from the options; `LaunchError` if they contradict each other or name what is not there."""
+    if plan.coordinator is None:
+        several = {"--worker-rank": plan.first >= 0, "--workers-here": plan.here > 0, "--host": plan.host is not None}
+        if given := [name for name, is_given in several.items() if is_given]:
             raise LaunchError(f"{given[0]} is for several machines and needs --coordinator HOST:PORT.")
-        first, here = 0, options.workers
-    else:
-        if options.worker_rank is None:
-            raise LaunchError(
-                "--coordinator needs --worker-rank: the number of the first worker on this machine, 0 on the "
-                "coordinator's own."
-            )
-        first, here = options.worker_rank, options.workers_here or 1
-        if first + here > options.workers:
-            raise LaunchError(
-                f"--workers {options.workers} are numbered 0 to {options.workers - 1}, but --worker-rank {first} and "
-                f"--workers-here {here} ask for {first} to {first + here - 1} on this machine."
-            )
-    check_open_files(here)
-    return Plan(
-        command=_command(options),
-        workers=options.workers,
-        first=first,
-        here=here,
-        coordinator=options.coordinator,
-        host=options.host,
-        devices=options.devices_per_worker,
-        max_restarts=options.max_restarts,
-        start_timeout=options.start_timeout,
-        grace=options.grace,
-        tuning=options.tuning,
-    )
+        plan.first, plan.here = 0, plan.workers
+    elif plan.first < 0:
+        raise LaunchError(
+            "--coordinator needs --worker-rank: the number of the first worker on this machine, 0 on the coordinator's "
+            "own."
+        )
+    plan.here = plan.here or 1
+    if plan.first + plan.here > plan.workers:
+        raise LaunchError(
+            f"--workers {plan.workers} are numbered 0 to {plan.workers - 1}, but --worker-rank {plan.first} and "
+            f"--workers-here {plan.here} ask for {plan.first} to {plan.first + plan.here - 1} on this machine."
+        )
+    check_open_files(plan.here)
+    plan.command = _command(plan)
 
 
-def _command(options: argparse.Namespace) -> tuple[str, ...]:
-    if not options.module:
-        path = Path(options.program)
+def _command(plan: Plan) -> tuple[str, ...]:
+    if not plan.module:
+        path = Path(plan.program)
         if path.is_dir() and not (path / "__main__.py").is_file():
-            raise LaunchError(f"{options.program} is a folder without a __main__.py; name a Python file.")
+            raise LaunchError(f"{plan.program} is a folder without a __main__.py; name a Python file.")
         if not path.exists():
             raise LaunchError(
-                f"There is no file {options.program} in {os.getcwd()}. Options of the launcher stand in front of the "
-                f"program; for a module write -m {options.program}."
+                f"There is no file {plan.program} in {os.getcwd()}. Options of the launcher stand in front of the "
+                f"program; for a module write -m {plan.program}."
             )
-        return (sys.executable, options.program, *options.arguments)
+        return (sys.executable, plan.program, *plan.arguments)
     # The top package alone is looked for: to look further would run it.
-    package = options.program.partition(".")[0]
+    package = plan.program.partition(".")[0]
     sys.path.insert(0, os.getcwd())  # as `python -m` does
     try:
         missing = not package or importlib.util.find_spec(package) is None
     finally:
         del sys.path[0]
     if missing:
-        raise LaunchError(f"There is no module {options.program}: no {package!r} in {os.getcwd()} or in this Python.")
-    return (sys.executable, "-m", options.program, *options.arguments)
+        raise LaunchError(f"There is no module {plan.program}: no {package!r} in {os.getcwd()} or in this Python.")
+    return (sys.executable, "-m", plan.program, *plan.arguments)
 
 
 def launch(arguments: Sequence[str], program: str) -> int:
-    """Launches the workers.
-
-    Args:
-        arguments: those of the command line.
-        program: the command's name, for its help.
-
-    Returns:
-        The exit status.
-    """
+    """Launches the workers, and returns the exit status; `program` is the command's name, for its help."""
     screen = Screen()
     launcher = None
     try:
         if os.name != "posix":
             raise LaunchError(
-                "this command needs Linux or macOS. Set TF_CONFIG for each worker and start them by hand."
+                "this command needs Linux or macOS. Set TF_CONFIG for each worker, and start them by hand."
             )
-        launcher = Launcher(plan_of(parser(program).parse_args(arguments)), screen)
+        plan = parser(program).parse_args(arguments, Plan())
+        complete(plan)
+        launcher = Launcher(plan, screen)
         status = launcher.run()
     except LaunchError as error:
         screen.say(f"error: {error}", alarm=True)

@@ -136,15 +136,8 @@ def worker_environment(
 ) -> dict[str, str]:
     """Returns the environment of one worker, made of the launcher's own.
 
-    Args:
-        base: the launcher's own.
-        cluster: the addresses of all workers.
-        worker: the worker's number.
-        devices: how many devices it has; None if nobody said.
-        gpus: the GPUs among them, as CUDA names them; None to leave that as it is.
-        report_folder: for the report of a worker that fails.
-        attempt: how many times the workers have been restarted.
-        tuning: whether to set what makes JAX safe and fast on CPU.
+    `cluster` are the addresses of all workers, `devices` is None where nobody said, and `gpus` are its own as CUDA
+    names them, None to leave that as it is.
     """
     environment = dict(base)
     environment["TF_CONFIG"] = json.dumps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import os
@@ -9,7 +10,6 @@ import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from replicax._base.errors import JobError
@@ -35,10 +35,12 @@ _GRACE_AFTER_SIGNAL = 30.0
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The options of the command line."""
+class Plan(argparse.Namespace):
+    """The options of the command line, and the command that follows from them."""
 
+    program: str
+    arguments: list[str]  # the program's own
+    module: bool  # the program is one
     command: tuple[str, ...]  # of each worker
     workers: int  # on all machines
     first: int  # the number of the first worker on this machine
@@ -167,14 +169,7 @@ class Launcher:
             ports.release()
         with tempfile.TemporaryDirectory(prefix="replicax-launch-") as folder:
             workers = [self._worker(index, start, folder) for index in range(plan.here)]
-
-            def failed() -> None:
-                link.send_to_leader({"op": "failed", "interrupt": None})
-
-            def stands(worker: int, how: str, addresses: list[str]) -> None:
-                link.send_to_leader({"op": "stands", "worker": worker, "how": how, "addresses": addresses})
-
-            self._local = LocalWorkers(workers, host, Path(folder), failed, stands)
+            self._local = LocalWorkers(workers, host, Path(folder), link.send_to_leader)
             following = asyncio.create_task(self._follow(self._local, link))
             outcomes = await self._local.wait()
             following.cancel()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from replicax._job.channel import Message
 from replicax.launch import _guard
 from replicax.launch._outcome import TAIL_LINES, Outcome, read_mark, read_report, readable
 from replicax.launch._output import Lines, Screen
@@ -108,9 +109,7 @@ class LocalWorkers:
         workers: they have been started.
         host: the address of this machine.
         folder: for the workers' reports.
-        on_failure: called once, when the first of them has failed.
-        on_mark: called with a worker's number, "waits", "joined" or "ended", and addresses of its job, when it has
-            begun to join that, has joined it, or has ended with 0 without it.
+        tell: sends the leader what is known of the workers before all have ended.
     """
 
     def __init__(
@@ -118,14 +117,12 @@ class LocalWorkers:
         workers: Sequence[Worker],
         host: str,
         folder: Path,
-        on_failure: Callable[[], None],
-        on_mark: Callable[[int, str, list[str]], None],
+        tell: Callable[[Message], None],
     ):
         self._workers = workers
         self._host = host
         self._folder = folder
-        self._on_failure = on_failure
-        self._on_mark = on_mark
+        self._tell = tell
         self._failed = False
         self._running = {asyncio.create_task(self._attend(worker)): worker for worker in workers}
 
@@ -167,13 +164,16 @@ class LocalWorkers:
         if outcome.failed:
             self._fail()
         elif not ended and not joins:
-            self._on_mark(worker.number, "ended", [worker.address])
+            self._stands(worker, "ended", [worker.address])
         return outcome
 
     def _fail(self) -> None:
         if not self._failed:
             self._failed = True
-            self._on_failure()
+            self._tell({"op": "failed", "interrupt": None})
+
+    def _stands(self, worker: Worker, how: str, addresses: list[str]) -> None:
+        self._tell({"op": "stands", "worker": worker.number, "how": how, "addresses": addresses})
 
     async def _watch_marks(self) -> None:
         """Tells which workers wait for their job: the leader knows whether one that they wait for has ended."""
@@ -183,7 +183,7 @@ class LocalWorkers:
                 joins, joined = read_mark(self._folder, worker.number)
                 if joins and told.get(worker.number) is not joined:
                     told[worker.number] = joined
-                    self._on_mark(worker.number, "joined" if joined else "waits", joins)
+                    self._stands(worker, "joined" if joined else "waits", joins)
             await asyncio.sleep(_LOOK)
 
     async def _watch_reports(self) -> None:
