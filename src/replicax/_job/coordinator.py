@@ -39,16 +39,12 @@ class Coordinator(Monitor):
                 channel.send(message)
 
     def _own(self, kind: str, report: dict[str, Any]) -> None:
+        if kind in ("failed", "broken"):
+            self.me.note(kind, report, time.monotonic())
+            return
         if kind == "leaving":
-            self._leaving, self._soon = time.monotonic(), True
-            self.me.left = True
-            self._tell({"tell": True})
-        elif kind == "failed":
-            self.me.failed, self.me.broken = {**report, "time": time.monotonic()}, None
-        elif kind == "broken":
-            self.me.broken = report
-        else:
-            self._tell({"tell": True})
+            self._leaving, self._soon, self.me.left = time.monotonic(), True, True
+        self._tell({"tell": True})
 
     def _listen(self, now: float) -> None:
         for index, channel in self._members.items():
@@ -72,10 +68,9 @@ class Coordinator(Monitor):
 
     def _take(self, index: int, message: dict[str, Any], now: float) -> None:
         peer = self.peers[index]
-        if "failed" in message:
-            peer.failed, peer.broken = {**message["failed"], "time": now}, None
-        elif "broken" in message:
-            peer.broken = message["broken"]
+        for kind in ("failed", "broken"):
+            if kind in message:
+                peer.note(kind, message[kind], now)
         for kind in ("beat", "left", "detail"):
             if kind in message:
                 self._heard(index, kind, message[kind])

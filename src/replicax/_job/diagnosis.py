@@ -41,6 +41,13 @@ class Peer:
         """True if nothing more is to be expected of it."""
         return self.left or self.lost is not None or self.failed is not None
 
+    def note(self, kind: str, report: Mapping[str, Any], now: float) -> None:
+        """Notes an exception, "failed" or "broken"."""
+        if kind == "failed":
+            self.failed, self.broken = {**report, "time": now}, None
+        else:
+            self.broken = report
+
 
 class Diagnosis(NamedTuple):
     """The reason why the job ends."""

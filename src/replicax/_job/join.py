@@ -91,7 +91,6 @@ def join(job: Job) -> None:
             "experimental_connect_to_cluster) before the first computation and before jax.devices(). JAX has started "
             "for this process alone, and cannot be joined with others any more."
         )
-    global _hooks
     preflight = _preflight.mode()
     limits = state.timeouts()
     heartbeat, limit = limits["heartbeat"] or 30.0, limits["start"] or 300.0
@@ -124,12 +123,7 @@ def join(job: Job) -> None:
         monitor = Member(job.process_id, both, calls, heartbeat, channel)
     process_exit.mark_joined(job.process_id)
     monitor.step_timeout = limits["step"]
-    state.watched_by(monitor, calls)
-    _hooks = process_exit.Hooks(_failed)
-    monitor.start()
-    _hooks.watch_signals(monitor.waker.fileno())
-    os.register_at_fork(after_in_child=_forget)
-    atexit.register(_leave)
+    _watch(monitor, calls)
     wait = calls.begin_wait("the start of JAX on all processes")
     with held or contextlib.nullcontext():
         _start_jax(job, address, bind, limit)
@@ -142,6 +136,17 @@ def join(job: Job) -> None:
     calls.end_wait(wait)
     if job.process_id == 0 and preflight == "on":
         process_exit.say(_preflight.table(said, found, job))
+
+
+def _watch(monitor: Monitor, calls: CallLog) -> None:
+    """Begins to watch over this process, also over how it ends."""
+    global _hooks
+    state.watched_by(monitor, calls)
+    _hooks = process_exit.Hooks(_failed)
+    monitor.start()
+    _hooks.watch_signals(monitor.waker.fileno())
+    os.register_at_fork(after_in_child=_forget)
+    atexit.register(_leave)
 
 
 def _own_address(published: str, channels: Iterable[Channel]) -> str:

@@ -250,15 +250,11 @@ class Member(Monitor):
             send_rest([self._coordinator], LINGER)
             self._coordinator.close()
             self.over.set()
-            return
-        if kind == "failed":
-            self.me.failed, self.me.broken = {**report, "time": 0.0}, None
-        elif kind == "broken":
-            self.me.broken = report
-        else:
+        elif kind == "compiled":
             self._tell(time.monotonic())
-            return
-        self._coordinator.send({kind: report})
+        else:
+            self.me.note(kind, report, 0.0)
+            self._coordinator.send({kind: report})
 
     def _listen(self, now: float) -> None:
         if self.over.is_set():

@@ -137,29 +137,20 @@ def exit_status(status: int) -> int:
 
 
 def job_outcome(outcomes: Sequence[Outcome]) -> tuple[int, str]:
-    """Returns the launcher's exit status, and what to tell: which worker failed first, and why.
-
-    Returns:
-        0 and an empty text if none failed.
-    """
+    """Returns the launcher's exit status, and which worker failed first, and why; 0 and no text if none failed."""
     failures = sorted((outcome for outcome in outcomes if outcome.failed), key=lambda outcome: outcome.failed_at)
-    absent = _absent(outcomes)
-    if absent is not None and not (failures and failures[0].failed_at < absent.when):
-        statuses = [outcome.status for outcome in outcomes if outcome.status and not outcome.ended]
-        return exit_status(statuses[0]) if statuses else 1, _tell(absent, absent, outcomes)
-    if not failures:
+    first = min([*_absent(outcomes), *failures], key=lambda outcome: outcome.failed_at, default=None)
+    if first is None:
         return 0, ""
-    witness = failures[0]
-    cause = _follow(witness, {outcome.worker: outcome for outcome in outcomes})
-    statuses = [outcome.status for outcome in (cause, witness, *failures) if outcome.status and (not outcome.ended)]
-    return exit_status(statuses[0]) if statuses else 1, _tell(cause, witness, outcomes)
+    cause = _follow(first, {outcome.worker: outcome for outcome in outcomes})
+    statuses = [outcome.status for outcome in (cause, first, *failures) if outcome.status and not outcome.ended]
+    return exit_status(statuses[0]) if statuses else 1, _tell(cause, first, outcomes)
 
 
-def _absent(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Returns the first worker that ended with 0 and never began to join the job in which others waited for it."""
+def _absent(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Returns the workers that ended with 0 and never began to join the job in which others waited for them."""
     awaited = {address for outcome in outcomes if not outcome.joined for address in outcome.joins}
-    ended = [o for o in outcomes if o.status == 0 and not o.ended and not o.joins and o.address in awaited]
-    return min(ended, key=lambda outcome: outcome.when, default=None)
+    return [o for o in outcomes if o.status == 0 and not o.ended and not o.joins and o.address in awaited]
 
 
 def _follow(witness: Outcome, by_worker: dict[int, Outcome]) -> Outcome:
@@ -172,14 +163,12 @@ def _follow(witness: Outcome, by_worker: dict[int, Outcome]) -> Outcome:
 
 
 def _tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
-    several = len({outcome.host for outcome in outcomes}) > 1
-    where = f" on {cause.host}" if several else ""
+    """Describes the cause, as the report of the first failure (of the witness) shows it, and how the others ended."""
+    where = f" on {cause.host}" if len({outcome.host for outcome in outcomes}) > 1 else ""
     report = cause.report
     said = ""
-    if cause is witness or report:
-        lines = [f"worker {cause.worker}{where} failed first{_step(report)}: {describe(cause)}"]
-    else:
-        lines = [f"worker {cause.worker}{where} is the cause: {describe(cause)}"]
+    how = f"failed first{_step(report)}" if cause is witness or report else "is the cause"
+    lines = [f"worker {cause.worker}{where} {how}: {describe(cause)}"]
     if cause.status == 0 and cause is witness and not report:
         waited = listed([f"worker {o.worker}" for o in outcomes if cause.address in o.joins and not o.joined])
         lines[0] += f" before it joined the job, that is, before it made its strategy; {waited} waited for it"
@@ -196,7 +185,9 @@ def _tell(cause: Outcome, witness: Outcome, outcomes: Sequence[Outcome]) -> str:
             lines.append(f"  worker {witness.worker} says: {said}")
         if tail := [line for line in cause.tail if not _OF_THE_START.match(line)]:
             lines.append("  The last lines of its standard error:")
-            lines += _indent(_from_last_traceback(tail))
+            starts = (n for n, line in enumerate(tail) if line.startswith("Traceback (most recent call last)"))
+            # From the first one on: exceptions that led to one another are printed one after the other.
+            lines += _indent(tail[next(starts, 0) :])
     lines += _others(cause, outcomes, said)
     return "\n".join(lines)
 
@@ -217,12 +208,6 @@ def _others(cause: Outcome, outcomes: Sequence[Outcome], said: str) -> list[str]
             what = describe(outcome) + (f", {message}" if message not in ("", said) else "")
             groups.setdefault(what, []).append(f"worker {outcome.worker}")
     return [f"  {listed(names)}: {what}" for what, names in groups.items()]
-
-
-def _from_last_traceback(tail: Sequence[str]) -> Sequence[str]:
-    starts = [number for number, line in enumerate(tail) if line.startswith("Traceback (most recent call last)")]
-    # Not the last: exceptions that led to one another are printed one after the other.
-    return tail[starts[0] :] if starts else tail
 
 
 def _indent(lines: Sequence[str]) -> list[str]:
