@@ -38,7 +38,7 @@ def metadata(path: str) -> str:
         return text.decode().strip()
 
 
-def service(name: str, version: str, credentials: Any, needed_by: str, **options: Any) -> Any:
+def client(name: str, version: str, credentials: Any, needed_by: str, **options: Any) -> Any:
     """Returns a client for one of Google's services, with these credentials or those that Google's library finds."""
     try:
         from googleapiclient import discovery
@@ -98,7 +98,7 @@ class GCEClusterResolver(TaskClusterResolver):
         self._where = {"project": project, "zone": zone}
         self._group, self._port = instance_group, port
         self._task_type, self._task_id, self._rpc_layer = task_type, task_id, rpc_layer
-        self._service = service if service is not None else _compute_service(credentials)
+        self._service = client("compute", "v1", credentials, "GCE cluster resolver") if service is None else service
 
     def cluster_spec(self) -> ClusterSpec:
         """Returns the instances that run now."""
@@ -129,7 +129,3 @@ class GCEClusterResolver(TaskClusterResolver):
     def _describe(self, report: Explanation) -> None:
         where = f"project {self._where['project']!r}, zone {self._where['zone']!r}"
         report.found.append(f"Google Compute Engine: {where}, instance group {self._group!r}")
-
-
-def _compute_service(credentials: Any) -> Any:
-    return service("compute", "v1", credentials, "GCE cluster resolver")

@@ -138,6 +138,8 @@ def _job(job: str | None) -> str:
 
 
 def _parsed(serialized: bytes) -> tuple[Any, Any]:
+    if not isinstance(serialized, bytes):
+        raise TypeError(f"`serialized` is the bytes that Topology.serialized() gives, got {type(serialized).__name__}.")
     try:
         values = json.loads(serialized)
         return values["mesh_shape"], values["device_coordinates"]

@@ -183,7 +183,7 @@ class TPUClusterResolver(ClusterResolver):
         self._zone = self._zone or gce.metadata("instance/zone").rpartition("/")[2]
         if self._service is None:
             options = {"discoveryServiceUrl": self._discovery_url} if self._discovery_url else {}
-            self._service = gce.service("tpu", "v2", self._credentials, "TPU cluster resolver", **options)
+            self._service = gce.client("tpu", "v2", self._credentials, "TPU cluster resolver", **options)
         name = f"projects/{self._project}/locations/{self._zone}/nodes/{self._workers.name}"
         try:
             node: dict[str, Any] = self._service.projects().locations().nodes().get(name=name).execute()

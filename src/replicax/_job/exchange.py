@@ -52,9 +52,8 @@ def all_gather(message: str, topic: str = "eager", stopped: Callable[[], bool] |
 
 
 def _wait(client: Any, key: str, stopped: Callable[[], bool] | None) -> str:
-    while (
-        text := jax_internals.value_of_key(client, key, 500)
-    ) is None:  # in pieces, so that Ctrl-C is seen in between
+    # In pieces, so that Ctrl-C is seen in between.
+    while (text := jax_internals.value_of_key(client, key, 500)) is None:
         if stopped is not None and stopped():
             raise Stopped
     return text

@@ -8,9 +8,9 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from replicax import __version__
 from replicax._job.channel import parse
 from replicax.launch._cluster import LaunchError, check_open_files
 from replicax.launch._launcher import Launcher, Plan
@@ -202,14 +202,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments and arguments[0] == "launch":
         return launch(arguments[1:], "replicax launch")
     top = argparse.ArgumentParser("replicax", description="The programming model of tf.distribute on JAX.")
-    top.add_argument("--version", action="version", version=f"replicax {_version()}")
+    top.add_argument("--version", action="version", version=f"replicax {__version__}")
     top.add_argument("command", choices=["launch"], help="start the workers of a job (replicax launch --help)")
     top.parse_args(arguments or ["--help"])
     return 2
-
-
-def _version() -> str:
-    try:
-        return version("replicax")
-    except PackageNotFoundError:
-        return "(not installed)"

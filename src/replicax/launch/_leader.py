@@ -90,13 +90,12 @@ class Leader:
             if message["op"] == "stands":
                 self._stands[message["worker"]] = message["how"], frozenset(map(str, message["addresses"]))
                 ended = frozenset().union(*(addresses for how, addresses in self._stands.values() if how == "ended"))
-                if not self._stopped and any(how == "waits" and ended & of for how, of in self._stands.values()):
+                if any(how == "waits" and ended & of for how, of in self._stands.values()):
                     self._stop()  # it would wait for one that will never come
             elif message["op"] == "done":
                 self._done(link, self._outcomes_of(link, message["outcomes"]))
             elif message["interrupt"] is None:
-                if not self._stopped:
-                    self._stop()
+                self._stop()
             elif self._interrupt is None:
                 self._interrupt = int(message["interrupt"]), self._host(link)
                 self._stop(self._interrupt[0])
@@ -116,8 +115,7 @@ class Leader:
         """Counts the workers of a member that is not heard of any more as lost, if they still ran."""
         if self._running and link in self._joined and link not in self._outcomes:
             host, now = self._host(link), time.time()
-            if not self._stopped:
-                self._stop()
+            self._stop()
             self._done(link, [Outcome(number, host, None, now, lost=how) for number in _numbers(self._joined[link])])
 
     def close(self) -> None:
@@ -183,8 +181,9 @@ class Leader:
         )
 
     def _stop(self, interrupt: int | None = None) -> None:
-        self._stopped = True
-        self._tell_all({"op": "stop", "interrupt": interrupt})
+        if not self._stopped or interrupt is not None:
+            self._stopped = True
+            self._tell_all({"op": "stop", "interrupt": interrupt})
 
     def _done(self, link: Link, outcomes: list[Outcome]) -> None:
         self._outcomes[link] = outcomes
