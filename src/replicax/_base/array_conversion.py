@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from replicax._base.specs import has_64_bit_types
 from replicax._base.types import Leaf, Tree
@@ -76,3 +76,9 @@ def as_array(value: Leaf) -> jax.Array:
             dtype = jax.dtypes.canonicalize_dtype(value.dtype)
             return jnp.asarray(np.array(value, dtype), dtype=dtype)
     return jnp.asarray(value)
+
+
+def strong(array: ArrayLike) -> jax.Array:
+    """Returns an array that is not weakly typed."""
+    array = jnp.asarray(array)
+    return jax.lax.convert_element_type(array, array.dtype) if array.aval.weak_type else array

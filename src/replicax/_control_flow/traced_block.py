@@ -17,6 +17,7 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from replicax._base import array_conversion
+from replicax._base.array_conversion import strong
 from replicax._base.types import Leaf, Tree
 from replicax._data.iterators import ElementIterator
 from replicax._tracing import active_tapes, dataset_reads, frames
@@ -274,12 +275,6 @@ def pulled_outside(reader: dataset_reads.Reader, iterator: ElementIterator) -> T
     if element is NotImplemented:
         raise dataset_reads.DrivenFromHost
     return element
-
-
-def strong(array: ArrayLike) -> jax.Array:
-    """Returns an array that is not weakly typed."""
-    array = jnp.asarray(array)
-    return lax.convert_element_type(array, array.dtype) if array.aval.weak_type else array
 
 
 def _carriers_of(key: int) -> int:

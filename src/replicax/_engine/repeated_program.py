@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from replicax._control_flow.traced_block import strong
+from replicax._base.array_conversion import strong
 
 # What replaces the variables' arrays, and the results.
 Returned: TypeAlias = tuple[list[jax.Array], list[jax.Array]]

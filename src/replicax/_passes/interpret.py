@@ -88,13 +88,7 @@ class Interpreter(Generic[V]):
 
     def enter(self, eqn: jex.JaxprEqn, operands: list[V]) -> list[V]:
         """Computes the jaxpr of a call in place of the call: a rule."""
-        return self.run(inside_of_call(eqn), operands)
-
-
-def inside_of_call(eqn: jex.JaxprEqn) -> AnyJaxpr:
-    """Returns the jaxpr of a call of the table of primitives."""
-    inside: AnyJaxpr = eqn.params[IN_CALLS[eqn.primitive.name]]
-    return inside
+        return self.run(eqn.params[IN_CALLS[eqn.primitive.name]], operands)
 
 
 def part_of(jaxpr: jex.Jaxpr, eqns: Sequence[jex.JaxprEqn]) -> tuple[jex.ClosedJaxpr, list[jex.Var], list[jex.Var]]:
@@ -122,26 +116,14 @@ def computed(
     return zip(made, jex.jaxpr_as_fun(part)(*map(value_of, needed)))
 
 
-class _Stages(Interpreter[int]):
-    def __init__(self, is_meeting: Callable[[jex.JaxprEqn], bool]):
-        self._is_meeting = is_meeting
-
-    def literal(self, literal: jex.Literal) -> int:
-        return 0
-
-    def constant(self, value: object) -> int:
-        return 0
-
-    def rule(self, eqn: jex.JaxprEqn) -> Rule[int]:
-        return self._after
-
-    def _after(self, eqn: jex.JaxprEqn, stages: list[int]) -> list[int]:
-        return [max(stages, default=0) + self._is_meeting(eqn)] * len(eqn.outvars)
-
-
 def stages(jaxpr: AnyJaxpr, is_meeting: Callable[[jex.JaxprEqn], bool]) -> Environment[int]:
     """Finds for each variable of a jaxpr for how many meetings, one after another, it waits."""
-    return _Stages(is_meeting).environment(jaxpr, [0] * len(opened(jaxpr)[0].invars))
+    inner, _ = opened(jaxpr)
+    waits = Environment(inner, ((var, 0) for var in (*inner.constvars, *inner.invars)), lambda _: 0)
+    for eqn in inner.eqns:
+        own = max(waits.of(eqn.invars), default=0) + is_meeting(eqn)
+        waits.set(eqn.outvars, [own] * len(eqn.outvars))
+    return waits
 
 
 def needed_for(

@@ -3,12 +3,12 @@
 One SPMD program cannot hold parts of a batch that differ in shape. So the function is traced once for each shape that
 occurs, and the jaxprs are cut at their collectives:
 
-    piece 0 of each jaxpr, of which every replica runs its own    `lax.switch` by replica
+    section 0 of each jaxpr, of which every replica runs its own    `lax.switch` by replica
     the collectives that need nothing else                        common code
-    piece 1, which needs those ...
+    section 1, which needs those ...
 
 What all jaxprs compute alike of the collectives' results, such as an optimizer's update, is common code as well, and
-compiled once. A value that lives from one piece to a later one has a place among the results of the `lax.switch`;
+compiled once. A value that lives from one section to a later one has a place among the results of the `lax.switch`;
 where only some jaxprs have a value of that shape, the others fill the place with zeros.
 """
 
@@ -25,6 +25,7 @@ import numpy as np
 from jax import lax
 
 from replicax._base import jax_internals
+from replicax._base.array_conversion import strong
 from replicax._base.jaxprs import Atom, equations, equations_in, has_side_effects, kind_of
 from replicax._collectives import arithmetic
 from replicax._passes import cpu_convolutions
@@ -124,7 +125,7 @@ def together(
     """
     numbers: Numbers = {}
     traced = [jax.make_jaxpr(function)(*args) for function in functions]
-    programs = [_Program(closed, args, numbers) for closed in traced]
+    programs = [_NumberedJaxpr(closed, args, numbers) for closed in traced]
     for program in programs[1:]:
         programs[0].check_meetings(program)
     common = frozenset.intersection(*(frozenset(program.made) for program in programs))
@@ -133,11 +134,11 @@ def together(
     results = _Assembly(programs, which).results()
     # Made anew in each trace, constants and Python functions of custom derivatives are other objects and yet the same.
     loose: Numbers = {}
-    programs = [_Program(closed, args, loose, exact=False) for closed in traced]
+    programs = [_NumberedJaxpr(closed, args, loose, exact=False) for closed in traced]
     return results, [len({p.number_of(atom) for p, atom in zip(programs, atoms)}) == 1 for atoms in _outputs(programs)]
 
 
-def _outputs(programs: Sequence[_Program]) -> list[tuple[Atom, ...]]:
+def _outputs(programs: Sequence[_NumberedJaxpr]) -> list[tuple[Atom, ...]]:
     """Returns for each result its variable or literal in each program."""
     return list(zip(*(program.jaxpr.outvars for program in programs)))
 
@@ -181,7 +182,7 @@ def gathered(traces: Sequence[Gathers], which: Sequence[int]) -> list[list[tuple
 Numbers = dict[Hashable, int]
 
 
-class _Program:
+class _NumberedJaxpr:
     """One jaxpr, its values numbered: two of any programs have the same number if they are computed alike.
 
     Unless `exact`, constants are compared by their values, and any two Python functions are taken to be the same.
@@ -228,7 +229,7 @@ class _Program:
     def stage_of(self, atom: Atom) -> int:
         return 0 if isinstance(atom, jex.Literal) else self.stage[atom]
 
-    def check_meetings(self, other: _Program) -> None:
+    def check_meetings(self, other: _NumberedJaxpr) -> None:
         mine, theirs = self._meetings_key(), other._meetings_key()
         for (name, *one), (other_name, *another) in zip(mine, theirs):
             if name != other_name or one != another:
@@ -253,10 +254,10 @@ class _Program:
         return shared or all(isinstance(atom, jex.Literal) for atom in self.jaxpr.eqns[made].invars)
 
 
-class _Piece:
+class _Section:
     """What one program computes at one stage: the values that are wanted of it, of what they are computed, and how."""
 
-    def __init__(self, program: _Program, stage: int, wanted: Sequence[Atom]):
+    def __init__(self, program: _NumberedJaxpr, stage: int, wanted: Sequence[Atom]):
         self.program, self.wanted = program, list(wanted)
 
         def is_elsewhere(variable: jex.Var) -> bool:  # arguments and common code
@@ -265,24 +266,24 @@ class _Piece:
         def is_known(variable: jex.Var) -> bool:
             return not program.is_free(variable) and (is_elsewhere(variable) or program.stage[variable] < stage)
 
-        # What it computes, and of what: `kept` are those that earlier pieces compute.
+        # What it computes, and of what: `kept` are those that earlier sections compute.
         self.eqns, self.needed = needed_for(wanted, program.jaxpr, program.maker, is_known)
         self.kept = [variable for variable in self.needed if not is_elsewhere(variable)]
 
 
-# For a stage: which of what leaves the pieces leaves these, each program's piece, and its variables that live on.
-_Stage = tuple[list[int], list[_Piece], list[list[jex.Var]]]
+# For a stage: which of what leaves the sections leaves these, each program's section, and its variables that live on.
+_Stage = tuple[list[int], list[_Section], list[list[jex.Var]]]
 _Place = tuple[tuple[int, ...], np.dtype, int]  # of a value that lives on: its shape and dtype, and a number
 
 
 class _Assembly:
-    """The pieces of several programs and their common code, put together."""
+    """The sections of several programs and their common code, put together."""
 
-    def __init__(self, programs: Sequence[_Program], which: jax.Array):
+    def __init__(self, programs: Sequence[_NumberedJaxpr], which: jax.Array):
         self._programs, self._which, self._first = programs, which, programs[0]
         self._values = Environment(self._first.jaxpr, self._first.known.items())  # what is common, of the first program
         self._places: dict[tuple[int, jex.Var], jax.Array] = {}  # of each program's own variables that live on
-        # What leaves the pieces: for each the stage, and the programs' atoms.
+        # What leaves the sections: for each the stage, and the programs' atoms.
         self._leaving = [
             (max(program.stage_of(atom) for program, atom in zip(programs, atoms)), atoms)
             for atoms in _outputs(programs)
@@ -296,8 +297,8 @@ class _Assembly:
         self._stages = 1 + max((stage for stage, _ in self._leaving), default=0)
 
     def results(self) -> list[jax.Array]:
-        for stage, (own, pieces, keeping) in enumerate(self._planned()):
-            self._run_pieces(own, pieces, keeping)
+        for stage, (own, sections, keeping) in enumerate(self._planned()):
+            self._run_sections(own, sections, keeping)
             for (at, eqn), operands in zip(self._first.meetings, self._operands):
                 if at == stage:
                     found = eqn.primitive.bind(*map(self._leaves, operands), **eqn.params)
@@ -313,33 +314,33 @@ class _Assembly:
         return self._left[place]
 
     def _planned(self) -> list[_Stage]:
-        """Returns for each stage which of the programs' own values leave it, its pieces, and what lives on."""
+        """Returns for each stage which of the programs' own values leave it, its sections, and what lives on."""
         plan: list[_Stage] = []
         living: list[dict[jex.Var, None]] = [{} for _ in self._programs]
         for stage in reversed(range(self._stages)):
             own = [i for i, (at, atoms) in enumerate(self._leaving) if at == stage and not self._is_shared(atoms)]
-            pieces, keeping = [], []
+            sections, keeping = [], []
             for i, program in enumerate(self._programs):
                 kept = [variable for variable in living[i] if program.stage[variable] == stage]
-                piece = _Piece(program, stage, [*(self._leaving[place][1][i] for place in own), *kept])
-                living[i].update(dict.fromkeys(piece.kept))
-                pieces.append(piece)
+                section = _Section(program, stage, [*(self._leaving[place][1][i] for place in own), *kept])
+                living[i].update(dict.fromkeys(section.kept))
+                sections.append(section)
                 keeping.append(kept)
-            plan.append((own, pieces, keeping))
+            plan.append((own, sections, keeping))
         return plan[::-1]
 
-    def _run_pieces(self, own: list[int], pieces: list[_Piece], keeping: list[list[jex.Var]]) -> None:
-        if not any(piece.wanted for piece in pieces):
+    def _run_sections(self, own: list[int], sections: list[_Section], keeping: list[list[jex.Var]]) -> None:
+        if not any(section.wanted for section in sections):
             return
         places = list(dict.fromkeys(place for kept in keeping for place in _numbered(kept)))
         operands: dict[int, jax.Array] = {}
         branches = []
-        for i, (piece, kept) in enumerate(zip(pieces, keeping)):
-            values = [self._operand(i, variable) for variable in piece.needed]
+        for i, (section, kept) in enumerate(zip(sections, keeping)):
+            values = [self._operand(i, variable) for variable in section.needed]
             operands.update((id(value), value) for value in values)
-            filled_by = dict(zip(_numbered(kept), range(len(own), len(piece.wanted))))
+            filled_by = dict(zip(_numbered(kept), range(len(own), len(section.wanted))))
             order = [*range(len(own)), *(filled_by.get(place, place) for place in places)]
-            branches.append(_branch(piece, [id(value) for value in values], order, operands))
+            branches.append(_branch(section, [id(value) for value in values], order, operands))
         results = lax.switch(self._which, branches, list(operands.values()))
         self._left.update(zip(own, results))
         kept_results = dict(zip(places, results[len(own) :]))
@@ -347,7 +348,7 @@ class _Assembly:
             self._places.update(((i, var), kept_results[place]) for var, place in zip(kept, _numbered(kept)))
 
     def _operand(self, i: int, variable: jex.Var) -> jax.Array:
-        """Returns the value of a variable that a piece of program `i` takes."""
+        """Returns the value of a variable that a section of program `i` takes."""
         program = self._programs[i]
         if variable in program.known:
             return program.known[variable]
@@ -371,25 +372,21 @@ def _numbered(variables: Sequence[jex.Var]) -> list[_Place]:
 
 
 def _branch(
-    piece: _Piece, needed: list[int], order: Sequence[int | _Place], operands: dict[int, jax.Array]
+    section: _Section, needed: list[int], order: Sequence[int | _Place], operands: dict[int, jax.Array]
 ) -> Callable[[list[jax.Array]], list[jax.Array]]:
-    """Returns a piece as a branch of the `lax.switch`.
+    """Returns a section as a branch of the `lax.switch`.
 
     Args:
-        piece: what it computes.
+        section: what it computes.
         needed: the ids of the operands that it takes.
         order: what it returns, numbers of what it computes or places, which are filled with zeros.
         operands: all operands by their ids, in the order in which they come.
     """
-    part = jax_internals.part_of_jaxpr(piece.program.jaxpr, piece.eqns, list(piece.needed), piece.wanted)
+    part = jax_internals.part_of_jaxpr(section.program.jaxpr, section.eqns, list(section.needed), section.wanted)
 
     def run(values: list[jax.Array]) -> list[jax.Array]:
         at = dict(zip(operands, values))
         found = jex.jaxpr_as_fun(part)(*(at[key] for key in needed))
-        return [_strong(found[i]) if isinstance(i, int) else lax.full(i[0], 0, i[1]) for i in order]
+        return [strong(found[i]) if isinstance(i, int) else lax.full(i[0], 0, i[1]) for i in order]
 
     return run
-
-
-def _strong(value: jax.Array) -> jax.Array:
-    return lax.convert_element_type(value, value.dtype) if getattr(value, "weak_type", False) else value

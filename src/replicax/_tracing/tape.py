@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.extend.core as jex
@@ -251,10 +252,9 @@ class GradientTape:
         """
         y, differentiable = self._one_target(target)
 
-        def compute(pull: Pull) -> list[jax.Array | None]:
-            return jacobians(pull, y, experimental_use_pfor)
-
-        return self._differentiate([y] if differentiable else [], sources, unconnected_gradients, y.shape, compute)
+        targets = [y] if differentiable else []
+        compute = functools.partial(jacobians, y=y, at_once=experimental_use_pfor)
+        return self._differentiate(targets, sources, unconnected_gradients, y.shape, compute)
 
     def batch_jacobian(
         self,
@@ -292,9 +292,7 @@ class GradientTape:
         if not y.ndim or not x.ndim or y.shape[0] != x.shape[0]:
             raise ValueError(f"Need first dimension of target shape ({y.shape}) and source shape ({x.shape}) to match.")
 
-        def compute(pull: Pull) -> list[jax.Array | None]:
-            return batch_jacobian(pull, y, x, experimental_use_pfor)
-
+        compute = functools.partial(batch_jacobian, y=y, x=x, at_once=experimental_use_pfor)
         slope: jax.Array | None = self._differentiate([y] if differentiable else [], leaves[0], "none", (), compute)
         return jnp.zeros((*y.shape, *x.shape[1:]), x.dtype) if slope is None else slope
 
@@ -302,7 +300,10 @@ class GradientTape:
 
     def _targets(self, target: Tree, output_gradients: Tree) -> tuple[list[jax.Array], list[jax.Array]]:
         """Returns the differentiable arrays of a target, and their cotangents."""
-        self._check_unused()
+        if self._recorder.records is None:
+            raise RuntimeError(
+                "A non-persistent GradientTape can only be used to compute one set of gradients (or jacobians)"
+            )
         if target is None:
             raise TypeError("The target of a gradient is an array, a variable or a nest of them, got None.")
         leaves: list[jax.Array] = []
@@ -344,12 +345,6 @@ class GradientTape:
         found, _ = self._targets(target, None)
         return (found[0], True) if found else (arrays[0], False)
 
-    def _check_unused(self) -> None:
-        if self._recorder.records is None:
-            raise RuntimeError(
-                "A non-persistent GradientTape can only be used to compute one set of gradients (or jacobians)"
-            )
-
     def _differentiate(
         self,
         targets: list[jax.Array],
@@ -381,7 +376,8 @@ class GradientTape:
         def pull(seeds: list[jax.Array]) -> list[jax.Array | None]:
             pull_record = Record.pull_again if self._recorder.on else Record.pull
             gradients = walk(path if once else list(path), reached, zip(starts, seeds), wanted, pull_record)
-            return [_sum(gradients[i] for i in sorted(slot) if i in gradients) for slot in slots]
+            parts = [[gradients[i] for i in sorted(slot) if i in gradients] for slot in slots]
+            return [functools.reduce(jax.lax.add, each) if each else None for each in parts]
 
         found = iter(compute(pull))
         results = []
@@ -393,13 +389,6 @@ class GradientTape:
                 parts = [jnp.zeros(prefix + x.shape, x.dtype) if p is None else p for p, x in zip(parts, arrays)]
             results.append(_like_source(leaf, parts))
         return rebuilt(results)
-
-
-def _sum(parts: Iterable[jax.Array]) -> jax.Array | None:
-    total = None
-    for part in parts:
-        total = part if total is None else jax.lax.add(total, part)
-    return total
 
 
 def _like_source(source: Leaf, parts: list[jax.Array | None]) -> Tree:
