@@ -147,7 +147,7 @@ class Graph:
         key = self.resolved(key)
         return ("scalar", self.number(key) if isinstance(key, LiteralKey) else None)
 
-    def is_other(self, number: int) -> bool:
+    def says_nothing(self, number: int) -> bool:
         """Returns whether a likeness says nothing, because the arrays are not computed element by element."""
         return number in (self._numbers.get("other"), self._numbers.get("leaf"))
 

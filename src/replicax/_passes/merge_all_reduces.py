@@ -62,19 +62,19 @@ def evaluate(
                 values.set(eqn.outvars, [supplied[eqn.params["slot"]]])
             elif runs_replicas(eqn) and eqn.outvars:
                 _take_over(eqn, jaxpr, values)
-        return _apart(values, jaxpr.outvars, wanted)
+        return _outputs(values, jaxpr.outvars, wanted)
     vectors = [joined([results[place] for place in places]) for places in wanted]
     taken = {place for places in wanted for place in places}
     return [None if place in taken else result for place, result in enumerate(results)], vectors
 
 
-def _apart(
+def _outputs(
     values: Values, outvars: Sequence[Atom], wanted: Sequence[Sequence[int]]
 ) -> tuple[Sequence[jax.Array | None], list[jax.Array]]:
     """Returns the values of variables, None for those in the wanted vectors, and these vectors."""
     taken = {place for places in wanted for place in places}
     left = (atom for place, atom in enumerate(outvars) if place not in taken)
-    arrays, vectors = values.both(left, [[outvars[place] for place in places] for places in wanted])
+    arrays, vectors = values.arrays_and_vectors(left, [[outvars[place] for place in places] for places in wanted])
     rest = iter(arrays)
     return [None if place in taken else whole(next(rest)) for place in range(len(outvars))], vectors
 
@@ -106,7 +106,7 @@ def updated_alike(closed: jex.ClosedJaxpr, outputs: dict[int, int]) -> list[list
             where, known = inside[id(eqn)]
             key = where.key(body.outvars[node.outputs.index(key)])
         number = where.likeness(key, known)
-        if not where.is_other(number):
+        if not where.says_nothing(number):
             groups.setdefault((id(where), number), []).append(place)
     return list(groups.values())
 
@@ -202,7 +202,7 @@ def _staged(
             values.set(one.results, of_one)
         for i, (total,) in zip(own, totals[len(sums) :]):
             row_sums[i] = whole(total)
-    results, vectors = _apart(values, jaxpr.outvars, wanted)
+    results, vectors = _outputs(values, jaxpr.outvars, wanted)
     return [*(result for result in results if result is not None), *(row_sums[i] for i in range(len(rows))), *vectors]
 
 

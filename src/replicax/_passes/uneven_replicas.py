@@ -271,7 +271,7 @@ class _Section:
         self.kept = [variable for variable in self.needed if not is_elsewhere(variable)]
 
 
-# For a stage: which of what leaves the sections leaves these, each program's section, and its variables that live on.
+# For a stage: which outgoing values its sections compute, each program's section, and its variables that live on.
 _Stage = tuple[list[int], list[_Section], list[list[jex.Var]]]
 _Place = tuple[tuple[int, ...], np.dtype, int]  # of a value that lives on: its shape and dtype, and a number
 
@@ -283,46 +283,46 @@ class _Assembly:
         self._programs, self._which, self._first = programs, which, programs[0]
         self._values = Environment(self._first.jaxpr, self._first.known.items())  # what is common, of the first program
         self._places: dict[tuple[int, jex.Var], jax.Array] = {}  # of each program's own variables that live on
-        # What leaves the sections: for each the stage, and the programs' atoms.
-        self._leaving = [
+        # Values that sections hand on to collectives or return: for each the stage, and the programs' atoms.
+        self._outgoing = [
             (max(program.stage_of(atom) for program, atom in zip(programs, atoms)), atoms)
             for atoms in _outputs(programs)
         ]
         self._operands: list[list[int]] = []  # of each collective, which of those it takes
         for meetings in zip(*(program.meetings for program in programs)):
-            at = len(self._leaving)
-            self._leaving += [(meetings[0][0], atoms) for atoms in zip(*(eqn.invars for _, eqn in meetings))]
-            self._operands.append(list(range(at, len(self._leaving))))
-        self._left: dict[int, jax.Array] = {}
-        self._stages = 1 + max((stage for stage, _ in self._leaving), default=0)
+            at = len(self._outgoing)
+            self._outgoing += [(meetings[0][0], atoms) for atoms in zip(*(eqn.invars for _, eqn in meetings))]
+            self._operands.append(list(range(at, len(self._outgoing))))
+        self._outgoing_values: dict[int, jax.Array] = {}  # as far as they are computed
+        self._stages = 1 + max((stage for stage, _ in self._outgoing), default=0)
 
     def results(self) -> list[jax.Array]:
         for stage, (own, sections, keeping) in enumerate(self._planned()):
             self._run_sections(own, sections, keeping)
             for (at, eqn), operands in zip(self._first.meetings, self._operands):
                 if at == stage:
-                    found = eqn.primitive.bind(*map(self._leaves, operands), **eqn.params)
-                    self._values.known.update(zip(eqn.outvars, found if eqn.primitive.multiple_results else [found]))
-        return [self._leaves(i) for i in range(len(self._first.jaxpr.outvars))]
+                    results = jax_internals.rebind(eqn, eqn.params, [*map(self._value_of, operands)])
+                    self._values.set(eqn.outvars, results)
+        return [self._value_of(i) for i in range(len(self._first.jaxpr.outvars))]
 
     def _is_shared(self, atoms: Sequence[Atom]) -> bool:
         return len({program.number_of(atom) for program, atom in zip(self._programs, atoms)}) == 1
 
-    def _leaves(self, place: int) -> jax.Array:
-        if place not in self._left:
-            self._left[place] = self._common([self._leaving[place][1][0]])[0]
-        return self._left[place]
+    def _value_of(self, place: int) -> jax.Array:
+        if place not in self._outgoing_values:
+            self._outgoing_values[place] = self._common([self._outgoing[place][1][0]])[0]
+        return self._outgoing_values[place]
 
     def _planned(self) -> list[_Stage]:
-        """Returns for each stage which of the programs' own values leave it, its sections, and what lives on."""
+        """Returns for each stage which of the programs' own values go out of it, its sections, and what lives on."""
         plan: list[_Stage] = []
         living: list[dict[jex.Var, None]] = [{} for _ in self._programs]
         for stage in reversed(range(self._stages)):
-            own = [i for i, (at, atoms) in enumerate(self._leaving) if at == stage and not self._is_shared(atoms)]
+            own = [i for i, (at, atoms) in enumerate(self._outgoing) if at == stage and not self._is_shared(atoms)]
             sections, keeping = [], []
             for i, program in enumerate(self._programs):
                 kept = [variable for variable in living[i] if program.stage[variable] == stage]
-                section = _Section(program, stage, [*(self._leaving[place][1][i] for place in own), *kept])
+                section = _Section(program, stage, [*(self._outgoing[place][1][i] for place in own), *kept])
                 living[i].update(dict.fromkeys(section.kept))
                 sections.append(section)
                 keeping.append(kept)
@@ -342,7 +342,7 @@ class _Assembly:
             order = [*range(len(own)), *(filled_by.get(place, place) for place in places)]
             branches.append(_branch(section, [id(value) for value in values], order, operands))
         results = lax.switch(self._which, branches, list(operands.values()))
-        self._left.update(zip(own, results))
+        self._outgoing_values.update(zip(own, results))
         kept_results = dict(zip(places, results[len(own) :]))
         for i, kept in enumerate(keeping):
             self._places.update(((i, var), kept_results[place]) for var, place in zip(kept, _numbered(kept)))

@@ -117,16 +117,16 @@ Provider = _Group | ScopedEquation  # computes values
 class Values:
     """The values of a jaxpr's variables, as far as they are known or were asked for.
 
-    Equations in `special` are evaluated by a function of their own. It is given places of outputs that are wanted as
-    vectors, and sets the values of all outputs, and of what else is known (in `also`) to come with them.
+    Equations in `taken_over` are evaluated by a function of their own. It is given places of outputs that are wanted as
+    vectors, and sets the values of all outputs, and of what else is known (in `computed_beside`) to come with them.
     """
 
     def __init__(self, jaxpr: jex.Jaxpr, known: Iterable[tuple[jex.Var, Value]]):
         self.graph = Graph(jaxpr)
         self.values: dict[Key, Value] = {(0, var): value for var, value in known}
         # id of an equation -> what evaluates it, and which of its outputs can be parts of a vector
-        self.special: dict[int, tuple[Callable[[list[list[int]]], None], set[Key]]] = {}
-        self.also: dict[Key, ScopedEquation] = {}  # what such an equation computes beside its own outputs
+        self.taken_over: dict[int, tuple[Callable[[list[list[int]]], None], set[Key]]] = {}
+        self.computed_beside: dict[Key, ScopedEquation] = {}  # what such an equation computes beside its own outputs
 
     def take_over(
         self,
@@ -136,18 +136,20 @@ class Values:
         also: Iterable[jex.Var],
     ) -> None:
         """Has `run` evaluate an equation: see above. Outputs in `vectors` may be parts of one."""
-        self.special[id(eqn)] = run, {(0, var) for var in vectors}
+        self.taken_over[id(eqn)] = run, {(0, var) for var in vectors}
         node = self.graph.nodes[0, eqn.outvars[0]]
-        self.also.update(((0, var), node) for var in also)
+        self.computed_beside.update(((0, var), node) for var in also)
 
     def set(self, variables: Iterable[jex.Var], values: Iterable[Value]) -> None:
         self.values.update(((0, var), value) for var, value in zip(variables, values))
 
     def of(self, atoms: Iterable[Atom]) -> list[Value]:
         """Returns the values of these variables and literals."""
-        return self.both(atoms, ())[0]
+        return self.arrays_and_vectors(atoms, ())[0]
 
-    def both(self, atoms: Iterable[Atom], vectors: Iterable[Sequence[Atom]]) -> tuple[list[Value], list[jax.Array]]:
+    def arrays_and_vectors(
+        self, atoms: Iterable[Atom], vectors: Iterable[Sequence[Atom]]
+    ) -> tuple[list[Value], list[jax.Array]]:
         """Returns the values of variables and literals, and for each sequence of others a vector of all of them."""
         keys = [self.graph.key(atom) for atom in atoms]
         made = _Plan(self, keys, [tuple(map(self.graph.key, atoms)) for atoms in vectors]).run()
@@ -174,7 +176,7 @@ class _Plan:
         self.values, self.graph = values, values.graph
         self.groups: dict[tuple[Key, ...], _Group] = {}
         self.members: dict[Key, _Group] = {}
-        self.vectors_of: dict[int, list[tuple[Key, ...]]] = {}  # vectors that special equations are to give
+        self.vectors_of: dict[int, list[tuple[Key, ...]]] = {}  # vectors that equations taken over are to give
         self.made: dict[int, list[Piece]] = {}  # by group
         wanted = [self._grouped(keys) for keys in wanted]
         self.needed = [key for key in needed if not values.is_known(key)]
@@ -183,7 +185,7 @@ class _Plan:
 
     def _grouped(self, keys: tuple[Key, ...]) -> tuple[Key, ...]:
         """Finds the groups behind a vector; returns its keys as they are called from now on."""
-        root = self._looked_at(keys)
+        root = self._sources(keys)
         waiting = [root]
         while waiting:
             keys = waiting.pop()
@@ -192,9 +194,9 @@ class _Plan:
             nodes = [node for node in map(self._node, keys) if node is not None]
             if len(nodes) < len(keys):
                 continue
-            special = self.values.special.get(id(nodes[0].eqn))
-            if special is not None:
-                if all(node is nodes[0] and key in special[1] for node, key in zip(nodes, keys)):
+            taken_over = self.values.taken_over.get(id(nodes[0].eqn))
+            if taken_over is not None:
+                if all(node is nodes[0] and key in taken_over[1] for node, key in zip(nodes, keys)):
                     self.vectors_of.setdefault(id(nodes[0].eqn), []).append(keys)
                 continue
             scalars = scalar_operands(nodes)
@@ -202,7 +204,7 @@ class _Plan:
                 continue
             operands: list[Operand] = []
             for place, scalar in enumerate(scalars):
-                inputs = self._looked_at(node.inputs[place] for node in nodes)
+                inputs = self._sources(node.inputs[place] for node in nodes)
                 if not scalar:
                     operands.append(("vector", inputs))
                 elif len({self.graph.number(key) for key in inputs}) == 1:
@@ -217,13 +219,13 @@ class _Plan:
             waiting += [inputs for kind, inputs in operands if kind == "vector"]
         return root
 
-    def _looked_at(self, keys: Iterable[Key]) -> tuple[Key, ...]:
+    def _sources(self, keys: Iterable[Key]) -> tuple[Key, ...]:
         return tuple(key if self.values.is_known(key) else self.graph.source(key, self.values.is_known) for key in keys)
 
     def _node(self, key: Key) -> ScopedEquation | None:
         if self.values.is_known(key) or isinstance(key, LiteralKey):
             return None
-        return self.values.also.get(key) or self.graph.nodes.get(key)
+        return self.values.computed_beside.get(key) or self.graph.nodes.get(key)
 
     def _provider(self, key: Key) -> Provider | None:
         """Returns the group or the equation that computes a value, None where it is known."""
@@ -270,9 +272,9 @@ class _Plan:
                 parts = pieces(one.computed(operands), one.shapes)
                 self.values.values.update((k, p) for k, p in zip(one.keys, parts) if self.members.get(k) is one)
                 self.made[id(one)] = parts
-            elif id(one.eqn) in self.values.special:
+            elif id(one.eqn) in self.values.taken_over:
                 self._compute(waiting)
-                run, _ = self.values.special[id(one.eqn)]
+                run, _ = self.values.taken_over[id(one.eqn)]
                 wanted = self.vectors_of.get(id(one.eqn), [])
                 run([[one.outputs.index(key) for key in keys] for keys in wanted])
             elif not self._as_piece(one, waiting):

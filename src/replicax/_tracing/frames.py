@@ -29,6 +29,8 @@ from replicax._tracing.state import Components, DistributedState, OneCopyState, 
 from replicax._tracing.tape_trace import below
 from replicax._values import DistributedValues, Mirrored, PerReplica, ReplicaMesh, of_array, of_traced, own_component
 
+_Kind = type[PerReplica] | type[Mirrored]
+
 _slots = itertools.count()
 _input = jax_internals.InputPrimitive("replicax_input")
 
@@ -71,7 +73,7 @@ def noted() -> Iterator[Noted]:
         _noted.reset(token)
 
 
-def note(variable: State) -> None:
+def _note(variable: State) -> None:
     """Notes a variable outside of any trace, which is about to be written."""
     for notes in _noted.get():
         notes.add(variable)
@@ -132,9 +134,7 @@ class Frame(abc.ABC):
         """Returns a converted value for a leaf in the frame's form."""
 
     @abc.abstractmethod
-    def distributed(
-        self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]
-    ) -> list[PerReplica | Mirrored]:
+    def distributed(self, variable: DistributedState, kind: _Kind) -> list[PerReplica | Mirrored]:
         """Returns the leaves as values with a component for each replica."""
 
     @abc.abstractmethod
@@ -159,7 +159,7 @@ class GlobalFrame(Frame):
     def write(self, variable: State, leaves: list[jax.Array]) -> None:
         refuse_tracers(leaves)
         with lock:
-            note(variable)
+            _note(variable)
             variable._storage.write(leaves)
 
     def fetch(self, variable: State) -> list[jax.Array]:
@@ -171,9 +171,7 @@ class GlobalFrame(Frame):
     def place(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
         return storage.global_leaf(leaf, index, traced=False)
 
-    def distributed(
-        self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]
-    ) -> list[PerReplica | Mirrored]:
+    def distributed(self, variable: DistributedState, kind: _Kind) -> list[PerReplica | Mirrored]:
         with lock:
             variable._storage.lent = True
             return variable._storage.values()
@@ -185,7 +183,7 @@ class GlobalFrame(Frame):
         return variable._storage.read_component(replica)
 
     def write_component(self, variable: State, replica: int, leaves: list[jax.Array]) -> None:
-        note(variable)
+        _note(variable)
         variable._storage.write_component(replica, leaves)
 
 
@@ -207,7 +205,7 @@ class ReplicaFrame(Frame):
     def write(self, variable: State, leaves: list[jax.Array]) -> None:
         refuse_tracers(leaves)
         with lock:
-            note(variable)
+            _note(variable)
             if variable._mesh is not self.mesh:
                 return variable._storage.write(leaves)
             variable._storage.write_component(self.replica, leaves)
@@ -218,9 +216,7 @@ class ReplicaFrame(Frame):
     def place(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
         return leaf.values[self.replica] if isinstance(leaf, DistributedValues) else leaf
 
-    def distributed(
-        self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]
-    ) -> list[PerReplica | Mirrored]:
+    def distributed(self, variable: DistributedState, kind: _Kind) -> list[PerReplica | Mirrored]:
         return [of_traced(kind, leaf, variable._mesh) for leaf in self.read(variable)]
 
     def read_one(self, variable: OneCopyState) -> list[jax.Array]:
@@ -294,9 +290,7 @@ class TraceFrame(Frame):
     def place(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
         return own_component(leaf) if self.local else storage.global_leaf(leaf, index, traced=True)
 
-    def distributed(
-        self, variable: DistributedState, kind: type[PerReplica] | type[Mirrored]
-    ) -> list[PerReplica | Mirrored]:
+    def distributed(self, variable: DistributedState, kind: _Kind) -> list[PerReplica | Mirrored]:
         of_leaf = of_traced if self.local else of_array
         return [of_leaf(kind, leaf, variable._mesh) for leaf in self.read(variable)]
 

@@ -9,17 +9,17 @@ import jax
 import jax.numpy as jnp
 
 # From the targets' cotangents to the gradients of the sources' arrays, None for those that nothing depends on.
-Pull: TypeAlias = Callable[[list[jax.Array]], "list[jax.Array | None]"]
+TapePullback: TypeAlias = Callable[[list[jax.Array]], "list[jax.Array | None]"]
 
 
-def jacobians(pull: Pull, y: jax.Array, at_once: bool) -> list[jax.Array | None]:
+def jacobians(pull: TapePullback, y: jax.Array, at_once: bool) -> list[jax.Array | None]:
     """Returns the derivatives of each element of `y`: arrays with the shape of `y` before that of the source."""
     basis = jnp.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape)
     slopes = _of_each(lambda row: pull([row]), basis, at_once)
     return [s if s is None else s.reshape(*y.shape, *s.shape[1:]) for s in slopes]
 
 
-def batch_jacobian(pull: Pull, y: jax.Array, x: jax.Array, at_once: bool) -> list[jax.Array | None]:
+def batch_jacobian(pull: TapePullback, y: jax.Array, x: jax.Array, at_once: bool) -> list[jax.Array | None]:
     """Returns the derivatives of `y[i]` with respect to `x[i]`, for every `i`, in a list of one."""
     batch, elements = y.shape[0], y.size // max(y.shape[0], 1)
     basis = jnp.eye(elements, dtype=y.dtype).reshape(elements, 1, *y.shape[1:])

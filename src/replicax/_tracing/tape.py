@@ -22,7 +22,7 @@ from replicax._base.jax_internals import current_trace, first_copy
 from replicax._base.messages import received
 from replicax._base.types import Leaf, Tree
 from replicax._tracing import active_tapes, trace_caches
-from replicax._tracing.jacobian import Pull, batch_jacobian, jacobians
+from replicax._tracing.jacobian import TapePullback, batch_jacobian, jacobians
 from replicax._tracing.tape_trace import Record, Recorder, TapedVariable, TapeTrace, is_inexact, walk
 
 
@@ -351,7 +351,7 @@ class GradientTape:
         sources: Tree,
         unconnected: UnconnectedGradients | str,
         prefix: tuple[int, ...],
-        compute: Callable[[Pull], list[jax.Array | None]],
+        compute: Callable[[TapePullback], list[jax.Array | None]],
         once: bool = False,
     ) -> Tree:
         """Returns what `compute` makes of the function from cotangents to gradients, in the structure of the sources.
