@@ -25,6 +25,7 @@ import shutil
 import uuid
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from replicax._base.errors import InvalidArgumentError
@@ -148,16 +149,12 @@ def _refuse_other_folders(folder: str, kind: Kind) -> None:
 
 def _unlisted(folder: str, record: str) -> list[str]:
     """Returns the files in a folder that its record does not list; none where the record is damaged."""
-    files_listed = _files_listed(folder, record)
-    if files_listed is None:
+    listed = _files_listed(folder, record)
+    if listed is None:
         return []
-    listed = {record, *files_listed}
-    found = []
-    for inner, folders, files in os.walk(folder):
-        links = [name for name in folders if os.path.islink(os.path.join(inner, name))]
-        files = [name for name in files if not name.startswith(_OF_THE_SYSTEM)]
-        found += [os.path.relpath(os.path.join(inner, name), folder) for name in (*links, *files)]
-    return sorted(set(found) - listed)
+    paths = (path for path in Path(folder).rglob("*") if path.is_symlink() or not path.is_dir())
+    found = {str(path.relative_to(folder)) for path in paths if not path.name.startswith(_OF_THE_SYSTEM)}
+    return sorted(found - {record, *listed})
 
 
 def _files_listed(folder: str, record: str) -> list[str] | None:

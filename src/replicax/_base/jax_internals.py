@@ -351,9 +351,9 @@ def with_callbacks(
     names: set[str] = set()
 
     def of_params(value: Any) -> Any:
-        if hasattr(value, "eqns") and not hasattr(value, "consts"):
+        if isinstance(value, jex.Jaxpr):
             return of_jaxpr(value)
-        if hasattr(value, "jaxpr") and hasattr(value, "consts"):
+        if isinstance(value, jex.ClosedJaxpr):
             inner = of_jaxpr(value.jaxpr)
             return value if inner is value.jaxpr else jex.ClosedJaxpr(inner, value.consts)
         if type(value) in (tuple, list):

@@ -7,12 +7,10 @@ themselves with `step` and `replica`. Programs name the operations of replicas b
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import jax
@@ -107,13 +105,12 @@ class profile(contextlib.AbstractContextManager["profile", None]):
     def _keep(self) -> None:
         """Moves what JAX has written to where XProf looks for it, under names of its own for each worker."""
         worker = f".worker-{jax.process_index()}" if jax.process_count() > 1 else ""
-        written = {}
-        for path in Path(self._folder).glob("plugins/profile/*/*"):
-            kind = next((end for end in (".xplane.pb", ".trace.json.gz") if path.name.endswith(end)), path.suffix)
-            written[path] = f"{path.name.removesuffix(kind)}{worker}{kind}"
-        target = _run_folder(self._directory / "plugins" / "profile", self._run, written.values())
+        run = self._run or f"{time.strftime('%Y_%m_%d_%H_%M_%S')}_{time.time_ns() % 10**9:09}"
+        target = self._directory / "plugins" / "profile" / run
         target.mkdir(parents=True, exist_ok=True)
-        for path, name in sorted(written.items(), reverse=True):
+        for path in sorted(Path(self._folder).glob("plugins/profile/*/*"), reverse=True):
+            kind = next((end for end in (".xplane.pb", ".trace.json.gz") if path.name.endswith(end)), path.suffix)
+            name = f"{path.name.removesuffix(kind)}{worker}{kind}"
             self.files.append(Path(shutil.move(path, target / name)))
 
 
@@ -127,12 +124,3 @@ def _writable_folder(directory: Path) -> str:
             f"A profile cannot be written to {directory}: {error.strerror}. Give a directory that can be made or "
             "written to."
         ) from error
-
-
-def _run_folder(parent: Path, run: str | None, names: Iterable[str]) -> Path:
-    """Returns the folder of a run: the name given, or the time, with a number if it has files of these names."""
-    if run is not None:
-        return parent / run
-    time_of_it = time.strftime("%Y_%m_%d_%H_%M_%S")
-    folders = (parent / f"{time_of_it}{end}" for end in itertools.chain([""], (f"_{i}" for i in itertools.count(2))))
-    return next(folder for folder in folders if not any((folder / name).exists() for name in names))

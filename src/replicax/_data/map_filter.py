@@ -14,14 +14,22 @@ import numpy as np
 
 from replicax._base.errors import InvalidArgumentError
 from replicax._base.host_memory import Pool
-from replicax._base.specs import TensorSpec, dtype_name
+from replicax._base.specs import TensorSpec
 from replicax._base.types import Tree
 from replicax._data.base import Base
 from replicax._data.calls import as_tensors, call_on_element, call_to_host, call_user, fold, holds
-from replicax._data.elements import as_tensor, host_structure, positive, structure_of
+from replicax._data.elements import as_tensor, host_structure, positive
 from replicax._data.prefetch import ParallelMap
 from replicax._data.reading import Maker, Reading, replayed
-from replicax._data.specs import AUTOTUNE, UNKNOWN_CARDINALITY, DatasetSpec, common_spec, first_spec, host_spec
+from replicax._data.specs import (
+    AUTOTUNE,
+    UNKNOWN_CARDINALITY,
+    DatasetSpec,
+    common_spec,
+    first_spec,
+    host_spec,
+    same_kinds,
+)
 
 # The default number of inputs that `interleave` reads at a time: fixed, so that the order is the same everywhere.
 _CYCLE_LENGTH = 8
@@ -251,17 +259,12 @@ def returned_dataset(name: str, value: _R) -> _R:
 
 
 def _check_state(first: Tree, state: Tree) -> None:
-    if structure_of(first) != structure_of(state):
+    expected, found = host_spec(first), host_spec(state)
+    if not same_kinds(expected, found):
         raise TypeError(
-            "`scan_func` must return a state of the initial one's structure. Expected "
-            f"{host_spec(first)}, got {host_spec(state)}."
+            "`scan_func` must return a state of the initial one's structure and dtypes. Expected "
+            f"{expected}, got {found}."
         )
-    for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(state)):
-        if a.dtype != b.dtype:
-            raise TypeError(
-                "`scan_func` must return a state of the initial one's dtypes. Expected "
-                f"{dtype_name(np.dtype(a.dtype))}, got {dtype_name(np.dtype(b.dtype))}."
-            )
 
 
 def _result_spec(call: Callable[[Tree], Tree], spec: Tree, make: Maker) -> Tree:

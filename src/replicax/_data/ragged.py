@@ -126,21 +126,16 @@ class RaggedTensor:
                 )
             width = int(np.max(np.diff(np.asarray(splits)), initial=0))
         xp: Any = np if isinstance(values, np.ndarray) else jnp
-        columns = xp.arange(width)
-        there = columns < self.row_lengths()[:, None]
         if default_value is None:
             default_value = b"" if values.dtype == np.dtype(object) else 0
-        if not values.shape[0] or not width:
-            nothing: _Array = xp.full((*there.shape, *values.shape[1:]), default_value, values.dtype)
-            return nothing
-        places = xp.where(there, splits[:-1, None] + columns, 0)
-        there = there.reshape(*there.shape, *[1] * (values.ndim - 1))
-        dense: _Array = xp.where(there, values[places], xp.asarray(default_value, values.dtype))
-        rows = wanted[0]
-        if rows is not None and rows > self.nrows():
-            more = xp.full((rows - self.nrows(), *dense.shape[1:]), default_value, values.dtype)
-            dense = xp.concatenate([dense, more])
-        return dense if rows is None else dense[:rows]
+        filler = xp.full((1, *values.shape[1:]), default_value, values.dtype)
+        rows = self.nrows() if wanted[0] is None else wanted[0]
+        more = (0, max(0, rows - self.nrows()))  # rows without values
+        starts, lengths = (xp.pad(column, more)[:rows, None] for column in (splits[:-1], self.row_lengths()))
+        columns = xp.arange(width)
+        places = xp.where(columns < lengths, starts + columns, values.shape[0])
+        dense: _Array = xp.concatenate([values, filler])[places]
+        return dense
 
     def to_list(self) -> list[Tree]:
         """Returns the rows as lists."""
