@@ -108,3 +108,8 @@ def _check_types(nests: Sequence[Tree]) -> None:
     assert len(kinds) == 1, "the replicas' structures differ: one has a " + ", another a ".join(
         sorted(k.__name__ for k in kinds)
     )
+
+
+def is_same(one: Leaf, other: Leaf) -> bool:
+    """Returns whether two leaves are one object, or values of one type that are equal."""
+    return one is other or (type(one) is type(other) and bool(np.all(one == other)))

@@ -277,15 +277,13 @@ class _ReplicaOutputs:
     def __init__(self, traces: Sequence[ReplicaTrace], which: Sequence[int], written: dict[int, State]):
         self._traces, self._which, self._written = traces, which, written
         self._places: dict[tuple[int, ...], int] = {}  # places of a leaf in each trace's outputs -> its place here
-        nest.merge(self._of_traces(), self._take)
+        self._results = [trace.outputs.result for trace in traces]
+        nest.merge(self._results, self._take)
         self._leaves = [[t.outputs.leaves[i] for t, i in zip(traces, places)] for places in self._places]
         self.common = [all(t.outputs.common[i] for t, i in zip(traces, places)) for places in self._places]
         for leaves in self._leaves:
             if len({(leaf.ndim, leaf.dtype) for leaf in leaves}) > 1:
                 raise uneven_replicas.NotAlike("what the replicas return differs in rank or dtype")
-
-    def _of_traces(self) -> list[Tree]:
-        return [trace.outputs.result for trace in self._traces]
 
     def _take(self, leaves: Sequence[Leaf]) -> None:
         if all(isinstance(leaf, IndexedSlices) for leaf in leaves):
@@ -338,7 +336,7 @@ class _ReplicaOutputs:
             value = value_of(leaves)
             return value.values[0] if mesh.size == 1 and isinstance(value, PerReplica) else value
 
-        return nest.merge(self._of_traces(), restore)
+        return nest.merge(self._results, restore)
 
 
 def _is_same(one: Leaf, other: Leaf) -> bool:

@@ -23,9 +23,10 @@ from replicax._values import PerReplica
 from replicax._variables.variable import Variable
 
 _SPECS = TensorSpec, PerReplicaSpec
-_OF_OUTPUTS = {"structured_outputs", "outputs", "output_shapes", "output_dtypes"}
-_OF_PROGRAM = {*_OF_OUTPUTS, "variables", "trainable_variables", "captured_inputs", "inputs"}
-
+_OF_PROGRAM = {
+    "structured_outputs", "outputs", "output_shapes", "output_dtypes", "variables", "trainable_variables",
+    "captured_inputs", "inputs",
+}  # fmt: skip
 
 # What stands for a dimension that is not known while a function is traced to see what it makes, and another time to see
 # which dimensions of its results depend on it. The second pair is for functions that refuse rows so short.
@@ -81,15 +82,11 @@ class ConcreteFunction:
     # Its trace.
 
     def _leaves(self) -> list[TensorSpec]:
-        return [
-            leaf for argument in self._arguments for leaf in _leaves(argument.value) if isinstance(leaf, TensorSpec)
-        ]
+        return [leaf for each in self._arguments for leaf in _leaves(each.value) if isinstance(leaf, TensorSpec)]
 
     def _traced(self) -> Program | None:
         """Returns its program, for a first size where one is not known; None where there is none."""
-        of_replicas = any(
-            isinstance(leaf, PerReplicaSpec) for argument in self._arguments for leaf in _leaves(argument.value)
-        )
+        of_replicas = any(isinstance(leaf, PerReplicaSpec) for each in self._arguments for leaf in _leaves(each.value))
         if of_replicas or any(spec.shape.rank is None for spec in self._leaves()):
             return None  # the specs do not tell of which strategy's values, or how many dimensions
         self._sizes = _SIZES[0]
@@ -188,7 +185,11 @@ class ConcreteFunction:
                 len(args) <= len(order) and len(given) == len(args) + len(kwargs) and set(given) <= set(names.values())
             )
             kept = [a for a in self._arguments if a.name in given and not a.is_open]
-            if known and all(a.name in given for a in opened) and all(_same(given[a.name], a.value) for a in kept):
+            if (
+                known
+                and all(a.name in given for a in opened)
+                and all(nest.is_same(given[a.name], a.value) for a in kept)
+            ):
                 return given
         raise TypeError(
             f"{self!r} takes {[argument.name for argument in opened] or 'no arguments'}, and the others only with the "
@@ -215,7 +216,7 @@ class ConcreteFunction:
                 except (TypeError, ValueError) as error:
                     message = f"The argument {argument.name!r} of {self!r} does not fit: {error}"
                     raise InvalidArgumentError(message) from error
-            elif not isinstance(declared, _SPECS) and not _same(leaf, declared):
+            elif not isinstance(declared, _SPECS) and not nest.is_same(leaf, declared):
                 raise TypeError(f"{self!r} was made for {declared!r} in {argument.name!r}, got {leaf!r}.")
             fitting.append(leaf)
         return structure.unflatten(fitting)
@@ -289,10 +290,6 @@ def _stand_in(leaf: Leaf, size: int) -> Leaf:
     if leaf.dtype == np.dtype(object):
         return np.full(shape, b"", object)
     return np.ones(shape, leaf.dtype) if leaf.dtype.kind in "fcV" else np.zeros(shape, leaf.dtype)
-
-
-def _same(value: Tree, kept: Tree) -> bool:
-    return value is kept or (type(value) is type(kept) and bool(np.all(value == kept)))
 
 
 def _common(pair: Sequence[Leaf]) -> Leaf:

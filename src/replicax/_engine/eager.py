@@ -12,7 +12,6 @@ import contextlib
 import contextvars
 import ctypes
 import functools
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
@@ -20,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from replicax._base import errors, jax_internals, profiling
+from replicax._base import errors, jax_internals, profiling, tracebacks
 from replicax._base.types import CommunicationOptions, Leaf, ReduceOp, Tree
 from replicax._collectives.arithmetic import Reducible
 from replicax._collectives.reducer import Reducer
@@ -29,8 +28,6 @@ from replicax._tracing import context as _context
 from replicax._tracing.context import ReplicaContext, StrategyLike
 from replicax._values import arrays_of, regroup, select
 from replicax._variables import assigned_alike, creators
-
-_PACKAGE = __name__.partition(".")[0]
 
 _L = TypeVar("_L", bound=Reducible)
 
@@ -79,7 +76,8 @@ class LockstepContext(ReplicaContext):
     ) -> Tree:
         if frames.is_tracing():
             raise RuntimeError(errors.MERGE_IN_TRACE)
-        return self._replica.meet(Meeting(fn, args, kwargs, tag, _user_line()))
+        frame = tracebacks.users_frame()
+        return self._replica.meet(Meeting(fn, args, kwargs, tag, f"{frame.f_code.co_filename}:{frame.f_lineno}"))
 
     def _all_reduce(self, op: ReduceOp, leaves: list[_L], options: CommunicationOptions) -> list[_L]:
         def forward(values: list[_L]) -> list[_L]:
@@ -327,14 +325,6 @@ class Lockstep:
         for replica in replicas:
             if replica.thread is not None:
                 replica.thread.join(timeout=0.5)
-
-
-def _user_line() -> str:
-    """Returns the innermost line of the program that is not of this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith((_PACKAGE + ".", "jax")):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def run(

@@ -85,7 +85,7 @@ class Function:
         if hint is not None:
             hint.calls += 1
             if hint.calls > step_hints.FIRST and not taped and profiling.active is None:
-                owner = (modes.host_driven() and modes.of_thread.driven) or self._code
+                owner = (modes.of_thread.host_driven and modes.of_thread.driven) or self._code
                 try:
                     return hint.run(owner, owner is not self._code, call, lambda: run(call, taped))
                 finally:

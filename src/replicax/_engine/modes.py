@@ -29,11 +29,6 @@ class _Modes(threading.local):
 of_thread = _Modes()
 
 
-def host_driven() -> bool:
-    """Returns whether `strategy.run` is to compile by itself."""
-    return of_thread.host_driven
-
-
 _run_eagerly = False
 _rehearses: contextvars.ContextVar[bool] = contextvars.ContextVar("rehearses", default=False)  # with its eager replicas
 

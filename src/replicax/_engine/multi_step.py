@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from replicax._base import array_conversion, jax_internals, nest
 from replicax._base.errors import OutOfRangeError
@@ -127,13 +126,9 @@ def _stacked(leaves: Sequence[Leaf]) -> Leaf:
             for leaf in leaves
         ]
     if not all(is_array(leaf) and not is_text(leaf) for leaf in leaves):
-        return first if all(_is_same(leaf, first) for leaf in leaves) else Apart(leaves)
+        return first if all(nest.is_same(leaf, first) for leaf in leaves) else Apart(leaves)
     if len({(leaf.shape, leaf.dtype) for leaf in leaves}) > 1:
         return Apart(leaves)
     # The results of programs lie on all devices, those of eager code on one.
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
     return jnp.stack(leaves if traced else [jax_internals.first_copy(jnp.asarray(leaf)) for leaf in leaves])
-
-
-def _is_same(one: Leaf, other: Leaf) -> bool:
-    return one is other or (type(one) is type(other) and bool(np.all(one == other)))

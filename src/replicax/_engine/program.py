@@ -28,7 +28,7 @@ from replicax._engine.signature import CallSignature
 from replicax._passes import merge_all_reduces, nan_checks, uneven_replicas, vectorize
 from replicax._tracing import active_tapes, frames, lost_values, step_failures
 from replicax._tracing.dataset_reads import DatasetRead, element_arrays
-from replicax._tracing.state import State, Stored
+from replicax._tracing.state import Stored
 from replicax._values import PerReplica
 from replicax._variables import packed_storage
 
@@ -78,12 +78,8 @@ class Program:
         # Of replicas whose calls in flight are bounded, or watched by the workers of a job; these count first.
         meshes = sorted((mesh for mesh in meshes if mesh.needs_bound or not mesh.all_local), key=lambda m: m.all_local)
         self._mesh = meshes[0] if meshes else None
-        # Variables, and where their new leaves stand among the jaxpr's outputs; results stand behind them.
-        self._writes: list[tuple[State, int, int]] = []
-        self._state_count = 0
-        for variable in level.written.values():
-            start, self._state_count = self._state_count, self._state_count + len(variable._types)
-            self._writes.append((variable, start, self._state_count))
+        # The jaxpr's first outputs are the new leaves of variables, the results stand behind them.
+        self._state_count = sum(len(variable._types) for variable in level.written.values())
         self._optimized = optimizes_programs()
         self.told_of = compile_log.Compiled()
         self._checks = False  # whether its results are looked at for NaN
@@ -109,7 +105,7 @@ class Program:
     @property
     def assigns(self) -> bool:
         """Whether a call assigns variables."""
-        return bool(self._writes)
+        return bool(self.level.written)
 
     @property
     def is_repeatable(self) -> bool:
@@ -346,19 +342,13 @@ class Program:
         assert self._guard is not None
         interrupt = step_failures.wait_for([new, results] if self._keeps else [])
         error = self._guard.error(self.name)
-        if self._keeps and self._mesh is not None and not self._mesh.all_local:
-            with frames.lock:
-                failed = cross_process.any_worker(self._mesh, error is not None, f"the end of {self.name}")
-            if failed and error is None:
-                error = errors.FailedElsewhere(
-                    f"A function that the compiled {self.name} calls back raised an error on another worker, which "
-                    "tells it. The variables keep the values that they had before."
-                )
+        if self._keeps and self._is_anywhere(error is not None, f"the end of {self.name}") and error is None:
+            error = errors.FailedElsewhere(
+                f"A function that the compiled {self.name} calls back raised an error on another worker, which "
+                "tells it. The variables keep the values that they had before."
+            )
         if error is None and self._checks:
-            there = nan_checks.are_in([*new, *results])
-            if self._mesh is not None and not self._mesh.all_local:
-                with frames.lock:
-                    there = cross_process.any_worker(self._mesh, there, f"the look for NaN in {self.name}")
+            there = self._is_anywhere(nan_checks.are_in([*new, *results]), f"the look for NaN in {self.name}")
             error = self._nan_error(arguments) if there else None
         if error is None and self._keeps:
             with frames.lock:
@@ -369,9 +359,17 @@ class Program:
         if error is not None or interrupt is not None:
             raise error or interrupt  # type: ignore[misc]
 
+    def _is_anywhere(self, here: bool, what: str) -> bool:
+        """Returns whether something is so on this worker or, in a program of several, on any of them."""
+        if self._mesh is None or self._mesh.all_local:
+            return here
+        with frames.lock:
+            return cross_process.any_worker(self._mesh, here, what)
+
     def _store_taped(self, frame: frames.Frame, new: Arrays) -> None:
-        for variable, start, stop in self._writes:
-            frame.store(variable, new[start:stop])
+        leaves = iter(new)
+        for variable in self.level.written.values():
+            frame.store(variable, list(itertools.islice(leaves, len(variable._types))))
             variable._storage.lent = True  # the tape holds on to what it saw
 
     def _assigned(self) -> set[int]:

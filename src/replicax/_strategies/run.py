@@ -62,13 +62,13 @@ def run_single(
     `call(fn, args, kwargs)`, here and now, everywhere else.
     """
     outermost = frames.frame().compiles_runs and not frames.is_tracing()
-    if not (outermost and modes.host_driven()) or any(map(_is_text, nest.leaves((args, kwargs)))):
+    if not (outermost and modes.of_thread.host_driven) or any(map(_is_text, nest.leaves((args, kwargs)))):
         return call(fn, args, kwargs)
     return compiled_runs.run_compiled(strategy, fn, args, kwargs)
 
 
 def _asks_for_program(fn: Callable[..., Tree]) -> bool:
-    return (function.is_function(fn) and not modes.functions_run_eagerly()) or modes.host_driven()
+    return (function.is_function(fn) and not modes.functions_run_eagerly()) or modes.of_thread.host_driven
 
 
 def _is_text(leaf: Leaf) -> bool:
