@@ -66,6 +66,7 @@ CASES = [
     (lambda: R.GCEClusterResolver("p", "z", "g", 1, credentials=5), TypeError, "`credentials` of the GCE"),
     (lambda: rx.Variable([1.0]).batch_scatter_update(5), TypeError, "sparse_delta is not IndexedSlices: 5"),
     (lambda: pytree().scatter_nd_add([[0]], [1.0]), TypeError, "`scatter_nd_add` .* tree:0 holds a pytree"),
+    (lambda: pytree().scatter_add(rx.IndexedSlices([1.0], [0])), TypeError, "`scatter_add` .* tree:0 holds a pytree"),
     (lambda: pytree().gather_nd([[0]]), TypeError, "`gather_nd` is for variables of one array"),
     (lambda: pytree().sparse_read([0]), TypeError, "`sparse_read` is for variables of one array"),
     (lambda: rx.NcclAllReduce("x"), TypeError, "`num_packs` is an int, got 'x'"),

@@ -130,7 +130,7 @@ class Frame(abc.ABC):
         variable._storage.lent = True
 
     @abc.abstractmethod
-    def place(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
+    def in_form(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
         """Returns a converted value for a leaf in the frame's form."""
 
     @abc.abstractmethod
@@ -168,7 +168,7 @@ class GlobalFrame(Frame):
     def store(self, variable: State, leaves: list[jax.Array]) -> None:
         variable._storage.write(leaves)
 
-    def place(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
+    def in_form(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
         return storage.global_leaf(leaf, index, traced=False)
 
     def distributed(self, variable: DistributedState, kind: _Kind) -> list[PerReplica | Mirrored]:
@@ -213,7 +213,7 @@ class ReplicaFrame(Frame):
     def replica_on(self, mesh: ReplicaMesh) -> int:
         return self.replica if mesh is self.mesh else 0
 
-    def place(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
+    def in_form(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
         return leaf.values[self.replica] if isinstance(leaf, DistributedValues) else leaf
 
     def distributed(self, variable: DistributedState, kind: _Kind) -> list[PerReplica | Mirrored]:
@@ -287,7 +287,7 @@ class TraceFrame(Frame):
     def lend(self, variable: State) -> None:
         """Does nothing: what is handed out are tracers."""
 
-    def place(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
+    def in_form(self, storage: Components, leaf: Leaf, index: int) -> Leaf:
         return own_component(leaf) if self.local else storage.global_leaf(leaf, index, traced=True)
 
     def distributed(self, variable: DistributedState, kind: _Kind) -> list[PerReplica | Mirrored]:

@@ -31,7 +31,6 @@ from replicax._variables import assigned_alike, deferred_restore
 from replicax._variables.as_leaves import ARRAY, convert_leaf
 from replicax._variables.mesh_storage import ComponentStorage, Converted, MirroredStorage, StackedStorage
 from replicax._variables.resource import ResourceVariable
-from replicax._variables.scattering import SCATTER
 from replicax._variables.storage import Leaves
 from replicax._variables.variable import COMBINE, Variable
 
@@ -137,9 +136,9 @@ class _Distributed(OfReplicas, DistributedValues):
 
     def _apply(self, method: str, leaves: Sequence[Converted]) -> Leaves:
         frame = frames.frame()
-        placed = [frame.place(self._storage, leaf, i) for i, leaf in enumerate(leaves)]
+        formed = [frame.in_form(self._storage, leaf, i) for i, leaf in enumerate(leaves)]
         with frames.lock:
-            new = self._combined(method, placed)
+            new = self._combined(method, formed)
             self._put(new)
         return new
 
@@ -192,7 +191,12 @@ class MirroredVariable(_Distributed):
     def _update(self, method: str, value: Tree, read_value: bool) -> Tree:
         self._check_strategy()
         if self._in_own_replica():
-            new = self._update_in_replica(method, value)
+            if self._aggregation is _NONE:
+                new = self._apply(method, self._convert(value))
+            else:
+                # An on-read variable's value is this replica's own, and not one object for all.
+                self._update_aggregated(method, value.value() if isinstance(value, SyncOnReadVariable) else value)
+                new = self._get()
             return self._of_leaves(new) if read_value else None
         self._apply(method, self._spread_tree(value))
         return self._result() if read_value else None
@@ -237,14 +241,6 @@ class MirroredVariable(_Distributed):
             )
         return leaf
 
-    def _update_in_replica(self, method: str, value: Tree) -> Leaves:
-        if self._aggregation is _NONE:
-            return self._apply(method, self._convert(value))
-        if isinstance(value, SyncOnReadVariable):
-            value = value.value()  # this replica's own, and not one object for all
-        self._update_aggregated(method, value)
-        return self._get()
-
     def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
         self._check_strategy()
         if self._in_own_replica():
@@ -260,18 +256,11 @@ class MirroredVariable(_Distributed):
                 )
             if self._aggregation is not _NONE:
                 self._merged(self._merge_slices, method, slices)
-                return self._of_leaves(self._get())
-        return self._of_leaves(self._scatter_here(method, slices))
+                return self._get()[0]
+        return self._scatter_here(method, slices)
 
     def _merge_slices(self, strategy: context.StrategyLike, method: str, slices: Tree) -> None:
         self._scatter_here(method, self._reducer.aggregate(self._aggregation, slices))
-
-    def _scatter_here(self, method: str, slices: IndexedSlices) -> Leaves:
-        indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
-        with frames.lock:
-            new = [SCATTER[method](leaf, indices, values) for leaf in self._get()]
-            self._put(new)
-        return new
 
 
 class SyncOnReadVariable(_Distributed):

@@ -178,7 +178,7 @@ class MirroredStorage(ComponentStorage):
         if isinstance(leaf, Mirrored) and mesh_of(leaf) is mesh:
             return _array_of(leaf)
         if traced:
-            return leaf if isinstance(leaf, jax.Array) else _spread(_array_of(leaf), mesh)
+            return leaf if isinstance(leaf, jax.Array) else _rows_as_copies(_array_of(leaf), mesh)
         if not isinstance(leaf, jax.Array):
             return mesh.mirror(leaf.values)
         frames.refuse_tracers([leaf])
@@ -244,8 +244,8 @@ class ShardedStorage(MeshStorage):
         return arrays
 
     def leaving(self, leaves: Leaves) -> Leaves:
-        places = [self.mesh.stacked if self.has_rows(i) else self.mesh.mirrored for i in range(len(leaves))]
-        return [constrained(leaf, place) for leaf, place in zip(leaves, places)]
+        mesh = self.mesh
+        return [constrained(x, mesh.stacked if self.has_rows(i) else mesh.mirrored) for i, x in enumerate(leaves)]
 
 
 def _if_any(layouts: list[PartitionSpec | None]) -> list[PartitionSpec | None] | None:
@@ -258,11 +258,11 @@ def _array_of(value: PerReplica | Mirrored) -> jax.Array:
     return array
 
 
-def _spread(stacked: jax.Array, mesh: ReplicaMesh) -> jax.Array:
+def _rows_as_copies(stacked: jax.Array, mesh: ReplicaMesh) -> jax.Array:
     """Returns a replicated array whose copies are the rows of a stacked one, inside of compiled code."""
     rows, copies = PartitionSpec(AXIS), PartitionSpec()
-    return jax.shard_map(_first, mesh=mesh.mesh, in_specs=rows, out_specs=copies, check_vma=False)(stacked)
+    return jax.shard_map(_only_row, mesh=mesh.mesh, in_specs=rows, out_specs=copies, check_vma=False)(stacked)
 
 
-def _first(block: jax.Array) -> jax.Array:
+def _only_row(block: jax.Array) -> jax.Array:
     return block[0]

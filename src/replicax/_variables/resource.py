@@ -14,7 +14,6 @@ from replicax._collectives import arithmetic
 from replicax._tracing import context, frames
 from replicax._values import AXIS, Mirrored, PerReplica
 from replicax._variables import packed_storage
-from replicax._variables.scattering import SCATTER
 from replicax._variables.storage import Leaves, Storage, Types, on_one_device
 from replicax._variables.variable import COMBINE, Variable
 
@@ -131,13 +130,10 @@ class ResourceVariable(Variable):
         return [x + arithmetic.local_sum(COMBINE[method](z, leaf), groups) for x, z, leaf in zip(old, zero, leaves)]
 
     def _update_slices(self, method: str, slices: IndexedSlices) -> Tree:
-        indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
         if level := self._level_of_sharing_replicas():
             assert level.mesh is not None
-            level.shared.append((self, method, [indices, values]))
-            groups = level.mesh.groups
-            indices, values = (arithmetic.local_gather(x, 0, groups) for x in (indices, values))
-        with frames.lock:
-            new = SCATTER[method](self._get()[0], indices, values)
-            self._put([new])
-        return new
+            own = [jnp.asarray(slices.indices), jnp.asarray(slices.values)]
+            level.shared.append((self, method, own))
+            indices, values = (arithmetic.local_gather(x, 0, level.mesh.groups) for x in own)
+            slices = IndexedSlices(values, indices)
+        return self._scatter_here(method, slices)

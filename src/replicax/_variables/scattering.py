@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from replicax._base import array_conversion
 from replicax._base.indexed_slices import IndexedSlices
 from replicax._base.types import Leaf, Tree
+from replicax._tracing import frames
 from replicax._variables.as_leaves import ARRAY
 
 SCATTER: dict[str, Callable[[jax.Array, jax.Array, jax.Array], jax.Array]] = {
@@ -32,6 +33,8 @@ class Scattering:
     _treedef: jax.tree_util.PyTreeDef
     _be_settled: Callable[[], None]
     _update_slices: Callable[[str, IndexedSlices], Tree]
+    _get: Callable[[], list[jax.Array]]
+    _put: Callable[[list[jax.Array]], None]
 
     def sparse_read(self, indices: Leaf, name: str | None = None) -> jax.Array:
         """Returns the rows at `indices`."""
@@ -44,10 +47,18 @@ class Scattering:
         return self.value()[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
 
     def _scatter(self, method: str, slices: IndexedSlices) -> Tree:
-        if not isinstance(slices, IndexedSlices):
-            raise TypeError(f"sparse_delta is not IndexedSlices: {slices!r}")
+        self._check_slices(method, slices)
         self._be_settled()
         return self._update_slices(method, slices)
+
+    def _scatter_here(self, method: str, slices: IndexedSlices) -> jax.Array:
+        """Writes rows to the array of the current frame, and returns the new array."""
+        indices, values = jnp.asarray(slices.indices), jnp.asarray(slices.values)
+        with frames.lock:
+            (old,) = self._get()
+            new = SCATTER[method](old, indices, values)
+            self._put([new])
+        return new
 
     def scatter_add(self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> Tree:
         """Adds rows to those at their indices."""
@@ -81,12 +92,15 @@ class Scattering:
         self, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None
     ) -> Tree:
         """Replaces elements along the last indexed axis, for each batch of indices."""
-        if not isinstance(sparse_delta, IndexedSlices):
-            raise TypeError(f"sparse_delta is not IndexedSlices: {sparse_delta}")
-        self._require_array("batch_scatter_update")
+        self._check_slices("batch_scatter_update", sparse_delta)
         indices, values = jnp.asarray(sparse_delta.indices), jnp.asarray(sparse_delta.values)
         batch = jnp.indices(indices.shape)[:-1]
         return self.assign(self.value().at[(*batch, indices)].set(values))
+
+    def _check_slices(self, method: str, slices: IndexedSlices) -> None:
+        if not isinstance(slices, IndexedSlices):
+            raise TypeError(f"sparse_delta is not IndexedSlices: {slices!r}")
+        self._require_array(method)
 
     def _require_array(self, method: str) -> None:
         if self._treedef != ARRAY:

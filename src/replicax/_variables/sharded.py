@@ -64,9 +64,9 @@ class ShardedVariable(OfReplicas):
     def _read(self) -> Leaves:
         if self._is_local():
             leaves = self._get()
-            places = [i for i in range(len(leaves)) if self._storage.has_rows(i)]
-            parts = [sharding.Part(leaves[i], self._types[i].shape) for i in places]
-            return [dict(zip(places, sharding.gathered(parts))).get(i, leaf) for i, leaf in enumerate(leaves)]
+            cut = [i for i in range(len(leaves)) if self._storage.has_rows(i)]
+            wholes = sharding.gathered([sharding.Part(leaves[i], self._types[i].shape) for i in cut])
+            return [dict(zip(cut, wholes)).get(i, leaf) for i, leaf in enumerate(leaves)]
         if frames.is_tracing():
             pairs = enumerate(frames.frame().read(self))
             return [sharding.of_rows(x, self._types[i].shape) if self._storage.has_rows(i) else x for i, x in pairs]
