@@ -267,15 +267,15 @@ class Checkpoint:
         """
         prefix = path_text(file_prefix, "checkpoint")
         directory = os.path.dirname(prefix) or "."
-        before = _files.recorded(directory)
+        before = _files.read_list(directory)
 
-        def record(path: str, wrote: bool) -> None:
+        def list_new(path: str, wrote: bool) -> None:
             if wrote:
                 path = os.path.join(directory, os.path.basename(path))
-                new = _files.State({path: os.path.getmtime(path)})
-                _files.record(directory, new, lambda other: other == path, before)
+                new = _files.CheckpointList({path: os.path.getmtime(path)})
+                _files.write_list(directory, new, lambda other: other == path, before)
 
-        return self._save_numbered(prefix, None, record)
+        return self._save_numbered(prefix, None, list_new)
 
     def _save_numbered(self, prefix: str, number: int | None, then: OnWritten) -> str:
         """Counts, writes and returns the path. `then` has returned on all workers before this returns on one."""

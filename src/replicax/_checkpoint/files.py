@@ -38,8 +38,8 @@ Path: TypeAlias = str | bytes | os.PathLike[str]
 _UNREADABLE = (ValueError, KeyError, TypeError, OSError)  # raised where a record is lost or damaged
 _FORMAT = 1
 _RECORD = "replicax.json"  # the record in a checkpoint's folder
-STATE = "checkpoint"  # the name of the file that names the checkpoints of a folder
-CHECKPOINT, INDEX = Kind("checkpoint", _RECORD), Kind("list of checkpoints")
+LIST_NAME = "checkpoint"  # the name of the file that names the checkpoints of a folder
+CHECKPOINT, LIST = Kind("checkpoint", _RECORD), Kind("list of checkpoints")
 
 
 class _Children(TypedDict):
@@ -118,7 +118,7 @@ def _array_writer(ocp: Any) -> Any:
 
 
 def write(path: str, saved: Saved, listed: bool = False) -> None:
-    """Writes a checkpoint at `path`, in place of one that is there. `listed` tells that `record` will list it.
+    """Writes a checkpoint at `path`, in place of one that is there. `listed` tells that `write_list` will list it.
 
     Raises:
         FileExistsError: there is something else.
@@ -126,7 +126,7 @@ def write(path: str, saved: Saved, listed: bool = False) -> None:
         InvalidArgumentError: the path is empty, or is the working folder or one above it.
         CheckpointError: it could not be written, as on a full disk.
     """
-    if listed and os.path.isdir(state := os.path.join(os.path.dirname(path), STATE)):
+    if listed and os.path.isdir(state := os.path.join(os.path.dirname(path), LIST_NAME)):
         raise IsADirectoryError(
             f"The checkpoint {path} was not written. {state} is a folder, and it is the name of the file that lists "
             "the checkpoints. Move that folder elsewhere."
@@ -310,7 +310,7 @@ def is_numbered(path: str, directory: str, name: str | None = None) -> bool:
     return directly and re.fullmatch(rf"{pattern}--?\d+", os.path.basename(path)) is not None
 
 
-def found(directory: str, name: str | None = None) -> dict[str, float]:
+def numbered_checkpoints(directory: str, name: str | None = None) -> dict[str, float]:
     """Returns the numbered checkpoints that are in a folder, listed or not, with their times, the oldest first."""
     names = os.listdir(directory) if os.path.isdir(directory) else []
     names += [os.path.basename(path) for path in between_renames(directory)]
@@ -323,14 +323,16 @@ def found(directory: str, name: str | None = None) -> dict[str, float]:
     return dict(sorted(times.items(), key=lambda item: (item[1], int(item[0].rpartition("-")[2]))))
 
 
-class State(NamedTuple):
+class CheckpointList(NamedTuple):
     """The checkpoints of a folder, the oldest first, with the times of their making."""
 
     paths: dict[str, float]
     last_preserved: float | None = None
 
 
-def record(directory: str, state: State, is_ours: Callable[[str], bool], before: State | None = None) -> None:
+def write_list(
+    directory: str, ours: CheckpointList, is_ours: Callable[[str], bool], before: CheckpointList | None = None
+) -> None:
     """Writes the list of checkpoints: the others that are listed (in `before` if the list is lost), then these.
 
     Names are kept relative to the folder.
@@ -340,19 +342,19 @@ def record(directory: str, state: State, is_ours: Callable[[str], bool], before:
     """
     with changing(directory):
         try:
-            there = _indexed(directory, STATE)
+            there = _parsed_list(directory, LIST_NAME)
         except _UNREADABLE:
-            there = before or State({})
-        paths = {path: at for path, at in there.paths.items() if not is_ours(path) and is_there(path)} | state.paths
+            there = before or CheckpointList({})
+        paths = {path: at for path, at in there.paths.items() if not is_ours(path) and is_there(path)} | ours.paths
         names = [_relative(path, directory) for path in paths]
         content = {
             "model_checkpoint_path": names[-1] if names else None,
             "all_model_checkpoint_paths": names,
             "all_model_checkpoint_timestamps": list(paths.values()),
-            "last_preserved_timestamp": state.last_preserved or there.last_preserved,
+            "last_preserved_timestamp": ours.last_preserved or there.last_preserved,
         }
-        file = os.path.join(directory, STATE)
-        with _errors_of_disks(f"list of checkpoints {file}"), replacing(file, INDEX) as new:
+        file = os.path.join(directory, LIST_NAME)
+        with _errors_of_disks(f"list of checkpoints {file}"), replacing(file, LIST) as new:
             write_record(new, content)
 
 
@@ -361,23 +363,23 @@ def _relative(path: str, directory: str) -> str:
     return os.path.basename(path) if inside else os.path.abspath(path)
 
 
-def _indexed(directory: str, name: str) -> State:
+def _parsed_list(directory: str, name: str) -> CheckpointList:
     index = read_record(os.path.join(directory, name))
     paths = [os.path.join(directory, path) for path in index["all_model_checkpoint_paths"]]
     times = [float(stamp) for stamp in index["all_model_checkpoint_timestamps"]]
-    return State(dict(zip(paths, times, strict=True)), index["last_preserved_timestamp"])
+    return CheckpointList(dict(zip(paths, times, strict=True)), index["last_preserved_timestamp"])
 
 
-def recorded(directory: str, name: str = STATE) -> State | None:
-    """Returns the list that `record` wrote; None where there are no checkpoints.
+def read_list(directory: str, name: str = LIST_NAME) -> CheckpointList | None:
+    """Returns the list that `write_list` wrote; None where there are no checkpoints.
 
     Where the file is lost or damaged, warns and returns the numbered checkpoints that are in the folder.
     """
     file = os.path.join(directory, name)
     try:
-        return _indexed(directory, name)
+        return _parsed_list(directory, name)
     except FileNotFoundError:  # a link that leads nowhere, too
-        there, problem = found(directory) if name == STATE else {}, "is missing"
+        there, problem = numbered_checkpoints(directory) if name == LIST_NAME else {}, "is missing"
         if not there:
             return None
     except _UNREADABLE as error:
@@ -386,14 +388,14 @@ def recorded(directory: str, name: str = STATE) -> State | None:
                 f"{directory} has checkpoints in TensorFlow's own format, which replicax does not read. Choose another "
                 "folder."
             ) from error
-        there, problem = found(directory), f"is damaged ({error})"
+        there, problem = numbered_checkpoints(directory), f"is damaged ({error})"
     names = ", ".join(map(os.path.basename, there)) or "none"
     warnings.warn(
         f"{file} {problem}, so the folder's checkpoints are looked for; there are: {names}. The next save writes the "
         "file anew.",
         stacklevel=3,
     )
-    return State(there)
+    return CheckpointList(there)
 
 
 def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) -> str | None:
@@ -417,13 +419,15 @@ def latest_checkpoint(checkpoint_dir: Path, latest_filename: str | None = None) 
     True
     """
     directory = os.fsdecode(checkpoint_dir)
-    state = recorded(directory, latest_filename or STATE)
+    state = read_list(directory, latest_filename or LIST_NAME)
     if state is None:
         return None
-    return newest_whole(state.paths) or newest_whole(path for path in found(directory) if path not in state.paths)
+    return newest_undamaged(state.paths) or newest_undamaged(
+        path for path in numbered_checkpoints(directory) if path not in state.paths
+    )
 
 
-def newest_whole(paths: Iterable[str]) -> str | None:
+def newest_undamaged(paths: Iterable[str]) -> str | None:
     """Returns the last of these paths whose checkpoint is not damaged; a warning names each damaged one after it."""
     for path in reversed(list(paths)):
         try:

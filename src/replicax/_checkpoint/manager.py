@@ -25,7 +25,7 @@ def get_checkpoint_state(checkpoint_dir: Path, latest_filename: str | None = Non
 
     The attributes are `model_checkpoint_path`, the newest one, and `all_model_checkpoint_paths`.
     """
-    state = _files.recorded(os.fsdecode(checkpoint_dir), latest_filename or _files.STATE)
+    state = _files.read_list(os.fsdecode(checkpoint_dir), latest_filename or _files.LIST_NAME)
     if state is None or not state.paths:
         return None
     paths = list(state.paths)
@@ -121,21 +121,21 @@ class CheckpointManager:
         self._others: dict[str, float] = {}  # those of other names, restored where there are none of its own
         self._spared: set[str] = set()  # those that may have been kept for good before the list was lost
         self._last_preserved = time.time()  # the time of the newest one that is kept for good
-        self._look()
+        self._find_existing()
 
-    def _look(self) -> None:
+    def _find_existing(self) -> None:
         """Finds the checkpoints that are there already."""
-        state = _files.recorded(self._directory)
+        state = _files.read_list(self._directory)
         if state is None:
             return
         self._last_preserved = state.last_preserved or self._last_preserved
         for path, made in state.paths.items():
             if _files.is_there(path):
                 (self._paths if self._is_ours(path) else self._others)[path] = made
-        if not self._paths and (found := _files.found(self._directory, self._name)):
+        if not self._paths and (found := _files.numbered_checkpoints(self._directory, self._name)):
             warnings.warn(
-                f"{os.path.join(self._directory, _files.STATE)} names no checkpoint {self._name}-* that is there, so "
-                f"the folder's are looked for; there are: {', '.join(map(os.path.basename, found))}.",
+                f"{os.path.join(self._directory, _files.LIST_NAME)} names no checkpoint {self._name}-* that is there, "
+                f"so the folder's are looked for; there are: {', '.join(map(os.path.basename, found))}.",
                 stacklevel=3,
             )
             self._paths = found
@@ -173,7 +173,7 @@ class CheckpointManager:
         """
         for path in reversed(self._paths or self._others):
             if path not in self._checked:
-                self._checked[path] = _files.newest_whole([path]) is not None
+                self._checked[path] = _files.newest_undamaged([path]) is not None
             if self._checked[path]:
                 return path
         return None
@@ -199,7 +199,7 @@ class CheckpointManager:
                 return None
         number = None if checkpoint_number is None else _integer(checkpoint_number)
         prefix = os.path.join(self._directory, self._name)
-        path = self._checkpoint._save_numbered(prefix, number, self._saved)
+        path = self._checkpoint._save_numbered(prefix, number, self._list_new)
         if step is not None:
             self._last_step = step
         return path
@@ -208,20 +208,20 @@ class CheckpointManager:
         """Returns the value of the step counter; None where there is no interval."""
         return None if self._interval is None or self._step_counter is None else int(self._step_counter)
 
-    def _saved(self, path: str, wrote: bool) -> None:
+    def _list_new(self, path: str, wrote: bool) -> None:
         """Lists a new checkpoint, and deletes old ones. Only the process that wrote it touches files."""
         self._paths.pop(path, None)
         self._paths[path] = time.time()
         self._checked[path] = True
         if wrote:
-            self._record()  # before anything is deleted
-        gone = self._sweep()
+            self._write_list()  # before anything is deleted
+        gone = self._take_off_oldest()
         if wrote:
             for old in gone:
                 remove(old, _files.CHECKPOINT)
-            self._record()
+            self._write_list()
 
-    def _sweep(self) -> list[str]:
+    def _take_off_oldest(self) -> list[str]:
         """Takes the oldest checkpoints off the list, and returns those to be deleted: some are kept for good."""
         gone = []
         while self._max_to_keep is not None and len(self._paths) > self._max_to_keep:
@@ -233,8 +233,8 @@ class CheckpointManager:
                 gone.append(path)
         return gone
 
-    def _record(self) -> None:
-        _files.record(self._directory, _files.State(self._paths, self._last_preserved), self._is_ours)
+    def _write_list(self) -> None:
+        _files.write_list(self._directory, _files.CheckpointList(self._paths, self._last_preserved), self._is_ours)
 
     def restore_or_initialize(self) -> str | None:
         """Restores the newest checkpoint that is whole; where there is none, calls `init_fn`.
@@ -253,7 +253,7 @@ class CheckpointManager:
                 self._checkpoint.restore(path)
             except FileNotFoundError:
                 self._paths, self._others = {}, {}
-                self._look()  # another process may have saved newer ones and deleted this
+                self._find_existing()  # another process may have saved newer ones and deleted this
                 if path in (self._paths or self._others):
                     raise
                 return self.restore_or_initialize()

@@ -161,7 +161,7 @@ class Restoration:
         """Returns the keys of the values that were given to no object."""
         return [key for key in self._saved.arrays if key not in self._used]
 
-    def without(self) -> list[str]:
+    def unmatched(self) -> list[str]:
         """Returns descriptions of the objects that are there and have no value here."""
         return [
             f"{name_in_messages(node.names)} ({_shown(leaf.owner)})"
@@ -169,7 +169,7 @@ class Restoration:
             if leaf.identity not in self._given
         ]
 
-    def used(self) -> bool:
+    def matched_any(self) -> bool:
         """Returns True if any value was given to an object."""
         return bool(self._used - {key_of(("save_counter",))})
 
@@ -234,13 +234,13 @@ class CheckpointLoadStatus:
     def assert_nontrivial_match(self) -> CheckpointLoadStatus:
         """Raises `AssertionError` if no value has found an object."""
         restoration = self._settled()
-        if restoration.used():
+        if restoration.matched_any():
             return self
         return self._assert(
             [
                 "Nothing except the root object matched a checkpointed value. The names in the program must be those "
                 f"with which {restoration.path} was saved. It has {abbreviated(restoration.unused())}; the program has "
-                f"{abbreviated(restoration.without()) or 'nothing'}"
+                f"{abbreviated(restoration.unmatched()) or 'nothing'}"
             ]
         )
 
@@ -250,10 +250,10 @@ class CheckpointLoadStatus:
         return self
 
     def _unbound(self) -> list[str]:
-        without = self._restoration.without()
-        return without and [
-            f"Found {len(without)} Python objects that were not bound to checkpointed values, likely due to changes in "
-            f"the Python program: {abbreviated(without)}"
+        unmatched = self._restoration.unmatched()
+        return unmatched and [
+            f"Found {len(unmatched)} Python objects that were not bound to checkpointed values, likely due to changes "
+            f"in the Python program: {abbreviated(unmatched)}"
         ]
 
     def _assert(self, problems: list[str]) -> CheckpointLoadStatus:
