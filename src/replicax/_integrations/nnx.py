@@ -88,7 +88,7 @@ def join() -> None:
     tracers.current_jax_trace = _current_trace(tracers.current_jax_trace)
 
 
-# What a variable becomes.
+# Values of NNX's variables as variables of a strategy.
 
 
 # Computes a replica's own value from the value that is set from outside and the replica's number.
@@ -288,7 +288,7 @@ def _is_arrays(value: Tree) -> bool:
     return bool(leaves) and all(is_array(leaf) or isinstance(leaf, (bool, int, float, complex)) for leaf in leaves)
 
 
-# Where it may be written.
+# Writing, and changing objects.
 
 
 def in_step() -> bool:

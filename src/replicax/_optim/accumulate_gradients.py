@@ -153,8 +153,8 @@ def _batch(leaf: Leaf) -> jax.Array:
     """Returns an array that has rows; raises an error for anything else."""
     if not is_array(leaf):
         raise TypeError(
-            f"What is split into micro-batches is arrays, got {received(leaf)}. Pass it by "
-            "keyword, or say which arguments to split: accumulate_gradients(..., batch_argnums=(1, 2))."
+            f"Arrays are split into micro-batches, got {received(leaf)}. Pass it by keyword, or say which arguments to "
+            "split: accumulate_gradients(..., batch_argnums=(1, 2))."
         )
     if leaf.ndim == 0:
         raise InvalidArgumentError(

@@ -216,7 +216,7 @@ def _build_layer(build: Callable[..., Tree], layer: keras.Layer, *args: object, 
         return _one_at_a_time(build, layer, *args, **kwargs)
 
 
-# What goes on in a replica.
+# In a replica.
 
 
 def _clip_gradients(clip: Callable[..., Tree], optimizer: keras.Optimizer, grads: Tree) -> Tree:
