@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import ctypes
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
@@ -259,8 +258,11 @@ class Lockstep:
     def call(self, fn: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> list[Tree]:
         """Returns each local replica's result."""
         count = len(self.mesh.local_ids)
-        calls = [functools.partial(fn, *select(i, args), **select(i, kwargs)) for i in range(count)]
-        replicas = [_Replica(self, i, call) for i, call in enumerate(calls)]
+
+        def bound(args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Callable[[], Tree]:
+            return lambda: fn(*args, **kwargs)  # `functools.partial` has another error for what is no function
+
+        replicas = [_Replica(self, i, bound(select(i, args), select(i, kwargs))) for i in range(count)]
         if count == 1:
             return [replicas[0].body()]
         for replica in replicas:
