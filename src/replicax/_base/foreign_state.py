@@ -11,12 +11,12 @@ import importlib
 import sys
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 
 from replicax._base import doc_pages, errors
-from replicax._base.types import Leaf
+from replicax._base.types import Leaf, Tree
 
 _joining: dict[str, Callable[[], None]] = {}
 _joined: set[str] = set()
@@ -80,6 +80,10 @@ def in_the_form_of(holder: Leaf, value: Leaf) -> Leaf:
     if variable_of(holder) is holder or jax.tree_util.treedef_is_leaf(tree):
         return value
     return jax.tree.unflatten(tree, [None] * tree.num_leaves if value is None else jax.tree.leaves(value))
+
+
+# A function of a library, which a wrapper of ours may call.
+Original: TypeAlias = Callable[..., Tree]
 
 
 def wrap(owner: object, name: str, wrapper: Callable[..., Any]) -> None:

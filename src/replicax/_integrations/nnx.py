@@ -32,6 +32,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 
 from replicax._base import doc_pages, foreign_state, jax_internals
+from replicax._base.foreign_state import Original
 from replicax._base.types import Tree, VariableAggregation, VariableSynchronization
 from replicax._checkpoint.object_graph import PytreeLeaf, VariableLeaf
 from replicax._tracing import active_tapes, frames
@@ -247,14 +248,14 @@ class _View:
                 self._slot.__set__(variable, content)
             return content
 
-    def init(self, init: Callable[..., Tree], variable: nnx.Variable, *args: object, **kwargs: object) -> None:
+    def init(self, init: Original, variable: nnx.Variable, *args: object, **kwargs: object) -> None:
         """Makes a variable; in a job it holds the strategy's at once, since other workers may draw other values."""
         init(variable, *args, **kwargs)
         content = self._slot.__get__(variable)
         if type(content) is _Fresh and content.strategy.extended._worker.size > 1:
             self._settled(variable)
 
-    def set_value(self, set_value: Callable[..., Tree], variable: nnx.Variable, value: Tree, **kwargs: object) -> None:
+    def set_value(self, set_value: Original, variable: nnx.Variable, value: Tree, **kwargs: object) -> None:
         """Sets the value or, with `index`, an item of it, which is not kept by itself."""
         if "index" in kwargs and type(self.content(variable)) is _Held:
             whole = variable._raw_value
@@ -335,21 +336,19 @@ class _Writing:
         if not self.can_update(variable):
             check(variable)
 
-    def begin(
-        self, begin: Callable[..., None], state: nnx.pytreelib.PytreeState, *args: object, **kwargs: object
-    ) -> None:
+    def begin(self, begin: Original, state: nnx.pytreelib.PytreeState, *args: object, **kwargs: object) -> None:
         """Makes the state of an object. NNX's transformations make a new one for objects among their arguments."""
         begin(state, *args, **kwargs)
         if in_step() and _may_assign():
             state.trace_state._jax_trace = _OfStep(state.trace_state._jax_trace, self._outside)
 
-    def check_valid_context(self, check: Callable[..., None], node: nnx.Pytree, message: Callable[[], str]) -> None:
+    def check_valid_context(self, check: Original, node: nnx.Pytree, message: Callable[[], str]) -> None:
         """Raises where an object may not be taken apart. What is in it is checked by itself."""
         trace = node._pytree__state.trace_state._jax_trace
         if not ((isinstance(trace, _OfStep) or trace == self._outside) and in_step() and _may_assign()):
             check(node, message)
 
-    def set_attribute(self, set_attribute: Callable[..., None], node: nnx.Pytree, name: str, value: Tree) -> None:
+    def set_attribute(self, set_attribute: Original, node: nnx.Pytree, name: str, value: Tree) -> None:
         """Sets an attribute of an object."""
         foreign = not node._pytree__state.trace_state.is_valid()
         if foreign and in_step() and _may_assign() and not name.startswith("__"):  # nnx.capture takes its own away
@@ -398,7 +397,7 @@ def _current_trace(current: Callable[[], object]) -> Callable[[], object]:
     return current_jax_trace
 
 
-def _update_welford(update: Callable[..., Tree], metric: nnx.metrics.Welford, *args: object, **kwargs: object) -> Tree:
+def _update_welford(update: Original, metric: nnx.metrics.Welford, *args: object, **kwargs: object) -> Tree:
     context = _context.get_replica_context() if _context.has_strategy() else None
     if context is not None and context.num_replicas_in_sync > 1:
         raise NotImplementedError(

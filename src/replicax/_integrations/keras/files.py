@@ -11,13 +11,12 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import jax
 
 from replicax._base.atomic_files import Kind, make_folders, replacing
-from replicax._base.foreign_state import wrap
+from replicax._base.foreign_state import Original, wrap
 from replicax._base.types import Tree
 from replicax._integrations.keras.fit import strategy_of
 from replicax._job import exchange
@@ -70,7 +69,7 @@ def _stamp(path: str) -> str:
     return f"{found.st_size} {found.st_mtime_ns}"
 
 
-def _by_all(save: Callable[..., Tree], callback: keras.callbacks.Callback, *args: object, **kwargs: object) -> Tree:
+def _by_all(save: Original, callback: keras.callbacks.Callback, *args: object, **kwargs: object) -> Tree:
     before, _saving.by_all = _saving.by_all, _is_of_a_job(callback.model)
     try:
         return save(callback, *args, **kwargs)
@@ -78,14 +77,14 @@ def _by_all(save: Callable[..., Tree], callback: keras.callbacks.Callback, *args
         _saving.by_all = before
 
 
-def _makedirs(make: Callable[..., None], path: str) -> None:
+def _makedirs(make: Original, path: str) -> None:
     """Makes a folder that another worker may be making too."""
     with contextlib.suppress(FileExistsError) if _saving.by_all else contextlib.nullcontext():
         make(path)
 
 
 def _one_for_all(
-    save: Callable[..., None], model: keras.Model, filepath: str | os.PathLike[str], *args: object, **kwargs: object
+    save: Original, model: keras.Model, filepath: str | os.PathLike[str], *args: object, **kwargs: object
 ) -> None:
     if not _saving.by_all:
         save(model, filepath, *args, **kwargs)
@@ -106,7 +105,7 @@ def _one_for_all(
 
 
 def _first_one_then_the_others(
-    end: Callable[..., None], callback: keras.callbacks.Callback, logs: dict[str, Tree] | None = None
+    end: Original, callback: keras.callbacks.Callback, logs: dict[str, Tree] | None = None
 ) -> None:
     """Ends a backup on the first worker of a folder, which removes it, and then on the others, which find it gone."""
     if not _is_of_a_job(callback.model):

@@ -21,7 +21,7 @@ import numpy as np
 
 from replicax._base import nest
 from replicax._base.errors import OutOfRangeError
-from replicax._base.foreign_state import wrap
+from replicax._base.foreign_state import Original, wrap
 from replicax._base.types import Tree
 from replicax._data.calls import ends_data
 from replicax._data.dataset import Dataset
@@ -79,12 +79,12 @@ def strategy_of(model: keras.Model) -> Any:
     return model.__dict__.get("_replicax_strategy")
 
 
-def _init(init: Callable[..., Tree], model: keras.Model, *args: object, **kwargs: object) -> None:
+def _init(init: Original, model: keras.Model, *args: object, **kwargs: object) -> None:
     model.__dict__["_replicax_strategy"] = context.get_strategy() if context.has_strategy() else None
     init(model, *args, **kwargs)
 
 
-def _in_scope(method: Callable[..., Tree], model: keras.Model, *args: object, **kwargs: object) -> Tree:
+def _in_scope(method: Original, model: keras.Model, *args: object, **kwargs: object) -> Tree:
     strategy = strategy_of(model)
     if strategy is None:
         return method(model, *args, **kwargs)
@@ -101,7 +101,7 @@ def _in_scope(method: Callable[..., Tree], model: keras.Model, *args: object, **
 # Input.
 
 
-def _adapted(adapter_of: Callable[..., Tree], x: Tree, *args: object, **kwargs: object) -> Tree:
+def _adapted(adapter_of: Original, x: Tree, *args: object, **kwargs: object) -> Tree:
     """Returns Keras's adapter of the input, or ours of a dataset."""
     if not isinstance(x, (Dataset, DistributedDataset)):
         return adapter_of(x, *args, **kwargs)
@@ -127,7 +127,7 @@ def _weighted(data: Tree, class_weight: dict[int, float]) -> tuple[Tree, Tree, T
     return x, y, class_weight_to_sample_weights(y, class_weight)
 
 
-def _adapt(adapt: Callable[..., Tree], layer: keras.Layer, data: Tree, *args: object, **kwargs: object) -> Tree:
+def _adapt(adapt: Original, layer: keras.Layer, data: Tree, *args: object, **kwargs: object) -> Tree:
     """Adapts a layer to a dataset of ours as to an array of all its rows."""
     if isinstance(data, Dataset):
         data = np.concatenate(list(data.as_numpy_iterator()))
@@ -174,7 +174,7 @@ class _Batches:
         return iter(self._adapter.get_jax_iterator())
 
 
-def _distributed(get: Callable[..., Tree], epoch_iterator: EpochIterator) -> Tree:
+def _distributed(get: Original, epoch_iterator: EpochIterator) -> Tree:
     strategy = _fitting.strategy
     if strategy is None:
         return get(epoch_iterator)
@@ -187,7 +187,7 @@ def _distributed(get: Callable[..., Tree], epoch_iterator: EpochIterator) -> Tre
 
 
 def _symbolic_build(
-    build: Callable[..., Tree], model: keras.Model, iterator: EpochIterator | None = None, data_batch: Tree = None
+    build: Original, model: keras.Model, iterator: EpochIterator | None = None, data_batch: Tree = None
 ) -> Tree:
     """Builds from one replica's part of a batch."""
     if strategy_of(model) is None:
@@ -211,7 +211,7 @@ def _next_batch(iterator: EpochIterator) -> Tree:
         return first()
 
 
-def _call(call: Callable[..., Tree], model: keras.Model, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
+def _call(call: Original, model: keras.Model, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> Tree:
     """Calls a model, with one replica's part where Keras's loops pass a whole batch to build it."""
     from keras.src.backend import in_stateless_scope
 
@@ -310,11 +310,7 @@ def _step_of(model: keras.Model, name: str, ours: Callable[..., Tree]) -> Callab
 
 
 def _by_super(
-    ours: Callable[[keras.Model, Tree], Tree],
-    step: Callable[..., Tree],
-    model: keras.Model,
-    *args: object,
-    **kwargs: object,
+    ours: Callable[[keras.Model, Tree], Tree], step: Original, model: keras.Model, *args: object, **kwargs: object
 ) -> Tree:
     """Runs Keras's own step, or ours where a model's own one calls `super()` in TensorFlow's form."""
     if strategy_of(model) is not None and len(args) + len(kwargs) == 1:
@@ -430,15 +426,13 @@ def _maker(
     return make
 
 
-def _no_state(
-    get: Callable[..., Tree], model: keras.Model, purge_model_variables: bool = False, **wanted: bool
-) -> Tree:
+def _no_state(get: Original, model: keras.Model, purge_model_variables: bool = False, **wanted: bool) -> Tree:
     if strategy_of(model) is None:
         return get(model, purge_model_variables=purge_model_variables, **wanted)
     return (None,) * sum(wanted.values())
 
 
-def _additional_loss(aggregate: Callable[..., Tree], model: keras.Model, loss: Tree) -> Tree:
+def _additional_loss(aggregate: Original, model: keras.Model, loss: Tree) -> Tree:
     """Divides the regularization by the number of replicas, so that it counts once."""
     total = aggregate(model, loss)
     return scale_loss(total) if strategy_of(model) is not None else total

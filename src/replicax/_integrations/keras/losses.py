@@ -9,12 +9,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from replicax._base.foreign_state import wrap
+from replicax._base.foreign_state import Original, wrap
 from replicax._tracing import context
 
 
@@ -44,7 +43,7 @@ def unscale_loss(value: jax.Array) -> jax.Array:
     return value if count == 1 else value * jnp.asarray(count, value.dtype)
 
 
-def reduce_values(reduce: Callable[..., jax.Array], values: jax.Array, *args: object, **kwargs: object) -> jax.Array:
+def reduce_values(reduce: Original, values: jax.Array, *args: object, **kwargs: object) -> jax.Array:
     """Reduces a loss as Keras does, and scales a mean that Keras leaves unscaled."""
     loss, reduction = reduce(values, *args, **kwargs), inspect.signature(reduce).bind(values, *args, **kwargs)
     reduction.apply_defaults()

@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._base import foreign_state, tracebacks
+from replicax._base.foreign_state import Original
 from replicax._base.types import Tree, VariableAggregation, VariableSynchronization
 from replicax._collectives.reducer import Reducer
 from replicax._control_flow import cond_and_loops
@@ -158,25 +159,23 @@ def _new_variable(variable: keras.Variable, value: Tree) -> Variable:
         )
 
 
-def _made_at_once(make: Callable[..., Tree], variable: keras.Variable, *args: object, **kwargs: object) -> None:
+def _made_at_once(make: Original, variable: keras.Variable, *args: object, **kwargs: object) -> None:
     """Makes a variable outside of a step that is being traced, so that its value is no tracer."""
     with creators.outside():  # an initializer may draw from a generator, whose state is not the step's then
         make(variable, *args, **kwargs)
 
 
-def _add_weight(add: Callable[..., Tree], layer: keras.Layer, *args: object, **kwargs: object) -> Tree:
+def _add_weight(add: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Tree:
     with _own_state(None if kwargs.get("trainable", True) else VariableAggregation.MEAN):
         return add(layer, *args, **kwargs)
 
 
-def _new_seeds(
-    init: Callable[..., Tree], generator: keras.random.SeedGenerator, *args: object, **kwargs: object
-) -> None:
+def _new_seeds(init: Original, generator: keras.random.SeedGenerator, *args: object, **kwargs: object) -> None:
     with _own_state(VariableAggregation.MEAN):
         init(generator, *args, **kwargs)
 
 
-def _add_slot(add: Callable[..., Tree], optimizer: keras.Optimizer, *args: object, **kwargs: object) -> Tree:
+def _add_slot(add: Original, optimizer: keras.Optimizer, *args: object, **kwargs: object) -> Tree:
     name = kwargs.get("name", args[1] if len(args) > 1 else None)
     # Their sum is what one device has, and what any number of replicas can go on with.
     with _own_state(VariableAggregation.SUM if name == "gradient_accumulator" else None):
@@ -192,14 +191,12 @@ def _own_state(own: VariableAggregation | None) -> Iterator[None]:
         _making.own = before
 
 
-def _one_at_a_time(
-    build: Callable[..., Tree], thing: keras.Layer | keras.Optimizer, *args: object, **kwargs: object
-) -> Tree:
+def _one_at_a_time(build: Original, thing: keras.Layer | keras.Optimizer, *args: object, **kwargs: object) -> Tree:
     with _building:
         return build(thing, *args, **kwargs)
 
 
-def _build_optimizer(build: Callable[..., Tree], optimizer: keras.Optimizer, *args: object, **kwargs: object) -> Tree:
+def _build_optimizer(build: Original, optimizer: keras.Optimizer, *args: object, **kwargs: object) -> Tree:
     if _context.get_strategy().extended._shards_optimizer_state and not getattr(optimizer, "built", False):
         tracebacks.warn(
             f"shard_optimizer_state has no effect on Keras's optimizers: all state of {type(optimizer).__name__} is on "
@@ -208,7 +205,7 @@ def _build_optimizer(build: Callable[..., Tree], optimizer: keras.Optimizer, *ar
     return _one_at_a_time(build, optimizer, *args, **kwargs)
 
 
-def _build_layer(build: Callable[..., Tree], layer: keras.Layer, *args: object, **kwargs: object) -> Tree:
+def _build_layer(build: Original, layer: keras.Layer, *args: object, **kwargs: object) -> Tree:
     # A layer's own `build` is told shapes alone, and computes variables' first values, which must not be traced ones:
     # nor is the state of the generator from which they may be drawn.
     own = not getattr(layer.build, "_is_default", False)
@@ -219,7 +216,7 @@ def _build_layer(build: Callable[..., Tree], layer: keras.Layer, *args: object, 
 # In a replica.
 
 
-def _clip_gradients(clip: Callable[..., Tree], optimizer: keras.Optimizer, grads: Tree) -> Tree:
+def _clip_gradients(clip: Original, optimizer: keras.Optimizer, grads: Tree) -> Tree:
     context = _context.get_replica_context()
     if context is not None and replicas() > 1:
         with_value = [i for i, grad in enumerate(grads) if grad is not None]
@@ -229,7 +226,7 @@ def _clip_gradients(clip: Callable[..., Tree], optimizer: keras.Optimizer, grads
     return clip(optimizer, grads)
 
 
-def _apply(apply: Callable[..., Tree], optimizer: keras.Optimizer, *args: object, **kwargs: object) -> Tree:
+def _apply(apply: Original, optimizer: keras.Optimizer, *args: object, **kwargs: object) -> Tree:
     from keras.src.backend import in_stateless_scope
 
     if _context.get_replica_context() is None and not in_stateless_scope():
@@ -241,16 +238,14 @@ def _apply(apply: Callable[..., Tree], optimizer: keras.Optimizer, *args: object
         return apply(optimizer, *args, **kwargs)
 
 
-def _check_finite(check: Callable[..., Tree], optimizer: keras.Optimizer, grads: Tree) -> Tree:
+def _check_finite(check: Original, optimizer: keras.Optimizer, grads: Tree) -> Tree:
     finite, context = check(optimizer, grads), _context.get_replica_context()
     if context is None or replicas() == 1:
         return finite
     return context.all_reduce("SUM", 1.0 - jnp.asarray(finite, jnp.float32)) == 0
 
 
-def _cond(
-    cond: Callable[..., Tree], pred: jax.Array | bool, true_fn: Callable[[], Tree], false_fn: Callable[[], Tree]
-) -> Tree:
+def _cond(cond: Original, pred: jax.Array | bool, true_fn: Callable[[], Tree], false_fn: Callable[[], Tree]) -> Tree:
     from keras.src.backend import in_stateless_scope
 
     if in_stateless_scope():
@@ -263,15 +258,13 @@ def _cond(
 
 
 def _normalize(
-    call: Callable[..., Tree], layer: keras.Layer, inputs: jax.Array, training: bool | None = None, **kwargs: object
+    call: Original, layer: keras.Layer, inputs: jax.Array, training: bool | None = None, **kwargs: object
 ) -> Tree:
     # The mean of no rows is NaN, and would stay in the statistics.
     return call(layer, inputs, training=training and inputs.size > 0, **kwargs)
 
 
-def _next_seed(
-    draw: Callable[..., Tree], generator: keras.random.SeedGenerator, *args: object, **kwargs: object
-) -> Tree:
+def _next_seed(draw: Original, generator: keras.random.SeedGenerator, *args: object, **kwargs: object) -> Tree:
     seed = draw(generator, *args, **kwargs)
     context = _context.get_replica_context()
     if context is None or replicas() == 1:
