@@ -432,9 +432,7 @@ def test_convolutions_keep_their_values_in_the_order_for_the_cpu():
             dimension_numbers=(left, right, out), feature_group_count=groups, batch_group_count=of_batch,
         ))  # fmt: skip
         jaxpr = jax.make_jaxpr(convolve)(x, w)
-        ordered = functools.partial(
-            uneven_replicas.unwrapped, jaxpr, others={"conv_general_dilated": cpu_convolutions.in_order}
-        )
+        ordered = functools.partial(uneven_replicas.unwrapped, jaxpr, rules=cpu_convolutions.RULES)
         assert np.allclose(ordered(x, w)[0], convolve(x, w), rtol=1e-4, atol=1e-5)
         count += str(jax.make_jaxpr(ordered)(x, w)).count("lhs_spec=(0, 3, 1, 2), rhs_spec=(3, 2, 0, 1)")
     assert count == 9

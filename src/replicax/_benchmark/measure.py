@@ -159,7 +159,7 @@ class _Program:
     def __init__(self, function: Function, args: tuple[Tree, ...]):
         self.function = function
         program, call = function._program(args, {})
-        self._program, self.level, self.takes = program, program.level, len(program.pulls)
+        self._program, self.level, self.takes = program, program.level, len(program.reads)
         self._entries = function._programs.entries[call.key]
         self._compiled = program.lower(call).compile()
         self.collectives = hlo.collectives(self._compiled.as_text() or "")

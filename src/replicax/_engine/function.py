@@ -6,7 +6,7 @@ A call of it runs in one of these ways, see `Function.__call__`:
 - *inline*, where JAX or another function is tracing already: it is part of what is traced.
 - *compiled*: the first call with arguments of some signature traces the Python code once, to a jaxpr. Variables that
   it reads turn into inputs on the way, those that it assigns into outputs (see `_tracing.frames`), and
-  `next(iterator)` of a dataset into an input that each call pulls. Such calls run that program (see `_engine.program`).
+  `next(iterator)` of a dataset into an input that each call takes. Such calls run that program (see `_engine.program`).
 - *compiled, several steps in one program* (`steps_per_call`), or one by one where no program takes the elements that
   come (see `_engine.multi_step`).
 - *driven from the host*: the Python code runs as it is, with each `strategy.run` in it compiled, where the function
@@ -117,7 +117,7 @@ class Function:
         if call.ragged:
             return self._code.run(call.args, call.kwargs, host=False)
         entries = self._programs.entries.get(call.key)
-        if entries and not entries[0].pulls:
+        if entries and not entries[0].reads:
             return entries[0].run(call, (), taped)
         return self._run_found(call)
 
@@ -275,7 +275,7 @@ class Function:
                 "its first call (call it once before), loops over a distributed dataset, or takes a batch of "
                 "uneven parts in a way that cannot be compiled."
             ) from abort
-        push_back(entry.pulls, elements, call.iterators)
+        push_back(entry.reads, elements, call.iterators)
         return entry, call
 
 

@@ -49,8 +49,8 @@ def found(entries: Sequence[Program], count: int, arguments: Sequence[ElementIte
     are to come yet.
     """
     first = entries[0]
-    sources = [source for pull in first.pulls if (source := pull.source(arguments)) is not None]
-    if len({id(source) for source in sources}) < len(first.pulls):  # one is gone, or comes twice
+    sources = [source for read in first.reads if (source := read.source(arguments)) is not None]
+    if len({id(source) for source in sources}) < len(first.reads):  # one is gone, or comes twice
         return None
     pulled: list[tuple[ElementIterator, Block]] = []
     with outside():
@@ -61,8 +61,8 @@ def found(entries: Sequence[Program], count: int, arguments: Sequence[ElementIte
             pulled.append((source, block))
         all_came = len(pulled) == len(sources)
         elements = [block.element for _, block in pulled]
-        alike = [e for e in entries if same_sources(e.pulls, first.pulls)] if all_came else []
-        entry = next((e for e in alike if _takes(e.pulls, elements)), None)
+        alike = [e for e in entries if same_sources(e.reads, first.reads)] if all_came else []
+        entry = next((e for e in alike if _takes(e.reads, elements)), None)
         if entry is not None and entry.is_repeatable:
             return Several(entry, count, elements)
         for source, block in pulled:
@@ -70,13 +70,13 @@ def found(entries: Sequence[Program], count: int, arguments: Sequence[ElementIte
     return NOT_TRACED if entry is None and all_came else None
 
 
-def _takes(pulls: Sequence[DatasetRead], elements: Sequence[Tree]) -> bool:
+def _takes(reads: Sequence[DatasetRead], elements: Sequence[Tree]) -> bool:
     """Returns whether the elements of all steps have the shapes and dtypes of those pulled while tracing."""
-    for pull, element in zip(pulls, elements):
-        structures = {jax.tree.structure(pull.element), jax.tree.structure(element)}
+    for read, element in zip(reads, elements):
+        structures = {jax.tree.structure(read.element), jax.tree.structure(element)}
         if len(structures) > 1:
             return False
-        for one, stacked, leaf in zip(element_arrays(pull.element), element_arrays(element), nest.values(element)):
+        for one, stacked, leaf in zip(element_arrays(read.element), element_arrays(element), nest.values(element)):
             axis = 1 if isinstance(leaf, PerReplica) else 0
             shape = (*stacked.shape[:axis], *stacked.shape[axis + 1 :])
             if (one.shape, one.dtype) != (shape, stacked.dtype):
@@ -86,7 +86,7 @@ def _takes(pulls: Sequence[DatasetRead], elements: Sequence[Tree]) -> bool:
 
 def has_more(entries: Sequence[Program] | None, arguments: Sequence[ElementIterator]) -> bool:
     """Returns whether there are elements for one more step, as far as it is known where they come from."""
-    sources = [pull.source(arguments) for pull in entries[0].pulls] if entries else []
+    sources = [read.source(arguments) for read in entries[0].reads] if entries else []
     with outside():
         return all(source is None or source._has_next(sources.count(source)) for source in sources)
 

@@ -25,7 +25,7 @@ from replicax._engine.program_inputs import Arrays, ProgramInputs, leaves_of, me
 from replicax._engine.program_outputs import ProgramOutputs
 from replicax._engine.repeated_program import RepeatedProgram, Returned, Step, token_of
 from replicax._engine.signature import CallSignature
-from replicax._passes import merge_all_reduces, nan_checks, uneven_replicas, vectorize
+from replicax._passes import cpu_convolutions, merge_all_reduces, nan_checks, vectorize
 from replicax._tracing import active_tapes, frames, lost_values, step_failures
 from replicax._tracing.dataset_reads import DatasetRead, element_arrays
 from replicax._tracing.state import Stored
@@ -43,7 +43,7 @@ class Program:
         label: the same, with the shapes of its input.
         level: what it reads and writes of variables.
         jaxpr: what it computes.
-        pulls: the elements of datasets that it takes.
+        reads: the elements of datasets that it takes.
         results: what it returns.
         told_of: what is told of it when it is compiled.
         compiled: the function that JAX compiles.
@@ -60,15 +60,15 @@ class Program:
         level: frames.TraceFrame,
         jaxpr: jex.ClosedJaxpr,
         call: CallSignature,
-        pulls: list[DatasetRead],
+        reads: list[DatasetRead],
         results: ProgramOutputs,
     ):
-        self.level, self.pulls, self.results = level, pulls, results
+        self.level, self.reads, self.results = level, reads, results
         self.jaxpr, self._guard = step_failures.guarded(jaxpr)
         # Whether variables keep their arrays until a call has ended, in place of being donated.
         self._keeps = self._guard is not None and self._guard.keeps
         self._keep_alive = call.statics  # the objects whose identity is part of the key
-        meshes = meshes_of(level, call, pulls)
+        meshes = meshes_of(level, call, reads)
         # A program that no strategy has put elsewhere runs where the variables are that stay on a device.
         places = {v._storage.device for v in level.variables.values()} - {None}
         if level.device is None and len(places) == 1:
@@ -87,7 +87,7 @@ class Program:
         self.token = token_of(results.leaves)
         self.name = name
         lost_values.programs.add(self)
-        inputs = [*call.dynamic, *(leaf for pull in pulls for leaf in element_arrays(pull.element))]
+        inputs = [*call.dynamic, *(leaf for read in reads for leaf in element_arrays(read.element))]
         self.label = f"{self.name}({in_flight.shapes((x.dtype, x.shape) for x in inputs)})"
         self.is_compiled = False
         self._moved = False  # whether leaves of its variables have come to stand elsewhere
@@ -210,7 +210,7 @@ class Program:
     def _supplied(
         self, slots: Sequence[tuple[Stored, int]], values: Arrays, pulled: Arrays, vectors: Sequence[jax.Array] = ()
     ) -> dict[int, vectorize.Value]:
-        supplied: dict[int, vectorize.Value] = dict(zip((slot for pull in self.pulls for slot in pull.slots), pulled))
+        supplied: dict[int, vectorize.Value] = dict(zip((slot for read in self.reads for slot in read.slots), pulled))
         for (storage, slot), value in zip(slots, values):
             supplied[slot] = value if self.level.local else storage.entering(value)
         for slot, (number, place) in self._inputs.pieces.items() if vectors else ():
@@ -226,11 +226,11 @@ class Program:
             inputs, donors = self._inputs, {id(arrays.storage) for arrays in self._inputs.donors}
             fresh = [arrays for arrays in inputs.written if id(arrays.storage) not in donors]
             types = [arrays.storage.leaf_types(False)[i] for arrays in fresh for i in arrays.leaves]
-            rows = [isinstance(leaf, PerReplica) for pull in self.pulls for leaf in nest.values(pull.element)]
+            rows = [isinstance(leaf, PerReplica) for read in self.reads for leaf in nest.values(read.element)]
             kinds = self.jaxpr.out_avals[self._state_count :]
             repeated = RepeatedProgram(steps, kinds, self._mesh is not None)
-            slow = self._optimized and jax.default_backend() == "cpu" and uneven_replicas.convolves(self.jaxpr)
-            step = uneven_replicas.in_loop(self._compute) if slow else self._compute
+            slow = self._optimized and jax.default_backend() == "cpu" and cpu_convolutions.convolves(self.jaxpr)
+            step = cpu_convolutions.in_loop(self._compute) if slow else self._compute
             program = repeated.function(step, types, rows, self.results.over_steps)
             repeated.compiled = jax.jit(self._named(program), donate_argnums=self._donated())
             self._several[steps] = repeated
@@ -404,7 +404,7 @@ class Program:
 
     def lower(self, call: CallSignature) -> jax.stages.Lowered:
         """Returns what JAX makes of it for these arguments; nothing is run."""
-        elements = [leaf for pull in self.pulls for leaf in element_arrays(pull.element)]
+        elements = [leaf for read in self.reads for leaf in element_arrays(read.element)]
         with frames.lock:
             variables = self._variables(frames.frame())
         return self.compiled.lower(*variables, elements, call.dynamic)

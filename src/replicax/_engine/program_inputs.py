@@ -209,7 +209,7 @@ class ProgramInputs:
         return [outputs.get(slot) for slot in vector.slots]
 
 
-def meshes_of(level: frames.TraceFrame, call: CallSignature, pulls: Sequence[DatasetRead]) -> list[ReplicaMesh]:
+def meshes_of(level: frames.TraceFrame, call: CallSignature, reads: Sequence[DatasetRead]) -> list[ReplicaMesh]:
     """Returns the meshes of replicas that a program has to do with."""
     variables = [variable._mesh for variable in level.variables.values() if variable._mesh is not None]
-    return [m for m in [*level.meshes, *variables, *call.meshes(), *dataset_reads.meshes_of(pulls)] if m is not None]
+    return [m for m in [*level.meshes, *variables, *call.meshes(), *dataset_reads.meshes_of(reads)] if m is not None]

@@ -64,10 +64,10 @@ class Programs:
         if entry is None:
             turn.enter_context(self._turn())
             if len(entries) > known:  # another thread has traced one meanwhile
-                push_back(entries[0].pulls if known else [], pulled, call.iterators)
+                push_back(entries[0].reads if known else [], pulled, call.iterators)
                 entry, pulled = _pulled(entries, call)
         if entry is None:
-            queue = list(zip(entries[0].pulls, pulled)) if entries else []
+            queue = list(zip(entries[0].reads, pulled)) if entries else []
             entry, pulled = self._new(call, queue)
         return entry, pulled
 
@@ -134,7 +134,7 @@ class Programs:
             if not self._falls_back:
                 raise
             return None
-        push_back(entry.pulls, elements, call.iterators)
+        push_back(entry.reads, elements, call.iterators)
         return entry
 
     def _turn(self) -> contextlib.AbstractContextManager[object]:
@@ -169,12 +169,12 @@ class Programs:
             self.log.traces -= tracing.hardly_begun
             self.uneven.failed(call, error, pulled=bool(tracing.elements))
             raise
-        self.log.warn_of_constants(call, tracing.pulls)
+        self.log.warn_of_constants(call, tracing.reads)
         traced = time.monotonic() - began - tracing.waited
         inputs = inputs_of(call, tracing.elements)
         entries = self.entries.setdefault(call.key, [])
         cause = self.log.traced(call, inputs, bool(entries))
-        entry = Program(self._code.name, tracing.level, jaxpr, call, tracing.pulls, tracing.results)
+        entry = Program(self._code.name, tracing.level, jaxpr, call, tracing.reads, tracing.results)
         entry.told_of = Compiled(traced, inputs, cause)
         self.uneven.traced(call)
         tracing.close()
@@ -187,10 +187,10 @@ def _pulled(entries: list[Program], call: CallSignature) -> tuple[Program | None
     pulled: list[Any] = []
     if entries:
         try:
-            for pull in entries[0].pulls:
-                pulled.append(pull_from(pull.source(call.iterators)))
+            for read in entries[0].reads:
+                pulled.append(pull_from(read.source(call.iterators)))
         except StopIteration:
-            push_back(entries[0].pulls, pulled, call.iterators)
+            push_back(entries[0].reads, pulled, call.iterators)
             raise
-    alike = (e for e in entries if same_sources(e.pulls, entries[0].pulls))
-    return next((e for e in alike if same_elements(e.pulls, pulled)), None), pulled
+    alike = (e for e in entries if same_sources(e.reads, entries[0].reads))
+    return next((e for e in alike if same_elements(e.reads, pulled)), None), pulled

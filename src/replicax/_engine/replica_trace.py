@@ -274,8 +274,8 @@ class ReplicaTrace:
         evaluate = None
         if self.level.gathers is not None:
             on_cpu = self._mesh.devices[0].platform == "cpu"
-            others = {"conv_general_dilated": cpu_convolutions.in_order} if on_cpu else {}
-            evaluate = functools.partial(uneven_replicas.unwrapped, others=others)
+            rules = cpu_convolutions.RULES if on_cpu else {}
+            evaluate = functools.partial(uneven_replicas.unwrapped, rules=rules)
         found = self.level.replay(self._jaxpr, supplied, *self._components(rows), evaluate=evaluate)
         new_values = iter(found[len(self.outputs.leaves) :])
         return found, {id(v): [next(new_values) for _ in self.level.values[id(v)]] for v in self.written}

@@ -35,7 +35,7 @@ CallKeys: TypeAlias = tuple[PyTreeDef, tuple[ArgumentKey, ...]]
 class ProbedProgram(Protocol):
     """A program, as far as probes go."""
 
-    pulls: list[DatasetRead]
+    reads: list[DatasetRead]
 
     @property
     def assigns(self) -> bool: ...
@@ -211,7 +211,7 @@ def difference(before: CallKeys, now: CallKeys) -> str:
 
 
 def inputs_of(call: CallSignature, elements: Sequence[Tree]) -> list[str]:
-    """Returns dtypes and shapes of the arrays that a program takes: those of a call, and of elements that it pulls."""
+    """Returns dtypes and shapes of the arrays that a program takes: those of a call, and of elements that it takes."""
     texts = []
     for key in call.keys:
         kind = key[0]

@@ -179,7 +179,7 @@ def _advice(owner: PythonCode, driven: bool, call: CallSignature, program: Probe
     several = f"steps_per_call={STEPS}"
     if driven:
         return f"Make the body of the loop a function of its own that calls next(iterator), with `{several}`."
-    if program.pulls or not call.dynamic:
+    if program.reads or not call.dynamic:
         return f"Declare {owner.name} with `{several}`."
     if call.meshes() or program.assigns:
         return f"Have {owner.name} call next(iterator) in place of taking its batch as an argument, with `{several}`."

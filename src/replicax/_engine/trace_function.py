@@ -51,7 +51,7 @@ class Tracing:
     def __init__(self, call: CallSignature, queue: list[tuple[DatasetRead, Tree]], runs_eagerly: Callable[[], bool]):
         frame = frames.frame()
         self.level = frames.TraceFrame(local=frame.local, mesh=frame.mesh)
-        self.pulls: list[DatasetRead] = []
+        self.reads: list[DatasetRead] = []
         self.elements: list[Tree] = []
         self.hardly_begun = False  # when it failed
         self._call, self._queue, self._runs_eagerly = call, queue, runs_eagerly
@@ -66,7 +66,7 @@ class Tracing:
                 return jax.make_jaxpr(flat)(*map(_aval, self._call.dynamic))
         except BaseException:
             self._give_back()
-            push_back(self.pulls, self.elements, self._call.iterators)
+            push_back(self.reads, self.elements, self._call.iterators)
             raise
         finally:
             self._give_back()  # what the program does not take
@@ -77,7 +77,7 @@ class Tracing:
         self.level.values.clear()
 
     def _give_back(self) -> None:
-        push_back([pull for pull, _ in self._queue], [element for _, element in self._queue], self._call.iterators)
+        push_back([read for read, _ in self._queue], [element for _, element in self._queue], self._call.iterators)
         self._queue.clear()
 
     def _pulled(self, iterator: ElementIterator) -> Tree:
@@ -99,13 +99,13 @@ class Tracing:
         except StopIteration:  # which the function may catch: the end is no part of a program
             raise DrivenFromHost(always=False) from None
         self.elements.append(element)
-        pull = DatasetRead(iterator, call.iterators, element)
-        self.pulls.append(pull)
+        read = DatasetRead(iterator, call.iterators, element)
+        self.reads.append(read)
         call.uneven += shapes_of(nest.leaves(element))
         if not can_be_taken(element) or self._runs_eagerly():
             self.hardly_begun = True
             raise RunEagerly(decided=True)
-        inputs = as_inputs(element, self.level, pull.slots)
+        inputs = as_inputs(element, self.level, read.slots)
         self._given.extend(element_arrays(inputs))
         return inputs
 
@@ -124,7 +124,7 @@ class Tracing:
         known.update(id(leaf) for leaves in level.values.values() for leaf in leaves)
         # A result that is a variable's array gets a buffer of its own, so that donating the one keeps the other.
         results = [jnp.copy(leaf) if id(leaf) in known else leaf for leaf in self.results.leaves]
-        spanning = next((mesh for mesh in meshes_of(level, call, self.pulls) if not mesh.all_local), None)
+        spanning = next((mesh for mesh in meshes_of(level, call, self.reads) if not mesh.all_local), None)
         if spanning is not None and spanning.lone:
             self._require_alike(spanning)
         common = None if spanning is None or level.local else spanning.mirrored

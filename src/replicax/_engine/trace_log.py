@@ -61,7 +61,7 @@ class TraceLog:
             "outside of loops.",
         )
 
-    def warn_of_constants(self, call: CallSignature, pulls: Sequence[DatasetRead]) -> None:
+    def warn_of_constants(self, call: CallSignature, reads: Sequence[DatasetRead]) -> None:
         """Warns of data that are the same in every step, which is hardly what was meant."""
         for leaf in call.statics:
             if is_python_iterator(leaf):
@@ -71,7 +71,7 @@ class TraceLog:
                     "elements, or an iterator of `strategy.experimental_distribute_dataset(...)` or of an "
                     "`rx.data.Dataset`.",
                 )
-        if self._steps > 1 and not pulls and call.meshes():
+        if self._steps > 1 and not reads and call.meshes():
             tracebacks.warn(
                 f"{shown(self._function)} takes {self._steps} steps a call, all of them with the batch that it was "
                 "given. For a fresh batch in each step pass the dataset's iterator, and call next(iterator) in it.",

@@ -26,9 +26,8 @@ from jax import lax
 
 from replicax._base import jax_internals
 from replicax._base.array_conversion import strong
-from replicax._base.jaxprs import Atom, equations, equations_in, has_side_effects, kind_of
+from replicax._base.jaxprs import Atom, equations_in, has_side_effects, kind_of
 from replicax._collectives import arithmetic
-from replicax._passes import cpu_convolutions
 from replicax._passes.interpret import Environment, Interpreter, Rule, computed, needed_for, stages
 from replicax._passes.jaxpr_keys import key_of, key_of_constant, key_of_literal
 from replicax._passes.primitives import CALLS, CHECKPOINTS, COLLECTIVES
@@ -42,68 +41,40 @@ class NotAlike(Exception):
 _CALLS = {**CALLS, **CHECKPOINTS}
 
 
-Others = Mapping[str, Rule[jax.Array]]
-_NO_OTHERS: Others = {}
+_Rules = Mapping[str, Rule[jax.Array]]
+_NO_RULES: _Rules = {}
 
 
 def unwrapped(
-    closed: jex.ClosedJaxpr, *args: jax.Array, others: Others = _NO_OTHERS, meet: bool = True
+    closed: jex.ClosedJaxpr, *args: jax.Array, rules: _Rules = _NO_RULES, meet: bool = True
 ) -> list[jax.Array]:
     """Computes a jaxpr, so that collectives within calls of other jaxprs stand in the program itself.
 
     Args:
         closed: the jaxpr.
         args: its arguments.
-        others: rules for some primitives, by their names.
+        rules: rules for some primitives, by their names.
         meet: whether it is about collectives at all.
     """
-    return _Unwrapping(others, COLLECTIVES if meet else frozenset()).run(closed, args)
+    return _Unwrapping(rules, COLLECTIVES if meet else frozenset()).run(closed, args)
 
 
 class _Unwrapping(Interpreter[jax.Array]):
-    """Computes a jaxpr, calls opened that have collectives or equations in them that others compute."""
+    """Computes a jaxpr, calls opened that have collectives or equations in them that rules compute."""
 
-    def __init__(self, others: Others, meetings: frozenset[str]):
-        self._others, self._meetings = others, meetings
+    def __init__(self, rules: _Rules, meetings: frozenset[str]):
+        self._rules, self._meetings = rules, meetings
 
     def rule(self, eqn: jex.JaxprEqn) -> Rule[jax.Array] | None:
         name = eqn.primitive.name
-        if name in self._others:
-            return self._others[name]
+        if name in self._rules:
+            return self._rules[name]
         found = {one.primitive.name for one in equations_in(eqn)}
-        if name in _CALLS and not found.isdisjoint({*self._meetings, *self._others}):
+        if name in _CALLS and not found.isdisjoint({*self._meetings, *self._rules}):
             return self.enter
         if not found.isdisjoint(self._meetings):
             raise NotAlike(f"the replicas meet inside of a {name!r}")
         return None
-
-
-def convolves(closed: jex.ClosedJaxpr) -> bool:
-    """Returns whether there is a convolution in a jaxpr."""
-    return any(eqn.primitive.name == "conv_general_dilated" for eqn in equations(closed))
-
-
-def in_loop(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the same function, with convolutions that XLA compiles to fast code also in loops on the CPU."""
-    convolutions = {"conv_general_dilated": cpu_convolutions.in_order}
-
-    def of_replicas(eqn: jex.JaxprEqn, args: list[jax.Array]) -> list[jax.Array]:
-        if eqn.params["jaxpr"].constvars:
-            return jax_internals.rebind(eqn, eqn.params, args)
-
-        def replica(*blocks: jax.Array) -> list[jax.Array]:
-            return unwrapped(jex.ClosedJaxpr(eqn.params["jaxpr"], []), *blocks, others=convolutions, meet=False)
-
-        params = eqn.params
-        return list(jax_internals.shard_map_like(eqn, replica, params["in_specs"], params["out_specs"])(*args))
-
-    def run(*args: Any) -> Any:
-        leaves, tree = jax.tree.flatten(args)
-        closed, kinds = jax.make_jaxpr(lambda *x: function(*jax.tree.unflatten(tree, x)), return_shape=True)(*leaves)
-        results = unwrapped(closed, *leaves, others={**convolutions, "shard_map": of_replicas}, meet=False)
-        return jax.tree.unflatten(jax.tree.structure(kinds), results)
-
-    return run
 
 
 def together(
