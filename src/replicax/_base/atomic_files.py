@@ -46,8 +46,8 @@ _renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if os
 _OF_THE_SYSTEM = (".DS_Store", ".nfs")  # files that macOS and NFS put into any folder
 
 
-class Kind(NamedTuple):
-    """The kind of thing that is replaced: a folder with a record of this name, or a single file, which has none."""
+class Artifact(NamedTuple):
+    """What is replaced as a whole: a folder with a record of this name, or a single file, which has none."""
 
     noun: str
     record: str | None = None
@@ -104,13 +104,13 @@ def path_text(path: AnyPath, noun: str) -> str:
     return text
 
 
-def _target(path: AnyPath, kind: Kind) -> str:
+def _target(path: AnyPath, item: Artifact) -> str:
     """Returns the absolute path to write at, if nothing that belongs to the user is replaced by that.
 
     A link to a folder stands for the folder; a link to a file is replaced itself.
     """
-    given = path_text(path, kind.noun)
-    if kind.record is None:
+    given = path_text(path, item.noun)
+    if item.record is None:
         if os.path.isdir(given):
             raise IsADirectoryError(f"{given} is a folder. Give the name of a file.")
         return os.path.abspath(given)
@@ -118,31 +118,31 @@ def _target(path: AnyPath, kind: Kind) -> str:
     if os.path.commonpath([target, here]) == target:
         which = "is the working folder" if target == here else "has the working folder in it"
         raise InvalidArgumentError(
-            f"{given!r} {which}, which a {kind.noun} would replace. Give the path of a new folder, such as 'run/model'."
+            f"{given!r} {which}, which a {item.noun} would replace. Give the path of a new folder, such as 'run/model'."
         )
     if os.path.ismount(target):
         raise InvalidArgumentError(
-            f"{given!r} is a mount point, which no {kind.noun} can replace. Give the path of a new folder in it."
+            f"{given!r} is a mount point, which no {item.noun} can replace. Give the path of a new folder in it."
         )
     if os.path.isdir(target):
-        _refuse_other_folders(target, kind)
+        _refuse_other_folders(target, item)
     elif os.path.lexists(target):
-        raise FileExistsError(f"A {kind.noun} is a folder, and {given} is a file. Remove it or choose another path.")
+        raise FileExistsError(f"A {item.noun} is a folder, and {given} is a file. Remove it or choose another path.")
     return target
 
 
-def _refuse_other_folders(folder: str, kind: Kind) -> None:
+def _refuse_other_folders(folder: str, item: Artifact) -> None:
     """Raises FileExistsError for a folder that is not empty and not of this kind, or has files of the user in it."""
-    assert kind.record is not None
+    assert item.record is not None
     names = os.listdir(folder)
-    if names and kind.record not in names:
+    if names and item.record not in names:
         raise FileExistsError(
-            f"{folder} is there and is no {kind.noun}: it is left as it is. Choose another path, such as one in that "
+            f"{folder} is there and is no {item.noun}: it is left as it is. Choose another path, such as one in that "
             "folder."
         )
-    if others := _unlisted(folder, kind.record):
+    if others := _unlisted(folder, item.record):
         raise FileExistsError(
-            f"{folder} is a {kind.noun} in which there are files that do not belong to it, such as {others[0]}: it is "
+            f"{folder} is a {item.noun} in which there are files that do not belong to it, such as {others[0]}: it is "
             "left as it is. Choose another path, or move those files elsewhere."
         )
 
@@ -174,20 +174,20 @@ def _is_damaged(folder: str, record: str) -> bool:
 
 
 @contextlib.contextmanager
-def _staging(target: str, kind: Kind) -> Iterator[str]:
+def _staging(target: str, item: Artifact) -> Iterator[str]:
     """Yields a new, locked staging folder beside `target`, which is removed at the end with all that is in it."""
-    staging, lock = _new_staging(target, kind)
+    staging, lock = _new_staging(target, item)
     try:
         try:
             yield staging
         finally:
-            _settle(staging, target, kind.record)
+            _finish(staging, target, item.record)
     finally:
         os.close(lock)
 
 
-def _new_staging(target: str, kind: Kind) -> tuple[str, int]:
-    about = [os.path.basename(target), *([kind.record] if kind.record else [])]
+def _new_staging(target: str, item: Artifact) -> tuple[str, int]:
+    about = [os.path.basename(target), *([item.record] if item.record else [])]
     while True:
         staging = os.path.join(os.path.dirname(target), _STAGING + uuid.uuid4().hex)
         os.mkdir(staging)
@@ -201,7 +201,7 @@ def _new_staging(target: str, kind: Kind) -> tuple[str, int]:
         try:
             os.write(lock, b"\0".join(map(os.fsencode, about)))
         except OSError:  # as on a full disk
-            _settle(staging, None, None)
+            _finish(staging, None, None)
             os.close(lock)
             raise
         if os.path.exists(name):
@@ -233,7 +233,7 @@ def _purpose(staging: str) -> tuple[str | None, str | None]:
     return os.path.join(os.path.dirname(staging), name) if plain else None, record or None
 
 
-def _settle(staging: str, target: str | None, record: str | None) -> None:
+def _finish(staging: str, target: str | None, record: str | None) -> None:
     """Puts a folder in place that was caught between two renames, and removes the staging folder.
 
     A folder with a damaged record is kept beside the target, with a warning.
@@ -279,7 +279,7 @@ def _take_over(staging: str) -> None:
         return
     try:
         _lock(lock)
-        _settle(staging, *_purpose(staging))
+        _finish(staging, *_purpose(staging))
     finally:
         os.close(lock)
 
@@ -288,7 +288,7 @@ def _take_over(staging: str) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: AnyPath, kind: Kind, first: bool = False) -> Iterator[str]:
+def replacing(path: AnyPath, item: Artifact, first: bool = False) -> Iterator[str]:
     """Yields a path for the block to make a new file or folder at, which then takes the place of `path`.
 
     If the block raises, or the process ends, what was at `path` is there still. Folders above a folder are made.
@@ -298,15 +298,15 @@ def replacing(path: AnyPath, kind: Kind, first: bool = False) -> Iterator[str]:
         InvalidArgumentError: the path is empty, or is the working folder or one above it.
         FileExistsError, IsADirectoryError: there is something that is not of this kind.
     """
-    target = _target(path, kind)
+    target = _target(path, item)
     parent = os.path.dirname(target)
-    if kind.record is not None:
+    if item.record is not None:
         make_folders(parent)
     clean_up(parent)
-    with _staging(target, kind) as staging:
+    with _staging(target, item) as staging:
         yield os.path.join(staging, _NEW)
-        _target(target, kind)  # which may have become something else since
-        if not (first and kind.record is not None and os.path.isfile(os.path.join(target, kind.record))):
+        _target(target, item)  # which may have become something else since
+        if not (first and item.record is not None and os.path.isfile(os.path.join(target, item.record))):
             _put(staging, target)
 
 
@@ -407,23 +407,23 @@ def between_renames(folder: str) -> list[str]:
     return [target for target in targets if target is not None and existing(target) != target]
 
 
-def remove(path: str, kind: Kind) -> None:
+def remove(path: str, item: Artifact) -> None:
     """Deletes a folder of this kind, of which nothing is left under its name at once. Does nothing if there is none.
 
     A folder with files of the user in it, or with a damaged record, is kept, with a warning; anything else is left
     alone.
     """
-    assert kind.record is not None
-    if os.path.islink(path) or not os.path.isfile(os.path.join(path, kind.record)):
+    assert item.record is not None
+    if os.path.islink(path) or not os.path.isfile(os.path.join(path, item.record)):
         return
     target = os.path.abspath(path)
     try:
-        _refuse_other_folders(target, kind)
-        if _is_damaged(target, kind.record):
-            raise FileExistsError(f"The file {kind.record} in {path} is damaged: delete the folder yourself.")
-        with _staging(target, kind) as staging:
+        _refuse_other_folders(target, item)
+        if _is_damaged(target, item.record):
+            raise FileExistsError(f"The file {item.record} in {path} is damaged: delete the folder yourself.")
+        with _staging(target, item) as staging:
             os.rename(target, os.path.join(staging, _DELETED))
     except FileExistsError as error:
-        warnings.warn(f"A {kind.noun} that was to be deleted is kept. {error}", stacklevel=2)
+        warnings.warn(f"A {item.noun} that was to be deleted is kept. {error}", stacklevel=2)
     except FileNotFoundError:  # another process has just deleted it
         pass

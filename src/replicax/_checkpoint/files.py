@@ -25,7 +25,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._base import doc_pages
-from replicax._base.atomic_files import Kind, between_renames, changing, existing, read_record, replacing, write_record
+from replicax._base.atomic_files import (
+    Artifact,
+    between_renames,
+    changing,
+    existing,
+    read_record,
+    replacing,
+    write_record,
+)
 from replicax._base.errors import CheckpointError
 from replicax._base.suppress_output import without_logs
 
@@ -39,7 +47,7 @@ _UNREADABLE = (ValueError, KeyError, TypeError, OSError)  # raised where a recor
 _FORMAT = 1
 _RECORD = "replicax.json"  # the record in a checkpoint's folder
 LIST_NAME = "checkpoint"  # the name of the file that names the checkpoints of a folder
-CHECKPOINT, LIST = Kind("checkpoint", _RECORD), Kind("list of checkpoints")
+CHECKPOINT, LIST = Artifact("checkpoint", _RECORD), Artifact("list of checkpoints")
 
 
 class _Children(TypedDict):

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from replicax._base.atomic_files import Kind, existing, read_record, replacing, write_record
+from replicax._base.atomic_files import Artifact, existing, read_record, replacing, write_record
 from replicax._base.errors import DataLossError, InvalidArgumentError
 from replicax._base.specs import TensorSpec, as_dtype, spec_of
 from replicax._base.types import Tree
@@ -34,7 +34,7 @@ from replicax._data.reading import Maker, Reading, replayed
 
 _FORMAT = "replicax dataset 4"
 _RECORD, _FILE, _ABOUT = "replicax-dataset.json", "elements.npz", "elements.json"
-_DATASET, _CACHE = Kind("saved dataset", _RECORD), Kind("cache")
+_DATASET, _CACHE = Artifact("saved dataset", _RECORD), Artifact("cache")
 _CHUNK_ELEMENTS, _CHUNK_BYTES = 1024, 1 << 20  # a chunk ends with the element that reaches one of these
 _STRING = np.dtype(object)
 

@@ -45,7 +45,7 @@ class StatefulNode:
         """Returns whether `state` is one of such a node."""
         raise NotImplementedError
 
-    def settle(self, entropy: np.random.SeedSequence) -> None:
+    def draw(self, entropy: np.random.SeedSequence) -> None:
         """Draws what was left to chance."""
 
 
@@ -117,7 +117,7 @@ class Reading:
             else:
                 place = [1, *self._path, next(self._numbers)]
                 self._meet(node, ".".join(map(str, place)))
-            node.settle(np.random.SeedSequence([self._entropy, *place]))
+            node.draw(np.random.SeedSequence([self._entropy, *place]))
             self._begun[node] = node.state()
         return self._begun[node]
 
@@ -202,7 +202,7 @@ class Seeds(StatefulNode):
     def restore(self, state: State) -> None:
         self._seed, self.passes = state
 
-    def settle(self, entropy: np.random.SeedSequence) -> None:
+    def draw(self, entropy: np.random.SeedSequence) -> None:
         if self._seed is None:
             self._seed = int(entropy.generate_state(1, np.uint64)[0])
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from replicax._base.atomic_files import Kind, make_folders, replacing
+from replicax._base.atomic_files import Artifact, make_folders, replacing
 from replicax._base.foreign_state import Original, wrap
 from replicax._base.types import Tree
 from replicax._integrations.keras.fit import strategy_of
@@ -100,7 +100,7 @@ def _one_for_all(
         save(model, aside, *args, **kwargs)
         if _paths_of_all(path)[first][1] != _stamp(path):  # the same name on another machine's disk
             make_folders(os.path.dirname(path))
-            with replacing(path, Kind("Keras file")) as new:
+            with replacing(path, Artifact("Keras file")) as new:
                 shutil.move(aside, new)
 
 
