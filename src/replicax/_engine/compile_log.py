@@ -53,8 +53,8 @@ def log_compiles(seconds: float | None = 1.0) -> None:
     _limit = math.inf if seconds is None else float(seconds)
 
 
-class Compiled(NamedTuple):
-    """What is told of a program when it is compiled.
+class CompileNote(NamedTuple):
+    """The parts of the line for a program that is compiled.
 
     Args:
         traced: how many seconds it took to trace it before.
@@ -92,10 +92,10 @@ def begin() -> None:
     _spent.seconds = 0.0
 
 
-def end(name: str, compiled: Compiled) -> None:
+def end(name: str, note: CompileNote) -> None:
     """Tells of a program that was compiled, if it took long."""
     global _limit
-    traced, inputs, cause = compiled
+    traced, inputs, cause = note
     seconds = traced + _spent.seconds
     if _limit is None:
         _limit = _from_environment()

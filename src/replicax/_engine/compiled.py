@@ -162,9 +162,9 @@ def run(
         raise arguments.refusal(error) from error
     variables = _TracedVariables(traces)
     varying = {read for read, stacked in zip(variables.reads, variables.stacked) if stacked}
-    told = alike and mesh.size > 1 and any(variable._equal_by_contract for variable in variables.written.values())
+    must_agree = alike and mesh.size > 1 and any(variable._equal_by_contract for variable in variables.written.values())
     for trace in traces:
-        trace.check(arguments.stacked, varying, told)
+        trace.check(arguments.stacked, varying, must_agree)
 
     def program(values: Sequence[jax.Array], blocks: Sequence[jax.Array]) -> list[jax.Array]:
         own = [value[0] if stacked else value for value, stacked in zip(values, variables.stacked)]
@@ -174,7 +174,7 @@ def run(
         else:
             mine = jnp.asarray(np.array(arguments.which, np.int32))[lax.axis_index(AXIS)]
             found, same = uneven_replicas.together(functions, mine, [*own, *arguments.rows(blocks)])
-            if told:
+            if must_agree:
                 differ = [not each for each in same[len(outputs.common) :]]
                 refuse_different(variables.written.values(), differ, ": those whose batches have other shapes differ")
         return [x[None] if stacked else x for x, stacked in zip(found, out_stacked)]
@@ -266,7 +266,7 @@ def _leaf_count(variable: State) -> int:
 
 
 class _ReplicaOutputs:
-    """What comes out of all traces of a replica function: which of their arrays belong together.
+    """The outputs of all traces of a replica function, and which of their arrays belong together.
 
     Args:
         traces: they have the same results, but for shapes.

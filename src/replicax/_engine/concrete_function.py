@@ -43,7 +43,7 @@ class _Argument(NamedTuple):
 
 
 class ConcreteFunction:
-    """What `get_concrete_function` of a `function` returns.
+    """A function traced for arguments of one kind, made by `get_concrete_function` of a `function`.
 
     Arguments that were given as arrays, specs or variables are its own; the others keep the values that they had. It
     has been traced for them; a dimension of None was a small number then, and each size is traced again when it comes.
@@ -147,7 +147,7 @@ class ConcreteFunction:
 
     @property
     def captured_inputs(self) -> list[Variable]:
-        """What it depends on beside its arguments: its variables. Arrays are constants of its program."""
+        """Its inputs beside its arguments: its variables. Arrays are constants of its program."""
         return list(self.variables)
 
     @property

@@ -101,14 +101,14 @@ class PythonCode:
         autograph: whether it is converted for tensors in its control flow.
         runs: the functions by which `strategy.run` compiles replica functions in it (see `compiled_runs`).
         random_numbers: the counters of random numbers that `replicax.tf` keeps for it.
-        told_of_steps: whether the hint of `step_hints` was printed.
+        hinted: whether the hint of `step_hints` was printed.
     """
 
     def __init__(self, function: Callable[..., Tree], autograph: bool):
         self.function, self.autograph = function, autograph
         self.runs: dict[Hashable, Any] = {}
         self.random_numbers: Any = None
-        self.told_of_steps = False
+        self.hinted = False
 
     @property
     def name(self) -> str:

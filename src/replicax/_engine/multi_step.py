@@ -26,7 +26,7 @@ from replicax._values import Mirrored, PerReplica, is_array, is_text, mesh_of
 
 
 class Several(NamedTuple):
-    """What a call of several steps runs: the program of one step, and the elements of all of them."""
+    """The program of one step that a call of several steps repeats, and the elements of all steps."""
 
     entry: Program
     steps: int
@@ -91,7 +91,7 @@ def has_more(entries: Sequence[Program] | None, arguments: Sequence[ElementItera
         return all(source is None or source._has_next(sources.count(source)) for source in sources)
 
 
-class Apart(list[Leaf], nest.LeafBase):
+class SeparateResults(list[Leaf], nest.LeafBase):
     """A leaf of the results of several steps that are no one array, such as those of batches of other sizes."""
 
 
@@ -108,7 +108,7 @@ def one_by_one(count: int, step: Callable[[], Tree], more: Callable[[], bool]) -
     try:
         return nest.merge(results, _stacked)
     except AssertionError:  # of different structures
-        return Apart(results)
+        return SeparateResults(results)
 
 
 def _stacked(leaves: Sequence[Leaf]) -> Leaf:
@@ -117,18 +117,19 @@ def _stacked(leaves: Sequence[Leaf]) -> Leaf:
     kind = type(first)
     if isinstance(first, (PerReplica, Mirrored)):
         if any(type(leaf) is not kind or len(leaf.values) != len(first.values) for leaf in leaves):
-            return Apart(leaves)
+            return SeparateResults(leaves)
         parts = [_stacked(column) for column in zip(*(leaf.values for leaf in leaves))]
-        return Apart(leaves) if any(isinstance(part, Apart) for part in parts) else kind(parts, mesh_of(first))
+        are_one = not any(isinstance(part, SeparateResults) for part in parts)
+        return kind(parts, mesh_of(first)) if are_one else SeparateResults(leaves)
     if isinstance(first, (bool, int, float, complex)):
         leaves = [
             array_conversion.as_array(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
             for leaf in leaves
         ]
     if not all(is_array(leaf) and not is_text(leaf) for leaf in leaves):
-        return first if all(nest.is_same(leaf, first) for leaf in leaves) else Apart(leaves)
+        return first if all(nest.is_same(leaf, first) for leaf in leaves) else SeparateResults(leaves)
     if len({(leaf.shape, leaf.dtype) for leaf in leaves}) > 1:
-        return Apart(leaves)
+        return SeparateResults(leaves)
     # The results of programs lie on all devices, those of eager code on one.
     traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
     return jnp.stack(leaves if traced else [jax_internals.first_copy(jnp.asarray(leaf)) for leaf in leaves])

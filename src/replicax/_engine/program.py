@@ -45,7 +45,7 @@ class Program:
         jaxpr: what it computes.
         reads: the elements of datasets that it takes.
         results: what it returns.
-        told_of: what is told of it when it is compiled.
+        compile_note: says what is compiled, in the line of `compile_log`.
         compiled: the function that JAX compiles.
         is_compiled: whether it has been called.
         token: which result tells that a call has ended.
@@ -73,7 +73,7 @@ class Program:
         places = {v._storage.device for v in level.variables.values()} - {None}
         if level.device is None and len(places) == 1:
             (level.device,) = places
-        self._spread = any(mesh.mesh.size > 1 for mesh in meshes) or not places <= {level.device}
+        self._over_devices = any(mesh.mesh.size > 1 for mesh in meshes) or not places <= {level.device}
         meshes = [] if level.local else meshes
         # Of replicas whose calls in flight are bounded, or watched by the workers of a job; these count first.
         meshes = sorted((mesh for mesh in meshes if mesh.needs_bound or not mesh.all_local), key=lambda m: m.all_local)
@@ -81,7 +81,7 @@ class Program:
         # The jaxpr's first outputs are the new leaves of variables, the results stand behind them.
         self._state_count = sum(len(variable._types) for variable in level.written.values())
         self._optimized = optimizes_programs()
-        self.told_of = compile_log.Compiled()
+        self.compile_note = compile_log.CompileNote()
         self._checks = False  # whether its results are looked at for NaN
         self._with_checks: Program | None = None  # the program that does so
         self.token = token_of(results.leaves)
@@ -144,7 +144,7 @@ class Program:
             self._moved = False
             for variable in self.level.variables.values():
                 variable._storage.watch(self)
-            self._inputs = ProgramInputs(self.level, self._spread)
+            self._inputs = ProgramInputs(self.level, self._over_devices)
         if before is None or not self._inputs.are_as(before):
             self.is_compiled, self._several = False, {}
             self.compiled = jax.jit(self._named(self._compute), donate_argnums=self._donated())
@@ -304,7 +304,7 @@ class Program:
                     new, results = self._carried_out(program, arguments, frame)
             if compiles:
                 chosen.is_compiled = True
-                self._tell_of_compiling(steps)
+                self._log_compile(steps)
             if taped and not self._keeps:
                 self._store_taped(frame, new)
             if under_way is not None:
@@ -313,11 +313,11 @@ class Program:
             self._end(frame, new, results, arguments, taped)
         return self.results.rebuilt(results)
 
-    def _tell_of_compiling(self, steps: int) -> None:
+    def _log_compile(self, steps: int) -> None:
         name = self.name if steps == 1 else f"{self.name}, {steps} steps a call,"
         name = f"{name} with a look for NaN" if self._checks else name
-        compile_log.end(name, self.told_of)
-        self.told_of = compile_log.Compiled(0.0, self.told_of.inputs, "It had been compiled for these before. ")
+        compile_log.end(name, self.compile_note)
+        self.compile_note = self.compile_note._replace(traced=0.0, cause="It had been compiled for these before. ")
 
     def _checking(self) -> Program:
         """Returns the same program, whose results are looked at for NaN before they replace anything."""

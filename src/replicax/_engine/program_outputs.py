@@ -32,7 +32,7 @@ from replicax._values import (
 
 
 class ProgramOutputs:
-    """What a traced function returned: arrays to bring out, and what stays as it is.
+    """The results of a traced function: arrays that come out of its program, and what stays as it is.
 
     Args:
         result: what the function returned.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 
 from replicax._base import foreign_state, tracebacks
 from replicax._base.types import Leaf, Tree
 from replicax._engine import modes, multi_step, turns
-from replicax._engine.compile_log import Compiled
+from replicax._engine.compile_log import CompileNote
 from replicax._engine.modes import CreatesVariables, PythonCode
 from replicax._engine.program import Program
 from replicax._engine.signature import CallSignature, inputs_of
@@ -83,7 +83,7 @@ class Programs:
             iterator._ask_for(count)
         known = len(entries)
         with self._turn():
-            if len(entries) == known and self._ahead(call, lambda: self._new(call)) is None:
+            if len(entries) == known and self._without_running(call, lambda: self._new(call)) is None:
                 return None
         several = multi_step.found(entries, count, call.iterators)
         return None if several is multi_step.NOT_TRACED else several  # other elements come than were just pushed back
@@ -102,11 +102,11 @@ class Programs:
                     self._code.rehearse(call.args, call.kwargs)
                     return self._new(call, creation=False)
 
-        return self._ahead(call, find)
+        return self._without_running(call, find)
 
     def make_after_creation(self, call: CallSignature) -> None:
         """Traces a function whose variables were made in a call that ran eagerly; none may be made any more."""
-        self._ahead(call, lambda: self._new(call, creation=False))
+        self._without_running(call, lambda: self._new(call, creation=False))
 
     def fall_back(self, call: CallSignature, error: jax.errors.ConcretizationTypeError) -> None:
         """Has the host drive such calls, with a warning; raises the error again where that is not allowed."""
@@ -120,7 +120,7 @@ class Programs:
         )
         self.host_driven[call.key] = call.statics
 
-    def _ahead(self, call: CallSignature, find: Callable[[], WithElements]) -> Program | None:
+    def _without_running(self, call: CallSignature, find: Callable[[], WithElements]) -> Program | None:
         """Returns the program that `find` gives, whose elements are to come yet; None where there is none.
 
         Raises:
@@ -166,7 +166,7 @@ class Programs:
             with modes.no_creation(not creation), self._code.entered():
                 jaxpr = tracing.run(self._code.call, self._code.function)
         except BaseException as error:
-            self.log.traces -= tracing.hardly_begun
+            self.log.traces -= tracing.found_uneven
             self.uneven.failed(call, error, pulled=bool(tracing.elements))
             raise
         self.log.warn_of_constants(call, tracing.reads)
@@ -175,16 +175,16 @@ class Programs:
         entries = self.entries.setdefault(call.key, [])
         cause = self.log.traced(call, inputs, bool(entries))
         entry = Program(self._code.name, tracing.level, jaxpr, call, tracing.reads, tracing.results)
-        entry.told_of = Compiled(traced, inputs, cause)
+        entry.compile_note = CompileNote(traced, inputs, cause)
         self.uneven.traced(call)
         tracing.close()
         entries.append(entry)
         return entry, tracing.elements
 
 
-def _pulled(entries: list[Program], call: CallSignature) -> tuple[Program | None, list[Any]]:
+def _pulled(entries: list[Program], call: CallSignature) -> tuple[Program | None, list[Tree]]:
     """Returns the next elements, and the program that takes such; None where it is to be traced yet."""
-    pulled: list[Any] = []
+    pulled: list[Tree] = []
     if entries:
         try:
             for read in entries[0].reads:

@@ -31,7 +31,7 @@ class RepeatedProgram:
     Args:
         steps: how many.
         results: the types of what a step returns.
-        told: whether it is to be known when a call ends.
+        awaited: whether others ask when a call ends.
 
     Attributes:
         compiled: the function that JAX compiles.
@@ -41,10 +41,10 @@ class RepeatedProgram:
 
     compiled: jax.stages.Wrapped
 
-    def __init__(self, steps: int, results: Sequence[jax.core.ShapedArray], told: bool):
+    def __init__(self, steps: int, results: Sequence[jax.core.ShapedArray], awaited: bool):
         self._steps, self._results = steps, len(results)
         self.token = token_of(results, steps)
-        self._own_token = told and self.token == -1
+        self._own_token = awaited and self.token == -1
         self.is_compiled = False
 
     def function(

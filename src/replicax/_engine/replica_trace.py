@@ -252,13 +252,13 @@ class ReplicaTrace:
         new_values = [leaf for variable in self.written for leaf in self.level.values[id(variable)]]
         return [*self.outputs.leaves, *new_values, *self.level.shared_leaves]
 
-    def check(self, varying_inputs: list[bool], varying: set[LeafKey], told: bool) -> None:
-        """Refuses collectives that some replicas may not come to and, if `told`, values that should not differ."""
+    def check(self, varying_inputs: list[bool], varying: set[LeafKey], must_agree: bool) -> None:
+        """Refuses collectives that some replicas may not reach and, with `must_agree`, assigned values that differ."""
         inputs = self.level.inputs.items()
         slots = {slot for key, slots in inputs for i, slot in enumerate(slots) if (key, i) in varying}
-        differ = check_collectives.check(self._jaxpr, varying_inputs, slots, told or bool(self.level.shared))
+        differ = check_collectives.check(self._jaxpr, varying_inputs, slots, must_agree or bool(self.level.shared))
         check_collectives.check_shared(self.level, self._jaxpr, differ)
-        if told and not check_collectives.has_groups(self._jaxpr):
+        if must_agree and not check_collectives.has_groups(self._jaxpr):
             refuse_different(self.written, differ[len(self.outputs.leaves) :])
 
     def replayed(

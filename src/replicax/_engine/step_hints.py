@@ -110,9 +110,7 @@ class StepHint:
 
     def _is_impossible(self, owner: PythonCode) -> bool:
         elsewhere = threading.get_ident() != self._thread or type(frames.frame()) is not frames.GlobalFrame
-        return (
-            owner.told_of_steps or elsewhere or nan_checks.are_looked_for() or jax.process_count() > 1 or not _are_on()
-        )
+        return owner.hinted or elsewhere or nan_checks.are_looked_for() or jax.process_count() > 1 or not _are_on()
 
     def entered(self, program: ProbedProgram) -> None:
         """Notes that a call begins to run `program`, its elements at hand."""
@@ -163,7 +161,7 @@ class StepHint:
         if advice is None or not (short or least >= LEAST):
             return
         gain = f"between {least:.1f} and {most:.1f}" if driven else f"at least about {least:.1f}"
-        owner.told_of_steps = True
+        owner.hinted = True
         line = (
             f"replicax: {_where(owner)}: `{owner.name}` takes one step a call, {self.calls} so far. A step takes "
             f"{_ms(period)} ms: the devices compute for {_ms(device)} ms, and the host takes {_ms(calling)} ms to call "

@@ -53,7 +53,7 @@ class Tracing:
         self.level = frames.TraceFrame(local=frame.local, mesh=frame.mesh)
         self.reads: list[DatasetRead] = []
         self.elements: list[Tree] = []
-        self.hardly_begun = False  # when it failed
+        self.found_uneven = False  # whether it ended since the elements' components differ in shape
         self._call, self._queue, self._runs_eagerly = call, queue, runs_eagerly
         self._given: list[jax.Array] = []
         self.waited = 0.0  # seconds for elements
@@ -103,7 +103,7 @@ class Tracing:
         self.reads.append(read)
         call.uneven += shapes_of(nest.leaves(element))
         if not can_be_taken(element) or self._runs_eagerly():
-            self.hardly_begun = True
+            self.found_uneven = True
             raise RunEagerly(decided=True)
         inputs = as_inputs(element, self.level, read.slots)
         self._given.extend(element_arrays(inputs))

@@ -12,7 +12,7 @@ from replicax._tracing.dataset_reads import DatasetRead
 
 
 class TraceLog:
-    """What is known of the calls and the traces of one function.
+    """Counts the calls and the traces of one function, and warns of what makes it slow or wrong.
 
     Attributes:
         calls: how many calls there were.

@@ -20,7 +20,7 @@ PROGRAMS = 4  # a function has these for batches with parts of different shapes;
 
 
 class UnevenCalls:
-    """What is known of the calls of one function whose arguments have components that differ in shape."""
+    """Decides which calls of one function with components that differ in shape are compiled."""
 
     def __init__(self, python_function: Callable[..., Tree]):
         self._python_function = python_function
