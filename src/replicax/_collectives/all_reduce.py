@@ -12,7 +12,7 @@ faster than one each where they are small (see benchmarks/step.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -24,18 +24,7 @@ from jax.interpreters import ad, batching, mlir
 from replicax._base import jax_internals
 from replicax._base.optimizing import optimizes_programs
 from replicax._collectives import arithmetic
-from replicax._values import AXIS
-
-
-class Kind(Protocol):
-    """The shape and dtype of an array, such as the array itself has."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def dtype(self) -> np.dtype: ...
+from replicax._values import AXIS, Kind
 
 
 class Packing(NamedTuple):

@@ -82,9 +82,7 @@ class Reducer:
 
     def reduce(self, op: ReduceOp, value: Tree, axis: Axis | None = None) -> Tree:
         """Returns the sum or mean of each leaf of a nest, along `axis` of the components first if that is not None."""
-        leaves: list[Leaf] = []
-        nest.map_structure(leaves.append, value)
-        totals = iter(self._leaves(op, leaves, axis))
+        totals = iter(self._leaves(op, nest.leaves(value), axis))
         return nest.map_structure(lambda _: next(totals), value)
 
     def gather(self, value: Leaf, axis: int) -> Leaf:

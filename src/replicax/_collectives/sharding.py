@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, Kind, Packing, after
-from replicax._values import AXIS, filled
+from replicax._collectives.all_reduce import AS_FEW_AS_POSSIBLE, Packing, after
+from replicax._values import AXIS, Kind, filled
 
 _Array = TypeVar("_Array", np.ndarray, jax.Array)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import NoReturn, cast
+from typing import NoReturn
 
 from replicax._base.types import Args, InputContext, InputOptions, Kwargs, Tree
 from replicax._engine import modes
@@ -79,4 +79,6 @@ def get_strategy() -> Strategy:
     >>> rx.get_strategy().num_replicas_in_sync
     1
     """
-    return cast(Strategy, context.get_strategy())
+    strategy = context.get_strategy()
+    assert isinstance(strategy, Strategy)
+    return strategy

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NoReturn, ParamSpec, Protocol, TypeVar, cast
+from typing import NoReturn, ParamSpec, Protocol, TypeVar
 
 from replicax._base import nest
 from replicax._base.types import InputContext, InputOptions, InputReplicationMode, Leaf, ReduceOp, Tree
@@ -171,7 +171,7 @@ _GONE = {
     "experimental_make_numpy_dataset": "it is `Dataset.from_tensor_slices`",
 }
 
-_OMITTED = cast(None, object())
+_OMITTED = object()
 
 
 class V1Methods:
@@ -189,7 +189,7 @@ class V1Methods:
         """Returns a dataset over the rows of numpy arrays."""
         return self.extended.experimental_make_numpy_dataset(numpy_input, session)
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Tree, axis: int | tuple[int, ...] | None = _OMITTED) -> Tree:
+    def reduce(self, reduce_op: ReduceOp | str, value: Tree, axis: object = _OMITTED) -> Tree:
         """Calls `Strategy.reduce`, where `axis` may be left out for None."""
         if axis is _OMITTED:
             warn_once("reduce without an axis", "pass `axis=None`")

@@ -81,7 +81,7 @@ class Value(DistributedValues):
         form = self._form
         if self._array is None and isinstance(form, Parts) and is_uniform(self):
             stacked = self._whole is Stacked
-            if any(isinstance(part, jax.core.Tracer) for part in form.components):
+            if _any_traced(form.components):
                 parts = [jnp.asarray(part) for part in form.components]
                 return jnp.stack(parts) if stacked else parts[0]
             components = [np.asarray(part) if isinstance(part, np.generic) else part for part in form.components]
@@ -131,7 +131,7 @@ class PerReplica(errors.NotATensor, Value):
             return self._values
         assert isinstance(form, Stacked)
         values = self._rows(form.array, mesh)
-        if not any(isinstance(part, jax.core.Tracer) for part in values):
+        if not _any_traced(values):
             self._values = values
         return values
 
@@ -174,6 +174,10 @@ class Mirrored(Value):
 
 def _is_concrete(array: object) -> bool:
     return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
+
+
+def _any_traced(parts: Sequence[Leaf]) -> bool:
+    return any(isinstance(part, jax.core.Tracer) for part in parts)
 
 
 # Making values. Users' classes are not instantiated with a form, so that their constructor takes components alone.
@@ -266,7 +270,7 @@ def padded_form(value: PerReplica) -> Padded | None:
     if mesh is None or not _can_be_padded(form.components, kinds, mesh):
         return None
     shapes = tuple(tuple(kind.shape) for kind in kinds)
-    if any(isinstance(part, jax.core.Tracer) for part in form.components):
+    if _any_traced(form.components):
         return Padded(jnp.stack([filled(jnp.asarray(x), largest_of(shapes)) for x in form.components]), shapes)
     with jax_internals.untraced():
         value._padded = Padded(mesh.pad(form.components, largest_of(shapes)), shapes)
@@ -281,7 +285,7 @@ def _can_be_padded(parts: Sequence[Leaf], kinds: Sequence[Kind], mesh: ReplicaMe
     return (
         not mesh.logical_axes
         and len(kinds) == mesh.size
-        and all(is_array(part) and not is_text(part) for part in parts)
+        and _are_numeric(parts)
         and not any(jax.dtypes.issubdtype(part.dtype, jax.dtypes.extended) for part in parts)
         and all(kind.dtype == kinds[0].dtype and kind.ndim == kinds[0].ndim for kind in kinds)
     )
@@ -293,9 +297,12 @@ def is_uniform(value: Value) -> bool:
     if mesh is None or not isinstance(form, Parts) or form.differ or len(form.components) != len(mesh.local_ids):
         return False
     parts = form.components
-    return all(is_array(part) and not is_text(part) for part in parts) and all(
-        part.shape == parts[0].shape and part.dtype == parts[0].dtype for part in parts
-    )
+    return _are_numeric(parts) and all(part.shape == parts[0].shape and part.dtype == parts[0].dtype for part in parts)
+
+
+def _are_numeric(parts: Sequence[Leaf]) -> bool:
+    """Returns whether components are arrays that JAX can hold."""
+    return all(is_array(part) and not is_text(part) for part in parts)
 
 
 def others_differ(value: Value) -> bool:
@@ -318,9 +325,7 @@ def needs_comparison(value: PerReplica) -> bool:
     if not isinstance(form, Parts) or mesh is None or mesh.all_local or len(form.components) != len(mesh.local_ids):
         return False
     known = form.kinds is not None or value._array is not None or value._padded is not None
-    return not known and all(
-        is_array(part) and not is_text(part) and not isinstance(part, jax.core.Tracer) for part in form.components
-    )
+    return not known and _are_numeric(form.components) and not _any_traced(form.components)
 
 
 def local_shapes(value: PerReplica) -> list[Shape]:
