@@ -19,10 +19,10 @@ from jax import lax
 from replicax._base.types import Leaf, Tree
 from replicax._control_flow import reversible_while
 from replicax._control_flow.traced_block import (
-    Block,
     Leaves,
     Pulled,
     Tensor,
+    TracedBlock,
     Undefined,
     UndefinedReturnValue,
     Value,
@@ -61,15 +61,15 @@ def cond(
     """
     if jnp.shape(pred) != ():
         raise ValueError(f"{where()}the condition of a branch must be a scalar, got a tensor of shape {pred.shape}.")
-    blocks = Block(names, body), Block(names, orelse)
+    blocks = TracedBlock(names, body), TracedBlock(names, orelse)
     merged = [_merged(*pair) for pair in zip(blocks[0].values, blocks[1].values)]
     state, written = state_of(*blocks)
     chosen = [leaf for _, leaves in merged for leaf in leaves if isinstance(leaf, _Chosen)]
 
     def branch(which: int) -> Callable[[Leaves], tuple[list[jax.Array], Leaves]]:
         def run(state: Leaves) -> tuple[list[jax.Array], Leaves]:
-            arrays, after = blocks[which].run((), state)
-            return [leaf.of(which, arrays) for leaf in chosen], {key: after[key] for key in written}
+            arrays, after = blocks[which].run((), state, written)
+            return [leaf.of(which, arrays) for leaf in chosen], after
 
         return run
 
@@ -179,14 +179,10 @@ def recomputed(f: Callable[..., Tree], args: tuple[Tree, ...], kwargs: dict[str,
         return (f(*own_args, **own_kwargs),)
 
     arrays = [leaves[i] for i in places]
-    block = Block(("the result",), code, arrays)
+    block = TracedBlock(("the result",), code, arrays)
     state, written = state_of(block)
 
-    def run(arrays: list[jax.Array], state: Leaves) -> tuple[list[jax.Array], Leaves]:
-        results, after = block.run(arrays, state)
-        return results, {key: after[key] for key in written}
-
-    results, after = jax.checkpoint(run)(arrays, state)
+    results, after = jax.checkpoint(lambda arrays, state: block.run(arrays, state, written))(arrays, state)
     write(written, after)
     return block.values[0].rebuilt(results)
 
@@ -216,7 +212,7 @@ def while_loop(
             raise ValueError(f"{where()}the condition of a loop must be a scalar, got a tensor of {jnp.shape(held)}.")
         return (jnp.asarray(held, bool),)
 
-    condition = Block(("the condition",), tested, arrays)
+    condition = TracedBlock(("the condition",), tested, arrays)
     if condition.level.written:
         raise RuntimeError(f"{where()}the condition of a loop on tensors assigns a variable; assign it in the loop.")
     state, written = state_of(condition, block)
@@ -227,8 +223,7 @@ def while_loop(
 
     def step(operands: Tree, carry: Tree) -> Tree:
         (_, consts, unchanging), (values, changing) = operands, carry
-        values, after = block.run(values, {**unchanging, **changing}, consts=consts)
-        return values, {key: after[key] for key in written}
+        return block.run(values, {**unchanging, **changing}, written, consts=consts)
 
     unchanging = {key: leaves for key, leaves in state.items() if key not in written}
     operands = condition.jaxpr.consts, block.jaxpr.consts, unchanging
@@ -254,15 +249,14 @@ def scan(
 
     def step(carry: Tree, sliced: Tree) -> tuple[Tree, None]:
         (values, changing), (x, own) = carry, sliced
-        values, after = block.run([*values, x], {**state, **changing}, own)
-        return (values, {key: after[key] for key in written}), None
+        return block.run([*values, x], {**state, **changing}, written, own), None
 
     (arrays, after), _ = lax.scan(step, (arrays, {key: state[key] for key in written}), (xs, elements))
     write(written, after)
     return _rebuilt(before, arrays)
 
 
-def _all_elements(block: Block, count: int) -> list[list[jax.Array]]:
+def _all_elements(block: TracedBlock, count: int) -> list[list[jax.Array]]:
     """Pulls the elements of all iterations; for each `next(iterator)` in the body, returns them stacked."""
     if not block.slots:
         return []
@@ -288,7 +282,7 @@ def _loop_body(
     body: Callable[..., Sequence[Tree]],
     x: jax.Array | None = None,
     pulled: list[Pulled] | None = None,
-) -> tuple[list[Value], list[jax.Array], Block]:
+) -> tuple[list[Value], list[jax.Array], TracedBlock]:
     """Returns the values before a loop, their arrays, and its body.
 
     A value that is undefined or None before the loop gets the type that it has after an iteration: the body is traced
@@ -296,13 +290,13 @@ def _loop_body(
     """
     rest = () if x is None else (x,)
 
-    def traced(init: Sequence[Tree]) -> tuple[list[Value], list[jax.Array], Block]:
+    def traced(init: Sequence[Tree]) -> tuple[list[Value], list[jax.Array], TracedBlock]:
         before, arrays = flattened(names, init)
 
         def code(*tracers: jax.Array) -> Sequence[Tree]:
             return body(_rebuilt(before, tracers), *tracers[len(arrays) :])
 
-        return before, arrays, Block(names, code, [*arrays, *rest], pulled)
+        return before, arrays, TracedBlock(names, code, [*arrays, *rest], pulled)
 
     missing = [value for value in init if isinstance(value, Undefined)]
     _guessing.undefined += missing

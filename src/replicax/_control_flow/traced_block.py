@@ -6,7 +6,7 @@ variables, for which it is traced on a level of its own (see `_tracing.frames`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeAlias
 
 import jax
@@ -194,7 +194,7 @@ def _is_inexact(leaf: jax.Array) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-class Block:
+class TracedBlock:
     """Python code traced by itself: its jaxpr, the values it returns, and the frame with the variables it used.
 
     Args:
@@ -247,14 +247,16 @@ class Block:
         self,
         inputs: Sequence[jax.Array],
         state: Leaves,
+        written: Iterable[int] = (),
         elements: Sequence[Sequence[jax.Array]] = (),
         consts: Sequence[jax.Array] | None = None,
     ) -> tuple[list[jax.Array], Leaves]:
-        """Returns the arrays of the code's results and the state after it.
+        """Returns the arrays of the code's results, and the leaves of written variables after it.
 
         Args:
             inputs: the arrays that the code takes.
             state: of `state_of`.
+            written: the ids of the variables that are asked for; the code need not assign all of them.
             elements: the arrays of the elements that the code pulls.
             consts: in place of the jaxpr's own, which the code closes over.
         """
@@ -266,7 +268,8 @@ class Block:
         jaxpr = self.jaxpr if consts is None else jex.ClosedJaxpr(self.jaxpr.jaxpr, consts)
         results = self.level.replay(jaxpr, supplied, *inputs)
         rest = iter(results[self.count :])
-        return results[: self.count], {**state, **{k: [next(rest) for _ in range(n)] for k, n in self.sizes.items()}}
+        assigned = {key: [next(rest) for _ in range(size)] for key, size in self.sizes.items()}
+        return results[: self.count], {key: assigned.get(key, state[key]) for key in written}
 
 
 def pulled_outside(reader: dataset_reads.Reader, iterator: ElementIterator) -> Tree:
@@ -282,7 +285,7 @@ def _carriers_of(key: int) -> int:
     return -key
 
 
-def state_of(*blocks: Block) -> tuple[Leaves, dict[int, State]]:
+def state_of(*blocks: TracedBlock) -> tuple[Leaves, dict[int, State]]:
     """Returns the current leaves of all variables that the blocks use, and the variables that they assign."""
     state: Leaves = {}
     written: dict[int, State] = {}

@@ -233,13 +233,13 @@ def _looped(results_of: _ResultsOf, leaves: list[jax.Array], count: int) -> _Sum
         traced[:] = [_Sums(results_of(pieces))]
         return [traced[0].totals]
 
-    block = traced_block.Block(["the results of micro-batches"], kept, [leaf[0] for leaf in leaves])
+    block = traced_block.TracedBlock(["the results of micro-batches"], kept, [leaf[0] for leaf in leaves])
     state, written = traced_block.state_of(block)
 
     def add(carry: Tree, pieces: list[jax.Array]) -> tuple[Tree, None]:
         totals, changing = carry
-        results, after = block.run(pieces, {**state, **changing})
-        return ([total + x for total, x in zip(totals, results)], {key: after[key] for key in written}), None
+        results, after = block.run(pieces, {**state, **changing}, written)
+        return ([total + x for total, x in zip(totals, results)], after), None
 
     start = [jnp.zeros(kind.shape, kind.dtype) for kind in block.jaxpr.out_avals[: block.count]]
     (totals, after), _ = lax.scan(add, (start, {key: state[key] for key in written}), leaves)
