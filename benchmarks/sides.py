@@ -82,7 +82,7 @@ class Side:
         if self._workers == 1:
             yield environment()
             return
-        from replicax.launch._cluster import Ports, worker_environment
+        from replicax.launch._environment import Ports, worker_environment
 
         folder = self._stack.enter_context(tempfile.TemporaryDirectory())
         ports = Ports(self._workers)
@@ -136,7 +136,7 @@ def environment() -> dict[str, str]:
     Python keeps bytecode, as it comes with an installed package, even where it is told to keep none: to compile our
     sources takes longer than to import them, while those of the installed libraries are compiled already.
     """
-    from replicax.launch._cluster import with_large_pages
+    from replicax.launch._environment import with_large_pages
 
     path = os.pathsep.join(filter(None, [str(HERE.parent / "src"), os.environ.get("PYTHONPATH")]))
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

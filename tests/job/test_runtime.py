@@ -124,7 +124,7 @@ def test_start_refuses_wrong_addresses_and_a_started_jax():
 
 
 def test_time_limits(monkeypatch):
-    monkeypatch.setattr(state, "_own", {})
+    monkeypatch.setattr(state, "_settings", {})
     monkeypatch.setenv("REPLICAX_STEP_TIMEOUT", "none")
     monkeypatch.setenv("REPLICAX_HEARTBEAT_TIMEOUT", "12.5")
     assert rx.config.job_timeouts() == {"heartbeat": 12.5, "start": 300.0, "step": None}

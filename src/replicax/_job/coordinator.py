@@ -38,7 +38,7 @@ class Coordinator(Monitor):
             if not channel.closed:
                 channel.send(message)
 
-    def _own(self, kind: str, report: dict[str, Any]) -> None:
+    def _take_posted(self, kind: str, report: dict[str, Any]) -> None:
         if kind in ("failed", "broken"):
             self.me.note(kind, report, time.monotonic())
             return

@@ -98,7 +98,7 @@ class Monitor:
         self._take_signals()
         self._update(now)
         while not self._posted.empty():
-            self._own(*self._posted.get())
+            self._take_posted(*self._posted.get())
         self._listen(now)
         if not self.over.is_set():
             self._decide(now)
@@ -173,7 +173,7 @@ class Monitor:
 
     def _fail(self, message: str) -> None:
         self.write_report("exception", message, "")
-        self._own("failed", {"message": message, "traceback": ""})
+        self._take_posted("failed", {"message": message, "traceback": ""})
 
     def write_report(self, kind: str, message: str, text: str, caused_by: int | None = None) -> None:
         """Leaves a report of this process; see `process_exit.write_report`."""
@@ -217,7 +217,8 @@ class Monitor:
     def _channels(self) -> list[Channel]:
         raise NotImplementedError
 
-    def _own(self, kind: str, report: dict[str, Any]) -> None:
+    def _take_posted(self, kind: str, report: dict[str, Any]) -> None:
+        """Tells the others what has been posted about this process."""
         raise NotImplementedError
 
     def _listen(self, now: float) -> None:
@@ -244,7 +245,7 @@ class Member(Monitor):
     def _channels(self) -> list[Channel]:
         return [self._coordinator]
 
-    def _own(self, kind: str, report: dict[str, Any]) -> None:
+    def _take_posted(self, kind: str, report: dict[str, Any]) -> None:
         if kind == "leaving":
             self._coordinator.send({"left": self._detailed()})
             send_rest([self._coordinator], LINGER)

@@ -23,7 +23,7 @@ _START, _STEP = "REPLICAX_START_TIMEOUT", "REPLICAX_STEP_TIMEOUT"
 _job: Job | None = None
 _monitor: Monitor | None = None
 _calls: CallLog | None = None  # None in a process that is alone
-_own: dict[str, float | None] = {}  # settings made by the program, which go before the environment
+_settings: dict[str, float | None] = {}  # settings made by the program, which go before the environment
 
 
 class Job(NamedTuple):
@@ -56,9 +56,9 @@ def timeouts() -> dict[str, float | None]:
     {'heartbeat': 30.0, 'start': 300.0, 'step': 300.0}
     """
     return {
-        "heartbeat": _own.get("heartbeat", seconds_from_environment(HEARTBEAT, 30.0)),
-        "start": _own.get("start", seconds_from_environment(_START, 300.0)),
-        "step": _own.get("step", seconds_from_environment(_STEP, 300.0, or_none=True)),
+        "heartbeat": _settings.get("heartbeat", seconds_from_environment(HEARTBEAT, 30.0)),
+        "start": _settings.get("start", seconds_from_environment(_START, 300.0)),
+        "step": _settings.get("step", seconds_from_environment(_STEP, 300.0, or_none=True)),
     }
 
 
@@ -84,7 +84,7 @@ def set_timeouts(*, heartbeat: float | None = None, start: float | None = None, 
         if name == "step":
             set_step_timeout(None if math.isinf(seconds) else float(seconds))
         else:
-            _own[name] = float(seconds)
+            _settings[name] = float(seconds)
 
 
 def current() -> Job | None:
@@ -158,6 +158,6 @@ def set_step_timeout(seconds: float | None) -> None:
     """Sets how long a call may wait for the other processes before the job is ended; None for no limit."""
     if seconds is not None and not seconds > 0:
         raise ValueError(f"`timeout_seconds` is a number of seconds above 0, or None for no limit; got {seconds!r}.")
-    _own["step"] = seconds
+    _settings["step"] = seconds
     if _monitor is not None:
         _monitor.step_timeout = seconds

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from replicax import __version__
 from replicax._job.channel import parse
-from replicax.launch._cluster import LaunchError, check_open_files
+from replicax.launch._environment import LaunchError, check_open_files
 from replicax.launch._launcher import Launcher, Plan
 from replicax.launch._output import Screen
 

@@ -24,7 +24,7 @@ from replicax._job.channel import (
     join_address,
     resolved,
 )
-from replicax.launch._cluster import LaunchError
+from replicax.launch._environment import LaunchError
 from replicax.launch._leader import FROM_LEADER, Leader, checked
 
 _RETRY = 0.25

@@ -15,14 +15,14 @@ from pathlib import Path
 from replicax._base.errors import JobError
 from replicax._job.channel import HEARTBEAT, Message, join_address, seconds_from_environment
 from replicax.launch import _guard
-from replicax.launch._cluster import (
+from replicax.launch._connection import Connection, Listener, connect
+from replicax.launch._environment import (
     LaunchError,
     Ports,
     share_gpus,
     visible_gpus,
     worker_environment,
 )
-from replicax.launch._connection import Connection, Listener, connect
 from replicax.launch._leader import Leader, LocalLink
 from replicax.launch._local_workers import SETTLE, LocalWorkers, Worker
 from replicax.launch._outcome import Outcome, exit_status, job_outcome, signal_name
