@@ -403,7 +403,7 @@ LINE = outside.__code__.co_firstlineno
         (functools.partial(outside, 1), f"functools.partial of `outside` (test_messages.py:{LINE})"),
         (Callable().method, f"`Callable.method` (test_messages.py:{Callable.method.__code__.co_firstlineno})"),
         (len, "`len`"),
-        (Callable(), "an object of class `Callable`"),
+        (Callable(), "an object of type Callable"),
         (Callable, "the class `Callable`"),
         ([1, 2], "[1, 2] of type list"),
     ],

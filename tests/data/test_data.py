@@ -134,7 +134,7 @@ def test_spec_of():
         "x": [TensorSpec((), "int32"), TensorSpec((), "float32")],
         "y": (TensorSpec((), bool), TensorSpec((), "string"), TensorSpec((2, 3), "float64")),
     }
-    with pytest.raises(TypeError, match="an object of class `object`: pass an array"):
+    with pytest.raises(TypeError, match="of type object: pass an array"):
         spec_of(object())
 
 

@@ -615,8 +615,7 @@ def test_an_iterator_of_python_is_a_constant_and_warns(recwarn):
     iterator = iter([1.0, 2.0])
     assert [float(step(iterator, jnp.float32(scale))) for scale in (1, 2)] == [1.0, 2.0]
     assert [
-        ("is given a Python iterator, an object of class `list_iterator`" in str(w.message), w.filename)
-        for w in recwarn
+        ("is given a Python iterator, an object of type list_iterator" in str(w.message), w.filename) for w in recwarn
     ] == [(True, __file__)]
 
 

@@ -15,11 +15,11 @@ def shown(value: object) -> str:
     if isinstance(value, functools.partial):
         return f"functools.partial of {shown(value.func)}"
     if isinstance(value, type):
-        return f"the class `{value.__qualname__}`"
+        return f"the class `{_short(value.__qualname__)}`"
     if inspect.isroutine(value) or hasattr(value, "__wrapped__"):
         return _function(value)
     if type(value).__repr__ is object.__repr__:
-        return f"an object of class `{type(value).__qualname__}`"
+        return f"an object of type {_short(type(value).__qualname__)}"
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
@@ -33,9 +33,14 @@ def received(value: object) -> str:
 
 def _function(function: object) -> str:
     name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or type(function).__qualname__
-    name = str(name).rpartition("<locals>.")[2]
+    name = _short(str(name))
     code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
     place = f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}" if isinstance(code, types.CodeType) else ""
     if name == "<lambda>":
         return f"the lambda at {place}" if place else "a lambda"
     return f"`{name}` ({place})" if place else f"`{name}`"
+
+
+def _short(name: str) -> str:
+    """Returns a qualified name without the functions in which it was defined."""
+    return name.rpartition("<locals>.")[2]
