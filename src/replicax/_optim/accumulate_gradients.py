@@ -78,7 +78,9 @@ def accumulate_gradients(
     """
     op = as_reduce_op(reduce_op)
     if not callable(value_and_grad_fn):
-        raise TypeError(f"`value_and_grad_fn` is a function, such as jax.grad(loss), got {value_and_grad_fn!r}.")
+        raise TypeError(
+            f"`value_and_grad_fn` is a function, such as jax.grad(loss), got {received(value_and_grad_fn)}."
+        )
     if isinstance(micro_batches, bool) or not hasattr(micro_batches, "__index__"):
         raise TypeError(f"`micro_batches` is an int, got {micro_batches!r}.")
     count = operator.index(micro_batches)

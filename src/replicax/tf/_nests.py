@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from replicax._base.indexed_slices import IndexedSlices
+from replicax._base.messages import shown
 from replicax._base.specs import TensorShape
 from replicax._values import PerReplica, mesh_of
 
@@ -88,7 +89,9 @@ def map_structure(func: Callable[..., Any], *structure: Any, **kwargs: Any) -> A
     check_types, expand = kwargs.pop("check_types", True), kwargs.pop("expand_composites", False)
     if kwargs or not callable(func) or not structure:
         problem = (
-            f"an unknown argument {next(iter(kwargs))!r}" if kwargs else f"{func!r} and {len(structure)} structures"
+            f"an unknown argument {next(iter(kwargs))!r}"
+            if kwargs
+            else f"{shown(func)} and {len(structure)} structures"
         )
         raise ValueError(f"map_structure takes a function and one or more structures, got {problem}.")
     for other in structure[1:]:
