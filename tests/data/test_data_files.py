@@ -159,6 +159,15 @@ def test_saving_again_replaces_and_saving_elsewhere_does_not(tmp_path):
     assert listed(Dataset.load(tmp_path / "nothing")) == [] and Dataset.load(tmp_path / "nothing").element_spec
 
 
+def test_a_dataset_that_is_saved_anew_is_not_read_as_the_one_before(tmp_path):
+    R(3).save(tmp_path / "saved")
+    before = Dataset.load(tmp_path / "saved")
+    R(3).save(tmp_path / "saved")
+    with pytest.raises(DataLossError, match="it was written anew since it was opened"):
+        listed(before)
+    assert listed(Dataset.load(tmp_path / "saved")) == [0, 1, 2]
+
+
 def test_files_by_a_function_and_read_by_a_function(tmp_path):
     R(7).save(tmp_path / "saved", shard_func=lambda x: x % 2)
     assert listed(Dataset.load(tmp_path / "saved")) == [0, 1, 2, 3, 4, 5, 6]

@@ -71,7 +71,7 @@ class RaggedTensor:
 
     @property
     def shape(self) -> TensorShape:
-        """Returns the shape, None for ragged dimensions."""
+        """The shape, None for ragged dimensions."""
         rows = self.row_splits.shape[0]
         inner = self.values.shape
         return TensorShape([None if rows is None else rows - 1, None, *tuple(inner)[1:]])

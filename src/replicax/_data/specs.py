@@ -26,6 +26,7 @@ class DatasetSpec:
     """
 
     __slots__ = ("_element_spec",)
+    shape, dtype = TensorShape(()), np.dtype(object)  # a scalar, of the dtype of strings and other objects
 
     def __init__(self, element_spec: Tree, dataset_shape: object = ()):
         self._element_spec = element_spec
@@ -34,16 +35,6 @@ class DatasetSpec:
     def element_spec(self) -> Tree:
         """The spec of the dataset's elements."""
         return self._element_spec
-
-    @property
-    def shape(self) -> TensorShape:
-        """The shape of a scalar."""
-        return TensorShape(())
-
-    @property
-    def dtype(self) -> np.dtype:
-        """The dtype of strings and other objects."""
-        return np.dtype(object)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DatasetSpec) and self.element_spec == other.element_spec
