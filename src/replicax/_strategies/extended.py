@@ -332,11 +332,11 @@ def _shown_to_creators(variable: Variable, kwargs: dict[str, Tree]) -> Variable:
     Where it lives once they see the variable itself, and may put another in its place.
     """
     if not isinstance(variable, _Distributed):
-        seen: Variable = creators.through_creators(_returning(variable), inside_scope=False)(**kwargs)
+        seen: Variable = creators.through_creators(_returning(variable), components=True)(**kwargs)
         return seen
     for component in variable.values:
         suffix = f"/replica_{component._index}/" if component._index else ""
-        make = creators.through_creators(_returning(component), inside_scope=False)
+        make = creators.through_creators(_returning(component), components=True)
         make(**{**kwargs, "name": (kwargs["name"] or "Variable") + suffix})
     return variable
 

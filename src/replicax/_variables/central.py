@@ -124,7 +124,7 @@ class HomeStorage(Storage):
     mesh: ReplicaMesh
 
     def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: Leaves, home: DeviceHome | HostHome):
-        super().__init__(name, types, mesh, home.lends)
+        super().__init__(name, types, mesh, (), home.lends)
         self._home = home
         self.arrays = self.placed(leaves)
 

@@ -75,12 +75,14 @@ def outside(strategy: context.StrategyLike | None = None) -> Iterator[None]:
         yield
 
 
-def through_creators(make: Callable[..., _V], inside_scope: bool | None) -> Callable[..., _V]:
-    """Returns `make` wrapped in creators; those entered outside of a strategy's scope see the single components."""
+def through_creators(make: Callable[..., _V], components: bool = False) -> Callable[..., _V]:
+    """Returns `make` wrapped in the creators that see variables, or in those that see their components.
+
+    The latter were entered outside of the current strategy's scope.
+    """
     strategy = context.get_strategy()
     for strategy_then, creator in state.creators:
-        outside = strategy_then is not strategy and context.has_strategy()
-        if (inside_scope is None and not outside) or (inside_scope is False and outside):
+        if (strategy_then is not strategy and context.has_strategy()) is components:
             make = functools.partial(creator, make)
     return make
 

@@ -6,7 +6,7 @@ replica has a part.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from typing import TypeAlias, TypeVar
 
@@ -57,7 +57,7 @@ class MeshStorage(Storage):
         return packed_storage.MeshVectors(self.mesh)
 
 
-class ComponentStorage(MeshStorage):
+class ComponentStorage(MeshStorage, ABC):
     """Global arrays that can be read and written by replica, as distributed values.
 
     Arrays and values are each made from the other when they are asked for.
@@ -70,7 +70,7 @@ class ComponentStorage(MeshStorage):
     _stale = False  # whether components were written, so that the values are newer than the arrays
 
     def __init__(self, name: str, types: Types, mesh: ReplicaMesh, leaves: Leaves, lent: bool):
-        super().__init__(name, types, mesh, lent)
+        super().__init__(name, types, mesh, (), lent)
         self.arrays = [self.global_leaf(leaf, i, traced=False) for i, leaf in enumerate(self.of_first(leaves))]
 
     @abstractmethod
@@ -214,10 +214,6 @@ class ShardedStorage(MeshStorage):
 
     In global form a leaf that is cut is a stacked array `[replicas, length]`; a small one is mirrored.
     """
-
-    def __init__(self, name: str, types: Types, mesh: ReplicaMesh, arrays: Sequence[jax.Array], lent: bool):
-        super().__init__(name, types, mesh, lent)
-        self.arrays = arrays
 
     def has_rows(self, index: int) -> bool:
         return sharding.is_cut(self.types[index], self.mesh.size)

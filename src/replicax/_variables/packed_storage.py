@@ -8,8 +8,8 @@ the vector; what is assigned from outside stands beside it until the next call p
 A leaf of a variable comes to stand in a vector at most once, by the first program that updates it, so that the programs
 which know of the vector stay as they are.
 
-What else a program replaces is in a list between its calls, which goes in and comes out as it
-is, where looking for hundreds of variables and telling each its new array would take longer than the call.
+What else a program replaces is in a list between its calls, which goes in and comes out as it is, where looking for
+hundreds of variables and telling each its new array would take longer than the call.
 """
 
 from __future__ import annotations

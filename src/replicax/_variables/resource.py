@@ -14,21 +14,12 @@ from replicax._collectives import arithmetic
 from replicax._tracing import context, frames
 from replicax._values import AXIS, Mirrored, PerReplica
 from replicax._variables import packed_storage
-from replicax._variables.storage import Leaves, Storage, Types, on_one_device
+from replicax._variables.storage import Leaves, Storage, on_one_device
 from replicax._variables.variable import COMBINE, Variable
 
 
 class ArrayStorage(Storage):
-    """The arrays of a variable that has one copy.
-
-    Args:
-        name, types, lent: see `Storage`.
-        arrays: the leaves.
-    """
-
-    def __init__(self, name: str, types: Types, arrays: Leaves, lent: bool):
-        super().__init__(name, types, None, lent)
-        self.arrays = arrays
+    """The arrays of a variable that has one copy."""
 
     def stay_on(self, device: jax.Device, arrays: Leaves) -> None:
         """Keeps these arrays in place of those so far, and all later ones, on this device."""
@@ -64,7 +55,7 @@ class ResourceVariable(Variable):
         return self
 
     def _new_storage(self, leaves: Leaves, lent: bool) -> Storage:
-        return ArrayStorage(self.name, self._types, leaves, lent)
+        return ArrayStorage(self.name, self._types, None, leaves, lent)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Variable:
         if self._parent is None:

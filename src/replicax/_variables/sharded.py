@@ -21,10 +21,7 @@ from replicax._variables.storage import Leaves, Types, constrained
 
 
 class ShardedVariable(OfReplicas):
-    """A variable that is one value for all replicas, of which each device keeps a part (see `_collectives.sharding`).
-
-    In global form a leaf that is cut is a stacked array `[replicas, length]`; a small one is mirrored.
-    """
+    """A variable that is one value for all replicas, of which each device keeps a part (see `ShardedStorage`)."""
 
     _storage: ShardedStorage
 

@@ -11,7 +11,7 @@ import contextlib
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -110,23 +110,23 @@ class Slot:
         self._storage = None
 
 
-class Storage(ABC):
+class Storage:
     """Where the arrays of one variable's leaves are.
 
     Args:
         name: the variable's, for errors.
         types: the shapes and dtypes of the variable's leaves.
         mesh: the replicas' devices, where the variable is of a strategy that has several.
+        arrays: of each leaf; None later for one that stands in a shared store.
         lent: whether somebody else may hold the arrays, so that they must not be donated.
     """
 
     device: jax.Device | None = None  # the one that the arrays stay on, where the variable's strategy has one
 
-    # Of each leaf; None for one that stands in a shared store.
-    arrays: Sequence[jax.Array | None]
-
-    def __init__(self, name: str, types: Types, mesh: ReplicaMesh | None, lent: bool):
-        self.name, self.types, self.mesh, self.lent = name, types, mesh, lent
+    def __init__(
+        self, name: str, types: Types, mesh: ReplicaMesh | None, arrays: Sequence[jax.Array | None], lent: bool
+    ):
+        self.name, self.types, self.mesh, self.arrays, self.lent = name, types, mesh, arrays, lent
         self.slots: dict[int, Slot] = no_slots  # replaced, never changed: others may be reading it
         self.lost: tuple[str, BaseException] | None = None  # the step that has taken the arrays with it, and its error
         self._watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
@@ -143,7 +143,7 @@ class Storage(ABC):
             self.refuse_lost()
         own = self.own()
         if not self.slots:
-            return cast(Leaves, own)
+            return own  # type: ignore[return-value]  # none of them is elsewhere
         return [self.slots[i].store.read(self.slots[i]) if array is None else array for i, array in enumerate(own)]
 
     def write(self, leaves: Leaves) -> None:

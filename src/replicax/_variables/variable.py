@@ -61,7 +61,7 @@ class _VariableType(type):
             return super().__call__(*args, **kwargs)
         arguments = _arguments(*args, **kwargs)
         make = context.get_strategy().extended._create_variable
-        return creators.through_creators(make, inside_scope=None)(**arguments)
+        return creators.through_creators(make)(**arguments)
 
 
 def _arguments(*args: Any, **kwargs: Any) -> dict[str, Tree]:
