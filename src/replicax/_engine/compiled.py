@@ -47,8 +47,7 @@ from replicax._values import (
     ReplicaMesh,
     filled,
     global_array,
-    is_array,
-    is_text,
+    is_number,
     largest_of,
     mapped,
     of_array,
@@ -347,7 +346,7 @@ def _of_replicas(parts: Sequence[Leaf], mesh: ReplicaMesh) -> PerReplica:
     """Combines return values that are not traced arrays and differ between replicas."""
     if mesh.all_local:
         return PerReplica(parts, mesh)
-    numbers = [isinstance(x, (bool, int, float, complex)) or (is_array(x) and not is_text(x)) for x in parts]
+    numbers = [is_number(x) for x in parts]
     if not any(numbers):
         return PerReplica([parts[i] for i in mesh.local_ids], mesh)
     # All processes have to make the same program, so that it holds everyone's.

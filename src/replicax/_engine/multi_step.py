@@ -22,7 +22,7 @@ from replicax._data.iterators import ElementIterator
 from replicax._data.multi_step import Block
 from replicax._engine.program import Program
 from replicax._tracing.dataset_reads import DatasetRead, element_arrays, outside, same_sources
-from replicax._values import Mirrored, PerReplica, is_array, is_text, mesh_of
+from replicax._values import Mirrored, PerReplica, is_numeric, mesh_of
 
 
 class Several(NamedTuple):
@@ -126,7 +126,7 @@ def _stacked(leaves: Sequence[Leaf]) -> Leaf:
             array_conversion.as_array(leaf) if isinstance(leaf, (bool, int, float, complex)) else leaf
             for leaf in leaves
         ]
-    if not all(is_array(leaf) and not is_text(leaf) for leaf in leaves):
+    if not all(map(is_numeric, leaves)):
         return first if all(nest.is_same(leaf, first) for leaf in leaves) else SeparateResults(leaves)
     if len({(leaf.shape, leaf.dtype) for leaf in leaves}) > 1:
         return SeparateResults(leaves)

@@ -24,7 +24,7 @@ from replicax._values import (
     as_copies,
     global_array,
     is_array,
-    is_text,
+    is_number,
     mesh_of,
     of_array,
     of_padded,
@@ -72,7 +72,7 @@ class ProgramOutputs:
             self.stackable = False
             values, indices = _OwnCopy(self._add(leaf.values)), _OwnCopy(self._add(leaf.indices))
             return _OutputLeaf(lambda arrays: IndexedSlices(values(arrays), indices(arrays), leaf.dense_shape))
-        if isinstance(leaf, (bool, int, float, complex)) or (is_array(leaf) and not is_text(leaf)):
+        if is_number(leaf):
             place = self._add(leaf if isinstance(leaf, jax.Array) else array_conversion.as_array(leaf))
             return _OutputLeaf(_OwnCopy(place), place)
         if isinstance(leaf, (str, bytes)) and array_text.style == "tensorflow":  # a tensor, as numbers are

@@ -164,7 +164,7 @@ class Programs:
         began = time.monotonic()
         try:
             with modes.no_creation(not creation), self._code.entered():
-                jaxpr = tracing.run(self._code.call, self._code.function)
+                jaxpr = tracing.run(self._code)
         except BaseException as error:
             self.log.traces -= tracing.found_uneven
             self.uneven.failed(call, error, pulled=bool(tracing.elements))

@@ -23,7 +23,7 @@ from replicax._engine import compile_log
 from replicax._input.distributed_dataset import DistributedDataset
 from replicax._tracing import context, frames
 from replicax._tracing.dataset_reads import DatasetRead, array_of, like, shapes_of
-from replicax._values import Mirrored, PerReplica, ReplicaMesh, is_array, is_text, mesh_of, needs_comparison
+from replicax._values import Mirrored, PerReplica, ReplicaMesh, is_number, is_numeric, mesh_of, needs_comparison
 from replicax._values.forms import Shape
 
 # What the program depends on of one argument: its type first, and then its shape, its value or its identity.
@@ -139,7 +139,7 @@ class CallSignature:
             self.dynamic += [jnp.asarray(leaf.values), jnp.asarray(leaf.indices)]
             shape = None if leaf.dense_shape is None else tuple(int(n) for n in leaf.dense_shape)
             return (IndexedSlices, *((x.shape, x.dtype) for x in self.dynamic[-2:]), shape)
-        if _is_dynamic(leaf):
+        if is_numeric(leaf):
             array = leaf if isinstance(leaf, jax.Array) else array_conversion.as_array(leaf)
             self.dynamic.append(array)
             return (array.shape, array.dtype, getattr(array, "weak_type", False))  # keys of random numbers have none
@@ -167,7 +167,7 @@ class CallSignature:
         for (path, _), leaf in zip(places, self._leaves):
             if isinstance(leaf, IndexedSlices):
                 found += [(*path, jax.tree_util.GetAttrKey(name)) for name in ("values", "indices")]
-            elif isinstance(leaf, (PerReplica, Mirrored)) or _is_dynamic(leaf):
+            elif isinstance(leaf, (PerReplica, Mirrored)) or is_numeric(leaf):
                 found.append(path)
         return found
 
@@ -187,7 +187,7 @@ class CallSignature:
                 return like(leaf, next(queue))
             if isinstance(leaf, IndexedSlices):
                 return IndexedSlices(next(queue), next(queue), leaf.dense_shape)
-            return next(queue) if _is_dynamic(leaf) else leaf
+            return next(queue) if is_numeric(leaf) else leaf
 
         args, kwargs = jax.tree.unflatten(self._tree, [remade(leaf) for leaf in self._leaves])
         return args, kwargs
@@ -258,15 +258,7 @@ def _tree_of(count: int) -> PyTreeDef:
 def _is_made(leaf: Leaf) -> bool:
     """Returns whether the user made this PerReplica value of numeric components, without a strategy."""
     made = type(leaf) is PerReplica and mesh_of(leaf) is None and len(leaf.values) > 0
-    return made and all(map(_is_dynamic_part, leaf.values))
-
-
-def _is_dynamic_part(part: Leaf) -> bool:
-    return isinstance(part, (bool, int, float, complex)) or _is_dynamic(part)
-
-
-def _is_dynamic(leaf: Leaf) -> bool:
-    return is_array(leaf) and not is_text(leaf)
+    return made and all(map(is_number, leaf.values))
 
 
 def _is_argument_leaf(value: Tree) -> bool:

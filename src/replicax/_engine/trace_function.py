@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeAlias
 
 import jax
 import jax.extend.core as jex
@@ -15,6 +14,7 @@ from replicax._base import jax_internals, nest, signatures
 from replicax._base.types import Tree
 from replicax._collectives import cross_process
 from replicax._data.iterators import ElementIterator
+from replicax._engine.modes import PythonCode
 from replicax._engine.program_inputs import meshes_of
 from replicax._engine.program_outputs import ProgramOutputs, constrained
 from replicax._engine.signature import CallSignature
@@ -32,9 +32,6 @@ from replicax._tracing.dataset_reads import (
     shapes_of,
 )
 from replicax._values import ReplicaMesh
-
-# Calls the Python code with arguments, by position and by name.
-PythonCall: TypeAlias = Callable[[tuple[Tree, ...], dict[str, Tree]], Tree]
 
 
 class Tracing:
@@ -58,10 +55,10 @@ class Tracing:
         self._given: list[jax.Array] = []
         self.waited = 0.0  # seconds for elements
 
-    def run(self, function: PythonCall, users: Callable[..., Tree]) -> jex.ClosedJaxpr:
-        """Returns the jaxpr of `function(args, kwargs)`, which calls the user's. If it raises, all elements go back."""
+    def run(self, code: PythonCode) -> jex.ClosedJaxpr:
+        """Returns the jaxpr of a function's Python code. If it raises, all elements go back."""
         try:
-            flat = signatures.named(lambda *dynamic: self._traced(function, dynamic), users, self._call.paths())
+            flat = signatures.named(lambda *dynamic: self._traced(code, dynamic), code.function, self._call.paths())
             with reading_by(self._read):
                 return jax.make_jaxpr(flat)(*map(_aval, self._call.dynamic))
         except BaseException:
@@ -109,19 +106,18 @@ class Tracing:
         self._given.extend(element_arrays(inputs))
         return inputs
 
-    def _traced(self, function: PythonCall, dynamic: tuple[jax.Array, ...]) -> list[jax.Array]:
+    def _traced(self, code: PythonCode, dynamic: tuple[jax.Array, ...]) -> list[jax.Array]:
         level, call = self.level, self._call
         level.trace = frames.untaped_trace()
         with frames.entered(level):
-            result = function(*call.rebuilt(dynamic))
+            result = code.call(*call.rebuilt(dynamic))
             self.results = ProgramOutputs(result, [*dynamic, *self._given])
         # JAX lets donated inputs and outputs of one shape share buffers in their order. In the same order, with the
         # results behind, each variable keeps its own, and nothing is copied.
         first = [key for key in level.inputs if key in level.written]
         level.written = {key: level.written[key] for key in dict.fromkeys([*first, *level.written])}
         state = [leaf for variable in level.written.values() for leaf in level.values[id(variable)]]
-        known = {id(leaf) for leaf in state}
-        known.update(id(leaf) for leaves in level.values.values() for leaf in leaves)
+        known = {id(leaf) for leaves in level.values.values() for leaf in leaves}
         # A result that is a variable's array gets a buffer of its own, so that donating the one keeps the other.
         results = [jnp.copy(leaf) if id(leaf) in known else leaf for leaf in self.results.leaves]
         spanning = next((mesh for mesh in meshes_of(level, call, self.reads) if not mesh.all_local), None)

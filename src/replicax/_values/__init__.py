@@ -4,6 +4,8 @@ from replicax._values.arrays import Array as Array
 from replicax._values.arrays import filled as filled
 from replicax._values.arrays import is_array as is_array
 from replicax._values.arrays import is_global as is_global
+from replicax._values.arrays import is_number as is_number
+from replicax._values.arrays import is_numeric as is_numeric
 from replicax._values.arrays import is_text as is_text
 from replicax._values.arrays import largest_of as largest_of
 from replicax._values.arrays import part_of as part_of

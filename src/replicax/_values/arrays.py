@@ -37,6 +37,16 @@ def is_array(value: object) -> TypeGuard[Array]:
     return isinstance(value, ARRAYS)
 
 
+def is_numeric(value: object) -> TypeGuard[Array]:
+    """Returns whether `value` is an array that JAX can take: not one of strings or objects."""
+    return is_array(value) and not is_text(value)
+
+
+def is_number(value: object) -> TypeGuard[Array | bool | int | float | complex]:
+    """Returns whether `value` is such an array or one of Python's numbers."""
+    return isinstance(value, (bool, int, float, complex)) or is_numeric(value)
+
+
 def largest_of(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     """Returns the smallest shape in which all of these fit."""
     return tuple(max(sizes) for sizes in zip(*shapes))

@@ -18,7 +18,7 @@ import numpy as np
 from replicax._base import jax_internals, nest, pickling
 from replicax._base.types import Leaf
 from replicax._values import errors
-from replicax._values.arrays import filled, is_array, is_text, largest_of, part_of
+from replicax._values.arrays import filled, is_array, is_numeric, largest_of, part_of
 from replicax._values.forms import Form, Kind, Padded, Parts, Replicated, Shape, Stacked, Traced
 from replicax._values.mesh import AXIS, ReplicaMesh
 
@@ -302,7 +302,7 @@ def is_uniform(value: Value) -> bool:
 
 def _are_numeric(parts: Sequence[Leaf]) -> bool:
     """Returns whether components are arrays that JAX can hold."""
-    return all(is_array(part) and not is_text(part) for part in parts)
+    return all(map(is_numeric, parts))
 
 
 def others_differ(value: Value) -> bool:
