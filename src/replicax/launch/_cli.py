@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from replicax import __version__
+from replicax._base.errors import JobError
 from replicax._job.channel import parse
 from replicax.launch._environment import LaunchError, check_open_files
 from replicax.launch._launcher import Launcher, Plan
@@ -187,7 +188,7 @@ def launch(arguments: Sequence[str], program: str) -> int:
         complete(plan)
         launcher = Launcher(plan, screen)
         status = launcher.run()
-    except LaunchError as error:
+    except (LaunchError, JobError) as error:
         screen.say(f"error: {error}", alarm=True)
         status = 2
     # Who has asked the launcher to end does not wait for a reader who may never read.

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from replicax._base.errors import JobError
 from replicax._job.channel import HEARTBEAT, Message, join_address, seconds_from_environment
 from replicax.launch import _guard
 from replicax.launch._connection import Connection, Listener, connect
@@ -65,10 +64,7 @@ class Launcher:
         self._interrupts: list[int] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
         self._task: asyncio.Task[int] | None = None
-        try:
-            self._timeout = seconds_from_environment(HEARTBEAT, 30.0) or 30.0
-        except JobError as error:
-            raise LaunchError(str(error)) from None
+        self._timeout = seconds_from_environment(HEARTBEAT, 30.0) or 30.0
 
     @property
     def interrupted(self) -> bool:

@@ -128,12 +128,11 @@ class LocalWorkers:
 
     async def wait(self) -> list[Outcome]:
         """Waits for all of them, and returns how they ended, in order."""
-        watches = [asyncio.create_task(self._watch_reports()), asyncio.create_task(self._watch_marks())]
+        watch = asyncio.create_task(self._watch())
         try:
             return list(await asyncio.gather(*self._running))
         finally:
-            for watch in watches:
-                watch.cancel()
+            watch.cancel()
 
     async def end(self, number: int, *, settle: float, grace: float) -> None:
         """Ends those that still run: they have `settle` seconds, get the signal, and `grace` seconds later SIGKILL."""
@@ -175,20 +174,18 @@ class LocalWorkers:
     def _stands(self, worker: Worker, how: str, addresses: list[str]) -> None:
         self._tell({"op": "stands", "worker": worker.number, "how": how, "addresses": addresses})
 
-    async def _watch_marks(self) -> None:
-        """Tells which workers wait for their job: the leader knows whether one that they wait for has ended."""
+    async def _watch(self) -> None:
+        """Tells which workers wait for their job, and looks for one that has reported its failure and does not end."""
         told: dict[int, bool] = {}
+        reported: float | None = None  # when a report was first seen
         while True:
             for worker in self._alive():
                 joins, joined = read_mark(self._folder, worker.number)
                 if joins and told.get(worker.number) is not joined:
                     told[worker.number] = joined
                     self._stands(worker, "joined" if joined else "waits", joins)
+            if reported is None and any(self._folder.glob("*.json")):  # the folder itself may have been deleted
+                reported = time.monotonic()
+            if reported is not None and time.monotonic() - reported > _REPORTED_AND_ALIVE:
+                self._fail()
             await asyncio.sleep(_LOOK)
-
-    async def _watch_reports(self) -> None:
-        """Looks for a worker that has reported its failure and does not end."""
-        while not any(self._folder.glob("*.json")):  # the folder itself may have been deleted
-            await asyncio.sleep(_LOOK)
-        await asyncio.sleep(_REPORTED_AND_ALIVE)
-        self._fail()
