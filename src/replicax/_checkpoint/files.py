@@ -275,16 +275,16 @@ def _damaged(path: str, what: str) -> CheckpointError:
 
 def token_at(path: str) -> str | None:
     """Returns the token of the call that wrote the checkpoint at `path`; None where there is no record."""
-    record = _record_at(existing(path))
-    return None if record is None else record["token"]
+    token: str | None = _record_at(existing(path)).get("token")
+    return token
 
 
-def _record_at(place: str) -> Record | None:
-    """Returns the record of a checkpoint's folder; None where it is lost or damaged."""
+def _record_at(place: str) -> dict[str, Any]:
+    """Returns the record of a checkpoint's folder, of any format; without entries where it is lost or damaged."""
     try:
-        return cast(Record, read_record(os.path.join(place, _RECORD)))
+        return read_record(os.path.join(place, _RECORD))
     except _UNREADABLE:
-        return None
+        return {}
 
 
 def read(path: str) -> Saved:
@@ -326,8 +326,8 @@ def numbered_checkpoints(directory: str, name: str | None = None) -> dict[str, f
     times = {}
     for path, place in ((path, existing(path)) for path in paths):
         if os.path.isfile(os.path.join(place, _RECORD)):
-            record = _record_at(place)  # since the files of a copy have other times
-            times[path] = os.path.getmtime(place) if record is None else record["time"]
+            # The record's first, since the files of a copy have other times.
+            times[path] = _record_at(place).get("time") or os.path.getmtime(place)
     return dict(sorted(times.items(), key=lambda item: (item[1], int(item[0].rpartition("-")[2]))))
 
 
