@@ -28,12 +28,12 @@ from replicax._values import AXIS, Kind
 
 
 class Packing(NamedTuple):
-    """How tensors are put into messages.
+    """The way in which tensors are put into messages.
 
     Args:
-        packs: at most so many messages for each dtype, of about equal bytes; 0 for one a tensor.
-        pack_bytes: of a message at most, if it is not 0; then `packs` does not matter.
-        halves: whether to add up within halves of the replicas first, and then across them.
+        packs: the largest number of messages for each dtype, of about equal size; 0 for a message for each tensor.
+        pack_bytes: the largest size of a message in bytes; if it is not 0, `packs` is ignored.
+        halves: whether to add up within each half of the replicas first, and then across the halves.
     """
 
     packs: int = 1
@@ -42,11 +42,11 @@ class Packing(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """True if somebody has asked for other messages than one for each dtype."""
+        """True if other messages than one for each dtype were asked for."""
         return self.packs != 1 or self.pack_bytes > 0
 
     def groups(self, leaves: Sequence[Kind]) -> list[list[int]]:
-        """Returns the places of the leaves of each message."""
+        """Returns the indices of the leaves of each message."""
         if self.pack_bytes or self.packs == 1:
             return by_dtype(leaves, self.pack_bytes)
         if self.packs == 0:
@@ -120,10 +120,10 @@ def _messages(*leaves: jax.Array, packing: Packing) -> list[jax.Array]:
 
 
 def after(before: jax.Array, value: jax.Array) -> jax.Array:
-    """Returns `value`, in a program that has to know `before` first.
+    """Returns `value`, made to depend on `before`.
 
-    XLA makes one all-reduce of all that need not wait for each other. It does so after it has dropped optimization
-    barriers, so the value itself has to depend on the former result: no byte has more than eight ones, but XLA does
+    XLA combines all-reduces that do not depend on each other, after it has dropped optimization barriers. So the value
+    itself depends on the former result, by a condition that is never true: no byte has more than eight ones. XLA does
     not know that.
     """
     if not value.size:

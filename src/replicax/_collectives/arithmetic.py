@@ -155,7 +155,7 @@ def axes_of(axis: Axis) -> tuple[int, ...]:
 
 
 def count_along(shape: Sequence[int], axis: Axis) -> int:
-    """Returns the number of elements of which a reduction along `axis` makes one."""
+    """Returns the number of elements that a reduction along `axis` combines into one."""
     return math.prod(shape[one] for one in axes_of(axis))
 
 
@@ -180,7 +180,7 @@ def reduce_along(op: ReduceOp, parts: Sequence[ArrayLike], axis: Axis) -> jax.Ar
 
 
 def sum_of_rows(stacked: jax.Array, axes: tuple[int, ...] = ()) -> jax.Array:
-    """Returns the sum of all rows, and along these axes of theirs."""
+    """Returns the sum over the rows, and over these axes of each row."""
     return jnp.sum(stacked, axis=(0, *(a + 1 for a in axes)), dtype=stacked.dtype)
 
 
@@ -190,7 +190,7 @@ def sum_of_rows(stacked: jax.Array, axes: tuple[int, ...] = ()) -> jax.Array:
 def local_sum(leaf: jax.Array, groups: Sequence[Sequence[int]] | None = None) -> jax.Array:
     """Returns the sum over the replicas, or over those of each group by itself.
 
-    XLA has none of a single replica that is spread over several devices.
+    A single replica's value is returned as it is: XLA has no all-reduce over one replica on several devices.
     """
     if lax.axis_size(AXIS) == 1:
         return leaf

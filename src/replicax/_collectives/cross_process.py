@@ -74,14 +74,14 @@ def any_worker(mesh: ReplicaMesh, here: bool, label: str) -> bool:
 def agree(mesh: ReplicaMesh, call: str, *values: Sequence[object]) -> None:
     """Raises, on all workers alike, unless each value's components have one shape and dtype everywhere.
 
-    A value is given by its local components.
+    `values` has the local components of each value.
     """
     for described in _descriptions(mesh, call, values) or ():
         arithmetic.check_alike([_kind(text) for text in described])
 
 
 def compare(value: PerReplica) -> None:
-    """Tells a value of which shapes and dtypes its components in all processes are."""
+    """Exchanges the shapes and dtypes of a value's components with the other processes, and notes them in the value."""
     parts, mesh = value.values, mesh_of(value)
     assert mesh is not None
     with jax_internals.untraced():
@@ -107,7 +107,7 @@ def _first_row(rows: jax.Array) -> jax.Array:
 
 @functools.cache
 def _program(mesh: ReplicaMesh, of_rows: OfRows) -> OfRows:
-    """Compiles a function of all components, stacked, for what `given` returns."""
+    """Compiles a function of the stacked components so that it takes what `given` returns."""
 
     def program(given: jax.Array) -> jax.Array:
         return of_rows(as_rows(given, mesh) if mesh.lone else given)
@@ -121,7 +121,7 @@ def _first_to(sharding: NamedSharding) -> OfRows:
 
 
 def given(mesh: ReplicaMesh, parts: Sequence[Leaf]) -> jax.Array:
-    """Returns the local components as a program's input; a single one as it is, which is quickest."""
+    """Returns the local components as a program's input: stacked, or a single one as it is, which is quickest."""
     if not mesh.lone:
         return mesh.stack(parts)
     return jax_internals.uncommitted(parts[0]) if getattr(parts[0], "committed", False) else parts[0]
@@ -153,7 +153,7 @@ def _is_key(array: Array) -> TypeGuard[jax.Array]:
 
 
 def from_first(mesh: ReplicaMesh, part: jax.Array, what: str) -> jax.Array:
-    """Returns replica 0's component on every worker, where this worker's own one is `part`."""
+    """Returns replica 0's component on every worker; `part` is this worker's own."""
     if _is_key(part):
         return _through_bits(part, lambda bits: from_first(mesh, bits, what + "'s bits"))
     parts = [part] * len(mesh.local_ids)
@@ -197,7 +197,7 @@ def all_parts(mesh: ReplicaMesh, parts: Sequence[jax.Array], axis: int) -> list[
 
 
 def gather_sizes(mesh: ReplicaMesh, sizes: Sequence[int]) -> list[int]:
-    """Returns the numbers of all replicas, given those of this worker's."""
+    """Returns the numbers of all replicas; `sizes` are those of this worker's."""
     told = exchange.all_gather(",".join(map(str, sizes)))
     return [int(size) for size in mesh.by_replica([text.split(",") for text in told])]
 

@@ -28,7 +28,7 @@ _lock = threading.Lock()
 
 
 def shapes(arrays: Iterable[tuple[object, Sequence[int]]]) -> str:
-    """Returns dtypes and shapes, as they stand behind a label; not all, where there are many.
+    """Returns dtypes and shapes as text for a label, cut off if there are many.
 
     >>> shapes([("float32", (8, 3)), ("int32", ())])
     'float32[8, 3], int32[]'
@@ -39,9 +39,9 @@ def shapes(arrays: Iterable[tuple[object, Sequence[int]]]) -> str:
 class dispatching:
     """A context manager around the dispatch of a program with collectives, which sets `output` to one of its outputs.
 
-    The label says what it is, where a job of several processes reports on it; the rows of stacked arrays are described
-    behind it. `small` tells that the output is known to be so. Every so often, leaving waits until half of the calls in
-    flight have ended: waiting once for several calls wakes this thread up less often than waiting a little at each.
+    Reports of a job of several processes name the program by `label`, followed by the dtypes and shapes of the rows of
+    `stacked`. `small` says that the output is known to be small. When too many calls are in flight, leaving waits until
+    half of them have ended: waiting once for several calls wakes this thread up less often than waiting at each.
     """
 
     __slots__ = ("_call", "_label", "_mesh", "_small", "_stacked", "output")
@@ -57,7 +57,7 @@ class dispatching:
         return self
 
     def compile(self, program: jax.stages.Wrapped, *arguments: Tree) -> None:
-        """Makes JAX compile a program that is about to be called so, where the job's watch would take it for a wait."""
+        """Compiles a program before the call, in a job whose watch would else take the compilation for a wait."""
         if self._call is not None:
             self._call.compiling = True
             state.compare_now()

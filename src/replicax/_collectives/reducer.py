@@ -110,7 +110,7 @@ class Reducer:
         return results
 
     def aggregate(self, aggregation: VariableAggregation, value: Leaf) -> Leaf:
-        """Returns what the replicas' values that are assigned to a variable come to."""
+        """Returns the aggregate of the values that the replicas assign to a variable."""
         value = self._own(value)
         if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
             if isinstance(value, PerReplica) and traced_component(value) is None and not self.mesh.all_local:
@@ -134,11 +134,11 @@ class Reducer:
     def reduce_to_parts(
         self, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
     ) -> list[Reducible | Part]:
-        """Returns the same of which each replica gets its part (see `_collectives.sharding`)."""
+        """Does as `reduce_local`, but each replica gets only its part of what is cut (see `_collectives.sharding`)."""
         return self._scattering_ops._local_parts(op, leaves, self.mesh, options)
 
     def gather_parts(self, values: Sequence[Value], options: CommunicationOptions) -> list[jax.Array]:
-        """Returns one replica's values while its function is traced, those that are parts gathered from all."""
+        """Returns one replica's values while its function is traced, as whole arrays; parts are gathered from all."""
         return sharding.gathered(values, self._scattering_ops._packing(options))
 
     @property
@@ -148,7 +148,7 @@ class Reducer:
         return ops
 
     def all_reduce(self, op: ReduceOp, values: list[Leaf], options: CommunicationOptions) -> list[Leaf]:
-        """Returns what eager replicas get from `all_reduce`: a value for each they passed."""
+        """Returns the results of `all_reduce` of eager replicas: one for each value that they passed."""
         own = [i for i, value in enumerate(values) if isinstance(value, PerReplica)]
         for i in own:
             if is_array(values[i].values[0]):
@@ -166,18 +166,18 @@ class Reducer:
         return results
 
     def all_gather(self, values: Sequence[Leaf], axis: int) -> list[Leaf]:
-        """Returns what eager replicas get from `all_gather`: a value for each they passed."""
+        """Returns the results of `all_gather` of eager replicas: one for each value that they passed."""
         return [self._on_each_replica(self._gathered(value, axis)) for value in values]
 
     def gather_sizes(self, size: PerReplica | int) -> list[int]:
-        """Returns a number of each replica, on all workers."""
+        """Returns the numbers of all replicas, on all workers."""
         sizes: list[int] = list(size.values) if isinstance(size, PerReplica) else [size] * len(self.mesh.local_ids)
         return sizes if self.mesh.all_local else cross_process.gather_sizes(self.mesh, sizes)
 
     # One value, by its form.
 
     def _own(self, value: Leaf) -> Leaf:
-        """Returns a plain value as this worker's component, where it has one replica of several."""
+        """Returns a plain value as this worker's component, if the worker has one replica of several."""
         mesh, value = self.mesh, adopted(value, self.mesh)
         if not mesh.lone or isinstance(value, DistributedValues):
             return value
@@ -227,7 +227,7 @@ class Reducer:
         return is_whole(value) or (not self.mesh.all_local and all(is_array(part) for part in value.values))
 
     def _leaf(self, op: ReduceOp, value: Leaf, axis: Axis | None) -> Leaf:
-        """Reduces one value as `_checked` returns it."""
+        """Reduces one value that `_checked` has returned."""
         if not isinstance(value, DistributedValues):
             if axis is None:
                 return self._non_distributed(op, value)
@@ -248,7 +248,7 @@ class Reducer:
         return arithmetic.reduce_along(op, value.values, axis)
 
     def _spans_processes(self) -> bool:
-        """Returns whether components, as they are now, are of some of the replicas only."""
+        """Returns whether a value's components here are of some of the replicas only."""
         return not self.mesh.all_local and not frames.is_tracing()
 
     def _local(self, op: ReduceOp, leaf: jax.Array, axis: Axis | None) -> jax.Array:
@@ -301,7 +301,7 @@ class Reducer:
         return jnp.concatenate(parts, axis)
 
     def _on_each_replica(self, value: Leaf) -> Leaf:
-        """Returns a plain array as a value of its own on every replica's device."""
+        """Returns a plain array as a `Mirrored` value; anything else as it is."""
         mesh = self.mesh
         return of_array(Mirrored, mesh.mirror([value] * len(mesh.local_ids)), mesh) if is_array(value) else value
 

@@ -95,7 +95,7 @@ def whole(value: Value) -> jax.Array:
 
 
 def known_part(array: jax.Array, count: int) -> Value:
-    """Returns this replica's part of an array that all replicas have; what is not cut as it is."""
+    """Returns an array that all replicas have as this replica's part of it; as it is if it is not cut."""
     return Part(own_part(array, count), array.shape, array) if is_cut(array, count) else array
 
 
@@ -104,8 +104,8 @@ def sums(
 ) -> list[jax.Array]:
     """Returns this replica's parts of the sums over the replicas of leaves that are cut.
 
-    Those of one pack are the columns of one array `[count, ...]`, of which `scatter` leaves each replica the sum of one
-    row.
+    The leaves of one message are the columns of an array `[count, ...]`; `scatter` adds it up over the replicas and
+    returns this replica's row.
     """
     results: dict[int, jax.Array] = {}
     before: jax.Array | None = None

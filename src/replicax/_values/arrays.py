@@ -1,4 +1,4 @@
-"""Plain arrays: what is one, and parts of arrays that are filled up to a common shape."""
+"""Plain arrays: tests for them, and padding to a common shape."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _Array = TypeVar("_Array", np.ndarray, jax.Array)
 
 
 def part_of(array: _Array, shape: tuple[int, ...]) -> _Array:
-    """Returns the first so many entries along each dimension."""
+    """Returns the leading part of an array that has this shape."""
     return array if array.shape == shape else array[tuple(slice(n) for n in shape)]
 
 
 def filled(part: _Array, shape: tuple[int, ...]) -> _Array:
-    """Returns an array of this shape that begins with `part`, and is zero behind it."""
+    """Returns `part` padded with zeros at the end of each dimension to this shape."""
     if part.shape == shape:
         return part
     padding = [(0, n - m) for m, n in zip(part.shape, shape)]
@@ -28,7 +28,7 @@ def filled(part: _Array, shape: tuple[int, ...]) -> _Array:
 
 
 def is_text(array: Array) -> bool:
-    """Returns whether an array is one of strings or objects, which NumPy has and JAX has not."""
+    """Returns whether an array holds strings or objects, which JAX does not support."""
     return getattr(array.dtype, "kind", "V") in "OSU"
 
 
@@ -53,5 +53,5 @@ def largest_of(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def is_global(array: object) -> bool:
-    """Returns whether some of an array lies on devices of other processes."""
+    """Returns whether part of an array lies on devices of other processes."""
     return isinstance(array, jax.Array) and not array.is_fully_addressable

@@ -30,10 +30,11 @@ def not_a_tensor(value: object) -> ValueError:
 
 
 class NotATensor:
-    """The base of values with a component for each replica: errors that say what to do where a tensor is expected.
+    """The base of values with a component for each replica: used as a tensor, they raise errors that say what to do.
 
-    Such a value knows nothing of its own component in a replica function that did not get it as an argument. Outside of
-    replica functions an operator is Python's own error, and the value is true, as any object is.
+    In a replica function that did not get such a value as an argument, every use of it raises: it does not know which
+    component is the replica's own. Elsewhere an operator raises Python's own error, and the value is true, as objects
+    are.
     """
 
     __slots__ = ()
@@ -79,14 +80,14 @@ class NotATensor:
     def __getitem__(self, index: object) -> NoReturn:
         raise self._no("'PerReplica' object is not subscriptable")
 
-    def __getattr__(self, name: str) -> NoReturn:  # called for those that there are not
+    def __getattr__(self, name: str) -> NoReturn:  # called for missing ones
         text = f"{type(self).__name__!r} object has no attribute {name!r}"
         if _in_replica_function() and not name.startswith("_"):
             text += f". {_captured(self)}"
         raise AttributeError(text, name=name, obj=self)
 
     def _no(self, said: str) -> TypeError:
-        """Returns the error for what cannot be done with the value, which begins like Python's own."""
+        """Returns the error for an operation that the value does not support; it begins as Python's own."""
         _refuse_captured(self)
         return TypeError(
             f"{said}. It has a component for each replica{_if_equal(self)}. Combine them, "
@@ -156,7 +157,7 @@ def _captures(kind: type) -> Iterator[tuple[str, str, object]]:
 
 
 def _if_equal(value: NotATensor) -> str:
-    """Returns words to say that all components here are one number, where they are."""
+    """Returns words that tell the number that all components here are, if they are one number."""
     try:
         components = [component.item() for component in getattr(value, "values", ())]
     except Exception:  # they are traced, no scalars, or lost

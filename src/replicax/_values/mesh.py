@@ -94,22 +94,22 @@ class ReplicaMesh:
         return [[i for i, owner in enumerate(owners) if owner == process] for process in dict.fromkeys(owners)]
 
     def by_replica(self, by_process: Sequence[Sequence[_T]]) -> list[_T]:
-        """Returns what each process says of its replicas in the order of their ids.
+        """Returns the items that each process has for its replicas in the order of the replicas' ids.
 
-        The replicas of one process need not stand together.
+        The ids of one process need not be consecutive.
         """
         told = [iter(of_process) for of_process in by_process]
         return [next(told[device.process_index]) for device in self.devices]
 
     def mirror(self, parts: Sequence[Leaf]) -> jax.Array:
-        """Returns one replicated array whose copy on each local device is that part."""
+        """Returns a replicated array; `parts` are the copies of the local replicas."""
         if self.all_local and all(part is parts[0] for part in parts):
             return put([self.pool.settled(parts[0])], self.mirrored)[0]
         placed = self._placed(parts)
         return jax.make_array_from_single_device_arrays(placed[0].shape, self.mirrored, placed)
 
     def stack(self, parts: Sequence[Leaf]) -> jax.Array:
-        """Returns one array `[replicas, ...]` whose row on each local device is that part."""
+        """Returns an array `[replicas, ...]`, sharded over its first axis; `parts` are the local replicas' rows."""
         if all(isinstance(part, np.ndarray) and part.dtype == parts[0].dtype for part in parts):
             by_id = {i: self.pool.settled(part)[None] for i, part in zip(self.local_ids, parts)}
             shape = (self.size, *parts[0].shape)
@@ -121,16 +121,16 @@ class ReplicaMesh:
         return jax.make_array_from_single_device_arrays(shape, self.stacked, placed)
 
     def _placed(self, parts: Sequence[Leaf]) -> list[jax.Array]:
-        """Returns each local replica's part on all of its devices, in the mesh's order."""
+        """Copies each local replica's part to all of its devices; returns the copies in the mesh's order."""
         settled = [self.pool.settled(part) for part in parts]
         return put([part for part in settled for _ in range(self.logical_size)], self._local_grid)
 
     def components(self, parts: Sequence[np.ndarray]) -> list[jax.Array]:
-        """Returns each local replica's part on its device."""
+        """Copies each local replica's part to its device."""
         return [self.pool.on_device(part, device) for part, device in zip(parts, self.local_devices)]
 
     def spread(self, array: Leaf, sharding: NamedSharding) -> jax.Array:
-        """Returns an array of which every process has all, spread over the mesh in this way."""
+        """Returns an array with this sharding; every process passes all of the array."""
         if self.all_local or is_global(array):
             return put([array], sharding)[0]
         host = np.asarray(array)
@@ -156,11 +156,11 @@ class ReplicaMesh:
         return tuple(jax_internals.uncommitted(shard.data) for shard in shards)
 
     def copy(self, array: jax.Array, replica: int) -> jax.Array:
-        """Returns one of `copies`."""
+        """Returns the copy of one local replica, as `copies` does."""
         return jax_internals.uncommitted(self.shard(self._resharded(array, self.mirrored), replica))
 
     def shard(self, array: jax.Array, replica: int) -> jax.Array:
-        """Returns the same of an array that lies as `mirrored` says, committed to its device."""
+        """Returns the copy of one local replica of an array with the sharding `mirrored`, committed to its device."""
         # Of a replicated array `addressable_data` is always the first.
         shard: jax.Array = array.addressable_shards[replica * self.logical_size].data
         return shard
@@ -180,13 +180,13 @@ class ReplicaMesh:
         return [shard.data for shard in shards]
 
     def pad(self, parts: Sequence[Array], shape: tuple[int, ...]) -> jax.Array:
-        """Returns one array `[replicas, *shape]` whose row on each local device is that part, filled up with zeros."""
+        """Returns an array `[replicas, *shape]`, whose local rows are these parts, padded with zeros."""
         placed = put([self.pool.settled(part) for part in parts], self.local_devices)
         rows = [_filled_row(part, shape) for part in placed]
         return jax.make_array_from_single_device_arrays((self.size, *shape), self.stacked, rows)
 
     def cut(self, array: jax.Array, shapes: Sequence[tuple[int, ...]]) -> tuple[jax.Array, ...]:
-        """Returns the local ones of the parts that a padded array was made of, each on its replica's device.
+        """Returns the parts that the local rows of a padded array were made of, each on its replica's device.
 
         `shapes` are those of all replicas' parts.
         """
@@ -194,7 +194,7 @@ class ReplicaMesh:
         return tuple(map(self._part, blocks, (shapes[i] for i in self.local_ids)))
 
     def _part(self, block: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Returns the part of this shape that the row in a block begins with, on its device."""
+        """Returns the leading part, of this shape, of the row in a block, on the block's device."""
         (device,) = block.devices()
         is_key = jax.dtypes.issubdtype(block.dtype, jax.dtypes.extended)
         if device.platform == "cpu" and not (is_key or block.weak_type):
@@ -205,7 +205,7 @@ class ReplicaMesh:
 
 
 def mapped(function: Callable[_P, _T], mesh: ReplicaMesh, in_specs: Tree, out_specs: Tree) -> Callable[_P, _T]:
-    """Returns a function of one replica's blocks, mapped over the replicas."""
+    """Returns `function`, which computes on one replica's blocks, mapped over the replicas."""
     over_all: Callable[_P, _T] = jax.shard_map(
         function, mesh=mesh.mesh, in_specs=in_specs, out_specs=out_specs, axis_names={AXIS}, check_vma=False
     )
@@ -213,14 +213,14 @@ def mapped(function: Callable[_P, _T], mesh: ReplicaMesh, in_specs: Tree, out_sp
 
 
 def as_rows(copies: jax.Array, mesh: ReplicaMesh) -> jax.Array:
-    """Returns one stacked array of the copies that the replicas' devices have of a value, inside of compiled code."""
+    """Returns the copies of a replicated array as the rows of a stacked one, inside of compiled code."""
     return mapped(_as_row, mesh, PartitionSpec(), PartitionSpec(AXIS))(copies)
 
 
 def as_copies(rows: jax.Array, mesh: ReplicaMesh) -> jax.Array:
-    """Returns the rows of a stacked array as copies of one that is called replicated, inside of compiled code.
+    """Returns the rows of a stacked array as the copies of one that counts as replicated, inside of compiled code.
 
-    So a program hands out the only component of this process without a second program that takes its row.
+    So a program returns the only component of this process, and no second program has to take its row.
     """
     return mapped(_first_row, mesh, PartitionSpec(AXIS), PartitionSpec())(rows)
 

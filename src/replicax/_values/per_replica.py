@@ -51,7 +51,7 @@ class DistributedValues(nest.LeafBase):
 
 
 class Value(DistributedValues):
-    """The base of `PerReplica` and `Mirrored`: a form, and the mesh that it is made another form with."""
+    """The base of `PerReplica` and `Mirrored`: components in one form, and the mesh on which others are made."""
 
     __slots__ = ("__weakref__", "_array", "_form", "_mesh", "_padded", "_values")
 
@@ -77,7 +77,7 @@ class Value(DistributedValues):
         return type(self), (pickling.stored(self.values),)  # without devices, which another process need not have
 
     def _made_array(self) -> jax.Array | None:
-        """Returns the global array of components of one shape and dtype."""
+        """Returns the global array of components of one shape and dtype, None of others."""
         form = self._form
         if self._array is None and isinstance(form, Parts) and is_uniform(self):
             stacked = self._whole is Stacked
@@ -186,29 +186,29 @@ _V = TypeVar("_V", bound=Value)
 
 
 def of_form(kind: type[_V], form: Form, mesh: ReplicaMesh | None) -> _V:
-    """Returns the value of this class that has its components in this form."""
+    """Returns a value of this class with its components in this form."""
     value = kind.__new__(kind)
     value._set(form, mesh)
     return value
 
 
 def of_array(kind: type[_V], array: Leaf, mesh: ReplicaMesh | None) -> _V:
-    """Returns the value whose global array this is: stacked, or replicated for `Mirrored`."""
+    """Returns a value of this class with this global array: replicated for `Mirrored`, else stacked."""
     return of_form(kind, kind._whole(array), mesh)
 
 
 def of_traced(kind: type[_V], component: Leaf, mesh: ReplicaMesh | None) -> _V:
-    """Returns the value as one replica has it while a replica function is traced: by its own component."""
+    """Returns a value that holds the component of the one replica whose function is traced."""
     return of_form(kind, Traced(component), mesh)
 
 
 def of_padded(array: jax.Array, shapes: Sequence[Shape], mesh: ReplicaMesh | None) -> PerReplica:
-    """Returns the value with components of these shapes, all replicas', with which the rows of `array` begin."""
+    """Returns a value whose components are the leading parts, of these shapes, of the rows of `array`."""
     return of_form(PerReplica, Padded(array, tuple(shapes)), mesh)
 
 
 def of_kinds(values: Sequence[Leaf], kinds: Sequence[Kind], mesh: ReplicaMesh) -> PerReplica:
-    """Returns the value with these components here, where `kinds` are those of all replicas' components."""
+    """Returns a value with these components here; `kinds` are the shapes and dtypes of all replicas'."""
     value = PerReplica(values, mesh)
     if not mesh.all_local:  # else they are there to be looked at
         note_kinds(value, kinds)
@@ -216,11 +216,11 @@ def of_kinds(values: Sequence[Leaf], kinds: Sequence[Kind], mesh: ReplicaMesh) -
 
 
 def from_host(parts: Sequence[Leaf], kinds: Sequence[Kind], mesh: ReplicaMesh) -> PerReplica | None:
-    """Returns the value with these components of the host, stacked or padded on the devices; None where it cannot be.
+    """Returns a value with these components of the host, stacked or padded on the devices; None if neither can be.
 
     Args:
         parts: the components of this process.
-        kinds: of the components of all processes, in order of replica id.
+        kinds: shapes and dtypes of the components of all processes, in order of replica id.
         mesh: where to put them.
     """
     if not _can_be_padded(parts, kinds, mesh):
@@ -258,10 +258,10 @@ def global_array(value: Value) -> jax.Array | None:
 
 
 def padded_form(value: PerReplica) -> Padded | None:
-    """Returns the padded form of components that differ in shape; None where there is none.
+    """Returns the padded form of components that differ in shape; None if they cannot be padded.
 
-    There is one of numeric components with equal dtypes and ranks, on a device each, where all shapes are known: where
-    all are in this process, or in what came of a dataset or out of a program.
+    They can if they are numeric, of equal dtypes and ranks, on one device each, and if all shapes are known: those of
+    components in this process are, and those of values that a dataset or a program has made.
     """
     form, mesh = value._form, value._mesh
     if value._padded is not None or value._array is not None or not isinstance(form, Parts):
@@ -278,9 +278,9 @@ def padded_form(value: PerReplica) -> Padded | None:
 
 
 def _can_be_padded(parts: Sequence[Leaf], kinds: Sequence[Kind], mesh: ReplicaMesh) -> bool:
-    """Returns whether these components can be padded, where `kinds` are those of all replicas' components.
+    """Returns whether these components can be padded; `kinds` are the shapes and dtypes of all replicas'.
 
-    All processes come to the same, since they compare what all of them know.
+    All processes come to the same result, since they compare what all of them know.
     """
     return (
         not mesh.logical_axes
@@ -329,7 +329,7 @@ def needs_comparison(value: PerReplica) -> bool:
 
 
 def local_shapes(value: PerReplica) -> list[Shape]:
-    """Returns the shapes of those components of this process that are arrays and not known to be alike."""
+    """Returns the shapes of this process's components that are arrays; none of a stacked value, which has one."""
     if value._values is not None and not isinstance(value._form, Stacked):
         return [tuple(part.shape) for part in value._values if is_array(part)]
     if isinstance(value._form, Padded):
@@ -338,12 +338,12 @@ def local_shapes(value: PerReplica) -> list[Shape]:
 
 
 def component_count(value: PerReplica) -> int:
-    """Returns how many components there are, on all workers together."""
+    """Returns the number of components, on all workers together."""
     return len(value.values) if value._mesh is None else value._mesh.size
 
 
 def made_forms(value: Value) -> list[object]:
-    """Returns the arrays that a value is known by so far: its form's, and those that were made of it."""
+    """Returns the arrays that hold a value so far: its form's, and those that were made of it."""
     form = value._form
     whole = form.array if isinstance(form, Stacked | Replicated) else value._array
     return [whole, value._padded and value._padded.array, *(value._values or ())]
@@ -358,7 +358,7 @@ def own_component(leaf: Leaf) -> Leaf:
 
 
 def adopted(value: Leaf, mesh: ReplicaMesh) -> Leaf:
-    """Returns a PerReplica value that the user made of components as one of this mesh's; another value as it is."""
+    """Returns a PerReplica value that a user made of components, with this mesh; another value as it is."""
     made = isinstance(value, PerReplica) and value._mesh is None
     return PerReplica(value.values, mesh) if made and len(value.values) == len(mesh.local_ids) else value
 

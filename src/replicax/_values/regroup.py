@@ -26,7 +26,7 @@ def arrays_of(nest: Tree) -> list[jax.Array]:
 def regroup(results: Sequence[Tree], mesh: ReplicaMesh, merging: bool = False) -> Tree:
     """Returns one structure of each replica's: leaves become PerReplica, unless all replicas gave the very same object.
 
-    Where they are put together to be merged, no array counts as the same in another process.
+    With `merging`, and other processes, arrays become PerReplica even so: the other processes have others.
     """
 
     def group(values: Sequence[Leaf]) -> Leaf:
