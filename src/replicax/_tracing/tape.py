@@ -51,7 +51,6 @@ class GradientTape:
     `jax.shard_map`, `jax.custom_vjp` or `jax.custom_jvp` reads without taking it as an argument is not differentiated.
 
     >>> import jax.numpy as jnp
-    from jax.typing import ArrayLike
     >>> import replicax as rx
     >>> x = jnp.asarray(3.0)
     >>> with rx.GradientTape() as tape:
@@ -107,7 +106,6 @@ class GradientTape:
         A variable is followed from its next read on, whether or not it is trainable.
 
         >>> import jax.numpy as jnp
-        from jax.typing import ArrayLike
         >>> import replicax as rx
         >>> parameters = {"w": jnp.asarray(2.0), "b": jnp.asarray(1.0)}
         >>> with rx.GradientTape() as tape:
@@ -134,7 +132,6 @@ class GradientTape:
         """Returns a context inside of the tape's own in which nothing is recorded.
 
         >>> import jax.numpy as jnp
-        from jax.typing import ArrayLike
         >>> import replicax as rx
         >>> x = jnp.asarray(3.0)
         >>> with rx.GradientTape(persistent=True) as tape:
@@ -159,7 +156,6 @@ class GradientTape:
         """Forgets what was recorded and watched, as if the tape had just been entered.
 
         >>> import jax.numpy as jnp
-        from jax.typing import ArrayLike
         >>> import replicax as rx
         >>> x = jnp.asarray(3.0)
         >>> with rx.GradientTape() as tape:
@@ -207,7 +203,6 @@ class GradientTape:
             The gradients, in the structure of `sources`.
 
         >>> import jax.numpy as jnp
-        from jax.typing import ArrayLike
         >>> import replicax as rx
         >>> x, unused = jnp.asarray([1.0, 2.0]), jnp.asarray(0.0)
         >>> with rx.GradientTape() as tape:
@@ -240,7 +235,6 @@ class GradientTape:
             Arrays of the shape `target.shape + source.shape`, in the structure of `sources`.
 
         >>> import jax.numpy as jnp
-        from jax.typing import ArrayLike
         >>> import replicax as rx
         >>> x = jnp.asarray([1.0, 2.0])
         >>> with rx.GradientTape() as tape:
@@ -270,7 +264,6 @@ class GradientTape:
         `jacobian`; where `target` does not depend on `source`, the result is zeros.
 
         >>> import jax.numpy as jnp
-        from jax.typing import ArrayLike
         >>> import replicax as rx
         >>> x = jnp.asarray([[1.0, 2.0], [3.0, 4.0]])
         >>> with rx.GradientTape() as tape:
