@@ -85,7 +85,7 @@ def checked_compression(compression: str | None, *further: str) -> str | None:
 class ElementWriter:
     """A file that elements of this spec are written to, each to the part whose number `part_of` gives.
 
-    Without a spec it is that of the first element. The file is complete once `finish` was called.
+    Without a spec it is that of the first element.
     """
 
     def __init__(self, path: str, spec: Tree = None, compression: str | None = None, part_of: PartOf | None = None):
@@ -97,8 +97,22 @@ class ElementWriter:
         self._count, self._chunks = 0, list[tuple[int, int]]()
         self._file = zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if compression == "GZIP" else zipfile.ZIP_STORED)
 
-    def write(self, element: Tree) -> None:
-        """Writes one element."""
+    def through(self, elements: Iterator[Tree]) -> Iterator[Tree]:
+        """Yields the elements and writes each of them; the file is complete only if all have been asked for."""
+        try:
+            for element in elements:
+                self._write(element)
+                yield element
+            for part in sorted(part for part, waiting in self._waiting.items() if waiting):
+                self._end_chunk(part)
+            about = {"spec": self._description, "chunks": self._chunks, "id": uuid.uuid4().hex}
+            self._file.writestr(_ABOUT, json.dumps(about))
+            self._file.close()
+        finally:
+            with contextlib.suppress(OSError):  # as on a full disk
+                self._file.close()
+
+    def _write(self, element: Tree) -> None:
         leaves, structure = flatten(element)
         if self._spec is None:
             self._spec = spec_of(element)
@@ -129,30 +143,6 @@ class ElementWriter:
         self._chunks.append((part, len(waiting)))
         waiting.clear()
         self._bytes[part] = 0
-
-    def finish(self) -> None:
-        """Completes and closes the file."""
-        for part in sorted(part for part, waiting in self._waiting.items() if waiting):
-            self._end_chunk(part)
-        about = {"spec": self._description, "chunks": self._chunks, "id": uuid.uuid4().hex}
-        self._file.writestr(_ABOUT, json.dumps(about))
-        self._file.close()
-
-    def abandon(self) -> None:
-        """Closes the file, which is not to be read, unless `finish` was called."""
-        with contextlib.suppress(OSError):  # as on a full disk
-            self._file.close()
-
-
-def written_through(elements: Iterator[Tree], writer: ElementWriter) -> Iterator[Tree]:
-    """Yields the elements and writes each of them; the file is finished only if all have been asked for."""
-    try:
-        for element in elements:
-            writer.write(element)
-            yield element
-        writer.finish()
-    finally:
-        writer.abandon()
 
 
 def _packed(arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
@@ -245,7 +235,7 @@ def cached_in_file(filename: str | os.PathLike[str], source: Base) -> Maker:
             raise FileNotFoundError(f"There is no folder {folder} for the file {path}. Create it first.")
         else:
             with replacing(path, _CACHE) as new:
-                yield from written_through(source._make(reading), ElementWriter(new))
+                yield from ElementWriter(new).through(source._make(reading))
 
     return make
 
@@ -257,7 +247,7 @@ def while_saving(
     with replacing(path, _DATASET, first) as folder:
         os.mkdir(folder)
         writer = ElementWriter(os.path.join(folder, _FILE), dataset._spec(True), compression, part_of)
-        yield from written_through(dataset._make(reading), writer)
+        yield from writer.through(dataset._make(reading))
         write_record(os.path.join(folder, _RECORD), {"format": _FORMAT, "files": [_FILE]})
 
 
