@@ -371,7 +371,7 @@ def refuse_tracers(leaves: list[jax.Array]) -> None:
 # are not lent are taken, until they were computed with: meanwhile another thread's program would take them over.
 lock = threading.RLock()
 
-# The ids of variables, and of the packs and shelves that they stand in, whose new values a program computes that may
+# The ids of variables, and of the shared stores that they stand in, whose new values a program computes that may
 # fail: it is waited for without the lock. Other programs of this process that assign them wait for the end of it.
 awaited: set[int] = set()
 _free = threading.Condition(lock)

@@ -79,7 +79,7 @@ class ComponentStorage(MeshStorage, ABC):
 
     @property
     def is_split(self) -> bool:
-        """Whether a leaf is split over logical devices, so that it need not fit on one device."""
+        """True if a leaf is split over logical devices, so that it need not fit on one device."""
         return self.layouts is not None
 
     def _hold(self, arrays: Sequence[jax.Array | None]) -> None:
@@ -104,7 +104,7 @@ class ComponentStorage(MeshStorage, ABC):
 
     @property
     def _shares_copies(self) -> bool:
-        """Whether components share the buffers of the global arrays."""
+        """True if components share the buffers of the global arrays."""
         return self.value_type is Mirrored and self.layouts is None
 
     def read_component(self, replica: int) -> Leaves:

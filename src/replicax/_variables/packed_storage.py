@@ -30,7 +30,7 @@ from replicax._base import jax_internals
 from replicax._base.host_memory import put
 from replicax._tracing import frames
 from replicax._values import ReplicaMesh
-from replicax._variables.storage import LeafOf, Leaves, SharedStore, Slot, constrained, copies, on_one_device
+from replicax._variables.storage import LeafOf, Leaves, SharedStore, Slot, Storage, constrained, copies, on_one_device
 
 # Measured with benchmarks/step.py --variables: below this number the arrays of a call cost less than to take a vector
 # apart; larger arrays take longer to copy than to be handed over.
@@ -264,19 +264,23 @@ def arrange(groups: Sequence[Sequence[LeafOf]]) -> None:
         for group in groups:
             by_home: dict[tuple[VectorHome, np.dtype], list[LeafOf]] = {}
             for storage, index in group:
-                kind, array = storage.types[index], storage.own()[index]
-                if jax.dtypes.issubdtype(kind.dtype, jax.dtypes.extended) or index in storage.slots or array is None:
-                    continue
-                if 0 < kind.size * kind.dtype.itemsize <= LARGEST:
-                    home = storage.vector_home(index, array)
-                    if isinstance(home, VectorHome):
-                        by_home.setdefault((home, kind.dtype), []).append((storage, index))
+                if (home := _home_of(storage, index)) is not None:
+                    by_home.setdefault((home, storage.types[index].dtype), []).append((storage, index))
             for (home, _), leaves in by_home.items():
                 for part in _of_limited_size(leaves):
                     if len(part) >= FEWEST:
                         SharedVector(home, part)
                         for storage in {id(storage): storage for storage, _ in part}.values():
                             storage.tell_moved()
+
+
+def _home_of(storage: Storage, index: int) -> VectorHome | None:
+    """Returns the home of a vector that a leaf may stand in; None where it may not, or is in a store already."""
+    kind, array = storage.types[index], storage.own()[index]
+    if array is None or index in storage.slots or jax.dtypes.issubdtype(kind.dtype, jax.dtypes.extended):
+        return None
+    home = storage.vector_home(index, array) if 0 < kind.size * kind.dtype.itemsize <= LARGEST else None
+    return home if isinstance(home, VectorHome) else None
 
 
 def list_of(leaves: Sequence[LeafOf]) -> SharedList | None:

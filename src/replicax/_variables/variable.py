@@ -1,4 +1,4 @@
-"""Variables: state that outlives a step and that every replica sees in step.
+"""Variables: state that outlives a step and that the replicas share.
 
 `Variable(...)` asks the current strategy for the right kind. A `MirroredVariable` is one replicated array, written
 on all replicas alike; a `SyncOnReadVariable` is one stacked array in which each replica has a row of its own, put
@@ -174,7 +174,7 @@ class Variable(ArrayProtocol, Scattering, GraphLeftovers, nest.LeafBase, metacla
 
     @property
     def synchronization(self) -> VariableSynchronization:
-        """The time at which its copies are brought into step."""
+        """The time at which its copies are made equal."""
         return self._synchronization
 
     @property
