@@ -132,6 +132,10 @@ def test_time_limits(monkeypatch):
     assert rx.config.job_timeouts() == {"heartbeat": 2.0, "start": 300.0, "step": 7.0}
     rx.config.set_job_timeouts(step=float("inf"))
     assert rx.config.job_timeouts()["step"] is None
+    state.set_step_timeout(4.0)  # as CommunicationOptions.timeout_seconds does
+    assert rx.config.job_timeouts()["step"] == 4.0
+    state.set_step_timeout(None)
+    assert rx.config.job_timeouts()["step"] is None
     for bad in ({"start": 0}, {"heartbeat": float("inf")}, {"step": float("nan")}):
         with pytest.raises(ValueError, match="is a number of seconds above 0"):
             rx.config.set_job_timeouts(**bad)
