@@ -1,4 +1,4 @@
-"""One replica on each of several devices, with variables that live once for all of them."""
+"""One replica on each of several devices, with one copy of each variable for all of them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class CentralStorageExtended(ReplicatedExtended):
 
 
 def _home_on(name: str, mesh: ReplicaMesh) -> DeviceHome | HostHome:
-    """Returns where variables rest: in pinned memory if the device is the host and the replicas' are accelerators."""
+    """Returns the home of variables: pinned memory if the device is the host and the replicas' are accelerators."""
     beside_accelerators = name.startswith("CPU:") and not devices.short_name(mesh.devices[0]).startswith("CPU:")
     if name == "CPU:0" and beside_accelerators and HostHome.possible(mesh):
         return HostHome(mesh)

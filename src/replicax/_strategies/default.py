@@ -31,12 +31,12 @@ class DefaultExtended(SingleReplicaExtended):
 
     @property
     def worker_devices(self) -> NoReturn:
-        """None: JAX picks the device."""
+        """Raises `RuntimeError`: JAX picks the device."""
         raise RuntimeError("worker_devices() method unsupported by default tf.distribute.Strategy.")
 
     @property
     def parameter_devices(self) -> NoReturn:
-        """None: JAX picks the device."""
+        """Raises `RuntimeError`: JAX picks the device."""
         raise RuntimeError("parameter_devices() method unsupported by default tf.distribute.Strategy.")
 
     def _device_text(self) -> str:

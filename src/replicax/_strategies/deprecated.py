@@ -1,8 +1,7 @@
-"""The older spellings of strategies' methods, which programs for TensorFlow 1 and for the first of TensorFlow 2 call.
+"""The older spellings of strategies' methods, for programs that were written for TensorFlow 1 or early TensorFlow 2.
 
-Each works, and warns once in a process, with the name to use now. It is a `DeprecationWarning`: what the names do does
-not change, so that those who only run a program need not see it, while Python shows it to its authors, in the script
-that they run and in their tests.
+Each works, and warns once in a process, with the name to use now. It is a `DeprecationWarning`, which Python shows to
+a program's authors, in the script that they run and in their tests, and not to those who only run the program.
 """
 
 from __future__ import annotations
@@ -175,7 +174,7 @@ _OMITTED = object()
 
 
 class V1Methods:
-    """The methods that strategies of TensorFlow 1 have besides."""
+    """The further methods of strategies of TensorFlow 1."""
 
     @older("use `run`")
     def experimental_run_v2(

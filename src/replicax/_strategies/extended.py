@@ -1,7 +1,7 @@
 """`StrategyExtended`: the methods of a strategy for those who write optimizers and the like.
 
-The public methods are here, and below them what each kind of strategy implements: `replicated` for replicas on a mesh
-of devices, `_strategies.single_replica` for one replica whose values are plain.
+The public methods come first, then those that each kind of strategy implements: in `replicated` for replicas on a mesh
+of devices, in `single_replica` for one replica whose values are plain.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StrategyExtended(abc.ABC):
     def __init__(self, container_strategy: StrategyLike):
         self._container = container_strategy
 
-    # What a strategy is made of.
+    # Devices, and the role of this process.
 
     @property
     def worker_devices(self) -> Sequence[str]:
@@ -111,7 +111,7 @@ class StrategyExtended(abc.ABC):
     def reduce_to(
         self, reduce_op: ReduceOp | str, value: Tree, destinations: object, options: CommunicationOptions | None = None
     ) -> Tree:
-        """Returns the sum or mean of a per-replica value, left where `destinations` is.
+        """Returns the sum or mean of a per-replica value, placed at the destinations.
 
         Args:
             reduce_op: `ReduceOp` or its name in any case.
@@ -193,7 +193,7 @@ class StrategyExtended(abc.ABC):
             return autograph_switch.converted(fn)(*args, **(kwargs or {}))
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Sequence[str]:
-        """Returns the devices on which an optimizer keeps what belongs to no single variable."""
+        """Returns the devices on which an optimizer keeps state that belongs to no single variable."""
         return self.parameter_devices
 
     def variable_created_in_scope(self, v: Tree) -> bool:
@@ -231,7 +231,7 @@ class StrategyExtended(abc.ABC):
     def experimental_run_steps_on_iterator(
         self, fn: Callable[..., Tree], iterator: Iterator[Tree], iterations: int = 1, initial_loop_values: Tree = None
     ) -> Tree:
-        """Calls `fn(context, inputs)` for so many elements of the iterator; returns the context.
+        """Calls `fn(context, inputs)` for each of `iterations` elements of the iterator; returns the context.
 
         `context.set_last_step_output(name, output, reduce_op=None)` keeps an output of the last step.
         """
@@ -240,14 +240,14 @@ class StrategyExtended(abc.ABC):
             fn(context, next(iterator))
         return context
 
-    # What each kind of strategy implements, most of it for the method of `Strategy` of that name.
+    # Implemented or overridden by each kind of strategy, most of it for the method of `Strategy` of that name.
 
     @property
     def _num_replicas_in_sync(self) -> int:
         return self._mesh.size
 
     def _copied_for(self, strategy: StrategyLike) -> Self:
-        """Returns the same for a copy of the strategy."""
+        """Returns a copy of these methods for a copy of the strategy."""
         clone = type(self).__new__(type(self))
         clone.__dict__.update(self.__dict__)
         clone._container = strategy
@@ -327,9 +327,10 @@ def _colocated(extended: StrategyExtended, strategy: StrategyLike, variable: obj
 
 
 def _shown_to_creators(variable: Variable, kwargs: dict[str, Tree]) -> Variable:
-    """Returns a new variable, of which creators that were entered outside of the scope see each component.
+    """Shows a new variable to the creators that were entered outside of the scope; returns the variable to use.
 
-    Where it lives once they see the variable itself, and may put another in its place.
+    They see each component of a variable that has components. Of any other they see the variable itself, and may
+    replace it.
     """
     if not isinstance(variable, _Distributed):
         seen: Variable = creators.through_creators(_returning(variable), components=True)(**kwargs)

@@ -1,7 +1,7 @@
-"""How arrays are spread over a replica's logical devices: layouts, which XLA keeps to and works out the rest of.
+"""Layouts, which say how arrays are split over a replica's logical devices; XLA works out those that are not given.
 
 In compiled replicas a layout is a sharding constraint. Outside of replicas it places an array; a variable that is made
-of such an array keeps its layout. Eager replicas compute on their first logical device, where a layout says nothing.
+of such an array keeps its layout. Eager replicas compute on their first logical device, where layouts have no effect.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_device(mesh: ReplicaMesh, logical_device_id: SupportsIndex, refused: b
 
 
 def split_spec(mesh: ReplicaMesh, shape: Sequence[int], partition_dimensions: Sequence[int]) -> PartitionSpec:
-    """Returns the layout that splits each dimension of an array in so many parts.
+    """Returns the layout that splits each dimension of an array into the given number of parts.
 
     Raises:
         TypeError: the numbers are no list of integers.
@@ -81,7 +81,7 @@ def split_spec(mesh: ReplicaMesh, shape: Sequence[int], partition_dimensions: Se
 
 
 def _take(free: dict[str, int], parts: int) -> tuple[str, ...] | None:
-    """Returns the mesh axes, of those that are left, that together have so many devices."""
+    """Takes mesh axes that together have `parts` devices from those that are free; None if there are none to take."""
     taken = []
     for name, size in list(free.items()):
         if parts % size == 0:
@@ -92,9 +92,9 @@ def _take(free: dict[str, int], parts: int) -> tuple[str, ...] | None:
 
 
 def lay_out(mesh: ReplicaMesh, tensor: Leaf, layout: PartitionSpec) -> Leaf:
-    """Returns the same tensor, spread over the logical devices in this way.
+    """Returns the tensor, split over the logical devices as the layout says.
 
-    Outside of replicas a variable is laid out itself, now and from now on, and returned.
+    Outside of replicas a variable itself gets the layout, keeps it from then on, and is returned.
     """
     replica_context = context.get_replica_context()
     in_replica = replica_context is not None and replica_context.strategy.extended._mesh is mesh

@@ -84,7 +84,7 @@ def _tasks(resolver: ClusterResolver) -> tuple[list[tuple[str, int]], list[str]]
 
 
 def _devices_of_all() -> list[jax.Device]:
-    """Returns the devices of all processes in order, at the positions of those that this one would take by itself."""
+    """Returns the replicas' devices of all processes, in order; in each the same ones as a strategy of this one has."""
     mine = devices.find_devices(None)
     every: list[list[jax.Device]] = [[] for _ in range(jax.process_count())]
     for device in jax.devices(mine[0].platform):

@@ -58,8 +58,8 @@ def run_single(
 ) -> Tree:
     """Runs the only replica of a strategy and returns its result.
 
-    Meeting is calling, so that there are two ways only: a program of its own in a function that the host drives, and
-    `call(fn, args, kwargs)`, here and now, everywhere else.
+    There are two ways only, since it has no other replica to meet: a program of its own in a function that the host
+    drives, and `call(fn, args, kwargs)` at once everywhere else.
     """
     outermost = frames.frame().compiles_runs and not frames.is_tracing()
     if not (outermost and modes.of_thread.host_driven) or any(map(_is_text, nest.leaves((args, kwargs)))):

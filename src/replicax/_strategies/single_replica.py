@@ -1,4 +1,4 @@
-"""One replica whose values are plain: its context, in which meeting is calling, and the extended methods."""
+"""One replica whose values are plain: its context, and the extended methods of its strategy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replicax._tracing.context import ReplicaContext
 
 
 class SingleReplicaContext(ReplicaContext):
-    """The context of a strategy's only replica: meeting is calling."""
+    """The context of a strategy's only replica, which has no other to meet: functions are called at once."""
 
     def _merge(self, fn: Callable[..., Tree], args: Args, kwargs: Kwargs, tag: tuple[object, ...]) -> Tree:
         with context.entered(self._strategy, None):
@@ -33,7 +33,7 @@ class SingleReplicaExtended(StrategyExtended):
 
     @abc.abstractmethod
     def _call(self, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree:
-        """Calls a replica function here and now."""
+        """Calls a replica function at once, in the replica's context."""
 
     def _run(self, fn: Callable[..., Tree], args: Args, kwargs: Kwargs) -> Tree:
         return run.run_single(self._container, self._call, fn, args, kwargs)

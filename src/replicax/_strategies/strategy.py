@@ -1,4 +1,4 @@
-"""`Strategy`: what users call."""
+"""`Strategy`, with the methods that users call."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Strategy(OlderMethods):
         return _Scope(self)
 
     def _own_scope(self) -> contextlib.AbstractContextManager[object]:
-        """Returns the context that the methods below run in: the scope, where a subclass has one of its own."""
+        """Returns the context that the methods below run in: the scope, if a subclass overrides `scope`."""
         return contextlib.nullcontext() if type(self).scope is Strategy.scope else self.scope()
 
     @tracebacks.boundary
@@ -302,7 +302,7 @@ class Strategy(OlderMethods):
 
 
 def _followed(name: str, value: Tree, result: _T) -> _T:
-    """Returns `result`, made of `value`, and tells the gradient tapes that have not seen how."""
+    """Returns `result`, and tells gradient tapes that they have not seen how it was made of `value`."""
     if active_tapes.entered():
         active_tapes.lost(
             f"A gradient is asked for through `strategy.{name}`, called eagerly with values that replicas of several "
