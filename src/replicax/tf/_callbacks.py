@@ -15,7 +15,7 @@ from replicax._base.specs import TensorSpec, as_dtype
 from replicax._tracing import frames
 from replicax.tf._ops import convert_to_tensor, known
 
-_INSTEAD = "Give `Tout` as tf.TensorSpec with known shapes, or call it outside of compiled code."
+_INSTEAD = "Pass `Tout` as tf.TensorSpec with known shapes, or call it outside of compiled code."
 
 
 def _called(func: Callable[..., Any], inp: Any, tout: Any, given: Callable[[Any], Any]) -> Any:

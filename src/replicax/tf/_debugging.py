@@ -69,7 +69,7 @@ def _few(array: Any, summarize: int | None) -> str:
 
 
 def Assert(condition: Any, data: Any, summarize: int | None = None, name: str | None = None) -> None:
-    """Raises `InvalidArgumentError` with the data where the condition is false."""
+    """Raises `InvalidArgumentError` with the data if the condition is false."""
     condition = convert_to_tensor(condition)
     arrays = [convert_to_tensor(x) for x in data]
     _check(

@@ -79,21 +79,21 @@ def glob(pattern: Any) -> list[str]:
 
 
 def mkdir(path: Any) -> None:
-    """Makes a folder; `AlreadyExistsError` where it is there, `NotFoundError` without the one around it."""
+    """Creates a folder; raises `AlreadyExistsError` if it exists, `NotFoundError` if its parent does not."""
     filesystem, name = _place(path)
     with _as_tensorflow(path):
         filesystem.mkdir(name, create_parents=False)
 
 
 def makedirs(path: Any) -> None:
-    """Makes a folder and those around it; nothing where it is there."""
+    """Creates a folder and its parents; does nothing if it exists."""
     filesystem, name = _place(path)
     with _as_tensorflow(path):
         filesystem.makedirs(name, exist_ok=True)
 
 
 def remove(path: Any) -> None:
-    """Removes a file; `NotFoundError` where there is none."""
+    """Removes a file; raises `NotFoundError` if it does not exist."""
     filesystem, name = _place(path)
     if not filesystem.exists(name):
         raise NotFoundError(f"{os.fspath(path)}; No such file or directory")
@@ -102,7 +102,7 @@ def remove(path: Any) -> None:
 
 
 def rmtree(path: Any) -> None:
-    """Removes a folder with all that is in it; `NotFoundError` where there is none."""
+    """Removes a folder and its contents; raises `NotFoundError` if it does not exist."""
     filesystem, name = _place(path)
     if not filesystem.exists(name):
         raise NotFoundError(f"{os.fspath(path)}; No such file or directory")

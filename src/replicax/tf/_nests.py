@@ -128,7 +128,7 @@ def pack_sequence_as(structure: Any, flat_sequence: Any, expand_composites: bool
 
 
 def assert_same_structure(nest1: Any, nest2: Any, check_types: bool = True, expand_composites: bool = False) -> None:
-    """Raises where two structures differ.
+    """Raises if two structures differ.
 
     Raises:
         ValueError: one has other keys or another number of elements, or a leaf where the other has none.
