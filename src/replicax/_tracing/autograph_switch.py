@@ -38,8 +38,7 @@ class Converter(Protocol):
 
 
 class _Mode(threading.local):
-    def __init__(self) -> None:
-        self.on = False
+    on = False
 
 
 _mode = _Mode()

@@ -29,17 +29,16 @@ _Callback = Callable[..., Iterable[ArrayLike]]  # a function of Python that a pr
 _MAY_FAIL = {"ffi_call"}
 
 
-class _Inside(threading.local):
-    def __init__(self) -> None:
-        self.guards: list[Guard] = []
+class _Callbacks(threading.local):
+    running = 0  # in this thread, one inside of the other
 
 
-_inside = _Inside()
+_callbacks = _Callbacks()
 
 
 def in_callback() -> bool:
     """Returns whether this thread runs a function that a compiled program has called back, whose errors are kept."""
-    return bool(_inside.guards)
+    return _callbacks.running > 0
 
 
 def only_shows(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -67,13 +66,13 @@ class Guard:
 
         def called_back(*args: ArrayLike) -> list[np.ndarray]:
             if not self._errors:
-                _inside.guards.append(self)
+                _callbacks.running += 1
                 try:
                     return _checked(function(*args), types)
                 except BaseException as error:
                     self._errors.append(error)
                 finally:
-                    _inside.guards.pop()
+                    _callbacks.running -= 1
             return [np.zeros(kind.shape, kind.dtype) for kind in types]
 
         return called_back

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 import jax
 import jax.extend.core as jex
@@ -22,8 +23,10 @@ from replicax._base.jax_internals import current_trace, first_copy
 from replicax._base.messages import received
 from replicax._base.types import Leaf, Tree
 from replicax._tracing import active_tapes, trace_caches
-from replicax._tracing.jacobian import TapePullback, batch_jacobian, jacobians
 from replicax._tracing.tape_trace import Record, Recorder, TapedVariable, TapeTrace, is_inexact, walk
+
+# From the targets' cotangents to the gradients of the sources' arrays, None for those that nothing depends on.
+TapePullback: TypeAlias = Callable[[list[jax.Array]], "list[jax.Array | None]"]
 
 
 class UnconnectedGradients(enum.Enum):
@@ -247,7 +250,7 @@ class GradientTape:
         y, differentiable = self._one_target(target)
 
         targets = [y] if differentiable else []
-        compute = functools.partial(jacobians, y=y, at_once=experimental_use_pfor)
+        compute = functools.partial(_jacobians, y=y, at_once=experimental_use_pfor)
         return self._differentiate(targets, sources, unconnected_gradients, y.shape, compute)
 
     def batch_jacobian(
@@ -285,11 +288,9 @@ class GradientTape:
         if not y.ndim or not x.ndim or y.shape[0] != x.shape[0]:
             raise ValueError(f"Need first dimension of target shape ({y.shape}) and source shape ({x.shape}) to match.")
 
-        compute = functools.partial(batch_jacobian, y=y, x=x, at_once=experimental_use_pfor)
+        compute = functools.partial(_batch_jacobian, y=y, x=x, at_once=experimental_use_pfor)
         slope: jax.Array | None = self._differentiate([y] if differentiable else [], leaves[0], "none", (), compute)
         return jnp.zeros((*y.shape, *x.shape[1:]), x.dtype) if slope is None else slope
-
-    # What the three have in common.
 
     def _targets(self, target: Tree, output_gradients: Tree) -> tuple[list[jax.Array], list[jax.Array]]:
         """Returns the differentiable arrays of a target, and their cotangents."""
@@ -419,3 +420,30 @@ def _flatten(nest: Tree, role: str) -> tuple[list[Leaf], Callable[[list[Tree]], 
         if not active_tapes.is_variable(leaf) and not isinstance(leaf, jax.Array):
             raise TypeError(f"{role} must be JAX arrays, variables or nests of them, got {received(leaf)}.")
     return leaves, lambda values: jax.tree.unflatten(tree, map(foreign_state.in_the_form_of, found, values))
+
+
+def _jacobians(pull: TapePullback, y: jax.Array, at_once: bool) -> list[jax.Array | None]:
+    """Returns the derivatives of each element of `y`: arrays with the shape of `y` before that of the source."""
+    basis = jnp.eye(y.size, dtype=y.dtype).reshape(y.size, *y.shape)
+    slopes = _of_each(lambda row: pull([row]), basis, at_once)
+    return [s if s is None else s.reshape(*y.shape, *s.shape[1:]) for s in slopes]
+
+
+def _batch_jacobian(pull: TapePullback, y: jax.Array, x: jax.Array, at_once: bool) -> list[jax.Array | None]:
+    """Returns the derivatives of `y[i]` with respect to `x[i]`, for every `i`, in a list of one."""
+    batch, elements = y.shape[0], y.size // max(y.shape[0], 1)
+    basis = jnp.eye(elements, dtype=y.dtype).reshape(elements, 1, *y.shape[1:])
+    (slope,) = _of_each(lambda row: pull([jnp.broadcast_to(row, y.shape)]), basis, at_once)
+    return [slope if slope is None else jnp.swapaxes(slope, 0, 1).reshape(batch, *y.shape[1:], *x.shape[1:])]
+
+
+def _of_each(
+    fn: Callable[[jax.Array], list[jax.Array | None]], rows: jax.Array, at_once: bool
+) -> Sequence[jax.Array | None]:
+    """Returns `fn` of each row, stacked, under `jax.vmap` or row by row; None stays None."""
+    if at_once:
+        return jax.vmap(fn)(rows)
+    return [
+        None if column[0] is None else jnp.stack([one for one in column if one is not None])
+        for column in zip(*(fn(row) for row in rows))
+    ]
