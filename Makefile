@@ -48,7 +48,7 @@ version_of = $(if $(1),$(shell $(1) -c 'import sys; print("%d.%d" % sys.version_
 VERSION := $(call version_of,$(PYTHON))
 VERSION_NEWEST := $(call version_of,$(PYTHON_NEWEST))
 
-.PHONY: help demo demo-workers test test-quick environments test-python test-newest tensorflow interpreters lint format bench clean
+.PHONY: help demo demo-workers test test-quick environments checked-environments test-python test-newest tensorflow interpreters lint format bench clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -60,7 +60,7 @@ demo: $(DEMO)/.installed  ## train a small model on several virtual devices
 demo-workers: $(DEMO)/.installed  ## the same in two worker processes
 	$(DEMO)/bin/replicax launch --workers 2 examples/digits.py --strategy multi_worker
 
-test: interpreters environments lint test-python test-newest  ## run every check: lint, types, tests and doctests on both ends
+test: interpreters checked-environments test-python test-newest  ## run every check: lint, types, tests and doctests on both ends
 	@seconds=$$(($$(date +%s) - $(STARTED))); \
 	    printf 'All checks passed, in %d:%02d minutes.\n' $$((seconds / 60)) $$((seconds % 60))
 
@@ -136,9 +136,14 @@ clean:  ## remove environments and what tools leave behind
 	find src tests examples benchmarks scripts -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # All at once, since they wait for the index and the disk; whoever needs one makes it again where that failed.
+OTHERS := tensorflow $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST)/.installed)
 environments:
-	@for one in $(TEST)/.installed tensorflow $(if $(filter-out $(VERSION),$(VERSION_NEWEST)),$(NEWEST)/.installed); do \
-	    $(MAKE) --no-print-directory $$one & done; wait
+	@for one in $(TEST)/.installed $(OTHERS); do $(MAKE) --no-print-directory $$one & done; wait
+
+# Style and types are checked while the other environments are installed.
+checked-environments:
+	@for one in $(OTHERS); do $(MAKE) --no-print-directory $$one & done; \
+	    $(MAKE) --no-print-directory lint; status=$$?; wait; exit $$status
 
 # Each environment has a stamp: it is installed again only when pyproject.toml has changed.
 $(DEMO)/.installed: pyproject.toml

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import gc
 import pickle
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from live_memory import memory_watched
 from strategies import MEAN, SUM, carried, central, ctx, mirrored, one_device, parts, per_replica, replica_id, ways
 
 import replicax as rx
@@ -34,25 +34,6 @@ homes = pytest.mark.parametrize("make", [central, on_a_device], ids=["host", "de
 def made(strategy, value=1.0, **more):
     with strategy.scope():
         return rx.Variable(value, **more)
-
-
-def held(min_size=SIZE):
-    """The bytes of all live arrays by device and kind of memory, buffers that several arrays share counted once."""
-    gc.collect()
-    found = {}
-    for array in jax.live_arrays():
-        for shard in array.addressable_shards:
-            if shard.data.nbytes >= min_size:
-                place = shard.device, shard.data.sharding.memory_kind
-                found.setdefault(place, {})[shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
-    return {place: sum(buffers.values()) for place, buffers in found.items()}
-
-
-def more_held(before, min_size=SIZE):
-    """What is held now beyond what was then."""
-    now = held(min_size)
-    difference = {place: size - before.get(place, 0) for place, size in now.items()}
-    return {place: size for place, size in difference.items() if size}
 
 
 # What a variable is.
@@ -172,48 +153,40 @@ def test_copies_of_the_strategy(make):
 # Where it lies.
 
 
+def assert_held_once(strategy, min_size, expected):
+    """Asserts what a variable of SIZE bytes holds at rest, after each way to use it."""
+    with memory_watched(min_size) as more_held:
+        v = made(strategy, lambda: jnp.zeros(SIZE // 4), aggregation=A.MEAN)
+        compiled = rx.function(lambda: strategy.run(lambda: (v.assign_add(v.value() + 1.0), None)[1]))
+        uses = {
+            "making it": lambda: None,
+            "a read": lambda: (v.numpy(), None)[1],
+            "reads in replicas": lambda: strategy.run(lambda: (v.value(), None)[1]),
+            "an eager step": lambda: strategy.run(lambda: (v.assign_add(v.value() + 1.0), None)[1]),
+            "a compiled step": compiled,
+            "another one": compiled,
+            "an assignment": lambda: (v.assign(jnp.ones(SIZE // 4)), None)[1],
+            "a step after it": compiled,
+        }
+        for use, call in uses.items():
+            call()
+            assert more_held() == expected, use
+    assert v.numpy().tolist() == [3.0] * (SIZE // 4)
+    return v
+
+
 def test_a_variable_lies_on_the_parameter_device_alone():
     """Not one copy for each compute device: none at all at rest, whatever is done with the variable."""
-    strategy, home = on_a_device(), rx.experimental.CentralStorageStrategy(["CPU:0"]).extended._mesh.devices[0]
-    before = held()
-    v = made(strategy, lambda: jnp.zeros(SIZE // 4), aggregation=A.MEAN)
-    compiled = rx.function(lambda: strategy.run(lambda: (v.assign_add(v.value() + 1.0), None)[1]))
-    uses = {
-        "making it": lambda: None,
-        "a read": lambda: (v.numpy(), None)[1],
-        "reads in replicas": lambda: strategy.run(lambda: (v.value(), None)[1]),
-        "an eager step": lambda: strategy.run(lambda: (v.assign_add(v.value() + 1.0), None)[1]),
-        "a compiled step": compiled,
-        "another one": compiled,
-        "an assignment": lambda: (v.assign(jnp.ones(SIZE // 4)), None)[1],
-        "a step after it": compiled,
-    }
-    for use, call in uses.items():
-        call()
-        assert more_held(before) == {(home, "device"): SIZE}, use
-    assert v.value().devices() == {home} and v.numpy().tolist() == [3.0] * (SIZE // 4)
+    home = rx.experimental.CentralStorageStrategy(["CPU:0"]).extended._mesh.devices[0]
+    v = assert_held_once(on_a_device(), SIZE, {(home, "device"): SIZE})
+    assert v.value().devices() == {home}
 
 
 def test_beside_accelerators_a_variable_lies_in_the_hosts_memory_once():
     """Split over the devices' ways to it, so that there is one copy in all and none on the devices."""
     strategy = central()
-    devices, before = strategy.extended._mesh.devices, held(SIZE // 2)
-    v = made(strategy, lambda: jnp.zeros(SIZE // 4), aggregation=A.MEAN)
-    compiled = rx.function(lambda: strategy.run(lambda: (v.assign_add(v.value() + 1.0), None)[1]))
-    uses = {
-        "making it": lambda: None,
-        "a read": lambda: (v.numpy(), None)[1],
-        "reads in replicas": lambda: strategy.run(lambda: (v.value(), None)[1]),
-        "an eager step": lambda: strategy.run(lambda: (v.assign_add(v.value() + 1.0), None)[1]),
-        "a compiled step": compiled,
-        "another one": compiled,
-        "an assignment": lambda: (v.assign(jnp.ones(SIZE // 4)), None)[1],
-        "a step after it": compiled,
-    }
-    for use, call in uses.items():
-        call()
-        assert more_held(before, SIZE // 2) == {(device, "pinned_host"): SIZE // 2 for device in devices}, use
-    assert v.numpy().tolist() == [3.0] * (SIZE // 4)
+    devices = strategy.extended._mesh.devices
+    assert_held_once(strategy, SIZE // 2, {(device, "pinned_host"): SIZE // 2 for device in devices})
 
 
 def test_values_that_do_not_divide_are_replicated_in_host_memory():

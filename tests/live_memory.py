@@ -1,0 +1,45 @@
+"""Counts what arrays hold, for tests that say how often a variable's value is in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+
+def _bytes_held(min_size: int) -> dict[tuple[jax.Device, Any], int]:
+    """Returns the bytes of all live arrays by device and kind of memory, buffers that several arrays share once."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("replicax-replica"):
+            thread.join()  # the thread of an eager replica keeps its values until it has ended
+    gc.collect()
+    found: dict[tuple[jax.Device, Any], dict[int, int]] = {}
+    for array in jax.live_arrays():
+        if array.nbytes < min_size:  # of the thousands that other tests have left
+            continue
+        for shard in array.addressable_shards:
+            if shard.data.nbytes >= min_size:
+                place = shard.device, shard.data.sharding.memory_kind
+                found.setdefault(place, {})[shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
+    return {place: sum(buffers.values()) for place, buffers in found.items()}
+
+
+@contextlib.contextmanager
+def memory_watched(min_size: int) -> Iterator[Callable[[], dict[tuple[jax.Device, Any], int]]]:
+    """Hands over a function that returns the bytes that arrays hold now and did not at the beginning, where it is any.
+
+    Arrays whose parts have less than `min_size` bytes do not count.
+    """
+    gc.collect()
+    gc.freeze()  # each look collects what the test left, without going through all that other tests have left
+    before = _bytes_held(min_size)
+
+    def more_held() -> dict[tuple[jax.Device, Any], int]:
+        more = {place: size - before.get(place, 0) for place, size in _bytes_held(min_size).items()}
+        return {place: size for place, size in more.items() if size}
+
+    yield more_held
