@@ -57,7 +57,7 @@ def ones_like(input: Any, dtype: Any = None, name: str | None = None, layout: An
 def fill(dims: Any, value: Any, name: str | None = None, layout: Any = None) -> Any:
     """Returns a tensor filled with one value."""
     tensor = convert_to_tensor(value)
-    return (np if isinstance(tensor, np.ndarray) else jnp).broadcast_to(tensor, as_new_shape(dims))
+    return (np if tensor.dtype == np.dtype(object) else jnp).broadcast_to(tensor, as_new_shape(dims))
 
 
 def eye(

@@ -13,7 +13,7 @@ import math
 import operator
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +29,20 @@ from replicax._values import DistributedValues, PerReplica
 from replicax._values import errors as _errors
 from replicax._variables.variable import Variable
 from replicax.tf._operations import fitting, of_broadcast, value_of
+from replicax.tf._types import DTypeLike, ShapeLike, TensorLike
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _NUMBERS = (bool, int, float, complex)
 
 
-def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, name: str | None = None) -> Any:
+def convert_to_tensor(
+    value: TensorLike,
+    dtype: DTypeLike | None = None,
+    dtype_hint: DTypeLike | None = None,
+    name: str | None = None,
+) -> jax.Array:
     """Converts a number, a nested list of numbers, an array or a variable to a tensor."""
     if isinstance(value, Variable):
         value = value.value()
@@ -58,12 +67,12 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
         if array.dtype.kind == "O" and not all(isinstance(x, (str, bytes)) for x in array.flat):
             found = next(x for x in array.flat if not isinstance(x, (str, bytes)))
             raise ValueError(f"A tensor is made of numbers or strings, got {received(found)}.")
-        return as_strings(np.vectorize(lambda x: x.encode() if isinstance(x, str) else x, otypes=[object])(array))
+        return _strings(np.vectorize(lambda x: x.encode() if isinstance(x, str) else x, otypes=[object])(array))
     if dtype is None and dtype_hint is not None and not hasattr(value, "dtype"):
         with contextlib.suppress(TypeError):
             return convert_to_tensor(value, dtype_hint)
     if dtype is not None and as_dtype(dtype) == np.dtype(object) and not array.size:
-        return as_strings(array.astype(object))
+        return _strings(array.astype(object))
     if dtype is not None:
         array = _checked(array, as_dtype(dtype), value).astype(as_dtype(dtype))
     elif not isinstance(value, (np.ndarray, np.generic)):
@@ -71,11 +80,16 @@ def convert_to_tensor(value: Any, dtype: Any = None, dtype_hint: Any = None, nam
     return as_array(array)
 
 
+def _strings(array: np.ndarray) -> Any:
+    """Returns a tensor of strings: a NumPy array, which operations take as they take JAX's."""
+    return as_strings(array)
+
+
 # The values of small constants that are tracers in programs, by id, so that they can be used as shapes.
-_constants: dict[int, tuple[Any, np.ndarray]] = {}
+_constants: dict[int, tuple[weakref.ref[jax.Array], np.ndarray]] = {}
 
 
-def as_array(array: np.ndarray) -> Any:
+def as_array(array: np.ndarray) -> jax.Array:
     """Returns a numpy array as a tensor of the same dtype."""
     tensor = array_conversion.as_array(array)
     if isinstance(tensor, jax.core.Tracer) and array.size <= 64:
@@ -84,12 +98,12 @@ def as_array(array: np.ndarray) -> Any:
     return tensor
 
 
-def _element(value: Any, dtype: Any) -> Any:
+def _element(value: TensorLike, dtype: DTypeLike | None) -> jax.Array:
     fits = dtype is None or (is_tensor(value) and value.dtype != as_dtype(dtype))
     return convert_to_tensor(value, None if fits else dtype)
 
 
-def _narrow(array: np.ndarray, value: Any) -> np.ndarray:
+def _narrow(array: np.ndarray, value: TensorLike) -> np.ndarray:
     """Converts Python numbers to TensorFlow's default dtypes; a nested list with numpy arrays keeps their dtype."""
     if isinstance(value, (list, tuple)) and any(
         isinstance(x, (np.ndarray, np.generic)) for x in jax.tree.leaves(value)
@@ -101,7 +115,7 @@ def _narrow(array: np.ndarray, value: Any) -> np.ndarray:
     return array.astype(np.float32) if array.dtype == np.float64 else array
 
 
-def _checked(array: np.ndarray, dtype: Any, value: Any) -> np.ndarray:
+def _checked(array: np.ndarray, dtype: np.dtype, value: TensorLike) -> np.ndarray:
     """Raises, as TensorFlow does, for a Python number whose fraction or imaginary part would be lost."""
     loses = array_conversion.loses_a_part(array.dtype, dtype)
     if loses and array.size and not isinstance(value, (np.ndarray, np.generic)):
@@ -109,7 +123,9 @@ def _checked(array: np.ndarray, dtype: Any, value: Any) -> np.ndarray:
     return array
 
 
-def constant(value: Any, dtype: Any = None, shape: Any = None, name: str = "Const") -> Any:
+def constant(
+    value: TensorLike, dtype: DTypeLike | None = None, shape: ShapeLike | None = None, name: str = "Const"
+) -> jax.Array:
     """Returns a tensor of these values; with `shape` in this shape, a single value repeated to fill it."""
     if isinstance(value, jax.Array):
         tensor = value if dtype is None else value.astype(as_dtype(dtype))
@@ -121,13 +137,13 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str = "Cons
     return jnp.broadcast_to(tensor, shape) if tensor.size == 1 else jnp.reshape(tensor, shape)
 
 
-def identity(input: Any, name: str | None = None) -> Any:
+def identity(input: TensorLike, name: str | None = None) -> jax.Array:
     """Returns a new tensor with the same value."""
     tensor = convert_to_tensor(input)
-    return tensor.copy() if isinstance(tensor, np.ndarray) else jnp.array(tensor, copy=True)
+    return tensor.copy() if tensor.dtype == np.dtype(object) else jnp.array(tensor, copy=True)
 
 
-def is_tensor(x: Any) -> bool:
+def is_tensor(x: object) -> TypeGuard[jax.Array | Variable]:
     """Returns whether `x` is a tensor or a variable."""
     return isinstance(x, (jax.Array, Variable))
 
@@ -135,7 +151,7 @@ def is_tensor(x: Any) -> bool:
 # Shapes and axes.
 
 
-def known(value: Any, what: str, instead: str) -> np.ndarray:
+def known(value: TensorLike, what: str, instead: str) -> np.ndarray:
     """Returns `value` as a numpy array; the shape of a result depends on it, so it must be known while tracing.
 
     Raises:
@@ -157,7 +173,7 @@ def known(value: Any, what: str, instead: str) -> np.ndarray:
     return np.asarray(value)
 
 
-def is_known(value: Any) -> bool:
+def is_known(value: TensorLike) -> bool:
     """Returns whether the value is known while tracing."""
     if isinstance(value, Variable):
         value = value.value()
@@ -172,7 +188,7 @@ _MOST = (
 )  # for elements of 16 bytes, the number of bytes must fit into 64 bits: XLA would end the process otherwise
 
 
-def as_shape(shape: Any) -> tuple[int, ...]:
+def as_shape(shape: ShapeLike) -> tuple[int, ...]:
     """Converts a shape, given as a number, a list, a TensorShape or a tensor, to a tuple of ints.
 
     Raises:
@@ -197,11 +213,11 @@ def as_shape(shape: Any) -> tuple[int, ...]:
     return dims
 
 
-def _dimension(value: Any) -> int:
+def _dimension(value: TensorLike) -> int:
     return operator.index(known(value, "An element of the shape", _STATIC))
 
 
-def as_new_shape(shape: Any) -> tuple[int, ...]:
+def as_new_shape(shape: ShapeLike) -> tuple[int, ...]:
     """Returns `as_shape` for the shape of a new tensor, and checks it.
 
     Raises:
@@ -213,12 +229,12 @@ def as_new_shape(shape: Any) -> tuple[int, ...]:
     return dims
 
 
-def as_int(value: Any, what: str) -> int:
+def as_int(value: TensorLike, what: str) -> int:
     """Converts an integer that determines a shape, given as a Python number or as a tensor with a known value."""
     return int(known(value, what, _STATIC))
 
 
-def as_axis(axis: Any) -> Any:
+def as_axis(axis: TensorLike) -> Any:
     """Converts an axis, or a list of axes, to the form that JAX takes."""
     if axis is None or isinstance(axis, int):
         return axis
@@ -241,13 +257,13 @@ def _part_of_index(part: Any) -> Any:
     return value_of(part)
 
 
-def _bound(value: Any) -> int | None:
+def _bound(value: TensorLike) -> int | None:
     if value is None or type(value) is int:
         return value
     return operator.index(known(value, "A bound of a slice", "Use tf.slice with a size that is known, or tf.gather."))
 
 
-def axes_of(tensor: Any, axis: Any) -> tuple[int, ...]:
+def axes_of(tensor: jax.Array, axis: TensorLike) -> tuple[int, ...]:
     """Returns the given axes of a tensor, counted from 0; all of them for None."""
     n = tensor.ndim
     axes = tuple(range(n)) if axis is None else tuple(int(a) for a in np.atleast_1d(as_axis(axis)))
@@ -256,7 +272,7 @@ def axes_of(tensor: Any, axis: Any) -> tuple[int, ...]:
     return tuple(a % n for a in axes)
 
 
-def check_range(indices: Any, limit: int, what: str) -> None:
+def check_range(indices: jax.Array, limit: int, what: str) -> None:
     """Raises for an index out of range in eager code. (Compiled code returns zeros, as TensorFlow does on GPUs.)"""
     if not isinstance(indices, jax.core.Tracer):
         array = np.asarray(indices)
@@ -265,7 +281,7 @@ def check_range(indices: Any, limit: int, what: str) -> None:
             raise errors.InvalidArgumentError(f"{what}: indices[...] = {wrong} is not in [0, {limit})")
 
 
-def static(op: Callable[..., Any]) -> Callable[..., Any]:
+def static(op: Callable[_P, _R]) -> Callable[_P, _R]:
     """Computes with shapes while tracing, so that they can still be used as shapes.
 
     Under `jax.jit` even a constant becomes a tracer. `tf.shape` therefore returns a numpy array there, and an operation
@@ -273,7 +289,7 @@ def static(op: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(op)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if frames.is_tracing():
             leaves, structure = jax.tree.flatten((args, kwargs), is_leaf=is_tensor)
             if any(_is_shape(x) for x in leaves):
@@ -287,31 +303,31 @@ def static(op: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _is_shape(x: Any) -> bool:
+def _is_shape(x: object) -> bool:
     return isinstance(x, (np.ndarray, np.integer)) and x.ndim <= 1 and x.dtype in (np.int32, np.int64)
 
 
 # Tables of operations.
 
 
-def elementwise(compute: Callable[[Any], Any], doc: str) -> Callable[..., Any]:
+def elementwise(compute: Callable[[jax.Array], jax.Array], doc: str) -> Callable[..., Any]:
     """Returns an operation on one tensor, `x`."""
 
-    def op(x: Any, name: str | None = None) -> Any:
+    def op(x: TensorLike, name: str | None = None) -> jax.Array | IndexedSlices:
         return on_rows(compute, x)
 
     op.__doc__ = doc
     return op
 
 
-def on_rows(compute: Callable[[Any], Any], x: Any) -> Any:
+def on_rows(compute: Callable[[jax.Array], jax.Array], x: TensorLike) -> jax.Array | IndexedSlices:
     """Applies `compute` to a tensor, or to the rows of IndexedSlices."""
     if isinstance(x, IndexedSlices):
         return IndexedSlices(compute(convert_to_tensor(x.values)), x.indices, x.dense_shape)
     return compute(convert_to_tensor(x))
 
 
-def pair(x: Any, y: Any) -> tuple[Any, Any]:
+def pair(x: TensorLike, y: TensorLike) -> tuple[Any, Any]:
     """Converts two operands to tensors; Python numbers and lists of numbers get the dtype of the other operand."""
     for value in (x, y):
         if isinstance(value, PerReplica):
@@ -323,59 +339,66 @@ def pair(x: Any, y: Any) -> tuple[Any, Any]:
     return beside(x, y), beside(y, x)
 
 
-def of_dtype(value: Any, dtype: Any) -> Any:
+def of_dtype(value: TensorLike, dtype: DTypeLike) -> jax.Array:
     """Converts a number or tensor to a dtype. (`jnp.asarray` would convert a Python number to 32 bits first.)"""
     return value.astype(dtype) if isinstance(value, jax.Array) else as_array(np.asarray(value).astype(dtype))
 
 
-def beside(value: Any, other: Any) -> Any:
+def beside(value: TensorLike, other: TensorLike) -> Any:
     """Converts one operand of an operation with `other`; a number or a list of numbers gets the dtype of `other`."""
     if isinstance(value, _NUMBERS):
         dtype = np.dtype(getattr(other, "dtype", np.int8))
         if dtype.itemsize >= 8 and np.can_cast(np.asarray(value).dtype, dtype, "same_kind") and not _is_shape(other):
             return of_dtype(value, dtype)
         return value if hasattr(other, "dtype") else convert_to_tensor(value)
-    plain = isinstance(value, (list, tuple)) and is_tensor(other)
-    return convert_to_tensor(value, other.dtype if plain and not array_conversion.holds_arrays(value) else None)
+    if isinstance(value, (list, tuple)) and is_tensor(other) and not array_conversion.holds_arrays(value):
+        return convert_to_tensor(value, other.dtype)
+    return convert_to_tensor(value)
 
 
-def tensors(x: Any, y: Any) -> tuple[Any, Any]:
+def tensors(x: TensorLike, y: TensorLike) -> tuple[jax.Array, jax.Array]:
     """Converts two operands like `pair`, to one dtype, for functions of `jax.lax` and those that differ at 0."""
-    x, y = pair(x, y)
-    dtype = y.dtype if isinstance(x, _NUMBERS) else x.dtype if isinstance(y, _NUMBERS) else jnp.result_type(x, y)
-    return of_dtype(x, dtype), of_dtype(y, dtype)
+    a, b = pair(x, y)
+    dtype = b.dtype if isinstance(a, _NUMBERS) else a.dtype if isinstance(b, _NUMBERS) else jnp.result_type(a, b)
+    return of_dtype(a, dtype), of_dtype(b, dtype)
 
 
 # Operations on strings, for which JAX has no arrays.
-_OF_STRINGS: dict[Any, Callable[[Any, Any], Any]] = {jnp.equal: np.equal, jnp.not_equal: np.not_equal}
+_OF_STRINGS: dict[Callable[..., Any], np.ufunc] = {jnp.equal: np.equal, jnp.not_equal: np.not_equal}
 
 
-def binary(compute: Callable[[Any, Any], Any], doc: str, operands: Callable[[Any, Any], Any] = pair) -> Any:
+def binary(
+    compute: Callable[..., Any], doc: str, operands: Callable[[TensorLike, TensorLike], tuple[Any, Any]] = pair
+) -> Callable[..., Any]:
     """Returns an operation on two tensors, `x` and `y`, which are broadcast to one shape."""
     compute, of_strings = fitting(compute, of_broadcast), _OF_STRINGS.get(compute)
 
-    def op(x: Any, y: Any, name: str | None = None) -> Any:
-        x, y = operands(x, y)
-        if any(getattr(value, "dtype", None) == np.dtype(object) for value in (x, y)):
+    def op(x: TensorLike, y: TensorLike, name: str | None = None) -> jax.Array:
+        a, b = operands(x, y)
+        if any(getattr(value, "dtype", None) == np.dtype(object) for value in (a, b)):
             if of_strings is None:
                 raise TypeError(
                     f"`{op.__name__}` takes no strings: tensors of strings can only be compared, and joined by "
                     "tf.strings.join."
                 )
-            return convert_to_tensor(np.asarray(of_strings(x, y), np.bool_))
-        return compute(x, y)
+            return convert_to_tensor(np.asarray(of_strings(a, b), np.bool_))
+        return compute(a, b)
 
     op.__doc__ = doc
     return op
 
 
-def reduction(compute: Callable[..., Any], doc: str, keep_dtype: bool = True, logical: bool = False) -> Any:
+def reduction(
+    compute: Callable[..., jax.Array], doc: str, keep_dtype: bool = True, logical: bool = False
+) -> Callable[..., Any]:
     """Returns a reduction `compute(tensor, axis=, keepdims=)`, whose result has the tensor's dtype.
 
     With `logical` it takes only bools; the other reductions take none.
     """
 
-    def op(input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None) -> Any:
+    def op(
+        input_tensor: TensorLike, axis: TensorLike = None, keepdims: bool = False, name: str | None = None
+    ) -> jax.Array:
         tensor = convert_to_tensor(input_tensor)
         if (tensor.dtype == np.bool_) is not logical:
             needed = "bools" if logical else "numbers"
@@ -387,10 +410,10 @@ def reduction(compute: Callable[..., Any], doc: str, keep_dtype: bool = True, lo
     return op
 
 
-def _extreme(compute: Callable[..., Any]) -> Callable[..., Any]:
+def _extreme(compute: Callable[..., jax.Array]) -> Callable[[jax.Array, TensorLike, bool], jax.Array]:
     """Replaces `jnp.max` and `jnp.min`, which fail on 64-bit integers if `jax_enable_x64` is off (JAX 0.10 to 0.12)."""
 
-    def reduce(tensor: Any, axis: Any, keepdims: bool) -> Any:
+    def reduce(tensor: jax.Array, axis: TensorLike, keepdims: bool) -> jax.Array:
         axes = axes_of(tensor, axis)
         result = compute(tensor, axes=axes)
         return jnp.expand_dims(result, axes) if keepdims else result
